@@ -1,0 +1,81 @@
+"""Meshes on devices: the refined mesh, whose axes are the sub-axes that a program uses.
+
+A program that speaks of `"model":(1)2` and `"model":(2)2` runs on a mesh in which `model` is cut into two axes,
+`model.1.2` and `model.2.2` (axis, pre-size, size). The pieces are called atoms: two atoms are equal or disjoint, so list
+operations on them are exact. Axes that are never cut keep their names; axes of size one are kept too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+
+@dataclass(frozen=True)
+class RefinedMesh:
+    """A mesh and, per axis, the atoms it is cut into: `(pre, size)` from major to minor."""
+
+    mesh: Mesh
+    cuts: tuple[tuple[tuple[int, int], ...], ...]
+
+    @classmethod
+    def of(cls, mesh: Mesh, axes: Iterable[AxisRef] = ()) -> RefinedMesh:
+        """The coarsest refinement in which each of `axes` is a product of atoms."""
+        bounds = {axis.name: {1, axis.size} for axis in mesh.axes}
+        for axis in axes:
+            bounds[axis.name] |= {axis.pre_size, axis.next_pre_size(mesh)}
+        cuts = []
+        for axis in mesh.axes:
+            edges = sorted(bounds[axis.name])
+            pieces = tuple((lo, hi // lo) for lo, hi in zip(edges, edges[1:], strict=False))
+            cuts.append(pieces or ((1, 1),))
+        return cls(mesh, tuple(cuts))
+
+    def atoms(self, axes: Sequence[AxisRef]) -> tuple[AxisRef, ...]:
+        """The atoms that make up a list of axes, major to minor; full axes stay plain."""
+        found: list[AxisRef] = []
+        for axis in axes:
+            lo, hi = axis.pre_size, axis.next_pre_size(self.mesh)
+            for pre, size in self.cuts[self.mesh.positions[axis.name]]:
+                if lo <= pre and pre * size <= hi:
+                    found.append(AxisRef.canonical(axis.name, pre, size, self.mesh))
+        return tuple(found)
+
+    def names(self, axes: Sequence[AxisRef]) -> tuple[str, ...]:
+        """The jax axis names of a list of axes, major to minor."""
+        return tuple(_atom_name(atom) for atom in self.atoms(axes))
+
+    @property
+    def all_atoms(self) -> tuple[AxisRef, ...]:
+        """Every atom in mesh order."""
+        return self.atoms([AxisRef(name) for name in self.mesh.axis_names])
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return self.names([AxisRef(name) for name in self.mesh.axis_names])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(size for pieces in self.cuts for _, size in pieces)
+
+    def spec(self, sharding: TensorSharding | None) -> jax.sharding.PartitionSpec:
+        """The PartitionSpec of a sharding on the refined mesh."""
+        if sharding is None:
+            return jax.sharding.PartitionSpec()
+        return jax.sharding.PartitionSpec(*(self.names(axes) or None for axes in sharding.axes))
+
+    def to_jax(self, devices: np.ndarray) -> jax.sharding.Mesh:
+        """The jax mesh over `devices` (shaped like the unrefined mesh), with Auto axes."""
+        return jax.sharding.Mesh(devices.reshape(self.shape), self.axis_names)
+
+
+def _atom_name(atom: AxisRef) -> str:
+    if atom.sub_axis is None:
+        return atom.name
+    return f"{atom.name}.{atom.sub_axis.pre_size}.{atom.sub_axis.size}"

@@ -1,0 +1,30 @@
+"""The exceptions of sdy_jax: one small tree.
+
+`SdyError` and its subclasses report a mistake of the user; `InternalError` reports one of ours. Every message says
+what was given, where (argument path, source line or MLIR location), and what would be right.
+"""
+
+from __future__ import annotations
+
+
+class SdyError(Exception):
+    """Base of everything that sdy_jax raises on purpose."""
+
+
+class ShardingError(SdyError, ValueError):
+    """A mesh, sharding or sharding rule that breaks a rule of the SDY dialect or does not fit its tensor."""
+
+
+class ParseError(SdyError, ValueError):
+    """Text that is not a well-formed mesh, sharding, rule or module."""
+
+
+class UnsupportedError(SdyError, NotImplementedError):
+    """Something that is valid but cannot be partitioned, raised where falling back silently was not wanted."""
+
+
+class InternalError(SdyError, AssertionError):
+    """A broken invariant of sdy_jax itself."""
+
+    def __init__(self, message: str):
+        super().__init__(f"{message} (this is a bug in sdy_jax)")

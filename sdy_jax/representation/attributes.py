@@ -1,0 +1,92 @@
+"""Between the vocabulary and MLIR attributes.
+
+Reading goes through the dialect's Python bindings and is memoised per attribute (MLIR interns attributes, so equal
+ones are the same object of their context). Writing goes through the textual form, which is the specification.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy
+
+from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+
+
+def mesh_from_attribute(attribute: ir.Attribute) -> Mesh:
+    attribute = sdy.MeshAttr(attribute)
+    axes = (sdy.MeshAxisAttr(a) for a in attribute.axes)
+    return Mesh(tuple(MeshAxis(a.name, a.size) for a in axes), tuple(attribute.device_ids))
+
+
+def axis_from_attribute(attribute: ir.Attribute) -> AxisRef:
+    axis = sdy.AxisRefAttr(attribute)
+    if axis.sub_axis_info is None:
+        return AxisRef(axis.name)
+    sub = sdy.SubAxisInfoAttr(axis.sub_axis_info)
+    return AxisRef.sub(axis.name, sub.pre_size, sub.size)
+
+
+def _axes(attributes: Any) -> tuple[AxisRef, ...]:
+    return tuple(axis_from_attribute(a) for a in attributes)
+
+
+def _dimension(attribute: ir.Attribute) -> DimensionSharding:
+    dim = sdy.DimensionShardingAttr(attribute)
+    return DimensionSharding(_axes(dim.axes), dim.is_closed, dim.priority)
+
+
+@lru_cache(maxsize=4096)
+def sharding_from_attribute(attribute: ir.Attribute) -> TensorSharding:
+    """A `#sdy.sharding` attribute as a `TensorSharding`."""
+    attr = sdy.TensorShardingAttr(attribute)
+    ref = attr.mesh_or_ref
+    mesh: str | Mesh = (ir.FlatSymbolRefAttr(ref).value if isinstance(ref, ir.FlatSymbolRefAttr)
+                        else mesh_from_attribute(ref))
+    return TensorSharding(mesh, tuple(_dimension(d) for d in attr.dimension_shardings),
+                          _axes(attr.replicated_axes), _axes(attr.unreduced_axes))
+
+
+@lru_cache(maxsize=4096)
+def shardings_from_attribute(attribute: ir.Attribute) -> tuple[TensorSharding, ...]:
+    """A `#sdy.sharding_per_value` attribute, one entry per value."""
+    return tuple(sharding_from_attribute(s) for s in sdy.TensorShardingPerValueAttr(attribute).shardings)
+
+
+def rule_from_attribute(attribute: ir.Attribute) -> OpShardingRule:
+    attr = sdy.OpShardingRuleAttr(attribute)
+
+    def mappings(tensors: Any) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return tuple(
+            tuple(tuple(sdy.DimMappingAttr(d).factor_indices) for d in sdy.TensorMappingAttr(t).dim_mappings)
+            for t in tensors)
+
+    return OpShardingRule(
+        tuple(attr.factor_sizes), mappings(attr.operand_mappings), mappings(attr.result_mappings),
+        frozenset(attr.reduction_factors), frozenset(attr.need_replication_factors),
+        frozenset(attr.permutation_factors), frozenset(attr.blocked_propagation_factors), bool(attr.is_custom))
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str, context: ir.Context) -> ir.Attribute:
+    return ir.Attribute.parse(text, context)
+
+
+def mesh_to_attribute(mesh: Mesh, context: ir.Context) -> ir.Attribute:
+    return _parse(f"#sdy.mesh{mesh}", context)
+
+
+def sharding_to_attribute(sharding: TensorSharding, context: ir.Context) -> ir.Attribute:
+    return _parse(f"#sdy.sharding<{sharding}>", context)
+
+
+def shardings_to_attribute(shardings: tuple[TensorSharding, ...], context: ir.Context) -> ir.Attribute:
+    return _parse(f"#sdy.sharding_per_value<[{', '.join(f'<{s}>' for s in shardings)}]>", context)
+
+
+def rule_to_attribute(rule: OpShardingRule, context: ir.Context) -> ir.Attribute:
+    return _parse(f"#sdy.op_sharding_rule<{rule}>", context)

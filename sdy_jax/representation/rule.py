@@ -1,0 +1,75 @@
+"""Op sharding rules: which dimensions of an op's operands and results correspond.
+
+Source: the SDY dialect reference, attribute `op_sharding_rule`. For a matrix product
+`([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} reduction={k}`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from functools import cached_property
+
+TensorMapping = tuple[tuple[int, ...], ...]
+"""Per dimension of one tensor, the factors it is made of, major to minor."""
+
+
+class FactorType(enum.Enum):
+    """What it means to shard a factor."""
+
+    PASS_THROUGH = "pass_through"
+    REDUCTION = "reduction"
+    NEED_REPLICATION = "need_replication"
+    PERMUTATION = "permutation"
+
+
+@dataclass(frozen=True)
+class OpShardingRule:
+    """Factor sizes, one mapping per operand and result, and the sets of factors that are not pass-through.
+
+    Blocked factors take no part in propagation, whatever their type.
+    """
+
+    factor_sizes: tuple[int, ...]
+    operand_mappings: tuple[TensorMapping, ...]
+    result_mappings: tuple[TensorMapping, ...]
+    reduction: frozenset[int] = frozenset()
+    need_replication: frozenset[int] = frozenset()
+    permutation: frozenset[int] = frozenset()
+    blocked: frozenset[int] = frozenset()
+    is_custom: bool = False
+
+    @property
+    def mappings(self) -> tuple[TensorMapping, ...]:
+        """Operands, then results."""
+        return self.operand_mappings + self.result_mappings
+
+    def type_of(self, factor: int) -> FactorType:
+        if factor in self.reduction:
+            return FactorType.REDUCTION
+        if factor in self.need_replication:
+            return FactorType.NEED_REPLICATION
+        return FactorType.PERMUTATION if factor in self.permutation else FactorType.PASS_THROUGH
+
+    @cached_property
+    def factors_of(self) -> tuple[frozenset[int], ...]:
+        """Per tensor (operands, then results), the factors that occur in it."""
+        return tuple(frozenset(f for dim in mapping for f in dim) for mapping in self.mappings)
+
+    def __str__(self) -> str:
+        """The text inside `#sdy.op_sharding_rule<...>`."""
+        tensors = [", ".join(f"[{', '.join(''.join(factor_symbol(f) for f in dim) for dim in m)}]" for m in ms)
+                   for ms in (self.operand_mappings, self.result_mappings)]
+        text = f"({tensors[0]})->({tensors[1]})"
+        if self.factor_sizes:
+            text += " {" + ", ".join(f"{factor_symbol(f)}={n}" for f, n in enumerate(self.factor_sizes)) + "}"
+        for name, factors in (("reduction", self.reduction), ("need_replication", self.need_replication),
+                              ("permutation", self.permutation), ("blocked_propagation", self.blocked)):
+            if factors:
+                text += f" {name}={{{', '.join(map(factor_symbol, sorted(factors)))}}}"
+        return text + (", custom" if self.is_custom else "")
+
+
+def factor_symbol(factor: int) -> str:
+    """`i` to `z` for the first eighteen factors, then `z_1`, `z_2`, ..."""
+    return chr(ord("i") + factor) if factor < 18 else f"z_{factor - 17}"

@@ -1,0 +1,115 @@
+"""Shardings of one dimension and of one tensor.
+
+Source: the SDY dialect reference, attributes `dimension_sharding` and `sharding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionSharding:
+    """The axes that split one dimension, major to minor; open (`?`) lets propagation append to them.
+
+    `priority` 0 is the most important; None prints nothing and counts as 0.
+    """
+
+    axes: tuple[AxisRef, ...] = ()
+    is_closed: bool = True
+    priority: int | None = None
+
+    def __str__(self) -> str:
+        items = [*map(str, self.axes), *([] if self.is_closed else ["?"])]
+        return "{" + ", ".join(items) + "}" + ("" if self.priority is None else f"p{self.priority}")
+
+
+OPEN = DimensionSharding((), is_closed=False)
+CLOSED = DimensionSharding((), is_closed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSharding:
+    """How one tensor lies on a mesh.
+
+    `mesh` is the symbol of a mesh in the module (without `@`) or, before lifting, a `Mesh` written inline.
+    Axes in no list are implicitly replicated. Along `unreduced_axes` the shards still have to be combined with
+    `reduction` ("sum", "max", ... ; only "sum" can be written in the text of dialect version 0.10).
+    """
+
+    mesh: str | Mesh
+    dimensions: tuple[DimensionSharding, ...]
+    replicated_axes: tuple[AxisRef, ...] = ()
+    unreduced_axes: tuple[AxisRef, ...] = ()
+    reduction: str = "sum"
+
+    @classmethod
+    def replicated(cls, mesh: str | Mesh, rank: int) -> TensorSharding:
+        """Closed and empty in every dimension."""
+        return cls(mesh, (CLOSED,) * rank)
+
+    @classmethod
+    def fully_open(cls, mesh: str | Mesh, rank: int) -> TensorSharding:
+        return cls(mesh, (OPEN,) * rank)
+
+    @classmethod
+    def closed(cls, mesh: str | Mesh, axes: Sequence[Sequence[AxisRef]], unreduced: Sequence[AxisRef] = (),
+               reduction: str = "sum") -> TensorSharding:
+        """The closed sharding with these axes per dimension."""
+        return cls(mesh, tuple(DimensionSharding(tuple(a)) for a in axes), (), tuple(unreduced), reduction)
+
+    @property
+    def rank(self) -> int:
+        return len(self.dimensions)
+
+    @property
+    def axes(self) -> tuple[tuple[AxisRef, ...], ...]:
+        """The axes of each dimension."""
+        return tuple(d.axes for d in self.dimensions)
+
+    @property
+    def is_fully_closed(self) -> bool:
+        return all(d.is_closed for d in self.dimensions)
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """No dimension is split; replicated and unreduced lists are ignored."""
+        return not any(d.axes for d in self.dimensions)
+
+    @property
+    def is_fully_replicated_and_open(self) -> bool:
+        return not any(d.axes or d.is_closed for d in self.dimensions)
+
+    @property
+    def has_no_axes(self) -> bool:
+        return self.is_fully_replicated and not self.replicated_axes and not self.unreduced_axes
+
+    def with_dimension(self, dim: int, sharding: DimensionSharding) -> TensorSharding:
+        dims = self.dimensions
+        return replace(self, dimensions=(*dims[:dim], sharding, *dims[dim + 1:]))
+
+    def closed_like(self) -> TensorSharding:
+        """The same axes and priorities with every dimension closed; explicit replication is dropped."""
+        return replace(self, dimensions=tuple(replace(d, is_closed=True) for d in self.dimensions), replicated_axes=())
+
+    def shard_counts(self, mesh: Mesh) -> tuple[int, ...]:
+        """Into how many blocks each dimension is split."""
+        return tuple(axes_size(d.axes, mesh) for d in self.dimensions)
+
+    def local_shape(self, shape: Sequence[int], mesh: Mesh) -> tuple[int, ...]:
+        """The shape of one shard of a tensor of global `shape`: one ceiling per dimension."""
+        return tuple(-(-n // g) for n, g in zip(shape, self.shard_counts(mesh), strict=True))
+
+    def __str__(self) -> str:
+        """The text inside `#sdy.sharding<...>`."""
+        mesh = f"@{self.mesh}" if isinstance(self.mesh, str) else f"mesh{self.mesh}"
+        text = f"{mesh}, [{', '.join(map(str, self.dimensions))}]"
+        if self.replicated_axes:
+            text += f", replicated={{{', '.join(map(str, self.replicated_axes))}}}"
+        if self.unreduced_axes:
+            kind = "" if self.reduction == "sum" else self.reduction
+            text += f", unreduced={kind}{{{', '.join(map(str, self.unreduced_axes))}}}"
+        return text
