@@ -79,3 +79,18 @@ def _atom_name(atom: AxisRef) -> str:
     if atom.sub_axis is None:
         return atom.name
     return f"{atom.name}.{atom.sub_axis.pre_size}.{atom.sub_axis.size}"
+
+
+def coordinates(axis: AxisRef, mesh: Mesh) -> np.ndarray:
+    """The coordinate along `axis` of each position of `mesh` (row-major), shape `[mesh.size]`."""
+    sizes = tuple(a.size for a in mesh.axes)
+    full = np.unravel_index(np.arange(mesh.size), sizes)[mesh.positions[axis.name]]
+    return (full // (mesh.sizes[axis.name] // axis.next_pre_size(mesh))) % axis.size(mesh)
+
+
+def block_indices(axes: Sequence[AxisRef], mesh: Mesh) -> np.ndarray:
+    """Which block of a dimension split by `axes` (major to minor) each position of `mesh` owns, shape `[mesh.size]`."""
+    index = np.zeros(mesh.size, dtype=np.int64)
+    for axis in axes:
+        index = index * axis.size(mesh) + coordinates(axis, mesh)
+    return index

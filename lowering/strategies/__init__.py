@@ -1,0 +1,18 @@
+"""How ops run on shards: importing this package fills the registries of `registry.py`, one module per family."""
+
+from . import (  # noqa: F401
+    collective,
+    control_flow,
+    convolution,
+    creation,
+    dot,
+    elementwise,
+    indexing,
+    reduction,
+    shape,
+    slicing,
+    window,
+)
+from .registry import EMITTERS, STRATEGIES, LocalOp, Strategy, strategies_of
+
+__all__ = ["EMITTERS", "STRATEGIES", "LocalOp", "Strategy", "strategies_of"]

@@ -78,6 +78,11 @@ class Strategy:
     inside_bytes: float = 0.0
 
 
+FORWARDING = frozenset(
+    {"sdy.reshard", "sdy.sharding_constraint", "sdy.propagation_barrier", "sdy.data_flow_edge"}
+)
+"""Ops that state a sharding of a value and compute nothing: the partitioner replaces them by collectives."""
+
 Emitter = Callable[..., Any]
 StrategyFunction = Callable[[Op, OpShardingRule], list[Strategy]]
 
@@ -112,6 +117,11 @@ def strategies(*names: str) -> Callable[[StrategyFunction], StrategyFunction]:
 def pass_through_factors(rule: OpShardingRule) -> frozenset[int]:
     """The factors that every op can run split along."""
     return frozenset(range(len(rule.factor_sizes))) - rule.reduction - rule.need_replication - rule.permutation
+
+
+def is_forwarding(op: Op) -> bool:
+    """Whether the op's only effect is the sharding of its result."""
+    return op.name in FORWARDING
 
 
 def strategies_of(op: Op, rule: OpShardingRule) -> list[Strategy]:

@@ -48,7 +48,13 @@ def sharding_from_attribute(attribute: ir.Attribute) -> TensorSharding:
     mesh: str | Mesh = (ir.FlatSymbolRefAttr(ref).value if isinstance(ref, ir.FlatSymbolRefAttr)
                         else mesh_from_attribute(ref))
     return TensorSharding(mesh, tuple(_dimension(d) for d in attr.dimension_shardings),
-                          _axes(attr.replicated_axes), _axes(attr.unreduced_axes))
+                          _axes(attr.replicated_axes), _axes(attr.unreduced_axes), _reduction(attr))
+
+
+def _reduction(attr: ir.Attribute) -> str:
+    # Only newer dialects can say anything but "sum".
+    kind = getattr(attr, "reduction_op", None)
+    return "sum" if kind is None else kind.name.lower()
 
 
 @lru_cache(maxsize=4096)

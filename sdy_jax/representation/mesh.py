@@ -9,9 +9,10 @@ sub-axis `"a":(pre)size`. With S = 8, `"a":(2)2` is the middle binary digit. A f
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class MeshAxis:
     size: int
 
     def __str__(self) -> str:
-        return f'"{self.name}"={self.size}'
+        return f"{quoted(self.name)}={self.size}"
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,27 @@ class AxisRef:
         return self.sub_axis.next_pre_size if self.sub_axis else mesh.sizes[self.name]
 
     def __str__(self) -> str:
-        return f'"{self.name}"' if self.sub_axis is None else f'"{self.name}":{self.sub_axis}'
+        return quoted(self.name) if self.sub_axis is None else f"{quoted(self.name)}:{self.sub_axis}"
 
 
 def axes_size(axes: Iterable[AxisRef], mesh: Mesh) -> int:
     """The number of shards that a list of axes makes."""
     return math.prod(axis.size(mesh) for axis in axes)
+
+
+@lru_cache(maxsize=1024)
+def quoted(name: str) -> str:
+    """`name` as an MLIR string literal."""
+    return '"' + "".join(map(_escaped, name.encode(errors="surrogateescape"))) + '"'
+
+
+def _escaped(byte: int) -> str:
+    if byte == ord("\\"):
+        return "\\\\"
+    return chr(byte) if 0x20 <= byte < 0x7F and byte != ord('"') else f"\\{byte:02X}"
+
+
+@lru_cache(maxsize=1024)
+def symbol(name: str) -> str:
+    """A reference to the symbol `name` in MLIR text; unusual names are quoted."""
+    return f"@{name}" if re.fullmatch(r"[A-Za-z_][\w$.]*", name, re.ASCII) else f"@{quoted(name)}"

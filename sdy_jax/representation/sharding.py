@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size, symbol
+
+REDUCTION_KINDS = ("sum", "max", "min", "and", "or", "xor", "product")
+"""How shards along an unreduced axis combine; `and`, `or` and `xor` work on the bits of integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class TensorSharding:
 
     def __str__(self) -> str:
         """The text inside `#sdy.sharding<...>`."""
-        mesh = f"@{self.mesh}" if isinstance(self.mesh, str) else f"mesh{self.mesh}"
+        mesh = symbol(self.mesh) if isinstance(self.mesh, str) else f"mesh{self.mesh}"
         text = f"{mesh}, [{', '.join(map(str, self.dimensions))}]"
         if self.replicated_axes:
             text += f", replicated={{{', '.join(map(str, self.replicated_axes))}}}"

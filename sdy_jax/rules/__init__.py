@@ -1,0 +1,21 @@
+"""Op sharding rules: importing this package registers the rules of all families."""
+
+from sdy_jax.rules import (  # noqa: F401  (each registers its rules)
+    collective,
+    convolution,
+    custom_call,
+    dot,
+    elementwise,
+    indexing,
+    linalg,
+    normalization,
+    random,
+    reduction,
+    shape,
+    slicing,
+    sorting,
+    window,
+)
+from sdy_jax.rules.registry import RuleBook, has_no_rule_silently, rule
+
+__all__ = ["RuleBook", "has_no_rule_silently", "rule"]

@@ -1,45 +1,128 @@
 """The registry of op sharding rules.
 
-Contract of a rule function: it is given an `Op` of the graph and whether propagation is conservative; it reads shapes,
-attributes and (rarely) the ops that define its operands; it returns the op's `OpShardingRule`, or None where the op has
-none. It never looks at shardings, never changes anything, and answers the same for ops of equal `signature` unless it
-is registered with `reads_neighbours=True`.
+Contract of a rule function: it is given an `Op` of the graph, whose operands and results are ranked tensors of static
+shape, and whether propagation is conservative; it reads shapes, attributes and (rarely) the ops that define its
+operands; it returns the op's `OpShardingRule`, or None where the op has none. It never looks at shardings, never
+changes anything, and answers the same for ops of equal `signature` unless it is registered with
+`reads_neighbours=True`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+from jax.extend.mlir import ir
 
 from sdy_jax.graph import Op
+from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.rule import OpShardingRule
 
 RuleFunction = Callable[[Op, bool], OpShardingRule | None]
+AnyRule = TypeVar("AnyRule", bound=RuleFunction)
 
 RULES: dict[str, RuleFunction] = {}
 _READS_NEIGHBOURS: set[str] = set()
+_EXTRA: set[str] = set()
 
 
-def rule(*names: str, reads_neighbours: bool = False) -> Callable[[RuleFunction], RuleFunction]:
-    """Registers the rule of the ops with these names."""
+def names(dialect: str, words: str) -> tuple[str, ...]:
+    """Op names of a dialect: `names("stablehlo", "add abs")`."""
+    return tuple(f"{dialect}.{word}" for word in words.split())
 
-    def register(function: RuleFunction) -> RuleFunction:
+
+NO_RULE = frozenset(
+    (
+        "builtin.module",
+        *names("func", "func call return"),
+        *names("sdy", "constant data_flow_edge func_data_flow_edge manual_computation named_computation mesh"),
+        *names("sdy", "propagation_barrier sharding_group reshard return"),
+        *names("stablehlo", "after_all case constant create_token get_tuple_element infeed iota outfeed"),
+        *names("stablehlo", "optimization_barrier partition_id recv return send while"),
+    )
+)
+"""Ops through which nothing propagates by design: they have no dimensions in common, or are data-flow ops."""
+
+SILENT_TARGETS = frozenset(
+    (
+        "tpu_custom_call",
+        "xla_python_cpu_callback",
+        "xla_python_gpu_callback",
+        "xla_ffi_python_cpu_callback",
+        "xla_ffi_python_gpu_callback",
+        "xla.debug.Log",
+        "sdy_testonly",
+    )
+)
+"""Targets of custom calls that are opaque by design."""
+
+
+def rule(*names: str, reads_neighbours: bool = False, extra: bool = False) -> Callable[[AnyRule], AnyRule]:
+    """Registers the rule of the ops with these names.
+
+    Args:
+        names: op names, dialect included.
+        reads_neighbours: the rule also depends on the ops around it, so it is not shared between equal ops.
+        extra: Shardy has no rule for these ops; `compat="shardy"` switches ours off.
+    """
+
+    def register(function: AnyRule) -> AnyRule:
         for name in names:
             assert name not in RULES, f"two rules for {name}"
             RULES[name] = function
         if reads_neighbours:
             _READS_NEIGHBOURS.update(names)
+        if extra:
+            _EXTRA.update(names)
         return function
 
     return register
 
 
-class RuleBook:
-    """The rules of one module's ops, each computed once per op signature."""
+def has_no_rule_silently(name: str, call_target: str = "") -> bool:
+    """Whether an op without a rule is meant to have none; of others a report says that nothing propagates through.
 
-    def __init__(self, conservative: bool = False):
+    Args:
+        name: the op's name, such as `stablehlo.iota`.
+        call_target: of custom calls, what they call.
+    """
+    return name in NO_RULE or (name == "stablehlo.custom_call" and call_target in SILENT_TARGETS)
+
+
+class RuleBook:
+    """The rules of one module's ops, each computed once per op signature.
+
+    Args:
+        conservative: leave out factors along which a shard of the result is not one shard of the operand (windows,
+            slices, pads, concatenated and spatial dimensions).
+        compat: `"shardy"` has rules for exactly the ops that Shardy has rules for; None also for those that plainly
+            have one (`chlo.erf`, `stablehlo.map`, ...).
+    """
+
+    def __init__(self, conservative: bool = False, compat: str | None = None):
         self._conservative = conservative
-        self._known: dict[object, OpShardingRule | None] = {}
+        self._off = _EXTRA if compat == "shardy" else set()
+        self._known: dict[Hashable, OpShardingRule | None] = {}
 
     def rule_of(self, op: Op) -> OpShardingRule | None:
         """The op's own `sdy.sharding_rule` if it has one, else the registered rule, else None."""
-        raise NotImplementedError
+        own = op.attributes.get("sdy.sharding_rule")
+        if own is not None:
+            return self._remember(own, rule_from_attribute)
+        if op.name not in RULES or op.name in self._off or not _has_static_tensors(op):
+            return None
+        if op.name in _READS_NEIGHBOURS:
+            return RULES[op.name](op, self._conservative)
+        signature = op.signature
+        if signature not in self._known:
+            self._known[signature] = RULES[op.name](op, self._conservative)
+        return self._known[signature]
+
+    def _remember(self, own: ir.Attribute, read: Callable[[ir.Attribute], OpShardingRule]) -> OpShardingRule | None:
+        if own not in self._known:
+            self._known[own] = read(own)
+        return self._known[own]
+
+
+def _has_static_tensors(op: Op) -> bool:
+    return bool(op.results) and all(v.shape is not None for v in (*op.operands, *op.results))

@@ -1,0 +1,222 @@
+"""Choosing how one op is sharded: the cheapest assignment of mesh axes to the factors of its rule.
+
+For each factor the candidates are the leading parts of the axes that its tensors already have along it. An assignment
+costs the reshards of the operands to what it needs, what its strategy communicates inside, the reshards of the results
+to their declared shardings (reductions included), and a little for every operation that is not shared out.
+Source: spec of the partitioner, sections 2.1, 2.2 and 2.4.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sdy_jax.lowering.cost import CostModel
+from sdy_jax.lowering.factors import (
+    Assignment,
+    Axes,
+    dimension_axes,
+    dividing_prefix,
+    factor_axes,
+    is_contiguous,
+    overlaps,
+    without_overlap,
+)
+from sdy_jax.lowering.resharding import plan_reshard
+from sdy_jax.lowering.strategies.registry import Strategy
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sharding import TensorSharding
+
+# Wire bytes that one operation is worth: small enough to decide only between plans of nearly equal traffic, large
+# enough that work is never replicated when sharing it out is free.
+_BYTES_PER_FLOP = 1e-3
+
+# Above this many assignments the candidates are pruned to the lists that tensors have in full.
+_MAX_ASSIGNMENTS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What the choice must know of an operand or result: its shape, bytes per element and sharding."""
+
+    shape: tuple[int, ...]
+    itemsize: float
+    sharding: TensorSharding
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How an op runs: its strategy, and the sharding that each operand must and each result will have."""
+
+    strategy: Strategy
+    assignment: Assignment
+    operands: tuple[TensorSharding, ...]
+    results: tuple[TensorSharding, ...]
+    gathered: tuple[int, ...] = ()
+    """Factors whose tensors are sharded along them but that the op cannot run split along."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One op with the shardings around it. `results` carry the declared shardings."""
+
+    rule: OpShardingRule
+    strategies: tuple[Strategy, ...]
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    mesh_name: str
+    mesh: Mesh
+    costs: CostModel
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.operands + self.results
+
+
+def choose(problem: Problem) -> Choice:
+    """The cheapest way to run the op; ties go to fewer collectives, more parallel work, then the smaller encoding."""
+    lists = _factor_lists(problem)
+    choices = []
+    for strategy in problem.strategies:
+        agreed = _agreement(problem, strategy, lists)
+        found = [agreed] if agreed is not None else list(_assignments(problem, strategy, lists))
+        choices += [(_key(problem, strategy, a), strategy, a) for a in found]
+    _, strategy, assignment = min(choices, key=lambda c: c[0])
+    operands, results = shardings_under(problem, strategy, assignment)
+    return Choice(strategy, assignment, operands, results, _gathered(strategy, lists))
+
+
+def shardings_under(problem: Problem, strategy: Strategy, assignment: Assignment
+                    ) -> tuple[tuple[TensorSharding, ...], tuple[TensorSharding, ...]]:
+    """The operand and result shardings that an assignment stands for; results carry what is left unreduced."""
+    rule, mesh = problem.rule, problem.mesh
+    partial = sorted((a for f in rule.reduction for a in assignment[f]), key=lambda a: axis_key(a, mesh))
+    operands = tuple(TensorSharding.closed(problem.mesh_name, dimension_axes(assignment, m, mesh))
+                     for m in rule.operand_mappings)
+    results = tuple(
+        TensorSharding.closed(problem.mesh_name, dimension_axes(assignment, m, mesh), partial,
+                              strategy.reduction or "sum")
+        for m in rule.result_mappings)
+    return operands, results
+
+
+def axis_key(axis: AxisRef, mesh: Mesh) -> tuple[int, int, int]:
+    """Mesh order."""
+    return (mesh.positions[axis.name], axis.pre_size, axis.size(mesh))
+
+
+def _factor_lists(problem: Problem) -> list[list[Axes]]:
+    """Per factor, the distinct axis lists that tensors have along it, in tensor order; unmentioned tensors give `()`."""
+    lists: list[list[Axes]] = [[] for _ in problem.rule.factor_sizes]
+    for tensor, mapping in zip(problem.tensors, problem.rule.mappings, strict=True):
+        if tensor.sharding.rank != len(mapping):
+            continue
+        projected = factor_axes(tensor.sharding.axes, mapping, problem.rule.factor_sizes, problem.mesh)
+        for factor, axes in projected.items():
+            if axes not in lists[factor]:
+                lists[factor].append(axes)
+    return lists
+
+
+def _agreement(problem: Problem, strategy: Strategy, lists: list[list[Axes]]) -> Assignment | None:
+    """The assignment with which nothing has to move, if all tensors agree and nothing is left unreduced."""
+    if any(len(found) > 1 for found in lists):
+        return None
+    assignment = tuple(found[0] if found else () for found in lists)
+    if any(assignment[f] for f in problem.rule.reduction):
+        return None
+    return assignment if _is_valid(problem, strategy, assignment) else None
+
+
+def _is_valid(problem: Problem, strategy: Strategy, assignment: Assignment) -> bool:
+    rule, mesh = problem.rule, problem.mesh
+    for factor, axes in enumerate(assignment):
+        if axes and (factor not in strategy.splittable or rule.factor_sizes[factor] % axes_size(axes, mesh)):
+            return False
+    used = [a for axes in assignment for a in axes]
+    if any(overlaps(a, b, mesh) for a, b in itertools.combinations(used, 2)):
+        return False
+    return is_contiguous(assignment, rule, mesh)
+
+
+def _assignments(problem: Problem, strategy: Strategy, lists: list[list[Axes]]) -> Iterator[Assignment]:
+    """All valid assignments made of candidates, the empty one among them."""
+    homeless = _homeless_axes(strategy, lists)
+    candidates = [_candidates([*found, *_extended(problem, f, found, homeless)], problem.mesh)
+                  if f in strategy.splittable else [()]
+                  for f, found in enumerate(lists)]
+    if math.prod(map(len, candidates)) > _MAX_ASSIGNMENTS:
+        candidates = [[(), *[a for a in found if a]] if f in strategy.splittable else [()]
+                      for f, found in enumerate(lists)]
+    if math.prod(map(len, candidates)) > _MAX_ASSIGNMENTS:
+        yield from _greedy_assignments(problem, strategy, candidates)
+        return
+    for assignment in itertools.product(*candidates):
+        if _is_valid(problem, strategy, assignment):
+            yield assignment
+
+
+def _homeless_axes(strategy: Strategy, lists: list[list[Axes]]) -> list[Axes]:
+    """Axis lists on factors that cannot stay sharded: moving them to another factor may beat gathering."""
+    return [axes for f, found in enumerate(lists) if f not in strategy.splittable for axes in found if axes]
+
+
+def _extended(problem: Problem, factor: int, found: list[Axes], homeless: list[Axes]) -> list[Axes]:
+    """The lists of a factor with homeless axes appended, if every tensor has that factor."""
+    rule = problem.rule
+    everywhere = all(factor in factors for factors in rule.factors_of if factors)
+    if not everywhere or factor in rule.reduction:
+        return []
+    size = rule.factor_sizes[factor]
+    return [dividing_prefix(size, (*axes, *extra), problem.mesh) for axes in [(), *found] for extra in homeless
+            if not any(overlaps(a, b, problem.mesh) for a in axes for b in extra)]
+
+
+def _greedy_assignments(problem: Problem, strategy: Strategy, candidates: list[list[Axes]]) -> Iterator[Assignment]:
+    """One assignment per factor order start: each factor takes its longest candidate that is still free."""
+    count = len(candidates)
+    yield ((),) * count
+    for first in range(count):
+        taken: list[Axes] = [()] * count
+        for factor in [first, *(f for f in range(count) if f != first)]:
+            used = [a for axes in taken for a in axes]
+            for axes in sorted(candidates[factor], key=lambda c: -axes_size(c, problem.mesh)):
+                trial = [*taken[:factor], without_overlap(axes, used, problem.mesh), *taken[factor + 1:]]
+                if _is_valid(problem, strategy, tuple(trial)):
+                    taken = trial
+                    break
+        yield tuple(taken)
+
+
+def _candidates(found: Sequence[Axes], mesh: Mesh) -> list[Axes]:
+    """Every leading part of every list, shortest first, and the joins of two lists that share no axis."""
+    prefixes = [()]
+    for axes in found:
+        prefixes += [axes[:i] for i in range(1, len(axes) + 1) if axes[:i] not in prefixes]
+    joins = [(*p, *q) for p, q in itertools.permutations(prefixes[1:], 2)
+             if not any(overlaps(a, b, mesh) for a in p for b in q)]
+    return [*prefixes, *(j for j in joins if j not in prefixes)]
+
+
+def _key(problem: Problem, strategy: Strategy, assignment: Assignment) -> tuple[float, int, int, tuple[object, ...]]:
+    operands, results = shardings_under(problem, strategy, assignment)
+    cost, steps = strategy.inside_bytes, 0
+    pairs = [*((t, t.sharding, s) for t, s in zip(problem.operands, operands, strict=True)),
+             *((t, s, t.sharding) for t, s in zip(problem.results, results, strict=True))]
+    for tensor, source, target in pairs:
+        if tensor.shape and (source.axes != target.axes or source.unreduced_axes != target.unreduced_axes) or (
+                source.unreduced_axes != target.unreduced_axes):
+            plan = plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs)
+            cost += plan.cost
+            steps += len(plan.steps)
+    parallelism = math.prod(axes_size(axes, problem.mesh) for axes in assignment)
+    flops = math.prod(problem.rule.factor_sizes)
+    encoded = tuple(tuple(axis_key(a, problem.mesh) for a in axes) for axes in assignment)
+    return (cost + _BYTES_PER_FLOP * flops / parallelism, steps, -parallelism, encoded)
+
+
+def _gathered(strategy: Strategy, lists: list[list[Axes]]) -> tuple[int, ...]:
+    return tuple(f for f, found in enumerate(lists) if f not in strategy.splittable and any(found))

@@ -1,0 +1,293 @@
+"""Each sdy collective as lax calls on local arrays, inside a `shard_map` over the refined mesh.
+
+Conventions. `x` is one device's block of a tensor; `axes_per_dim` has one list of axes, major to minor, per dimension;
+`mesh` must cut every axis used here (`RefinedMesh.of`). Lists of axes may be in any order and may hold sub-axes. Blocks
+are equally long: where a dimension does not divide, the caller pads it first (a local dimension that a collective splits
+must be divisible by the group). A group of devices is numbered by its axes in the order given, first one major; only
+`ppermute` numbers it in mesh order, so permutations are written over the whole mesh.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sdy_jax.errors import InternalError, ShardingError
+from sdy_jax.representation.mesh import AxisRef, axes_size
+from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
+from sdy_jax.runtime.mesh import RefinedMesh, block_indices
+
+Axes = Sequence[AxisRef]
+AxesPerDim = Sequence[Axes]
+
+
+# Moving data.
+
+
+def all_gather(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.Array:
+    """Joins the blocks along the given minor axes of each dimension."""
+    for dim, names in _names_per_dim(axes_per_dim, mesh):
+        x = lax.all_gather(x, names, axis=dim, tiled=True)
+    return x
+
+
+def all_slice(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.Array:
+    """Keeps this device's part along axes appended to each dimension; nothing is sent."""
+    for dim, axes in enumerate(axes_per_dim):
+        if axes:
+            size = _chunk(x, dim, axes_size(axes, mesh.mesh))
+            x = lax.dynamic_slice_in_dim(x, lax.axis_index(mesh.names(axes)) * size, size, axis=dim)
+    return x
+
+
+def all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], mesh: RefinedMesh) -> jax.Array:
+    """Moves axes between dimensions: each of `params` is (axes, source dimension, target dimension).
+
+    No dimension occurs twice. The axes are the minor ones of their source and become the minor ones of their target.
+    Several moves are one collective over the product of their axes, which sends less than one after the other.
+    """
+    if len(params) != 1:
+        return _combined_all_to_all(x, params, mesh)
+    axes, source, target = params[0]
+    _chunk(x, target, axes_size(axes, mesh.mesh))
+    return lax.all_to_all(x, mesh.names(axes), split_axis=target, concat_axis=source, tiled=True)
+
+
+def _combined_all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], mesh: RefinedMesh) -> jax.Array:
+    # Chunks of all targets are numbered by one leading dimension; on arrival its digits belong before the sources.
+    groups = [axes_size(axes, mesh.mesh) for axes, _, _ in params]
+    if not params:
+        return x
+    rank = x.ndim
+    y = x
+    for number, ((_, _, target), group) in enumerate(zip(params, groups, strict=True)):
+        dim = target + number
+        y = jnp.moveaxis(_split(y, dim, group), dim, number)
+    y = y.reshape(math.prod(groups), *y.shape[len(groups) :])
+    names = mesh.names([axis for axes, _, _ in params for axis in axes])
+    y = lax.all_to_all(y, names, split_axis=0, concat_axis=0, tiled=True)
+    y = y.reshape(*groups, *y.shape[1:])
+    source_of = {source: number for number, (_, source, _) in enumerate(params)}
+    order = [i for dim in range(rank) for i in ([source_of[dim]] if dim in source_of else []) + [dim + len(groups)]]
+    local = list(y.shape[len(groups) :])
+    for source, number in source_of.items():
+        local[source] *= groups[number]
+    return y.transpose(order).reshape(local)
+
+
+def collective_permute(x: jax.Array, source: TensorSharding, target: TensorSharding, mesh: RefinedMesh) -> jax.Array:
+    """Sends every block to the devices that own it under `target`, which splits each dimension as often as `source`."""
+    pairs = permutation_pairs(source, target, mesh)
+    if all(sender == receiver for sender, receiver in pairs):
+        return x
+    return lax.ppermute(x, mesh.axis_names, pairs)
+
+
+def permutation_pairs(source: TensorSharding, target: TensorSharding, mesh: RefinedMesh) -> list[tuple[int, int]]:
+    """(sender, receiver) mesh positions, all of them; devices that own their block already keep it."""
+    have, want = _owners(source, mesh), _owners(target, mesh)
+    if have.keys() != want.keys():
+        raise InternalError(f"a permutation from <{source}> to <{target}> changes the number of blocks")
+    return sorted(pair for block, owners in have.items() for pair in _match(owners, want[block]))
+
+
+def _owners(sharding: TensorSharding, mesh: RefinedMesh) -> dict[tuple[int, ...], list[int]]:
+    """The mesh positions that hold each block; each term of an unreduced value is a block of its own."""
+    lists = (*sharding.axes, *((axis,) for axis in mesh.atoms(sharding.unreduced_axes)))
+    owners: dict[tuple[int, ...], list[int]] = {}
+    for position, block in enumerate(zip(*(block_indices(axes, mesh.mesh) for axes in lists), strict=True)):
+        owners.setdefault(tuple(map(int, block)), []).append(position)
+    return owners or {(): list(range(mesh.mesh.size))}
+
+
+def _match(senders: list[int], receivers: list[int]) -> list[tuple[int, int]]:
+    stay = set(senders) & set(receivers)
+    moved = zip((p for p in senders if p not in stay), (p for p in receivers if p not in stay), strict=True)
+    return [*((p, p) for p in sorted(stay)), *moved]
+
+
+# Reducing data.
+
+
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lax.add,
+    "max": lax.max,
+    "min": lax.min,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+    "product": lax.mul,
+}
+
+_NATIVE: dict[str, Callable[..., jax.Array]] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
+
+# Booleans travel as uint8, whose lowest bit is the answer: sums wrap at 256, which keeps it.
+_BOOL_AS_UINT8 = {
+    "sum": "max", "or": "max", "max": "max", "and": "min", "min": "min", "product": "min", "xor": "sum"
+}  # fmt: skip
+
+
+def all_reduce(x: jax.Array, axes: Axes, kind: str, mesh: RefinedMesh) -> jax.Array:
+    """The reduction of `x` over the devices along `axes`, on each of them."""
+    _check_kind(kind, x.dtype)
+    if not axes:
+        return x
+    if x.dtype == jnp.bool_:
+        return _bool_from(all_reduce(x.astype(jnp.uint8), axes, _BOOL_AS_UINT8[kind], mesh))
+    names = mesh.names(axes)
+    if kind == "sum":
+        return lax.psum(x, names)
+    if kind in _NATIVE and jnp.issubdtype(x.dtype, jnp.integer):
+        return _NATIVE[kind](x, names)
+    if kind in _NATIVE and x.dtype in _KEYS:
+        return _extreme_of_floats(x, names, kind)
+    return _generic_all_reduce(x, names, axes_size(axes, mesh.mesh), kind)
+
+
+def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: RefinedMesh) -> jax.Array:
+    """The reduction of `x` over all the given axes, of which each device keeps its part as in `all_slice`."""
+    _check_kind(kind, x.dtype)
+    if x.dtype == jnp.bool_:
+        return _bool_from(reduce_scatter(x.astype(jnp.uint8), axes_per_dim, _BOOL_AS_UINT8[kind], mesh))
+    for dim, axes in enumerate(axes_per_dim):
+        if not axes:
+            continue
+        group, names = axes_size(axes, mesh.mesh), mesh.names(axes)
+        _chunk(x, dim, group)
+        if kind == "sum":
+            x = lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+        else:
+            x = _generic_reduce_scatter(x, names, group, dim, kind)
+    return x
+
+
+def replicated_to_unreduced(x: jax.Array, axes: Axes, kind: str, mesh: RefinedMesh) -> jax.Array:
+    """`x` on the first device along `axes`, the identity of `kind` on the others; nothing is sent."""
+    _check_kind(kind, x.dtype)
+    if not axes:
+        return x
+    return jnp.where(lax.axis_index(mesh.names(axes)) == 0, x, identity(kind, x.dtype))
+
+
+def sharded_to_unreduced(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.Array:
+    """Each block in its place among zeros, so that the sum over the given axes joins them; nothing is sent."""
+    for dim, axes in enumerate(axes_per_dim):
+        if not axes:
+            continue
+        size = x.shape[dim]
+        shape = (*x.shape[:dim], size * axes_size(axes, mesh.mesh), *x.shape[dim + 1 :])
+        start = lax.axis_index(mesh.names(axes)) * size
+        x = lax.dynamic_update_slice_in_dim(jnp.zeros(shape, x.dtype), x, start, axis=dim)
+    return x
+
+
+def identity(kind: str, dtype: Any) -> np.ndarray:
+    """The scalar of `dtype` that changes nothing when combined by `kind`."""
+    dtype = np.dtype(dtype)
+    _check_kind(kind, dtype)
+    if kind in ("sum", "or", "xor"):
+        return np.zeros((), dtype)
+    if kind == "product":
+        return np.ones((), dtype)
+    if dtype == np.bool_:
+        return np.array(kind != "max")
+    if kind == "and":
+        return np.invert(np.zeros((), dtype))
+    return _lowest(dtype) if kind == "max" else _highest(dtype)
+
+
+def _lowest(dtype: np.dtype[Any]) -> np.ndarray:
+    if jnp.issubdtype(dtype, jnp.integer):
+        return np.array(jnp.iinfo(dtype).min, dtype)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return np.array(complex(-math.inf, -math.inf), dtype)
+    infinite = np.array(-math.inf).astype(dtype)
+    # Some eight-bit floats have no infinity.
+    return infinite if np.isinf(infinite.astype(np.float32)) else np.array(jnp.finfo(dtype).min).astype(dtype)
+
+
+def _highest(dtype: np.dtype[Any]) -> np.ndarray:
+    if jnp.issubdtype(dtype, jnp.integer):
+        return np.array(jnp.iinfo(dtype).max, dtype)
+    return np.negative(_lowest(dtype))
+
+
+def _generic_all_reduce(x: jax.Array, names: tuple[str, ...], group: int, kind: str) -> jax.Array:
+    """Any kind from moves alone: gather the terms, or (less to send) reduce one chunk per device and gather those."""
+    if group == 2 or x.size < group:
+        return _reduce(lax.all_gather(x, names, axis=0, tiled=False), 0, kind)
+    flat = jnp.pad(x.reshape(-1), (0, -x.size % group))
+    chunk = _generic_reduce_scatter(flat, names, group, 0, kind)
+    return lax.all_gather(chunk, names, axis=0, tiled=True)[: x.size].reshape(x.shape)
+
+
+def _generic_reduce_scatter(x: jax.Array, names: tuple[str, ...], group: int, dim: int, kind: str) -> jax.Array:
+    terms = lax.all_to_all(_split(x, dim, group), names, split_axis=dim, concat_axis=dim, tiled=True)
+    return _reduce(terms, dim, kind)
+
+
+def _reduce(terms: jax.Array, dim: int, kind: str) -> jax.Array:
+    return lax.reduce(terms, identity(kind, terms.dtype), _COMBINE[kind], (dim,))
+
+
+# The integer type whose order is that of the floats' bits. Backends differ on NaN in an all-reduce of floats (the CPU's
+# drops it, jax 0.10 and 0.12), while `max` and `min` propagate it; as integers it is the extreme of the order.
+_KEYS = {
+    np.dtype(jnp.float16): jnp.int16,
+    np.dtype(jnp.bfloat16): jnp.int16,
+    np.dtype(jnp.float32): jnp.int32,
+    np.dtype(jnp.float64): jnp.int64,
+}
+
+
+def _extreme_of_floats(x: jax.Array, names: tuple[str, ...], kind: str) -> jax.Array:
+    key = _KEYS[x.dtype]
+    limits = jnp.iinfo(key)
+    nan = np.array(limits.max if kind == "max" else limits.min, key)
+    ordered = jnp.where(jnp.isnan(x), nan, _swap_negatives(lax.bitcast_convert_type(x, key)))
+    return lax.bitcast_convert_type(_swap_negatives(_NATIVE[kind](ordered, names)), x.dtype)
+
+
+def _swap_negatives(bits: jax.Array) -> jax.Array:
+    """Sign and magnitude to two's complement order, and back: the bits of negative numbers below the sign flip."""
+    return jnp.where(bits < 0, bits ^ np.array(jnp.iinfo(bits.dtype).max, bits.dtype), bits)
+
+
+def _bool_from(x: jax.Array) -> jax.Array:
+    return (x & 1).astype(jnp.bool_)
+
+
+# Shared checks and reshapes.
+
+
+def _check_kind(kind: str, dtype: Any) -> None:
+    if kind not in REDUCTION_KINDS:
+        raise ShardingError(f"unknown reduction {kind!r}; it is one of {', '.join(REDUCTION_KINDS)}")
+    if kind in ("and", "or", "xor") and not (dtype == jnp.bool_ or jnp.issubdtype(dtype, jnp.integer)):
+        raise ShardingError(
+            f"reduction {kind!r} of {np.dtype(dtype).name}; it works on the bits of integers and booleans"
+        )
+
+
+def _names_per_dim(axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> list[tuple[int, tuple[str, ...]]]:
+    return [(dim, mesh.names(axes)) for dim, axes in enumerate(axes_per_dim) if axes]
+
+
+def _chunk(x: jax.Array, dim: int, group: int) -> int:
+    """The length of each of `group` parts of a dimension."""
+    if x.shape[dim] % group:
+        raise InternalError(
+            f"dimension {dim} of a block of shape {x.shape} is split into {group} parts without padding"
+        )
+    return int(x.shape[dim]) // group
+
+
+def _split(x: jax.Array, dim: int, group: int) -> jax.Array:
+    """Dimension `dim` as two: `group` parts, and what is in them."""
+    return x.reshape(*x.shape[:dim], group, _chunk(x, dim, group), *x.shape[dim + 1 :])

@@ -1,0 +1,91 @@
+"""What a collective costs: bytes on the wire per device, and time.
+
+Ring algorithms over a group of g devices. With the default model (no latency, bandwidth 1) time equals wire bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from sdy_jax.errors import InternalError
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+
+_Bytes = Callable[[int, float, float], float]
+_Hops = Callable[[int], int]
+
+
+def _kept(g: int) -> float:
+    """The part of a buffer that does not stay at home when it is dealt out over g devices."""
+    return (g - 1) / g
+
+
+_TABLE: dict[str, tuple[_Bytes, _Hops]] = {
+    # kind: wire bytes per device from (group, local bytes before, local bytes after), hops from the group
+    "all_gather": (lambda g, b_in, b_out: _kept(g) * b_out, lambda g: g - 1),
+    "reduce_scatter": (lambda g, b_in, b_out: _kept(g) * b_in, lambda g: g - 1),
+    "all_reduce": (lambda g, b_in, b_out: 2 * _kept(g) * b_in, lambda g: 2 * (g - 1)),
+    "all_to_all": (lambda g, b_in, b_out: _kept(g) * b_in, lambda g: g - 1),
+    "collective_permute": (lambda g, b_in, b_out: b_in, lambda g: 1),
+    "gather_and_reduce": (lambda g, b_in, b_out: (g - 1) * b_in, lambda g: g - 1),
+    "all_slice": (lambda g, b_in, b_out: 0.0, lambda g: 0),
+    "replicated_to_unreduced": (lambda g, b_in, b_out: 0.0, lambda g: 0),
+    "sharded_to_unreduced": (lambda g, b_in, b_out: 0.0, lambda g: 0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds per hop and bytes per second per mesh axis.
+
+    `bandwidth` may be given as a mapping from axis name; axes that it does not name have bandwidth 1. It is kept as
+    sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes.
+
+    >>> CostModel().wire_bytes("all_gather", 4, 256, 1024)
+    768.0
+    """
+
+    latency: float = 0.0
+    bandwidth: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bandwidth", tuple(sorted(dict(self.bandwidth).items())))
+
+    def wire_bytes(self, kind: str, group: int, bytes_in: float, bytes_out: float) -> float:
+        """Bytes that each device sends, from the local bytes before and after a collective over `group` devices.
+
+        `collective_permute` is charged in full: do not ask for one that moves nothing.
+        """
+        return _row(kind)[0](group, bytes_in, bytes_out) if group > 1 else 0.0
+
+    def time(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, bytes_in: float, bytes_out: float) -> float:
+        """The time of a collective over `axes`: latency per hop, and its bytes over the slowest of the axes."""
+        axes = tuple(axes)
+        slowest = min((self.bandwidth_of(axis.name) for axis in axes), default=1.0)
+        return self.group_time(kind, axes_size(axes, mesh), slowest, bytes_in, bytes_out)
+
+    def group_time(self, kind: str, group: int, bandwidth: float, bytes_in: float, bytes_out: float) -> float:
+        """`time` where the group's size and bandwidth are known."""
+        hops = self.latency * _row(kind)[1](group) if self.latency and group > 1 else 0.0
+        return hops + self.wire_bytes(kind, group, bytes_in, bytes_out) / bandwidth
+
+    def bandwidth_of(self, axis: str) -> float:
+        """Bytes per second along a mesh axis."""
+        return next((value for name, value in self.bandwidth if name == axis), 1.0) if self.bandwidth else 1.0
+
+    @property
+    def is_default(self) -> bool:
+        """Time is the number of bytes."""
+        return not self.latency and all(value == 1.0 for value in dict(self.bandwidth).values())
+
+
+def _row(kind: str) -> tuple[_Bytes, _Hops]:
+    if kind not in _TABLE:
+        raise InternalError(f"no cost is known for collective {kind!r}; known are {', '.join(_TABLE)}")
+    return _TABLE[kind]
+
+
+def same_cost(a: float, b: float) -> bool:
+    """Equal up to the rounding of sums."""
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)

@@ -1,0 +1,98 @@
+"""From a partitioned program to the function that every device runs: local arrays in, local arrays out, lax calls inside.
+
+Each op is computed by its family's emitter on the shapes that its shardings leave on one device; ops without an emitter
+are re-emitted as they are. The function is meant for `jax.shard_map` over the refined mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from sdy_jax.graph import Block, Graph, Op, Value
+from sdy_jax.lowering import generic
+from sdy_jax.lowering.strategies import EMITTERS, LocalOp
+from sdy_jax.lowering.text import AXES_ATTRIBUTE, parse_axes, parse_params
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules.dataflow import edges_of
+from sdy_jax.runtime.mesh import RefinedMesh
+
+_COLLECTIVES = frozenset(f"sdy.{kind}" for kind in (*AXES_ATTRIBUTE, "all_to_all", "collective_permute"))
+
+
+def local_function(graph: Graph, mesh: RefinedMesh) -> Callable[..., tuple[jax.Array, ...]]:
+    """The per-device function of the main function of a partitioned module."""
+    shardings = value_shardings(graph)
+
+    def run(*arguments: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(_Emission(mesh, shardings).run_block(graph.main.blocks[0], arguments))
+
+    return run
+
+
+def value_shardings(graph: Graph) -> dict[Value, TensorSharding]:
+    """The sharding of every value that has one; all targets of a data-flow edge have their owner's."""
+    found: dict[Value, TensorSharding] = {v: v.sharding for v in graph.arguments if v.sharding is not None}
+    for op in graph.main.walk():
+        found.update((v, v.sharding) for v in op.results if v.sharding is not None)
+        for edge in edges_of(op) if op.blocks else ():
+            if edge.owner.sharding is not None:
+                found.update(dict.fromkeys(edge.targets, edge.owner.sharding))
+    return found
+
+
+def used_axes(graph: Graph) -> list[AxisRef]:
+    """Every axis reference of a partitioned program, in order of appearance: what its refined mesh must resolve."""
+    axes: dict[AxisRef, None] = {}
+    shardings = [s for s in (*value_shardings(graph).values(), *graph.result_shardings(graph.main)) if s is not None]
+    for sharding in dict.fromkeys(shardings):
+        axes.update(dict.fromkeys(a for dim in sharding.axes for a in dim))
+        axes.update(dict.fromkeys(sharding.unreduced_axes))
+    for op in graph.main.walk():
+        if op.name in _COLLECTIVES:
+            axes.update(dict.fromkeys(_collective_axes(op)))
+    return list(axes)
+
+
+def _collective_axes(op: Op) -> Iterable[AxisRef]:
+    name = AXES_ATTRIBUTE.get(op.name.removeprefix("sdy."))
+    if name:
+        return parse_axes(str(op.attributes[name]))
+    if "params" in op.attributes:
+        return [a for axes, _, _ in parse_params(str(op.attributes["params"])) for a in axes]
+    return ()
+
+
+class _Emission:
+    """One run of the function: the arrays that values have so far."""
+
+    def __init__(self, mesh: RefinedMesh, shardings: dict[Value, TensorSharding]):
+        self._mesh, self._shardings = mesh, shardings
+        self._arrays: dict[Value, Any] = {}
+
+    def run_block(self, block: Block, arguments: Sequence[jax.Array]) -> list[jax.Array]:
+        """Computes a block and returns what its terminator returns."""
+        self._arrays.update(zip(block.arguments, arguments, strict=True))
+        for op in block.ops[:-1]:
+            self._arrays.update(zip(op.results, self._compute(op), strict=True))
+        return [self._arrays[v] for v in block.terminator.operands]
+
+    def _compute(self, op: Op) -> Sequence[Any]:
+        known = self._shardings.get
+        local = LocalOp(op, self._mesh, tuple(map(known, op.operands)), tuple(map(known, op.results)), self.run_block)
+        operands = [self._arrays[v] for v in op.operands]
+        if op.name in _COLLECTIVES:
+            with jax.named_scope(scope_name(op)):
+                return (EMITTERS[op.name](local, *operands),)
+        results = EMITTERS.get(op.name, generic.re_emit)(local, *operands)
+        return results if isinstance(results, (tuple, list)) else (results,)
+
+
+def scope_name(op: Op) -> str:
+    """What profilers show for a collective: its kind, its axes and the source line that caused it."""
+    axes = "_".join(f"{a.name}.{a.pre_size}.{a.sub_axis.size}" if a.sub_axis else a.name for a in _collective_axes(op))
+    source = op.source.rsplit("/", 1)[-1].replace('"', "")
+    return f"{op.name}[{axes}]@{source}"

@@ -1,0 +1,114 @@
+"""Between shardings of dimensions and of factors, for the partitioner: only what divides evenly.
+
+A dimension of a tensor is made of the factors of the op's rule, major to minor. Its axes are dealt out to the factors
+in that order; an axis that only partly fits is split into sub-axes. For a reshape 8 -> 2x4, rule `([ij])->([i, j])`,
+the sharding `[{"x"}]` with x = 4 gives `i` the sub-axis `"x":(1)2` and `j` `"x":(2)2`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.rule import OpShardingRule, TensorMapping
+
+Axes = tuple[AxisRef, ...]
+Assignment = tuple[Axes, ...]
+"""Per factor of a rule, the axes that it is sharded along."""
+
+
+def dividing_prefix(size: int, axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
+    """The longest leading part of `axes` (the last one possibly cut) whose size divides `size`."""
+    kept: list[AxisRef] = []
+    for axis in axes:
+        n = axis.size(mesh)
+        common = math.gcd(size, n)
+        if common == n:
+            kept.append(axis)
+            size //= n
+            continue
+        if common > 1:
+            kept.append(AxisRef.canonical(axis.name, axis.pre_size, common, mesh))
+        break
+    return merge_neighbours(kept, mesh)
+
+
+def merge_neighbours(axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
+    """The canonical form of a list: no axis of size one, consecutive digits of an axis joined."""
+    merged: list[AxisRef] = []
+    for axis in axes:
+        n = axis.size(mesh)
+        if n == 1:
+            continue
+        last = merged[-1] if merged else None
+        if last and last.name == axis.name and last.next_pre_size(mesh) == axis.pre_size:
+            merged[-1] = AxisRef.canonical(axis.name, last.pre_size, last.size(mesh) * n, mesh)
+        else:
+            merged.append(axis)
+    return tuple(merged)
+
+
+def factor_axes(axes: Sequence[Axes], mapping: TensorMapping, sizes: Sequence[int], mesh: Mesh) -> dict[int, Axes]:
+    """Deals the axes of each dimension out to its factors; axes that find no room are left out."""
+    found: dict[int, Axes] = {}
+    for dim, factors in enumerate(mapping):
+        pieces = list(axes[dim])
+        for factor in factors:
+            taken = dividing_prefix(sizes[factor], pieces, mesh)
+            found[factor] = taken
+            pieces = _drop_leading(pieces, axes_size(taken, mesh), mesh)
+            if axes_size(taken, mesh) < sizes[factor]:
+                pieces = []  # a minor factor cannot be sharded while its major neighbour is not full
+    return found
+
+
+def _drop_leading(axes: Sequence[AxisRef], count: int, mesh: Mesh) -> list[AxisRef]:
+    """`axes` without their leading part of `count` shards."""
+    rest = list(axes)
+    while count > 1:
+        axis = rest.pop(0)
+        n = axis.size(mesh)
+        if n > count:
+            rest.insert(0, AxisRef.canonical(axis.name, axis.pre_size * count, n // count, mesh))
+            break
+        count //= n
+    return rest
+
+
+def dimension_axes(assignment: Mapping[int, Axes] | Sequence[Axes], mapping: TensorMapping, mesh: Mesh) -> tuple[Axes, ...]:
+    """The axes of each dimension of a tensor under an assignment of axes to factors."""
+    return tuple(merge_neighbours([a for f in factors for a in assignment[f]], mesh) for factors in mapping)
+
+
+def is_contiguous(assignment: Sequence[Axes], rule: OpShardingRule, mesh: Mesh) -> bool:
+    """Whether every shard is one block: a factor is only sharded if all factors to its left are fully sharded."""
+    for mapping in rule.mappings:
+        for factors in mapping:
+            full = True
+            for factor in factors:
+                if assignment[factor] and not full:
+                    return False
+                full = full and axes_size(assignment[factor], mesh) == rule.factor_sizes[factor]
+    return True
+
+
+def overlaps(first: AxisRef, second: AxisRef, mesh: Mesh) -> bool:
+    """Whether two references share a digit."""
+    return (first.name == second.name and first.pre_size < second.next_pre_size(mesh)
+            and second.pre_size < first.next_pre_size(mesh))
+
+
+def without_overlap(axes: Sequence[AxisRef], taken: Sequence[AxisRef], mesh: Mesh) -> Axes:
+    """The leading part of `axes` that shares no digit with `taken`."""
+    kept: list[AxisRef] = []
+    for axis in axes:
+        blocking = [t.pre_size for t in taken if overlaps(axis, t, mesh)]
+        if not blocking:
+            kept.append(axis)
+            continue
+        end = min(blocking)
+        if end > axis.pre_size and end % axis.pre_size == 0:
+            kept.append(AxisRef.canonical(axis.name, axis.pre_size, end // axis.pre_size, mesh))
+        break
+    return tuple(kept)

@@ -1,0 +1,230 @@
+"""Re-emission: any op, as it is, on local arrays.
+
+An op without an emitter of its own is copied into a module of one function, with the types of its local operands and
+results, and travels as text in the parameters of one JAX primitive. When JAX lowers that primitive, the text is parsed
+in the lowering's context and the op is moved into place. So attributes, regions, backend configurations and layouts
+survive untouched, and whatever StableHLO, CHLO or a custom call can say can be run.
+
+Regions must not use values from outside; ops whose regions do (loops, branches) have emitters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax.extend.core import Primitive
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import func
+from jax.interpreters import mlir
+
+from sdy_jax.errors import InternalError, UnsupportedError
+from sdy_jax.graph import Op, Value
+from sdy_jax.lowering.strategies.registry import LocalOp
+
+_DTYPES: dict[str, Any] = {
+    "i1": np.bool_,
+    "i2": ml_dtypes.int2,
+    "i4": ml_dtypes.int4,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+    "ui2": ml_dtypes.uint2,
+    "ui4": ml_dtypes.uint4,
+    "ui8": np.uint8,
+    "ui16": np.uint16,
+    "ui32": np.uint32,
+    "ui64": np.uint64,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f32": np.float32,
+    "f64": np.float64,
+    "f4E2M1FN": ml_dtypes.float4_e2m1fn,
+    "f6E2M3FN": ml_dtypes.float6_e2m3fn,
+    "f6E3M2FN": ml_dtypes.float6_e3m2fn,
+    "f8E3M4": ml_dtypes.float8_e3m4,
+    "f8E4M3": ml_dtypes.float8_e4m3,
+    "f8E4M3FN": ml_dtypes.float8_e4m3fn,
+    "f8E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+    "f8E4M3B11FNUZ": ml_dtypes.float8_e4m3b11fnuz,
+    "f8E5M2": ml_dtypes.float8_e5m2,
+    "f8E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+    "f8E8M0FNU": ml_dtypes.float8_e8m0fnu,
+    "complex<f32>": np.complex64,
+    "complex<f64>": np.complex128,
+}
+
+_MLIR_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+
+_TOKEN = "!stablehlo.token"
+_GLOBAL_ATTRIBUTES = ("sdy.sharding", "sdy.sharding_rule", "mhlo.sharding")
+"""What an op may carry that speaks of the global program; dropped from the local one."""
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """The numpy (or ml_dtypes) dtype of an MLIR element type's text.
+
+    Raises:
+        UnsupportedError: for element types that JAX has no arrays of (quantized and index types).
+    """
+    try:
+        return np.dtype(_DTYPES[dtype])
+    except KeyError:
+        raise UnsupportedError(f"got element type {dtype}, expected one of {', '.join(_DTYPES)}") from None
+
+
+def re_emit(
+    local: LocalOp,
+    *operands: jax.Array,
+    result_shapes: Sequence[Sequence[int]] | None = None,
+    attributes: Mapping[str, str] | None = None,
+) -> list[jax.Array]:
+    """Runs an op as it is on local operands.
+
+    Args:
+        local: the op and its shardings.
+        operands: its local operands; their shapes become the op's operand types.
+        result_shapes: the shapes of its results, by default the local ones.
+        attributes: attributes to replace, as MLIR text (`{"slice_sizes": "array<i64: 1, 4>"}`).
+
+    Returns:
+        One array (or token) per result.
+    """
+    op = local.op
+    shapes = result_shapes or [local.result_shape(i) for i in range(len(op.results))]
+    avals = tuple(_aval(value, shape) for value, shape in zip(op.results, shapes, strict=True))
+    operand_types = [_operand_type(v, x) for v, x in zip(op.operands, operands, strict=True)]
+    result_types = [_local_type(v, s) for v, s in zip(op.results, shapes, strict=True)]
+    text = _module_text(op, operand_types, result_types, attributes or {})
+    return stablehlo_op_p.bind(*operands, name=op.name, avals=avals, text=text)
+
+
+def _aval(value: Value, shape: Sequence[int]) -> Any:
+    if value.shape is not None:
+        return jax.core.ShapedArray(tuple(shape), numpy_dtype(value.dtype))
+    if value.dtype == _TOKEN:
+        return jax.typeof(jax.lax.create_token())
+    raise UnsupportedError(f"{value.owner!r} has a result of type {value.type}, expected a tensor of static shape")
+
+
+def _module_text(
+    op: Op, operand_types: Sequence[ir.Type], result_types: Sequence[ir.Type], attributes: Mapping[str, str]
+) -> str:
+    """A module with a function `main` that holds nothing but the op, on local types."""
+    context = op.mlir.context
+    with context, op.mlir.location:
+        module = ir.Module.create()
+        with ir.InsertionPoint(module.body):
+            function = func.FuncOp("main", (list(operand_types), list(result_types)))
+        entry = function.add_entry_block()
+        copy = op.mlir.operation.clone(ip=ir.InsertionPoint(entry))
+        with ir.InsertionPoint(entry):
+            func.ReturnOp(copy.results)
+    for number, argument in enumerate(entry.arguments):
+        copy.operands[number] = argument
+    for result, type_ in zip(copy.results, result_types, strict=True):
+        result.set_type(type_)
+    for name in _GLOBAL_ATTRIBUTES:
+        if name in copy.attributes:
+            del copy.attributes[name]
+    for name, value in attributes.items():
+        copy.attributes[name] = ir.Attribute.parse(value, context)
+    _copy_called_functions(op, module)
+    return str(module.operation.get_asm(print_generic_op_form=True))
+
+
+def _operand_type(value: Value, x: jax.Array) -> ir.Type:
+    """The type of an operand as it is given; index operands may have been converted."""
+    if value.shape is None or x.dtype == numpy_dtype(value.dtype):
+        return _local_type(value, getattr(x, "shape", ()))
+    shape = "".join(f"{n}x" for n in x.shape)
+    return ir.Type.parse(f"tensor<{shape}{_MLIR_NAMES[x.dtype]}>", value.type.context)
+
+
+def _local_type(value: Value, shape: Sequence[int]) -> ir.Type:
+    if value.shape is None or value.shape == tuple(shape):
+        return value.type
+    type_ = ir.RankedTensorType(value.type)
+    with value.type.context, ir.Location.unknown():
+        return ir.RankedTensorType.get(list(shape), type_.element_type, type_.encoding)
+
+
+def _called_symbols(op: ir.Operation) -> list[str]:
+    """The functions that an op or an op in its regions names, as custom calls and composites do."""
+    found: list[str] = []
+    for name in ("decomposition", "callee", "called_computations"):
+        if name in op.attributes:
+            attribute = op.attributes[name]
+            symbols = [attribute] if isinstance(attribute, ir.FlatSymbolRefAttr) else list(ir.ArrayAttr(attribute))
+            found += [ir.FlatSymbolRefAttr(s).value for s in symbols]
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                found += _called_symbols(inner.operation)
+    return found
+
+
+def _copy_called_functions(op: Op, module: ir.Module) -> None:
+    waiting, copied = _called_symbols(op.mlir.operation), set[str]()
+    if not waiting:
+        return
+    table = ir.SymbolTable(_enclosing_module(op.mlir.operation))
+    while waiting:
+        name = waiting.pop()
+        if name in copied:
+            continue
+        copied.add(name)
+        function = table[name].operation.clone(ip=ir.InsertionPoint(module.body))
+        waiting += _called_symbols(function)
+
+
+def _enclosing_module(op: ir.Operation) -> ir.Operation:
+    while op.name != "builtin.module":
+        op = op.parent.operation
+    return op
+
+
+stablehlo_op_p = Primitive("stablehlo_op")
+stablehlo_op_p.multiple_results = True
+
+
+@stablehlo_op_p.def_abstract_eval
+def _abstract(*operands: Any, name: str, avals: tuple, text: str) -> list:
+    return list(avals)
+
+
+@stablehlo_op_p.def_impl
+def _run(*operands: Any, **parameters: Any) -> list[jax.Array]:
+    return jax.jit(lambda *xs: stablehlo_op_p.bind(*xs, **parameters))(*operands)
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *operands: ir.Value, name: str, avals: tuple, text: str) -> list[ir.Value]:
+    module_context = ctx.module_context
+    module = ir.Module.parse(text, module_context.context)
+    if len(module.body.operations) > 1:
+        called = mlir.merge_mlir_modules(module_context.module, name.replace(".", "_"), module,
+                                         module_context.symbol_table)
+        types = [t for aval in avals for t in mlir.aval_to_ir_types(aval)]
+        return list(func.CallOp(types, ir.FlatSymbolRefAttr.get(called), list(operands)).results)
+    return _move_in(module, operands)
+
+
+def _move_in(module: ir.Module, operands: Sequence[ir.Value]) -> list[ir.Value]:
+    """Moves the only op of the module's only function to the current insertion point."""
+    body = module.body.operations[0].regions[0].blocks[0]
+    if len(body.operations) != 2:
+        raise InternalError(f"a re-emitted module holds {len(body.operations) - 1} ops, expected one")
+    op = body.operations[0].operation
+    body.operations[1].operation.erase()
+    for number, operand in enumerate(operands):
+        op.operands[number] = operand
+    op.detach_from_parent()
+    ir.InsertionPoint.current.insert(op)
+    return list(op.results)
+
+
+mlir.register_lowering(stablehlo_op_p, _lower)

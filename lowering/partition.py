@@ -1,0 +1,318 @@
+"""From a propagated program to a partitioned one: every communication becomes an sdy collective.
+
+The module keeps its global shapes. Each op is given the shardings it runs with (`choose`), and where a value is not in
+the sharding that its user needs, the cheapest collectives (`resharding`) are inserted between them. Nothing here knows
+an op by name: rules, data-flow edges and strategies say how ops behave.
+
+Invariant: when an op has been visited, each of its operands is the MLIR value that has the sharding it needs, and each
+of its results has, for all later users, its declared sharding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from jax.extend.mlir import ir
+
+from sdy_jax.graph import Block, Graph, Op, Value
+from sdy_jax.lowering.choose import Choice, Problem, Tensor, choose
+from sdy_jax.lowering.cost import CostModel
+from sdy_jax.lowering.factors import dividing_prefix
+from sdy_jax.lowering.resharding import Collective, plan_reshard
+from sdy_jax.lowering.strategies.registry import is_forwarding, strategies_of
+from sdy_jax.lowering.text import collective_attributes
+from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+from sdy_jax.rules import RuleBook, has_no_rule_silently
+from sdy_jax.rules.dataflow import edges_of, is_data_flow
+
+
+@dataclass(frozen=True, slots=True)
+class InsertedCollective:
+    """A collective of the partitioned program. `wire_bytes` is per device and per execution."""
+
+    kind: str
+    text: str
+    value_type: str
+    wire_bytes: float
+    source: str
+    cause: str
+    """The op that needed it."""
+    depth: int
+    """How many loops it is inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that could not be split: what, at which op and source line."""
+
+    op: str
+    source: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.op}: {self.message}"
+
+
+@dataclass(slots=True)
+class PartitionReport:
+    """What the partitioner did beside rewriting the module."""
+
+    collectives: list[InsertedCollective] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+
+def partition(module: ir.Operation, mesh_name: str, costs: CostModel) -> PartitionReport:
+    """Rewrites `module` (propagated, shardings closed) in place and says what was inserted."""
+    graph = Graph(module)
+    partitioner = _Partitioner(graph, mesh_name, costs)
+    partitioner.run()
+    return partitioner.report
+
+
+class _Partitioner:
+    """The state of one walk: where each value is available in which sharding."""
+
+    def __init__(self, graph: Graph, mesh_name: str, costs: CostModel):
+        self.graph = graph
+        self.mesh_name = mesh_name
+        self.mesh: Mesh = graph.meshes[mesh_name]
+        self.costs = costs
+        self.rules = RuleBook()
+        self.report = PartitionReport()
+        self.placed: dict[Value, TensorSharding] = {}
+        self.mlir: dict[Value, ir.Value] = {}
+        self.copies: dict[tuple[Value, object], ir.Value] = {}
+        self.choices: dict[object, Choice] = {}
+        self.forwarded: list[Op] = []
+
+    def run(self) -> None:
+        main = self.graph.main
+        for argument in self.graph.arguments:
+            self._place(argument, self._declared(argument))
+        block = main.blocks[0]
+        self._visit_block(block)
+        wanted = self.graph.result_shardings(main)
+        for number, (value, sharding) in enumerate(zip(block.terminator.operands, wanted, strict=True)):
+            target = self._even(sharding, value) if sharding else self._replicated(value)
+            self.graph.set_result_sharding(main, number, target)
+            self._require(block.terminator, number, target)
+        for op in reversed(self.forwarded):
+            op.mlir.erase()
+
+    # Shardings ----------------------------------------------------------------------------------------------------
+
+    def _replicated(self, value: Value) -> TensorSharding:
+        return TensorSharding.replicated(self.mesh_name, value.rank)
+
+    def _even(self, sharding: TensorSharding, value: Value) -> TensorSharding:
+        """Closed, on the program's mesh, and cut back to axes that divide each dimension."""
+        if value.shape is None or sharding.rank != value.rank:
+            return self._replicated(value)
+        axes = [dividing_prefix(n, d.axes, self.mesh) for n, d in zip(value.shape, sharding.dimensions, strict=True)]
+        for dim, (kept, declared) in enumerate(zip(axes, sharding.axes, strict=True)):
+            if sum(a.size(self.mesh) for a in kept) < sum(a.size(self.mesh) for a in declared):
+                self._note(value.defining_op, f"dimension {dim} of size {value.shape[dim]} is not divisible by its "
+                                              f"{sharding.shard_counts(self.mesh)[dim]} shards; it is split less")
+        dims = tuple(DimensionSharding(a) for a in axes)
+        return replace(sharding, mesh=self.mesh_name, dimensions=dims, replicated_axes=())
+
+    def _declared(self, value: Value) -> TensorSharding:
+        """The sharding that propagation gave a value; replicated where it gave none."""
+        sharding = self._even(value.sharding, value) if value.sharding else self._replicated(value)
+        if value.sharding is not None and sharding != value.sharding:
+            self.graph.set_sharding(value, sharding)
+        return sharding
+
+    def _place(self, value: Value, sharding: TensorSharding) -> None:
+        self.placed[value] = sharding
+        self.mlir.setdefault(value, value.mlir)
+
+    # Walking ------------------------------------------------------------------------------------------------------
+
+    def _visit_block(self, block: Block) -> None:
+        for op in block.ops[:-1]:
+            self._visit(op)
+
+    def _visit(self, op: Op) -> None:
+        if is_data_flow(op):
+            self._visit_data_flow(op)
+        elif is_forwarding(op):
+            self._forward(op)
+        else:
+            self._visit_plain(op)
+
+    def _visit_data_flow(self, op: Op) -> None:
+        """Brings every source of an edge to the sharding of its owner; whatever is on no edge is replicated."""
+        wanted: dict[tuple[Op, int], TensorSharding] = {}
+        for edge in edges_of(op):
+            sharding = self._declared(edge.owner)
+            for target in edge.targets:
+                self._place(target, sharding)
+            wanted.update(dict.fromkeys(edge.slots, sharding))
+        for result in op.results:
+            if result not in self.placed:
+                self._place(result, self._replicated(result))
+        self._require_all(op, wanted)
+        for block in op.blocks:
+            for argument in block.arguments:
+                if argument not in self.placed:
+                    self._place(argument, self._replicated(argument))
+            self._visit_block(block)
+            self._require_all(block.terminator, wanted)
+
+    def _require_all(self, op: Op, wanted: dict[tuple[Op, int], TensorSharding]) -> None:
+        for number, value in enumerate(op.operands):
+            self._require(op, number, wanted.get((op, number)) or self._replicated(value))
+
+    def _forward(self, op: Op) -> None:
+        """An op that only states a sharding: its result is its operand, resharded."""
+        result = op.results[0]
+        target = self._declared(result)
+        self._place(result, target)
+        self.mlir[result] = self._resharded(op.operands[0], target, op)
+        self.forwarded.append(op)
+
+    def _visit_plain(self, op: Op) -> None:
+        rule = self.rules.rule_of(op)
+        if rule is None:
+            self._visit_unruled(op)
+            return
+        choice = self._choose(op, rule)
+        for factor in choice.gathered:
+            self._note_gathered(op, rule, factor)
+        for number, sharding in enumerate(choice.operands):
+            self._require(op, number, sharding)
+        for result, sharding in zip(op.results, choice.results, strict=True):
+            self._settle(op, result, sharding)
+
+    def _visit_unruled(self, op: Op) -> None:
+        """No rule: free-standing producers take their declared sharding, everything else is computed replicated."""
+        free = not op.operands and has_no_rule_silently(op.name)
+        for number, value in enumerate(op.operands):
+            self._require(op, number, self._replicated(value))
+        if not has_no_rule_silently(op.name):
+            self._note(op, "has no sharding rule; it is computed replicated")
+        for result in op.results:
+            self._settle(op, result, self._declared(result) if free else self._replicated(result))
+
+    def _settle(self, op: Op, result: Value, produced: TensorSharding) -> None:
+        """Records the sharding an op produces a result in, and brings it to the declared one for all users."""
+        declared = self._declared(result)
+        if produced.axes == declared.axes and produced.unreduced_axes == declared.unreduced_axes:
+            self._place(result, declared)
+            return
+        self._place(result, produced)
+        self.graph.set_sharding(result, produced)
+        self.mlir[result] = self._insert(result, declared, _next(op), op)
+        self._place(result, declared)
+
+    # Choosing -----------------------------------------------------------------------------------------------------
+
+    def _choose(self, op: Op, rule: object) -> Choice:
+        operands = tuple(self._tensor(v, self.placed[v]) for v in op.operands)
+        results = tuple(self._tensor(v, self._declared(v)) for v in op.results)
+        strategies = tuple(strategies_of(op, rule))
+        key = (rule, strategies, operands, results)
+        if key not in self.choices:
+            self.choices[key] = choose(Problem(rule, strategies, operands, results, self.mesh_name, self.mesh,
+                                               self.costs))
+        return self.choices[key]
+
+    def _tensor(self, value: Value, sharding: TensorSharding) -> Tensor:
+        return Tensor(value.shape or (), itemsize(value.dtype), sharding)
+
+    # Resharding ---------------------------------------------------------------------------------------------------
+
+    def _require(self, op: Op, number: int, target: TensorSharding) -> None:
+        """Makes operand `number` of `op` available in the target sharding."""
+        value = self._resharded(op.operands[number], target, op)
+        if value != op.operands[number].mlir:
+            op.mlir.operands[number] = value
+
+    def _resharded(self, value: Value, target: TensorSharding, user: Op) -> ir.Value:
+        source = self.placed[value]
+        if value.shape is None or (source.axes == target.axes and source.unreduced_axes == target.unreduced_axes):
+            return self.mlir[value]
+        key = (value, (target.axes, target.unreduced_axes))
+        if key not in self.copies:
+            # Beside the value, before the op that (perhaps deep inside) uses it: loop invariants move once.
+            self.copies[key] = self._insert(value, target, _ancestor_in(value, user), user)
+        return self.copies[key]
+
+    def _insert(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
+        source = self.placed[value]
+        plan = plan_reshard(value.shape or (), itemsize(value.dtype), source, target, self.mesh, self.costs)
+        current = self.mlir[value]
+        for step in plan.steps:
+            self._record(step, value, before, cause)
+            current = _create(step, current, cause, before)
+        return current
+
+    def _record(self, step: Collective, value: Value, before: Op, cause: Op) -> None:
+        self.report.collectives.append(InsertedCollective(
+            step.kind, str(step), f"{value.dtype}[{','.join(map(str, value.shape or ()))}]", step.wire_bytes,
+            cause.source, cause.name, _loop_depth(before)))
+
+    def _note(self, op: Op | None, message: str) -> None:
+        note = Note(op.name, op.source, message) if op else Note("argument", "", message)
+        if note not in self.report.notes:
+            self.report.notes.append(note)
+
+    def _note_gathered(self, op: Op, rule: object, factor: int) -> None:
+        for operand, mapping in enumerate(rule.operand_mappings):  # type: ignore[attr-defined]
+            for dim, factors in enumerate(mapping):
+                sharding = self.placed[op.operands[operand]]
+                if factor in factors and sharding.axes[dim]:
+                    self._note(op, f"cannot yet be split along dimension {dim} of operand {operand} "
+                                   f"(sharded {sharding.dimensions[dim]}); that dimension is gathered")
+
+
+def _create(step: Collective, operand: ir.Value, cause: Op, before: Op) -> ir.Value:
+    """The sdy op of one step, before another op, at the location of the op that needed it."""
+    context = cause.mlir.context
+    attributes = {name: ir.Attribute.parse(text, context) for name, text in collective_attributes(step).items()}
+    attributes["out_sharding"] = sharding_to_attribute(step.result, context)
+    op = ir.Operation.create(f"sdy.{step.kind}", results=[operand.type], operands=[operand], attributes=attributes,
+                             loc=cause.mlir.location, ip=ir.InsertionPoint(before.mlir))
+    return op.results[0]
+
+
+def _next(op: Op) -> Op:
+    assert op.block is not None
+    ops = op.block.ops
+    return ops[ops.index(op) + 1]
+
+
+def _ancestor_in(value: Value, op: Op) -> Op:
+    """The op in the block of `value` that is, or contains, `op`."""
+    home = value.owner if isinstance(value.owner, Block) else value.owner.block
+    while op.block is not home:
+        assert op.parent is not None
+        op = op.parent
+    return op
+
+
+def _loop_depth(op: Op) -> int:
+    return sum(1 for parent in _parents(op) if parent.name == "stablehlo.while")
+
+
+def _parents(op: Op) -> Iterable[Op]:
+    while op.parent is not None:
+        op = op.parent
+        yield op
+
+
+_BITS = re.compile(r"\d+")
+
+
+def itemsize(dtype: str) -> float:
+    """Bytes per element of an MLIR element type (`f32`: 4, `complex<f64>`: 16, `i1`: 1); 0 for what holds no data."""
+    match = _BITS.search(dtype)
+    if match is None:
+        return 0.0
+    size = max(1.0, int(match[0]) / 8)
+    return 2 * size if dtype.startswith("complex") else size

@@ -1,0 +1,67 @@
+"""Emitters of the sdy collectives: each under a scope that names it and the source line that caused it."""
+
+from __future__ import annotations
+
+import jax
+
+from sdy_jax.lowering import collectives, text
+from sdy_jax.lowering.strategies.registry import LocalOp, emitter
+from sdy_jax.representation.sharding import TensorSharding
+
+
+@emitter("sdy.all_gather")
+def _all_gather(local: LocalOp, x: jax.Array) -> jax.Array:
+    return collectives.all_gather(x, _lists(local, "gathering_axes"), local.mesh)
+
+
+@emitter("sdy.all_slice")
+def _all_slice(local: LocalOp, x: jax.Array) -> jax.Array:
+    return collectives.all_slice(x, _lists(local, "slicing_axes"), local.mesh)
+
+
+@emitter("sdy.all_to_all")
+def _all_to_all(local: LocalOp, x: jax.Array) -> jax.Array:
+    return collectives.all_to_all(x, text.parse_params(str(local.op.attributes["params"])), local.mesh)
+
+
+@emitter("sdy.collective_permute")
+def _collective_permute(local: LocalOp, x: jax.Array) -> jax.Array:
+    source, target = local.operand_shardings[0], local.result_shardings[0]
+    assert target is not None
+    source = source or TensorSharding.replicated(target.mesh, target.rank)
+    return collectives.collective_permute(x, source, target, local.mesh)
+
+
+@emitter("sdy.all_reduce")
+def _all_reduce(local: LocalOp, x: jax.Array) -> jax.Array:
+    axes = text.parse_axes(str(local.op.attributes["reduction_axes"]))
+    return collectives.all_reduce(x, axes, _kind(local), local.mesh)
+
+
+@emitter("sdy.reduce_scatter")
+def _reduce_scatter(local: LocalOp, x: jax.Array) -> jax.Array:
+    return collectives.reduce_scatter(x, _lists(local, "reduce_scatter_axes"), _kind(local), local.mesh)
+
+
+@emitter("sdy.replicated_to_unreduced")
+def _replicated_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
+    axes = text.parse_axes(str(local.op.attributes["axes"]))
+    return collectives.replicated_to_unreduced(x, axes, _kind(local), local.mesh)
+
+
+@emitter("sdy.sharded_to_unreduced")
+def _sharded_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
+    return collectives.sharded_to_unreduced(x, _lists(local, "axes"), local.mesh)
+
+
+@emitter("sdy.reshard", "sdy.sharding_constraint", "sdy.propagation_barrier", "sdy.data_flow_edge")
+def _forward(local: LocalOp, x: jax.Array) -> jax.Array:
+    return x
+
+
+def _lists(local: LocalOp, name: str) -> tuple[text.Axes, ...]:
+    return text.parse_axis_lists(str(local.op.attributes[name]))
+
+
+def _kind(local: LocalOp) -> str:
+    return local.op.text("reduction_kind", "sum")

@@ -1,0 +1,62 @@
+"""Matrix products: a sharded contraction leaves partial sums."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sdy_jax.graph import Op
+from sdy_jax.lowering.generic import numpy_dtype, re_emit
+from sdy_jax.lowering.strategies.registry import (
+    LocalOp,
+    Strategy,
+    emitter,
+    pass_through_factors,
+    strategies,
+)
+from sdy_jax.lowering.strategies.shards import mask_padding
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.rules.attributes import dot_dimension_numbers
+
+
+def sum_kind(dtype: str) -> str:
+    """The kind of partial sums: StableHLO's add is `or` on booleans."""
+    return "or" if dtype == "i1" else "sum"
+
+
+@strategies("stablehlo.dot", "stablehlo.dot_general")
+def _dot_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    return [Strategy("partial", pass_through_factors(rule) | rule.reduction, sum_kind(op.results[0].dtype))]
+
+
+def without_padding(local: LocalOp, lhs: jax.Array, rhs: jax.Array, lhs_dims: tuple[int, ...],
+                    rhs_dims: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Both operands with zeros in the padding of what is contracted: nan times zero would still be nan."""
+    return (mask_padding(local, 0, lhs, lhs_dims, jnp.zeros((), lhs.dtype)),
+            mask_padding(local, 1, rhs, rhs_dims, jnp.zeros((), rhs.dtype)))
+
+
+@emitter("stablehlo.dot")
+def _dot(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> list[jax.Array]:
+    lhs, rhs = without_padding(local, lhs, rhs, (lhs.ndim - 1,), (0,))
+    return re_emit(local, lhs, rhs)
+
+
+@emitter("stablehlo.dot_general")
+def _dot_general(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> jax.Array | list[jax.Array]:
+    op, numbers = local.op, dot_dimension_numbers(local.op)
+    contracting = (numbers.lhs_contracting, numbers.rhs_contracting)
+    lhs, rhs = without_padding(local, lhs, rhs, *contracting)
+    dtype = numpy_dtype(op.results[0].dtype)
+    if "algorithm" in op.attributes or not lhs.dtype == rhs.dtype == dtype or dtype == bool:
+        return re_emit(local, lhs, rhs)
+    batching = (numbers.lhs_batching, numbers.rhs_batching)
+    return lax.dot_general(lhs, rhs, (contracting, batching), precision=_precision(op), preferred_element_type=dtype)
+
+
+def _precision(op: Op) -> tuple[lax.Precision, lax.Precision] | None:
+    if "precision_config" not in op.attributes:
+        return None
+    lhs, rhs = (lax.Precision[str(p).split()[-1].rstrip(">")] for p in op.attributes["precision_config"])  # type: ignore[attr-defined]
+    return lhs, rhs

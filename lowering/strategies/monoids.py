@@ -1,0 +1,82 @@
+"""Recognising what a region computes: reductions of a known kind and their identities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sdy_jax.graph import Block, Value
+from sdy_jax.lowering.generic import numpy_dtype
+from sdy_jax.lowering.strategies.creation import constant_value
+
+_KINDS = {
+    "stablehlo.add": "sum",
+    "stablehlo.multiply": "product",
+    "stablehlo.maximum": "max",
+    "stablehlo.minimum": "min",
+    "stablehlo.and": "and",
+    "stablehlo.or": "or",
+    "stablehlo.xor": "xor",
+}
+_ON_BOOLEANS = {"sum": "or", "max": "or", "product": "and", "min": "and"}
+"""What the kinds mean for `i1`, on which StableHLO's add is or, and multiply is and."""
+
+
+def reduction_kind(body: Block) -> str | None:
+    """The kind of a region that combines one old with one new value by one op, else None.
+
+    Variadic regions have a kind if each result combines its own pair, all by the same op.
+    """
+    outputs = body.terminator.operands
+    count = len(outputs)
+    if len(body.arguments) != 2 * count or not outputs:
+        return None
+    kinds = {_combiner(v, body.arguments[i], body.arguments[i + count]) for i, v in enumerate(outputs)}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _combiner(value: Value, old: Value, new: Value) -> str | None:
+    op = value.defining_op
+    if op is None or op.name not in _KINDS or {id(v) for v in op.operands} != {id(old), id(new)}:
+        return None
+    kind = _KINDS[op.name]
+    if value.dtype == "i1":
+        return _ON_BOOLEANS.get(kind, kind)
+    # The order of complex numbers under max is not one that a collective knows.
+    return None if "complex" in value.dtype and kind in ("max", "min") else kind
+
+
+def identity(kind: str, dtype: str) -> np.ndarray:
+    """The value that changes nothing: 0 for a sum, -inf for the maximum of floats."""
+    numpy = numpy_dtype(dtype)
+    if kind in ("max", "min"):
+        return _extreme(numpy, highest=kind == "min")
+    if kind == "and":
+        return np.array(True) if dtype == "i1" else np.invert(np.zeros((), numpy))
+    return np.array(1 if kind == "product" else 0).astype(numpy)
+
+
+def _extreme(dtype: np.dtype, highest: bool) -> np.ndarray:
+    if jnp.issubdtype(dtype, np.floating):
+        return np.array(np.inf if highest else -np.inf).astype(dtype)
+    if dtype == np.bool_:
+        return np.array(highest)
+    info = jnp.iinfo(dtype)
+    return np.array(info.max if highest else info.min).astype(dtype)
+
+
+def is_identity(value: Value, kind: str) -> bool:
+    """Whether an initial value is known to be the identity of a kind."""
+    constant = value.defining_op
+    if constant is None or constant.name not in ("stablehlo.constant", "sdy.constant"):
+        return False
+    known: Any = constant_value(constant)
+    return known is not None and bool(np.all(known == identity(kind, value.dtype)))
+
+
+def identity_like(kind: str, value: Value, x: jax.Array) -> jax.Array:
+    """The identity of a kind in the shape of `x`."""
+    return jnp.full(x.shape, identity(kind, value.dtype))

@@ -1,0 +1,53 @@
+"""Ops that give the same elements another shape: broadcasts, reshapes, transposes, bit casts."""
+
+from __future__ import annotations
+
+import jax
+from jax import lax
+
+from sdy_jax.graph import Op
+from sdy_jax.lowering.generic import numpy_dtype, re_emit
+from sdy_jax.lowering.strategies.registry import (
+    LocalOp,
+    Strategy,
+    emitter,
+    pass_through_factors,
+    strategies,
+)
+from sdy_jax.representation.rule import OpShardingRule
+
+
+@emitter("stablehlo.broadcast_in_dim")
+def _broadcast_in_dim(local: LocalOp, operand: jax.Array) -> jax.Array:
+    return lax.broadcast_in_dim(operand, local.result_shape(), local.op.ints("broadcast_dimensions"))
+
+
+@strategies("stablehlo.broadcast_in_dim")
+def _broadcast_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    """A dimension of size one that is expanded must be whole: its only element lies in the first block."""
+    operand, result = rule.factors_of
+    return [Strategy("along_factors", pass_through_factors(rule) - (operand - result))]
+
+
+@emitter("stablehlo.broadcast")
+def _broadcast(local: LocalOp, operand: jax.Array) -> jax.Array:
+    shape = local.result_shape()
+    return lax.broadcast_in_dim(operand, shape, range(len(shape) - operand.ndim, len(shape)))
+
+
+@emitter("stablehlo.reshape")
+def _reshape(local: LocalOp, operand: jax.Array) -> jax.Array:
+    return lax.reshape(operand, local.result_shape())
+
+
+@emitter("stablehlo.transpose")
+def _transpose(local: LocalOp, operand: jax.Array) -> jax.Array:
+    return lax.transpose(operand, local.op.ints("permutation"))
+
+
+@emitter("stablehlo.bitcast_convert")
+def _bitcast_convert(local: LocalOp, operand: jax.Array) -> jax.Array:
+    target = numpy_dtype(local.op.results[0].dtype)
+    if operand.dtype.itemsize == target.itemsize and "complex" not in local.op.operands[0].dtype:
+        return lax.bitcast_convert_type(operand, target)
+    return re_emit(local, operand)[0]

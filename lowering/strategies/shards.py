@@ -1,0 +1,68 @@
+"""What emitters share: where a shard lies in its dimension, masking its padding, cutting a block out of a whole array.
+
+A dimension of size N over g shards has blocks of n = ceil(N / g) elements; elements with a global index of N or more
+are padding and hold anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sdy_jax.lowering.strategies.registry import LocalOp
+from sdy_jax.representation.mesh import AxisRef, axes_size
+from sdy_jax.representation.sharding import TensorSharding
+
+
+def offset(local: LocalOp, axes: Sequence[AxisRef], block: int) -> jax.Array:
+    """The global index at which this device's block of `block` elements starts, an int32 scalar."""
+    return local.block_index(axes) * np.int32(block)
+
+
+def is_leader(local: LocalOp, axes: Sequence[AxisRef]) -> jax.Array:
+    """True on the first device along `axes`."""
+    return local.block_index(axes) == 0
+
+
+def has_padding(local: LocalOp, size: int, axes: Sequence[AxisRef]) -> bool:
+    return size % axes_size(axes, local.mesh.mesh) != 0
+
+
+def mask_padding(local: LocalOp, operand: int, x: jax.Array, dims: Sequence[int], value: jax.Array) -> jax.Array:
+    """Local operand `x` with `value` in the padding of `dims`."""
+    for dim in dims:
+        size, axes = local.op.operands[operand].shape[dim], local.operand_axes(operand, dim)  # type: ignore[index]
+        if has_padding(local, size, axes):
+            position = lax.broadcasted_iota(jnp.int32, x.shape, dim) + offset(local, axes, x.shape[dim])
+            x = jnp.where(position < size, x, value)
+    return x
+
+
+def own_block(local: LocalOp, x: jax.Array, sharding: TensorSharding | None) -> jax.Array:
+    """This device's block of an array that every device holds whole."""
+    if sharding is None:
+        return x
+    for dim, axes in enumerate(sharding.axes):
+        count = axes_size(axes, local.mesh.mesh)
+        if count == 1:
+            continue
+        block = -(-x.shape[dim] // count)
+        short = block * count - x.shape[dim]
+        if short:
+            x = jnp.pad(x, [(0, short if d == dim else 0) for d in range(x.ndim)])
+        x = lax.dynamic_slice_in_dim(x, offset(local, axes, block), block, dim)
+    return x
+
+
+def clamped(index: jax.Array, highest: int) -> jax.Array:
+    """An index of any integer type clamped to [0, highest], as int32 (int64 where the bound needs it).
+
+    Clamped in its own type first: a large unsigned index must not turn negative.
+    """
+    wide = jnp.int32 if highest <= np.iinfo(np.int32).max else jnp.int64
+    bound = min(highest, jnp.iinfo(index.dtype).max)
+    return lax.clamp(lax.full_like(index, 0), index, lax.full_like(index, bound)).astype(wide)

@@ -1,0 +1,136 @@
+"""Ops that cut, join and shift along dimensions: slices, pads, concatenations, reversals.
+
+Only dimensions along which nothing moves stay sharded, except for updates at a position known at run time: every device
+finds the part of the update that falls into its own block.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sdy_jax.graph import Op
+from sdy_jax.lowering.strategies.registry import (
+    LocalOp,
+    Strategy,
+    emitter,
+    pass_through_factors,
+    strategies,
+)
+from sdy_jax.lowering.strategies.shards import clamped, offset
+from sdy_jax.representation.rule import OpShardingRule, TensorMapping
+
+
+def factors_of_dims(mapping: TensorMapping, dims: Iterable[int]) -> frozenset[int]:
+    """The factors of some dimensions of a tensor."""
+    return frozenset(f for d in dims for f in mapping[d])
+
+
+@emitter("stablehlo.reverse")
+def _reverse(local: LocalOp, operand: jax.Array) -> jax.Array:
+    return lax.rev(operand, local.op.ints("dimensions"))
+
+
+@emitter("stablehlo.concatenate")
+def _concatenate(local: LocalOp, *operands: jax.Array) -> jax.Array:
+    return lax.concatenate(operands, local.op.int("dimension"))
+
+
+def _resized(op: Op, rule: OpShardingRule) -> frozenset[int]:
+    """The factors of dimensions along which the result is only a part of the operand."""
+    sizes = zip(op.operands[0].shape or (), op.results[0].shape or (), strict=True)
+    return factors_of_dims(rule.operand_mappings[0], [d for d, (n, m) in enumerate(sizes) if n != m])
+
+
+@emitter("stablehlo.slice")
+def _slice(local: LocalOp, operand: jax.Array) -> jax.Array:
+    """Sharded dimensions are taken whole."""
+    op = local.op
+    limits = [operand.shape[d] if local.operand_axes(0, d) else n for d, n in enumerate(op.ints("limit_indices"))]
+    return lax.slice(operand, op.ints("start_indices"), limits, op.ints("strides"))
+
+
+_PADDINGS = ("edge_padding_low", "edge_padding_high", "interior_padding")
+
+
+@emitter("stablehlo.pad")
+def _pad(local: LocalOp, operand: jax.Array, value: jax.Array) -> jax.Array:
+    op = local.op
+    return lax.pad(operand, value, list(zip(*(op.ints(name) for name in _PADDINGS), strict=True)))
+
+
+@strategies("stablehlo.pad")
+def _pad_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    """A pad by (1, -1) keeps the size and still shifts: only dimensions without any padding are kept."""
+    paddings = [op.ints(name) for name in _PADDINGS]
+    moved = [d for d in range(op.operands[0].rank) if any(p[d] for p in paddings)]
+    return [Strategy("along_factors", pass_through_factors(rule) - factors_of_dims(rule.operand_mappings[0], moved))]
+
+
+@strategies("stablehlo.concatenate")
+def _concatenate_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    moved = factors_of_dims(rule.result_mappings[0], [op.int("dimension")])
+    return [Strategy("along_factors", pass_through_factors(rule) - moved)]
+
+
+@emitter("stablehlo.dynamic_slice")
+def _dynamic_slice(local: LocalOp, operand: jax.Array, *starts: jax.Array) -> jax.Array:
+    """Dimensions that are sharded are taken whole; their start is clamped to zero in either case.
+
+    The primitive is bound by itself: lax.dynamic_slice would read negative starts from the end.
+    """
+    return lax.dynamic_slice_p.bind(operand, *starts, slice_sizes=local.result_shape())
+
+
+@strategies("stablehlo.slice", "stablehlo.dynamic_slice")
+def _dynamic_slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    return [Strategy("along_factors", pass_through_factors(rule) - _resized(op, rule))]
+
+
+@emitter("stablehlo.dynamic_update_slice")
+def _dynamic_update_slice(local: LocalOp, operand: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
+    """Along a sharded dimension of which the update is a part, every device writes what falls into its own block."""
+    positions, masks = list(starts), []
+    for dim, (whole, size) in enumerate(zip(local.op.operands[0].shape or (), local.op.operands[1].shape or (),
+                                            strict=True)):
+        axes = local.operand_axes(0, dim)
+        if axes and whole != size:
+            begin = clamped(starts[dim], whole - size) - offset(local, axes, operand.shape[dim])
+            update, position, mask = _own_part(update, dim, begin, operand.shape[dim])
+            positions[dim] = position.astype(starts[dim].dtype)
+            masks.append(mask)
+    if masks:
+        old = lax.dynamic_slice_p.bind(operand, *positions, slice_sizes=update.shape)
+        update = jnp.where(functools.reduce(jnp.logical_and, masks), update, old)
+    return lax.dynamic_update_slice_p.bind(operand, update, *positions)
+
+
+def _own_part(update: jax.Array, dim: int, begin: jax.Array, block: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What a block of `block` elements sees of an update that begins at local position `begin`, which may lie outside.
+
+    Returns:
+        The update shifted into a window that lies inside the block, the window's position, and a mask (of size one in
+        the other dimensions) that is true where the window holds elements of the update.
+
+    Example: block 4, update [a, b], begin 3: window position 2, contents [-, a], mask [False, True].
+    """
+    size = update.shape[dim]
+    length = min(size, block)
+    position = jnp.clip(begin, 0, block - length)
+    padded = jnp.pad(update, [(length, length) if d == dim else (0, 0) for d in range(update.ndim)])
+    first = jnp.clip(position - begin, -length, size)
+    part = lax.dynamic_slice_in_dim(padded, first + length, length, dim)
+    mask_shape = [length if d == dim else 1 for d in range(update.ndim)]
+    index = lax.broadcasted_iota(jnp.int32, mask_shape, dim) + (position - begin)
+    return part, position, (index >= 0) & (index < size)
+
+
+@strategies("stablehlo.dynamic_update_slice")
+def _dynamic_update_slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    """The update is needed whole along dimensions of which it is a part."""
+    operand, update, *_ = rule.factors_of
+    return [Strategy("own_part", pass_through_factors(rule) - (update - operand))]

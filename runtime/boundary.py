@@ -1,0 +1,90 @@
+"""The edge between jax's arrays and the per-device function: shardings in and out, key arrays, Explicit meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from sdy_jax.representation.named import has_sub_axes, to_partition_spec
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.runtime.mesh import RefinedMesh
+
+
+class Boundary:
+    """Runs a per-device function on global arrays, under jit.
+
+    The function runs in `shard_map` over the refined mesh; arguments and results are laid out on the user's mesh, so
+    that they have the user's axis names. On a mesh with Explicit axes results carry their sharding in their type.
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh, refined: RefinedMesh, in_shardings: Sequence[TensorSharding],
+                 out_shardings: Sequence[TensorSharding]):
+        self._user_mesh = mesh
+        self._mesh = auto_mesh(mesh)
+        self._refined = refined
+        self._refined_mesh = refined.to_jax(mesh.devices)
+        self._in, self._out = tuple(in_shardings), tuple(out_shardings)
+
+    def __call__(self, function: Callable[..., tuple[jax.Array, ...]], arguments: Sequence[Any],
+                 out_info: Sequence[Any]) -> list[Any]:
+        """Calls `function` on the shards of `arguments`; `out_info` has the dtypes of the results."""
+        raw = [_raw(x) for x in arguments]
+        results = self._on_shards(function, raw)
+        return [_wrapped(x, info) for x, info in zip(results, out_info, strict=True)]
+
+    def _on_shards(self, function: Callable[..., tuple[jax.Array, ...]], arguments: Sequence[jax.Array]) -> Any:
+        def laid_out(*xs: jax.Array) -> tuple[jax.Array, ...]:
+            xs = tuple(self._constrained(x, s) for x, s in zip(xs, self._in, strict=True))
+            with jax.sharding.use_abstract_mesh(self._refined_mesh.abstract_mesh):
+                ys = jax.shard_map(
+                    function,
+                    mesh=self._refined_mesh,
+                    in_specs=tuple(map(self._refined.spec, self._in)),
+                    out_specs=tuple(map(self._refined.spec, self._out)),
+                    check_vma=False,  # what is replicated along which axes only the plan knows
+                )(*xs)
+            return tuple(self._constrained(y, s) for y, s in zip(ys, self._out, strict=True))
+
+        if AxisType.Explicit not in self._user_mesh.axis_types:
+            return laid_out(*arguments)
+        out = tuple(NamedSharding(self._user_mesh, self._coarse_spec(s)) for s in self._out)
+        return jax.sharding.auto_axes(laid_out, axes=self._user_mesh.axis_names, out_sharding=out)(*arguments)
+
+    def _constrained(self, x: jax.Array, sharding: TensorSharding) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, self.named(sharding))
+
+    def named(self, sharding: TensorSharding) -> NamedSharding:
+        """The jax sharding of a boundary value: on the user's axes where they can say it, else on the refined ones."""
+        if has_sub_axes(sharding):
+            return NamedSharding(self._refined_mesh, self._refined.spec(sharding))
+        return NamedSharding(self._mesh, to_partition_spec(sharding))
+
+    def _coarse_spec(self, sharding: TensorSharding) -> PartitionSpec:
+        """The spec on whole axes: each dimension up to its first sub-axis."""
+        names = []
+        for axes in sharding.axes:
+            cut = next((i for i, a in enumerate(axes) if a.sub_axis), len(axes))
+            names.append(tuple(a.name for a in axes[:cut]) or None)
+        return PartitionSpec(*names)
+
+
+def auto_mesh(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    """The same mesh with Auto axes: shardings are stated, not part of types."""
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+
+
+def _raw(x: Any) -> Any:
+    """A key array's words; everything else as it is."""
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return x
+    return jax.random.key_data(x)
+
+
+def _wrapped(x: jax.Array, info: Any) -> Any:
+    if not jnp.issubdtype(info.dtype, jax.dtypes.prng_key):
+        return x
+    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(info))

@@ -1,0 +1,148 @@
+"""Matching what the user says about shardings with the arguments, by jit's pytree-prefix rules and key paths.
+
+A specification is None (propagation decides), a `PartitionSpec`, a `NamedSharding`, the text of an SDY sharding
+(`'[{"data"}, {"model", ?}p1]'`) or a `TensorSharding`. It stands for every leaf of the tree that it is given for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath, flatten_one_level_with_keys, keystr, tree_flatten_with_path
+
+from sdy_jax.errors import ShardingError
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.named import from_partition_spec, mesh_from_jax
+from sdy_jax.representation.sharding import CLOSED, TensorSharding
+from sdy_jax.representation.text import parse_sharding
+from sdy_jax.representation.verify import verify_sharding
+
+Spec = Any
+"""None, PartitionSpec, NamedSharding, str or TensorSharding."""
+
+_SPEC_TYPES = (type(None), PartitionSpec, jax.sharding.Sharding, str, TensorSharding)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array argument or result: its path for messages (`params['w1']`) and what the user said of it."""
+
+    path: str
+    value: Any
+    spec: Spec
+
+
+def parameter_names(fun: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a function's positional parameters; empty where it has no signature."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind in positional)
+
+
+def argument_leaves(specs: Spec, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str],
+                    where: str = "in_shardings") -> list[Leaf]:
+    """The leaves of `(args, kwargs)` in jax's order, each with its path and specification.
+
+    `names` are the parameter names of `args` (and of keyword arguments that `specs` may speak of by position).
+
+    Raises:
+        ShardingError: the specifications do not match the arguments' tree.
+    """
+    if not isinstance(specs, _SPEC_TYPES) and not isinstance(specs, (tuple, list)):
+        raise ShardingError(f"{where} is a {type(specs).__name__}; give one sharding for all arguments, or a tuple with "
+                            "one entry per argument")
+    each = list(specs) if isinstance(specs, (tuple, list)) and not isinstance(specs, _SPEC_TYPES) else None
+    if each is not None and len(each) not in (len(args), len(args) + len(kwargs)):
+        given = ", ".join(names[:len(args)]) or "none"
+        raise ShardingError(f"{where} has {len(each)} entries, the function was called with {len(args)} positional "
+                            f"arguments ({given}); give one entry per argument, None where propagation decides")
+    leaves: list[Leaf] = []
+    for i, argument in enumerate(args):
+        root = names[i] if i < len(names) else f"args[{i}]"
+        leaves += match_prefix(specs if each is None else each[i], argument, root, where)
+    for name in sorted(kwargs):
+        position = names.index(name) if name in names else None
+        spec = specs if each is None else each[position] if position is not None and position < len(each) else None
+        leaves += match_prefix(spec, kwargs[name], name, where)
+    return leaves
+
+
+def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:
+    """Spreads a prefix tree of specifications over the leaves of `tree`; `root` is how the tree is called.
+
+    Raises:
+        ShardingError: names the first path where the two trees differ.
+    """
+    if isinstance(specs, _SPEC_TYPES):
+        return [Leaf(root + keystr(path), leaf, specs) for path, leaf in tree_flatten_with_path(tree)[0]]
+    given, given_type = _children(specs, root, where)
+    if jax.tree_util.all_leaves([tree]):
+        raise ShardingError(f"{where} has a {type(specs).__name__} for `{root}`, which is a single array; "
+                            "give one sharding")
+    wanted, wanted_type = _children(tree, root, where)
+    given_keys, wanted_keys = ([keystr(k) for k, _ in children] for children in (given, wanted))
+    if given_type is not wanted_type or given_keys != wanted_keys:
+        raise ShardingError(
+            f"{where} does not match `{root}`: it has {_describe(given_type, given_keys)}, the argument "
+            f"{_describe(wanted_type, wanted_keys)}; give the same structure, or one sharding for all of it")
+    return [leaf for (_, spec), (key, child) in zip(given, wanted, strict=True)
+            for leaf in match_prefix(spec, child, root + keystr(key), where)]
+
+
+def _children(tree: Any, root: str, where: str) -> tuple[list[tuple[KeyPath, Any]], type]:
+    try:
+        children, _ = flatten_one_level_with_keys(tree)
+    except ValueError:
+        raise ShardingError(f"{where} has a {type(tree).__name__} for `{root}`; expected None, a PartitionSpec, a "
+                            "NamedSharding, the text of an SDY sharding, or a tree of them") from None
+    return [((key,), child) for key, child in children], type(tree)
+
+
+def _describe(container: type, keys: Sequence[str]) -> str:
+    return f"a {container.__name__} with {', '.join(keys) or 'no entries'}"
+
+
+def resolve(leaf: Leaf, rank: int, mesh: Mesh, mesh_name: str, where: str) -> TensorSharding | None:
+    """What the user said of one leaf, as a sharding of a value of `rank` dimensions on the program's mesh.
+
+    Raises:
+        ShardingError: unknown axis, axis used twice, wrong rank, or a sharding on another mesh.
+    """
+    place = f"{where} for `{leaf.path}`"
+    spec = leaf.spec
+    if spec is None:
+        return None
+    if isinstance(spec, NamedSharding):
+        _check_mesh(mesh_from_jax(spec.mesh), mesh, place)
+        spec = spec.spec
+    if isinstance(spec, PartitionSpec):
+        return from_partition_spec(spec, rank, mesh, mesh_name, place)
+    if isinstance(spec, str):
+        spec = parse_sharding(spec, mesh_name)
+    if not isinstance(spec, TensorSharding):
+        raise ShardingError(f"{place} is a {type(spec).__name__}, which names no mesh axes; give a PartitionSpec")
+    if isinstance(spec.mesh, Mesh):
+        _check_mesh(spec.mesh, mesh, place)
+    spec = TensorSharding(mesh_name, spec.dimensions, spec.replicated_axes, spec.unreduced_axes, spec.reduction)
+    verify_sharding(spec, {mesh_name: mesh}, rank, place)
+    return spec
+
+
+def padded(sharding: TensorSharding, rank: int) -> TensorSharding:
+    """The sharding with unsplit trailing dimensions up to `rank`: what a key array's raw words add."""
+    return TensorSharding(sharding.mesh, (*sharding.dimensions, *(CLOSED,) * (rank - sharding.rank)),
+                          sharding.replicated_axes, sharding.unreduced_axes, sharding.reduction)
+
+
+def _check_mesh(given: Mesh, wanted: Mesh, place: str) -> None:
+    if given.axes != wanted.axes:
+        raise ShardingError(f"{place} is on the mesh {given}, the function is partitioned on {wanted}; "
+                            "use that mesh, or a PartitionSpec")

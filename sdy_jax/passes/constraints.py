@@ -1,0 +1,157 @@
+"""Sharding constraints: copied onto their inputs before propagation, turned into reshards after it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jax.extend.mlir import ir
+
+from sdy_jax.passes.data_flow_edges import DATA_FLOW_OPS, EDGE, edge_of
+from sdy_jax.passes.shardings import COMPUTATIONS, list_of, set_sharding, sharding_of
+from sdy_jax.passes.walk import defining_op, just_after, named, owning_op, post_order, rank, users
+from sdy_jax.representation.attributes import sharding_from_attribute, sharding_to_attribute
+from sdy_jax.representation.sharding import TensorSharding
+
+_CONSTRAINT = "sdy.sharding_constraint"
+_MANUAL = "sdy.manual_computation"
+
+
+def apply_sharding_constraints(module: ir.Operation) -> None:
+    """Gives a value without a sharding that of the closed constraint, or manual computation, that uses it."""
+    for op in list(post_order(module)):
+        if op.name == _CONSTRAINT:
+            sharding = sharding_from_attribute(op.attributes["sharding"])
+            _redirect_to_end_of_chain(op)
+            if _applies(sharding, op.operands[0]):
+                _apply_constraint(op, sharding)
+        elif op.name == _MANUAL:
+            for operand, given in zip(list(op.operands), list_of(op, "in_shardings", len(op.operands)), strict=True):
+                if given is not None and _applies(given, operand):
+                    _apply_manual(op, operand, given)
+
+
+def _redirect_to_end_of_chain(first: ir.Operation) -> None:
+    """In a chain of constraints x -> first -> ... -> last, later users of x use `last` instead."""
+    x = first.operands[0]
+    source = defining_op(x)
+    if (source is not None and source.name == _CONSTRAINT) or current_sharding(x) is not None:
+        return
+    if any(user.name in (_CONSTRAINT, _MANUAL) and user != first for user in users(x)):
+        return
+    last = _end_of_chain(first)
+    if last == first or any(user.name in (_CONSTRAINT, _MANUAL) for user in users(last.results[0])):
+        return
+    for use in list(x.uses):
+        user = use.owner.operation
+        if user != first and user.name != "func.return" and user.block == last.block and last.is_before_in_block(user):
+            user.operands[use.operand_number] = last.results[0]
+
+
+def _end_of_chain(first: ir.Operation) -> ir.Operation:
+    last = first
+    while True:
+        following = users(last.results[0])
+        if len(following) != 1 or following[0].name != _CONSTRAINT:
+            return last
+        last = following[0]
+
+
+def shardable(value: ir.Value) -> ir.Value | None:
+    """The value that owns the sharding of `value`: an edge's result where there is an edge; None: nothing does."""
+    op = owning_op(value)
+    if isinstance(value, ir.BlockArgument):
+        if op.name == "func.func":
+            return value
+        if op.name == "stablehlo.while":
+            value = op.results[value.arg_number]
+        elif op.name not in COMPUTATIONS:
+            return None
+    if op.name not in DATA_FLOW_OPS:
+        return value
+    edge = edge_of(value)
+    return value if edge is None else edge.results[0]
+
+
+def current_sharding(value: ir.Value) -> TensorSharding | None:
+    owner = shardable(value)
+    return None if owner is None else sharding_of(owner)
+
+
+def _applies(sharding: TensorSharding, x: ir.Value) -> bool:
+    owner = shardable(x)
+    if owner is None or not sharding.is_fully_closed or sharding_of(owner) is not None:
+        return False
+    return all(other == sharding for use in x.uses for other in _wanted(use.owner.operation, use.operand_number))
+
+
+def _wanted(user: ir.Operation, operand: int) -> list[TensorSharding]:
+    """The sharding that a constraint or a manual computation wants its operand to have."""
+    if user.name == _CONSTRAINT:
+        return [sharding_from_attribute(user.attributes["sharding"])]
+    if user.name == _MANUAL:
+        given = list_of(user, "in_shardings", len(user.operands))[operand]
+        return [given] if given else []
+    return []
+
+
+def _belongs_to_edge(x: ir.Value) -> bool:
+    return owning_op(x).name in (EDGE, *DATA_FLOW_OPS)
+
+
+def _apply_constraint(constraint: ir.Operation, sharding: TensorSharding) -> None:
+    x = constraint.operands[0]
+    if not _belongs_to_edge(x):
+        set_sharding(x, sharding)
+        return
+    _set_unreduced(x, sharding)
+    _move_just_after(constraint, x)
+    x.replace_all_uses_except(constraint.results[0], constraint)
+
+
+def _move_just_after(op: ir.Operation, x: ir.Value) -> None:
+    source = defining_op(x)
+    if source is not None:
+        op.move_after(source)
+        return
+    first = x.owner.operations[0].operation
+    if first != op:
+        op.move_before(first)
+
+
+def _apply_manual(manual: ir.Operation, x: ir.Value, sharding: TensorSharding) -> None:
+    if not _belongs_to_edge(x):
+        set_sharding(x, sharding)
+        return
+    _set_unreduced(x, sharding)
+    constraint = ir.Operation.create(
+        _CONSTRAINT,
+        results=[x.type],
+        operands=[x],
+        attributes={"sharding": sharding_to_attribute(sharding, x.context)},
+        loc=manual.location,
+        ip=just_after(x),
+    )
+    x.replace_all_uses_except(constraint.results[0], constraint)
+
+
+def _set_unreduced(x: ir.Value, sharding: TensorSharding) -> None:
+    owner = shardable(x)
+    if owner is None or not sharding.unreduced_axes:
+        return
+    old = sharding_of(owner) or TensorSharding.fully_open(sharding.mesh, rank(x))
+    set_sharding(owner, replace(old, unreduced_axes=sharding.unreduced_axes))
+
+
+def constraints_to_reshards(module: ir.Operation) -> None:
+    """Every `sdy.sharding_constraint` becomes an `sdy.reshard` with the same sharding."""
+    for op in named(module, _CONSTRAINT):
+        new = ir.Operation.create(
+            "sdy.reshard",
+            results=[op.results[0].type],
+            operands=[op.operands[0]],
+            attributes={n: op.attributes[n] for n in op.attributes if n != "sdy.sharding_rule"},
+            loc=op.location,
+            ip=ir.InsertionPoint(op),
+        )
+        op.results[0].replace_all_uses_with(new.results[0])
+        op.erase()

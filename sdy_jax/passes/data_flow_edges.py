@@ -1,0 +1,95 @@
+"""Data-flow edges as ops: each value that several others must be sharded like gets an `sdy.data_flow_edge`.
+
+`add_data_flow_edges` puts one after every owner before propagation; `sink_data_flow_edges` takes their shardings back
+to the op that owns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jax.extend.mlir import ir
+
+from sdy_jax.propagation.edges import add_free_axes, erase_manual_axes
+from sdy_jax.passes.shardings import COMPUTATIONS, list_of, manual_axes, set_list
+from sdy_jax.passes.walk import body_of, has_static_shape, just_after, post_order, pre_order, users
+from sdy_jax.representation.attributes import sharding_from_attribute, sharding_to_attribute
+from sdy_jax.representation.sharding import TensorSharding
+
+EDGE = "sdy.data_flow_edge"
+DATA_FLOW_OPS = ("stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.optimization_barrier", *COMPUTATIONS)
+
+
+def add_data_flow_edges(module: ir.Operation, compat: str | None = None) -> None:
+    """Creates an edge right after every owner of static shape, with the owner's sharding, and redirects its uses.
+
+    Args:
+      module: a `builtin.module`, edited in place.
+      compat: with `"shardy"`, `stablehlo.if` gets no edges.
+    """
+    for op in list(post_order(module)):
+        if op.name not in DATA_FLOW_OPS or (compat == "shardy" and op.name == "stablehlo.if"):
+            continue
+        arguments = block_argument_owners(op)
+        if arguments:
+            manual = manual_axes(op)
+            shardings = list_of(op, "in_shardings", len(arguments))
+            _add_edges(arguments, [s and erase_manual_axes(s, manual) for s in shardings])
+        _add_edges(op.results, list_of(op, result_attribute(op), len(op.results)))
+
+
+def block_argument_owners(op: ir.Operation) -> Sequence[ir.Value]:
+    """The block arguments that own an edge: those of manual and named computations."""
+    return list(body_of(op).arguments) if op.name in COMPUTATIONS else ()
+
+
+def result_attribute(op: ir.Operation) -> str:
+    """Where an op keeps the shardings of its results."""
+    return "out_shardings" if op.name in COMPUTATIONS else "sdy.sharding"
+
+
+def _add_edges(owners: Sequence[ir.Value], shardings: Sequence[TensorSharding | None]) -> None:
+    for owner, sharding in reversed(list(zip(owners, shardings, strict=True))):
+        if not has_static_shape(owner):
+            continue
+        attributes = {} if sharding is None else {"sharding": sharding_to_attribute(sharding, owner.context)}
+        location = owner.owner.owner.location if isinstance(owner, ir.BlockArgument) else owner.owner.location
+        edge = ir.Operation.create(
+            EDGE, results=[owner.type], operands=[owner], attributes=attributes, loc=location, ip=just_after(owner)
+        )
+        owner.replace_all_uses_except(edge.results[0], edge)
+
+
+def edge_of(owner: ir.Value) -> ir.Operation | None:
+    """The edge op of an owner, if there is one."""
+    return next((user for user in users(owner) if user.name == EDGE), None)
+
+
+def sink_data_flow_edges(module: ir.Operation) -> None:
+    """Moves the shardings of edges to their data-flow ops and replaces the edges by their inputs."""
+    for op in list(pre_order(module)):
+        if op.name not in DATA_FLOW_OPS:
+            continue
+        arguments = block_argument_owners(op)
+        if arguments:
+            found = _sink(arguments)
+            outer = list_of(op, "in_shardings", len(arguments))
+            if any(found):
+                free = [f and (add_free_axes(o, f, manual_axes(op)) if o else f)
+                        for o, f in zip(outer, found, strict=True)]
+                set_list(op, "in_shardings", free, list(op.operands))
+        set_list(op, result_attribute(op), _sink(op.results), list(op.results))
+
+
+def _sink(owners: Sequence[ir.Value]) -> list[TensorSharding | None]:
+    found: list[TensorSharding | None] = []
+    for owner in owners:
+        edge = edge_of(owner)
+        if edge is None:
+            found.append(None)
+            continue
+        known = "sharding" in edge.attributes
+        found.append(sharding_from_attribute(edge.attributes["sharding"]) if known else None)
+        edge.results[0].replace_all_uses_with(owner)
+        edge.erase()
+    return found

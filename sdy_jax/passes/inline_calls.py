@@ -1,0 +1,103 @@
+"""Every `func.call` is replaced by the body it calls; the functions left without a caller are removed.
+
+A function's argument and result shardings mean: the caller's values pass through a sharding constraint there.
+"""
+
+from __future__ import annotations
+
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import ShardingError
+from sdy_jax.passes.shardings import function_shardings, list_of
+from sdy_jax.passes.walk import body_of, functions, main_of, named, symbol
+from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.representation.sharding import TensorSharding
+
+
+def inline_calls(module: ir.Operation) -> None:
+    """Inlines all calls, nested ones and those inside regions included, and keeps only the main function.
+
+    Raises:
+      ShardingError: a function calls itself, directly or through others.
+    """
+    known = functions(module)
+    if len(known) < 2:
+        return
+    done: dict[str, bool] = {}
+    for name in known:
+        _inline_into(name, known, done)
+    main = main_of(module)
+    for function in known.values():
+        if function != main and _is_private(function):
+            function.erase()
+
+
+def _is_private(function: ir.Operation) -> bool:
+    attributes = function.attributes
+    return "sym_visibility" in attributes and ir.StringAttr(attributes["sym_visibility"]).value == "private"
+
+
+def _inline_into(name: str, known: dict[str, ir.Operation], done: dict[str, bool]) -> None:
+    """Inlines the callees first, so that a copied body holds no call."""
+    if done.get(name):
+        return
+    if name in done:
+        raise ShardingError(f"function @{name} calls itself; StableHLO programs may not be recursive")
+    done[name] = False
+    for call in named(known[name], "func.call"):
+        callee = str(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
+        if callee not in known:
+            raise ShardingError(f"call of @{callee}, which the module does not define (in @{name})")
+        _inline_into(callee, known, done)
+        _inline_call(call, known[callee])
+    done[name] = True
+
+
+def _inline_call(call: ir.Operation, callee: ir.Operation) -> None:
+    copy = callee.clone(ir.InsertionPoint.after(callee))
+    block = body_of(copy)
+    for argument, operand, sharding in zip(
+        block.arguments, list(call.operands), function_shardings(copy, "arg_attrs"), strict=True
+    ):
+        argument.replace_all_uses_with(_constrained(operand, sharding, ir.InsertionPoint(call), call.location))
+    *body, terminator = [op.operation for op in block.operations]
+    for op in body:
+        op.move_before(call)
+    for result, returned, sharding in zip(
+        call.results, list(terminator.operands), _result_shardings(call, callee), strict=True
+    ):
+        result.replace_all_uses_with(_constrained(returned, sharding, ir.InsertionPoint(call), call.location))
+    copy.erase()
+    call.erase()
+
+
+def _result_shardings(call: ir.Operation, callee: ir.Operation) -> list[TensorSharding | None]:
+    """The call's own shardings, else those of the function it calls."""
+    if "sdy.sharding" in call.attributes:
+        return list_of(call, "sdy.sharding", len(call.results))
+    return function_shardings(callee, "res_attrs")
+
+
+def _constrained(
+    value: ir.Value, sharding: TensorSharding | None, ip: ir.InsertionPoint, location: ir.Location
+) -> ir.Value:
+    if sharding is None:
+        return value
+    attributes = {"sharding": sharding_to_attribute(sharding, value.context)}
+    op = ir.Operation.create(
+        "sdy.sharding_constraint", results=[value.type], operands=[value], attributes=attributes, loc=location, ip=ip
+    )
+    return op.results[0]
+
+
+def remove_unused_functions(module: ir.Operation) -> None:
+    """Symbol dead-code elimination: private functions that nothing calls are removed."""
+    while True:
+        called = {str(ir.FlatSymbolRefAttr(c.attributes["callee"]).value) for c in named(module, "func.call")}
+        unused = [f for f in functions(module).values() if _is_private(f) and symbol(f) not in called]
+        for function in unused:
+            function.erase()
+        if not unused:
+            return
+
+

@@ -1,0 +1,138 @@
+"""Sharding groups: values that must be sharded alike. Unified before propagation, removed after it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import ShardingError
+from sdy_jax.graph import source_line
+from sdy_jax.passes.constraints import current_sharding, shardable
+from sdy_jax.passes.shardings import set_sharding
+from sdy_jax.passes.walk import just_after, named, post_order, rank
+from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.representation.sharding import TensorSharding
+
+GROUP = "sdy.sharding_group"
+
+
+def group_id(op: ir.Operation) -> int:
+    return int(ir.IntegerAttr(op.attributes["group_id"]).value)
+
+
+def import_sharding_groups(module: ir.Operation) -> None:
+    """Unites groups that share a value, numbers them from 0, and keeps one group op per value and group.
+
+    Raises:
+      ShardingError: members of one group have different shapes or lie in different manual computations.
+    """
+    ops = named(module, GROUP)
+    if not ops:
+        return
+    _check(ops)
+    parent = {group: group for group in sorted({group_id(op) for op in ops})}
+    by_value: dict[ir.Value, int] = {}
+    for op in ops:
+        _unite(parent, group_id(op), by_value.setdefault(op.operands[0], group_id(op)))
+    numbers = {root: i for i, root in enumerate(sorted({_root(parent, g) for g in parent}))}
+    seen: set[ir.Value] = set()
+    for op in ops:
+        if op.operands[0] in seen:
+            op.erase()
+            continue
+        seen.add(op.operands[0])
+        number = numbers[_root(parent, group_id(op))]
+        op.attributes["group_id"] = ir.IntegerAttr.get(op.attributes["group_id"].type, number)
+
+
+def _root(parent: dict[int, int], group: int) -> int:
+    while parent[group] != group:
+        group = parent[group]
+    return group
+
+
+def _unite(parent: dict[int, int], a: int, b: int) -> None:
+    """The smallest id represents its class."""
+    low, high = sorted((_root(parent, a), _root(parent, b)))
+    parent[high] = low
+
+
+def _check(ops: list[ir.Operation]) -> None:
+    first: dict[int, ir.Operation] = {}
+    for op in ops:
+        other = first.setdefault(group_id(op), op)
+        where = f"sharding group {group_id(op)}, at {source_line(op.location)}"
+        mine, theirs = op.operands[0].type, other.operands[0].type
+        if tuple(mine.shape) != tuple(theirs.shape):
+            raise ShardingError(f"{where}: member of type {mine}, but the group's first member has type {theirs}; "
+                                "members of one group must have the same shape")
+        if _manual_parent(op) != _manual_parent(other):
+            raise ShardingError(f"{where}: its members lie in different manual computations; "
+                                "to fix: use one group per manual computation")
+
+
+def _manual_parent(op: ir.Operation) -> ir.Operation | None:
+    parent = op.parent
+    while parent is not None and parent.operation.name != "sdy.manual_computation":
+        parent = parent.operation.parent
+    return None if parent is None else parent.operation
+
+
+@dataclass(slots=True)
+class _Group:
+    ops: list[ir.Operation] = field(default_factory=list)
+    given: list[TensorSharding] = field(default_factory=list)
+
+
+def synchronize_groups(module: ir.Operation) -> None:
+    """Gives all members of a group their common sharding; members that disagree get an open constraint each.
+
+    With such constraints in between, the constraints are the group's members.
+    """
+    groups: dict[int, _Group] = {}
+    for op in post_order(module):
+        if op.name != GROUP:
+            continue
+        group = groups.setdefault(group_id(op), _Group())
+        group.ops.append(op)
+        sharding = current_sharding(op.operands[0])
+        if sharding is not None and not sharding.is_fully_replicated_and_open:
+            group.given.append(sharding)
+    for number in sorted(groups):
+        group = groups[number]
+        if len(group.ops) < 2 or not group.given:
+            continue
+        if all(s == group.given[0] for s in group.given):
+            _set_all(group)
+            continue
+        warnings.warn(f"the members of sharding group {number} have different shardings, the first is "
+                      f"{group.given[0]}; each keeps its own up to the group", stacklevel=2)
+        for op in group.ops:
+            _separate(op, TensorSharding.fully_open(group.given[0].mesh, rank(op.operands[0])))
+
+
+def _set_all(group: _Group) -> None:
+    for op in group.ops:
+        owner = shardable(op.operands[0])
+        if owner is not None:
+            set_sharding(owner, group.given[0])
+
+
+def _separate(group_op: ir.Operation, sharding: TensorSharding) -> None:
+    member = group_op.operands[0]
+    constraint = ir.Operation.create(
+        "sdy.sharding_constraint",
+        results=[member.type],
+        operands=[member],
+        attributes={"sharding": sharding_to_attribute(sharding, member.context)},
+        loc=group_op.location,
+        ip=just_after(member),
+    )
+    member.replace_all_uses_except(constraint.results[0], constraint)
+
+
+def remove_sharding_groups(module: ir.Operation) -> None:
+    for op in named(module, GROUP):
+        op.erase()

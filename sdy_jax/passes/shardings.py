@@ -1,0 +1,149 @@
+"""Reading and writing the shardings of an MLIR module, wherever the dialect stores them.
+
+Storage: functions keep them in dictionaries per argument and result; most ops in `sdy.sharding`, one entry per result;
+sdy's own ops in `sharding` or `out_sharding`; manual and named computations in `in_shardings` and `out_shardings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jax.extend.mlir import ir
+
+from sdy_jax.passes.walk import body_of, pre_order, rank, terminator_of
+from sdy_jax.representation.attributes import (
+    sharding_from_attribute,
+    sharding_to_attribute,
+    shardings_from_attribute,
+    shardings_to_attribute,
+)
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+SINGLE = ("sharding", "out_sharding")
+"""Attributes of one sharding, on sdy's own ops."""
+LISTS = ("sdy.sharding", "in_shardings", "out_shardings")
+"""Attributes with one sharding per value; `sdy.sharding` is also the name in a function's dictionaries."""
+COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
+
+Change = Callable[[TensorSharding], TensorSharding]
+
+
+def map_shardings(module: ir.Operation, change: Change) -> None:
+    """Replaces every sharding in the module, in pre-order: arguments, results, then ops."""
+    memo: dict[ir.Attribute, ir.Attribute] = {}
+
+    def changed(name: str, attribute: ir.Attribute) -> ir.Attribute:
+        if attribute not in memo:
+            memo[attribute] = _map_attribute(name, attribute, change, module.context)
+        return memo[attribute]
+
+    for op in pre_order(module):
+        if op.name == "func.func":
+            _map_function(op, changed)
+            continue
+        attributes = op.attributes
+        for name in LISTS + (SINGLE if op.name.startswith("sdy.") else ()):
+            if name in attributes:
+                attributes[name] = changed(name, attributes[name])
+
+
+def _map_attribute(name: str, attribute: ir.Attribute, change: Change, context: ir.Context) -> ir.Attribute:
+    if name in SINGLE:
+        return sharding_to_attribute(change(sharding_from_attribute(attribute)), context)
+    return shardings_to_attribute(tuple(map(change, shardings_from_attribute(attribute))), context)
+
+
+def _map_function(function: ir.Operation, changed: Callable[[str, ir.Attribute], ir.Attribute]) -> None:
+    for name in ("arg_attrs", "res_attrs"):
+        if name not in function.attributes:
+            continue
+        entries = []
+        for dictionary in ir.ArrayAttr(function.attributes[name]):
+            entry = {n.name: n.attr for n in ir.DictAttr(dictionary)}
+            if "sdy.sharding" in entry:
+                entry["sdy.sharding"] = changed("sharding", entry["sdy.sharding"])
+            entries.append(ir.DictAttr.get(entry, function.context))
+        function.attributes[name] = ir.ArrayAttr.get(entries, function.context)
+
+
+def function_shardings(function: ir.Operation, name: str) -> list[TensorSharding | None]:
+    """The sharding of each argument (`arg_attrs`) or result (`res_attrs`) of a function."""
+    block = body_of(function)
+    count = len(block.arguments) if name == "arg_attrs" else len(terminator_of(block).operands)
+    if name not in function.attributes:
+        return [None] * count
+    dictionaries = (ir.DictAttr(d) for d in ir.ArrayAttr(function.attributes[name]))
+    return [sharding_from_attribute(d["sdy.sharding"]) if "sdy.sharding" in d else None for d in dictionaries]
+
+
+def set_function_sharding(function: ir.Operation, name: str, index: int, sharding: TensorSharding | None) -> None:
+    context = function.context
+    count = len(function_shardings(function, name))
+    old = list(ir.ArrayAttr(function.attributes[name])) if name in function.attributes else []
+    old = old or [ir.DictAttr.get({}, context)] * count
+    entry = {n.name: n.attr for n in ir.DictAttr(old[index])}
+    entry.pop("sdy.sharding", None)
+    if sharding is not None:
+        entry["sdy.sharding"] = sharding_to_attribute(sharding, context)
+    old[index] = ir.DictAttr.get(entry, context)
+    function.attributes[name] = ir.ArrayAttr.get(old, context)
+
+
+def sharding_of(value: ir.Value) -> TensorSharding | None:
+    """The sharding stored at a function argument or op result."""
+    if isinstance(value, ir.BlockArgument):
+        function = value.owner.owner.operation
+        return function_shardings(function, "arg_attrs")[value.arg_number] if function.name == "func.func" else None
+    op, attributes = value.owner.operation, value.owner.attributes
+    for name in SINGLE:
+        if op.name.startswith("sdy.") and name in attributes:
+            return sharding_from_attribute(attributes[name])
+    name = "out_shardings" if op.name in COMPUTATIONS else "sdy.sharding"
+    return shardings_from_attribute(attributes[name])[value.result_number] if name in attributes else None
+
+
+def set_sharding(value: ir.Value, sharding: TensorSharding) -> None:
+    """Stores a sharding at a function argument or op result; other results become fully open on the same mesh."""
+    if isinstance(value, ir.BlockArgument):
+        set_function_sharding(value.owner.owner.operation, "arg_attrs", value.arg_number, sharding)
+        return
+    op = value.owner.operation
+    if op.name in ("sdy.sharding_constraint", "sdy.reshard", "sdy.data_flow_edge"):
+        op.attributes["sharding"] = sharding_to_attribute(sharding, op.context)
+        return
+    found = [sharding_of(r) for r in op.results]
+    found[value.result_number] = sharding
+    set_list(op, "out_shardings" if op.name in COMPUTATIONS else "sdy.sharding", found, list(op.results))
+
+
+def set_list(op: ir.Operation, name: str, found: Sequence[TensorSharding | None], values: Sequence[ir.Value]) -> None:
+    """Stores one sharding per value; missing ones become fully open on the mesh of the first. All missing: nothing."""
+    meshes = [s.mesh for s in found if s is not None]
+    if not meshes:
+        return
+    full = (s or TensorSharding.fully_open(meshes[0], rank(v)) for s, v in zip(found, values, strict=True))
+    op.attributes[name] = shardings_to_attribute(tuple(full), op.context)
+
+
+def list_of(op: ir.Operation, name: str, count: int) -> list[TensorSharding | None]:
+    """The shardings in attribute `name`, None for each of `count` values where it is absent."""
+    return list(shardings_from_attribute(op.attributes[name])) if name in op.attributes else [None] * count
+
+
+def manual_axes(op: ir.Operation) -> tuple[str, ...]:
+    """The manual axes of a manual computation; none for other ops."""
+    if "manual_axes" not in op.attributes:
+        return ()
+    return tuple(ir.StringAttr(a).value for a in _manual_axes_array(op.attributes["manual_axes"]))
+
+
+def _manual_axes_array(attribute: ir.Attribute) -> Sequence[ir.Attribute]:
+    from jax.extend.mlir.dialects import sdy
+
+    return list(sdy.ManualAxesAttr(attribute))
+
+
+def mesh_of(meshes: dict[str, Mesh], sharding: TensorSharding) -> Mesh:
+    """The mesh that a sharding refers to by symbol or has inline."""
+    return meshes[sharding.mesh] if isinstance(sharding.mesh, str) else sharding.mesh

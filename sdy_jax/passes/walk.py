@@ -1,0 +1,85 @@
+"""Walking MLIR modules and reading what passes share: scopes, defining ops, shardable values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jax.extend.mlir import ir
+
+TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
+
+
+def pre_order(op: ir.Operation) -> Iterator[ir.Operation]:
+    """`op`, then everything in its regions; the ops of a block are listed before they are visited."""
+    yield op
+    for region in op.regions:
+        for block in region.blocks:
+            for child in list(block.operations):
+                yield from pre_order(child.operation)
+
+
+def post_order(op: ir.Operation) -> Iterator[ir.Operation]:
+    """Everything in the regions of `op`, then `op`."""
+    for region in op.regions:
+        for block in region.blocks:
+            for child in list(block.operations):
+                yield from post_order(child.operation)
+    yield op
+
+
+def named(module: ir.Operation, *names: str) -> list[ir.Operation]:
+    """All ops with one of these names, in pre-order."""
+    return [op for op in pre_order(module) if op.name in names]
+
+
+def functions(module: ir.Operation) -> dict[str, ir.Operation]:
+    ops = (op.operation for op in module.regions[0].blocks[0].operations)
+    return {symbol(op): op for op in ops if op.name == "func.func"}
+
+
+def main_of(module: ir.Operation) -> ir.Operation:
+    """The only function, or the one named `main`."""
+    known = functions(module)
+    return next(iter(known.values())) if len(known) == 1 else known["main"]
+
+
+def symbol(op: ir.Operation) -> str:
+    return str(ir.StringAttr(op.attributes["sym_name"]).value)
+
+
+def body_of(op: ir.Operation) -> ir.Block:
+    return op.regions[0].blocks[0]
+
+
+def terminator_of(block: ir.Block) -> ir.Operation:
+    return list(block.operations)[-1].operation
+
+
+def defining_op(value: ir.Value) -> ir.Operation | None:
+    """The op whose result `value` is; None for block arguments."""
+    return None if isinstance(value, ir.BlockArgument) else value.owner.operation
+
+
+def owning_op(value: ir.Value) -> ir.Operation:
+    """The op whose result, or whose region's argument, `value` is."""
+    return (value.owner.owner if isinstance(value, ir.BlockArgument) else value.owner).operation
+
+
+def users(value: ir.Value) -> list[ir.Operation]:
+    """One entry per use, in use-list order."""
+    return [use.owner.operation for use in value.uses]
+
+
+def has_static_shape(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.RankedTensorType) and value.type.has_static_shape
+
+
+def rank(value: ir.Value) -> int:
+    return value.type.rank if isinstance(value.type, ir.RankedTensorType) else 0
+
+
+def just_after(value: ir.Value) -> ir.InsertionPoint:
+    """Where an op has to be inserted to come right after the definition of `value`."""
+    if isinstance(value, ir.BlockArgument):
+        return ir.InsertionPoint.at_block_begin(value.owner)
+    return ir.InsertionPoint.after(value.owner)

@@ -1,0 +1,35 @@
+"""Making a plan: import, propagation, export, partitioning, each on its own copy of the module."""
+
+from __future__ import annotations
+
+from sdy_jax.graph import Graph
+from sdy_jax.lowering.cost import CostModel
+from sdy_jax.lowering.partition import partition
+from sdy_jax.passes.export import export_module
+from sdy_jax.passes.import_ import import_module
+from sdy_jax.plan.plan import Plan, boundary_values
+from sdy_jax.program import Program
+from sdy_jax.propagation import propagate
+
+
+def build_plan(name: str, program: Program, costs: CostModel | None = None) -> Plan:
+    """Propagates and partitions a traced program."""
+    stages = {"traced": program.module}
+    module = program.module.clone().operation
+    import_module(module)
+    stages["imported"] = module
+
+    module = module.clone().operation
+    propagate(Graph(module))
+    export_module(module)
+    stages["propagated"] = module
+
+    module = module.clone().operation
+    report = partition(module, program.mesh_name, costs or CostModel())
+    stages["partitioned"] = module
+
+    program = program.with_module(module)
+    arguments, results = boundary_values(Graph(module), program)
+    count = len(program.constants)
+    return Plan(name, program, tuple(arguments[count:]), tuple(arguments[:count]), tuple(results),
+                tuple(report.collectives), tuple(report.notes), stages)

@@ -1,0 +1,238 @@
+"""The collectives of a compiled program: what really went into the executable, ours or `jax.jit`'s.
+
+Reads the text of optimised HLO (`compiled.as_text()`). Everything is told from the operands of a collective, so that
+synchronous and asynchronous (`-start`) forms, tuples and combined collectives are one case. Ops in a while loop count
+once per trip where XLA knows the number of trips, else once; each branch of a conditional counts once.
+
+    ENTRY %main (p: f32[4,8]) -> f32[4,8] {
+      %p = f32[4,8]{1,0} parameter(0)
+      ROOT %r = f32[4,8]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
+    }
+
+has one all-reduce in groups of 4 over 128 bytes: 2 * 3/4 * 128 = 192 bytes on the wire per device.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from sdy_jax.errors import ParseError
+
+WireFormula = Callable[[int, int], float]
+
+# Bytes that one device sends in a group of g, from the local bytes of the operands; ring algorithms. For a permute the
+# first number is that of the devices that send: some may rest, but a step waits for the busiest.
+WIRE_BYTES: dict[str, WireFormula] = {
+    "all-reduce": lambda g, operand: 2 * (g - 1) / g * operand,
+    "all-gather": lambda g, operand: (g - 1) * operand,
+    "reduce-scatter": lambda g, operand: (g - 1) / g * operand,
+    "all-to-all": lambda g, operand: (g - 1) / g * operand,
+    "collective-permute": lambda senders, operand: operand if senders else 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HloCollective:
+    """One collective instruction of a compiled program.
+
+    `group_size`: devices per group; for a collective-permute the number of devices that send to another one.
+    `bytes`: local bytes of its operands. `wire_bytes`: bytes that a device sends in one execution. `count`: executions
+    per run of the program.
+    """
+
+    kind: str
+    group_size: int
+    bytes: int
+    wire_bytes: float
+    count: int
+
+    @property
+    def total_wire_bytes(self) -> float:
+        return self.wire_bytes * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class HloTotals:
+    """Executions and wire bytes per device of a program's collectives, in all and by kind (count, bytes)."""
+
+    count: int
+    wire_bytes: float
+    by_kind: dict[str, tuple[int, float]]
+
+
+def collectives_in_hlo(text: str) -> list[HloCollective]:
+    """The collectives of an optimised HLO module, in the order of its text.
+
+    Raises:
+      ParseError: an instruction names an operand, or groups, that cannot be read.
+    """
+    module = _Module.parse(text)
+    executions = module.executions()
+    return [
+        _collective(instruction, module, executions[name])
+        for name, instructions in module.computations.items()
+        for instruction in instructions
+        if instruction.opcode in WIRE_BYTES
+    ]
+
+
+def totals(collectives: Iterable[HloCollective]) -> HloTotals:
+    """Sums of executions and wire bytes."""
+    by_kind: dict[str, tuple[int, float]] = {}
+    for collective in collectives:
+        count, wire = by_kind.get(collective.kind, (0, 0.0))
+        by_kind[collective.kind] = count + collective.count, wire + collective.total_wire_bytes
+    return HloTotals(sum(c for c, _ in by_kind.values()), sum(w for _, w in by_kind.values()), by_kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    name: str
+    type: str
+    opcode: str  # without `-start`
+    operands: tuple[str, ...]
+    attributes: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    computations: dict[str, list[_Instruction]]
+    entry: str
+    devices: int
+    types: dict[str, str]
+
+    @classmethod
+    def parse(cls, text: str) -> _Module:
+        computations: dict[str, list[_Instruction]] = {}
+        entry = current = ""
+        for line in text.splitlines():
+            if header := _COMPUTATION.match(line):
+                current = header["name"]
+                computations[current] = []
+                entry = current if header["entry"] else entry
+            elif current and (instruction := _parse_instruction(line)):
+                computations[current].append(instruction)
+        types = {i.name: i.type for body in computations.values() for i in body}
+        header_line = text.split("\n", 1)[0]
+        devices = math.prod(int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", header_line))
+        return cls(computations, entry, devices, types)
+
+    def executions(self) -> dict[str, int]:
+        """How often each computation runs; those not reached from the entry run 0 times."""
+        counts = dict.fromkeys(self.computations, 0)
+
+        def visit(name: str, times: int) -> None:
+            counts[name] += times
+            for instruction in self.computations[name]:
+                trips = _trip_count(instruction)
+                for called in _called(instruction):
+                    visit(called, times * trips)
+
+        visit(self.entry, 1)
+        return counts
+
+    def bytes_of(self, operand: str) -> int:
+        if operand not in self.types:
+            raise ParseError(f"HLO text names an operand `{operand}` that no instruction before it defines")
+        return bytes_of_type(self.types[operand])
+
+
+_COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .* \{$")
+_RESULT = re.compile(r"\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = ")
+_OPCODE = re.compile(r" ?(?P<opcode>[a-z][\w\-]*)\(")
+_NAME = re.compile(r"%?([\w.\-]+)$")
+_SHAPE = re.compile(r"\b([a-z]+)(\d*)(?:[a-z]\w*)?\[([\d,<= ]*)\]")
+_CALLED = re.compile(r"\b(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}")
+_METADATA = re.compile(r'metadata=\{(?:[^{}"]|"[^"]*")*\}')  # holds the user's names, which may look like anything
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+
+
+def _parse_instruction(line: str) -> _Instruction | None:
+    """`  %name = type opcode(operands), attributes`; None for lines that are no instruction."""
+    result = _RESULT.match(line)
+    if not result:
+        return None
+    rest = line[result.end() :]
+    type_end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    opcode = _OPCODE.match(rest, type_end)
+    if not opcode:
+        return None
+    close = _closing(rest, opcode.end() - 1)
+    operands = tuple(_split(rest[opcode.end() : close]))
+    name = opcode["opcode"].removesuffix("-start")
+    return _Instruction(result["name"], rest[:type_end], name, operands, _METADATA.sub("", rest[close + 1 :]))
+
+
+def _closing(text: str, start: int) -> int:
+    """The index of the bracket that closes the one at `start`."""
+    depth = 0
+    for index in range(start, len(text)):
+        depth += (text[index] in "([{") - (text[index] in ")]}")
+        if depth == 0:
+            return index
+    raise ParseError(f"HLO text has an unclosed bracket: {text[start : start + 80]!r}")
+
+
+def _split(operands: str) -> Iterator[str]:
+    """The names in an operand list, with or without types before them."""
+    depth, start = 0, 0
+    for index, character in enumerate(operands + ","):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            if name := _NAME.search(operands[start:index].strip()):
+                yield name[1]
+            start = index + 1
+
+
+def _called(instruction: _Instruction) -> list[str]:
+    """The computations that an instruction runs. What an asynchronous op runs is told by its start alone."""
+    if instruction.opcode.endswith(("-update", "-done")):
+        return []
+    names = _CALLED.findall(instruction.attributes)
+    for branches in _BRANCHES.findall(instruction.attributes):
+        names += [branch.strip().lstrip("%") for branch in branches.split(",")]
+    return names
+
+
+def _trip_count(instruction: _Instruction) -> int:
+    known = _TRIPS.search(instruction.attributes) if instruction.opcode == "while" else None
+    return int(known[1]) if known else 1
+
+
+def _collective(instruction: _Instruction, module: _Module, count: int) -> HloCollective:
+    size = group_size(instruction.attributes, module.devices)
+    operand = sum(module.bytes_of(name) for name in instruction.operands)
+    return HloCollective(instruction.opcode, size, operand, WIRE_BYTES[instruction.opcode](size, operand), count)
+
+
+def bytes_of_type(type_: str) -> int:
+    """Bytes of an HLO type: `f32[4,8]{1,0}` is 128; a tuple is the sum of its parts; tokens are 0."""
+    total = 0
+    for letters, bits, dims in _SHAPE.findall(type_):
+        width = 8 if letters == "pred" else int(bits or 0)
+        elements = math.prod(int(d.strip("<= ")) for d in dims.split(",") if d)
+        total += (width * elements + 7) // 8
+    return total
+
+
+def group_size(attributes: str, devices: int) -> int:
+    """The devices per group of a collective, from its attributes; the largest group where they differ.
+
+    Reads `replica_groups={{0,1},{2,3}}`, `{}` (all `devices`), `[2,4]<=[8]` with or without a transposition,
+    `mesh['x'=2,'y'=4] {'y'}` with sub-axes as `'y':(1)2`, and `source_target_pairs={{0,1},{1,0}}`.
+    """
+    if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes):
+        return sum(source != target for source, target in re.findall(r"\{(\d+),(\d+)\}", pairs[1]))
+    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
+        return int(iota[1])
+    if named := re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", named[1])}
+        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", named[2])
+        return math.prod(int(size) if size else sizes[name] for name, size in axes)
+    if listed := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", attributes):
+        return max((group.count(",") + 1 for group in re.findall(r"\{[\d,]+\}", listed[1])), default=devices)
+    raise ParseError(f"a collective's groups cannot be read: {attributes[:160]!r}")

@@ -1,0 +1,118 @@
+"""The plan of a partitioned function: what is sharded how, which collectives run, why, and what could not be split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.mlir import ir
+
+from sdy_jax.graph import Graph
+from sdy_jax.lowering.partition import InsertedCollective, Note
+from sdy_jax.plan.types import bytes_text, type_text
+from sdy_jax.program import Program
+from sdy_jax.representation.sharding import TensorSharding
+
+STAGES = ("traced", "imported", "propagated", "partitioned")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryValue:
+    """An argument or a result: its path, its type with axes, and its sharding."""
+
+    path: str
+    type: str
+    sharding: TensorSharding
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `PartitionedFunction.plan` returns. Printing it is like SQL's EXPLAIN.
+
+    Attributes:
+        name: the function's name.
+        program: the partitioned program.
+        arguments, results: the boundary values, closed-over arrays excluded.
+        collectives: one record per collective of the partitioned program.
+        notes: what was gathered or computed replicated because it cannot be split, by op and source line.
+    """
+
+    name: str
+    program: Program
+    arguments: tuple[BoundaryValue, ...]
+    constants: tuple[BoundaryValue, ...]
+    results: tuple[BoundaryValue, ...]
+    collectives: tuple[InsertedCollective, ...]
+    notes: tuple[Note, ...]
+    stages: Mapping[str, ir.Operation]
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that each device sends, every collective counted once (loops: per iteration)."""
+        return sum(c.wire_bytes for c in self.collectives)
+
+    def mlir(self, stage: str = "partitioned") -> str:
+        """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""
+        if stage not in self.stages:
+            raise ValueError(f"no stage {stage!r}; the stages are {', '.join(self.stages)}")
+        return str(self.stages[stage])
+
+    def summary(self) -> str:
+        """One line per kind of collective: how many, how many bytes."""
+        lines = [self._headline()]
+        for kind in sorted({c.kind for c in self.collectives}):
+            found = [c for c in self.collectives if c.kind == kind]
+            lines.append(f"  {len(found):4d} x {kind:<22} {bytes_text(sum(c.wire_bytes for c in found)):>10} per device")
+        if self.notes:
+            lines.append(f"  {len(self.notes):4d} notes: print the plan to read them")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        sections = [self._headline(), _values("arguments", self.arguments), _values("closed-over arrays", self.constants),
+                    _values("results", self.results), self._collectives(), self._notes()]
+        return "\n\n".join(section for section in sections if section)
+
+    def _headline(self) -> str:
+        axes = ", ".join(f"{axis.name}={axis.size}" for axis in self.program.mesh.axes)
+        count = len(self.collectives)
+        return (f"plan of {self.name} on mesh {axes} ({self.program.mesh.size} devices): {count} "
+                f"collective{'' if count == 1 else 's'}, {bytes_text(self.wire_bytes)} on the wire per device")
+
+    def _collectives(self) -> str:
+        if not self.collectives:
+            return "collectives: none"
+        rows = [(c.text, c.value_type, bytes_text(c.wire_bytes) + (" per iteration" if c.depth else ""), c.source,
+                 f"for {c.cause}") for c in self.collectives]
+        return "collectives (bytes per device)\n" + _table(rows)
+
+    def _notes(self) -> str:
+        return "\n".join(["notes", *(f"  {note}" for note in self.notes)]) if self.notes else ""
+
+
+def boundary_values(graph: Graph, program: Program) -> tuple[list[BoundaryValue], list[BoundaryValue]]:
+    """The arguments (closed-over arrays first) and results of a partitioned program."""
+    count = len(program.constants)
+    paths = [*(f"constant {i}" for i in range(count)), *program.inputs]
+    arguments = [_boundary(path, v.dtype, v.shape, v.sharding, program)
+                 for path, v in zip(paths, graph.arguments, strict=True)]
+    shardings = graph.result_shardings(graph.main)
+    results = [_boundary(path, v.dtype, v.shape, s, program)
+               for path, v, s in zip(program.outputs, graph.outputs, shardings, strict=True)]
+    return arguments, results
+
+
+def _boundary(path: str, dtype: str, shape: Any, sharding: TensorSharding | None, program: Program) -> BoundaryValue:
+    sharding = sharding or TensorSharding.replicated(program.mesh_name, len(shape or ()))
+    return BoundaryValue(path, type_text(dtype, shape, sharding), sharding)
+
+
+def _values(title: str, values: Sequence[BoundaryValue]) -> str:
+    return f"{title}\n{_table([(v.path, v.type) for v in values])}" if values else ""
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows in aligned columns, indented by two."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+                     for row in rows)

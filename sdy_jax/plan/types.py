@@ -1,0 +1,48 @@
+"""Types as jax prints them, with the axes that split each dimension: `f32[8@data,4]{U:model}`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.sharding import TensorSharding
+
+_JAX_NAMES = {"i1": "bool", "complex<f32>": "c64", "complex<f64>": "c128"}
+
+
+def dtype_name(dtype: str) -> str:
+    """jax's short name of an MLIR element type (`ui8`: `u8`, `i1`: `bool`)."""
+    return _JAX_NAMES.get(dtype) or re.sub(r"^ui", "u", dtype)
+
+
+def axis_name(axis: AxisRef) -> str:
+    return axis.name if axis.sub_axis is None else f"{axis.name}:{axis.sub_axis}"
+
+
+def type_text(dtype: str, shape: Sequence[int] | None, sharding: TensorSharding | None) -> str:
+    """`f32[8@data,4@(x,y)]{U:model}`: global shape, axes per dimension, unreduced axes."""
+    if shape is None:
+        return dtype
+    axes = sharding.axes if sharding else ((),) * len(shape)
+    dims = ",".join(f"{n}{_at(a)}" for n, a in zip(shape, axes, strict=True))
+    unreduced = sharding.unreduced_axes if sharding else ()
+    return f"{dtype_name(dtype)}[{dims}]" + (f"{{U:{','.join(map(axis_name, unreduced))}}}" if unreduced else "")
+
+
+def _at(axes: Sequence[AxisRef]) -> str:
+    if not axes:
+        return ""
+    names = ",".join(map(axis_name, axes))
+    return f"@{names}" if len(axes) == 1 else f"@({names})"
+
+
+def bytes_text(count: float) -> str:
+    """`512 B`, `24.0 KiB`, `1.5 MiB`."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"

@@ -1,0 +1,115 @@
+"""Programs: a StableHLO + sdy module with its mesh, its argument names and the arrays it closes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.extend.mlir import ir
+from jax.tree_util import PyTreeDef
+
+from sdy_jax.arguments import Leaf, match_prefix, padded, resolve
+from sdy_jax.graph import Graph
+from sdy_jax.jax_internals import trace_and_lower
+from sdy_jax.representation.attributes import mesh_from_attribute, mesh_to_attribute
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.named import from_named_sharding
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A module whose `main` takes the closed-over `constants`, then one argument per input leaf.
+
+    `inputs` and `outputs` are the paths of the leaves (`params['w1']`, `result[0]`); `out_info` has a shape and dtype per
+    output leaf, with jax's extended dtypes, of which the module only shows the raw words.
+    """
+
+    module: ir.Operation
+    mesh: Mesh
+    mesh_name: str
+    constants: tuple[Any, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    out_info: tuple[Any, ...]
+    out_tree: PyTreeDef
+
+    def with_module(self, module: ir.Operation) -> Program:
+        """The same program at another stage."""
+        return replace(self, module=module)
+
+
+def from_function(fun: Callable[..., Any], leaves: Sequence[Leaf], tree: PyTreeDef, out_shardings: Any, mesh: Mesh,
+                  jax_mesh: jax.sharding.Mesh) -> Program:
+    """Traces `fun` to a program, with the users' shardings on its arguments and results.
+
+    Args:
+        fun: called as `fun(*args, **kwargs)` with `(args, kwargs)` rebuilt from the leaves by `tree`.
+        leaves: the input leaves: paths, abstract values (shape, dtype, weak_type) and specifications.
+        out_shardings: a prefix tree of specifications of the results.
+        mesh, jax_mesh: the mesh, in both vocabularies (the latter with Auto axes).
+    """
+    out_tree: list[PyTreeDef] = []
+
+    def flat_fun(*flat: Any) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(tree, flat)
+        flat_out, structure = jax.tree.flatten(fun(*args, **kwargs))
+        out_tree.append(structure)
+        return flat_out
+
+    with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh):
+        avals = tuple(_plain(leaf.value) for leaf in leaves)
+        module, out_info, constants = trace_and_lower(flat_fun, avals, jax_mesh.devices.flat[0].platform)
+    outputs = match_prefix(out_shardings, jax.tree.unflatten(out_tree[-1], out_info), "result", "out_shardings")
+    mesh_name = _ensure_mesh(module, mesh)
+    program = Program(module.operation, mesh, mesh_name, constants, tuple(leaf.path for leaf in leaves),
+                      tuple(leaf.path for leaf in outputs), tuple(out_info), out_tree[-1])
+    _annotate(program, leaves, outputs)
+    return program
+
+
+def _plain(value: Any) -> jax.ShapeDtypeStruct:
+    """The abstract value without a sharding: inside, propagation decides."""
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=getattr(value, "weak_type", False))
+
+
+def _annotate(program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> None:
+    """Writes the specified shardings on main's arguments and results."""
+    graph = Graph(program.module)
+    for leaf, value in zip(inputs, graph.arguments[len(program.constants):], strict=True):
+        sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, "in_shardings")
+        if sharding is None:
+            sharding = _explicit_sharding(leaf, program)
+        if sharding is not None:
+            graph.set_sharding(value, padded(sharding, value.rank))
+    for number, (leaf, value) in enumerate(zip(outputs, graph.outputs, strict=True)):
+        sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, "out_shardings")
+        if sharding is not None:
+            graph.set_result_sharding(graph.main, number, padded(sharding, value.rank))
+
+
+def _explicit_sharding(leaf: Leaf, program: Program) -> Any:
+    """The sharding in the type of an array on a mesh with Explicit axes; None for all others."""
+    sharding = getattr(leaf.value, "sharding", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding) or tuple(sharding.mesh.axis_names) != program.mesh.axis_names:
+        return None
+    if not all(kind == jax.sharding.AxisType.Explicit for kind in sharding.mesh.axis_types):
+        return None
+    return from_named_sharding(sharding, len(leaf.value.shape), program.mesh_name, leaf.path)
+
+
+def _ensure_mesh(module: ir.Module, mesh: Mesh) -> str:
+    """The symbol of the mesh in the module, declared first if it is not there."""
+    taken = set()
+    for op in module.body.operations:
+        if "sym_name" in op.operation.attributes:
+            taken.add(ir.StringAttr(op.operation.attributes["sym_name"]).value)
+        if op.operation.name == "sdy.mesh" and mesh_from_attribute(op.operation.attributes["mesh"]) == mesh:
+            return str(ir.StringAttr(op.operation.attributes["sym_name"]).value)
+    name = next(n for n in ("mesh", *(f"mesh_{i}" for i in range(len(taken) + 1))) if n not in taken)
+    context = module.context
+    attributes = {"sym_name": ir.StringAttr.get(name, context), "mesh": mesh_to_attribute(mesh, context)}
+    ir.Operation.create("sdy.mesh", attributes=attributes, loc=ir.Location.unknown(context),
+                        ip=ir.InsertionPoint.at_block_begin(module.body))
+    return name

@@ -1,0 +1,95 @@
+"""Data-flow edges during propagation, and the two views of a sharding at the border of a manual computation.
+
+Outside, manual axes lead each dimension; inside there are only free axes. An edge at a body argument keeps the inner
+view and is compared with the outer operand; an edge at a result keeps the outer view and is compared with the inner
+returned value. So each is converted before an op propagation (`seen`) and back after it (`stored`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import takewhile
+
+from jax.extend.mlir.dialects import sdy
+
+from sdy_jax.graph import Op
+from sdy_jax.representation.attributes import shardings_from_attribute
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+from sdy_jax.rules.dataflow import DataFlowEdge, EdgeKind
+
+
+def manual_prefix(axes: Sequence[AxisRef], manual: Sequence[str]) -> tuple[AxisRef, ...]:
+    """The manual axes that lead a dimension."""
+    return tuple(takewhile(lambda axis: axis.name in manual, axes))
+
+
+def erase_manual_axes(sharding: TensorSharding, manual: Sequence[str]) -> TensorSharding:
+    """The inner view of an outer sharding: its free axes."""
+    if not manual:
+        return sharding
+
+    def free(axes: Sequence[AxisRef]) -> tuple[AxisRef, ...]:
+        return tuple(axis for axis in axes if axis.name not in manual)
+
+    dimensions = tuple(
+        DimensionSharding(d.axes[len(manual_prefix(d.axes, manual)):], d.is_closed, d.priority)
+        for d in sharding.dimensions
+    )
+    return replace(sharding, dimensions=dimensions, replicated_axes=free(sharding.replicated_axes),
+                   unreduced_axes=free(sharding.unreduced_axes))
+
+
+def add_free_axes(outer: TensorSharding, inner: TensorSharding, manual: Sequence[str]) -> TensorSharding:
+    """The outer view of an inner sharding: `outer` says where the manual axes are."""
+    if not manual:
+        return inner
+    dimensions = tuple(
+        DimensionSharding(manual_prefix(o.axes, manual) + i.axes, i.is_closed, i.priority)
+        for o, i in zip(outer.dimensions, inner.dimensions, strict=True)
+    )
+    return replace(outer, mesh=inner.mesh, dimensions=dimensions)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The border of a manual computation that an edge crosses: its manual axes and the outer sharding given there."""
+
+    outer: TensorSharding
+    manual: tuple[str, ...]
+    kind: EdgeKind
+
+    def seen(self, sharding: TensorSharding | None) -> TensorSharding | None:
+        """The edge's sharding as its sources see it."""
+        if sharding is None:
+            return None
+        if self.kind is EdgeKind.BODY_ARGUMENT:
+            return add_free_axes(self.outer, sharding, self.manual)
+        return erase_manual_axes(sharding, self.manual)
+
+    def stored(self, sharding: TensorSharding) -> TensorSharding:
+        """The edge's own sharding from what its sources see."""
+        if self.kind is EdgeKind.BODY_ARGUMENT:
+            return erase_manual_axes(sharding, self.manual)
+        return add_free_axes(self.outer, sharding, self.manual)
+
+
+def view_of(op: Op, edge: DataFlowEdge) -> View | None:
+    """How a data-flow op's edge has to be converted; None: not at all."""
+    if op.name != "sdy.manual_computation" or "manual_axes" not in op.attributes:
+        return None
+    manual = tuple(str(a) if isinstance(a, str) else a.value for a in sdy.ManualAxesAttr(op.attributes["manual_axes"]))
+    if not manual:
+        return None
+    name = "in_shardings" if edge.kind is EdgeKind.BODY_ARGUMENT else "out_shardings"
+    return View(shardings_from_attribute(op.attributes[name])[edge.owner.index], manual, edge.kind)
+
+
+@cache
+def identity_rule(shape: tuple[int, ...], num_operands: int) -> OpShardingRule:
+    """One pass-through factor per dimension, shared by all operands and the one result."""
+    mapping = tuple((dim,) for dim in range(len(shape)))
+    return OpShardingRule(shape, (mapping,) * num_operands, (mapping,))

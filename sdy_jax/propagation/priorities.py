@@ -1,0 +1,43 @@
+"""Op priorities: at each level more ops may propagate, and in more directions.
+
+Level 0: element-wise ops, reshapes, transposes whose operands have one use; 1: the same with any uses; 2: all ops along
+pass-through factors; 3: along all factors; 4: broadcasts forward as well. A level includes those before it.
+"""
+
+from __future__ import annotations
+
+from sdy_jax.graph import Op
+from sdy_jax.propagation.basic import Direction
+from sdy_jax.rules.predicates import is_elementwise
+
+LEVELS = 5
+
+_BOTH_EARLY = frozenset({"stablehlo.reshape", "stablehlo.transpose"})
+_FORWARD_EARLY = frozenset({"stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"})
+_MOVES = frozenset({"MoveToDevice", "MoveToHost"})
+
+
+def early_direction(op: Op) -> Direction:
+    """In which direction the op may propagate at level 1, and at level 0 if its operands have one use each."""
+    if is_elementwise(op) or op.name in _BOTH_EARLY:
+        return Direction.BOTH
+    if op.name == "stablehlo.custom_call" and op.text("call_target_name") in _MOVES:
+        return Direction.BOTH
+    return Direction.FORWARD if op.name in _FORWARD_EARLY else Direction.NONE
+
+
+def union(a: Direction, b: Direction) -> Direction:
+    """What either allows: FORWARD and BACKWARD together are BOTH."""
+    return Direction(a | b)
+
+
+def level_directions(
+    level: int, early: Direction, is_broadcast: bool, single_use: bool
+) -> tuple[Direction, Direction]:
+    """The directions of pass-through factors, and of the other factors, at a level."""
+    if level == 0 and not single_use:
+        return Direction.NONE, Direction.NONE
+    if level < 2:
+        return early, early
+    late = Direction.BOTH if level == 4 or not is_broadcast else Direction.BACKWARD
+    return union(early, late), union(early, late) if level > 2 else early

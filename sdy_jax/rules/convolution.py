@@ -1,0 +1,49 @@
+"""The rule of convolutions."""
+
+from __future__ import annotations
+
+from sdy_jax.graph import Op
+from sdy_jax.representation.rule import FactorType, OpShardingRule
+from sdy_jax.rules.attributes import ConvolutionDimensionNumbers, convolution_dimension_numbers
+from sdy_jax.rules.builder import PERMUTATION, REDUCTION, Dim, RuleBuilder, result_shape, shape_of
+from sdy_jax.rules.registry import rule
+
+
+@rule("stablehlo.convolution")
+def convolution(op: Op, conservative: bool) -> OpShardingRule:
+    """Batch groups, batch, space, feature groups, input features, output features of a group."""
+    dims = convolution_dimension_numbers(op)
+    kernel, result = shape_of(op, 1), result_shape(op)
+    batch_groups, feature_groups = op.int("batch_group_count", 1), op.int("feature_group_count", 1)
+    builder = RuleBuilder.of(op)
+    if batch_groups > 1:
+        builder.add((dims.input_batch, dims.kernel_output_feature), (dims.output_feature,), batch_groups)
+    builder.add((dims.input_batch, None), (dims.output_batch,), result[dims.output_batch])
+    if not conservative:
+        _add_space(builder, op, dims)
+    if feature_groups > 1:
+        builder.add((dims.input_feature, dims.kernel_output_feature), (dims.output_feature,), feature_groups)
+    contracted = (dims.input_feature, dims.kernel_input_feature)
+    builder.add(contracted, (None,), kernel[dims.kernel_input_feature], REDUCTION)
+    features_of_group = result[dims.output_feature] // (batch_groups * feature_groups)
+    if features_of_group > 1:
+        builder.add((None, dims.kernel_output_feature), (dims.output_feature,), features_of_group)
+    return builder.build()
+
+
+def _add_space(builder: RuleBuilder, op: Op, dims: ConvolutionDimensionNumbers) -> None:
+    """Each spatial dimension of the input is windows times positions inside a window, the larger one first.
+
+    The windows are the result's dimension, the positions the kernel's. What the first of the two leaves of the input's
+    size bounds the second.
+    """
+    operand, kernel, result = shape_of(op, 0), shape_of(op, 1), result_shape(op)
+    for inside, at, out in zip(dims.input_spatial, dims.kernel_spatial, dims.output_spatial, strict=True):
+        windows: tuple[int, Dim, Dim, FactorType] = (result[out], None, out, PERMUTATION)
+        window: tuple[int, Dim, Dim, FactorType] = (kernel[at], at, None, REDUCTION)
+        rest = operand[inside]
+        for size, on_kernel, on_result, kind in (windows, window) if result[out] >= kernel[at] else (window, windows):
+            factor = min(rest, size)
+            if factor > 1:
+                builder.add((inside, on_kernel), (on_result,), factor, kind)
+                rest //= factor

@@ -1,0 +1,109 @@
+"""Rules of custom calls, by target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sdy_jax.graph import Op
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
+from sdy_jax.rules.registry import rule
+from sdy_jax.rules.slicing import changed_sizes_blocked
+
+
+def _elementwise(op: Op) -> OpShardingRule:
+    return RuleBuilder.of(op).pointwise(result_shape(op)).build()
+
+
+def _combine_words(op: Op) -> OpShardingRule:
+    """Joins two words into a wider one; as the state of a random bit generator it stays whole."""
+    if not any(user.name == "stablehlo.rng_bit_generator" for user, _ in op.results[0].uses):
+        return _elementwise(op)
+    builder = RuleBuilder.of(op)
+    builder.add_all(0, result_shape(op)[0], NEED_REPLICATION, blocked=True)
+    return builder.build()
+
+
+def _eigh(op: Op) -> OpShardingRule:
+    """A batch of symmetric matrices to their eigenvectors and eigenvalues."""
+    builder, row, column, shape = _with_batch(op)
+    builder.add((row,), (row, None), shape[row])
+    builder.add((column,), (column, row), shape[column])
+    return builder.build()
+
+
+def _qr(op: Op) -> OpShardingRule:
+    """A batch of matrices to reflectors, and one scale per reflector."""
+    builder, row, column, shape = _with_batch(op)
+    builder.add((row,), (row, None), shape[row], NEED_REPLICATION)
+    builder.add((column,), (column, None), shape[column], NEED_REPLICATION)
+    builder.add((None,), (None, row), result_shape(op, 1)[row], NEED_REPLICATION)
+    return builder.build()
+
+
+def _householder_product(op: Op) -> OpShardingRule:
+    """A batch of reflectors and their scales to orthogonal matrices."""
+    builder, row, column, shape = _with_batch(op)
+    builder.add((row, None), (row,), shape[row], NEED_REPLICATION)
+    builder.add((column, None), (column,), shape[column], NEED_REPLICATION)
+    builder.add((None, row), (None,), shape_of(op, 1)[row], NEED_REPLICATION)
+    return builder.build()
+
+
+def _with_batch(op: Op) -> tuple[RuleBuilder, int, int, tuple[int, ...]]:
+    """A builder with the batch dimensions placed, the two matrix dimensions and the shape of operand 0."""
+    shape = shape_of(op)
+    return RuleBuilder.of(op).pointwise(shape[:-2]), len(shape) - 2, len(shape) - 1, shape
+
+
+def _partial_reduce(op: Op) -> OpShardingRule:
+    """Values and indices with two scalar initial values, reduced along some dimension to fewer of both."""
+    operand, result, builder = shape_of(op), result_shape(op), RuleBuilder.of(op)
+    for dim, size in enumerate(operand):
+        if size == result[dim]:
+            builder.add_all(dim, size)
+            continue
+        builder.add((dim, dim, None, None), (None, None), size)
+        builder.add_results(dim, result[dim], NEED_REPLICATION, blocked=True)
+    return builder.build()
+
+
+_ELEMENTWISE_TARGETS = (
+    "annotate_device_placement",
+    "Cholesky",
+    "CompactWyHelper",
+    "InspectSharding",
+    "InvertDiagBlocksLowerTriangular",
+    "InvertDiagBlocksUpperTriangular",
+    "LayoutConstraint",
+    "mhlo.erf",
+    "MoveToDevice",
+    "MoveToHost",
+    "X64SplitHigh",
+    "X64SplitLow",
+    "xla.megascale.provide_metadata",
+    "_SPMDInternalOp_MultiPad",
+    "_SPMDInternalOp_RotateRight",
+    "_SPMDInternalOp_MultiRotate",
+    "_SPMDInternalOp_MultiSlice",
+    "_SPMDInternalOp_Wrap",
+)
+
+TARGETS: dict[str, Callable[[Op], OpShardingRule]] = {
+    **dict.fromkeys(_ELEMENTWISE_TARGETS, _elementwise),
+    "X64Combine": _combine_words,
+    "Eigh": _eigh,
+    "Qr": _qr,
+    "QrDecompositionBlock": _qr,
+    "ProductOfElementaryHouseholderReflectors": _householder_product,
+    "mhlo.topk": changed_sizes_blocked,
+    "ApproxTopK": _partial_reduce,
+    "PartialReduce": _partial_reduce,
+}
+
+
+@rule("stablehlo.custom_call", reads_neighbours=True)
+def custom_call(op: Op, conservative: bool) -> OpShardingRule | None:
+    """By target; unknown targets have no rule unless the op carries its own."""
+    by_target = TARGETS.get(op.text("call_target_name"))
+    return by_target(op) if by_target else None

@@ -1,0 +1,99 @@
+"""Data-flow edges: values that are one value as far as shardings go, because control flow passes them on.
+
+An edge connects *sources* (values that flow in) with *targets* (values that flow out of it); one target is the *owner*,
+which carries the sharding. A loop's result i, for instance, owns the edge from the initial value i and the body's
+returned value i to the result itself and the arguments i of condition and body.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sdy_jax.graph import Op, Value
+
+
+class EdgeKind(enum.Enum):
+    """Where the owner of an edge is: a result of the op, or an argument of its body."""
+
+    RESULT = "result"
+    BODY_ARGUMENT = "body_argument"
+
+
+@dataclass(frozen=True, slots=True)
+class DataFlowEdge:
+    """Sources and targets that must be sharded alike; `owner` is among the targets.
+
+    `slots` are the places where sources flow in: (op, operand number), the op being the data-flow op itself or the
+    terminator of one of its regions.
+    """
+
+    owner: Value
+    slots: tuple[tuple[Op, int], ...]
+    targets: tuple[Value, ...]
+    kind: EdgeKind = EdgeKind.RESULT
+
+    @property
+    def sources(self) -> tuple[Value, ...]:
+        return tuple(op.operands[number] for op, number in self.slots)
+
+
+def is_data_flow(op: Op, compat: str | None = None) -> bool:
+    """Whether values flow through the op along edges (it may have none, if it carries only tokens)."""
+    return op.name in _FAMILIES and not (compat == "shardy" and op.name in _EXTRA)
+
+
+def edges_of(op: Op, compat: str | None = None) -> list[DataFlowEdge]:
+    """The edges of a data-flow op, in the order of their owners; none for other ops.
+
+    Values that are no tensors of static shape (tokens) have no edge.
+
+    Args:
+        op: any op.
+        compat: with `"shardy"`, `stablehlo.if` is no data-flow op, as in Shardy.
+    """
+    if not is_data_flow(op, compat):
+        return []
+    return [edge for edge in _FAMILIES[op.name](op) if edge.owner.shape is not None]
+
+
+def _loop(op: Op) -> Iterator[DataFlowEdge]:
+    condition, body = op.blocks
+    for i, result in enumerate(op.results):
+        slots = ((op, i), (body.terminator, i))
+        yield DataFlowEdge(result, slots, (result, condition.arguments[i], body.arguments[i]))
+
+
+def _branches(op: Op) -> Iterator[DataFlowEdge]:
+    for i, result in enumerate(op.results):
+        yield _edge(result, [(block.terminator, i) for block in op.blocks])
+
+
+def _barrier(op: Op) -> Iterator[DataFlowEdge]:
+    for i, result in enumerate(op.results):
+        yield _edge(result, [(op, i)])
+
+
+def _computation(op: Op) -> Iterator[DataFlowEdge]:
+    body = op.blocks[0]
+    for i, argument in enumerate(body.arguments):
+        yield _edge(argument, [(op, i)], EdgeKind.BODY_ARGUMENT)
+    for i, result in enumerate(op.results):
+        yield _edge(result, [(body.terminator, i)])
+
+
+def _edge(owner: Value, slots: Sequence[tuple[Op, int]], kind: EdgeKind = EdgeKind.RESULT) -> DataFlowEdge:
+    return DataFlowEdge(owner, tuple(slots), (owner,), kind)
+
+
+_FAMILIES: dict[str, Callable[[Op], Iterator[DataFlowEdge]]] = {
+    "stablehlo.while": _loop,
+    "stablehlo.case": _branches,
+    "stablehlo.if": _branches,
+    "stablehlo.optimization_barrier": _barrier,
+    "sdy.named_computation": _computation,
+    "sdy.manual_computation": _computation,
+}
+
+_EXTRA = frozenset({"stablehlo.if"})

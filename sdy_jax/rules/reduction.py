@@ -1,0 +1,23 @@
+"""The rule of reduce."""
+
+from __future__ import annotations
+
+from sdy_jax.graph import Op
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.rules.builder import REDUCTION, RuleBuilder, shape_of
+from sdy_jax.rules.registry import rule
+
+
+@rule("stablehlo.reduce")
+def reduce(op: Op, conservative: bool) -> OpShardingRule:
+    """N inputs, N scalar initial values, N results without the reduced dimensions."""
+    count, reduced = len(op.results), op.ints("dimensions")
+    builder, out = RuleBuilder.of(op), 0
+    for dim, size in enumerate(shape_of(op)):
+        inputs = (dim,) * count + (None,) * count
+        if dim in reduced:
+            builder.add(inputs, (None,) * count, size, REDUCTION)
+            continue
+        builder.add(inputs, (out,) * count, size)
+        out += 1
+    return builder.build()

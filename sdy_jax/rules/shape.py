@@ -1,0 +1,140 @@
+"""Rules of ops that only rearrange or repeat dimensions: transpose, broadcast, reshape."""
+
+from __future__ import annotations
+
+import math
+
+from sdy_jax.graph import Op
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.rules.builder import RuleBuilder, Shape, result_shape, shape_of
+from sdy_jax.rules.registry import rule
+
+
+@rule("stablehlo.transpose")
+def transpose(op: Op, conservative: bool) -> OpShardingRule:
+    builder = RuleBuilder.of(op)
+    for to, (source, size) in enumerate(zip(op.ints("permutation"), result_shape(op), strict=True)):
+        builder.add((source,), (to,), size)
+    return builder.build()
+
+
+@rule("stablehlo.broadcast_in_dim")
+def broadcast_in_dim(op: Op, conservative: bool) -> OpShardingRule:
+    """A dimension of size 1 that is repeated has nothing in common with its result dimension."""
+    operand, builder = shape_of(op), RuleBuilder.of(op)
+    source_of = {to: source for source, to in enumerate(op.ints("broadcast_dimensions"))}
+    for to, size in enumerate(result_shape(op)):
+        source = source_of.get(to)
+        if source is not None and operand[source] == 1 != size:
+            builder.add((source,), (None,), 1)
+            source = None
+        builder.add((source,), (to,), size)
+    return builder.build()
+
+
+@rule("stablehlo.reshape")
+def reshape(op: Op, conservative: bool) -> OpShardingRule | None:
+    """Factors that dimensions of the two shapes share, found from the major end.
+
+    `2x6x4 -> 3x16` gives `([i, km, n])->([j, lmn]) {i=2, j=3, k=3, l=2, m=2, n=4}`.
+    """
+    operand, result = shape_of(op), result_shape(op)
+    if math.prod(operand) == 0:
+        return None
+    builder = RuleBuilder.of(op)
+    _ReshapeWalk(_Side(operand), _Side(result), builder).run()
+    return builder.build()
+
+
+class _Side:
+    """One shape, walked from major to minor.
+
+    `entered` is the product of the dimensions entered so far, `emitted` that of the factors placed on them. They are
+    equal between dimensions; inside one, `rest` of the current dimension has no factor yet.
+    """
+
+    def __init__(self, shape: Shape):
+        self.shape = shape
+        self.dim = 0
+        self.entered = self.emitted = 1
+
+    @property
+    def at_end(self) -> bool:
+        return self.dim == len(self.shape)
+
+    @property
+    def at_unit(self) -> bool:
+        return not self.at_end and self.shape[self.dim] == 1
+
+    @property
+    def rest(self) -> int:
+        return self.entered // self.emitted
+
+    def enter(self) -> None:
+        if not self.at_end and self.entered == self.emitted:
+            self.entered *= self.shape[self.dim]
+
+    def leave(self) -> None:
+        if not self.at_end and self.entered == self.emitted:
+            self.dim += 1
+
+
+class _ReshapeWalk:
+    """Walks both sides of a reshape together.
+
+    While both have emitted the same product, the next elements lie at the same place, so a common divisor of what is
+    left of the two dimensions becomes a shared factor. Otherwise the side that is behind alone gets a factor, which
+    brings it level if that is possible.
+    """
+
+    def __init__(self, operand: _Side, result: _Side, builder: RuleBuilder):
+        self.operand, self.result, self.builder = operand, result, builder
+
+    def run(self) -> None:
+        while not (self.operand.at_end and self.result.at_end):
+            if self.operand.at_unit:
+                self._skip_unit(self.operand)
+            elif self.result.at_unit:
+                self._skip_unit(self.result)
+            else:
+                self._step()
+
+    def _skip_unit(self, side: _Side) -> None:
+        self._emit(1, side)
+        side.dim += 1
+
+    def _step(self) -> None:
+        operand, result = self.operand, self.result
+        operand.enter()
+        result.enter()
+        if operand.emitted == result.emitted:
+            self._step_level()
+        elif operand.emitted < result.emitted:
+            self._emit(_catch_up(operand, result), operand)
+        else:
+            self._emit(_catch_up(result, operand), result)
+        operand.leave()
+        result.leave()
+
+    def _step_level(self) -> None:
+        common = math.gcd(self.operand.rest, self.result.rest)
+        if common > 1:
+            self._emit(common, self.operand, self.result)
+            return
+        self._emit(self.operand.rest, self.operand)
+        self._emit(self.result.rest, self.result)
+
+    def _emit(self, size: int, *sides: _Side) -> None:
+        operand, result = (side.dim if side in sides else None for side in (self.operand, self.result))
+        self.builder.add((operand,), (result,), size)
+        for side in sides:
+            side.emitted *= size
+
+
+def _catch_up(behind: _Side, ahead: _Side) -> int:
+    """The size of the factor that only the side that is behind gets."""
+    missing, remainder = divmod(ahead.emitted, behind.emitted)
+    if remainder == 0 and behind.rest % missing == 0:
+        return missing
+    common = math.gcd(behind.rest, ahead.rest)
+    return behind.rest // common if behind.rest > common else behind.rest

@@ -1,0 +1,105 @@
+"""Rules of ops that take, put, join or turn around intervals of dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sdy_jax.graph import Op, Value
+from sdy_jax.representation.rule import FactorType, OpShardingRule
+from sdy_jax.rules.builder import (
+    NEED_REPLICATION,
+    PASS_THROUGH,
+    PERMUTATION,
+    RuleBuilder,
+    Shape,
+    result_shape,
+    shape_of,
+)
+from sdy_jax.rules.registry import rule
+
+CONSTANT_OPS = frozenset({"stablehlo.constant", "sdy.constant", "chlo.constant", "arith.constant"})
+
+
+@rule("stablehlo.slice", "stablehlo.pad")
+def slice_or_pad(op: Op, conservative: bool) -> OpShardingRule:
+    """Where the size changes, elements move between shards. The padding value is a scalar and stays out."""
+    result, builder = result_shape(op), RuleBuilder.of(op)
+    for dim, size in enumerate(shape_of(op)):
+        if size == result[dim]:
+            builder.add_all(dim, size)
+        else:
+            builder.add_all(dim, size, PERMUTATION, blocked=conservative)
+    return builder.build()
+
+
+@rule("stablehlo.concatenate", reads_neighbours=True)
+def concatenate(op: Op, conservative: bool) -> OpShardingRule:
+    """Operands are parts of the result along the joined dimension; conservatively they have nothing in common."""
+    builder, joined = RuleBuilder.of(op), op.int("dimension")
+    for dim, size in enumerate(result_shape(op)):
+        if dim != joined:
+            builder.add_all(dim, size)
+        elif not conservative:
+            builder.add_all(dim, size, _join_kind(op.operands))
+    return builder.build()
+
+
+def _join_kind(operands: Iterable[Value]) -> FactorType:
+    """Slices put together again are a rotation or a pad by wrapping, which moves borders only."""
+    operands = list(operands)
+    sliced = [_is_slice(v) for v in operands]
+    sources = {_through_slice(v) for v in operands}
+    return PERMUTATION if all(sliced) or (any(sliced) and len(sources) == 1) else NEED_REPLICATION
+
+
+def _is_slice(value: Value) -> bool:
+    op = value.defining_op
+    return op is not None and op.name == "stablehlo.slice"
+
+
+def _through_slice(value: Value) -> Value:
+    op = value.defining_op
+    return op.operands[0] if op is not None and op.name == "stablehlo.slice" else value
+
+
+@rule("stablehlo.reverse")
+def reverse(op: Op, conservative: bool) -> OpShardingRule:
+    return RuleBuilder.of(op).pointwise(result_shape(op), op.ints("dimensions"), PERMUTATION).build()
+
+
+@rule("stablehlo.dynamic_slice")
+def dynamic_slice(op: Op, conservative: bool) -> OpShardingRule:
+    """Index operands are scalars and stay out."""
+    return changed_sizes_blocked(op)
+
+
+@rule("stablehlo.dynamic_update_slice", reads_neighbours=True)
+def dynamic_update_slice(op: Op, conservative: bool) -> OpShardingRule:
+    """The result lies like the operand; the update where it covers a whole dimension, too."""
+    operand, update, indices = shape_of(op, 0), shape_of(op, 1), op.operands[2:]
+    kind = PASS_THROUGH if all(map(_is_constant, indices)) else NEED_REPLICATION
+    builder, scalars = RuleBuilder.of(op), (None,) * len(indices)
+    for dim, size in enumerate(operand):
+        if update[dim] == size:
+            builder.add_all(dim, size)
+            continue
+        builder.add((dim, None, *scalars), (dim,), size)
+        builder.add((None, dim, *scalars), (None,), update[dim], kind)
+    return builder.build()
+
+
+def _is_constant(value: Value) -> bool:
+    op = value.defining_op
+    return op is not None and op.name in CONSTANT_OPS
+
+
+def changed_sizes_blocked(op: Op) -> OpShardingRule:
+    """Dimensions that keep their size pass through; the others need all of the operand, and nothing propagates."""
+    operand: Shape = shape_of(op)
+    result, builder = result_shape(op), RuleBuilder.of(op)
+    for dim, size in enumerate(operand):
+        if size == result[dim]:
+            builder.add_all(dim, size)
+        else:
+            builder.add_all(dim, size, NEED_REPLICATION, blocked=True)
+    return builder.build()

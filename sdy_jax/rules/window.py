@@ -1,0 +1,32 @@
+"""Rules of ops that slide a window: reduce_window, select_and_scatter."""
+
+from __future__ import annotations
+
+from sdy_jax.graph import Op
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.rules.attributes import window
+from sdy_jax.rules.builder import NEED_REPLICATION, PASS_THROUGH, PERMUTATION, RuleBuilder, result_shape, shape_of
+from sdy_jax.rules.registry import rule
+
+
+@rule("stablehlo.reduce_window")
+def reduce_window(op: Op, conservative: bool) -> OpShardingRule:
+    """Window by window; where windows overlap or skip, shards exchange their borders."""
+    builder = RuleBuilder.of(op)
+    for dim, (size, over) in enumerate(zip(result_shape(op), window(op), strict=True)):
+        kind = PASS_THROUGH if over.is_trivial else PERMUTATION
+        builder.add_all(dim, size, kind, blocked=conservative and not over.is_trivial)
+    return builder.build()
+
+
+@rule("stablehlo.select_and_scatter")
+def select_and_scatter(op: Op, conservative: bool) -> OpShardingRule:
+    """The result lies like the operand; the source has one element per window."""
+    source, builder = shape_of(op, 1), RuleBuilder.of(op)
+    for dim, (size, over) in enumerate(zip(result_shape(op), window(op), strict=True)):
+        if over.is_trivial:
+            builder.add_all(dim, size)
+            continue
+        builder.add((None, dim, None), (None,), source[dim], NEED_REPLICATION, blocked=conservative)
+        builder.add((dim, None, None), (dim,), size, PERMUTATION, blocked=conservative)
+    return builder.build()

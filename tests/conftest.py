@@ -1,0 +1,24 @@
+"""Eight virtual CPU devices for every test, and meshes over them. Runs before any test module imports jax."""
+
+import os
+
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
+if _DEVICE_COUNT not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICE_COUNT}=8".strip()
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def mesh() -> jax.sharding.Mesh:
+    """Eight devices as 2 x 4, axes `data` and `model`."""
+    return jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
+
+
+@pytest.fixture(scope="session")
+def mesh_xyz() -> jax.sharding.Mesh:
+    """Eight devices as 2 x 2 x 2, axes `x`, `y` and `z`."""
+    return jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("x", "y", "z"))

@@ -1,0 +1,195 @@
+"""Runs reshard plans on numpy blocks, one per device, by the definition of each collective.
+
+Nothing here knows how plans are made. Axis references are expanded into prime digits `(axis, pre, size)`; every collective
+is checked against the rules of the dialect (suffixes, unused axes, unreduced bookkeeping) while it is applied.
+"""
+
+import itertools
+import math
+
+import numpy as np
+
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+
+def digits(axes, mesh):
+    """The prime digits of a list of axes, major first."""
+    found = []
+    for axis in axes:
+        pre, rest = axis.pre_size, axis.size(mesh)
+        prime = 2
+        while rest > 1:
+            while rest % prime == 0:
+                found.append((axis.name, pre, prime))
+                pre, rest = pre * prime, rest // prime
+            prime += 1
+    return found
+
+
+class Simulator:
+    """The blocks of all devices while a plan runs."""
+
+    def __init__(self, shape, source: TensorSharding, mesh: Mesh, seed: int = 0):
+        self.mesh, self.shape = mesh, shape
+        self.devices = list(itertools.product(*(range(a.size) for a in mesh.axes)))
+        self.dims = [digits(axes, mesh) for axes in source.axes]
+        self.unreduced = set(digits(source.unreduced_axes, mesh))
+        partials: dict[tuple, np.ndarray] = {}
+        rng = np.random.default_rng(seed)
+        self.blocks = {}
+        for device in self.devices:
+            key = self.coordinates(device, sorted(self.unreduced))
+            if key not in partials:
+                partials[key] = rng.integers(1, 1000, shape)
+            self.blocks[device] = self.block(partials[key], device, self.dims)
+        self.value = sum(partials.values())
+
+    def place(self, name):
+        axis = self.mesh.positions[name]
+        return axis, self.mesh.axes[axis].size
+
+    def coordinates(self, device, axes):
+        found = []
+        for name, pre, size in axes:
+            axis, n = self.place(name)
+            found.append(device[axis] // (n // (pre * size)) % size)
+        return tuple(found)
+
+    def index(self, device, axes):
+        index = 0
+        for (_, _, size), c in zip(axes, self.coordinates(device, axes), strict=True):
+            index = index * size + c
+        return index
+
+    def group(self, device, axes):
+        """The devices that differ from this one along `axes` only, in row-major order of the list."""
+        members = []
+        for wanted in itertools.product(*(range(size) for *_, size in axes)):
+            member = list(device)
+            for (name, pre, size), have, want in zip(axes, self.coordinates(device, axes), wanted, strict=True):
+                axis, n = self.place(name)
+                member[axis] += (want - have) * (n // (pre * size))
+            members.append(tuple(member))
+        return members
+
+    def block(self, value, device, dims):
+        for d, axes in enumerate(dims):
+            value = self.chunk(value, device, d, axes)
+        return value
+
+    def chunk(self, value, device, dim, axes):
+        parts = math.prod(size for *_, size in axes)
+        assert value.shape[dim] % parts == 0, "uneven split"
+        length = value.shape[dim] // parts
+        start = self.index(device, axes) * length
+        return np.take(value, range(start, start + length), axis=dim)
+
+    def run(self, plan):
+        for step in plan.steps:
+            axes = step.axes
+            if step.kind in ("all_gather", "all_slice", "reduce_scatter", "sharded_to_unreduced"):
+                axes = [digits(a, self.mesh) for a in step.axes]
+            elif step.axes:
+                axes = digits(step.axes, self.mesh)
+            getattr(self, step.kind)(step, axes)
+            assert self.dims == [digits(a, self.mesh) for a in step.result.axes]
+            assert self.unreduced == set(digits(step.result.unreduced_axes, self.mesh))
+        return self
+
+    def assert_is(self, target: TensorSharding):
+        """Every device holds its block of the value (or, where unreduced, a part of the sum that gives it)."""
+        assert self.dims == [digits(axes, self.mesh) for axes in target.axes]
+        assert self.unreduced == set(digits(target.unreduced_axes, self.mesh))
+        open_axes = sorted(self.unreduced)
+        for device in self.devices:
+            total = sum(self.blocks[member] for member in self.group(device, open_axes))
+            np.testing.assert_array_equal(total, self.block(self.value, device, self.dims))
+
+    def drop(self, dim, axes):
+        if axes:
+            assert self.dims[dim][-len(axes) :] == axes, f"{axes} is no suffix of {self.dims[dim]}"
+            self.dims[dim] = self.dims[dim][: -len(axes)]
+
+    def append(self, dim, axes):
+        used = {a for d in self.dims for a in d} | self.unreduced
+        assert used.isdisjoint(axes), f"{axes} are in use"
+        self.dims[dim] = self.dims[dim] + axes
+
+    def each(self, function):
+        self.blocks = {device: function(device) for device in self.devices}
+
+    def all_gather(self, step, axes):
+        assert any(axes)
+        for d, gathered in enumerate(axes):
+            self.drop(d, gathered)
+            old = self.blocks
+            self.each(lambda p, d=d, g=gathered, old=old: np.concatenate([old[q] for q in self.group(p, g)], d))
+
+    def all_slice(self, step, axes):
+        assert any(axes)
+        for d, sliced in enumerate(axes):
+            self.append(d, sliced)
+            old = self.blocks
+            self.each(lambda p, d=d, s=sliced, old=old: self.chunk(old[p], p, d, s))
+
+    def all_to_all(self, step, axes):
+        assert step.params
+        dims = [d for _, src, tgt in step.params for d in (src, tgt)]
+        assert len(set(dims)) == len(dims)
+        assert [src for _, src, _ in step.params] == sorted(src for _, src, _ in step.params)
+        for moved, src, tgt in step.params:
+            moved = digits(moved, self.mesh)
+            assert moved
+            self.drop(src, moved)
+            self.append(tgt, moved)
+            old = self.blocks
+            self.each(
+                lambda p, m=moved, i=src, j=tgt, old=old: np.concatenate(
+                    [self.chunk(old[q], p, j, m) for q in self.group(p, m)], i
+                )
+            )
+
+    def collective_permute(self, step, axes):
+        after = [digits(a, self.mesh) for a in step.result.axes]
+        assert after != self.dims
+        open_axes, owners = sorted(self.unreduced), {}
+        for p in self.devices:
+            key = (self.coordinates(p, open_axes), tuple(self.index(p, a) for a in self.dims))
+            owners.setdefault(key, p)
+        old = self.blocks
+        sources = {
+            p: owners[self.coordinates(p, open_axes), tuple(self.index(p, a) for a in after)] for p in self.devices
+        }
+        for before, a in zip(self.dims, after, strict=True):
+            assert math.prod(s for *_, s in before) == math.prod(s for *_, s in a)
+        self.each(lambda p: old[sources[p]])
+        self.dims = after
+
+    def all_reduce(self, step, axes):
+        assert axes
+        assert self.unreduced.issuperset(axes)
+        self.unreduced -= set(axes)
+        old = self.blocks
+        self.each(lambda p: sum(old[q] for q in self.group(p, axes)))
+
+    def reduce_scatter(self, step, axes):
+        self.all_reduce(step, [a for dim in axes for a in dim])
+        self.all_slice(step, axes)
+
+    def replicated_to_unreduced(self, step, axes):
+        assert axes
+        assert ({a for d in self.dims for a in d} | self.unreduced).isdisjoint(axes)
+        self.unreduced |= set(axes)
+        old = self.blocks
+        self.each(lambda p: old[p] if not any(self.coordinates(p, axes)) else old[p] * 0)
+
+    def sharded_to_unreduced(self, step, axes):
+        assert any(axes)
+        for d, dropped in enumerate(axes):
+            self.drop(d, dropped)
+            old = self.blocks
+            self.each(
+                lambda p, d=d, g=dropped, old=old: np.concatenate([old[q] * (q == p) for q in self.group(p, g)], d)
+            )
+        self.unreduced |= {a for dim in axes for a in dim}

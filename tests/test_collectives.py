@@ -1,0 +1,341 @@
+"""Every collective on eight devices against a numpy model of who owns which block."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sdy_jax.errors import InternalError, ShardingError
+from sdy_jax.lowering import collectives
+from sdy_jax.representation import REDUCTION_KINDS, AxisRef, Mesh, TensorSharding, axes_size, parse_sharding
+from sdy_jax.representation.axes import merge_neighbours, set_difference, sort_and_merge
+from sdy_jax.runtime.mesh import RefinedMesh, block_indices, coordinates
+
+MESH = Mesh.of(p=2, q=4)
+CUTS = [AxisRef.sub("q", 1, 2), AxisRef.sub("q", 2, 2)]
+REFINED = RefinedMesh.of(MESH, CUTS)
+SHAPE = (8, 16, 8)
+
+
+def sharding(text):
+    return parse_sharding(text, "mesh")
+
+
+def axes_of(text):
+    """The axis lists of `[{...}, ...]`."""
+    return sharding(text).axes
+
+
+def blocks(array, target):
+    """Stacks what each device holds of a global array: `[devices, *local shape]`."""
+    index = [block_indices(axes, MESH) for axes in target.axes]
+    local = target.local_shape(array.shape, MESH)
+    cut = [array[tuple(slice(i[d] * n, (i[d] + 1) * n) for i, n in zip(index, local, strict=True))] for d in range(8)]
+    return np.stack(cut)
+
+
+def run(function, *stacked):
+    """`function` on each device's entries of the stacked arrays."""
+    jax_mesh = REFINED.to_jax(np.array(jax.devices()[:8]).reshape(2, 4))
+    spec = jax.sharding.PartitionSpec(REFINED.axis_names)
+
+    def local(*xs):
+        return jax.tree.map(lambda y: y[None], function(*(x[0] for x in xs)))
+
+    placed = jax.sharding.NamedSharding(jax_mesh, spec)
+    arguments = [jax.device_put(x, placed) for x in stacked]
+    mapped = jax.shard_map(local, mesh=jax_mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.tree.map(np.asarray, jax.jit(mapped)(*arguments))
+
+
+def values(dtype, shape=SHAPE, seed=0):
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(dtype)
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(dtype)
+    if dtype.kind in "iu":
+        return rng.integers(0, 100, shape).astype(dtype)
+    real = rng.integers(-8, 8, shape)
+    return (real + 1j * rng.integers(-8, 8, shape)).astype(dtype) if dtype.kind == "c" else real.astype(dtype)
+
+
+DTYPES = (np.float32, jnp.bfloat16, np.int32, np.bool_, np.complex64)
+
+MOVES = [
+    ("all_gather", "[{p, q}, {}, {}]", "[{q}, {}, {}]", "[{p}, {}, {}]"),
+    ("all_gather", "[{p, q}, {}, {}]", '[{"q":(2)2}, {}, {}]', '[{p, "q":(1)2}, {}, {}]'),
+    ("all_gather", "[{q, p}, {}, {}]", "[{q, p}, {}, {}]", "[{}, {}, {}]"),
+    ("all_gather", '[{"q":(2)2}, {p}, {"q":(1)2}]', '[{"q":(2)2}, {p}, {"q":(1)2}]', "[{}, {}, {}]"),
+    ("all_gather", '[{"q":(2)2, p, "q":(1)2}, {}, {}]', '[{p, "q":(1)2}, {}, {}]', '[{"q":(2)2}, {}, {}]'),
+    ("all_slice", "[{}, {}, {}]", '[{q, p}, {}, {}]', "[{q, p}, {}, {}]"),
+    ("all_slice", '[{"q":(1)2}, {}, {}]', '[{"q":(2)2}, {p}, {}]', "[{q}, {p}, {}]"),
+    ("all_slice", '[{p}, {}, {}]', '[{"q":(2)2}, {}, {"q":(1)2}]', '[{p, "q":(2)2}, {}, {"q":(1)2}]'),
+]
+
+
+def quote(text):
+    """`p` and `q` may be written without quotes in this file."""
+    return text.replace('"q"', "q").replace("p", '"p"').replace("q", '"q"')
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gathers_and_slices_move_every_block_to_its_owner(dtype):
+    x = values(dtype)
+    cases = [(name, *map(sharding, map(quote, texts))) for name, *texts in MOVES]
+
+    def program(*xs):
+        return [getattr(collectives, n)(v, by.axes, REFINED) for v, (n, _, by, _) in zip(xs, cases, strict=True)]
+
+    found = run(program, *(blocks(x, source) for _, source, _, _ in cases))
+    for got, (_, _, _, target) in zip(found, cases, strict=True):
+        np.testing.assert_array_equal(got, blocks(x, target))
+
+
+# (axes, source dimension, target dimension) as text, source and target shardings.
+EXCHANGES = [
+    ("[{p, q}, {}, {}]", [("q", 0, 2)], "[{p}, {}, {q}]"),
+    ("[{q, p}, {}, {}]", [("q, p", 0, 1)], "[{}, {q, p}, {}]"),
+    ("[{p, q}, {}, {}]", [('"q":(2)2', 0, 1)], '[{p, "q":(1)2}, {"q":(2)2}, {}]'),
+    ("[{q}, {}, {p}]", [("q", 0, 2)], "[{}, {}, {p, q}]"),
+]
+COMBINED = [
+    ('[{p}, {"q":(1)2}, {}, {}]', [("p", 0, 2), ('"q":(1)2', 1, 3)], '[{}, {}, {p}, {"q":(1)2}]'),
+    ('[{"q":(2)2}, {}, {}, {"q":(1)2, p}]', [('"q":(2)2', 0, 1), ('"q":(1)2, p', 3, 2)],
+     '[{}, {"q":(2)2}, {"q":(1)2, p}, {}]'),
+    ('[{}, {q}, {p}, {}]', [("q", 1, 3), ("p", 2, 0)], "[{p}, {}, {}, {q}]"),
+    ('[{}, {q}, {p}, {}]', [('"q":(2)2', 1, 0), ("p", 2, 3)], '[{"q":(2)2}, {"q":(1)2}, {}, {p}]'),
+]  # fmt: skip
+
+
+def parse_params(params):
+    return [(axes_of(quote(f"[{{{axes}}}]"))[0], source, target) for axes, source, target in params]
+
+
+@pytest.mark.parametrize(("cases", "shape"), [(EXCHANGES, SHAPE), (COMBINED, (8, 4, 16, 8))], ids=["one", "several"])
+def test_all_to_all_moves_axes_between_dimensions(cases, shape):
+    x = values(np.float32, shape)
+    x = np.arange(x.size, dtype=np.float32).reshape(shape)
+    parsed = [(sharding(quote(s)), parse_params(params), sharding(quote(t))) for s, params, t in cases]
+
+    def program(*xs):
+        return [collectives.all_to_all(v, params, REFINED) for v, (_, params, _) in zip(xs, parsed, strict=True)]
+
+    found = run(program, *(blocks(x, source) for source, _, _ in parsed))
+    for got, (_, _, target) in zip(found, parsed, strict=True):
+        np.testing.assert_array_equal(got, blocks(x, target))
+
+
+def test_several_moves_are_one_collective():
+    source, params, _ = COMBINED[0]
+    local = sharding(quote(source)).local_shape((8, 4, 16, 8), MESH)
+    jax_mesh = REFINED.to_jax(np.array(jax.devices()[:8]).reshape(2, 4))
+    spec = jax.sharding.PartitionSpec()
+    exchange = functools.partial(collectives.all_to_all, params=parse_params(params), mesh=REFINED)
+    mapped = jax.shard_map(exchange, mesh=jax_mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    assert str(jax.make_jaxpr(mapped)(jnp.zeros(local))).count("all_to_all[") == 1
+
+
+PERMUTES = [
+    ("[{p}, {q}]", '[{"q":(1)2}, {"q":(2)2, p}]'),
+    ("[{q, p}, {}]", "[{p, q}, {}]"),
+    ('[{"q":(2)2}, {p}]', '[{p}, {"q":(1)2}]'),
+    ("[{p}, {}]", '[{"q":(2)2}, {}]'),
+    ('[{"q":(2)2, p, "q":(1)2}, {}]', "[{q, p}, {}]"),
+    ("[{p}, {}]", "[{p}, {}]"),
+]
+
+
+def test_permutes_compose_and_reach_the_new_owners():
+    x = np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
+    cases = [(sharding(quote(s)), sharding(quote(t))) for s, t in PERMUTES]
+
+    def program(*xs):
+        return [collectives.collective_permute(v, s, t, REFINED) for v, (s, t) in zip(xs, cases, strict=True)]
+
+    found = run(program, *(blocks(x, source) for source, _ in cases))
+    for got, (_, target) in zip(found, cases, strict=True):
+        np.testing.assert_array_equal(got, blocks(x, target))
+
+
+def test_permute_keeps_blocks_that_are_in_place():
+    pairs = collectives.permutation_pairs(sharding('[{"p"}]'), sharding('[{"p"}]'), REFINED)
+    assert pairs == [(i, i) for i in range(8)]
+    moved = collectives.permutation_pairs(sharding('[{"p", "q"}]'), sharding('[{"q", "p"}]'), REFINED)
+    assert (0, 0) in moved
+    assert (7, 7) in moved
+    assert sorted(receiver for _, receiver in moved) == list(range(8))
+
+
+def test_permute_of_a_partial_value_delivers_each_term_once():
+    source, target = sharding(quote("[{q}], unreduced={p}")), sharding(quote('[{p, "q":(2)2}], unreduced={"q":(1)2}'))
+    terms = values(np.float32, (2, 8))
+    held = np.stack([terms[coordinates(AxisRef("p"), MESH)[d]][block_indices(source.axes[0], MESH)[d] * 2 :][:2]
+                     for d in range(8)])  # fmt: skip
+    got = run(lambda v: collectives.collective_permute(v, source, target, REFINED), held)
+    rebuilt = np.zeros(8, np.float32)
+    for device, block in enumerate(block_indices(target.axes[0], MESH)):
+        rebuilt[block * 2 : block * 2 + 2] += got[device]
+    np.testing.assert_array_equal(rebuilt, terms.sum(0))
+
+
+def test_permute_between_different_block_counts_is_a_bug():
+    with pytest.raises(InternalError, match="number of blocks"):
+        collectives.permutation_pairs(sharding('[{"p"}]'), sharding('[{"q"}]'), REFINED)
+
+
+NUMPY = {
+    "sum": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor, "product": np.multiply,
+}  # fmt: skip
+BOOLEAN = {**NUMPY, "sum": np.logical_or, "product": np.logical_and}
+REDUCED = ["{p}", "{q}", '{"q":(2)2}', '{q, p}', '{p, "q":(1)2}']
+
+
+def kinds_of(dtype):
+    exact = np.dtype(dtype).kind in "iub"
+    return [kind for kind in REDUCTION_KINDS if exact or kind not in ("and", "or", "xor")]
+
+
+def reduced(x, axes, kind):
+    """`[devices, ...]` terms to their reduction over the devices that differ along `axes` alone."""
+    rest = set_difference([AxisRef("p"), AxisRef("q")], sort_and_merge(axes, MESH), MESH)
+    group = block_indices(rest, MESH)
+    combine = (BOOLEAN if x.dtype == np.bool_ else NUMPY)[kind]
+    return np.stack([functools.reduce(combine, x[group == group[d]]) for d in range(8)]).astype(x.dtype)
+
+
+def terms_of(dtype, shape):
+    x = values(dtype, (8, *shape))
+    return np.where(np.abs(x) > 2, x // 4 if np.dtype(dtype).kind != "c" else x / 4, x).astype(dtype) if (
+        np.dtype(dtype).kind in "fcV") else x  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, np.int8, np.float16], ids=lambda t: np.dtype(t).name)
+def test_all_reduce_combines_the_terms_of_a_group(dtype):
+    x, scalar = terms_of(dtype, (3, 5)), terms_of(dtype, ())
+    cases = [(axes_of(quote(f"[{axes}]"))[0], kind) for axes in REDUCED for kind in kinds_of(dtype)]
+
+    def program(v, s):
+        return [[collectives.all_reduce(y, axes, kind, REFINED) for y in (v, s)] for axes, kind in cases]
+
+    for (got, got_scalar), (axes, kind) in zip(run(program, x, scalar), cases, strict=True):
+        assert got.dtype == x.dtype
+        np.testing.assert_array_equal(got, reduced(x, axes, kind), err_msg=f"{kind} over {axes}")
+        np.testing.assert_array_equal(got_scalar, reduced(scalar, axes, kind), err_msg=f"{kind} over {axes}")
+
+
+SCATTERED = ["[{p}, {}]", "[{}, {q}]", '[{"q":(2)2}, {p}]', "[{q, p}, {}]", '[{p}, {"q":(2)2, "q":(1)2}]']
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
+def test_reduce_scatter_is_all_reduce_then_all_slice(dtype):
+    x = terms_of(dtype, (8, 8))
+    cases = [(axes_of(quote(text)), kind) for text in SCATTERED for kind in kinds_of(dtype)]
+
+    def program(v):
+        return [collectives.reduce_scatter(v, axes, kind, REFINED) for axes, kind in cases]
+
+    for got, (axes, kind) in zip(run(program, x), cases, strict=True):
+        whole = reduced(x, [axis for dim in axes for axis in dim], kind)
+        target = TensorSharding.closed("mesh", axes)
+        expected = np.stack([blocks(whole[d], target)[d] for d in range(8)])
+        assert got.dtype == x.dtype
+        np.testing.assert_array_equal(got, expected, err_msg=f"{kind} {axes}")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16], ids=lambda t: np.dtype(t).name)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_max_and_min_keep_nan_and_infinities(dtype, sign):
+    x = np.linspace(-3, 4, 8 * 4).reshape(8, 4).astype(dtype)
+    x[2, 0] = np.copysign(np.nan, sign)
+    x[3, 1], x[4, 2] = np.inf, -np.inf
+    x[:, 3] = -np.inf if sign > 0 else np.inf
+    axes = (AxisRef("q"), AxisRef("p"))
+
+    def program(v):
+        scattered = [collectives.reduce_scatter(v, ((AxisRef("q"),),), kind, REFINED) for kind in ("max", "min")]
+        return [collectives.all_reduce(v, axes, kind, REFINED) for kind in ("max", "min")], scattered
+
+    whole, parts = run(program, x)
+    for got, part, combine in zip(whole, parts, (np.maximum, np.minimum), strict=True):
+        np.testing.assert_array_equal(got[5], combine.reduce(x, axis=0))
+        by_row = combine.reduce(x.reshape(2, 4, 4), axis=1)
+        np.testing.assert_array_equal(part.reshape(2, 4), by_row)
+
+
+def test_unreduced_values_sum_to_what_they_came_from():
+    x = values(np.float32)
+    spread = sharding(quote('[{p}, {}, {"q":(1)2}]'))
+    gathered = axes_of(quote('[{p}, {}, {"q":(1)2}]'))
+    flat = sort_and_merge([axis for dim in gathered for axis in dim], MESH)
+    q = (AxisRef("q"),)
+
+    def program(full, block):
+        partial = collectives.sharded_to_unreduced(block, gathered, REFINED)
+        marked = [collectives.replicated_to_unreduced(full, q, kind, REFINED) for kind in ("sum", "max", "min", "product")]
+        back = [collectives.all_reduce(m, q, k, REFINED)
+                for m, k in zip(marked, ("sum", "max", "min", "product"), strict=True)]  # fmt: skip
+        return collectives.all_reduce(partial, flat, "sum", REFINED), back
+
+    joined, back = run(program, np.stack([x] * 8), blocks(x, spread))
+    for got in (joined, *back):
+        np.testing.assert_array_equal(got, np.stack([x] * 8))
+
+
+def test_a_gathered_slice_and_a_sliced_gather_are_unchanged():
+    target = axes_of(quote('[{q, p}, {}, {}]'))
+
+    def program(full, block):
+        there = collectives.all_gather(collectives.all_slice(full, target, REFINED), target, REFINED)
+        return there, collectives.all_slice(collectives.all_gather(block, target, REFINED), target, REFINED)
+
+    x = values(np.int32)
+    full, block = np.stack([x] * 8), blocks(x, TensorSharding.closed("mesh", target))
+    got_full, got_block = run(program, full, block)
+    np.testing.assert_array_equal(got_full, full)
+    np.testing.assert_array_equal(got_block, block)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, np.int8, np.uint16, jnp.float8_e4m3fn], ids=lambda t: np.dtype(t).name)
+def test_identities_change_nothing(dtype):
+    for kind in kinds_of(dtype):
+        neutral = collectives.identity(kind, dtype)
+        assert neutral.dtype == np.dtype(dtype)
+        sample = values(dtype, (16,))
+        combine = (BOOLEAN if np.dtype(dtype) == np.bool_ else NUMPY)[kind]
+        np.testing.assert_array_equal(combine(sample, neutral).astype(dtype), sample)
+
+
+def test_float_identities_are_infinite_where_infinity_exists():
+    assert collectives.identity("max", np.float32) == -math.inf
+    assert collectives.identity("min", jnp.bfloat16) == math.inf
+    assert np.isfinite(collectives.identity("min", jnp.float8_e4m3fn).astype(np.float32))
+
+
+def test_unknown_and_unfit_kinds_are_refused():
+    with pytest.raises(ShardingError, match="one of sum, max"):
+        collectives.identity("mean", np.float32)
+    with pytest.raises(ShardingError, match="bits of integers"):
+        collectives.identity("xor", np.float32)
+
+
+def test_splitting_without_padding_is_a_bug():
+    x = jnp.zeros((6, 8))
+    for call in (
+        lambda: collectives.all_slice(x, ((AxisRef("q"),), ()), REFINED),
+        lambda: collectives.reduce_scatter(x, ((AxisRef("q"),), ()), "sum", REFINED),
+        lambda: collectives.all_to_all(x, [((AxisRef("q"),), 1, 0)], REFINED),
+    ):
+        with pytest.raises(InternalError, match="without padding"):
+            call()
+
+
+def test_the_model_itself_cuts_as_axis_sizes_say():
+    lists = [(AxisRef("q"), AxisRef("p")), merge_neighbours(CUTS, MESH), (CUTS[1], AxisRef("p"), CUTS[0])]
+    for axes in lists:
+        assert sorted(set(block_indices(axes, MESH))) == list(range(axes_size(axes, MESH)))

@@ -1,0 +1,56 @@
+"""The cost model: bytes on the wire and time per collective."""
+
+import pytest
+
+from sdy_jax.errors import InternalError
+from sdy_jax.lowering.cost import CostModel, same_cost
+from sdy_jax.representation.mesh import AxisRef, Mesh
+
+MESH = Mesh.of(x=2, y=4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bytes_in", "bytes_out", "wire"),
+    [
+        ("all_gather", 256, 1024, 768),
+        ("reduce_scatter", 1024, 256, 768),
+        ("all_reduce", 1024, 1024, 1536),
+        ("all_to_all", 1024, 1024, 768),
+        ("collective_permute", 1024, 1024, 1024),
+        ("gather_and_reduce", 1024, 1024, 3072),
+        ("all_slice", 1024, 256, 0),
+        ("replicated_to_unreduced", 1024, 1024, 0),
+        ("sharded_to_unreduced", 256, 1024, 0),
+    ],
+)
+def test_wire_bytes_of_a_group_of_four(kind, bytes_in, bytes_out, wire):
+    assert CostModel().wire_bytes(kind, 4, bytes_in, bytes_out) == wire
+    assert CostModel().time(kind, [AxisRef("y")], MESH, bytes_in, bytes_out) == wire
+
+
+def test_a_group_of_one_costs_nothing():
+    assert CostModel(latency=5).time("all_reduce", [], MESH, 64, 64) == 0
+
+
+def test_time_is_hops_and_bytes_over_the_slowest_axis():
+    model = CostModel(latency=10, bandwidth={"x": 8, "y": 2})
+    assert model.time("all_gather", [AxisRef("x")], MESH, 64, 128) == 10 + 64 / 8
+    assert model.time("all_reduce", [AxisRef("x"), AxisRef("y")], MESH, 64, 64) == 10 * 14 + 112 / 2
+    assert model.time("all_to_all", [AxisRef.sub("y", 1, 2)], MESH, 64, 64) == 10 + 32 / 2
+
+
+def test_a_model_is_hashable_and_orders_its_axes():
+    assert hash(CostModel(bandwidth={"x": 1, "y": 2})) == hash(CostModel(bandwidth={"y": 2, "x": 1}))
+    assert CostModel().is_default
+    assert not CostModel(bandwidth={"x": 2}).is_default
+    assert CostModel(bandwidth={"x": 2}).bandwidth_of("y") == 1
+
+
+def test_an_unknown_collective_is_our_mistake():
+    with pytest.raises(InternalError, match="all_together"):
+        CostModel().wire_bytes("all_together", 2, 1, 1)
+
+
+def test_costs_compare_up_to_rounding():
+    assert same_cost(0.1 + 0.2, 0.3)
+    assert not same_cost(1.0, 1.001)

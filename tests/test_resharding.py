@@ -1,0 +1,181 @@
+"""Reshard plans: they arrive (simulated on blocks), they are cheap (the specification's table), they respect the cap."""
+
+import math
+import random
+import re
+
+import pytest
+from reshard_simulator import Simulator
+
+from sdy_jax.errors import ShardingError
+from sdy_jax.lowering.cost import CostModel
+from sdy_jax.lowering.resharding import plan_reshard
+from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+
+def axes(text):
+    found = re.findall(r"(\w+)(?::\((\d+)\)(\d+))?", text)
+    return tuple(AxisRef.sub(n, int(p), int(s)) if p else AxisRef(n) for n, p, s in found)
+
+
+def sharding(text):
+    """`[{x,y},{}] U={z}`."""
+    dims, _, unreduced = text.partition("U=")
+    return TensorSharding.closed("m", [axes(d) for d in re.findall(r"\{([^}]*)\}", dims)], axes(unreduced))
+
+
+def mesh_of(text):
+    return Mesh.of(**{name: int(size) for name, size in (item.split("=") for item in text.split())})
+
+
+TABLE = [  # shape, mesh, source, target, bytes per device (f32)
+    ("16x8", "x=2 y=2 z=2", "[{x},{}]", "[{},{}]", 256),
+    ("16x8", "x=2 y=2 z=2", "[{},{}]", "[{x},{y}]", 0),
+    ("16x8", "x=2 y=2 z=2", "[{x,y,z},{}]", "[{x},{}]", 192),
+    ("16x8", "x=2 y=2 z=2", "[{x},{}]", "[{},{x}]", 128),
+    ("16x8", "x=2 y=2 z=2", "[{x,y},{}]", "[{x},{y}]", 64),
+    ("16x8", "x=2 y=2 z=2", "[{x,y},{}]", "[{y},{x}]", 160),
+    ("16x8", "x=2 y=2 z=2", "[{x},{y}]", "[{y},{x}]", 128),
+    ("16x8", "x=2 y=2 z=2", "[{x,y},{}]", "[{y,x},{}]", 128),
+    ("16x8", "x=2 y=2 z=2", "[{x},{}]", "[{y},{}]", 256),
+    ("16x8", "x=2 y=2 z=2", "[{x,y,z},{}]", "[{z},{}]", 256),
+    ("16x8", "x=2 y=2 z=2", "[{y,x},{}]", "[{x},{}]", 256),
+    ("16x16x16", "x=2 y=2 z=2", "[{x},{y},{}]", "[{},{x},{y}]", 4096),
+    ("16x16x16", "x=2 y=2 z=2", "[{x,z},{},{y}]", "[{},{z,x},{}]", 4096),
+    ("16x16x16x16", "x=2 y=2 z=2", "[{x},{y},{},{}]", "[{},{},{x},{y}]", 49152),
+    ("16x16", "x=2 y=2 z=2", "[{x,y},{z}]", "[{z},{}]", 512),
+    ("16x16", "x=2 y=4", "[{y},{}]", "[{y:(1)2},{y:(2)2}]", 128),
+    ("16x16", "x=2 y=4", "[{y:(2)2},{}]", "[{y},{}]", 256),
+    ("16x16", "x=2 y=4", "[{x},{y}]", "[{y},{x}]", 192),
+    ("16x16", "x=2 y=4", "[{y},{}]", "[{x},{}]", 512),
+    ("16x16", "x=2 y=4", "[{x},{}]", "[{y},{}]", 256),
+    ("16x16", "x=4 y=2", "[{x},{}]", "[{y},{x}]", 176),
+    ("16x32x16", "x=2 y=4", "[{y},{x},{}]", "[{},{y,x},{}]", 5632),
+    ("16x16", "x=2 y=4", "[{y:(1)2,x},{}]", "[{x,y},{}]", 128),
+    ("16x16", "x=2 y=4", "[{y:(1)2},{}]", "[{},{y:(2)2}]", 256),
+    ("24x48", "x=2 y=3", "[{x},{}]", "[{y},{}]", 1536),
+    ("24x48", "x=2 y=3", "[{},{y}]", "[{y},{x}]", 1024),
+    ("48x48x48", "x=2 y=3", "[{y},{},{x}]", "[{x},{},{}]", 233472),
+    ("12", "x=2 y=3", "[{x}]", "[{y}]", 16),
+    ("16x16", "x=4 y=4", "[{x},{y}]", "[{y},{x}]", 64),
+    ("32x32", "x=4 y=4", "[{x,y},{}]", "[{y:(2)2},{x:(1)2}]", 1136),
+    ("16", "x=4", "[{x:(1)2}]", "[{x:(2)2}]", 32),
+    ("64", "x=8", "[{x:(2)2}]", "[{x:(1)2}]", 128),
+    ("16x16", "x=2 y=4", "[{},{}] U={y}", "[{},{}]", 1536),
+    ("16x16", "x=2 y=4", "[{},{}] U={y}", "[{y},{}]", 768),
+    ("16x16", "x=2 y=4", "[{},{}] U={x,y}", "[{x},{}]", 1280),
+    ("16x16", "x=2 y=4", "[{x},{}] U={y}", "[{x,y},{}]", 384),
+    ("16x16", "x=2 y=4", "[{},{}] U={x}", "[{y},{}]", 256),
+    ("16x16", "x=2 y=4", "[{y},{}] U={x}", "[{},{}]", 1024),
+    ("16x16", "x=2 y=4", "[{x},{}] U={y}", "[{y},{}]", 640),
+    ("16x16", "x=2 y=4", "[{y},{}]", "[{},{}] U={x,y}", 0),
+    ("16x16x16", "x=4 y=2", "[{y},{},{x}]", "[{},{x,y},{}]", 2560),
+]
+
+
+@pytest.mark.parametrize(("shape", "mesh", "source", "target", "wire"), TABLE)
+def test_table_of_worked_examples(shape, mesh, source, target, wire):
+    shape, mesh = tuple(map(int, shape.split("x"))), mesh_of(mesh)
+    source, target = sharding(source), sharding(target)
+    plan = plan_reshard(shape, 4, source, target, mesh)
+    assert plan.wire_bytes <= wire
+    assert plan.cost == plan.wire_bytes == sum(step.wire_bytes for step in plan.steps)
+    assert plan.steps[-1].result == target
+    if math.prod(shape) <= 4096:
+        Simulator(shape, source, mesh).run(plan).assert_is(target)
+
+
+def pieces(mesh, rng):
+    for axis in mesh.axes:
+        if axis.size == 4 and rng.random() < 0.5:
+            yield AxisRef.sub(axis.name, 1, 2)
+            yield AxisRef.sub(axis.name, 2, 2)
+        else:
+            yield AxisRef(axis.name)
+
+
+def joined(refs, mesh):
+    made = []
+    for ref in refs:
+        if made and made[-1].name == ref.name and made[-1].next_pre_size(mesh) == ref.pre_size:
+            ref = AxisRef.canonical(ref.name, made[-1].pre_size, made.pop().size(mesh) * ref.size(mesh), mesh)
+        made.append(ref)
+    return tuple(made)
+
+
+def random_sharding(mesh, rank, rng, unreduced):
+    dims, open_axes, refs = [[] for _ in range(rank)], [], list(pieces(mesh, rng))
+    rng.shuffle(refs)
+    for ref in refs:
+        if rng.random() < unreduced:
+            open_axes.append(ref)
+        elif rng.random() < 0.7:
+            dims[rng.randrange(rank)].append(ref)
+    open_axes.sort(key=lambda a: (mesh.positions[a.name], a.pre_size))
+    return TensorSharding.closed("m", [joined(d, mesh) for d in dims], joined(open_axes, mesh))
+
+
+@pytest.mark.parametrize("unreduced", [(0, 0), (0.4, 0), (0, 0.4), (0.3, 0.3)])
+@pytest.mark.parametrize("mesh", ["x=2 y=2 z=2", "x=4 y=2", "x=2 y=4", "x=2 y=3", "x=4 y=4", "x=2 y=2 z=2 w=2"])
+def test_random_reshards_arrive_within_the_memory_cap(mesh, unreduced):
+    rng, mesh = random.Random(f"{mesh}{unreduced}"), mesh_of(mesh)
+    for _ in range(12):
+        rank = rng.choice([1, 2, 2, 3])
+        shape = (48 if 3 in mesh.sizes.values() else 16,) * min(rank, 2) + (12,) * (rank - 2)
+        source, target = (random_sharding(mesh, rank, rng, chance) for chance in unreduced)
+        if any(n % g for s in (source, target) for n, g in zip(shape, s.shard_counts(mesh), strict=True)):
+            continue
+        plan = plan_reshard(shape, 4, source, target, mesh)
+        Simulator(shape, source, mesh).run(plan).assert_is(target)
+        sizes = [math.prod(s.local_shape(shape, mesh)) for s in (source, target)]
+        assert all(math.prod(step.result.local_shape(shape, mesh)) <= max(sizes) for step in plan.steps)
+
+
+def test_dimensions_too_small_for_the_cap_still_arrive():
+    shape, mesh = (4, 6), mesh_of("x=4 y=6")
+    source, target = sharding("[{x},{y}]"), sharding("[{},{x:(2)2}]")
+    Simulator(shape, source, mesh).run(plan_reshard(shape, 4, source, target, mesh)).assert_is(target)
+
+
+def test_equal_shardings_need_nothing():
+    source = TensorSharding("m", sharding("[{x},{}]").dimensions, replicated_axes=axes("y"))
+    assert plan_reshard((8, 8), 4, source, sharding("[{x},{}]"), Mesh.of(x=2, y=2)).steps == ()
+
+
+def test_a_second_call_is_answered_from_memory():
+    args = ((8, 8), 4, sharding("[{x},{}]"), sharding("[{},{x}]"), Mesh.of(x=2, y=2))
+    assert plan_reshard(*args) is plan_reshard(*args)
+
+
+def test_names_of_axes_do_not_matter():
+    one = plan_reshard((8, 8), 4, sharding("[{x,y},{}]"), sharding("[{y},{x}]"), Mesh.of(x=2, y=2))
+    two = plan_reshard((8, 8), 4, sharding("[{b,a},{}]"), sharding("[{a},{b}]"), Mesh.of(a=2, b=2))
+    assert [str(s) for s in two.steps] == [str(s).replace("x", "b").replace("y", "a") for s in one.steps]
+
+
+def test_steps_print_as_the_dialect_prints_them():
+    mesh = mesh_of("x=2 y=4")
+    plan = plan_reshard((16, 16), 4, sharding("[{},{}] U={x,y}"), sharding("[{x},{}]"), mesh)
+    assert [(s.kind, str(s)) for s in plan.steps] == [("reduce_scatter", '[{"x"}, {}]'), ("all_reduce", '{"y"}')]
+    plan = plan_reshard((16, 16), 4, sharding("[{y},{}]"), sharding("[{y:(1)2},{y:(2)2}]"), mesh)
+    assert [str(s) for s in plan.steps] == ['[{"y":(2)2}: 0->1]']
+
+
+def test_a_reduction_keeps_its_kind():
+    source = TensorSharding.closed("m", [(), ()], axes("x"), "max")
+    (step,) = plan_reshard((8, 8), 4, source, sharding("[{},{}]"), Mesh.of(x=2)).steps
+    assert (step.kind, step.reduction, step.result) == ("all_reduce", "max", sharding("[{},{}]"))
+    with pytest.raises(ShardingError, match="only sums"):
+        plan_reshard((8, 8), 4, sharding("[{},{}]"), source, Mesh.of(x=2))
+
+
+def test_shards_that_do_not_divide_are_refused():
+    with pytest.raises(ShardingError, match="dimension 0"):
+        plan_reshard((6,), 4, sharding("[{x}]"), sharding("[{}]"), Mesh.of(x=4))
+
+
+def test_latency_and_bandwidth_are_part_of_the_cost():
+    costs = CostModel(latency=100, bandwidth={"x": 2})
+    plan = plan_reshard((16, 8), 4, sharding("[{x},{}]"), sharding("[{},{}]"), Mesh.of(x=2), costs)
+    assert (plan.wire_bytes, plan.cost) == (256, 100 + 128)
