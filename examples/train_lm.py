@@ -16,7 +16,6 @@ import itertools
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -320,22 +319,10 @@ def progress(steps: int) -> Iterator[Callable[[float], None]]:
         yield advance
 
 
-def summary(plan: sdy.Plan) -> str:
-    """One line per kind of collective and mesh axes: how many, and bytes on the wire per device and step."""
-    counts: Counter[tuple[str, str]] = Counter()
-    wire: Counter[tuple[str, str]] = Counter()
-    for collective in plan.collectives:
-        key = (collective.kind, ", ".join(map(str, collective.axes)))
-        counts[key] += 1
-        wire[key] += collective.wire_bytes
-    lines = [f"  {counts[key]:4d} x {key[0]:<20} over {key[1]:<12} {wire[key] / 1e6:9.3f} MB" for key in counts]
-    return "\n".join(["the plan's collectives, with bytes on the wire per device and step:", *lines])
-
-
 def run(job: Job, steps: int) -> None:
     ours, reference = job.partitioned(), job.jitted()
     state, reference_state = job.initial_state(), job.initial_state()
-    print(summary(ours.plan(state, next(job.batches(1)))))
+    print(ours.plan(state, next(job.batches(1))).summary())
 
     loss_difference = state_difference = 0.0
     with progress(steps) as advance:

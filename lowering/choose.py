@@ -122,12 +122,10 @@ def _factor_lists(problem: Problem) -> list[list[Axes]]:
 
 
 def _agreement(problem: Problem, strategy: Strategy, lists: list[list[Axes]]) -> Assignment | None:
-    """The assignment with which nothing has to move, if all tensors agree and nothing is left unreduced."""
+    """The assignment that all tensors already have: no operand has to move, so work is never replicated to save bytes."""
     if any(len(found) > 1 for found in lists):
         return None
     assignment = tuple(found[0] if found else () for found in lists)
-    if any(assignment[f] for f in problem.rule.reduction):
-        return None
     return assignment if _is_valid(problem, strategy, assignment) else None
 
 

@@ -1,10 +1,10 @@
 """Each sdy collective as lax calls on local arrays, inside a `shard_map` over the refined mesh.
 
 Conventions. `x` is one device's block of a tensor; `axes_per_dim` has one list of axes, major to minor, per dimension;
-`mesh` must cut every axis used here (`RefinedMesh.of`). Lists of axes may be in any order and may hold sub-axes. Blocks
-are equally long: where a dimension does not divide, the caller pads it first (a local dimension that a collective splits
-must be divisible by the group). A group of devices is numbered by its axes in the order given, first one major; only
-`ppermute` numbers it in mesh order, so permutations are written over the whole mesh.
+`mesh` must cut every axis used here (`RefinedMesh.of`). Lists of axes may be in any order and may hold sub-axes. A local
+dimension that a collective splits must be divisible by the group: where it is not, the caller pads it first. A group of
+devices is numbered by its axes in the order given, first one major; only `ppermute` numbers it in mesh order, so
+permutations are written over the whole mesh.
 """
 
 from __future__ import annotations
@@ -60,25 +60,27 @@ def all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], mesh: Refi
 
 
 def _combined_all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], mesh: RefinedMesh) -> jax.Array:
-    # Chunks of all targets are numbered by one leading dimension; on arrival its digits belong before the sources.
-    groups = [axes_size(axes, mesh.mesh) for axes, _, _ in params]
+    # The chunks of all targets are numbered by one leading dimension. After the exchange the digits of that number tell
+    # where a chunk came from, and each belongs directly before its source dimension.
     if not params:
         return x
-    rank = x.ndim
-    y = x
+    groups = [axes_size(axes, mesh.mesh) for axes, _, _ in params]
     for number, ((_, _, target), group) in enumerate(zip(params, groups, strict=True)):
         dim = target + number
-        y = jnp.moveaxis(_split(y, dim, group), dim, number)
-    y = y.reshape(math.prod(groups), *y.shape[len(groups) :])
+        x = jnp.moveaxis(_split(x, dim, group), dim, number)
+    rest = x.shape[len(groups) :]
     names = mesh.names([axis for axes, _, _ in params for axis in axes])
-    y = lax.all_to_all(y, names, split_axis=0, concat_axis=0, tiled=True)
-    y = y.reshape(*groups, *y.shape[1:])
-    source_of = {source: number for number, (_, source, _) in enumerate(params)}
-    order = [i for dim in range(rank) for i in ([source_of[dim]] if dim in source_of else []) + [dim + len(groups)]]
-    local = list(y.shape[len(groups) :])
-    for source, number in source_of.items():
-        local[source] *= groups[number]
-    return y.transpose(order).reshape(local)
+    x = lax.all_to_all(x.reshape(math.prod(groups), *rest), names, split_axis=0, concat_axis=0, tiled=True)
+    return _merge_before(x.reshape(*groups, *rest), [source for _, source, _ in params])
+
+
+def _merge_before(x: jax.Array, sources: Sequence[int]) -> jax.Array:
+    """Makes leading dimension `i` the major part of dimension `sources[i]` of the others."""
+    count = len(sources)
+    leading = {source: number for number, source in enumerate(sources)}
+    parts = [[leading[dim], count + dim] if dim in leading else [count + dim] for dim in range(x.ndim - count)]
+    shape = [math.prod(x.shape[i] for i in part) for part in parts]
+    return x.transpose([i for part in parts for i in part]).reshape(shape)
 
 
 def collective_permute(x: jax.Array, source: TensorSharding, target: TensorSharding, mesh: RefinedMesh) -> jax.Array:
@@ -128,9 +130,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 _NATIVE: dict[str, Callable[..., jax.Array]] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
 # Booleans travel as uint8, whose lowest bit is the answer: sums wrap at 256, which keeps it.
-_BOOL_AS_UINT8 = {
-    "sum": "max", "or": "max", "max": "max", "and": "min", "min": "min", "product": "min", "xor": "sum"
-}  # fmt: skip
+_BOOL_AS_UINT8 = dict(zip(REDUCTION_KINDS, ("max", "max", "min", "min", "max", "sum", "min"), strict=True))
 
 
 def all_reduce(x: jax.Array, axes: Axes, kind: str, mesh: RefinedMesh) -> jax.Array:

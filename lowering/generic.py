@@ -11,7 +11,7 @@ Regions must not use values from outside; ops whose regions do (loops, branches)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import ml_dtypes
@@ -23,7 +23,9 @@ from jax.interpreters import mlir
 
 from sdy_jax.errors import InternalError, UnsupportedError
 from sdy_jax.graph import Op, Value
-from sdy_jax.lowering.strategies.registry import LocalOp
+
+if TYPE_CHECKING:
+    from sdy_jax.lowering.strategies.registry import LocalOp  # the strategies' modules import this one
 
 _DTYPES: dict[str, Any] = {
     "i1": np.bool_,

@@ -22,9 +22,9 @@ from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.factors import dividing_prefix
 from sdy_jax.lowering.resharding import Collective, plan_reshard
 from sdy_jax.lowering.strategies.registry import is_forwarding, strategies_of
-from sdy_jax.lowering.text import collective_attributes
+from sdy_jax.lowering.text import axes_of, collective_attributes
 from sdy_jax.representation.attributes import sharding_to_attribute
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 from sdy_jax.rules import RuleBook, has_no_rule_silently
 from sdy_jax.rules.dataflow import edges_of, is_data_flow
@@ -32,11 +32,18 @@ from sdy_jax.rules.dataflow import edges_of, is_data_flow
 
 @dataclass(frozen=True, slots=True)
 class InsertedCollective:
-    """A collective of the partitioned program. `wire_bytes` is per device and per execution."""
+    """A collective of the partitioned program. `wire_bytes` is per device and per execution.
+
+    `axes` are all axes it runs over; `detail` is what it moves, as the dialect writes it (`{"model"}`, `[{"x"}: 0->1]`); `dtype` and `shape` are those of
+    the global value, `result` its sharding afterwards.
+    """
 
     kind: str
-    text: str
-    value_type: str
+    axes: tuple[AxisRef, ...]
+    detail: str
+    dtype: str
+    shape: tuple[int, ...]
+    result: TensorSharding
     wire_bytes: float
     source: str
     cause: str
@@ -254,8 +261,8 @@ class _Partitioner:
 
     def _record(self, step: Collective, value: Value, before: Op, cause: Op) -> None:
         self.report.collectives.append(InsertedCollective(
-            step.kind, str(step), f"{value.dtype}[{','.join(map(str, value.shape or ()))}]", step.wire_bytes,
-            cause.source, cause.name, _loop_depth(before)))
+            step.kind, axes_of(step), str(step), value.dtype, value.shape or (), step.result, step.wire_bytes, cause.source, cause.name,
+            _loop_depth(before)))
 
     def _note(self, op: Op | None, message: str) -> None:
         note = Note(op.name, op.source, message) if op else Note("argument", "", message)

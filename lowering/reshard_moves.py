@@ -125,7 +125,7 @@ def _unreductions_undone(problem: Problem, state: State) -> Iterator[Step]:
 
 
 def _gathers_undone(problem: Problem, state: State) -> Iterator[Step]:
-    """Only what precedes a permute is asked for, and a permute may rename: one unused atom of each sort stands for all."""
+    """What precedes is a permute, which may rename: one unused atom of each sort stands for all."""
     sorts: dict[tuple, int] = {}
     for atom in atoms_of(problem.all_atoms & ~problem.used(state)):
         role = (problem.to_reduce >> atom & 1, problem.to_unreduce >> atom & 1)

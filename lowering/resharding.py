@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice, permutations, product
+from itertools import islice, pairwise, permutations, product
 
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.cost import CostModel, same_cost
@@ -29,8 +29,8 @@ MAX_REFINEMENTS = 8
 class Collective:
     """One step of a plan.
 
-    `axes` holds one tuple per dimension for all_gather, all_slice, reduce_scatter and sharded_to_unreduced, and is a flat
-    tuple for all_reduce and replicated_to_unreduced. `params` are the (axes, source, target) of an all_to_all.
+    `axes` holds one tuple per dimension for all_gather, all_slice, reduce_scatter and sharded_to_unreduced, and is a
+    flat tuple for all_reduce and replicated_to_unreduced. `params` are the (axes, source, target) of an all_to_all.
     `result` is the closed, canonical sharding after the step; `wire_bytes` is per device; `reduction` is the kind
     of an all_reduce or reduce_scatter.
     """
@@ -122,8 +122,8 @@ def _check(shape: tuple[int, ...], source: TensorSharding, target: TensorShardin
         for dim, (n, shards) in enumerate(zip(shape, sharding.shard_counts(mesh), strict=True)):
             if n % shards:
                 raise ShardingError(
-                    f"<{sharding}> cuts dimension {dim} of a tensor of shape {shape} into {shards} shards, which do not "
-                    "divide it; to fix: pad the dimension before it is resharded"
+                    f"<{sharding}> cuts dimension {dim} of a tensor of shape {shape} into {shards} shards, which do "
+                    "not divide it; to fix: pad the dimension before it is resharded"
                 )
     added = set(_pieces(target.unreduced_axes, mesh)) - set(_pieces(source.unreduced_axes, mesh))
     if added and target.reduction != "sum":
@@ -160,7 +160,7 @@ def _atoms(source: TensorSharding, target: TensorSharding, mesh: Mesh) -> list[P
 def _cut(piece: Piece, edges: dict[str, set[int]]) -> list[Piece]:
     name, pre, size = piece
     inside = sorted(e for e in edges[name] if pre <= e <= pre * size)
-    return [(name, lo, hi // lo) for lo, hi in zip(inside, inside[1:], strict=False)]
+    return [(name, lo, hi // lo) for lo, hi in pairwise(inside)]
 
 
 def _problem(
@@ -206,7 +206,7 @@ Solution = tuple[Cut, tuple[Step, ...], Price]
 
 @lru_cache(maxsize=1 << 14)
 def _solve(problem: Problem) -> Solution:
-    """The best steps, and how the atoms were cut for them. Names play no part, so that alike reshards share an entry."""
+    """The best steps, and how the atoms were cut for them. Names play no part: alike reshards share it."""
     whole: Cut = tuple((n,) for n in problem.sizes)
     if problem.source == problem.target:
         return whole, (), FREE

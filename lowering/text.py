@@ -45,9 +45,16 @@ def collective_attributes(step: Collective) -> dict[str, str]:
     else:
         lists = ", ".join(map(_list, step.axes))
         attributes = {AXES_ATTRIBUTE[step.kind]: f"#sdy<list_of_axis_ref_lists[{lists}]>"}
-    if step.kind in ("all_reduce", "reduce_scatter", "replicated_to_unreduced") and step.result.reduction != "sum":
-        attributes["reduction_kind"] = f'"{step.result.reduction}"'
+    if step.kind in ("all_reduce", "reduce_scatter", "replicated_to_unreduced") and step.reduction != "sum":
+        attributes["reduction_kind"] = f'"{step.reduction}"'
     return attributes
+
+
+def axes_of(step: Collective) -> Axes:
+    """All axes that a step runs over; none for a permute, which may involve any."""
+    if step.kind == "all_to_all":
+        return tuple(a for axes, _, _ in step.params for a in axes)
+    return tuple(step.axes) if step.kind in FLAT else tuple(a for axes in step.axes for a in axes)
 
 
 @lru_cache(maxsize=4096)

@@ -1,14 +1,15 @@
 """Meshes on devices: the refined mesh, whose axes are the sub-axes that a program uses.
 
 A program that speaks of `"model":(1)2` and `"model":(2)2` runs on a mesh in which `model` is cut into two axes,
-`model.1.2` and `model.2.2` (axis, pre-size, size). The pieces are called atoms: two atoms are equal or disjoint, so list
-operations on them are exact. Axes that are never cut keep their names; axes of size one are kept too.
+`model.1.2` and `model.2.2` (axis, pre-size, size). The pieces are called atoms: two atoms are equal or disjoint, so
+list operations on them are exact. Axes that are never cut keep their names; axes of size one are kept too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import jax
 import numpy as np
@@ -33,7 +34,7 @@ class RefinedMesh:
         cuts = []
         for axis in mesh.axes:
             edges = sorted(bounds[axis.name])
-            pieces = tuple((lo, hi // lo) for lo, hi in zip(edges, edges[1:], strict=False))
+            pieces = tuple((lo, hi // lo) for lo, hi in pairwise(edges))
             cuts.append(pieces or ((1, 1),))
         return cls(mesh, tuple(cuts))
 

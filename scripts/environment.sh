@@ -16,3 +16,6 @@ if [[ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]]; then
         --config-settings editable_mode=strict
     echo "$wanted" >"$stamp"
 fi
+
+# The working directory holds `sdy_jax/` without its two other wings: keep it off Python's path, also in child processes.
+export PYTHONSAFEPATH=1

@@ -106,8 +106,13 @@ class PartitionedFunction:
         self._names = parameter_names(fun)
         self._static_nums, self._static_names = _static_parameters(static_argnums, static_argnames, self._names)
         self._plans: dict[Any, Plan] = {}
+
+        @functools.wraps(fun, updated=())
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self._run(*args, **kwargs)
+
         self._jitted = jax.jit(
-            functools.wraps(fun, updated=())(self._run), static_argnums=static_argnums, static_argnames=static_argnames,
+            run, static_argnums=static_argnums, static_argnames=static_argnames,
             donate_argnums=donate_argnums, donate_argnames=donate_argnames, keep_unused=keep_unused, inline=inline,
             compiler_options=compiler_options)
 

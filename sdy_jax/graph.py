@@ -91,7 +91,7 @@ class Op:
         """MLIR attributes by name, read once."""
         if self._attributes is None:
             source = self.mlir.attributes
-            self._attributes = {name: source[name] for name in source}
+            self._attributes = {name: _attribute(self.mlir, name) for name in source}
         return self._attributes
 
     @property
@@ -124,12 +124,11 @@ class Op:
     def signature(self) -> tuple[Any, ...]:
         """A hashable key: ops of one module with equal signatures mean the same function of their operands.
 
-        Ops with regions compare their regions' text. Shardings and rules are left out.
+        Ops with regions compare what their regions compute. Shardings and rules are left out.
         """
         attributes = tuple((n, a) for n, a in self.attributes.items() if not n.startswith("sdy."))
-        regions = tuple(str(r) for b in self.blocks for r in b.mlir.operations) if self.blocks else ()
-        return (self.name, tuple(v.type for v in self.operands), tuple(v.type for v in self.results),
-                attributes, regions)
+        types = (tuple(v.type for v in self.operands), tuple(v.type for v in self.results))
+        return (self.name, *types, attributes, tuple(map(_block_key, self.blocks)))
 
     @property
     def source(self) -> str:
@@ -145,6 +144,15 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<{self.name} at {self.source}>"
+
+
+def _block_key(block: Block) -> tuple[Any, ...]:
+    """What a block computes, with its values numbered; values from outside stand for themselves."""
+    numbers: dict[Value, int] = {}
+    for value in (*block.arguments, *(r for op in block.ops for r in op.results)):
+        numbers[value] = len(numbers)
+    ops = tuple((op.signature, tuple(numbers.get(v, v) for v in op.operands)) for op in block.ops)
+    return (tuple(v.type for v in block.arguments), ops)
 
 
 class Graph:
@@ -223,6 +231,14 @@ class Graph:
         elif value.owner.parent.name == "func.func":
             function = value.owner.parent
             _set_function_sharding(function, "arg_attrs", value.index, len(value.owner.arguments), sharding)
+
+
+def _attribute(op: ir.Operation, name: str) -> ir.Attribute:
+    """An attribute, or the op's text for the kind that the bindings refuse to give out: elements of complex numbers."""
+    try:
+        return op.attributes[name]
+    except TypeError:
+        return ir.StringAttr.get(str(op), op.context)
 
 
 def shape_and_dtype(type_: ir.Type) -> tuple[tuple[int, ...] | None, str]:

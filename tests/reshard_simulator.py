@@ -1,7 +1,7 @@
 """Runs reshard plans on numpy blocks, one per device, by the definition of each collective.
 
-Nothing here knows how plans are made. Axis references are expanded into prime digits `(axis, pre, size)`; every collective
-is checked against the rules of the dialect (suffixes, unused axes, unreduced bookkeeping) while it is applied.
+Nothing here knows how plans are made. Axis references are expanded into prime digits `(axis, pre, size)`; every
+collective is checked against the rules of the dialect (suffixes, unused axes, unreduced bookkeeping) as it is applied.
 """
 
 import itertools

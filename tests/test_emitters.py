@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering import generic
-from sdy_jax.lowering.strategies import EMITTERS, STRATEGIES, LocalOp
+from sdy_jax.lowering.strategies import EMITTERS, STRATEGIES, LocalOp, strategies_of
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.registry import RuleBook
@@ -228,3 +228,194 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_op_by_op_copy_equals_the_plain_function(name: str) -> None:
     assert_same(*rerun(*CASES[name]))
+
+
+def test_every_registered_strategy_has_an_emitter() -> None:
+    assert set(STRATEGIES) <= set(EMITTERS)
+
+
+MESH = Mesh((MeshAxis("x", 2), MeshAxis("y", 4)))
+REFINED = RefinedMesh.of(MESH)
+COMBINE: dict[str, Callable[..., Any]] = {
+    "sum": lax.psum,
+    "max": lax.pmax,
+    "min": lax.pmin,
+    "product": lambda v, a: jnp.prod(lax.all_gather(v, a), 0),
+    "or": lambda v, a: lax.pmax(v.astype(jnp.int32), a).astype(bool),
+}
+
+
+def shard(*dims: str) -> TensorSharding:
+    """`shard("", "xy")` splits dimension 1 along x and y."""
+    return TensorSharding.closed("mesh", [[AxisRef(a) for a in dim] for dim in dims])
+
+
+def run_op(function: Callable[..., Any], args: Sequence[Any], name: str, operands: Sequence[TensorSharding | None],
+           result: TensorSharding, partial: str = "") -> tuple[Any, Any]:
+    """Runs the op called `name` of `function`, whose operands are the arguments or computed from them whole, on shards.
+
+    Operands without a sharding are replicated. Shards of sizes that do not divide are padded with nan or the largest
+    integer. The op's strategy must allow the sharded factors; partial results over `partial` are combined by its kind.
+
+    Returns:
+        The op's last result, plain and partitioned.
+    """
+    graph = Graph(jax.jit(function, keep_unused=True).lower(*args).compiler_ir().operation)
+    graph_op = next(op for f in graph.functions.values() for op in f.walk() if op.name == name)
+    plain = Interpreter(graph)
+    plain.run_block(graph.functions["main"].blocks[0], args)
+    whole = [plain.env[v] for v in graph_op.operands]
+    shardings = [*operands, *[None] * (len(whole) - len(operands))]
+    kind = check_splits(graph_op, shardings, result, bool(partial))
+    padded = [pad_to_blocks(x, s) for x, s in zip(whole, shardings, strict=True)]
+
+    def local_run(*xs: Any) -> Any:
+        none_run: Callable[..., Any] = lambda block, xs: None  # noqa: E731
+        local = LocalOp(graph_op, REFINED, tuple(shardings), last(graph_op, result), none_run)
+        out = EMITTERS[name](local, *xs)
+        out = out[-1] if isinstance(out, (list, tuple)) else out
+        assert out.shape == local.result_shape(len(graph_op.results) - 1)
+        return COMBINE[kind](out, tuple(partial)) if partial else out
+
+    mesh = REFINED.to_jax(np.array(jax.devices()[:8]).reshape(2, 4))
+    specs = tuple(REFINED.spec(s) for s in shardings)
+    got = jax.jit(jax.shard_map(local_run, mesh=mesh, in_specs=specs, out_specs=REFINED.spec(result), check_vma=False))(
+        *padded)
+    expected = plain.env[graph_op.results[-1]]
+    return expected, got[tuple(slice(0, n) for n in expected.shape)]
+
+
+def last(op: Op, sharding: TensorSharding) -> tuple[TensorSharding | None, ...]:
+    """Shardings of an op's results: all but the last are replicated."""
+    return (*[None] * (len(op.results) - 1), sharding)
+
+
+def check_splits(op: Op, operands: Sequence[TensorSharding | None], result: TensorSharding, partial: bool) -> str:
+    """Asserts that one strategy allows these shardings, and gives its reduction kind."""
+    rule = RuleBook().rule_of(op)
+    if rule is None:
+        return ""
+    strategy = strategies_of(op, rule)[0]
+    for mapping, sharding in zip(rule.mappings, [*operands, *last(op, result)], strict=True):
+        for factors, axes in zip(mapping, sharding.axes if sharding else (), strict=False):
+            assert not axes or factors[0] in strategy.splittable, (str(rule), strategy)
+    assert not partial or strategy.reduction, strategy
+    return strategy.reduction or ""
+
+
+def pad_to_blocks(x: jax.Array, sharding: TensorSharding | None) -> jax.Array:
+    if sharding is None:
+        return x
+    junk = jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else True if x.dtype == bool else jnp.iinfo(x.dtype).max
+    counts = sharding.shard_counts(MESH)
+    return jnp.pad(x, [(0, -n % g) for n, g in zip(x.shape, counts, strict=True)], constant_values=junk)
+
+
+TABLE = jnp.asarray(RNG.normal(size=(16, 4)), jnp.float32).at[3].set(jnp.nan)
+ROWS = jnp.array([3, -5, 15, 40, 0, 7, 8, 2_000_000_000], jnp.int32)
+UPDATES = jnp.asarray(RNG.normal(size=(8, 4)), jnp.float32)
+PLAIN = jnp.asarray(RNG.normal(size=(16, 4)), jnp.float32)
+SHORT = PLAIN[:13]
+
+
+def lookup(x: jax.Array, i: jax.Array) -> jax.Array:
+    numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
+    return lax.gather(x, i[:, None], numbers, (1, x.shape[1]), mode="promise_in_bounds")
+
+
+def pairs(x: jax.Array, i: jax.Array) -> jax.Array:
+    numbers = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0, 1), start_index_map=(1, 0))
+    return lax.gather(x, jnp.stack([i // 2, i], 1), numbers, (1, 1), mode="promise_in_bounds")
+
+
+def scattered(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    numbers = lax.ScatterDimensionNumbers(update_window_dims=(1,), inserted_window_dims=(0,),
+                                          scatter_dims_to_operand_dims=(0,))
+    return lambda x, i, u: function(x, i[:, None], u, numbers, mode="promise_in_bounds")
+
+
+def contracted(a: jax.Array) -> jax.Array:
+    return lax.dot_general(a, a, (((0,), (0,)), ((), ())))
+
+
+def reduced(init: float, function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda v: lax.reduce(v, np.float32(init), function, (0,))
+
+
+ADD, MAX, MUL = scattered(lax.scatter_add), scattered(lax.scatter_max), scattered(lax.scatter_mul)
+DUS = lax.dynamic_update_slice_p.bind
+PATCH = -jnp.ones((5, 4), jnp.float32)
+IMAGE, KERNEL = jnp.arange(2 * 5 * 8.0).reshape(2, 5, 8) / 9, jnp.arange(3 * 8 * 8.0).reshape(3, 8, 8) / 99
+
+
+def conv(groups: int) -> Callable[..., Any]:
+    return lambda v, k: lax.conv_general_dilated(v, k[:, : 8 // groups], (1,), "SAME", feature_group_count=groups,
+                                                 dimension_numbers=("NWC", "WIO", "NWC"))
+
+
+NONE = shard("", "")
+SHARDED = {
+    "iota": (lambda: lax.broadcasted_iota(jnp.bfloat16, (400, 4), 0), (), "iota", (), shard("yx", "")),
+    "iota, uneven": (lambda: lax.iota(jnp.int32, 13), (), "iota", (), shard("y")),
+    "constant": (lambda: jnp.asarray(np.arange(12.0).reshape(6, 2)), (), "constant", (), shard("y", "x")),
+    "splat": (lambda: jnp.full((6, 2), 3.0), (), "broadcast_in_dim", (), shard("y", "x")),
+    "complex constant": (lambda: jnp.asarray(np.arange(8) * 1j), (), "constant", (), shard("xy")),
+    "broadcast": (lambda v: lax.broadcast_in_dim(v, (4, 16, 4), (1, 2)), (PLAIN,), "broadcast_in_dim",
+                  (shard("x", ""),), shard("y", "x", "")),
+    "reshape": (lambda v: v.reshape(4, 16), (PLAIN,), "reshape", (shard("xy", ""),), shard("x", "y")),
+    "slice": (lambda v: v[:, 1:3], (PLAIN,), "slice", (shard("xy", ""),), shard("xy", "")),
+    "pad": (lambda v: jnp.pad(v, ((0, 0), (1, 2))), (PLAIN,), "pad", (shard("xy", ""),), shard("xy", "")),
+    "dot": (contracted, (PLAIN,), "dot_general", (shard("x", ""), shard("x", "y")), shard("", "y"), "x"),
+    "dot, uneven": (contracted, (SHORT,), "dot_general", (shard("xy", ""), shard("xy", "")), NONE, "xy"),
+    "convolution": (conv(1), (IMAGE, KERNEL), "convolution", (shard("x", "", "y"), shard("", "y", "")), shard("x", "", ""), "y"),
+    "convolution groups": (conv(4), (IMAGE, KERNEL), "convolution", (shard("x", "", "y"), shard("", "", "y")), shard("x", "", "y")),
+    "depthwise convolution": (conv(8), (IMAGE, KERNEL), "convolution", (shard("", "", "xy"), shard("", "", "xy")), shard("", "", "xy")),
+    "sum": (lambda v: jnp.sum(v, 0), (PLAIN,), "reduce", (shard("x", "y"),), shard("y"), "x"),
+    "sum, uneven, with init": (reduced(5, lax.add), (SHORT,), "reduce", (shard("xy", ""),), shard(""), "xy"),
+    "product with init": (reduced(2, lax.mul), (SHORT,), "reduce", (shard("y", ""),), shard(""), "y"),
+    "max with init": (reduced(0.5, lax.max), (SHORT,), "reduce", (shard("y", "x"),), shard("x"), "y"),
+    "any": (lambda v: jnp.any(v > 1.5, 0), (PLAIN,), "reduce", (shard("y", "x"),), shard("x"), "y"),
+    "lookup": (lookup, (TABLE, ROWS), "gather", (shard("yx", ""),), NONE, "yx"),
+    "lookup, uneven": (lookup, (TABLE[:13], ROWS), "gather", (shard("y", "x"),), shard("", "x"), "y"),
+    "lookup of small unsigned": (lookup, (TABLE, jnp.array([3, 200, 15, 1], jnp.uint8)), "gather",
+                                 (shard("y", ""), shard("x", "")), shard("x", ""), "y"),
+    "lookup in two dimensions": (pairs, (PLAIN, ROWS), "gather", (shard("y", "x"),), shard(""), "yx"),
+    "offset dimension": (lookup, (TABLE, ROWS), "gather", (shard("", "y"), shard("x", "")), shard("x", "y")),
+    "scatter-add, own rows": (ADD, (PLAIN, ROWS, UPDATES), "scatter", (shard("yx", ""), None, NONE), shard("yx", "")),
+    "scatter-add, uneven": (ADD, (SHORT, ROWS, UPDATES), "scatter", (shard("y", "x"), None, shard("", "x")), shard("y", "x")),
+    "scatter-add, split": (ADD, (PLAIN, ROWS, UPDATES), "scatter", (shard("y", ""), shard("x", ""), shard("x", "")), shard("y", ""), "x"),
+    "scatter-max, split, uneven": (MAX, (PLAIN, ROWS[:7], UPDATES[:7]), "scatter", (NONE, shard("xy", ""), shard("xy", "")), NONE, "xy"),
+    "scatter-mul, split": (MUL, (PLAIN, ROWS, UPDATES), "scatter", (NONE, shard("y", ""), shard("y", "")), NONE, "y"),
+    "dynamic slice": (lambda v, i: lax.dynamic_slice(v, (0, i), (16, 2)), (PLAIN, 2), "dynamic_slice", (shard("xy", ""),), shard("xy", "")),
+    "random bits": (lambda k: lax.rng_bit_generator(k, (6, 8))[1], (jnp.arange(4, dtype=jnp.uint32),), "rng_bit_generator", (), shard("y", "x")),
+    **{f"update at {i}, {n} rows, {axes}": (lambda v, u, i: DUS(v, u, i, i * 0), (SHORT, PATCH[:n], i), "dynamic_update_slice",
+                                            (shard(axes, ""), NONE), shard(axes, ""))
+       for i, n, axes in ((-3, 1, "y"), (0, 5, "xy"), (6, 1, "xy"), (6, 5, "y"), (50, 3, "y"), (3, 5, "x"))},
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_op_on_shards_equals_the_op(name: str) -> None:
+    function, args, op, operands, result, *partial = SHARDED[name]
+    args = [jnp.asarray(a) for a in args]
+    expected, got = run_op(function, args, f"stablehlo.{op}", operands, result, *partial)
+    assert_same([expected], [got])
+
+
+def test_strategies_refuse_dimensions_that_move() -> None:
+    moves: list[tuple[Callable[..., Any], str]] = [
+        (lambda v: lax.pad(v, 0.0, ((1, -1, 0), (0, 0, 0))), "stablehlo.pad"),
+        (lambda v: jnp.concatenate([v, v]), "stablehlo.concatenate"),
+        (lambda v: v[:8], "stablehlo.slice"),
+        (lambda v: v[::-1], "stablehlo.reverse"),
+        (lambda v: jnp.cumsum(v, 0), "stablehlo.reduce_window"),
+        (lambda v: lax.sort(v, 0), "stablehlo.sort"),
+    ]
+    for function, name in moves:
+        graph = Graph(jax.jit(function).lower(PLAIN).compiler_ir().operation)
+        op = next(op for f in graph.functions.values() for op in f.walk() if op.name == name)
+        rule = RuleBook().rule_of(op)
+        assert rule is not None
+        splittable = strategies_of(op, rule)[0].splittable
+        assert rule.operand_mappings[0][0][0] not in splittable, name
+        assert rule.operand_mappings[0][1][0] in splittable, name

@@ -1,4 +1,4 @@
-"""Reshard plans: they arrive (simulated on blocks), they are cheap (the specification's table), they respect the cap."""
+"""Reshard plans: they arrive (simulated on blocks), they cost what the table says, they respect the cap."""
 
 import math
 import random

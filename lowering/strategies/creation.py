@@ -19,7 +19,8 @@ from sdy_jax.lowering.strategies.shards import offset, own_block
 @emitter("stablehlo.constant", "sdy.constant")
 def _constant(local: LocalOp) -> jax.Array:
     value, shape = constant_value(local.op), local.result_shape()
-    if value is None:
+    # JAX without 64-bit mode would cut 64-bit numbers in half, so these are re-emitted as well.
+    if value is None or jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
         whole = re_emit(local, result_shapes=[local.op.results[0].shape or ()])[0]
         return own_block(local, whole, local.result_shardings[0])
     if value.ndim == 0 or value.size == 1:
@@ -28,7 +29,7 @@ def _constant(local: LocalOp) -> jax.Array:
 
 
 def constant_value(op: Op) -> np.ndarray | None:
-    """The value of a constant, a scalar for a splat; None where MLIR's bindings cannot read the element type."""
+    """A constant's value, a scalar for a splat; None for element types that MLIR's bindings cannot read."""
     attribute = op.attributes.get("value")
     dtype = op.results[0].dtype
     try:

@@ -82,7 +82,7 @@ class Plan:
     def _collectives(self) -> str:
         if not self.collectives:
             return "collectives: none"
-        rows = [(c.text, c.value_type, bytes_text(c.wire_bytes) + (" per iteration" if c.depth else ""), c.source,
+        rows = [(f"{c.kind} {c.detail}".strip(), type_text(c.dtype, c.shape, c.result), bytes_text(c.wire_bytes) + (" per iteration" if c.depth else ""), c.source,
                  f"for {c.cause}") for c in self.collectives]
         return "collectives (bytes per device)\n" + _table(rows)
 

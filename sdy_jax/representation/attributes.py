@@ -6,6 +6,7 @@ ones are the same object of their context). Writing goes through the textual for
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -82,16 +83,21 @@ def _parse(text: str, context: ir.Context) -> ir.Attribute:
     return ir.Attribute.parse(text, context)
 
 
+def _portable(sharding: TensorSharding) -> TensorSharding:
+    """Without the reduction kind, which version 0.10 of the dialect cannot write; collectives name theirs themselves."""
+    return sharding if sharding.reduction == "sum" else replace(sharding, reduction="sum")
+
+
 def mesh_to_attribute(mesh: Mesh, context: ir.Context) -> ir.Attribute:
     return _parse(f"#sdy.mesh{mesh}", context)
 
 
 def sharding_to_attribute(sharding: TensorSharding, context: ir.Context) -> ir.Attribute:
-    return _parse(f"#sdy.sharding<{sharding}>", context)
+    return _parse(f"#sdy.sharding<{_portable(sharding)}>", context)
 
 
 def shardings_to_attribute(shardings: tuple[TensorSharding, ...], context: ir.Context) -> ir.Attribute:
-    return _parse(f"#sdy.sharding_per_value<[{', '.join(f'<{s}>' for s in shardings)}]>", context)
+    return _parse(f"#sdy.sharding_per_value<[{', '.join(f'<{_portable(s)}>' for s in shardings)}]>", context)
 
 
 def rule_to_attribute(rule: OpShardingRule, context: ir.Context) -> ir.Attribute:
