@@ -1,10 +1,10 @@
 """Each sdy collective as lax calls on local arrays, inside a `shard_map` over the refined mesh.
 
 Conventions. `x` is one device's block of a tensor; `axes_per_dim` has one list of axes, major to minor, per dimension;
-`mesh` must cut every axis used here (`RefinedMesh.of`). Lists of axes may be in any order and may hold sub-axes. A local
-dimension that a collective splits must be divisible by the group: where it is not, the caller pads it first. A group of
-devices is numbered by its axes in the order given, first one major; only `ppermute` numbers it in mesh order, so
-permutations are written over the whole mesh.
+`mesh` must cut every axis used here (`RefinedMesh.of`). Lists of axes may be in any order and may hold sub-axes. A
+local dimension that a collective splits must be divisible by the group: where it is not, the caller pads it first. A
+group of devices is numbered by its axes in the order given, first one major; only `ppermute` numbers it in mesh order,
+so permutations are written over the whole mesh.
 """
 
 from __future__ import annotations
@@ -130,7 +130,15 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 _NATIVE: dict[str, Callable[..., jax.Array]] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
 # Booleans travel as uint8, whose lowest bit is the answer: sums wrap at 256, which keeps it.
-_BOOL_AS_UINT8 = dict(zip(REDUCTION_KINDS, ("max", "max", "min", "min", "max", "sum", "min"), strict=True))
+_BOOL_AS_UINT8 = {
+    "sum": "max",
+    "or": "max",
+    "max": "max",
+    "product": "min",
+    "and": "min",
+    "min": "min",
+    "xor": "sum",
+}
 
 
 def all_reduce(x: jax.Array, axes: Axes, kind: str, mesh: RefinedMesh) -> jax.Array:

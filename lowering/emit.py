@@ -28,7 +28,9 @@ def local_function(graph: Graph, mesh: RefinedMesh) -> Callable[..., tuple[jax.A
     shardings = value_shardings(graph)
 
     def run(*arguments: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(_Emission(mesh, shardings).run_block(graph.main.blocks[0], arguments))
+        # jax lowers some ops of 32-bit programs through 64-bit integers (the counters of random bits).
+        with jax.enable_x64(True):
+            return tuple(_Emission(mesh, shardings).run_block(graph.main.blocks[0], arguments))
 
     return run
 

@@ -208,11 +208,17 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: ir.Value, name: str, avals:
     module_context = ctx.module_context
     module = ir.Module.parse(text, module_context.context)
     if len(module.body.operations) > 1:
-        called = mlir.merge_mlir_modules(module_context.module, name.replace(".", "_"), module,
-                                         module_context.symbol_table)
-        types = [t for aval in avals for t in mlir.aval_to_ir_types(aval)]
-        return list(func.CallOp(types, ir.FlatSymbolRefAttr.get(called), list(operands)).results)
+        return _call(ctx, module, operands, hint=name.replace(".", "_"))
     return _move_in(module, operands)
+
+
+def _call(ctx: mlir.LoweringRuleContext, module: ir.Module, operands: Sequence[ir.Value], hint: str) -> list[ir.Value]:
+    """Calls the module's `main`, which names other functions, after merging all of them."""
+    main = ir.TypeAttr(module.body.operations[0].operation.attributes["function_type"]).value
+    results = list(ir.FunctionType(main).results)
+    context = ctx.module_context
+    called = mlir.merge_mlir_modules(context.module, hint, module, context.symbol_table)
+    return list(func.CallOp(results, ir.FlatSymbolRefAttr.get(called), list(operands)).results)
 
 
 def _move_in(module: ir.Module, operands: Sequence[ir.Value]) -> list[ir.Value]:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec as P
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
 
 from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering import generic
@@ -78,13 +79,61 @@ INTS = jnp.array([3, -1, 7, 100, -9, 0], jnp.int32)
 
 
 def elementwise(x: jax.Array) -> Any:
-    unary = (jnp.abs, jnp.exp, jnp.log, jnp.sin, jnp.cos, jnp.tan, jnp.tanh, jnp.sqrt, lax.rsqrt, jnp.floor, jnp.ceil,
-             jnp.round, jnp.sign, jnp.isfinite, jnp.cbrt, jnp.expm1, jnp.log1p, lax.logistic, lax.erf, lax.erf_inv,
-             lax.erfc, lax.lgamma, lax.digamma, lax.bessel_i1e, jnp.arcsin, jnp.arccos, jnp.arctan, jnp.sinh, jnp.cosh,
-             jnp.arcsinh, jnp.arccosh, jnp.arctanh, jnp.square, lax.round,
-             lambda v: lax.reduce_precision(v, 5, 3))
-    binary = (jnp.add, jnp.subtract, jnp.multiply, jnp.divide, jnp.maximum, jnp.minimum, jnp.power, lax.rem,
-              jnp.arctan2, lax.nextafter, lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge)
+    unary = (
+        jnp.abs,
+        jnp.exp,
+        jnp.log,
+        jnp.sin,
+        jnp.cos,
+        jnp.tan,
+        jnp.tanh,
+        jnp.sqrt,
+        lax.rsqrt,
+        jnp.floor,
+        jnp.ceil,
+        jnp.round,
+        jnp.sign,
+        jnp.isfinite,
+        jnp.cbrt,
+        jnp.expm1,
+        jnp.log1p,
+        lax.logistic,
+        lax.erf,
+        lax.erf_inv,
+        lax.erfc,
+        lax.lgamma,
+        lax.digamma,
+        lax.bessel_i1e,
+        jnp.arcsin,
+        jnp.arccos,
+        jnp.arctan,
+        jnp.sinh,
+        jnp.cosh,
+        jnp.arcsinh,
+        jnp.arccosh,
+        jnp.arctanh,
+        jnp.square,
+        lax.round,
+        lambda v: lax.reduce_precision(v, 5, 3),
+    )
+    binary = (
+        jnp.add,
+        jnp.subtract,
+        jnp.multiply,
+        jnp.divide,
+        jnp.maximum,
+        jnp.minimum,
+        jnp.power,
+        lax.rem,
+        jnp.arctan2,
+        lax.nextafter,
+        lax.eq,
+        lax.ne,
+        lax.lt,
+        lax.le,
+        lax.gt,
+        lax.ge,
+    )
     return [f(x) for f in unary], [f(x, x[::-1]) for f in binary], jnp.clip(x, -1, 1), jnp.where(x > 0, x, 2.0)
 
 
@@ -92,35 +141,107 @@ def integers(x: jax.Array) -> Any:
     out = []
     for dtype in (jnp.int8, jnp.uint8, jnp.int32, jnp.uint32, jnp.int16):
         a, b = x.astype(dtype), (x % 5 + 1).astype(dtype)
-        out += [a + b, a * b, a // b, a % b, a & b, a | b, a ^ b, ~a, a << b, a >> b, lax.clz(a),
-                lax.population_count(a), lax.shift_right_logical(a, b), lax.shift_right_arithmetic(a, b),
-                jnp.maximum(a, b), a < b, a.astype(bool), a.astype(jnp.bfloat16), jnp.abs(b.astype(jnp.int8))]
+        out += [
+            a + b,
+            a * b,
+            a // b,
+            a % b,
+            a & b,
+            a | b,
+            a ^ b,
+            ~a,
+            a << b,
+            a >> b,
+            lax.clz(a),
+            lax.population_count(a),
+            lax.shift_right_logical(a, b),
+            lax.shift_right_arithmetic(a, b),
+            jnp.maximum(a, b),
+            a < b,
+            a.astype(bool),
+            a.astype(jnp.bfloat16),
+            jnp.abs(b.astype(jnp.int8)),
+        ]
     return out
 
 
 def booleans(x: jax.Array) -> Any:
     a, b = x > 0, x > 0.5
-    return (a & b, a | b, a ^ b, ~a, jnp.any(a, 0), jnp.all(b, 1), a.astype(jnp.float16), jnp.maximum(a, b), a == b,
-            jnp.array([True, False, True, True, False, True]) & a, jnp.sort(a, 0), jnp.sum(a))
+    return (
+        a & b,
+        a | b,
+        a ^ b,
+        ~a,
+        jnp.any(a, 0),
+        jnp.all(b, 1),
+        a.astype(jnp.float16),
+        jnp.maximum(a, b),
+        a == b,
+        jnp.array([True, False, True, True, False, True]) & a,
+        jnp.sort(a, 0),
+        jnp.sum(a),
+    )
 
 
 def complexes(x: jax.Array) -> Any:
     z = lax.complex(x, x[::-1])
-    return (z * z, z / (z + 2), jnp.abs(z), jnp.exp(z), z.real, z.imag, jnp.conj(z), jnp.sin(z), z == z, jnp.sum(z, 0),
-            z * jnp.array([1, 2j, 3, 4, 5, 6]), z * (1 + 2j), z @ z.T, jnp.sqrt(z), jnp.prod(z, 1), x.astype(jnp.complex64))
+    return (
+        z * z,
+        z / (z + 2),
+        jnp.abs(z),
+        jnp.exp(z),
+        z.real,
+        z.imag,
+        jnp.conj(z),
+        jnp.sin(z),
+        z == z,
+        jnp.sum(z, 0),
+        z * jnp.array([1, 2j, 3, 4, 5, 6]),
+        z * (1 + 2j),
+        z @ z.T,
+        jnp.sqrt(z),
+        jnp.prod(z, 1),
+        x.astype(jnp.complex64),
+    )
 
 
 def halves(x: jax.Array) -> Any:
-    return [(v @ v.T, jnp.sum(v, 0), jnp.max(v), jnp.sort(v, 1), v * jnp.array([1, 2, 3, 4, 5, 6], v.dtype), jnp.tanh(v),
-             jnp.cumsum(v, 0), jnp.arange(300, dtype=v.dtype), v.astype(jnp.float8_e4m3fn).astype(v.dtype))
-            for v in (x.astype(jnp.bfloat16), x.astype(jnp.float16))]
+    return [
+        (
+            v @ v.T,
+            jnp.sum(v, 0),
+            jnp.max(v),
+            jnp.sort(v, 1),
+            v * jnp.array([1, 2, 3, 4, 5, 6], v.dtype),
+            jnp.tanh(v),
+            jnp.cumsum(v, 0),
+            jnp.arange(300, dtype=v.dtype),
+            v.astype(jnp.float8_e4m3fn).astype(v.dtype),
+        )
+        for v in (x.astype(jnp.bfloat16), x.astype(jnp.float16))
+    ]
 
 
 def movement(x: jax.Array) -> Any:
-    return (jnp.broadcast_to(x[:, None], (8, 3, 6)), x.reshape(4, 12), x.T, x[::-1], x[1:7:2, 3:], jnp.pad(x, 1),
-            lax.pad(x, 9.0, ((1, -1, 1), (-2, 3, 0))), jnp.concatenate([x, x[:2]]), jnp.tile(x, 2), jnp.roll(x, 3, 0),
-            lax.bitcast_convert_type(x, jnp.int32), lax.bitcast_convert_type(x, jnp.uint8), jnp.eye(6), jnp.stack([x, x]),
-            lax.iota(jnp.float32, 7), x + jnp.asarray(np.arange(48.0).reshape(8, 6), jnp.float32), jnp.split(x, 2))
+    return (
+        jnp.broadcast_to(x[:, None], (8, 3, 6)),
+        x.reshape(4, 12),
+        x.T,
+        x[::-1],
+        x[1:7:2, 3:],
+        jnp.pad(x, 1),
+        lax.pad(x, 9.0, ((1, -1, 1), (-2, 3, 0))),
+        jnp.concatenate([x, x[:2]]),
+        jnp.tile(x, 2),
+        jnp.roll(x, 3, 0),
+        lax.bitcast_convert_type(x, jnp.int32),
+        lax.bitcast_convert_type(x, jnp.uint8),
+        jnp.eye(6),
+        jnp.stack([x, x]),
+        lax.iota(jnp.float32, 7),
+        x + jnp.asarray(np.arange(48.0).reshape(8, 6), jnp.float32),
+        jnp.split(x, 2),
+    )
 
 
 def dynamic(x: jax.Array, i: jax.Array) -> Any:
@@ -134,9 +255,20 @@ def indexing(x: jax.Array, i: jax.Array) -> Any:
     rows = x[i], x.at[i].get(mode="fill"), x.at[i].get(mode="clip"), jnp.take(x, i, 1), x[i, i % 6], x[:, i[:2]]
     along = jnp.take_along_axis(x, jnp.argsort(x, 0), 0), jnp.take_along_axis(x, i[None] % 6, 1)
     at = x.at[i]
-    updates = [at.add(2), at.max(0.5), at.min(0.5), at.multiply(3), at.set(0), at.add(2, mode="clip"), x.at[:, i].add(1),
-               x.at[i, i % 6].add(1), x.at[1:3].set(7), x.at[i].apply(jnp.sin),
-               jax.vmap(lambda r, k: r.at[k].add(1))(x, jnp.arange(8)), jax.vmap(lambda r: r[i])(x)]
+    updates = [
+        at.add(2),
+        at.max(0.5),
+        at.min(0.5),
+        at.multiply(3),
+        at.set(0),
+        at.add(2, mode="clip"),
+        x.at[:, i].add(1),
+        x.at[i, i % 6].add(1),
+        x.at[1:3].set(7),
+        x.at[i].apply(jnp.sin),
+        jax.vmap(lambda r, k: r.at[k].add(1))(x, jnp.arange(8)),
+        jax.vmap(lambda r: r[i])(x),
+    ]
     return rows, along, updates, jax.ops.segment_sum(x, jnp.arange(8) % 3, 3), jax.grad(lambda v: jnp.sum(v[i] ** 2))(x)
 
 
@@ -146,26 +278,47 @@ def reductions(x: jax.Array) -> Any:
     odd = lax.reduce(x, jnp.float32(0), lambda a, b: a + b * b, (1,))
     kinds = [f(x, 0) for f in (jnp.sum, jnp.prod, jnp.max, jnp.min, jnp.argmax, jnp.argmin, jnp.mean, jnp.var)]
     ints = x.astype(jnp.int32)
-    bits = [lax.reduce(ints, jnp.int32(n), f, (0,))
-            for n, f in ((-1, lax.bitwise_and), (0, lax.bitwise_or), (0, lax.bitwise_xor))]
+    bits = [
+        lax.reduce(ints, jnp.int32(n), f, (0,))
+        for n, f in ((-1, lax.bitwise_and), (0, lax.bitwise_or), (0, lax.bitwise_xor))
+    ]
     return custom, pairs, odd, kinds, bits, jnp.cumsum(x, 1), jnp.cumprod(x, 0), lax.cummax(x, reverse=True)
 
 
 def windows(x: jax.Array) -> Any:
     pool = lambda v, f, init: lax.reduce_window(v, init, f, (3, 2), (2, 1), "SAME")  # noqa: E731
-    return pool(x, lax.max, -jnp.inf), pool(x, lax.add, 0.0), jax.grad(lambda v: jnp.sum(pool(v, lax.max, -jnp.inf) ** 2))(x)
+    return (
+        pool(x, lax.max, -jnp.inf),
+        pool(x, lax.add, 0.0),
+        jax.grad(lambda v: jnp.sum(pool(v, lax.max, -jnp.inf) ** 2))(x),
+    )
 
 
 def dots(x: jax.Array) -> Any:
     b = jnp.stack([x, x + 1])
-    return (x @ x.T, jnp.einsum("bij,bkj->bik", b, b), jnp.dot(x, x.T, precision="highest"), jnp.tensordot(x, x, 2),
-            lax.dot_general(x.astype(jnp.int8), x.T.astype(jnp.int8), (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32),
-            lax.dot_general(x.astype(jnp.bfloat16), x.T.astype(jnp.bfloat16), (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32),
-            lax.dot_general(x, x.T, (((1,), (0,)), ((), ())), precision=lax.DotAlgorithmPreset.F32_F32_F32))
+    return (
+        x @ x.T,
+        jnp.einsum("bij,bkj->bik", b, b),
+        jnp.dot(x, x.T, precision="highest"),
+        jnp.tensordot(x, x, 2),
+        lax.dot_general(
+            x.astype(jnp.int8), x.T.astype(jnp.int8), (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32
+        ),
+        lax.dot_general(
+            x.astype(jnp.bfloat16),
+            x.T.astype(jnp.bfloat16),
+            (((1,), (0,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        ),
+        lax.dot_general(x, x.T, (((1,), (0,)), ((), ())), precision=lax.DotAlgorithmPreset.F32_F32_F32),
+    )
 
 
 def convolutions(x: jax.Array) -> Any:
-    image, kernel = jnp.arange(2 * 9 * 9 * 4.0).reshape(2, 9, 9, 4) / 99, jnp.arange(3 * 3 * 4 * 8.0).reshape(3, 3, 4, 8) / 99
+    image, kernel = (
+        jnp.arange(2 * 9 * 9 * 4.0).reshape(2, 9, 9, 4) / 99,
+        jnp.arange(3 * 3 * 4 * 8.0).reshape(3, 3, 4, 8) / 99,
+    )
     names = ("NHWC", "HWIO", "NHWC")
 
     def conv(k: jax.Array, **options: Any) -> jax.Array:
@@ -173,9 +326,16 @@ def convolutions(x: jax.Array) -> Any:
         return lax.conv_general_dilated(image * x[0, 0], k, dimension_numbers=names, **options)
 
     gradient = jax.grad(lambda k: jnp.sum(conv(k, window_strides=(2, 2)) ** 2))(kernel)
-    return (conv(kernel), conv(kernel, window_strides=(2, 1), padding="VALID"), conv(kernel, rhs_dilation=(2, 2)),
-            conv(kernel, lhs_dilation=(2, 1), padding=((1, 2), (0, -1))), conv(kernel[:, :, :2], feature_group_count=2),
-            conv(kernel[:, :, :1], feature_group_count=4), conv(kernel, batch_group_count=2), gradient / 1e4)
+    return (
+        conv(kernel),
+        conv(kernel, window_strides=(2, 1), padding="VALID"),
+        conv(kernel, rhs_dilation=(2, 2)),
+        conv(kernel, lhs_dilation=(2, 1), padding=((1, 2), (0, -1))),
+        conv(kernel[:, :, :2], feature_group_count=2),
+        conv(kernel[:, :, :1], feature_group_count=4),
+        conv(kernel, batch_group_count=2),
+        gradient / 1e4,
+    )
 
 
 def control(x: jax.Array, i: jax.Array) -> Any:
@@ -188,21 +348,45 @@ def control(x: jax.Array, i: jax.Array) -> Any:
 
 def sorting(x: jax.Array) -> Any:
     keys = lax.sort((jnp.round(x), x), num_keys=2, dimension=0), lax.sort((jnp.round(x), x), num_keys=1)
-    return jnp.sort(x), jnp.argsort(x), keys, lax.top_k(x, 2), jnp.median(x, 0), jnp.unique(x[:, 0], size=4), lax.sort(x, 0)
+    return (
+        jnp.sort(x),
+        jnp.argsort(x),
+        keys,
+        lax.top_k(x, 2),
+        jnp.median(x, 0),
+        jnp.unique(x[:, 0], size=4),
+        lax.sort(x, 0),
+    )
 
 
 def random(x: jax.Array) -> Any:
     key = jax.random.key(7)
     k = jax.random.key(3, impl="rbg")
-    return (jax.random.normal(key, (5,)), jax.random.permutation(key, 9), jax.random.randint(key, (4,), 0, 99),
-            jax.random.bits(k, (6,)), jax.random.categorical(key, x), lax.rng_bit_generator(jnp.zeros(4, jnp.uint32), (3,)))
+    return (
+        jax.random.normal(key, (5,)),
+        jax.random.permutation(key, 9),
+        jax.random.randint(key, (4,), 0, 99),
+        jax.random.bits(k, (6,)),
+        jax.random.categorical(key, x),
+        lax.rng_bit_generator(jnp.zeros(4, jnp.uint32), (3,)),
+    )
 
 
 def linear_algebra(x: jax.Array) -> Any:
     a = x[:6] @ x[:6].T + 6 * jnp.eye(6)
-    return (jnp.linalg.qr(x), jnp.linalg.svd(x, compute_uv=False), jnp.linalg.eigvalsh(a), jnp.linalg.cholesky(a),
-            jnp.linalg.solve(a, x[:6]), jnp.linalg.inv(a), jnp.linalg.det(a), jnp.fft.fft(x), jnp.fft.rfft2(x),
-            jnp.fft.irfft(jnp.fft.rfft(x)), lax.linalg.triangular_solve(a, x[:6], left_side=True, lower=True))
+    return (
+        jnp.linalg.qr(x),
+        jnp.linalg.svd(x, compute_uv=False),
+        jnp.linalg.eigvalsh(a),
+        jnp.linalg.cholesky(a),
+        jnp.linalg.solve(a, x[:6]),
+        jnp.linalg.inv(a),
+        jnp.linalg.det(a),
+        jnp.fft.fft(x),
+        jnp.fft.rfft2(x),
+        jnp.fft.irfft(jnp.fft.rfft(x)),
+        lax.linalg.triangular_solve(a, x[:6], left_side=True, lower=True),
+    )
 
 
 def network(x: jax.Array) -> Any:
@@ -215,12 +399,25 @@ def network(x: jax.Array) -> Any:
 
 
 CASES = {
-    "elementwise": (elementwise, X / 3), "odd values": (elementwise, ODD), "integers": (integers, INTS),
-    "booleans": (booleans, X), "complex": (complexes, X), "half floats": (halves, X), "movement": (movement, X),
-    "dynamic slices": (dynamic, X, INTS), "gather and scatter": (indexing, X, INTS), "reductions": (reductions, X),
-    "reductions of odd values": (reductions, ODD), "windows": (windows, X), "dots": (dots, X),
-    "convolutions": (convolutions, X), "control flow": (control, X, INTS), "sorting": (sorting, X),
-    "sorting odd values": (sorting, ODD), "random": (random, X), "linear algebra": (linear_algebra, X),
+    "elementwise": (elementwise, X / 3),
+    "odd values": (elementwise, ODD),
+    "integers": (integers, INTS),
+    "booleans": (booleans, X),
+    "complex": (complexes, X),
+    "half floats": (halves, X),
+    "movement": (movement, X),
+    "dynamic slices": (dynamic, X, INTS),
+    "gather and scatter": (indexing, X, INTS),
+    "reductions": (reductions, X),
+    "reductions of odd values": (reductions, ODD),
+    "windows": (windows, X),
+    "dots": (dots, X),
+    "convolutions": (convolutions, X),
+    "control flow": (control, X, INTS),
+    "sorting": (sorting, X),
+    "sorting odd values": (sorting, ODD),
+    "random": (random, X),
+    "linear algebra": (linear_algebra, X),
     "network": (network, X),
 }
 
@@ -250,12 +447,18 @@ def shard(*dims: str) -> TensorSharding:
     return TensorSharding.closed("mesh", [[AxisRef(a) for a in dim] for dim in dims])
 
 
-def run_op(function: Callable[..., Any], args: Sequence[Any], name: str, operands: Sequence[TensorSharding | None],
-           result: TensorSharding, partial: str = "") -> tuple[Any, Any]:
+def run_op(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    name: str,
+    operands: Sequence[TensorSharding | None],
+    result: TensorSharding,
+    partial: str = "",
+) -> tuple[Any, Any]:
     """Runs the op called `name` of `function`, whose operands are the arguments or computed from them whole, on shards.
 
-    Operands without a sharding are replicated. Shards of sizes that do not divide are padded with nan or the largest
-    integer. The op's strategy must allow the sharded factors; partial results over `partial` are combined by its kind.
+    Operands without a sharding are replicated. Shards of sizes that do not divide are padded with nan or one.
+    The op's strategy must allow the sharded factors; partial results over `partial` are combined by its kind.
 
     Returns:
         The op's last result, plain and partitioned.
@@ -280,7 +483,8 @@ def run_op(function: Callable[..., Any], args: Sequence[Any], name: str, operand
     mesh = REFINED.to_jax(np.array(jax.devices()[:8]).reshape(2, 4))
     specs = tuple(REFINED.spec(s) for s in shardings)
     got = jax.jit(jax.shard_map(local_run, mesh=mesh, in_specs=specs, out_specs=REFINED.spec(result), check_vma=False))(
-        *padded)
+        *padded
+    )
     expected = plain.env[graph_op.results[-1]]
     return expected, got[tuple(slice(0, n) for n in expected.shape)]
 
@@ -306,7 +510,7 @@ def check_splits(op: Op, operands: Sequence[TensorSharding | None], result: Tens
 def pad_to_blocks(x: jax.Array, sharding: TensorSharding | None) -> jax.Array:
     if sharding is None:
         return x
-    junk = jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else True if x.dtype == bool else jnp.iinfo(x.dtype).max
+    junk = jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else True if x.dtype == bool else 1  # a valid index
     counts = sharding.shard_counts(MESH)
     return jnp.pad(x, [(0, -n % g) for n, g in zip(x.shape, counts, strict=True)], constant_values=junk)
 
@@ -329,8 +533,9 @@ def pairs(x: jax.Array, i: jax.Array) -> jax.Array:
 
 
 def scattered(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    numbers = lax.ScatterDimensionNumbers(update_window_dims=(1,), inserted_window_dims=(0,),
-                                          scatter_dims_to_operand_dims=(0,))
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
+    )
     return lambda x, i, u: function(x, i[:, None], u, numbers, mode="promise_in_bounds")
 
 
@@ -349,8 +554,9 @@ IMAGE, KERNEL = jnp.arange(2 * 5 * 8.0).reshape(2, 5, 8) / 9, jnp.arange(3 * 8 *
 
 
 def conv(groups: int) -> Callable[..., Any]:
-    return lambda v, k: lax.conv_general_dilated(v, k[:, : 8 // groups], (1,), "SAME", feature_group_count=groups,
-                                                 dimension_numbers=("NWC", "WIO", "NWC"))
+    return lambda v, k: lax.conv_general_dilated(
+        v, k[:, : 8 // groups], (1,), "SAME", feature_group_count=groups, dimension_numbers=("NWC", "WIO", "NWC")
+    )
 
 
 NONE = shard("", "")
@@ -360,16 +566,40 @@ SHARDED = {
     "constant": (lambda: jnp.asarray(np.arange(12.0).reshape(6, 2)), (), "constant", (), shard("y", "x")),
     "splat": (lambda: jnp.full((6, 2), 3.0), (), "broadcast_in_dim", (), shard("y", "x")),
     "complex constant": (lambda: jnp.asarray(np.arange(8) * 1j), (), "constant", (), shard("xy")),
-    "broadcast": (lambda v: lax.broadcast_in_dim(v, (4, 16, 4), (1, 2)), (PLAIN,), "broadcast_in_dim",
-                  (shard("x", ""),), shard("y", "x", "")),
-    "reshape": (lambda v: v.reshape(4, 16), (PLAIN,), "reshape", (shard("xy", ""),), shard("x", "y")),
+    "broadcast": (
+        lambda v: lax.broadcast_in_dim(v, (4, 16, 4), (1, 2)),
+        (PLAIN,),
+        "broadcast_in_dim",
+        (shard("x", ""),),
+        shard("y", "x", ""),
+    ),
+    "reshape": (lambda v: v.reshape(4, 16), (PLAIN,), "reshape", (shard("yx", ""),), shard("y", "x")),
     "slice": (lambda v: v[:, 1:3], (PLAIN,), "slice", (shard("xy", ""),), shard("xy", "")),
     "pad": (lambda v: jnp.pad(v, ((0, 0), (1, 2))), (PLAIN,), "pad", (shard("xy", ""),), shard("xy", "")),
     "dot": (contracted, (PLAIN,), "dot_general", (shard("x", ""), shard("x", "y")), shard("", "y"), "x"),
     "dot, uneven": (contracted, (SHORT,), "dot_general", (shard("xy", ""), shard("xy", "")), NONE, "xy"),
-    "convolution": (conv(1), (IMAGE, KERNEL), "convolution", (shard("x", "", "y"), shard("", "y", "")), shard("x", "", ""), "y"),
-    "convolution groups": (conv(4), (IMAGE, KERNEL), "convolution", (shard("x", "", "y"), shard("", "", "y")), shard("x", "", "y")),
-    "depthwise convolution": (conv(8), (IMAGE, KERNEL), "convolution", (shard("", "", "xy"), shard("", "", "xy")), shard("", "", "xy")),
+    "convolution": (
+        conv(1),
+        (IMAGE, KERNEL),
+        "convolution",
+        (shard("x", "", "y"), shard("", "y", "")),
+        shard("x", "", ""),
+        "y",
+    ),
+    "convolution groups": (
+        conv(4),
+        (IMAGE, KERNEL),
+        "convolution",
+        (shard("x", "", "y"), shard("", "", "y")),
+        shard("x", "", "y"),
+    ),
+    "depthwise convolution": (
+        conv(8),
+        (IMAGE, KERNEL),
+        "convolution",
+        (shard("", "", "xy"), shard("", "", "xy")),
+        shard("", "", "xy"),
+    ),
     "sum": (lambda v: jnp.sum(v, 0), (PLAIN,), "reduce", (shard("x", "y"),), shard("y"), "x"),
     "sum, uneven, with init": (reduced(5, lax.add), (SHORT,), "reduce", (shard("xy", ""),), shard(""), "xy"),
     "product with init": (reduced(2, lax.mul), (SHORT,), "reduce", (shard("y", ""),), shard(""), "y"),
@@ -377,20 +607,65 @@ SHARDED = {
     "any": (lambda v: jnp.any(v > 1.5, 0), (PLAIN,), "reduce", (shard("y", "x"),), shard("x"), "y"),
     "lookup": (lookup, (TABLE, ROWS), "gather", (shard("yx", ""),), NONE, "yx"),
     "lookup, uneven": (lookup, (TABLE[:13], ROWS), "gather", (shard("y", "x"),), shard("", "x"), "y"),
-    "lookup of small unsigned": (lookup, (TABLE, jnp.array([3, 200, 15, 1], jnp.uint8)), "gather",
-                                 (shard("y", ""), shard("x", "")), shard("x", ""), "y"),
+    "lookup of small unsigned": (
+        lookup,
+        (TABLE, jnp.array([3, 200, 15, 1], jnp.uint8)),
+        "gather",
+        (shard("y", ""), shard("x", "")),
+        shard("x", ""),
+        "y",
+    ),
     "lookup in two dimensions": (pairs, (PLAIN, ROWS), "gather", (shard("y", "x"),), shard(""), "yx"),
     "offset dimension": (lookup, (TABLE, ROWS), "gather", (shard("", "y"), shard("x", "")), shard("x", "y")),
     "scatter-add, own rows": (ADD, (PLAIN, ROWS, UPDATES), "scatter", (shard("yx", ""), None, NONE), shard("yx", "")),
-    "scatter-add, uneven": (ADD, (SHORT, ROWS, UPDATES), "scatter", (shard("y", "x"), None, shard("", "x")), shard("y", "x")),
-    "scatter-add, split": (ADD, (PLAIN, ROWS, UPDATES), "scatter", (shard("y", ""), shard("x", ""), shard("x", "")), shard("y", ""), "x"),
-    "scatter-max, split, uneven": (MAX, (PLAIN, ROWS[:7], UPDATES[:7]), "scatter", (NONE, shard("xy", ""), shard("xy", "")), NONE, "xy"),
+    "scatter-add, uneven": (
+        ADD,
+        (SHORT, ROWS, UPDATES),
+        "scatter",
+        (shard("y", "x"), None, shard("", "x")),
+        shard("y", "x"),
+    ),
+    "scatter-add, split": (
+        ADD,
+        (PLAIN, ROWS, UPDATES),
+        "scatter",
+        (shard("y", ""), shard("x", ""), shard("x", "")),
+        shard("y", ""),
+        "x",
+    ),
+    "scatter-max, split, uneven": (
+        MAX,
+        (PLAIN, ROWS[:7], UPDATES[:7]),
+        "scatter",
+        (NONE, shard("xy", ""), shard("xy", "")),
+        NONE,
+        "xy",
+    ),
     "scatter-mul, split": (MUL, (PLAIN, ROWS, UPDATES), "scatter", (NONE, shard("y", ""), shard("y", "")), NONE, "y"),
-    "dynamic slice": (lambda v, i: lax.dynamic_slice(v, (0, i), (16, 2)), (PLAIN, 2), "dynamic_slice", (shard("xy", ""),), shard("xy", "")),
-    "random bits": (lambda k: lax.rng_bit_generator(k, (6, 8))[1], (jnp.arange(4, dtype=jnp.uint32),), "rng_bit_generator", (), shard("y", "x")),
-    **{f"update at {i}, {n} rows, {axes}": (lambda v, u, i: DUS(v, u, i, i * 0), (SHORT, PATCH[:n], i), "dynamic_update_slice",
-                                            (shard(axes, ""), NONE), shard(axes, ""))
-       for i, n, axes in ((-3, 1, "y"), (0, 5, "xy"), (6, 1, "xy"), (6, 5, "y"), (50, 3, "y"), (3, 5, "x"))},
+    "dynamic slice": (
+        lambda v, i: lax.dynamic_slice(v, (0, i), (16, 2)),
+        (PLAIN, 2),
+        "dynamic_slice",
+        (shard("xy", ""),),
+        shard("xy", ""),
+    ),
+    "random bits": (
+        lambda k: lax.rng_bit_generator(k, (6, 8))[1],
+        (jnp.arange(4, dtype=jnp.uint32),),
+        "rng_bit_generator",
+        (),
+        shard("y", "x"),
+    ),
+    **{
+        f"update at {i}, {n} rows, {axes}": (
+            lambda v, u, i: DUS(v, u, i, i * 0),
+            (SHORT, PATCH[:n], i),
+            "dynamic_update_slice",
+            (shard(axes, ""), NONE),
+            shard(axes, ""),
+        )
+        for i, n, axes in ((-3, 1, "y"), (0, 5, "xy"), (6, 1, "xy"), (6, 5, "y"), (50, 3, "y"), (3, 5, "x"))
+    },
 }
 
 
@@ -419,3 +694,26 @@ def test_strategies_refuse_dimensions_that_move() -> None:
         splittable = strategies_of(op, rule)[0].splittable
         assert rule.operand_mappings[0][0][0] not in splittable, name
         assert rule.operand_mappings[0][1][0] in splittable, name
+
+
+BRANCHES = """
+module {
+  func.func public @main(%i: tensor<i32>, %x: tensor<2xf32>) -> tensor<2xf32> {
+    %0 = "stablehlo.case"(%i) ({
+      stablehlo.return %x : tensor<2xf32>
+    }, {
+      %1 = stablehlo.negate %x : tensor<2xf32>
+      stablehlo.return %1 : tensor<2xf32>
+    }) : (tensor<i32>) -> tensor<2xf32>
+    return %0 : tensor<2xf32>
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(("index", "sign"), [(-1, -1), (0, 1), (1, -1), (7, -1)])
+def test_a_branch_number_out_of_range_takes_the_last_branch(index: int, sign: int) -> None:
+    with mlir.make_ir_context() as context:
+        graph = Graph(ir.Module.parse(BRANCHES, context).operation)
+    got = Interpreter(graph).run_block(graph.main.blocks[0], [jnp.int32(index), jnp.ones(2)])
+    np.testing.assert_array_equal(got[0], sign * np.ones(2))

@@ -33,7 +33,12 @@ def parsed(text: str) -> Graph:
         return Graph(ir.Module.parse(text, context).operation)
 
 
+_ALIVE: list[Graph] = []
+"""An op does not keep its module alive."""
+
+
 def find(graph: Graph, name: str) -> Op:
+    _ALIVE.append(graph)
     return next(op for f in graph.functions.values() for op in f.walk() if op.name == name)
 
 
@@ -75,8 +80,9 @@ def test_an_op_runs_on_local_shapes_inside_shard_map() -> None:
     rows = TensorSharding.closed("mesh", [[AxisRef("y"), AxisRef("x")], []])
     local = LocalOp(op, mesh, (rows,), (rows,), lambda b, a: [])
     spec = mesh.spec(rows)
-    run = jax.shard_map(lambda x: re_emit(local, x)[0], mesh=mesh.to_jax(devices), in_specs=spec, out_specs=spec,
-                        check_vma=False)
+    run = jax.shard_map(
+        lambda x: re_emit(local, x)[0], mesh=mesh.to_jax(devices), in_specs=spec, out_specs=spec, check_vma=False
+    )
     np.testing.assert_array_equal(jax.jit(run)(X), np.sort(X, 1))
     assert spec == P(("y", "x"), None)
 

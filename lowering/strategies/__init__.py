@@ -5,6 +5,7 @@ from . import (  # noqa: F401
     control_flow,
     convolution,
     creation,
+    custom_call,
     dot,
     elementwise,
     indexing,

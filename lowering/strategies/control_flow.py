@@ -19,8 +19,8 @@ def _while(local: LocalOp, *carried: jax.Array) -> list[jax.Array]:
     condition, body = local.op.blocks
     return list(
         lax.while_loop(
-            lambda values: local.run_block(condition, values)[0],
-            lambda values: tuple(local.run_block(body, values)),
+            lambda values: local.run_block(condition, list(values))[0],
+            lambda values: tuple(local.run_block(body, list(values))),
             tuple(carried),
         )
     )

@@ -30,11 +30,14 @@ def _dot_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     return [Strategy("partial", pass_through_factors(rule) | rule.reduction, sum_kind(op.results[0].dtype))]
 
 
-def without_padding(local: LocalOp, lhs: jax.Array, rhs: jax.Array, lhs_dims: tuple[int, ...],
-                    rhs_dims: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+def without_padding(
+    local: LocalOp, lhs: jax.Array, rhs: jax.Array, lhs_dims: tuple[int, ...], rhs_dims: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
     """Both operands with zeros in the padding of what is contracted: nan times zero would still be nan."""
-    return (mask_padding(local, 0, lhs, lhs_dims, jnp.zeros((), lhs.dtype)),
-            mask_padding(local, 1, rhs, rhs_dims, jnp.zeros((), rhs.dtype)))
+    return (
+        mask_padding(local, 0, lhs, lhs_dims, jnp.zeros((), lhs.dtype)),
+        mask_padding(local, 1, rhs, rhs_dims, jnp.zeros((), rhs.dtype)),
+    )
 
 
 @emitter("stablehlo.dot")
@@ -49,7 +52,7 @@ def _dot_general(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> jax.Array | 
     contracting = (numbers.lhs_contracting, numbers.rhs_contracting)
     lhs, rhs = without_padding(local, lhs, rhs, *contracting)
     dtype = numpy_dtype(op.results[0].dtype)
-    if "algorithm" in op.attributes or not lhs.dtype == rhs.dtype == dtype or dtype == bool:
+    if "algorithm" in op.attributes or not lhs.dtype == rhs.dtype == dtype or op.results[0].dtype == "i1":
         return re_emit(local, lhs, rhs)
     batching = (numbers.lhs_batching, numbers.rhs_batching)
     return lax.dot_general(lhs, rhs, (contracting, batching), precision=_precision(op), preferred_element_type=dtype)

@@ -102,8 +102,14 @@ _RE_EMITTED = (
 )
 """Element-wise as well, but lax expands them or lowers to another op."""
 
-ELEMENTWISE = (*_ANY, *_FLOAT_ONLY, *_RE_EMITTED, "stablehlo.compare", "stablehlo.convert",
-               "stablehlo.reduce_precision")
+ELEMENTWISE = (
+    *_ANY,
+    *_FLOAT_ONLY,
+    *_RE_EMITTED,
+    "stablehlo.compare",
+    "stablehlo.convert",
+    "stablehlo.reduce_precision",
+)
 """Every element-wise op."""
 
 

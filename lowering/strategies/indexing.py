@@ -60,15 +60,20 @@ def _gather(local: LocalOp, operand: jax.Array, indices: jax.Array) -> list[jax.
 def _looked_up(local: LocalOp, numbers: GatherDimensionNumbers) -> list[int]:
     """The sharded dimensions of which single elements are taken."""
     sizes = zip(local.op.operands[0].shape or (), local.op.ints("slice_sizes"), strict=True)
-    return [d for d, (n, size) in enumerate(sizes)
-            if local.operand_axes(0, d) and size != n and d not in numbers.operand_batching_dims]
+    return [
+        d
+        for d, (n, size) in enumerate(sizes)
+        if local.operand_axes(0, d) and size != n and d not in numbers.operand_batching_dims
+    ]
 
 
 def _local_slice_sizes(local: LocalOp, numbers: GatherDimensionNumbers) -> list[int]:
     """Dimensions that are taken whole are taken whole locally."""
     whole, block = local.op.operands[0].shape or (), local.operand_shape(0)
-    return [block[d] if size == whole[d] and d not in numbers.operand_batching_dims else size
-            for d, size in enumerate(local.op.ints("slice_sizes"))]
+    return [
+        block[d] if size == whole[d] and d not in numbers.operand_batching_dims else size
+        for d, size in enumerate(local.op.ints("slice_sizes"))
+    ]
 
 
 def _own_starts(
@@ -79,8 +84,10 @@ def _own_starts(
     Indices are clamped to the global bounds first, as the gather itself does.
     """
     whole, sizes, block = local.op.operands[0].shape or (), local.op.ints("slice_sizes"), local.operand_shape(0)
-    starts = {d: clamped(component(indices, numbers.index_vector_dim, k), whole[d] - sizes[d])
-              for k, d in enumerate(numbers.start_index_map)}
+    starts = {
+        d: clamped(component(indices, numbers.index_vector_dim, k), whole[d] - sizes[d])
+        for k, d in enumerate(numbers.start_index_map)
+    }
     hits = []
     for d in looked_up:
         begin = offset(local, local.operand_axes(0, d), block[d])
@@ -130,7 +137,7 @@ def _scatter_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
 @emitter("stablehlo.scatter")
 def _scatter(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     count = len(operands) // 2
-    inputs, indices, updates = operands[:count], operands[count], operands[count + 1 :]
+    inputs, indices, updates = list(operands[:count]), operands[count], operands[count + 1 :]
     numbers = scatter_dimension_numbers(local.op)
     moved, split = _moved_dims(local, numbers), _split_dims(local, numbers)
     if not moved and not split:
@@ -149,9 +156,11 @@ def _moved_dims(local: LocalOp, numbers: ScatterDimensionNumbers) -> list[int]:
 def _split_dims(local: LocalOp, numbers: ScatterDimensionNumbers) -> list[int]:
     """The dimensions of the indices along which different devices hold different updates of the same inputs."""
     count = len(local.op.operands) // 2
-    return [d for d in range(local.op.operands[count].rank)
-            if local.operand_axes(count, d)
-            and d not in (numbers.index_vector_dim, *numbers.scatter_indices_batching_dims)]
+    return [
+        d
+        for d in range(local.op.operands[count].rank)
+        if local.operand_axes(count, d) and d not in (numbers.index_vector_dim, *numbers.scatter_indices_batching_dims)
+    ]
 
 
 def _own_targets(
@@ -185,5 +194,7 @@ def _signed(index: jax.Array) -> jax.Array:
 def _leader_keeps(local: LocalOp, inputs: Sequence[jax.Array], axes: Sequence[AxisRef]) -> list[jax.Array]:
     """The inputs on the first device along `axes`, the combiner's identity on the others."""
     kind, leader = reduction_kind(local.op.blocks[0]), is_leader(local, axes)
-    return [jnp.where(leader, x, jnp.asarray(identity(kind or "sum", v.dtype)))
-            for x, v in zip(inputs, local.op.operands, strict=False)]
+    return [
+        jnp.where(leader, x, jnp.asarray(identity(kind or "sum", v.dtype)))
+        for x, v in zip(inputs, local.op.operands, strict=False)
+    ]

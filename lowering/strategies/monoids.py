@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -75,8 +74,3 @@ def is_identity(value: Value, kind: str) -> bool:
         return False
     known: Any = constant_value(constant)
     return known is not None and bool(np.all(known == identity(kind, value.dtype)))
-
-
-def identity_like(kind: str, value: Value, x: jax.Array) -> jax.Array:
-    """The identity of a kind in the shape of `x`."""
-    return jnp.full(x.shape, identity(kind, value.dtype))

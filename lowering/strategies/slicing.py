@@ -95,8 +95,9 @@ def _dynamic_slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
 def _dynamic_update_slice(local: LocalOp, operand: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
     """Along a sharded dimension of which the update is a part, every device writes what falls into its own block."""
     positions, masks = list(starts), []
-    for dim, (whole, size) in enumerate(zip(local.op.operands[0].shape or (), local.op.operands[1].shape or (),
-                                            strict=True)):
+    for dim, (whole, size) in enumerate(
+        zip(local.op.operands[0].shape or (), local.op.operands[1].shape or (), strict=True)
+    ):
         axes = local.operand_axes(0, dim)
         if axes and whole != size:
             begin = clamped(starts[dim], whole - size) - offset(local, axes, operand.shape[dim])

@@ -13,14 +13,13 @@ from sdy_jax.passes.manual import module_meshes
 from sdy_jax.passes.shardings import (
     function_shardings,
     list_of,
-    manual_axes,
     map_shardings,
     mesh_of,
     set_function_sharding,
     set_list,
 )
 from sdy_jax.passes.walk import body_of, functions, main_of, named, terminator_of
-from sdy_jax.propagation.edges import manual_prefix
+from sdy_jax.propagation.edges import manual_axes, manual_prefix
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 
@@ -78,22 +77,30 @@ def _change_boundary(function: ir.Operation, change: Callable[[TensorSharding, i
 def _change_manual(op: ir.Operation, meshes: dict[str, Mesh]) -> None:
     manual = manual_axes(op)
     inner = list(body_of(op).arguments)
-    free = [s and _divisible_inside(s, _shape(v), mesh_of(meshes, s), manual)
-            for s, v in zip(list_of(op, "in_shardings", len(inner)), inner, strict=True)]
+    free = [
+        s and _divisible_inside(s, _shape(v), mesh_of(meshes, s), manual)
+        for s, v in zip(list_of(op, "in_shardings", len(inner)), inner, strict=True)
+    ]
     set_list(op, "in_shardings", free, inner)
-    outer = [s and divisible_sharding(s, _shape(v), mesh_of(meshes, s))
-             for s, v in zip(list_of(op, "out_shardings", len(op.results)), op.results, strict=True)]
+    outer = [
+        s and divisible_sharding(s, _shape(v), mesh_of(meshes, s))
+        for s, v in zip(list_of(op, "out_shardings", len(op.results)), op.results, strict=True)
+    ]
     set_list(op, "out_shardings", outer, list(op.results))
 
 
 def _divisible_inside(sharding: TensorSharding, shape: Shape, mesh: Mesh, manual: Sequence[str]) -> TensorSharding:
     """Shortens the free axes against the shape inside; the manual axes in front of them stay."""
     prefixes = [manual_prefix(d.axes, manual) for d in sharding.dimensions]
-    free = replace(sharding, dimensions=tuple(
-        replace(d, axes=d.axes[len(p):]) for d, p in zip(sharding.dimensions, prefixes, strict=True)))
+    free = replace(
+        sharding,
+        dimensions=tuple(replace(d, axes=d.axes[len(p) :]) for d, p in zip(sharding.dimensions, prefixes, strict=True)),
+    )
     shortened = divisible_sharding(free, shape, mesh)
-    return replace(shortened, dimensions=tuple(
-        replace(d, axes=p + d.axes) for d, p in zip(shortened.dimensions, prefixes, strict=True)))
+    return replace(
+        shortened,
+        dimensions=tuple(replace(d, axes=p + d.axes) for d, p in zip(shortened.dimensions, prefixes, strict=True)),
+    )
 
 
 def divisible_sharding(sharding: TensorSharding, shape: Shape, mesh: Mesh) -> TensorSharding:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from jax.extend.mlir import ir
 
-from sdy_jax.propagation.edges import add_free_axes, erase_manual_axes
-from sdy_jax.passes.shardings import COMPUTATIONS, list_of, manual_axes, set_list
-from sdy_jax.passes.walk import body_of, has_static_shape, just_after, post_order, pre_order, users
+from sdy_jax.passes.shardings import COMPUTATIONS, list_of, set_list
+from sdy_jax.passes.walk import body_of, has_static_shape, just_after, named, post_order, users
+from sdy_jax.propagation.edges import add_free_axes, erase_manual_axes, manual_axes
 from sdy_jax.representation.attributes import sharding_from_attribute, sharding_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -67,16 +67,15 @@ def edge_of(owner: ir.Value) -> ir.Operation | None:
 
 def sink_data_flow_edges(module: ir.Operation) -> None:
     """Moves the shardings of edges to their data-flow ops and replaces the edges by their inputs."""
-    for op in list(pre_order(module)):
-        if op.name not in DATA_FLOW_OPS:
-            continue
+    for op in named(module, *DATA_FLOW_OPS):
         arguments = block_argument_owners(op)
         if arguments:
             found = _sink(arguments)
             outer = list_of(op, "in_shardings", len(arguments))
             if any(found):
-                free = [f and (add_free_axes(o, f, manual_axes(op)) if o else f)
-                        for o, f in zip(outer, found, strict=True)]
+                free = [
+                    f and (add_free_axes(o, f, manual_axes(op)) if o else f) for o, f in zip(outer, found, strict=True)
+                ]
                 set_list(op, "in_shardings", free, list(op.operands))
         set_list(op, result_attribute(op), _sink(op.results), list(op.results))
 

@@ -99,5 +99,3 @@ def remove_unused_functions(module: ir.Operation) -> None:
             function.erase()
         if not unused:
             return
-
-

@@ -11,8 +11,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.graph import source_line
-from sdy_jax.passes.shardings import list_of, manual_axes, mesh_of
+from sdy_jax.passes.shardings import list_of, mesh_of
 from sdy_jax.passes.walk import body_of, named
+from sdy_jax.propagation.edges import manual_axes
 from sdy_jax.representation.attributes import mesh_from_attribute, shardings_to_attribute
 from sdy_jax.representation.axes import set_difference, sort_and_merge
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -29,8 +30,11 @@ def clean_manual_axes(module: ir.Operation) -> None:
 def module_meshes(module: ir.Operation) -> dict[str, Mesh]:
     """The meshes of a module by symbol."""
     ops = (op.operation for op in body_of(module).operations)
-    return {str(ir.StringAttr(op.attributes["sym_name"]).value): mesh_from_attribute(op.attributes["mesh"])
-            for op in ops if op.name == "sdy.mesh"}
+    return {
+        str(ir.StringAttr(op.attributes["sym_name"]).value): mesh_from_attribute(op.attributes["mesh"])
+        for op in ops
+        if op.name == "sdy.mesh"
+    }
 
 
 def _clean(op: ir.Operation, meshes: dict[str, Mesh]) -> None:
@@ -39,8 +43,10 @@ def _clean(op: ir.Operation, meshes: dict[str, Mesh]) -> None:
     common = _common_mesh([s for shardings in lists.values() for s in shardings if s], meshes)
     if common is None:
         if manual and len(body_of(op).operations) > 1:
-            raise ShardingError(f"manual computation with manual axes {list(manual)} but without in_shardings and "
-                                f"out_shardings, at {source_line(op.location)}; to fix: give it a sharding")
+            raise ShardingError(
+                f"manual computation with manual axes {list(manual)} but without in_shardings and "
+                f"out_shardings, at {source_line(op.location)}; to fix: give it a sharding"
+            )
         return
     mesh = meshes[common] if isinstance(common, str) else common
     ordered = sorted(manual, key=mesh.positions.__getitem__)
@@ -48,8 +54,11 @@ def _clean(op: ir.Operation, meshes: dict[str, Mesh]) -> None:
     for (name, shardings), values in zip(lists.items(), (op.operands, op.results), strict=True):
         if not shardings:
             continue
-        cleaned = [_complete(s, ordered, common, mesh) if isinstance(v.type, ir.ShapedType) else s
-                   for s, v in zip(shardings, values, strict=True) if s]
+        cleaned = [
+            _complete(s, ordered, common, mesh) if isinstance(v.type, ir.ShapedType) else s
+            for s, v in zip(shardings, values, strict=True)
+            if s
+        ]
         op.attributes[name] = shardings_to_attribute(tuple(cleaned), op.context)
 
 

@@ -31,6 +31,7 @@ PASSES: dict[str, Pass] = {
     "sdy-add-data-flow-edges": data_flow_edges.add_data_flow_edges,
     "sdy-apply-sharding-constraints": constraints.apply_sharding_constraints,
     "sdy-sharding-group-import": sharding_groups.import_sharding_groups,
+    "synchronize-sharding-groups": sharding_groups.synchronize_groups,
     # propagation
     "sdy-basic-propagate": propagate.basic_propagate,
     "sdy-aggressive-propagate": propagate.aggressive_propagate,
@@ -47,16 +48,38 @@ PASSES: dict[str, Pass] = {
 }
 
 
-def _pipeline(name: str) -> tuple[str, ...] | None:
-    """The passes that a pipeline's name stands for."""
-    from sdy_jax.passes import export, import_
+IMPORT = (
+    "sdy-lift-inlined-meshes",
+    "sdy-remove-size-one-axes",
+    "inline-calls",
+    "sdy-constant-or-scalar-splitter",
+    "sdy-manual-axes-cleanup",
+    "sdy-add-data-flow-edges",
+    "sdy-apply-sharding-constraints",
+    "sdy-sharding-group-import",
+    "synchronize-sharding-groups",
+)
+"""The passes before propagation, in order."""
 
-    before, after = import_.PIPELINE, export.PIPELINE
-    return {
-        "sdy-import-pipeline": before,
-        "sdy-export-pipeline": after,
-        "sdy-propagation-pipeline": (*before, "sdy-user-priority-propagate", *after),
-    }.get(name)
+EXPORT = (
+    "sdy-constant-or-scalar-merger",
+    "sdy-sink-data-flow-edges",
+    "sdy-remove-sharding-groups",
+    "sdy-sharding-constraint-to-reshard",
+    "sdy-update-non-divisible-input-output-shardings",
+    "sdy-remove-sub-axes-in-input-output-shardings",
+    "sdy-close-shardings",
+)
+"""The passes after propagation, up to shardings that are final; what Shardy's pipeline does next is partitioning."""
+
+PIPELINES: dict[str, tuple[str, ...]] = {
+    "sdy-import-pipeline": IMPORT,
+    "sdy-export-pipeline": EXPORT,
+    "sdy-propagation-pipeline": (*IMPORT, "sdy-user-priority-propagate", *EXPORT),
+}
+"""Names that stand for lists of passes. Their one option is `compat`."""
+
+_TAKES_COMPAT = ("sdy-add-data-flow-edges", "sdy-user-priority-propagate")
 
 
 def run(module: ir.Operation, pipeline: str) -> None:
@@ -66,11 +89,11 @@ def run(module: ir.Operation, pipeline: str) -> None:
       ParseError: a name or option that is not known, or text that is not a list of passes.
     """
     for name, options in parse(pipeline):
-        steps = _pipeline(name)
-        if steps is not None:
-            run(module, ",".join(steps))
+        if name not in PIPELINES:
+            PASSES[name](module, **options)
             continue
-        PASSES[name](module, **options)
+        for step in PIPELINES[name]:
+            PASSES[step](module, **(options if step in _TAKES_COMPAT else {}))
 
 
 _STEP = re.compile(r"\s*([\w-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
@@ -81,20 +104,22 @@ def parse(pipeline: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The passes of a textual pipeline with their options."""
     text = pipeline.strip()
     while (nested := _NESTED.search(text)) is not None:
-        text = text[: nested.start()] + (nested[1] or nested[2] or "") + text[nested.end():]
+        text = text[: nested.start()] + (nested[1] or nested[2] or "") + text[nested.end() :]
     at = 0
     while at < len(text):
         step = _STEP.match(text, at)
         if step is None:
-            raise ParseError(f"cannot read the pass list {pipeline!r} at {text[at:at + 30]!r}; "
-                             "expected `name` or `name{option=value ...}`, separated by commas")
+            raise ParseError(
+                f"cannot read the pass list {pipeline!r} at {text[at : at + 30]!r}; "
+                "expected `name` or `name{option=value ...}`, separated by commas"
+            )
         at = step.end()
         yield full_name(step[1]), dict(_option(item) for item in (step[2] or "").split())
 
 
 def full_name(name: str) -> str:
     for candidate in (name, f"sdy-{name}"):
-        if candidate in PASSES or _pipeline(candidate) is not None:
+        if candidate in PASSES or candidate in PIPELINES:
             return candidate
     raise ParseError(f"no pass is called {name!r}; the passes are {', '.join(PASSES)}")
 

@@ -66,11 +66,15 @@ def _check(ops: list[ir.Operation]) -> None:
         where = f"sharding group {group_id(op)}, at {source_line(op.location)}"
         mine, theirs = op.operands[0].type, other.operands[0].type
         if tuple(mine.shape) != tuple(theirs.shape):
-            raise ShardingError(f"{where}: member of type {mine}, but the group's first member has type {theirs}; "
-                                "members of one group must have the same shape")
+            raise ShardingError(
+                f"{where}: member of type {mine}, but the group's first member has type {theirs}; "
+                "members of one group must have the same shape"
+            )
         if _manual_parent(op) != _manual_parent(other):
-            raise ShardingError(f"{where}: its members lie in different manual computations; "
-                                "to fix: use one group per manual computation")
+            raise ShardingError(
+                f"{where}: its members lie in different manual computations; "
+                "to fix: use one group per manual computation"
+            )
 
 
 def _manual_parent(op: ir.Operation) -> ir.Operation | None:
@@ -107,8 +111,11 @@ def synchronize_groups(module: ir.Operation) -> None:
         if all(s == group.given[0] for s in group.given):
             _set_all(group)
             continue
-        warnings.warn(f"the members of sharding group {number} have different shardings, the first is "
-                      f"{group.given[0]}; each keeps its own up to the group", stacklevel=2)
+        warnings.warn(
+            f"the members of sharding group {number} have different shardings, the first is "
+            f"{group.given[0]}; each keeps its own up to the group",
+            stacklevel=2,
+        )
         for op in group.ops:
             _separate(op, TensorSharding.fully_open(group.given[0].mesh, rank(op.operands[0])))
 

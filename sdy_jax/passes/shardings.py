@@ -131,19 +131,6 @@ def list_of(op: ir.Operation, name: str, count: int) -> list[TensorSharding | No
     return list(shardings_from_attribute(op.attributes[name])) if name in op.attributes else [None] * count
 
 
-def manual_axes(op: ir.Operation) -> tuple[str, ...]:
-    """The manual axes of a manual computation; none for other ops."""
-    if "manual_axes" not in op.attributes:
-        return ()
-    return tuple(ir.StringAttr(a).value for a in _manual_axes_array(op.attributes["manual_axes"]))
-
-
-def _manual_axes_array(attribute: ir.Attribute) -> Sequence[ir.Attribute]:
-    from jax.extend.mlir.dialects import sdy
-
-    return list(sdy.ManualAxesAttr(attribute))
-
-
 def mesh_of(meshes: dict[str, Mesh], sharding: TensorSharding) -> Mesh:
     """The mesh that a sharding refers to by symbol or has inline."""
     return meshes[sharding.mesh] if isinstance(sharding.mesh, str) else sharding.mesh

@@ -42,7 +42,7 @@ class Problem:
 
     @property
     def results(self) -> tuple[TensorProjection, ...]:
-        return self.tensors[self.num_operands:]
+        return self.tensors[self.num_operands :]
 
 
 def propagate_basic(problem: Problem) -> set[int]:
@@ -94,7 +94,7 @@ def _fold(found: Axes, growing: bool, new: Axes) -> tuple[Axes, bool]:
             return (*kept, *new[i:]), growing
         else:
             return kept, False
-    return (found + new[len(found):], growing) if growing else (found, growing)
+    return (found + new[len(found) :], growing) if growing else (found, growing)
 
 
 Allowed = Callable[[AxisRef, int], AxisRef | None]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
 
+from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
 
 from sdy_jax.graph import Op
@@ -27,6 +28,13 @@ def manual_prefix(axes: Sequence[AxisRef], manual: Sequence[str]) -> tuple[AxisR
     return tuple(takewhile(lambda axis: axis.name in manual, axes))
 
 
+def manual_axes(op: Op | ir.Operation) -> tuple[str, ...]:
+    """The manual axes of a manual computation; none for other ops."""
+    if op.name != "sdy.manual_computation" or "manual_axes" not in op.attributes:
+        return ()
+    return tuple(str(axis) for axis in sdy.ManualAxesAttr(op.attributes["manual_axes"]))
+
+
 def erase_manual_axes(sharding: TensorSharding, manual: Sequence[str]) -> TensorSharding:
     """The inner view of an outer sharding: its free axes."""
     if not manual:
@@ -36,11 +44,15 @@ def erase_manual_axes(sharding: TensorSharding, manual: Sequence[str]) -> Tensor
         return tuple(axis for axis in axes if axis.name not in manual)
 
     dimensions = tuple(
-        DimensionSharding(d.axes[len(manual_prefix(d.axes, manual)):], d.is_closed, d.priority)
+        DimensionSharding(d.axes[len(manual_prefix(d.axes, manual)) :], d.is_closed, d.priority)
         for d in sharding.dimensions
     )
-    return replace(sharding, dimensions=dimensions, replicated_axes=free(sharding.replicated_axes),
-                   unreduced_axes=free(sharding.unreduced_axes))
+    return replace(
+        sharding,
+        dimensions=dimensions,
+        replicated_axes=free(sharding.replicated_axes),
+        unreduced_axes=free(sharding.unreduced_axes),
+    )
 
 
 def add_free_axes(outer: TensorSharding, inner: TensorSharding, manual: Sequence[str]) -> TensorSharding:
@@ -79,9 +91,7 @@ class View:
 
 def view_of(op: Op, edge: DataFlowEdge) -> View | None:
     """How a data-flow op's edge has to be converted; None: not at all."""
-    if op.name != "sdy.manual_computation" or "manual_axes" not in op.attributes:
-        return None
-    manual = tuple(str(a) if isinstance(a, str) else a.value for a in sdy.ManualAxesAttr(op.attributes["manual_axes"]))
+    manual = manual_axes(op)
     if not manual:
         return None
     name = "in_shardings" if edge.kind is EdgeKind.BODY_ARGUMENT else "out_shardings"

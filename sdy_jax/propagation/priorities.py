@@ -31,9 +31,7 @@ def union(a: Direction, b: Direction) -> Direction:
     return Direction(a | b)
 
 
-def level_directions(
-    level: int, early: Direction, is_broadcast: bool, single_use: bool
-) -> tuple[Direction, Direction]:
+def level_directions(level: int, early: Direction, is_broadcast: bool, single_use: bool) -> tuple[Direction, Direction]:
     """The directions of pass-through factors, and of the other factors, at a level."""
     if level == 0 and not single_use:
         return Direction.NONE, Direction.NONE

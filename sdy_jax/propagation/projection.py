@@ -56,7 +56,10 @@ def project(
 
 
 def _project_dimension(
-    dim: Sequence[int], dimension: DimensionSharding, sizes: Sequence[int], mesh: Mesh,
+    dim: Sequence[int],
+    dimension: DimensionSharding,
+    sizes: Sequence[int],
+    mesh: Mesh,
     factors: dict[int, FactorSharding],
 ) -> None:
     """Deals the dimension's axes to its factors, major to minor; `left` are the axes not dealt yet."""

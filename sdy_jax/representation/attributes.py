@@ -46,10 +46,16 @@ def sharding_from_attribute(attribute: ir.Attribute) -> TensorSharding:
     """A `#sdy.sharding` attribute as a `TensorSharding`."""
     attr = sdy.TensorShardingAttr(attribute)
     ref = attr.mesh_or_ref
-    mesh: str | Mesh = (ir.FlatSymbolRefAttr(ref).value if isinstance(ref, ir.FlatSymbolRefAttr)
-                        else mesh_from_attribute(ref))
-    return TensorSharding(mesh, tuple(_dimension(d) for d in attr.dimension_shardings),
-                          _axes(attr.replicated_axes), _axes(attr.unreduced_axes), _reduction(attr))
+    mesh: str | Mesh = (
+        ir.FlatSymbolRefAttr(ref).value if isinstance(ref, ir.FlatSymbolRefAttr) else mesh_from_attribute(ref)
+    )
+    return TensorSharding(
+        mesh,
+        tuple(_dimension(d) for d in attr.dimension_shardings),
+        _axes(attr.replicated_axes),
+        _axes(attr.unreduced_axes),
+        _reduction(attr),
+    )
 
 
 def _reduction(attr: ir.Attribute) -> str:
@@ -70,12 +76,19 @@ def rule_from_attribute(attribute: ir.Attribute) -> OpShardingRule:
     def mappings(tensors: Any) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return tuple(
             tuple(tuple(sdy.DimMappingAttr(d).factor_indices) for d in sdy.TensorMappingAttr(t).dim_mappings)
-            for t in tensors)
+            for t in tensors
+        )
 
     return OpShardingRule(
-        tuple(attr.factor_sizes), mappings(attr.operand_mappings), mappings(attr.result_mappings),
-        frozenset(attr.reduction_factors), frozenset(attr.need_replication_factors),
-        frozenset(attr.permutation_factors), frozenset(attr.blocked_propagation_factors), bool(attr.is_custom))
+        tuple(attr.factor_sizes),
+        mappings(attr.operand_mappings),
+        mappings(attr.result_mappings),
+        frozenset(attr.reduction_factors),
+        frozenset(attr.need_replication_factors),
+        frozenset(attr.permutation_factors),
+        frozenset(attr.blocked_propagation_factors),
+        bool(attr.is_custom),
+    )
 
 
 @lru_cache(maxsize=4096)

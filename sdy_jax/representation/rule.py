@@ -58,13 +58,19 @@ class OpShardingRule:
 
     def __str__(self) -> str:
         """The text inside `#sdy.op_sharding_rule<...>`."""
-        tensors = [", ".join(f"[{', '.join(''.join(factor_symbol(f) for f in dim) for dim in m)}]" for m in ms)
-                   for ms in (self.operand_mappings, self.result_mappings)]
+        tensors = [
+            ", ".join(f"[{', '.join(''.join(factor_symbol(f) for f in dim) for dim in m)}]" for m in ms)
+            for ms in (self.operand_mappings, self.result_mappings)
+        ]
         text = f"({tensors[0]})->({tensors[1]})"
         if self.factor_sizes:
             text += " {" + ", ".join(f"{factor_symbol(f)}={n}" for f, n in enumerate(self.factor_sizes)) + "}"
-        for name, factors in (("reduction", self.reduction), ("need_replication", self.need_replication),
-                              ("permutation", self.permutation), ("blocked_propagation", self.blocked)):
+        for name, factors in (
+            ("reduction", self.reduction),
+            ("need_replication", self.need_replication),
+            ("permutation", self.permutation),
+            ("blocked_propagation", self.blocked),
+        ):
             if factors:
                 text += f" {name}={{{', '.join(map(factor_symbol, sorted(factors)))}}}"
         return text + (", custom" if self.is_custom else "")

@@ -59,8 +59,13 @@ class TensorSharding:
         return cls(mesh, (OPEN,) * rank)
 
     @classmethod
-    def closed(cls, mesh: str | Mesh, axes: Sequence[Sequence[AxisRef]], unreduced: Sequence[AxisRef] = (),
-               reduction: str = "sum") -> TensorSharding:
+    def closed(
+        cls,
+        mesh: str | Mesh,
+        axes: Sequence[Sequence[AxisRef]],
+        unreduced: Sequence[AxisRef] = (),
+        reduction: str = "sum",
+    ) -> TensorSharding:
         """The closed sharding with these axes per dimension."""
         return cls(mesh, tuple(DimensionSharding(tuple(a)) for a in axes), (), tuple(unreduced), reduction)
 
@@ -92,7 +97,7 @@ class TensorSharding:
 
     def with_dimension(self, dim: int, sharding: DimensionSharding) -> TensorSharding:
         dims = self.dimensions
-        return replace(self, dimensions=(*dims[:dim], sharding, *dims[dim + 1:]))
+        return replace(self, dimensions=(*dims[:dim], sharding, *dims[dim + 1 :]))
 
     def closed_like(self) -> TensorSharding:
         """The same axes and priorities with every dimension closed; explicit replication is dropped."""

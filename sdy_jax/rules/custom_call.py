@@ -68,7 +68,7 @@ def _partial_reduce(op: Op) -> OpShardingRule:
     return builder.build()
 
 
-_ELEMENTWISE_TARGETS = (
+ELEMENTWISE_TARGETS = (
     "annotate_device_placement",
     "Cholesky",
     "CompactWyHelper",
@@ -90,7 +90,7 @@ _ELEMENTWISE_TARGETS = (
 )
 
 TARGETS: dict[str, Callable[[Op], OpShardingRule]] = {
-    **dict.fromkeys(_ELEMENTWISE_TARGETS, _elementwise),
+    **dict.fromkeys(ELEMENTWISE_TARGETS, _elementwise),
     "X64Combine": _combine_words,
     "Eigh": _eigh,
     "Qr": _qr,

@@ -17,13 +17,15 @@ STABLEHLO_ELEMENTWISE = names(
     """,
 )
 
-CHLO_ELEMENTWISE = names(
+CHLO_UNARY = names(
     "chlo",
     """
     acos acosh asin asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv erfc is_inf is_neg_inf is_pos_inf lgamma
-    mulhi next_after polygamma sinh square tan zeta
+    sinh square tan
     """,
 )
+
+CHLO_BINARY = names("chlo", "mulhi next_after polygamma zeta")
 
 
 @rule("sdy.sharding_constraint", *STABLEHLO_ELEMENTWISE)
@@ -32,7 +34,7 @@ def elementwise(op: Op, conservative: bool) -> OpShardingRule:
     return RuleBuilder.of(op).pointwise(result_shape(op)).build()
 
 
-rule(*CHLO_ELEMENTWISE, "stablehlo.map", extra=True)(elementwise)
+rule(*CHLO_UNARY, *CHLO_BINARY, "stablehlo.map", extra=True)(elementwise)
 
 
 @rule("stablehlo.clamp", "stablehlo.select")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from sdy_jax.graph import Op
-from sdy_jax.rules.elementwise import CHLO_ELEMENTWISE, STABLEHLO_ELEMENTWISE
+from sdy_jax.rules.elementwise import CHLO_UNARY, STABLEHLO_ELEMENTWISE
 from sdy_jax.rules.registry import names
 
 _ELEMENTWISE = frozenset(
     (
         *STABLEHLO_ELEMENTWISE,
-        *CHLO_ELEMENTWISE,
+        *CHLO_UNARY,
         *names("stablehlo", "clamp select"),
         *names("sdy", "sharding_constraint reshard propagation_barrier"),
     )
@@ -20,7 +20,7 @@ def is_elementwise(op: Op) -> bool:
     """Whether each result element depends on the operands' elements at its place, and on scalars.
 
     Propagation prefers such ops, and copies them when it splits constants. Collectives and ops that move elements are
-    not among them, even where their rule is that of an element-wise op.
+    not among them, even where their rule is that of an element-wise op; nor are, as in Shardy, chlo's binary ops.
     """
     if op.name == "stablehlo.bitcast_convert":
         return op.operands[0].shape == op.results[0].shape

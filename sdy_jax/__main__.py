@@ -1,0 +1,6 @@
+"""`python -m sdy_jax`."""
+
+from sdy_jax.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,76 @@
+"""Which ops are dead: propagation passes them by, and the passes erase them."""
+
+from __future__ import annotations
+
+from sdy_jax.graph import Op, Value
+
+_EFFECTS = frozenset(
+    {
+        "builtin.module",
+        "func.func",
+        "func.call",
+        "func.return",
+        "sdy.return",
+        "stablehlo.return",
+        "sdy.mesh",
+        "sdy.sharding_constraint",
+        "sdy.data_flow_edge",
+        "sdy.sharding_group",
+        "sdy.all_gather",
+        "sdy.all_reduce",
+        "sdy.all_slice",
+        "sdy.all_to_all",
+        "sdy.collective_permute",
+        "sdy.reduce_scatter",
+        "sdy.replicated_to_unreduced",
+        "sdy.sharded_to_unreduced",
+        "stablehlo.infeed",
+        "stablehlo.outfeed",
+        "stablehlo.send",
+        "stablehlo.recv",
+        "stablehlo.rng",
+    }
+)
+"""Ops that stay even where nothing uses their results."""
+
+
+def is_removable(op: Op) -> bool:
+    """Nothing but its results is lost if the op is erased."""
+    if op.name in _EFFECTS or (op.name == "stablehlo.custom_call" and op.flag("has_side_effect")):
+        return False
+    return all(is_removable(inner) for block in op.blocks for inner in block.ops[:-1])
+
+
+class Liveness:
+    """The ops that are left of a graph, while dead ones are taken out."""
+
+    def __init__(self) -> None:
+        self.dead: dict[Op, None] = {}
+        """Dead ops with everything in their regions, in the order in which they died."""
+        self._lost: dict[Value, int] = {}
+        self._removable: dict[Op, bool] = {}
+
+    def uses(self, value: Value) -> int:
+        """How often live ops use a value."""
+        return len(value.uses) - self._lost.get(value, 0) if self._lost else len(value.uses)
+
+    def is_dead(self, op: Op) -> bool:
+        """No live op uses a result, and the op may be erased."""
+        for result in op.results:
+            if self.uses(result):
+                return False
+        if op not in self._removable:
+            self._removable[op] = is_removable(op)
+        return self._removable[op]
+
+    def erase(self, op: Op) -> list[Op]:
+        """Takes out a dead op. Returns the ops that defined operands hardly anyone else uses, to look at again."""
+        again = [v.defining_op for v in op.operands if v.defining_op and self._has_few_other_users(v, op)]
+        for inner in op.walk():
+            self.dead[inner] = None
+            for value in inner.operands:
+                self._lost[value] = self._lost.get(value, 0) + 1
+        return again
+
+    def _has_few_other_users(self, value: Value, op: Op) -> bool:
+        return len({user for user, _ in value.uses if user is not op and user not in self.dead}) <= 1

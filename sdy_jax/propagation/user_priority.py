@@ -1,0 +1,84 @@
+"""User priorities: dimensions of a lower priority wait until those of higher ones have spread.
+
+Before its turn, a dimension of priority p > 0 is empty and closed, and its axes are kept free on its tensor by being
+listed as replicated. Its turn gives the dimension back as the user wrote it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sdy_jax.graph import Graph, Value
+from sdy_jax.propagation.engine import Engine
+from sdy_jax.propagation.places import NOWHERE, Places
+from sdy_jax.representation.axes import sort_axes
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import CLOSED, TensorSharding
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    place: int
+    original: TensorSharding
+
+
+def run_by_user_priority(engine: Engine, graph: Graph) -> None:
+    """Runs the engine once for priority 0, then once per further priority, in increasing order."""
+    waiting: dict[int, list[_Waiting]] = {}
+    for place in _places_in_order(graph, engine.places):
+        original = engine.sharding(place)
+        if original is None or all(d.priority is None for d in original.dimensions):
+            continue
+        for priority in sorted({d.priority for d in original.dimensions if d.priority}):
+            waiting.setdefault(priority, []).append(_Waiting(place, original))
+        engine.assign(place, first_turn(original, _mesh(graph, original)))
+    engine.run()
+    for priority in sorted(waiting):
+        engine.priority = priority
+        for entry in waiting[priority]:
+            present = engine.sharding(entry.place)
+            if present is not None and not _is_dead(engine, entry.place):
+                engine.assign(entry.place, take_turn(present, entry.original, priority))
+        engine.run()
+
+
+def _mesh(graph: Graph, sharding: TensorSharding) -> Mesh:
+    return graph.meshes[sharding.mesh] if isinstance(sharding.mesh, str) else sharding.mesh
+
+
+def _is_dead(engine: Engine, place: int) -> bool:
+    where = engine.places.places[place]
+    return isinstance(where, Value) and where.owner in engine.liveness.dead
+
+
+def _places_in_order(graph: Graph, places: Places) -> list[int]:
+    """Per function its arguments, its results, then its ops; each place once."""
+    found: list[int] = []
+    for name, function in graph.functions.items():
+        found += [places.of(a) for a in function.blocks[0].arguments]
+        found += places.results[name]
+        found += [places.of(v) for op in function.walk() for v in op.results]
+    return [place for place in dict.fromkeys(found) if place != NOWHERE]
+
+
+def first_turn(sharding: TensorSharding, mesh: Mesh) -> TensorSharding:
+    """The sharding as priority 0 sees it."""
+    held = [axis for d in sharding.dimensions if d.priority for axis in d.axes]
+    return replace(
+        sharding,
+        dimensions=tuple(CLOSED if d.priority else replace(d, priority=None) for d in sharding.dimensions),
+        replicated_axes=sort_axes((*sharding.replicated_axes, *held), mesh),
+    )
+
+
+def take_turn(present: TensorSharding, original: TensorSharding, priority: int) -> TensorSharding:
+    """`present` with the dimensions of this priority as they were given."""
+    freed = {axis for d in original.dimensions if d.priority == priority for axis in d.axes}
+    return replace(
+        present,
+        dimensions=tuple(
+            replace(o, priority=None) if o.priority == priority else p
+            for p, o in zip(present.dimensions, original.dimensions, strict=True)
+        ),
+        replicated_axes=tuple(axis for axis in present.replicated_axes if axis not in freed),
+    )

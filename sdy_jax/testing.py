@@ -1,0 +1,81 @@
+"""Helpers for tests: ours and our users'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
+
+from sdy_jax.api import partition
+from sdy_jax.plan.plan import Plan
+
+# Relative tolerances by dtype: what reassociating a reduction over a few thousand terms of similar size can change.
+_TOLERANCE = {"bfloat16": 3e-2, "float16": 5e-3, "float32": 2e-5, "complex64": 2e-5, "float64": 1e-12, "complex128": 1e-12}
+
+
+def assert_same(
+    fun: Callable[..., Any],
+    *args: Any,
+    mesh: jax.sharding.Mesh,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    on_unknown: str = "ignore",
+    **kwargs: Any,
+) -> Plan:
+    """Asserts that a function returns the same partitioned over a mesh as it does on one device.
+
+    Integers and booleans must be equal; floating-point results may differ by `rtol` times the largest magnitude of
+    their leaf plus `atol`. NaNs and infinities must be at the same places.
+
+    Args:
+        fun: the function; called as `fun(*args, **kwargs)`.
+        mesh, in_shardings, out_shardings, on_unknown: as in `sdy.partition`.
+        rtol: relative tolerance; by default one that suits the leaf's dtype.
+        atol: absolute tolerance, by default 0.
+
+    Returns:
+        The plan that was run, for further assertions.
+
+    Raises:
+        AssertionError: names the result's path, the largest difference and the plan's collectives.
+    """
+    ours = partition(fun, mesh=mesh, in_shardings=in_shardings, out_shardings=out_shardings, on_unknown=on_unknown)
+    plan = ours.plan(*args, **kwargs)
+    found, wanted = ours(*args, **kwargs), jax.jit(fun)(*args, **kwargs)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted), (
+        f"the partitioned function returns the tree {jax.tree.structure(found)}, the plain one "
+        f"{jax.tree.structure(wanted)}")
+    for (path, ours_leaf), (_, plain_leaf) in zip(tree_leaves_with_path(found), tree_leaves_with_path(wanted),
+                                                  strict=True):
+        problem = _difference(_array(ours_leaf), _array(plain_leaf), rtol, atol or 0.0)
+        assert not problem, f"result{keystr(path)} {problem}\n{plan}"
+    return plan
+
+
+def _array(x: Any) -> np.ndarray:
+    if jax.numpy.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.asarray(x)
+
+
+def _difference(found: np.ndarray, wanted: np.ndarray, rtol: float | None, atol: float) -> str:
+    """What is wrong with `found`; empty if nothing is."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return f"is {found.dtype}{list(found.shape)}, expected {wanted.dtype}{list(wanted.shape)}"
+    if wanted.dtype.name not in _TOLERANCE:
+        count = int(np.sum(found != wanted))
+        return f"differs in {count} of {wanted.size} elements" if count else ""
+    wide = np.complex128 if np.iscomplexobj(wanted) else np.float64
+    a, b = found.astype(wide), wanted.astype(wide)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return "has NaN or infinity at other places"
+    scale = float(np.abs(b[finite]).max(initial=0.0))
+    largest = float(np.abs(a - b)[finite].max(initial=0.0))
+    allowed = atol + (rtol if rtol is not None else _TOLERANCE[wanted.dtype.name]) * max(scale, 1e-30)
+    return f"differs by {largest:.3g}, allowed are {allowed:.3g}" if not largest <= allowed else ""
