@@ -198,10 +198,11 @@ class _Partitioner:
 
     def _visit_unruled(self, op: Op) -> None:
         """No rule: free-standing producers take their declared sharding, everything else is computed replicated."""
-        free = not op.operands and has_no_rule_silently(op.name)
+        silent = has_no_rule_silently(op.name, op.text("call_target_name"))
+        free = silent and not op.operands
         for number, value in enumerate(op.operands):
             self._require(op, number, self._replicated(value))
-        if not has_no_rule_silently(op.name):
+        if not silent:
             self._note(op, "has no sharding rule; it is computed replicated")
         for result in op.results:
             self._settle(op, result, self._declared(result) if free else self._replicated(result))

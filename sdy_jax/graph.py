@@ -90,8 +90,7 @@ class Op:
     def attributes(self) -> dict[str, ir.Attribute]:
         """MLIR attributes by name, read once."""
         if self._attributes is None:
-            source = self.mlir.attributes
-            self._attributes = {name: _attribute(self.mlir, name) for name in source}
+            self._attributes = read_attributes(self.mlir)
         return self._attributes
 
     @property
@@ -144,6 +143,11 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<{self.name} at {self.source}>"
+
+
+def read_attributes(op: ir.Operation) -> dict[str, ir.Attribute]:
+    """An op's attributes by name."""
+    return {name: _attribute(op, name) for name in op.attributes}
 
 
 def _block_key(block: Block) -> tuple[Any, ...]:
@@ -299,6 +303,10 @@ def _set_function_sharding(function: Op, name: str, index: int, count: int, shar
 
 
 _FILE = re.compile(r'"([^"]+)":(\d+):\d+')
+
+
+def has_source_line(location: ir.Location) -> bool:
+    return _FILE.search(str(location)) is not None
 
 
 def source_line(location: ir.Location) -> str:

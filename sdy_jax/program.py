@@ -63,7 +63,8 @@ def from_function(fun: Callable[..., Any], leaves: Sequence[Leaf], tree: PyTreeD
         module, out_info, constants = trace_and_lower(flat_fun, avals, jax_mesh.devices.flat[0].platform)
     outputs = match_prefix(out_shardings, jax.tree.unflatten(out_tree[-1], out_info), "result", "out_shardings")
     mesh_name = _ensure_mesh(module, mesh)
-    program = Program(module.operation, mesh, mesh_name, constants, tuple(leaf.path for leaf in leaves),
+    # A copy of its own: an operation does not keep the module object alive that jax made.
+    program = Program(module.operation.clone().operation, mesh, mesh_name, constants, tuple(leaf.path for leaf in leaves),
                       tuple(leaf.path for leaf in outputs), tuple(out_info), out_tree[-1])
     _annotate(program, leaves, outputs)
     return program

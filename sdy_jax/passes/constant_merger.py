@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
+from sdy_jax.graph import read_attributes
 from sdy_jax.passes.walk import functions, post_order
 
 _CONSTANTS = ("sdy.constant", "stablehlo.constant")
@@ -31,5 +32,5 @@ def _key(op: ir.Operation) -> object | None:
         operands = (op.operands[0],)
     else:
         return None
-    attributes = tuple(sorted(((n, op.attributes[n]) for n in op.attributes), key=lambda item: item[0]))
+    attributes = tuple(sorted(read_attributes(op).items(), key=lambda item: item[0]))
     return (op.block, op.name, operands, op.results[0].type, attributes)

@@ -30,14 +30,11 @@ def split_constants(module: ir.Operation) -> None:
 
 
 def _to_sdy_constant(constant: ir.Operation) -> None:
-    attributes = {name: constant.attributes[name] for name in constant.attributes}
-    new = ir.Operation.create(
-        "sdy.constant",
-        results=[constant.results[0].type],
-        attributes=attributes,
-        loc=constant.location,
-        ip=ir.InsertionPoint(constant),
-    )
+    # Through text: the bindings cannot hand over every kind of elements (complex ones).
+    text = constant.get_asm(print_generic_op_form=True).replace('"stablehlo.constant"', '"sdy.constant"', 1)
+    new = ir.Operation.parse(text, context=constant.context).operation
+    ir.InsertionPoint(constant).insert(new)
+    new.location = constant.location
     constant.results[0].replace_all_uses_with(new.results[0])
     constant.erase()
 
@@ -64,7 +61,7 @@ class _Splitter:
         elif op.name == "stablehlo.broadcast_in_dim" and op.operands[0].rank == 0:
             self.copied[op] = None
         else:
-            self._copy_operands(op, op.mlir, {})
+            self._copy_operands(op, op.mlir, None)
         if op.name == "sdy.named_computation":
             return
         for block in op.blocks:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.graph import has_source_line
 from sdy_jax.passes.shardings import function_shardings, list_of
-from sdy_jax.passes.walk import body_of, functions, main_of, named, symbol
+from sdy_jax.passes.walk import body_of, functions, main_of, named, pre_order, symbol
 from sdy_jax.representation.attributes import sharding_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -62,6 +63,7 @@ def _inline_call(call: ir.Operation, callee: ir.Operation) -> None:
         argument.replace_all_uses_with(_constrained(operand, sharding, ir.InsertionPoint(call), call.location))
     *body, terminator = [op.operation for op in block.operations]
     for op in body:
+        _locate(op, call.location)
         op.move_before(call)
     for result, returned, sharding in zip(
         call.results, list(terminator.operands), _result_shardings(call, callee), strict=True
@@ -69,6 +71,13 @@ def _inline_call(call: ir.Operation, callee: ir.Operation) -> None:
         result.replace_all_uses_with(_constrained(returned, sharding, ir.InsertionPoint(call), call.location))
     copy.erase()
     call.erase()
+
+
+def _locate(op: ir.Operation, caller: ir.Location) -> None:
+    """Adds the call's location to ops that name no source line themselves, as in functions that jax caches."""
+    for inner in pre_order(op):
+        if not has_source_line(inner.location):
+            inner.location = ir.Location.callsite(inner.location, [caller], caller.context)
 
 
 def _result_shardings(call: ir.Operation, callee: ir.Operation) -> list[TensorSharding | None]:

@@ -97,7 +97,7 @@ def _parse(text: str, context: ir.Context) -> ir.Attribute:
 
 
 def _portable(sharding: TensorSharding) -> TensorSharding:
-    """Without the reduction kind, which version 0.10 of the dialect cannot write; collectives name theirs themselves."""
+    """Without the reduction kind, which dialect version 0.10 cannot write; collectives name theirs themselves."""
     return sharding if sharding.reduction == "sum" else replace(sharding, reduction="sum")
 
 
