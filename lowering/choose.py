@@ -34,6 +34,11 @@ from sdy_jax.representation.sharding import TensorSharding
 # enough that work is never replicated when sharing it out is free.
 _BYTES_PER_FLOP = 1e-3
 
+# Where all tensors of an op agree, the op runs as they say unless moving them costs less than one half: moving usually
+# replicates work that is shared out now. Half is what an all_gather costs beside an all_reduce of the same value, so a
+# row-parallel product keeps its all_reduce.
+_CLEAR_WIN = 2.0
+
 # Above this many assignments the candidates are pruned to the lists that tensors have in full.
 _MAX_ASSIGNMENTS = 2048
 
@@ -79,12 +84,15 @@ class Problem:
 def choose(problem: Problem) -> Choice:
     """The cheapest way to run the op; ties go to fewer collectives, more parallel work, then the smaller encoding."""
     lists = _factor_lists(problem)
-    choices = []
+    priced = []
     for strategy in problem.strategies:
-        agreed = _agreement(problem, strategy, lists)
-        found = [agreed] if agreed is not None else list(_assignments(problem, strategy, lists))
-        choices += [(_key(problem, strategy, a), strategy, a) for a in found]
-    _, strategy, assignment = min(choices, key=lambda c: c[0])
+        for assignment in _assignments(problem, strategy, lists):
+            priced.append((_key(problem, strategy, assignment), strategy, assignment))
+    best = min(priced, key=lambda p: p[0])
+    agreed = [p for p in priced if p[2] == _agreement(problem, lists)]
+    if agreed and agreed[0][0][0] <= _CLEAR_WIN * best[0][0]:
+        best = agreed[0]
+    _, strategy, assignment = best
     operands, results = shardings_under(problem, strategy, assignment)
     return Choice(strategy, assignment, operands, results, _gathered(strategy, lists))
 
@@ -121,12 +129,11 @@ def _factor_lists(problem: Problem) -> list[list[Axes]]:
     return lists
 
 
-def _agreement(problem: Problem, strategy: Strategy, lists: list[list[Axes]]) -> Assignment | None:
-    """The assignment that all tensors already have: no operand has to move, so work is never replicated to save bytes."""
+def _agreement(problem: Problem, lists: list[list[Axes]]) -> Assignment | None:
+    """The assignment that all tensors already have, if they agree on every factor."""
     if any(len(found) > 1 for found in lists):
         return None
-    assignment = tuple(found[0] if found else () for found in lists)
-    return assignment if _is_valid(problem, strategy, assignment) else None
+    return tuple(found[0] if found else () for found in lists)
 
 
 def _is_valid(problem: Problem, strategy: Strategy, assignment: Assignment) -> bool:
@@ -142,8 +149,7 @@ def _is_valid(problem: Problem, strategy: Strategy, assignment: Assignment) -> b
 
 def _assignments(problem: Problem, strategy: Strategy, lists: list[list[Axes]]) -> Iterator[Assignment]:
     """All valid assignments made of candidates, the empty one among them."""
-    homeless = _homeless_axes(strategy, lists)
-    candidates = [_candidates([*found, *_extended(problem, f, found, homeless)], problem.mesh)
+    candidates = [_candidates([*found, *_movable(problem, f, lists)], problem.mesh)
                   if f in strategy.splittable else [()]
                   for f, found in enumerate(lists)]
     if math.prod(map(len, candidates)) > _MAX_ASSIGNMENTS:
@@ -157,20 +163,20 @@ def _assignments(problem: Problem, strategy: Strategy, lists: list[list[Axes]]) 
             yield assignment
 
 
-def _homeless_axes(strategy: Strategy, lists: list[list[Axes]]) -> list[Axes]:
-    """Axis lists on factors that cannot stay sharded: moving them to another factor may beat gathering."""
-    return [axes for f, found in enumerate(lists) if f not in strategy.splittable for axes in found if axes]
+def _movable(problem: Problem, factor: int, lists: list[list[Axes]]) -> list[Axes]:
+    """Lists of other factors that this one could take over (by all_to_all), so that the work stays shared out.
 
-
-def _extended(problem: Problem, factor: int, found: list[Axes], homeless: list[Axes]) -> list[Axes]:
-    """The lists of a factor with homeless axes appended, if every tensor has that factor."""
-    rule = problem.rule
-    everywhere = all(factor in factors for factors in rule.factors_of if factors)
-    if not everywhere or factor in rule.reduction:
+    Offered to pass-through factors of an operand and every result, alone and behind what the factor has itself.
+    """
+    rule, count = problem.rule, len(problem.operands)
+    operands, results = rule.factors_of[:count], [f for f in rule.factors_of[count:] if f]
+    if not (any(factor in t for t in operands) and results and all(factor in t for t in results)):
         return []
-    size = rule.factor_sizes[factor]
-    return [dividing_prefix(size, (*axes, *extra), problem.mesh) for axes in [(), *found] for extra in homeless
-            if not any(overlaps(a, b, problem.mesh) for a in axes for b in extra)]
+    others = [axes for f, found in enumerate(lists) if f != factor for axes in found if axes]
+    size, mesh = rule.factor_sizes[factor], problem.mesh
+    moved = [dividing_prefix(size, (*own, *axes), mesh) for own in [(), *lists[factor]] for axes in dict.fromkeys(others)
+             if not any(overlaps(a, b, mesh) for a in own for b in axes)]
+    return [axes for axes in dict.fromkeys(moved) if axes]
 
 
 def _greedy_assignments(problem: Problem, strategy: Strategy, candidates: list[list[Axes]]) -> Iterator[Assignment]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 Shape = tuple[int, ...]
 
@@ -25,7 +26,11 @@ class _Block:
 
 
 class RandomProgram:
-    """One program. `features` switches on "while", "barrier", "group", "constant", "priority" and "manual"."""
+    """One program.
+
+    `features` switches on "while", "barrier", "group", "constant", "priority" and "manual"; "aligned" restricts
+    reshapes to splitting one dimension or joining two.
+    """
 
     def __init__(self, seed: int, features: tuple[str, ...] = (), ops: int = 10):
         self.random = random.Random(seed)
@@ -80,7 +85,7 @@ class RandomProgram:
             axes.insert(0, piece) if ":(1)" in axes[-1] else axes.append(piece)
         else:
             axes.append(piece)
-        for left, right in zip(axes, axes[1:], strict=False):
+        for left, right in pairwise(axes):
             if left.split('"')[1] == right.split('"')[1] and ":(1)" in left:
                 axes.remove(right)
                 return
@@ -122,8 +127,19 @@ class RandomProgram:
         return "\n".join([*lines, "}"]) + "\n"
 
     def _op(self, block: _Block, depth: int = 0) -> None:
-        kinds = [self._tanh, self._add, self._add, self._transpose, self._reshape, self._broadcast, self._dot,
-                 self._reduce, self._concatenate, self._constraint, self._slice]
+        kinds = [
+            self._tanh,
+            self._add,
+            self._add,
+            self._transpose,
+            self._reshape,
+            self._broadcast,
+            self._dot,
+            self._reduce,
+            self._concatenate,
+            self._constraint,
+            self._slice,
+        ]
         kinds += [self._barrier, self._opt_barrier] * ("barrier" in self.features)
         kinds += [self._while] * 2 * ("while" in self.features and depth < 2)
         kinds += [self._group] * ("group" in self.features and depth == 0)
@@ -170,6 +186,20 @@ class RandomProgram:
 
     def _reshape(self, block: _Block) -> None:
         x, shape = self._pick(block)
+        result = self._aligned(shape) if "aligned" in self.features else self._regrouped(shape)
+        self._emit(block, f"stablehlo.reshape {x} : ({tensor(shape)}) -> {tensor(result)}", result)
+
+    def _aligned(self, shape: Shape) -> Shape:
+        if len(shape) > 1 and self.random.random() < 0.5:
+            at = self.random.randrange(len(shape) - 1)
+            return (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
+        at = self.random.randrange(len(shape)) if shape else 0
+        if not shape or shape[at] == 1:
+            return shape
+        major = self.random.choice([d for d in range(2, shape[at] + 1) if shape[at] % d == 0])
+        return (*shape[:at], major, shape[at] // major, *shape[at + 1 :])
+
+    def _regrouped(self, shape: Shape) -> Shape:
         left, new = math.prod(shape), []
         while left > 1 and len(new) < 3:
             factor = self.random.choice([d for d in range(2, left + 1) if left % d == 0])
@@ -177,8 +207,7 @@ class RandomProgram:
             left //= factor
         if left > 1:
             new[-1] *= left
-        result = tuple(new)
-        self._emit(block, f"stablehlo.reshape {x} : ({tensor(shape)}) -> {tensor(result)}", result)
+        return tuple(new)
 
     def _broadcast(self, block: _Block) -> None:
         x, shape = self._pick(block)
@@ -187,8 +216,7 @@ class RandomProgram:
         at = self.random.randint(0, len(shape))
         new = (*shape[:at], self.random.choice(_DIMS), *shape[at:])
         dims = [i if i < at else i + 1 for i in range(len(shape))]
-        self._emit(
-            block, f"stablehlo.broadcast_in_dim {x}, dims = {dims} : ({tensor(shape)}) -> {tensor(new)}", new)
+        self._emit(block, f"stablehlo.broadcast_in_dim {x}, dims = {dims} : ({tensor(shape)}) -> {tensor(new)}", new)
 
     def _dot(self, block: _Block) -> None:
         pairs = [(x, y) for x in block.values for y in block.values if x[1] and y[1] and x[1][-1] == y[1][0]]
@@ -205,11 +233,13 @@ class RandomProgram:
         if len(shape) < 2:
             return
         dim = self.random.randrange(len(shape))
-        new = shape[:dim] + shape[dim + 1:]
+        new = shape[:dim] + shape[dim + 1 :]
         zero = self._name()
         block.lines.append(f"  {zero} = stablehlo.constant dense<0.0> : tensor<f32>")
-        text = (f"stablehlo.reduce({x} init: {zero}) applies stablehlo.add across dimensions = [{dim}] : "
-                f"({tensor(shape)}, tensor<f32>) -> {tensor(new)}")
+        text = (
+            f"stablehlo.reduce({x} init: {zero}) applies stablehlo.add across dimensions = [{dim}] : "
+            f"({tensor(shape)}, tensor<f32>) -> {tensor(new)}"
+        )
         self._emit(block, text, new)
 
     def _concatenate(self, block: _Block) -> None:
@@ -218,7 +248,7 @@ class RandomProgram:
         dim = self.random.randrange(len(shape)) if shape else None
         if dim is None:
             return
-        new = (*shape[:dim], 2 * shape[dim], *shape[dim + 1:])
+        new = (*shape[:dim], 2 * shape[dim], *shape[dim + 1 :])
         types = f"({tensor(shape)}, {tensor(shape)}) -> {tensor(new)}"
         self._emit(block, f"stablehlo.concatenate {x}, {y}, dim = {dim} : {types}", new)
 
@@ -229,8 +259,9 @@ class RandomProgram:
             stop = n if self.random.random() < 0.6 else self.random.randint(1, n)
             ranges.append(f"0:{stop}")
             new.append(stop)
-        self._emit(block, f"stablehlo.slice {x} [{', '.join(ranges)}] : ({tensor(shape)}) -> {tensor(tuple(new))}",
-                   tuple(new))
+        self._emit(
+            block, f"stablehlo.slice {x} [{', '.join(ranges)}] : ({tensor(shape)}) -> {tensor(tuple(new))}", tuple(new)
+        )
 
     def _constraint(self, block: _Block) -> None:
         x, shape = self._pick(block)
@@ -257,12 +288,11 @@ class RandomProgram:
             return
         scalar = self._name()
         block.lines.append(f"  {scalar} = stablehlo.constant dense<2.0> : tensor<f32>")
-        self._emit(
-            block, f"stablehlo.broadcast_in_dim {scalar}, dims = [] : (tensor<f32>) -> {tensor(shape)}", shape)
+        self._emit(block, f"stablehlo.broadcast_in_dim {scalar}, dims = [] : (tensor<f32>) -> {tensor(shape)}", shape)
 
     def _group(self, block: _Block) -> None:
         x, shape = self._pick(block)
-        self.group = self.group or shape
+        self.group = shape if self.group is None else self.group
         if shape == self.group and f"sdy.sharding_group {x} " not in "\n".join(block.lines):
             block.lines.append(f"  sdy.sharding_group {x} group_id=0 : {tensor(shape)}")
 
@@ -278,7 +308,8 @@ class RandomProgram:
             f"  {name}:{len(pairs)} = stablehlo.while({', '.join(f'{p} = {x}' for p, x in pairs)}) : {types}",
             "  cond {",
             f"    %c{index[1:]} = stablehlo.constant dense<4> : tensor<i32>",
-            f"    %t{index[1:]} = stablehlo.compare LT, {index}, %c{index[1:]} : (tensor<i32>, tensor<i32>) -> tensor<i1>",
+            f"    %t{index[1:]} = stablehlo.compare LT, {index}, %c{index[1:]} :"
+            " (tensor<i32>, tensor<i32>) -> tensor<i1>",
             f"    stablehlo.return %t{index[1:]} : tensor<i1>",
             "  } do {",
         ]
@@ -297,7 +328,7 @@ class RandomProgram:
         if not dims:
             return
         dim = self.random.choice(dims)
-        local = (*shape[:dim], shape[dim] // self.axes[axis], *shape[dim + 1:])
+        local = (*shape[:dim], shape[dim] // self.axes[axis], *shape[dim + 1 :])
         given, returned = (self._with_manual(len(shape), dim, axis) for _ in range(2))
         axes, self.axes = self.axes, {n: s for n, s in self.axes.items() if n != axis}
         body = _Block([(self._name(), local)])
@@ -309,8 +340,10 @@ class RandomProgram:
         block.lines += [
             f"  {name} = sdy.manual_computation({x}) in_shardings=[<{given}>] out_shardings=[<{returned}>] "
             f'manual_axes={{"{axis}"}} ({body.values[0][0]}: {tensor(local)}) {{',
-            *body.lines, f"    sdy.return {result} : {tensor(local)}",
-            f"  }} : ({tensor(shape)}) -> {tensor(shape)}"]
+            *body.lines,
+            f"    sdy.return {result} : {tensor(local)}",
+            f"  }} : ({tensor(shape)}) -> {tensor(shape)}",
+        ]
         block.values.append((name, shape))
 
     def _with_manual(self, rank: int, dim: int, axis: str) -> str:

