@@ -5,7 +5,7 @@
     python examples/train_lm.py --fsdp           # weights and optimiser state sharded over `data` too
 
 The model knows nothing of devices: `train_step` is an ordinary JAX function. All that is said about the mesh is in
-`weight_specs` and `shardings`. Without accelerators the mesh is made of virtual CPU devices; to use real ones, set
+`weight_specs`, `shardings` and `Job.train_step`. Without accelerators the mesh is made of virtual CPU devices; to use real ones, set
 JAX_PLATFORMS (`cuda`, `tpu`) and give a mesh of their number.
 """
 
@@ -113,18 +113,22 @@ def mlp(weights: Tree, x: jax.Array) -> jax.Array:
     return jax.nn.gelu(x @ weights["up"] + weights["up_bias"]) @ weights["down"] + weights["down_bias"]
 
 
-def forward(params: Tree, tokens: jax.Array) -> jax.Array:
+Constrain = Callable[[jax.Array], jax.Array]
+"""Says how activations [batch, sequence, d] are sharded; the identity where nothing has to be said."""
+
+
+def forward(params: Tree, tokens: jax.Array, constrain: Constrain) -> jax.Array:
     """Logits [batch, sequence, vocabulary] of the byte after each of `tokens` [batch, sequence]."""
-    x = params["embed"][tokens] + params["position"]
+    x = constrain(params["embed"][tokens] + params["position"])
     for layer in params["layers"]:
-        x = x + attention(layer, layer_norm(layer["attention_norm"], x))
-        x = x + mlp(layer, layer_norm(layer["mlp_norm"], x))
+        x = constrain(x + attention(layer, layer_norm(layer["attention_norm"], x)))
+        x = constrain(x + mlp(layer, layer_norm(layer["mlp_norm"], x)))
     return layer_norm(params["final_norm"], x) @ params["embed"].T
 
 
-def loss_fn(params: Tree, window: jax.Array) -> jax.Array:
+def loss_fn(params: Tree, window: jax.Array, constrain: Constrain) -> jax.Array:
     """Mean cross-entropy, in nats per byte, of predicting `window[:, 1:]`; `window` is [batch, sequence + 1]."""
-    logits = forward(params, window[:, :-1])
+    logits = forward(params, window[:, :-1], constrain)
     return optax.softmax_cross_entropy_with_integer_labels(logits, window[:, 1:]).mean()
 
 
@@ -133,12 +137,12 @@ def init_state(config: Config, key: jax.Array) -> Tree:
     return {"params": params, "optimizer": config.optimizer.init(params)}
 
 
-def make_train_step(config: Config) -> Step:
+def make_train_step(config: Config, constrain: Constrain = lambda x: x) -> Step:
     """The function to partition: `(state, window) -> (state, loss)`."""
     optimizer = config.optimizer
 
     def train_step(state: Tree, window: jax.Array) -> tuple[Tree, jax.Array]:
-        loss, gradients = jax.value_and_grad(loss_fn)(state["params"], window)
+        loss, gradients = jax.value_and_grad(loss_fn)(state["params"], window, constrain)
         updates, optimizer_state = optimizer.update(gradients, state["optimizer"], state["params"])
         return {"params": optax.apply_updates(state["params"], updates), "optimizer": optimizer_state}, loss
 
@@ -149,7 +153,8 @@ def make_train_step(config: Config) -> Step:
 
 
 def weight_specs(config: Config, fsdp: bool) -> Tree:
-    """How each weight is sharded: heads, MLP width and vocabulary over `model`; with `fsdp`, d_model over `data`."""
+    """How each weight is sharded: heads, MLP width and vocabulary over `model`; with `fsdp`, another
+    dimension over `data`: such that no activation inherits `data` from a weight, as the batch has it."""
     data = "data" if fsdp else None
     norm = {"scale": P(), "bias": P()}
     layer = {
@@ -163,8 +168,8 @@ def weight_specs(config: Config, fsdp: bool) -> Tree:
         "down_bias": P(),
     }
     return {
-        "embed": P("model", data),
-        "position": P(None, data),
+        "embed": P(("model", "data") if fsdp else "model"),
+        "position": P(data),
         "layers": [layer] * config.layers,
         "final_norm": norm,
     }
@@ -174,7 +179,8 @@ def shardings(config: Config, mesh: Mesh, fsdp: bool = False) -> tuple[Tree, Nam
     """The shardings of `(state, window)`: optimiser state goes with its weights, the batch over `data`."""
 
     def on_mesh(spec: P) -> NamedSharding:
-        return NamedSharding(mesh, P(*(axis if axis in mesh.axis_names else None for axis in spec)))
+        entries = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
+        return NamedSharding(mesh, P(*(tuple(a for a in axes if a in mesh.axis_names) or None for axes in entries)))
 
     params = jax.tree.map(on_mesh, weight_specs(config, fsdp), is_leaf=lambda x: isinstance(x, P))
     state = jax.eval_shape(lambda: init_state(config, jax.random.key(0)))
@@ -229,11 +235,17 @@ class Job:
         loss = NamedSharding(self.mesh, P())
         return {"in_shardings": (state, window), "out_shardings": (state, loss), "donate_argnums": 0}
 
+    @property
+    def train_step(self) -> Step:
+        """The step, told that activations are split like the batch: with `--fsdp` the weights would say otherwise."""
+        batch = NamedSharding(self.mesh, P("data" if "data" in self.mesh.axis_names else None))
+        return make_train_step(self.config, lambda x: jax.lax.with_sharding_constraint(x, batch))
+
     def partitioned(self) -> sdy.PartitionedFunction:
-        return sdy.partition(mesh=self.mesh, **self.keywords)(make_train_step(self.config))
+        return sdy.partition(mesh=self.mesh, **self.keywords)(self.train_step)
 
     def jitted(self) -> Any:
-        return jax.jit(make_train_step(self.config), **self.keywords)
+        return jax.jit(self.train_step, **self.keywords)
 
     def initial_state(self) -> Tree:
         state, _ = shardings(self.config, self.mesh, self.fsdp)

@@ -30,10 +30,6 @@ from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 
-# Wire bytes that one operation is worth: small enough to decide only between plans of nearly equal traffic, large
-# enough that work is never replicated when sharing it out is free.
-_BYTES_PER_FLOP = 1e-3
-
 # Where all tensors of an op agree, the op runs as they say unless moving them costs less than one half: moving usually
 # replicates work that is shared out now. Half is what an all_gather costs beside an all_reduce of the same value, so a
 # row-parallel product keeps its all_reduce.
@@ -117,7 +113,7 @@ def axis_key(axis: AxisRef, mesh: Mesh) -> tuple[int, int, int]:
 
 
 def _factor_lists(problem: Problem) -> list[list[Axes]]:
-    """Per factor, the distinct axis lists that tensors have along it, in tensor order; unmentioned tensors give `()`."""
+    """Per factor, the distinct axis lists that tensors have along it, in tensor order; tensors without it give `()`."""
     lists: list[list[Axes]] = [[] for _ in problem.rule.factor_sizes]
     for tensor, mapping in zip(problem.tensors, problem.rule.mappings, strict=True):
         if tensor.sharding.rank != len(mapping):
@@ -219,7 +215,7 @@ def _key(problem: Problem, strategy: Strategy, assignment: Assignment) -> tuple[
     parallelism = math.prod(axes_size(axes, problem.mesh) for axes in assignment)
     flops = math.prod(problem.rule.factor_sizes)
     encoded = tuple(tuple(axis_key(a, problem.mesh) for a in axes) for axes in assignment)
-    return (cost + _BYTES_PER_FLOP * flops / parallelism, steps, -parallelism, encoded)
+    return (cost + problem.costs.flop * flops / parallelism, steps, -parallelism, encoded)
 
 
 def _gathered(strategy: Strategy, lists: list[list[Axes]]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""From a partitioned program to the function that every device runs: local arrays in, local arrays out, lax calls inside.
+"""From a partitioned program to the function that every device runs: local arrays in and out, lax calls inside.
 
 Each op is computed by its family's emitter on the shapes that its shardings leave on one device; ops without an emitter
 are re-emitted as they are. The function is meant for `jax.shard_map` over the refined mesh.

@@ -34,8 +34,8 @@ from sdy_jax.rules.dataflow import edges_of, is_data_flow
 class InsertedCollective:
     """A collective of the partitioned program. `wire_bytes` is per device and per execution.
 
-    `axes` are all axes it runs over; `detail` is what it moves, as the dialect writes it (`{"model"}`, `[{"x"}: 0->1]`); `dtype` and `shape` are those of
-    the global value, `result` its sharding afterwards.
+    `axes` are all axes it runs over; `detail` is what it moves, as the dialect writes it (`{"model"}`,
+    `[{"x"}: 0->1]`); `dtype` and `shape` are those of the global value, `result` its sharding afterwards.
     """
 
     kind: str

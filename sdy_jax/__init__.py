@@ -1,13 +1,13 @@
 """Shardy's tensor partitioning in Python, on JAX: explicit collectives and a plan you can read.
 
-    import jax, sdy_jax as sdy
-    from jax.sharding import PartitionSpec as P
+import jax, sdy_jax as sdy
+from jax.sharding import PartitionSpec as P
 
-    mesh = jax.make_mesh((2, 4), ("data", "model"))
+mesh = jax.make_mesh((2, 4), ("data", "model"))
 
-    @sdy.partition(mesh=mesh, in_shardings=(P("data"), P(None, "model")))
-    def layer(x, w):
-        return jax.nn.relu(x @ w)
+@sdy.partition(mesh=mesh, in_shardings=(P("data"), P(None, "model")))
+def layer(x, w):
+    return jax.nn.relu(x @ w)
 """
 
 from sdy_jax.api import PartitionedFunction, PartitionWarning, partition

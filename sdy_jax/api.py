@@ -111,7 +111,7 @@ class PartitionedFunction:
         def run(*args: Any, **kwargs: Any) -> Any:
             return self._run(*args, **kwargs)
 
-        self._jitted = jax.jit(
+        self._jitted: Any = jax.jit(
             run, static_argnums=static_argnums, static_argnames=static_argnames,
             donate_argnums=donate_argnums, donate_argnames=donate_argnames, keep_unused=keep_unused, inline=inline,
             compiler_options=compiler_options)
@@ -177,7 +177,8 @@ class PartitionedFunction:
                 _tracing.active = outer
 
         program = from_function(fun, leaves, tree, self._out, mesh_from_jax(mesh), auto_mesh(mesh))
-        plan = build_plan(getattr(self._fun, "__name__", "function"), program, self._costs)
+        costs = self._costs or CostModel.of_platform(mesh.devices.flat[0].platform)
+        plan = build_plan(getattr(self._fun, "__name__", "function"), program, costs)
         self._report(plan)
         return plan
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -33,7 +34,7 @@ class Value:
     (`f32`, `i1`, `ui8`, `complex<f32>`, `bf16`). `uses` is the list of (op, operand number) in MLIR's use-list order.
     """
 
-    __slots__ = ("shape", "dtype", "type", "owner", "index", "mlir", "sharding", "uses")
+    __slots__ = ("dtype", "index", "mlir", "owner", "shape", "sharding", "type", "uses")
 
     def __init__(self, owner: Op | Block, index: int, mlir: ir.Value):
         self.owner, self.index, self.mlir = owner, index, mlir
@@ -62,7 +63,7 @@ class Value:
 class Block:
     """A list of ops with arguments, inside a region of `parent`."""
 
-    __slots__ = ("parent", "arguments", "ops", "mlir")
+    __slots__ = ("arguments", "mlir", "ops", "parent")
 
     def __init__(self, parent: Op, mlir: ir.Block):
         self.parent, self.mlir = parent, mlir
@@ -77,7 +78,7 @@ class Block:
 class Op:
     """An operation. `blocks` are the first blocks of its regions: StableHLO regions have one block each."""
 
-    __slots__ = ("name", "operands", "results", "blocks", "block", "mlir", "_attributes")
+    __slots__ = ("_attributes", "block", "blocks", "mlir", "name", "operands", "results")
 
     def __init__(self, mlir: ir.Operation, block: Block | None, operands: list[Value]):
         self.name: str = mlir.name
@@ -245,6 +246,7 @@ def _attribute(op: ir.Operation, name: str) -> ir.Attribute:
         return ir.StringAttr.get(str(op), op.context)
 
 
+@lru_cache(maxsize=4096)
 def shape_and_dtype(type_: ir.Type) -> tuple[tuple[int, ...] | None, str]:
     if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:
         return tuple(type_.shape), str(type_.element_type)

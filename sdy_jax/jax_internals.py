@@ -1,7 +1,7 @@
 """The one place where private names of jax are used, each with the reason.
 
-* `use_simplified_jaxpr_constants` with `hoist_constants_as_args`: arrays that a function closes over become arguments of
-  the lowered module instead of giant constants in its text. jax has no public switch for either.
+* `use_simplified_jaxpr_constants` with `hoist_constants_as_args`: arrays that a function closes over become arguments
+  of the lowered module instead of giant constants in its text. jax has no public switch for either.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from sdy_jax.representation.named import from_named_sharding
 class Program:
     """A module whose `main` takes the closed-over `constants`, then one argument per input leaf.
 
-    `inputs` and `outputs` are the paths of the leaves (`params['w1']`, `result[0]`); `out_info` has a shape and dtype per
-    output leaf, with jax's extended dtypes, of which the module only shows the raw words.
+    `inputs` and `outputs` are the paths of the leaves (`params['w1']`, `result[0]`); `out_info` has a shape and dtype
+    per output leaf, with jax's extended dtypes, of which the module only shows the raw words.
     """
 
     module: ir.Operation

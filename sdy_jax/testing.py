@@ -13,7 +13,14 @@ from sdy_jax.api import partition
 from sdy_jax.plan.plan import Plan
 
 # Relative tolerances by dtype: what reassociating a reduction over a few thousand terms of similar size can change.
-_TOLERANCE = {"bfloat16": 3e-2, "float16": 5e-3, "float32": 2e-5, "complex64": 2e-5, "float64": 1e-12, "complex128": 1e-12}
+_TOLERANCE = {
+    "bfloat16": 3e-2,
+    "float16": 5e-3,
+    "float32": 2e-5,
+    "complex64": 2e-5,
+    "float64": 1e-12,
+    "complex128": 1e-12,
+}
 
 
 def assert_same(
@@ -47,18 +54,22 @@ def assert_same(
     ours = partition(fun, mesh=mesh, in_shardings=in_shardings, out_shardings=out_shardings, on_unknown=on_unknown)
     plan = ours.plan(*args, **kwargs)
     found, wanted = ours(*args, **kwargs), jax.jit(fun)(*args, **kwargs)
-    assert jax.tree.structure(found) == jax.tree.structure(wanted), (
-        f"the partitioned function returns the tree {jax.tree.structure(found)}, the plain one "
-        f"{jax.tree.structure(wanted)}")
-    for (path, ours_leaf), (_, plain_leaf) in zip(tree_leaves_with_path(found), tree_leaves_with_path(wanted),
-                                                  strict=True):
+    tree, plain_tree = (_structure(x) for x in (found, wanted))
+    assert tree == plain_tree, f"the partitioned function returns the tree {tree}, the plain one {plain_tree}"
+    for (path, ours_leaf), (_, plain_leaf) in zip(
+        tree_leaves_with_path(found), tree_leaves_with_path(wanted), strict=True
+    ):
         problem = _difference(_array(ours_leaf), _array(plain_leaf), rtol, atol or 0.0)
         assert not problem, f"result{keystr(path)} {problem}\n{plan}"
     return plan
 
 
+def _structure(x: Any) -> Any:
+    return jax.tree.structure(x)
+
+
 def _array(x: Any) -> np.ndarray:
-    if jax.numpy.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key):
+    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     return np.asarray(x)
 

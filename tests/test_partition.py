@@ -1,4 +1,4 @@
-"""Numbers: functions of every op family, partitioned over eight devices with several shardings, against the plain ones."""
+"""Numbers: functions of every op family, partitioned over eight devices in several ways, against the plain ones."""
 
 import jax
 import jax.numpy as jnp
@@ -146,7 +146,9 @@ def test_dtypes(mesh, dtype):
 def test_out_shardings_are_obeyed(mesh):
     f = sdy.partition(lambda x, w: x @ w, mesh=mesh, in_shardings=(COLUMNS, P("model", None)), out_shardings=BOTH)
     assert f(X, W).sharding.spec == BOTH
-    assert [c.kind for c in f.plan(X, W).collectives] == ["reduce_scatter", "all_slice"] or f.plan(X, W).wire_bytes < 400
+    assert [c.kind for c in f.plan(X, W).collectives] == ["reduce_scatter", "all_slice"] or f.plan(
+        X, W
+    ).wire_bytes < 400
     np.testing.assert_allclose(f(X, W), X @ W, rtol=1e-4, atol=1e-5)
 
 
@@ -154,7 +156,9 @@ def test_partitioned_module_parses_and_verifies(mesh):
     from jax.extend.mlir import ir
     from jax.interpreters import mlir
 
-    plan = sdy.partition(TWO_MATRICES["scan"], mesh=mesh, in_shardings=(BOTH, P("model")), on_unknown="ignore").plan(X, W)
+    plan = sdy.partition(TWO_MATRICES["scan"], mesh=mesh, in_shardings=(BOTH, P("model")), on_unknown="ignore").plan(
+        X, W
+    )
     with mlir.make_ir_context():
         for stage in plan.stages:
             assert ir.Module.parse(plan.mlir(stage)).operation.verify()
@@ -166,6 +170,8 @@ def test_an_op_without_a_rule_is_computed_replicated_and_named(mesh):
         result = f(X)
     np.testing.assert_allclose(result, np.linalg.svd(X, compute_uv=False), rtol=1e-4)
     assert "custom_call" in str(f.plan(X)) and "test_partition.py" in str(f.plan(X))
-    strict = sdy.partition(lambda x: jnp.linalg.svd(x, compute_uv=False), mesh=mesh, in_shardings=(BOTH,), on_unknown="error")
+    strict = sdy.partition(
+        lambda x: jnp.linalg.svd(x, compute_uv=False), mesh=mesh, in_shardings=(BOTH,), on_unknown="error"
+    )
     with pytest.raises(sdy.UnsupportedError, match="custom_call"):
         strict(X)

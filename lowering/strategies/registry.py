@@ -2,8 +2,8 @@
 
 Two tables, filled by the family modules of this package:
 
-* `STRATEGIES`: op -> the ways to run it. A strategy says which factors of the op's sharding rule may stay sharded, and of
-  which kind the partial results are when one of them is a reduction factor. An op that is not in the table has the
+* `STRATEGIES`: op -> the ways to run it. A strategy says which factors of the op's sharding rule may stay sharded, and
+  of which kind the partial results are when one of them is a reduction factor. An op that is not in the table has the
   default: pass-through factors stay sharded, every other dimension is gathered first.
 * `EMITTERS`: op -> how to compute the local results from the local operands, as lax calls.
 
@@ -78,9 +78,7 @@ class Strategy:
     inside_bytes: float = 0.0
 
 
-FORWARDING = frozenset(
-    {"sdy.reshard", "sdy.sharding_constraint", "sdy.propagation_barrier", "sdy.data_flow_edge"}
-)
+FORWARDING = frozenset({"sdy.reshard", "sdy.sharding_constraint", "sdy.propagation_barrier", "sdy.data_flow_edge"})
 """Ops that state a sharding of a value and compute nothing: the partitioner replaces them by collectives."""
 
 Emitter = Callable[..., Any]

@@ -12,7 +12,7 @@ from sdy_jax.program import Program
 from sdy_jax.propagation import propagate
 
 
-def build_plan(name: str, program: Program, costs: CostModel | None = None) -> Plan:
+def build_plan(name: str, program: Program, costs: CostModel) -> Plan:
     """Propagates and partitions a traced program."""
     stages = {"traced": program.module}
     module = program.module.clone().operation
@@ -25,7 +25,7 @@ def build_plan(name: str, program: Program, costs: CostModel | None = None) -> P
     stages["propagated"] = module
 
     module = module.clone().operation
-    report = partition(module, program.mesh_name, costs or CostModel())
+    report = partition(module, program.mesh_name, costs)
     stages["partitioned"] = module
 
     program = program.with_module(module)

@@ -67,14 +67,22 @@ def _update(
         sharding = tensor.factors.get(factor)
         if sharding is None or prefix_status(sharding.axes, candidates[factor]) is not PrefixStatus.STRICT:
             continue  # truncation below only shortens the candidates
-        axes = truncate(candidates[factor], lambda a, p, f=factor: allowed_within(tensor, f, a, p, problem), problem)
+        axes = _within(problem, tensor, factor, candidates[factor])
         if prefix_status(sharding.axes, axes) is not PrefixStatus.STRICT:
             continue
-        axes = truncate(axes, lambda a, _, f=factor: allowed_across(tensor, f, a), problem)
+        axes = _across(problem, tensor, factor, axes)
         if is_operand and problem.elementwise:
             axes = _no_more_than_results(problem, factor, axes)
         changed |= extend(tensor, factor, axes)
     return changed
+
+
+def _within(problem: Problem, tensor: TensorProjection, factor: int, axes: Axes) -> Axes:
+    return truncate(axes, lambda axis, previous: allowed_within(tensor, factor, axis, previous, problem), problem)
+
+
+def _across(problem: Problem, tensor: TensorProjection, factor: int, axes: Axes) -> Axes:
+    return truncate(axes, lambda axis, _: allowed_across(tensor, factor, axis), problem)
 
 
 def _no_more_than_results(problem: Problem, factor: int, axes: Axes) -> Axes:
