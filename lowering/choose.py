@@ -77,17 +77,21 @@ class Problem:
         return self.operands + self.results
 
 
+Priced = tuple[tuple[float, int, int, tuple[object, ...]], Strategy, Assignment]
+"""A way to run an op behind the key it is chosen by: cost, number of collectives, less parallel work, encoding."""
+
+
 def choose(problem: Problem) -> Choice:
     """The cheapest way to run the op; ties go to fewer collectives, more parallel work, then the smaller encoding."""
     lists = _factor_lists(problem)
-    priced = []
-    for strategy in problem.strategies:
-        for assignment in _assignments(problem, strategy, lists):
-            priced.append((_key(problem, strategy, assignment), strategy, assignment))
-    best = min(priced, key=lambda p: p[0])
-    agreed = [p for p in priced if p[2] == _agreement(problem, lists)]
-    if agreed and agreed[0][0][0] <= _CLEAR_WIN * best[0][0]:
-        best = agreed[0]
+    agreed = _agreed(problem, lists)
+    if agreed is not None and agreed[0][1] == 0:
+        best = agreed  # nothing has to move, and the work is shared out as the values are
+    else:
+        best = min((_priced(problem, s, a) for s in problem.strategies for a in _assignments(problem, s, lists)),
+                   key=lambda priced: priced[0])
+        if agreed is not None and agreed[0][0] <= _CLEAR_WIN * best[0][0]:
+            best = agreed
     _, strategy, assignment = best
     operands, results = shardings_under(problem, strategy, assignment)
     return Choice(strategy, assignment, operands, results, _gathered(strategy, lists))
@@ -125,11 +129,13 @@ def _factor_lists(problem: Problem) -> list[list[Axes]]:
     return lists
 
 
-def _agreement(problem: Problem, lists: list[list[Axes]]) -> Assignment | None:
-    """The assignment that all tensors already have, if they agree on every factor."""
+def _agreed(problem: Problem, lists: list[list[Axes]]) -> Priced | None:
+    """The way of running the op that all tensors agree on, if there is one."""
     if any(len(found) > 1 for found in lists):
         return None
-    return tuple(found[0] if found else () for found in lists)
+    assignment = tuple(found[0] if found else () for found in lists)
+    valid = [_priced(problem, s, assignment) for s in problem.strategies if _is_valid(problem, s, assignment)]
+    return min(valid, key=lambda priced: priced[0], default=None)
 
 
 def _is_valid(problem: Problem, strategy: Strategy, assignment: Assignment) -> bool:
@@ -201,7 +207,7 @@ def _candidates(found: Sequence[Axes], mesh: Mesh) -> list[Axes]:
     return [*prefixes, *(j for j in joins if j not in prefixes)]
 
 
-def _key(problem: Problem, strategy: Strategy, assignment: Assignment) -> tuple[float, int, int, tuple[object, ...]]:
+def _priced(problem: Problem, strategy: Strategy, assignment: Assignment) -> Priced:
     operands, results = shardings_under(problem, strategy, assignment)
     cost, steps = strategy.inside_bytes, 0
     pairs = [*((t, t.sharding, s) for t, s in zip(problem.operands, operands, strict=True)),
@@ -215,7 +221,7 @@ def _key(problem: Problem, strategy: Strategy, assignment: Assignment) -> tuple[
     parallelism = math.prod(axes_size(axes, problem.mesh) for axes in assignment)
     flops = math.prod(problem.rule.factor_sizes)
     encoded = tuple(tuple(axis_key(a, problem.mesh) for a in axes) for axes in assignment)
-    return (cost + problem.costs.flop * flops / parallelism, steps, -parallelism, encoded)
+    return (cost + problem.costs.flop * flops / parallelism, steps, -parallelism, encoded), strategy, assignment
 
 
 def _gathered(strategy: Strategy, lists: list[list[Axes]]) -> tuple[int, ...]:

@@ -94,6 +94,7 @@ class _Partitioner:
         self.mlir: dict[Value, ir.Value] = {}
         self.copies: dict[tuple[Value, object], ir.Value] = {}
         self.choices: dict[object, Choice] = {}
+        self.even: dict[tuple[TensorSharding, tuple[int, ...]], TensorSharding] = {}
         self.forwarded: list[Op] = []
 
     def run(self) -> None:
@@ -119,13 +120,14 @@ class _Partitioner:
         """Closed, on the program's mesh, and cut back to axes that divide each dimension."""
         if value.shape is None or sharding.rank != value.rank:
             return self._replicated(value)
-        axes = [dividing_prefix(n, d.axes, self.mesh) for n, d in zip(value.shape, sharding.dimensions, strict=True)]
-        for dim, (kept, declared) in enumerate(zip(axes, sharding.axes, strict=True)):
-            if sum(a.size(self.mesh) for a in kept) < sum(a.size(self.mesh) for a in declared):
-                self._note(value.defining_op, f"dimension {dim} of size {value.shape[dim]} is not divisible by its "
-                                              f"{sharding.shard_counts(self.mesh)[dim]} shards; it is split less")
-        dims = tuple(DimensionSharding(a) for a in axes)
-        return replace(sharding, mesh=self.mesh_name, dimensions=dims, replicated_axes=())
+        key = (sharding, value.shape)
+        if key not in self.even:
+            self.even[key] = _divided(sharding, value.shape, self.mesh_name, self.mesh)
+        even = self.even[key]
+        if even.axes != sharding.axes:
+            self._note(value.defining_op, f"shape {value.shape} is split {even.shard_counts(self.mesh)} instead of "
+                                          f"{sharding.shard_counts(self.mesh)} ways, which do not divide it")
+        return even
 
     def _declared(self, value: Value) -> TensorSharding:
         """The sharding that propagation gave a value; replicated where it gave none."""
@@ -277,6 +279,11 @@ class _Partitioner:
                 if factor in factors and sharding.axes[dim]:
                     self._note(op, f"cannot yet be split along dimension {dim} of operand {operand} "
                                    f"(sharded {sharding.dimensions[dim]}); that dimension is gathered")
+
+
+def _divided(sharding: TensorSharding, shape: tuple[int, ...], mesh_name: str, mesh: Mesh) -> TensorSharding:
+    dims = tuple(DimensionSharding(dividing_prefix(n, axes, mesh)) for n, axes in zip(shape, sharding.axes, strict=True))
+    return replace(sharding, mesh=mesh_name, dimensions=dims, replicated_axes=())
 
 
 def _create(step: Collective, operand: ir.Value, cause: Op, before: Op) -> ir.Value:

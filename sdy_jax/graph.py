@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -146,6 +146,13 @@ class Op:
         return f"<{self.name} at {self.source}>"
 
 
+def main_function(module: ir.Operation) -> ir.Operation:
+    """The function named `main`, or the only one."""
+    functions = [op.operation for op in module.regions[0].blocks[0].operations if op.operation.name == "func.func"]
+    named = [f for f in functions if ir.StringAttr(f.attributes["sym_name"]).value == "main"]
+    return (named or functions)[0]
+
+
 def read_attributes(op: ir.Operation) -> dict[str, ir.Attribute]:
     """An op's attributes by name."""
     return {name: _attribute(op, name) for name in op.attributes}
@@ -226,7 +233,7 @@ class Graph:
 
     def set_result_sharding(self, function: Op, index: int, sharding: TensorSharding | None) -> None:
         count = len(function.blocks[0].terminator.operands)
-        _set_function_sharding(function, "res_attrs", index, count, sharding)
+        set_function_shardings(function.mlir, "res_attrs", count, {index: sharding})
 
     def set_sharding(self, value: Value, sharding: TensorSharding | None) -> None:
         """Stores a sharding on a function argument or op result, here and in the module."""
@@ -235,7 +242,7 @@ class Graph:
             _write_result_shardings(value.owner)
         elif value.owner.parent.name == "func.func":
             function = value.owner.parent
-            _set_function_sharding(function, "arg_attrs", value.index, len(value.owner.arguments), sharding)
+            set_function_shardings(function.mlir, "arg_attrs", len(value.owner.arguments), {value.index: sharding})
 
 
 def _attribute(op: ir.Operation, name: str) -> ir.Attribute:
@@ -293,15 +300,19 @@ def function_shardings(function: Op, name: str) -> list[TensorSharding | None]:
     return [sharding_from_attribute(d["sdy.sharding"]) if "sdy.sharding" in d else None for d in dicts]
 
 
-def _set_function_sharding(function: Op, name: str, index: int, count: int, sharding: TensorSharding | None) -> None:
-    attributes, context = function.mlir.attributes, function.mlir.context
-    old = list(ir.ArrayAttr(attributes[name])) if name in attributes else [ir.DictAttr.get({}, context)] * count
-    entry = {n.name: n.attr for n in ir.DictAttr(old[index])}
-    entry.pop("sdy.sharding", None)
-    if sharding is not None:
-        entry["sdy.sharding"] = sharding_to_attribute(sharding, context)
-    old[index] = ir.DictAttr.get(entry, context)
-    attributes[name] = ir.ArrayAttr.get(old, context)
+def set_function_shardings(
+    function: ir.Operation, name: str, count: int, shardings: Mapping[int, TensorSharding | None]
+) -> None:
+    """Stores shardings of a function's `count` arguments (`arg_attrs`) or results (`res_attrs`), by number."""
+    attributes, context = function.attributes, function.context
+    entries = list(ir.ArrayAttr(attributes[name])) if name in attributes else [ir.DictAttr.get({}, context)] * count
+    for number, sharding in shardings.items():
+        entry = {n.name: n.attr for n in ir.DictAttr(entries[number])}
+        entry.pop("sdy.sharding", None)
+        if sharding is not None:
+            entry["sdy.sharding"] = sharding_to_attribute(sharding, context)
+        entries[number] = ir.DictAttr.get(entry, context)
+    attributes[name] = ir.ArrayAttr.get(entries, context)
 
 
 _FILE = re.compile(r'"([^"]+)":(\d+):\d+')

@@ -11,11 +11,12 @@ from jax.extend.mlir import ir
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.arguments import Leaf, match_prefix, padded, resolve
-from sdy_jax.graph import Graph
+from sdy_jax.graph import main_function, set_function_shardings
 from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import from_named_sharding
+from sdy_jax.representation.sharding import TensorSharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +78,29 @@ def _plain(value: Any) -> jax.ShapeDtypeStruct:
 
 def _annotate(program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> None:
     """Writes the specified shardings on main's arguments and results."""
-    graph = Graph(program.module)
-    for leaf, value in zip(inputs, graph.arguments[len(program.constants):], strict=True):
-        sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, "in_shardings")
-        if sharding is None:
-            sharding = _explicit_sharding(leaf, program)
-        if sharding is not None:
-            graph.set_sharding(value, padded(sharding, value.rank))
-    for number, (leaf, value) in enumerate(zip(outputs, graph.outputs, strict=True)):
-        sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, "out_shardings")
-        if sharding is not None:
-            graph.set_result_sharding(graph.main, number, padded(sharding, value.rank))
+    main = main_function(program.module)
+    body = main.regions[0].blocks[0]
+    first, arguments = len(program.constants), body.arguments
+    given = {first + i: _specified(leaf, arguments[first + i].type, program) for i, leaf in enumerate(inputs)}
+    set_function_shardings(main, "arg_attrs", len(arguments), _without_none(given))
+    returned = body.operations[len(body.operations) - 1].operands
+    wanted = {i: _resolved(leaf, returned[i].type, program, "out_shardings") for i, leaf in enumerate(outputs)}
+    set_function_shardings(main, "res_attrs", len(returned), _without_none(wanted))
+
+
+def _specified(leaf: Leaf, type_: ir.Type, program: Program) -> TensorSharding | None:
+    """What the user says of an argument, or what its type says if its mesh is Explicit."""
+    sharding = _resolved(leaf, type_, program, "in_shardings")
+    return sharding if sharding is not None else _explicit_sharding(leaf, program)
+
+
+def _resolved(leaf: Leaf, type_: ir.Type, program: Program, where: str) -> TensorSharding | None:
+    sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, where)
+    return padded(sharding, ir.RankedTensorType(type_).rank) if sharding is not None else None
+
+
+def _without_none(shardings: dict[int, TensorSharding | None]) -> dict[int, TensorSharding | None]:
+    return {number: sharding for number, sharding in shardings.items() if sharding is not None}
 
 
 def _explicit_sharding(leaf: Leaf, program: Program) -> Any:

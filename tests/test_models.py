@@ -1,5 +1,6 @@
-"""Whole models, partitioned over eight devices in the ways people shard them (and in odd ones), against the plain ones."""
+"""Whole models, partitioned over eight devices in the usual ways and in odd ones, against the plain ones."""
 
+import functools
 import math
 
 import jax
@@ -18,8 +19,13 @@ MESHES = {
 }
 
 
+def gradients(**options):
+    """A decorator: the function's value and its gradients. At module level, so that jit compiles the plain one once."""
+    return functools.partial(jax.value_and_grad, **options)
+
+
 def check(fun, args, mesh_name, in_shardings, rtol=2e-4, **options):
-    """The function's results are the same over the named mesh; gradients reassociate more sums than the default allows."""
+    """Results are the same over the named mesh; gradients reassociate more sums than `assert_same` allows for."""
     shape, axes = MESHES[mesh_name]
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(shape), axes)
     return assert_same(fun, *args, mesh=mesh, in_shardings=in_shardings, rtol=rtol, atol=1e-6, **options)
@@ -43,12 +49,13 @@ def weights(seed, **shapes):
     }
 
 
-# --- feed-forward ------------------------------------------------------------------------------------------------------
+# --- feed-forward -----------------------------------------------------------------------------------------------------
 
 MLP = weights(0, up=(16, 32), up_bias=(32,), down=(32, 16))
 
 
-def mlp_loss(params, x):
+@gradients(argnums=(0, 1))
+def mlp(params, x):
     hidden = jax.nn.gelu(x @ params["up"] + params["up_bias"])
     return jnp.square(hidden @ params["down"] - x).mean()
 
@@ -61,10 +68,10 @@ def mlp_loss(params, x):
     ("features", "2x4", ({"up": P("model"), "up_bias": P("data"), "down": P("data", "model")}, P(None, "model"))),
 )
 def test_mlp_gradients(mesh_name, specs):
-    check(jax.value_and_grad(mlp_loss, argnums=(0, 1)), (MLP, floats(9, 16, 16)), mesh_name, specs)
+    check(mlp, (MLP, floats(9, 16, 16)), mesh_name, specs)
 
 
-# --- attention ---------------------------------------------------------------------------------------------------------
+# --- attention --------------------------------------------------------------------------------------------------------
 
 ATTENTION = weights(10, qkv=(16, 3, 4, 8), out=(4, 8, 16))
 
@@ -78,6 +85,12 @@ def attention(params, x):
     return jnp.einsum("bhqs,bshk,hkd->bqd", probabilities, v, params["out"])
 
 
+@gradients(argnums=(0, 1), has_aux=True)
+def attention_loss(params, x):
+    y = attention(params, x)
+    return (y * jnp.cos(x)).sum(), y
+
+
 @cases(
     ("batch", "8", (None, P("data"))),
     ("heads", "2x4", ({"qkv": P(None, None, "model"), "out": P("model")}, P("data"))),
@@ -87,15 +100,10 @@ def attention(params, x):
     ("head width", "2x4", ({"qkv": P(None, None, None, "model"), "out": P(None, "model")}, P(None, "data", "model"))),
 )
 def test_attention_gradients(mesh_name, specs):
-    def loss(params, x):
-        y = attention(params, x)
-        return (y * jnp.cos(x)).sum(), y
-
-    grad = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-    check(grad, (ATTENTION, floats(12, 8, 8, 16)), mesh_name, specs)
+    check(attention_loss, (ATTENTION, floats(12, 8, 8, 16)), mesh_name, specs)
 
 
-# --- convolutions ------------------------------------------------------------------------------------------------------
+# --- convolutions -----------------------------------------------------------------------------------------------------
 
 CONV = weights(20, first=(3, 3, 4, 8), second=(3, 3, 8, 8), head=(8, 4))
 
@@ -109,6 +117,7 @@ def batch_norm(x):
     return (x - mean) * jax.lax.rsqrt(jnp.square(x - mean).mean((0, 1, 2)) + 1e-3), mean
 
 
+@gradients(has_aux=True)
 def conv_net(params, images):
     """The loss of a small convolutional network, and its batch statistics."""
     x, mean = batch_norm(conv(images, params["first"]))
@@ -130,13 +139,24 @@ def conv_net(params, images):
     ("mixed", "2x2x2", ({"first": P(None, None, None, "model"), "second": P(), "head": P("seq")}, P("data", "seq"))),
 )
 def test_conv_net_gradients(mesh_name, specs):
-    grad = jax.value_and_grad(conv_net, has_aux=True)
-    check(grad, (CONV, floats(25, 8, 8, 8, 4)), mesh_name, specs, rtol=1e-3)
+    check(conv_net, (CONV, floats(25, 8, 8, 8, 4)), mesh_name, specs, rtol=1e-3)
 
 
-# --- scans over layers and over time -----------------------------------------------------------------------------------
+# --- scans over layers and over time ----------------------------------------------------------------------------------
 
 STACK = weights(30, up=(3, 16, 32), down=(3, 32, 16))
+
+
+@jax.checkpoint
+def layer(x, w):
+    x = x + jnp.tanh(x @ w["up"] * 0.3) @ w["down"] * 0.3
+    return x, x.mean()
+
+
+@gradients(argnums=(0, 1))
+def layers(params, x):
+    y, means = jax.lax.scan(layer, x, params)
+    return jnp.square(y).mean() + (means * jnp.arange(3.0)).sum()
 
 
 @cases(
@@ -146,19 +166,23 @@ STACK = weights(30, up=(3, 16, 32), down=(3, 32, 16))
     ("features", "2x4", ({"up": P(None, "model"), "down": P()}, P(None, "model"))),
 )
 def test_scan_over_rematerialised_layers(mesh_name, specs):
-    @jax.checkpoint
-    def layer(x, w):
-        x = x + jnp.tanh(x @ w["up"] * 0.3) @ w["down"] * 0.3
-        return x, x.mean()
-
-    def loss(params, x):
-        y, means = jax.lax.scan(layer, x, params)
-        return jnp.square(y).mean() + (means * jnp.arange(3.0)).sum()
-
-    check(jax.value_and_grad(loss, argnums=(0, 1)), (STACK, floats(33, 16, 16)), mesh_name, specs)
+    check(layers, (STACK, floats(33, 16, 16)), mesh_name, specs)
 
 
 RNN = weights(40, input=(8, 16), recurrent=(16, 16))
+
+
+def step(params, state, x):
+    gate = jax.nn.sigmoid(x @ params["input"])
+    state = gate * state + (1 - gate) * jnp.tanh(state @ params["recurrent"] + x.sum(-1, keepdims=True))
+    return state, state[:, 0]
+
+
+@gradients(has_aux=True)
+def recurrent(params, xs):
+    start = jnp.zeros((xs.shape[1], 16))
+    last, outputs = jax.lax.scan(lambda s, x: step(params, s, x), start, xs)
+    return jnp.square(last).sum() + outputs.mean(), outputs
 
 
 @cases(
@@ -168,20 +192,10 @@ RNN = weights(40, input=(8, 16), recurrent=(16, 16))
     ("time", "2x2x2", (None, P("seq", "data", "model"))),
 )
 def test_recurrent_network_gradients(mesh_name, specs):
-    def step(params, state, x):
-        gate = jax.nn.sigmoid(x @ params["input"])
-        state = gate * state + (1 - gate) * jnp.tanh(state @ params["recurrent"] + x.sum(-1, keepdims=True))
-        return state, state[:, 0]
-
-    def loss(params, xs):
-        start = jnp.zeros((xs.shape[1], 16))
-        last, outputs = jax.lax.scan(lambda s, x: step(params, s, x), start, xs)
-        return jnp.square(last).sum() + outputs.mean(), outputs
-
-    check(jax.value_and_grad(loss, has_aux=True), (RNN, floats(43, 4, 8, 8)), mesh_name, specs)
+    check(recurrent, (RNN, floats(43, 4, 8, 8)), mesh_name, specs)
 
 
-# --- a training step ---------------------------------------------------------------------------------------------------
+# --- a training step --------------------------------------------------------------------------------------------------
 
 TRANSFORMER = {**ATTENTION, **MLP, "embed": floats(50, 32, 16)}
 TOKENS = np.random.default_rng(51).integers(0, 32, (8, 9)).astype(np.int32)
@@ -228,19 +242,32 @@ def test_training_step_with_clipped_adamw(mesh_name, specs):
     check(train_step, (TRANSFORMER, state, TOKENS), mesh_name, specs, rtol=1e-3)
 
 
+@gradients()
+def bfloat16_loss(params, window):
+    return next_token_loss(jax.tree.map(lambda w: w.astype(jnp.bfloat16), params), window).astype(jnp.float32)
+
+
 @cases(("megatron", "2x4", (transformer_specs(None, "model"), P("data"))), ("batch", "8", (None, P("data"))))
 def test_mixed_precision_gradients(mesh_name, specs):
     """Weights are float32, the computation is bfloat16: gradients come back in float32, rounded like bfloat16."""
 
-    def loss(params, window):
-        return next_token_loss(jax.tree.map(lambda w: w.astype(jnp.bfloat16), params), window).astype(jnp.float32)
-
-    check(jax.value_and_grad(loss), (TRANSFORMER, TOKENS), mesh_name, specs, rtol=5e-2)
+    check(bfloat16_loss, (TRANSFORMER, TOKENS), mesh_name, specs, rtol=5e-2)
 
 
-# --- experts and randomness --------------------------------------------------------------------------------------------
+# --- experts and randomness -------------------------------------------------------------------------------------------
 
 EXPERTS = weights(60, router=(16, 8), up=(8, 16, 8), down=(8, 8, 16))
+
+
+@gradients(has_aux=True)
+def experts(params, x):
+    gates, chosen = jax.lax.top_k(jax.nn.softmax(x @ params["router"]), 2)
+    dispatch = jax.nn.one_hot(chosen, 8)
+    combine = jnp.einsum("tk,tke->te", gates, dispatch)
+    routed = jnp.einsum("te,td->etd", dispatch.sum(1), x)
+    hidden = jax.nn.relu(jnp.einsum("etd,edh->eth", routed, params["up"]))
+    y = jnp.einsum("eth,ehd,te->td", hidden, params["down"], combine)
+    return jnp.square(y).mean(), (chosen, dispatch.sum((0, 1)))
 
 
 @cases(
@@ -250,16 +277,16 @@ EXPERTS = weights(60, router=(16, 8), up=(8, 16, 8), down=(8, 8, 16))
     ("mixed", "2x2x2", ({"router": P(None, "model"), "up": P("model"), "down": P("model")}, P(("data", "seq")))),
 )
 def test_mixture_of_experts_gradients(mesh_name, specs):
-    def loss(params, x):
-        gates, chosen = jax.lax.top_k(jax.nn.softmax(x @ params["router"]), 2)
-        dispatch = jax.nn.one_hot(chosen, 8)
-        combine = jnp.einsum("tk,tke->te", gates, dispatch)
-        routed = jnp.einsum("te,td->etd", dispatch.sum(1), x)
-        hidden = jax.nn.relu(jnp.einsum("etd,edh->eth", routed, params["up"]))
-        y = jnp.einsum("eth,ehd,te->td", hidden, params["down"], combine)
-        return jnp.square(y).mean(), (chosen, dispatch.sum((0, 1)))
+    check(experts, (EXPERTS, floats(64, 16, 16)), mesh_name, specs)
 
-    check(jax.value_and_grad(loss, has_aux=True), (EXPERTS, floats(64, 16, 16)), mesh_name, specs)
+
+@gradients(has_aux=True)
+def dropout(params, x, key):
+    first, second = jax.random.split(key)
+    x = jnp.where(jax.random.bernoulli(first, 0.5, x.shape), x / 0.5, 0)
+    hidden = jax.nn.gelu(x @ params["up"] + params["up_bias"])
+    hidden = hidden * jax.random.bernoulli(second, 0.8, hidden.shape) + jax.random.normal(second, hidden.shape)
+    return jnp.square(hidden @ params["down"]).mean(), jax.random.fold_in(key, 1)
 
 
 @cases(
@@ -268,12 +295,4 @@ def test_mixture_of_experts_gradients(mesh_name, specs):
     ("features", "2x2x2", (None, P("data", ("seq", "model")), None)),
 )
 def test_dropout_draws_the_same_numbers(mesh_name, specs):
-    def loss(params, x, key):
-        first, second = jax.random.split(key)
-        x = jnp.where(jax.random.bernoulli(first, 0.5, x.shape), x / 0.5, 0)
-        hidden = jax.nn.gelu(x @ params["up"] + params["up_bias"])
-        hidden = hidden * jax.random.bernoulli(second, 0.8, hidden.shape) + jax.random.normal(second, hidden.shape)
-        return jnp.square(hidden @ params["down"]).mean(), jax.random.fold_in(key, 1)
-
-    grad = jax.value_and_grad(loss, has_aux=True)
-    check(grad, (MLP, floats(70, 16, 16), jax.random.key(7)), mesh_name, specs)
+    check(dropout, (MLP, floats(70, 16, 16), jax.random.key(7)), mesh_name, specs)
