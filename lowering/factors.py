@@ -19,7 +19,9 @@ Assignment = tuple[Axes, ...]
 
 
 def dividing_prefix(size: int, axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
-    """The longest leading part of `axes` (the last one possibly cut) whose size divides `size`."""
+    """The longest leading part of `axes` (the last one possibly cut) whose size divides `size`; none of nothing."""
+    if size == 0:
+        return ()
     kept: list[AxisRef] = []
     for axis in axes:
         n = axis.size(mesh)

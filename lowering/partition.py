@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, replace
 
 from jax.extend.mlir import ir
 
+from sdy_jax.errors import UnsupportedError
 from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.choose import Choice, Problem, Tensor, choose
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.factors import dividing_prefix
 from sdy_jax.lowering.resharding import Collective, plan_reshard
-from sdy_jax.lowering.strategies.registry import is_forwarding, strategies_of
+from sdy_jax.lowering.strategies.registry import is_forwarding, rejection, strategies_of
 from sdy_jax.lowering.text import axes_of, collective_attributes
 from sdy_jax.representation.attributes import sharding_to_attribute
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -147,6 +148,9 @@ class _Partitioner:
             self._visit(op)
 
     def _visit(self, op: Op) -> None:
+        reason = rejection(op)
+        if reason:
+            raise UnsupportedError(f"{op.source}: {reason}")
         if is_data_flow(op):
             self._visit_data_flow(op)
         elif is_forwarding(op):

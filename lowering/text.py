@@ -1,8 +1,8 @@
 """The attributes of sdy collectives: written from a planned step, read back for emission.
 
 `gathering_axes`, `slicing_axes` and the like hold one axis list per dimension, `reduction_axes` a flat list, and
-`params` of all_to_all a list of `axes: source dim -> target dim`. The bindings do not expose these attributes, so they are read
-from their text.
+`params` of all_to_all a list of `axes: source dim -> target dim`. The bindings do not expose these attributes, so they
+are read from their text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PARAM = re.compile(r"\{([^}]*)\}: (\d+)->(\d+)")
 
 
 def collective_attributes(step: Collective) -> dict[str, str]:
-    """The attributes of a step's op but its out_sharding, as MLIR text; the reduction kind is named unless it is sum."""
+    """The attributes of a step's op but its out_sharding, as MLIR text; a reduction kind is named unless it is sum."""
     if step.kind == "collective_permute":
         return {}
     if step.kind == "all_to_all":

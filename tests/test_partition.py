@@ -179,3 +179,27 @@ def test_an_op_without_a_rule_is_computed_replicated_and_named(mesh):
     )
     with pytest.raises(sdy.UnsupportedError, match="custom_call"):
         strict(X)
+
+
+def test_a_call_that_nobody_wrote_a_rule_for_is_computed_replicated_and_named(mesh):
+    def factor(x):
+        types = (jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32))
+        return jax.ffi.ffi_call("lapack_spotrf_ffi", types)(x @ x.T + 9 * jnp.eye(8), uplo=np.uint8(ord("U")))[0]
+
+    jnp.linalg.cholesky(jnp.eye(2))  # jax registers LAPACK's kernels when it first needs one
+    with pytest.warns(sdy.PartitionWarning, match=r"test_partition.py:\d+: stablehlo.custom_call: has no sharding rule"):
+        plan = assert_same(factor, X, mesh=mesh, in_shardings=(BOTH,), on_unknown="warn", atol=1e-5)
+    assert "stablehlo.custom_call: has no sharding rule; it is computed replicated" in str(plan)
+
+
+def test_what_cannot_run_on_shards_is_refused_with_the_line(mesh):
+    def called_back(x):
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    with pytest.raises(sdy.UnsupportedError, match=r"test_partition.py:\d+: host callbacks"):
+        sdy.partition(called_back, mesh=mesh)(X)
+
+
+def test_composites_and_empty_arrays(mesh):
+    composite = jax.lax.composite(lambda x: jnp.sin(x) * 2, name="my.op")
+    assert_same(lambda x: (composite(x), x[:0] * 2, x[:, :0].sum(1)), X, mesh=mesh, in_shardings=(BOTH,))

@@ -81,6 +81,20 @@ class Strategy:
 FORWARDING = frozenset({"sdy.reshard", "sdy.sharding_constraint", "sdy.propagation_barrier", "sdy.data_flow_edge"})
 """Ops that state a sharding of a value and compute nothing: the partitioner replaces them by collectives."""
 
+_CALLBACK = "host callbacks inside a partitioned function are not supported yet; call it outside of the function"
+REJECTED = {
+    "sdy.manual_computation": "jax.shard_map inside a partitioned function is not supported yet; apply it outside",
+    "stablehlo.infeed": "infeed is not supported; pass the data as an argument",
+    "stablehlo.outfeed": "outfeed is not supported; return the data",
+    "xla_python_cpu_callback": _CALLBACK,
+    "xla_python_gpu_callback": _CALLBACK,
+    "xla_ffi_python_cpu_callback": _CALLBACK,
+    "xla_ffi_python_gpu_callback": _CALLBACK,
+    "xla_ffi_partitioned_python_cpu_callback": _CALLBACK,
+    "xla_ffi_partitioned_python_gpu_callback": _CALLBACK,
+}
+"""Ops and custom call targets that cannot run on shards at all, with what to do instead."""
+
 Emitter = Callable[..., Any]
 StrategyFunction = Callable[[Op, OpShardingRule], list[Strategy]]
 
@@ -120,6 +134,11 @@ def pass_through_factors(rule: OpShardingRule) -> frozenset[int]:
 def is_forwarding(op: Op) -> bool:
     """Whether the op's only effect is the sharding of its result."""
     return op.name in FORWARDING
+
+
+def rejection(op: Op) -> str | None:
+    """Why an op cannot be partitioned at all; None for those that can."""
+    return REJECTED.get(op.name) or REJECTED.get(op.text("call_target_name"))
 
 
 def strategies_of(op: Op, rule: OpShardingRule) -> list[Strategy]:

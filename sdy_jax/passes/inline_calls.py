@@ -1,4 +1,4 @@
-"""Every `func.call` is replaced by the body it calls; the functions left without a caller are removed.
+"""Every call, and every composite, is replaced by the body it stands for; the functions left without a caller are removed.
 
 A function's argument and result shardings mean: the caller's values pass through a sharding constraint there.
 """
@@ -13,6 +13,10 @@ from sdy_jax.passes.shardings import function_shardings, list_of
 from sdy_jax.passes.walk import body_of, functions, main_of, named, pre_order, symbol
 from sdy_jax.representation.attributes import sharding_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
+
+
+_CALLEE = {"func.call": "callee", "stablehlo.composite": "decomposition"}
+"""The ops that stand for a function's body, and the attribute that names the function."""
 
 
 def inline_calls(module: ir.Operation) -> None:
@@ -45,8 +49,8 @@ def _inline_into(name: str, known: dict[str, ir.Operation], done: dict[str, bool
     if name in done:
         raise ShardingError(f"function @{name} calls itself; StableHLO programs may not be recursive")
     done[name] = False
-    for call in named(known[name], "func.call"):
-        callee = str(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
+    for call in named(known[name], *_CALLEE):
+        callee = str(ir.FlatSymbolRefAttr(call.attributes[_CALLEE[call.name]]).value)
         if callee not in known:
             raise ShardingError(f"call of @{callee}, which the module does not define (in @{name})")
         _inline_into(callee, known, done)
