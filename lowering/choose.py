@@ -88,8 +88,10 @@ def choose(problem: Problem) -> Choice:
     if agreed is not None and agreed[0][1] == 0:
         best = agreed  # nothing has to move, and the work is shared out as the values are
     else:
-        best = min((_priced(problem, s, a) for s in problem.strategies for a in _assignments(problem, s, lists)),
-                   key=lambda priced: priced[0])
+        best = min(
+            (_priced(problem, s, a) for s in problem.strategies for a in _assignments(problem, s, lists)),
+            key=lambda priced: priced[0],
+        )
         if agreed is not None and agreed[0][0] <= _CLEAR_WIN * best[0][0]:
             best = agreed
     _, strategy, assignment = best
@@ -97,17 +99,21 @@ def choose(problem: Problem) -> Choice:
     return Choice(strategy, assignment, operands, results, _gathered(strategy, lists))
 
 
-def shardings_under(problem: Problem, strategy: Strategy, assignment: Assignment
-                    ) -> tuple[tuple[TensorSharding, ...], tuple[TensorSharding, ...]]:
+def shardings_under(
+    problem: Problem, strategy: Strategy, assignment: Assignment
+) -> tuple[tuple[TensorSharding, ...], tuple[TensorSharding, ...]]:
     """The operand and result shardings that an assignment stands for; results carry what is left unreduced."""
     rule, mesh = problem.rule, problem.mesh
     partial = sorted((a for f in rule.reduction for a in assignment[f]), key=lambda a: axis_key(a, mesh))
-    operands = tuple(TensorSharding.closed(problem.mesh_name, dimension_axes(assignment, m, mesh))
-                     for m in rule.operand_mappings)
+    operands = tuple(
+        TensorSharding.closed(problem.mesh_name, dimension_axes(assignment, m, mesh)) for m in rule.operand_mappings
+    )
     results = tuple(
-        TensorSharding.closed(problem.mesh_name, dimension_axes(assignment, m, mesh), partial,
-                              strategy.reduction or "sum")
-        for m in rule.result_mappings)
+        TensorSharding.closed(
+            problem.mesh_name, dimension_axes(assignment, m, mesh), partial, strategy.reduction or "sum"
+        )
+        for m in rule.result_mappings
+    )
     return operands, results
 
 
@@ -151,12 +157,14 @@ def _is_valid(problem: Problem, strategy: Strategy, assignment: Assignment) -> b
 
 def _assignments(problem: Problem, strategy: Strategy, lists: list[list[Axes]]) -> Iterator[Assignment]:
     """All valid assignments made of candidates, the empty one among them."""
-    candidates = [_candidates([*found, *_movable(problem, f, lists)], problem.mesh)
-                  if f in strategy.splittable else [()]
-                  for f, found in enumerate(lists)]
+    candidates = [
+        _candidates([*found, *_movable(problem, f, lists)], problem.mesh) if f in strategy.splittable else [()]
+        for f, found in enumerate(lists)
+    ]
     if math.prod(map(len, candidates)) > _MAX_ASSIGNMENTS:
-        candidates = [[(), *[a for a in found if a]] if f in strategy.splittable else [()]
-                      for f, found in enumerate(lists)]
+        candidates = [
+            [(), *[a for a in found if a]] if f in strategy.splittable else [()] for f, found in enumerate(lists)
+        ]
     if math.prod(map(len, candidates)) > _MAX_ASSIGNMENTS:
         yield from _greedy_assignments(problem, strategy, candidates)
         return
@@ -176,8 +184,12 @@ def _movable(problem: Problem, factor: int, lists: list[list[Axes]]) -> list[Axe
         return []
     others = [axes for f, found in enumerate(lists) if f != factor for axes in found if axes]
     size, mesh = rule.factor_sizes[factor], problem.mesh
-    moved = [dividing_prefix(size, (*own, *axes), mesh) for own in [(), *lists[factor]] for axes in dict.fromkeys(others)
-             if not any(overlaps(a, b, mesh) for a in own for b in axes)]
+    moved = [
+        dividing_prefix(size, (*own, *axes), mesh)
+        for own in [(), *lists[factor]]
+        for axes in dict.fromkeys(others)
+        if not any(overlaps(a, b, mesh) for a in own for b in axes)
+    ]
     return [axes for axes in dict.fromkeys(moved) if axes]
 
 
@@ -190,7 +202,7 @@ def _greedy_assignments(problem: Problem, strategy: Strategy, candidates: list[l
         for factor in [first, *(f for f in range(count) if f != first)]:
             used = [a for axes in taken for a in axes]
             for axes in sorted(candidates[factor], key=lambda c: -axes_size(c, problem.mesh)):
-                trial = [*taken[:factor], without_overlap(axes, used, problem.mesh), *taken[factor + 1:]]
+                trial = [*taken[:factor], without_overlap(axes, used, problem.mesh), *taken[factor + 1 :]]
                 if _is_valid(problem, strategy, tuple(trial)):
                     taken = trial
                     break
@@ -202,19 +214,25 @@ def _candidates(found: Sequence[Axes], mesh: Mesh) -> list[Axes]:
     prefixes = [()]
     for axes in found:
         prefixes += [axes[:i] for i in range(1, len(axes) + 1) if axes[:i] not in prefixes]
-    joins = [(*p, *q) for p, q in itertools.permutations(prefixes[1:], 2)
-             if not any(overlaps(a, b, mesh) for a in p for b in q)]
+    joins = [
+        (*p, *q)
+        for p, q in itertools.permutations(prefixes[1:], 2)
+        if not any(overlaps(a, b, mesh) for a in p for b in q)
+    ]
     return [*prefixes, *(j for j in joins if j not in prefixes)]
 
 
 def _priced(problem: Problem, strategy: Strategy, assignment: Assignment) -> Priced:
     operands, results = shardings_under(problem, strategy, assignment)
     cost, steps = strategy.inside_bytes, 0
-    pairs = [*((t, t.sharding, s) for t, s in zip(problem.operands, operands, strict=True)),
-             *((t, s, t.sharding) for t, s in zip(problem.results, results, strict=True))]
+    pairs = [
+        *((t, t.sharding, s) for t, s in zip(problem.operands, operands, strict=True)),
+        *((t, s, t.sharding) for t, s in zip(problem.results, results, strict=True)),
+    ]
     for tensor, source, target in pairs:
-        if tensor.shape and (source.axes != target.axes or source.unreduced_axes != target.unreduced_axes) or (
-                source.unreduced_axes != target.unreduced_axes):
+        if (tensor.shape and (source.axes != target.axes or source.unreduced_axes != target.unreduced_axes)) or (
+            source.unreduced_axes != target.unreduced_axes
+        ):
             plan = plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs)
             cost += plan.cost
             steps += len(plan.steps)

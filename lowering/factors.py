@@ -78,7 +78,9 @@ def _drop_leading(axes: Sequence[AxisRef], count: int, mesh: Mesh) -> list[AxisR
     return rest
 
 
-def dimension_axes(assignment: Mapping[int, Axes] | Sequence[Axes], mapping: TensorMapping, mesh: Mesh) -> tuple[Axes, ...]:
+def dimension_axes(
+    assignment: Mapping[int, Axes] | Sequence[Axes], mapping: TensorMapping, mesh: Mesh
+) -> tuple[Axes, ...]:
     """The axes of each dimension of a tensor under an assignment of axes to factors."""
     return tuple(merge_neighbours([a for f in factors for a in assignment[f]], mesh) for factors in mapping)
 
@@ -97,8 +99,11 @@ def is_contiguous(assignment: Sequence[Axes], rule: OpShardingRule, mesh: Mesh) 
 
 def overlaps(first: AxisRef, second: AxisRef, mesh: Mesh) -> bool:
     """Whether two references share a digit."""
-    return (first.name == second.name and first.pre_size < second.next_pre_size(mesh)
-            and second.pre_size < first.next_pre_size(mesh))
+    return (
+        first.name == second.name
+        and first.pre_size < second.next_pre_size(mesh)
+        and second.pre_size < first.next_pre_size(mesh)
+    )
 
 
 def without_overlap(axes: Sequence[AxisRef], taken: Sequence[AxisRef], mesh: Mesh) -> Axes:

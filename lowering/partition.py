@@ -126,8 +126,11 @@ class _Partitioner:
             self.even[key] = _divided(sharding, value.shape, self.mesh_name, self.mesh)
         even = self.even[key]
         if even.axes != sharding.axes:
-            self._note(value.defining_op, f"shape {value.shape} is split {even.shard_counts(self.mesh)} instead of "
-                                          f"{sharding.shard_counts(self.mesh)} ways, which do not divide it")
+            self._note(
+                value.defining_op,
+                f"shape {value.shape} is split {even.shard_counts(self.mesh)} instead of "
+                f"{sharding.shard_counts(self.mesh)} ways, which do not divide it",
+            )
         return even
 
     def _declared(self, value: Value) -> TensorSharding:
@@ -232,8 +235,9 @@ class _Partitioner:
         strategies = tuple(strategies_of(op, rule))
         key = (rule, strategies, operands, results)
         if key not in self.choices:
-            self.choices[key] = choose(Problem(rule, strategies, operands, results, self.mesh_name, self.mesh,
-                                               self.costs))
+            self.choices[key] = choose(
+                Problem(rule, strategies, operands, results, self.mesh_name, self.mesh, self.costs)
+            )
         return self.choices[key]
 
     def _tensor(self, value: Value, sharding: TensorSharding) -> Tensor:
@@ -267,9 +271,20 @@ class _Partitioner:
         return current
 
     def _record(self, step: Collective, value: Value, before: Op, cause: Op) -> None:
-        self.report.collectives.append(InsertedCollective(
-            step.kind, axes_of(step), str(step), value.dtype, value.shape or (), step.result, step.wire_bytes, cause.source, cause.name,
-            _loop_depth(before)))
+        self.report.collectives.append(
+            InsertedCollective(
+                step.kind,
+                axes_of(step),
+                str(step),
+                value.dtype,
+                value.shape or (),
+                step.result,
+                step.wire_bytes,
+                cause.source,
+                cause.name,
+                _loop_depth(before),
+            )
+        )
 
     def _note(self, op: Op | None, message: str) -> None:
         note = Note(op.name, op.source, message) if op else Note("argument", "", message)
@@ -281,12 +296,17 @@ class _Partitioner:
             for dim, factors in enumerate(mapping):
                 sharding = self.placed[op.operands[operand]]
                 if factor in factors and sharding.axes[dim]:
-                    self._note(op, f"cannot yet be split along dimension {dim} of operand {operand} "
-                                   f"(sharded {sharding.dimensions[dim]}); that dimension is gathered")
+                    self._note(
+                        op,
+                        f"cannot yet be split along dimension {dim} of operand {operand} "
+                        f"(sharded {sharding.dimensions[dim]}); that dimension is gathered",
+                    )
 
 
 def _divided(sharding: TensorSharding, shape: tuple[int, ...], mesh_name: str, mesh: Mesh) -> TensorSharding:
-    dims = tuple(DimensionSharding(dividing_prefix(n, axes, mesh)) for n, axes in zip(shape, sharding.axes, strict=True))
+    dims = tuple(
+        DimensionSharding(dividing_prefix(n, axes, mesh)) for n, axes in zip(shape, sharding.axes, strict=True)
+    )
     return replace(sharding, mesh=mesh_name, dimensions=dims, replicated_axes=())
 
 
@@ -295,8 +315,14 @@ def _create(step: Collective, operand: ir.Value, cause: Op, before: Op) -> ir.Va
     context = cause.mlir.context
     attributes = {name: ir.Attribute.parse(text, context) for name, text in collective_attributes(step).items()}
     attributes["out_sharding"] = sharding_to_attribute(step.result, context)
-    op = ir.Operation.create(f"sdy.{step.kind}", results=[operand.type], operands=[operand], attributes=attributes,
-                             loc=cause.mlir.location, ip=ir.InsertionPoint(before.mlir))
+    op = ir.Operation.create(
+        f"sdy.{step.kind}",
+        results=[operand.type],
+        operands=[operand],
+        attributes=attributes,
+        loc=cause.mlir.location,
+        ip=ir.InsertionPoint(before.mlir),
+    )
     return op.results[0]
 
 

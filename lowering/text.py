@@ -60,7 +60,9 @@ def axes_of(step: Collective) -> Axes:
 @lru_cache(maxsize=4096)
 def parse_axes(text: str) -> Axes:
     """`{"x", "y":(1)2}` as axis references."""
-    return tuple(AxisRef(n) if not size else AxisRef.sub(n, int(pre), int(size)) for n, pre, size in _AXIS.findall(text))
+    return tuple(
+        AxisRef(n) if not size else AxisRef.sub(n, int(pre), int(size)) for n, pre, size in _AXIS.findall(text)
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,1 @@
+"""Running per-device programs: refined meshes, and the boundary to jax arrays."""

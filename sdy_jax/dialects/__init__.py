@@ -1,0 +1,1 @@
+"""The mesh and shard dialects."""

@@ -1,0 +1,1 @@
+"""Named passes on MLIR modules, before and after propagation, and their pipelines."""
