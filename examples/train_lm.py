@@ -5,8 +5,8 @@
     python examples/train_lm.py --fsdp           # weights and optimiser state sharded over `data` too
 
 The model knows nothing of devices: `train_step` is an ordinary JAX function. All that is said about the mesh is in
-`weight_specs`, `shardings` and `Job.train_step`. Without accelerators the mesh is made of virtual CPU devices; to use real ones, set
-JAX_PLATFORMS (`cuda`, `tpu`) and give a mesh of their number.
+`weight_specs`, `shardings` and `Job.train_step`. Without accelerators the mesh is made of virtual CPU devices; to use
+real ones, set JAX_PLATFORMS (`cuda`, `tpu`) and give a mesh of their number.
 """
 
 from __future__ import annotations
@@ -196,7 +196,10 @@ def shardings(config: Config, mesh: Mesh, fsdp: bool = False) -> tuple[Tree, Nam
 
 def parse_mesh(text: str) -> Mesh:
     """`data=2,model=4` to a mesh over the first devices."""
-    axes = {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
+    try:
+        axes = {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise SystemExit(f"--mesh {text}: give axes and sizes, as in data=2,model=4") from None
     needed, devices = math.prod(axes.values()), jax.devices()
     if len(devices) < needed:
         raise SystemExit(f"--mesh {text} needs {needed} devices, but there are {len(devices)} ({devices[0].platform})")
@@ -269,21 +272,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def job_of(args: argparse.Namespace) -> Job:
-    config = Config(layers=args.layers, d_model=args.d_model, batch=args.batch)
-    return Job(config, parse_mesh(args.mesh), args.fsdp, args.seed)
+    config, mesh = Config(layers=args.layers, d_model=args.d_model, batch=args.batch), parse_mesh(args.mesh)
+    for what, size, divisor in (
+        ("--batch", config.batch, mesh.shape.get("data", 1)),
+        ("number of heads", config.heads, mesh.shape.get("model", 1)),
+        ("--d-model", config.d_model, config.heads),
+    ):
+        if size % divisor:
+            raise SystemExit(f"{what} {size} must be a multiple of {divisor} (mesh {args.mesh}, {config.heads} heads)")
+    return Job(config, mesh, args.fsdp, args.seed)
 
 
 # --- comparing two steps ---------------------------------------------------------------------------------------------
 
 
 def largest_difference(ours: Tree, reference: Tree) -> float:
-    """The largest |ours - reference| of any leaf, relative to the largest |reference| of that leaf."""
+    """The largest |ours - reference| of any leaf, relative to the largest |reference| of that leaf; NaN if any is."""
 
     def leaf(a: jax.Array, b: jax.Array) -> float:
         x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
         return float(np.abs(x - y).max() / max(np.abs(y).max(), 1e-30))
 
-    return max(jax.tree.leaves(jax.tree.map(leaf, ours, reference)))
+    return float(np.max(jax.tree.leaves(jax.tree.map(leaf, ours, reference))))
 
 
 def timed(step: Step, state: Tree, window: jax.Array) -> tuple[Tree, float]:
@@ -308,12 +318,12 @@ def paired_times(ours: Step, reference: Step, states: list[Tree], batches: Itera
 
 @contextmanager
 def progress(steps: int) -> Iterator[Callable[[float], None]]:
-    """A progress bar (where rich is installed) that is told each step's loss, and prints every tenth."""
+    """A progress bar (where rich is installed) told each loss; the first, every tenth and the last are printed."""
     losses: list[float] = []
 
     def line(loss: float) -> str:
         losses.append(loss)
-        return f"step {len(losses):4d}  loss {loss:.3f}" if len(losses) % 10 in (0, 1) else ""
+        return f"step {len(losses):4d}  loss {loss:.3f}" if len(losses) in (1, steps) or len(losses) % 10 == 0 else ""
 
     try:
         from rich.progress import Progress
@@ -336,18 +346,19 @@ def run(job: Job, steps: int) -> None:
     state, reference_state = job.initial_state(), job.initial_state()
     print(ours.plan(state, next(job.batches(1))).summary())
 
-    loss_difference = state_difference = 0.0
+    differences: list[tuple[float, ...]] = []
     with progress(steps) as advance:
         for number, window in enumerate(job.batches(steps)):
             state, loss = ours(state, window)
             if number < COMPARED_STEPS:
                 reference_state, reference_loss = reference(reference_state, window)
-                loss_difference = max(loss_difference, largest_difference(loss, reference_loss))
-                state_difference = max(state_difference, largest_difference(state, reference_state))
+                pairs = ((loss, reference_loss), (state, reference_state))
+                differences.append(tuple(largest_difference(*pair) for pair in pairs))
             advance(float(loss))
+    of_loss, of_state = (f"{x:.1e}" if x else "none" for x in np.max(differences, axis=0))
     print(
-        f"largest relative difference from jax.jit over the first {min(steps, COMPARED_STEPS)} steps: "
-        f"loss {loss_difference:.1e}, weights and optimiser state {state_difference:.1e}"
+        f"largest relative difference from jax.jit over the first {len(differences)} steps: "
+        f"loss {of_loss}, weights and optimiser state {of_state}"
     )
     times = paired_times(ours, reference, [state, reference_state], job.batches(TIMED_STEPS))
     seconds, ratio = np.median(times, axis=0), np.median(times[:, 0] / times[:, 1])
@@ -359,6 +370,8 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--steps", type=int, default=100)
     args = parser.parse_args()
+    if args.steps < 1:
+        parser.error("--steps must be at least 1")
     run(job_of(args), args.steps)
 
 

@@ -157,7 +157,7 @@ def _is_valid(problem: Problem, strategy: Strategy, assignment: Assignment) -> b
 
 def _assignments(problem: Problem, strategy: Strategy, lists: list[list[Axes]]) -> Iterator[Assignment]:
     """All valid assignments made of candidates, the empty one among them."""
-    candidates = [
+    candidates: list[list[Axes]] = [
         _candidates([*found, *_movable(problem, f, lists)], problem.mesh) if f in strategy.splittable else [()]
         for f, found in enumerate(lists)
     ]
@@ -211,7 +211,7 @@ def _greedy_assignments(problem: Problem, strategy: Strategy, candidates: list[l
 
 def _candidates(found: Sequence[Axes], mesh: Mesh) -> list[Axes]:
     """Every leading part of every list, shortest first, and the joins of two lists that share no axis."""
-    prefixes = [()]
+    prefixes: list[Axes] = [()]
     for axes in found:
         prefixes += [axes[:i] for i in range(1, len(axes) + 1) if axes[:i] not in prefixes]
     joins = [

@@ -86,7 +86,7 @@ class CostModel:
 
     def bandwidth_of(self, axis: str) -> float:
         """Bytes per second along a mesh axis."""
-        return next((value for name, value in self.bandwidth if name == axis), 1.0) if self.bandwidth else 1.0
+        return dict(self.bandwidth).get(axis, 1.0) if self.bandwidth else 1.0
 
     @property
     def is_default(self) -> bool:

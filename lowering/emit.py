@@ -97,4 +97,4 @@ def scope_name(op: Op) -> str:
     """What profilers show for a collective: its kind, its axes and the source line that caused it."""
     axes = "_".join(f"{a.name}.{a.pre_size}.{a.sub_axis.size}" if a.sub_axis else a.name for a in _collective_axes(op))
     source = op.source.rsplit("/", 1)[-1].replace('"', "")
-    return f"{op.name}[{axes}]@{source}"
+    return f"{op.name}[{axes}] {source}"  # XLA cuts a name at "@"

@@ -26,6 +26,7 @@ from sdy_jax.lowering.strategies.registry import is_forwarding, rejection, strat
 from sdy_jax.lowering.text import axes_of, collective_attributes
 from sdy_jax.representation.attributes import sharding_to_attribute
 from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 from sdy_jax.rules import RuleBook, has_no_rule_silently
 from sdy_jax.rules.dataflow import edges_of, is_data_flow
@@ -229,7 +230,7 @@ class _Partitioner:
 
     # Choosing -----------------------------------------------------------------------------------------------------
 
-    def _choose(self, op: Op, rule: object) -> Choice:
+    def _choose(self, op: Op, rule: OpShardingRule) -> Choice:
         operands = tuple(self._tensor(v, self.placed[v]) for v in op.operands)
         results = tuple(self._tensor(v, self._declared(v)) for v in op.results)
         strategies = tuple(strategies_of(op, rule))
@@ -291,8 +292,8 @@ class _Partitioner:
         if note not in self.report.notes:
             self.report.notes.append(note)
 
-    def _note_gathered(self, op: Op, rule: object, factor: int) -> None:
-        for operand, mapping in enumerate(rule.operand_mappings):  # type: ignore[attr-defined]
+    def _note_gathered(self, op: Op, rule: OpShardingRule, factor: int) -> None:
+        for operand, mapping in enumerate(rule.operand_mappings):
             for dim, factors in enumerate(mapping):
                 sharding = self.placed[op.operands[operand]]
                 if factor in factors and sharding.axes[dim]:

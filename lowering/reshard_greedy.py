@@ -7,6 +7,7 @@ stands where the search gives up. Works on problems whose atoms are prime, so th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 from sdy_jax.lowering.reshard_problem import Axes, Problem, State, Step, atoms_of, mask_of
 
@@ -178,7 +179,14 @@ def _front(_: list[int]) -> int:
     return 0
 
 
-def _take(problem: Problem, tails: Lists, room: list[int], choice, atom: int, where) -> None:
+def _take(
+    problem: Problem,
+    tails: Lists,
+    room: list[int],
+    choice: Iterable[int],
+    atom: int,
+    where: Callable[[list[int]], int],
+) -> None:
     """Put the atom into the first dimension with room for it, if any."""
     for dim in choice:
         if room[dim] % problem.sizes[atom] == 0 and room[dim] > 1:

@@ -49,7 +49,12 @@ class Price(NamedTuple):
     steps: int
 
     def plus(self, other: Price) -> Price:
-        return Price(*(a + b for a, b in zip(self, other, strict=True)))
+        return Price(
+            self.time + other.time,
+            self.wire_bytes + other.wire_bytes,
+            self.communicating + other.communicating,
+            self.steps + other.steps,
+        )
 
 
 FREE = Price(0.0, 0.0, 0, 0)

@@ -85,7 +85,8 @@ def _step_price(problem: Problem, step: Step, before: State, after: State, neigh
 
 
 def _continuations(problem: Problem, limit: _Limit, budget: int) -> tuple[_Half, dict[Layout, State]]:
-    half, table, order = _Half(), {}, count()
+    table: dict[Layout, State] = {}
+    half, order = _Half(), count()
     half.improve(problem.target, FREE, None, problem.target)
     heap: list[tuple[Price, int, State]] = [(FREE, next(order), problem.target)]
     while heap and len(half.done) < budget:

@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from sdy_jax.representation.named import has_sub_axes, to_partition_spec
+from sdy_jax.arguments import Leaf, resolve
+from sdy_jax.errors import ShardingError
+from sdy_jax.jax_internals import weakly_typed
+from sdy_jax.representation.named import has_sub_axes, mesh_from_jax, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
@@ -21,17 +24,23 @@ class Boundary:
     that they have the user's axis names. On a mesh with Explicit axes results carry their sharding in their type.
     """
 
-    def __init__(self, mesh: jax.sharding.Mesh, refined: RefinedMesh, in_shardings: Sequence[TensorSharding],
-                 out_shardings: Sequence[TensorSharding]):
+    def __init__(
+        self,
+        mesh: jax.sharding.Mesh,
+        refined: RefinedMesh,
+        in_shardings: Sequence[TensorSharding],
+        out_shardings: Sequence[TensorSharding],
+    ):
         self._user_mesh = mesh
         self._mesh = auto_mesh(mesh)
         self._refined = refined
         self._refined_mesh = refined.to_jax(mesh.devices)
         self._in, self._out = tuple(in_shardings), tuple(out_shardings)
 
-    def __call__(self, function: Callable[..., tuple[jax.Array, ...]], arguments: Sequence[Any],
-                 out_info: Sequence[Any]) -> list[Any]:
-        """Calls `function` on the shards of `arguments`; `out_info` has the dtypes of the results."""
+    def __call__(
+        self, function: Callable[..., tuple[jax.Array, ...]], arguments: Sequence[Any], out_info: Sequence[Any]
+    ) -> list[Any]:
+        """Calls `function` on the shards of `arguments`; `out_info` has the types of the results."""
         raw = [_raw(x) for x in arguments]
         results = self._on_shards(function, raw)
         return [_wrapped(x, info) for x, info in zip(results, out_info, strict=True)]
@@ -77,6 +86,40 @@ def auto_mesh(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
 
 
+def constrained(leaf: Leaf, mesh: jax.sharding.Mesh, where: str) -> Any:
+    """The value of a leaf under a sharding constraint that says what its specification can say to jax.
+
+    Priorities and what is added to an open, already split dimension are lost; parts of axes cannot be said.
+    """
+    sharding = resolve(leaf, jnp.ndim(leaf.value), mesh_from_jax(mesh), "mesh", where)
+    if sharding is None:
+        return leaf.value
+    spec = to_partition_spec(sharding, f"{where} for `{leaf.path}`, called by a partitioned function")
+    open_dims = (not d.is_closed and not d.axes for d in sharding.dimensions)
+    entries = [PartitionSpec.UNCONSTRAINED if o else e for o, e in zip(open_dims, spec, strict=True)]
+    return jax.lax.with_sharding_constraint(leaf.value, NamedSharding(auto_mesh(mesh), PartitionSpec(*entries)))
+
+
+def concrete_mesh(mesh: object) -> jax.sharding.Mesh:
+    """The mesh itself, if programs can run on it.
+
+    Raises:
+        ShardingError: there is no mesh, or it has no devices (an AbstractMesh).
+    """
+    if mesh is None or getattr(mesh, "empty", False):
+        raise ShardingError(
+            "partition needs a mesh: pass mesh=jax.make_mesh(shape, names), or call the function under jax.set_mesh"
+        )
+    if isinstance(mesh, jax.sharding.Mesh):
+        return mesh
+    size = getattr(mesh, "size", None)
+    needed = f"; it needs {size} devices" if isinstance(size, int) else ""
+    raise ShardingError(
+        f"partition got the {type(mesh).__name__} {mesh}, which has no devices{needed}, {jax.device_count()} are at "
+        "hand; pass mesh=jax.make_mesh(shape, names)"
+    )
+
+
 def _raw(x: Any) -> Any:
     """A key array's words; everything else as it is."""
     if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -85,6 +128,7 @@ def _raw(x: Any) -> Any:
 
 
 def _wrapped(x: jax.Array, info: Any) -> Any:
-    if not jnp.issubdtype(info.dtype, jax.dtypes.prng_key):
-        return x
-    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(info))
+    """A result as the plain function returns it: words of keys as keys, weak types weak."""
+    if jnp.issubdtype(info.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(jnp.empty((), info.dtype)))
+    return weakly_typed(x) if info.weak_type else x

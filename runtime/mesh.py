@@ -29,8 +29,8 @@ class RefinedMesh:
     def of(cls, mesh: Mesh, axes: Iterable[AxisRef] = ()) -> RefinedMesh:
         """The coarsest refinement in which each of `axes` is a product of atoms."""
         bounds = {axis.name: {1, axis.size} for axis in mesh.axes}
-        for axis in axes:
-            bounds[axis.name] |= {axis.pre_size, axis.next_pre_size(mesh)}
+        for ref in axes:
+            bounds[ref.name] |= {ref.pre_size, ref.next_pre_size(mesh)}
         cuts = []
         for axis in mesh.axes:
             edges = sorted(bounds[axis.name])

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath, flatten_one_level_with_keys, keystr, tree_flatten_with_path
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.errors import ParseError, SdyError, ShardingError
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import from_partition_spec, mesh_from_jax
 from sdy_jax.representation.sharding import CLOSED, TensorSharding
@@ -47,8 +47,9 @@ def parameter_names(fun: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind in positional)
 
 
-def argument_leaves(specs: Spec, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str],
-                    where: str = "in_shardings") -> list[Leaf]:
+def argument_leaves(
+    specs: Spec, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str], where: str = "in_shardings"
+) -> list[Leaf]:
     """The leaves of `(args, kwargs)` in jax's order, each with its path and specification.
 
     `names` are the parameter names of `args` (and of keyword arguments that `specs` may speak of by position).
@@ -57,13 +58,17 @@ def argument_leaves(specs: Spec, args: Sequence[Any], kwargs: dict[str, Any], na
         ShardingError: the specifications do not match the arguments' tree.
     """
     if not isinstance(specs, _SPEC_TYPES) and not isinstance(specs, (tuple, list)):
-        raise ShardingError(f"{where} is a {type(specs).__name__}; give one sharding for all arguments, or a tuple with "
-                            "one entry per argument")
+        raise ShardingError(
+            f"{where} is a {type(specs).__name__}; give one sharding for all arguments, or a tuple with "
+            "one entry per argument"
+        )
     each = list(specs) if isinstance(specs, (tuple, list)) and not isinstance(specs, _SPEC_TYPES) else None
     if each is not None and len(each) not in (len(args), len(args) + len(kwargs)):
-        given = ", ".join(names[:len(args)]) or "none"
-        raise ShardingError(f"{where} has {len(each)} entries, the function was called with {len(args)} positional "
-                            f"arguments ({given}); give one entry per argument, None where propagation decides")
+        given = ", ".join(names[: len(args)]) or "none"
+        raise ShardingError(
+            f"{where} has {len(each)} entries, the function was called with {len(args)} positional "
+            f"arguments ({given}); give one entry per argument that is not static, None where propagation decides"
+        )
     leaves: list[Leaf] = []
     for i, argument in enumerate(args):
         root = names[i] if i < len(names) else f"args[{i}]"
@@ -73,6 +78,34 @@ def argument_leaves(specs: Spec, args: Sequence[Any], kwargs: dict[str, Any], na
         spec = specs if each is None else each[position] if position is not None and position < len(each) else None
         leaves += match_prefix(spec, kwargs[name], name, where)
     return leaves
+
+
+def abstracted(leaf: Leaf, axis_names: tuple[str, ...]) -> Leaf:
+    """The leaf with shape, dtype and weak type as its value; an Explicit type's sharding becomes its specification.
+
+    Raises:
+        SdyError: the leaf is no array; the message names its path.
+    """
+    try:
+        value = leaf.value if isinstance(leaf.value, jax.ShapeDtypeStruct) else jax.typeof(leaf.value)
+    except TypeError:
+        raise SdyError(
+            f"`{leaf.path}` is a {type(leaf.value).__name__} ({leaf.value!r:.60}); expected an array, a "
+            "number or a ShapeDtypeStruct. Name it in static_argnums or static_argnames if the function "
+            "needs it as it is"
+        ) from None
+    spec = leaf.spec if leaf.spec is not None else _explicit_spec(value, axis_names)
+    weak = getattr(value, "weak_type", False)
+    return replace(leaf, value=jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak), spec=spec)
+
+
+def _explicit_spec(value: Any, axis_names: tuple[str, ...]) -> PartitionSpec | None:
+    """What the type of an array on a mesh with these, Explicit, axes says of its sharding; None for all others."""
+    sharding = getattr(value, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.axis_names != axis_names:
+        return None
+    explicit = all(kind == jax.sharding.AxisType.Explicit for kind in sharding.mesh.axis_types)
+    return sharding.spec if explicit else None
 
 
 def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:
@@ -85,24 +118,31 @@ def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:
         return [Leaf(root + keystr(path), leaf, specs) for path, leaf in tree_flatten_with_path(tree)[0]]
     given, given_type = _children(specs, root, where)
     if jax.tree_util.all_leaves([tree]):
-        raise ShardingError(f"{where} has a {type(specs).__name__} for `{root}`, which is a single array; "
-                            "give one sharding")
+        raise ShardingError(
+            f"{where} has a {type(specs).__name__} for `{root}`, which is a single array; give one sharding"
+        )
     wanted, wanted_type = _children(tree, root, where)
     given_keys, wanted_keys = ([keystr(k) for k, _ in children] for children in (given, wanted))
     if given_type is not wanted_type or given_keys != wanted_keys:
         raise ShardingError(
             f"{where} does not match `{root}`: it has {_describe(given_type, given_keys)}, the argument "
-            f"{_describe(wanted_type, wanted_keys)}; give the same structure, or one sharding for all of it")
-    return [leaf for (_, spec), (key, child) in zip(given, wanted, strict=True)
-            for leaf in match_prefix(spec, child, root + keystr(key), where)]
+            f"{_describe(wanted_type, wanted_keys)}; give the same structure, or one sharding for all of it"
+        )
+    return [
+        leaf
+        for (_, spec), (key, child) in zip(given, wanted, strict=True)
+        for leaf in match_prefix(spec, child, root + keystr(key), where)
+    ]
 
 
 def _children(tree: Any, root: str, where: str) -> tuple[list[tuple[KeyPath, Any]], type]:
     try:
         children, _ = flatten_one_level_with_keys(tree)
     except ValueError:
-        raise ShardingError(f"{where} has a {type(tree).__name__} for `{root}`; expected None, a PartitionSpec, a "
-                            "NamedSharding, the text of an SDY sharding, or a tree of them") from None
+        raise ShardingError(
+            f"{where} has a {type(tree).__name__} for `{root}`; expected None, a PartitionSpec, a "
+            "NamedSharding, the text of an SDY sharding, or a tree of them"
+        ) from None
     return [((key,), child) for key, child in children], type(tree)
 
 
@@ -126,7 +166,7 @@ def resolve(leaf: Leaf, rank: int, mesh: Mesh, mesh_name: str, where: str) -> Te
     if isinstance(spec, PartitionSpec):
         return from_partition_spec(spec, rank, mesh, mesh_name, place)
     if isinstance(spec, str):
-        spec = parse_sharding(spec, mesh_name)
+        spec = _parsed(spec, mesh_name, place)
     if not isinstance(spec, TensorSharding):
         raise ShardingError(f"{place} is a {type(spec).__name__}, which names no mesh axes; give a PartitionSpec")
     if isinstance(spec.mesh, Mesh):
@@ -136,13 +176,27 @@ def resolve(leaf: Leaf, rank: int, mesh: Mesh, mesh_name: str, where: str) -> Te
     return spec
 
 
+def _parsed(text: str, mesh_name: str, place: str) -> TensorSharding:
+    try:
+        return parse_sharding(text, mesh_name)
+    except ParseError as error:
+        raise ParseError(f"{place}: {error}") from None
+
+
 def padded(sharding: TensorSharding, rank: int) -> TensorSharding:
     """The sharding with unsplit trailing dimensions up to `rank`: what a key array's raw words add."""
-    return TensorSharding(sharding.mesh, (*sharding.dimensions, *(CLOSED,) * (rank - sharding.rank)),
-                          sharding.replicated_axes, sharding.unreduced_axes, sharding.reduction)
+    return TensorSharding(
+        sharding.mesh,
+        (*sharding.dimensions, *(CLOSED,) * (rank - sharding.rank)),
+        sharding.replicated_axes,
+        sharding.unreduced_axes,
+        sharding.reduction,
+    )
 
 
 def _check_mesh(given: Mesh, wanted: Mesh, place: str) -> None:
     if given.axes != wanted.axes:
-        raise ShardingError(f"{place} is on the mesh {given}, the function is partitioned on {wanted}; "
-                            "use that mesh, or a PartitionSpec")
+        raise ShardingError(
+            f"{place} is on the mesh {given}, the function is partitioned on {wanted}; "
+            "use that mesh, or a PartitionSpec"
+        )

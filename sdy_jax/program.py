@@ -15,7 +15,6 @@ from sdy_jax.graph import main_function, set_function_shardings
 from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import from_named_sharding
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -41,13 +40,19 @@ class Program:
         return replace(self, module=module)
 
 
-def from_function(fun: Callable[..., Any], leaves: Sequence[Leaf], tree: PyTreeDef, out_shardings: Any, mesh: Mesh,
-                  jax_mesh: jax.sharding.Mesh) -> Program:
+def from_function(
+    fun: Callable[..., Any],
+    leaves: Sequence[Leaf],
+    tree: PyTreeDef,
+    out_shardings: Any,
+    mesh: Mesh,
+    jax_mesh: jax.sharding.Mesh,
+) -> Program:
     """Traces `fun` to a program, with the users' shardings on its arguments and results.
 
     Args:
         fun: called as `fun(*args, **kwargs)` with `(args, kwargs)` rebuilt from the leaves by `tree`.
-        leaves: the input leaves: paths, abstract values (shape, dtype, weak_type) and specifications.
+        leaves: the input leaves: paths, `ShapeDtypeStruct`s without sharding, and specifications.
         out_shardings: a prefix tree of specifications of the results.
         mesh, jax_mesh: the mesh, in both vocabularies (the latter with Auto axes).
     """
@@ -60,20 +65,23 @@ def from_function(fun: Callable[..., Any], leaves: Sequence[Leaf], tree: PyTreeD
         return flat_out
 
     with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh):
-        avals = tuple(_plain(leaf.value) for leaf in leaves)
+        avals = tuple(leaf.value for leaf in leaves)
         module, out_info, constants = trace_and_lower(flat_fun, avals, jax_mesh.devices.flat[0].platform)
     outputs = match_prefix(out_shardings, jax.tree.unflatten(out_tree[-1], out_info), "result", "out_shardings")
     mesh_name = _ensure_mesh(module, mesh)
     # A copy of its own: an operation does not keep the module object alive that jax made.
-    program = Program(module.operation.clone().operation, mesh, mesh_name, constants, tuple(leaf.path for leaf in leaves),
-                      tuple(leaf.path for leaf in outputs), tuple(out_info), out_tree[-1])
+    program = Program(
+        module.operation.clone().operation,
+        mesh,
+        mesh_name,
+        constants,
+        tuple(leaf.path for leaf in leaves),
+        tuple(leaf.path for leaf in outputs),
+        tuple(out_info),
+        out_tree[-1],
+    )
     _annotate(program, leaves, outputs)
     return program
-
-
-def _plain(value: Any) -> jax.ShapeDtypeStruct:
-    """The abstract value without a sharding: inside, propagation decides."""
-    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=getattr(value, "weak_type", False))
 
 
 def _annotate(program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> None:
@@ -81,17 +89,13 @@ def _annotate(program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf])
     main = main_function(program.module)
     body = main.regions[0].blocks[0]
     first, arguments = len(program.constants), body.arguments
-    given = {first + i: _specified(leaf, arguments[first + i].type, program) for i, leaf in enumerate(inputs)}
+    given = {
+        first + i: _resolved(leaf, arguments[first + i].type, program, "in_shardings") for i, leaf in enumerate(inputs)
+    }
     set_function_shardings(main, "arg_attrs", len(arguments), _without_none(given))
     returned = body.operations[len(body.operations) - 1].operands
     wanted = {i: _resolved(leaf, returned[i].type, program, "out_shardings") for i, leaf in enumerate(outputs)}
     set_function_shardings(main, "res_attrs", len(returned), _without_none(wanted))
-
-
-def _specified(leaf: Leaf, type_: ir.Type, program: Program) -> TensorSharding | None:
-    """What the user says of an argument, or what its type says if its mesh is Explicit."""
-    sharding = _resolved(leaf, type_, program, "in_shardings")
-    return sharding if sharding is not None else _explicit_sharding(leaf, program)
 
 
 def _resolved(leaf: Leaf, type_: ir.Type, program: Program, where: str) -> TensorSharding | None:
@@ -101,16 +105,6 @@ def _resolved(leaf: Leaf, type_: ir.Type, program: Program, where: str) -> Tenso
 
 def _without_none(shardings: dict[int, TensorSharding | None]) -> dict[int, TensorSharding | None]:
     return {number: sharding for number, sharding in shardings.items() if sharding is not None}
-
-
-def _explicit_sharding(leaf: Leaf, program: Program) -> Any:
-    """The sharding in the type of an array on a mesh with Explicit axes; None for all others."""
-    sharding = getattr(leaf.value, "sharding", None)
-    if not isinstance(sharding, jax.sharding.NamedSharding) or tuple(sharding.mesh.axis_names) != program.mesh.axis_names:
-        return None
-    if not all(kind == jax.sharding.AxisType.Explicit for kind in sharding.mesh.axis_types):
-        return None
-    return from_named_sharding(sharding, len(leaf.value.shape), program.mesh_name, leaf.path)
 
 
 def _ensure_mesh(module: ir.Module, mesh: Mesh) -> str:
@@ -124,6 +118,10 @@ def _ensure_mesh(module: ir.Module, mesh: Mesh) -> str:
     name = next(n for n in ("mesh", *(f"mesh_{i}" for i in range(len(taken) + 1))) if n not in taken)
     context = module.context
     attributes = {"sym_name": ir.StringAttr.get(name, context), "mesh": mesh_to_attribute(mesh, context)}
-    ir.Operation.create("sdy.mesh", attributes=attributes, loc=ir.Location.unknown(context),
-                        ip=ir.InsertionPoint.at_block_begin(module.body))
+    ir.Operation.create(
+        "sdy.mesh",
+        attributes=attributes,
+        loc=ir.Location.unknown(context),
+        ip=ir.InsertionPoint.at_block_begin(module.body),
+    )
     return name

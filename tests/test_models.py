@@ -103,6 +103,14 @@ def test_attention_gradients(mesh_name, specs):
     check(attention_loss, (ATTENTION, floats(12, 8, 8, 16)), mesh_name, specs)
 
 
+@cases(
+    ("batch and sequence", "2x4", (None, P("data", "model"))),
+    ("heads", "8", ({"qkv": P(None, None, "data"), "out": P("data")}, P())),
+)
+def test_attention_gradients_where_sizes_do_not_divide(mesh_name, specs):
+    check(attention_loss, (ATTENTION, floats(13, 5, 7, 16)), mesh_name, specs)
+
+
 # --- convolutions -----------------------------------------------------------------------------------------------------
 
 CONV = weights(20, first=(3, 3, 4, 8), second=(3, 3, 8, 8), head=(8, 4))

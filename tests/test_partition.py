@@ -187,7 +187,9 @@ def test_a_call_that_nobody_wrote_a_rule_for_is_computed_replicated_and_named(me
         return jax.ffi.ffi_call("lapack_spotrf_ffi", types)(x @ x.T + 9 * jnp.eye(8), uplo=np.uint8(ord("U")))[0]
 
     jnp.linalg.cholesky(jnp.eye(2))  # jax registers LAPACK's kernels when it first needs one
-    with pytest.warns(sdy.PartitionWarning, match=r"test_partition.py:\d+: stablehlo.custom_call: has no sharding rule"):
+    with pytest.warns(
+        sdy.PartitionWarning, match=r"test_partition.py:\d+: stablehlo.custom_call: has no sharding rule"
+    ):
         plan = assert_same(factor, X, mesh=mesh, in_shardings=(BOTH,), on_unknown="warn", atol=1e-5)
     assert "stablehlo.custom_call: has no sharding rule; it is computed replicated" in str(plan)
 

@@ -1,4 +1,4 @@
-"""Every call, and every composite, is replaced by the body it stands for; the functions left without a caller are removed.
+"""Every call and every composite is replaced by the body it stands for; functions left without a caller are removed.
 
 A function's argument and result shardings mean: the caller's values pass through a sharding constraint there.
 """
@@ -13,7 +13,6 @@ from sdy_jax.passes.shardings import function_shardings, list_of
 from sdy_jax.passes.walk import body_of, functions, main_of, named, pre_order, symbol
 from sdy_jax.representation.attributes import sharding_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
-
 
 _CALLEE = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 """The ops that stand for a function's body, and the attribute that names the function."""

@@ -53,5 +53,13 @@ def _build(name: str, program: Program, costs: CostModel) -> Plan:
     program = program.with_module(module)
     arguments, results = boundary_values(Graph(module), program)
     count = len(program.constants)
-    return Plan(name, program, tuple(arguments[count:]), tuple(arguments[:count]), tuple(results),
-                tuple(report.collectives), tuple(report.notes), stages)
+    return Plan(
+        name,
+        program,
+        tuple(arguments[count:]),
+        tuple(arguments[:count]),
+        tuple(results),
+        tuple(report.collectives),
+        tuple(report.notes),
+        stages,
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.extend.mlir import ir
 
+from sdy_jax.errors import SdyError
 from sdy_jax.graph import Graph
 from sdy_jax.lowering.partition import InsertedCollective, Note
 from sdy_jax.plan.types import bytes_text, type_text
@@ -55,7 +56,7 @@ class Plan:
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""
         if stage not in self.stages:
-            raise ValueError(f"no stage {stage!r}; the stages are {', '.join(self.stages)}")
+            raise SdyError(f"no stage {stage!r}; the stages are {', '.join(self.stages)}")
         return str(self.stages[stage])
 
     def summary(self) -> str:
@@ -63,27 +64,45 @@ class Plan:
         lines = [self._headline()]
         for kind in sorted({c.kind for c in self.collectives}):
             found = [c for c in self.collectives if c.kind == kind]
-            lines.append(f"  {len(found):4d} x {kind:<22} {bytes_text(sum(c.wire_bytes for c in found)):>10} per device")
+            lines.append(
+                f"  {len(found):4d} x {kind:<22} {bytes_text(sum(c.wire_bytes for c in found)):>10} per device"
+            )
         if self.notes:
             lines.append(f"  {len(self.notes):4d} notes: print the plan to read them")
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        sections = [self._headline(), _values("arguments", self.arguments), _values("closed-over arrays", self.constants),
-                    _values("results", self.results), self._collectives(), self._notes()]
+        sections = [
+            self._headline(),
+            _values("arguments", self.arguments),
+            _values("closed-over arrays", self.constants),
+            _values("results", self.results),
+            self._collectives(),
+            self._notes(),
+        ]
         return "\n\n".join(section for section in sections if section)
 
     def _headline(self) -> str:
         axes = ", ".join(f"{axis.name}={axis.size}" for axis in self.program.mesh.axes)
         count = len(self.collectives)
-        return (f"plan of {self.name} on mesh {axes} ({self.program.mesh.size} devices): {count} "
-                f"collective{'' if count == 1 else 's'}, {bytes_text(self.wire_bytes)} on the wire per device")
+        return (
+            f"plan of {self.name} on mesh {axes} ({self.program.mesh.size} devices): {count} "
+            f"collective{'' if count == 1 else 's'}, {bytes_text(self.wire_bytes)} on the wire per device"
+        )
 
     def _collectives(self) -> str:
         if not self.collectives:
             return "collectives: none"
-        rows = [(f"{c.kind} {c.detail}".strip(), type_text(c.dtype, c.shape, c.result), bytes_text(c.wire_bytes) + (" per iteration" if c.depth else ""), c.source,
-                 f"for {c.cause}") for c in self.collectives]
+        rows = [
+            (
+                f"{c.kind} {c.detail}".strip(),
+                type_text(c.dtype, c.shape, c.result),
+                bytes_text(c.wire_bytes) + (" per iteration" if c.depth else ""),
+                c.source,
+                f"for {c.cause}",
+            )
+            for c in self.collectives
+        ]
         return "collectives (bytes per device)\n" + _table(rows)
 
     def _notes(self) -> str:
@@ -94,11 +113,14 @@ def boundary_values(graph: Graph, program: Program) -> tuple[list[BoundaryValue]
     """The arguments (closed-over arrays first) and results of a partitioned program."""
     count = len(program.constants)
     paths = [*(f"constant {i}" for i in range(count)), *program.inputs]
-    arguments = [_boundary(path, v.dtype, v.shape, v.sharding, program)
-                 for path, v in zip(paths, graph.arguments, strict=True)]
+    arguments = [
+        _boundary(path, v.dtype, v.shape, v.sharding, program) for path, v in zip(paths, graph.arguments, strict=True)
+    ]
     shardings = graph.result_shardings(graph.main)
-    results = [_boundary(path, v.dtype, v.shape, s, program)
-               for path, v, s in zip(program.outputs, graph.outputs, shardings, strict=True)]
+    results = [
+        _boundary(path, v.dtype, v.shape, s, program)
+        for path, v, s in zip(program.outputs, graph.outputs, shardings, strict=True)
+    ]
     return arguments, results
 
 
@@ -114,5 +136,6 @@ def _values(title: str, values: Sequence[BoundaryValue]) -> str:
 def _table(rows: Sequence[Sequence[str]]) -> str:
     """Rows in aligned columns, indented by two."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
-                     for row in rows)
+    return "\n".join(
+        "  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

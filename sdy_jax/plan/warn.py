@@ -1,0 +1,37 @@
+"""Telling the user what could not be split: nothing, a warning per op and source line, or an error."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.lowering.partition import Note
+
+
+class PartitionWarning(UserWarning):
+    """Something is gathered or computed replicated because it cannot be split; it names the op and the source line."""
+
+
+def report_notes(notes: Sequence[Note], on_unknown: str) -> None:
+    """Does with the notes of a plan what `on_unknown` asks: "warn", "error" or "ignore".
+
+    Raises:
+        UnsupportedError: there are notes, and `on_unknown` is "error".
+    """
+    if on_unknown == "error" and notes:
+        raise UnsupportedError("cannot be split, and on_unknown='error':\n" + "\n".join(map(str, notes)))
+    if on_unknown == "warn":
+        level = _users_stack_level()
+        for text in dict.fromkeys(map(str, notes)):
+            warnings.warn(text, PartitionWarning, stacklevel=level)
+
+
+def _users_stack_level() -> int:
+    """The `stacklevel`, for a warning by the caller, of the innermost frame outside of this package and jax."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("sdy_jax", "jax"):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,158 @@
+"""What the user says of shardings against the arguments: prefix trees, and mistakes told by path with a remedy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sdy_jax as sdy
+from sdy_jax.arguments import argument_leaves, match_prefix
+
+PARAMS = {"w1": np.ones((8, 4), np.float32), "w2": np.ones((4, 8), np.float32)}
+X = np.ones((16, 8), np.float32)
+AUTO = (AxisType.Auto,)
+
+
+def f(params, x):
+    return x @ params["w1"] @ params["w2"]
+
+
+def test_one_specification_stands_for_all_leaves():
+    leaves = argument_leaves(P("data"), (PARAMS,), {"x": X}, ["params", "x"])
+    assert [(leaf.path, leaf.spec) for leaf in leaves] == [
+        ("params['w1']", P("data")),
+        ("params['w2']", P("data")),
+        ("x", P("data")),
+    ]
+
+
+def test_entries_go_with_positions_and_with_names():
+    leaves = argument_leaves(({"w1": P("a"), "w2": None}, P("b")), (PARAMS,), {"x": X}, ["params", "x"])
+    assert [leaf.spec for leaf in leaves] == [P("a"), None, P("b")]
+
+
+def test_arguments_without_names_are_told_by_position():
+    assert [leaf.path for leaf in argument_leaves(None, (X, [X]), {}, [])] == ["args[0]", "args[1][0]"]
+
+
+def test_prefixes_may_end_at_any_depth():
+    leaves = match_prefix([P("a"), (None, P("b"))], [{"k": 1, "l": 2}, (3, [4, 5])], "r", "here")
+    assert [(leaf.path, leaf.spec) for leaf in leaves] == [
+        ("r[0]['k']", P("a")),
+        ("r[0]['l']", P("a")),
+        ("r[1][0]", None),
+        ("r[1][1][0]", P("b")),
+        ("r[1][1][1]", P("b")),
+    ]
+
+
+OTHER_MESH = NamedSharding(AbstractMesh((8,), ("z",)), P("z"))
+
+# in_shardings, and what the message says.
+WRONG_SHARDINGS = {
+    "unknown axis": (({"w1": P("tensor"), "w2": None}, None), ["params['w1']", "'tensor'", "data, model"]),
+    "too many entries": ((None, P(None, None, "data")), ["`x`", "3 entries", "rank 2", "at most one per dimension"]),
+    "axis twice": ((None, P("data", "data")), ["`x`", "'data' twice"]),
+    "bad text": ((None, "[{data}]"), ["in_shardings for `x`", "data"]),
+    "text with an unknown axis": ((None, '[{"tensor"}, {}]'), ["`x`", "tensor", "data"]),
+    "text of another rank": ((None, '[{"data"}]'), ["`x`", "rank 2"]),
+    "another mesh": ((None, OTHER_MESH), ["`x`", '"z"=8', '"data"=2', "use that mesh, or a PartitionSpec"]),
+    "short tuple": ((None,), ["1 entries", "2 positional", "(params, x)", "one entry per argument"]),
+    "wrong keys": (({"w1": None, "w3": None}, None), ["`params`", "['w3']", "['w2']", "same structure"]),
+    "list for a dict": (([None, None], None), ["`params`", "a list with", "a dict with"]),
+    "container for an array": (({"w1": [P()], "w2": None}, None), ["params['w1']", "list", "single array"]),
+    "not a sharding": ((None, 3), ["`x`", "int", "PartitionSpec"]),
+    "dict for all": ({"x": P()}, ["in_shardings is a dict", "tuple"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SHARDINGS)
+@pytest.mark.parametrize("use", ["__call__", "plan", "lower"])
+def test_wrong_in_shardings(mesh, name, use):
+    specs, words = WRONG_SHARDINGS[name]
+    with pytest.raises(sdy.SdyError) as caught:
+        getattr(sdy.partition(f, mesh=mesh, in_shardings=specs), use)(PARAMS, X)
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"{caught.value} does not say {missing}"
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        ({"y": P("tensor"), "z": None}, ["out_shardings for `result['y']`", "'tensor'", "data, model"]),
+        ({"y": None}, ["out_shardings", "`result`", "['z']"]),
+        ({"y": P(None, None, "data"), "z": None}, ["result['y']", "rank 2"]),
+    ],
+)
+def test_wrong_out_shardings(mesh, specs, words):
+    g = sdy.partition(lambda x: {"y": x, "z": x}, mesh=mesh, out_shardings=specs)
+    with pytest.raises(sdy.SdyError) as caught:
+        g(X)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("use", ["__call__", "plan", "lower", "trace"])
+@pytest.mark.parametrize("wrong", ["adam", object(), np.array(["a"])], ids=["string", "object", "numpy strings"])
+def test_arguments_that_are_no_arrays(mesh, use, wrong):
+    run = sdy.partition(f, mesh=mesh)
+    with pytest.raises(sdy.SdyError, match=r"`params\['w1'\]` is a .*expected an array.*static_argnums"):
+        getattr(run, use)({**PARAMS, "w1": wrong}, X)
+
+
+@pytest.mark.parametrize("use", ["__call__", "plan", "lower"])
+def test_static_arguments_must_be_hashable(mesh, use):
+    run = sdy.partition(lambda x, n: x, mesh=mesh, static_argnames="n")
+    with pytest.raises(sdy.SdyError, match="static argument `n` is a list, which cannot be hashed"):
+        getattr(run, use)(X, n=[1])
+
+
+def test_a_sharding_for_a_static_argument(mesh):
+    run = sdy.partition(lambda x, n: x * n, mesh=mesh, static_argnums=1, in_shardings=(P("data"), None))
+    with pytest.raises(sdy.SdyError, match=r"2 entries.*1 positional arguments \(x\).*not static"):
+        run(X, 3)
+
+
+def test_errors_of_the_function_itself_pass_through(mesh):
+    def broken(x):
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="mine"):
+        sdy.partition(broken, mesh=mesh)(X)
+    with pytest.raises(TypeError, match="missing 1 required positional"):
+        sdy.partition(f, mesh=mesh)(PARAMS)
+
+
+def test_no_mesh_at_all():
+    with pytest.raises(sdy.SdyError, match=r"needs a mesh: pass mesh=jax.make_mesh\(shape, names\).*jax.set_mesh"):
+        sdy.partition(f)(PARAMS, X)
+
+
+@pytest.mark.parametrize("given", [AbstractMesh((64, 16), ("a", "b")), sdy.Mesh.of(a=64, b=16)])
+def test_a_mesh_without_devices_says_how_many_it_needs(given):
+    with pytest.raises(sdy.SdyError, match=f"needs 1024 devices, {jax.device_count()} are at hand"):
+        sdy.partition(f, mesh=given)
+
+
+@pytest.mark.parametrize("given", ["data", {"data": 8}, (2, 4)])
+def test_a_mesh_that_is_none(given):
+    with pytest.raises(sdy.SdyError, match=r"has no devices.*pass mesh=jax.make_mesh"):
+        sdy.partition(f, mesh=given)
+
+
+def test_wrong_options(mesh):
+    with pytest.raises(sdy.SdyError, match="on_unknown='raise'; expected 'warn', 'error' or 'ignore'"):
+        sdy.partition(f, mesh=mesh, on_unknown="raise")
+    with pytest.raises(sdy.SdyError, match="partition got a int; expected a function"):
+        sdy.partition(3, mesh=mesh)
+
+
+def test_unsplittable_ops_are_errors_where_that_is_asked(mesh):
+    svd = sdy.partition(
+        lambda x: jnp.linalg.svd(x, compute_uv=False), mesh=mesh, in_shardings=P("data"), on_unknown="error"
+    )
+    for use in (svd, svd.plan, svd.lower):
+        with pytest.raises(sdy.UnsupportedError, match=r"test_arguments\.py:\d+.*custom_call"):
+            use(X)
