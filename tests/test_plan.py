@@ -11,7 +11,7 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.plan.types import bytes_text, type_text
+from sdy_jax.plan.types import bytes_text, short_source, type_text
 
 X = np.ones((8, 16), np.float32)
 W = np.ones((16, 16), np.float32)
@@ -126,3 +126,10 @@ def test_types_read_as_jax_prints_them(dtype, text, expected):
 )
 def test_bytes(count, text):
     assert bytes_text(count) == text
+
+
+def test_sources_are_named_from_where_one_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert short_source(f"{tmp_path}/models/mlp.py:3") == "models/mlp.py:3"
+    assert short_source("/usr/lib/python3/site-packages/optax/base.py:7") == "optax/base.py:7"
+    assert short_source("/elsewhere/mlp.py:3") == "/elsewhere/mlp.py:3"

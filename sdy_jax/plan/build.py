@@ -11,9 +11,9 @@ from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.partition import partition
 from sdy_jax.passes.export import export_module
 from sdy_jax.passes.import_ import import_module
+from sdy_jax.passes.propagate import user_priority_propagate
 from sdy_jax.plan.plan import Plan, boundary_values
 from sdy_jax.program import Program
-from sdy_jax.propagation import propagate
 
 
 def build_plan(name: str, program: Program, costs: CostModel) -> Plan:
@@ -42,7 +42,7 @@ def _build(name: str, program: Program, costs: CostModel) -> Plan:
     stages["imported"] = module
 
     module = module.clone().operation
-    propagate(Graph(module))
+    user_priority_propagate(module)
     export_module(module)
     stages["propagated"] = module
 

@@ -11,7 +11,7 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import SdyError
 from sdy_jax.graph import Graph
 from sdy_jax.lowering.partition import InsertedCollective, Note
-from sdy_jax.plan.types import bytes_text, type_text
+from sdy_jax.plan.types import bytes_text, short_source, type_text
 from sdy_jax.program import Program
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -98,7 +98,7 @@ class Plan:
                 f"{c.kind} {c.detail}".strip(),
                 type_text(c.dtype, c.shape, c.result),
                 bytes_text(c.wire_bytes) + (" per iteration" if c.depth else ""),
-                c.source,
+                short_source(c.source),
                 f"for {c.cause}",
             )
             for c in self.collectives
