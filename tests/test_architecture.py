@@ -1,0 +1,71 @@
+"""The house stands on its floors: no module imports from a floor above its own, and private jax names stay in one place."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+WINGS = {"sdy_jax": "sdy_jax", "lowering": "sdy_jax.lowering", "runtime": "sdy_jax.runtime"}
+
+# The longest matching prefix counts. `sdy_jax.lowering` emits with `runtime.mesh`, whose other modules know `arguments`.
+FLOORS = {
+    "sdy_jax.errors": 0,
+    "sdy_jax.representation": 1,
+    "sdy_jax.graph": 2,
+    "sdy_jax.rules": 2,
+    "sdy_jax.arguments": 2,
+    "sdy_jax.statics": 2,
+    "sdy_jax.own_frames": 2,
+    "sdy_jax.jax_internals": 2,
+    "sdy_jax.program": 2,
+    "sdy_jax.runtime": 2,
+    "sdy_jax.propagation": 3,
+    "sdy_jax.lowering": 3,
+    "sdy_jax.passes": 4,
+    "sdy_jax.dialects": 4,
+    "sdy_jax.plan": 5,
+    "sdy_jax.api": 6,
+    "sdy_jax.cli": 6,
+    "sdy_jax.testing": 7,
+    "sdy_jax.__main__": 7,
+    "sdy_jax": 8,
+}
+
+
+def floor_of(module):
+    parts = module.split(".")
+    return next(FLOORS[p] for n in range(len(parts), 0, -1) if (p := ".".join(parts[:n])) in FLOORS)
+
+
+def module_name(path):
+    wing, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join((WINGS[wing], *(part for part in rest if part != "__init__")))
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+FILES = sorted(path for wing in WINGS for path in (ROOT / wing).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_come_from_the_same_floor_or_below(path):
+    own = floor_of(module_name(path))
+    above = [m for m in imports(path) if m.split(".")[0] == "sdy_jax" and m != "sdy_jax" and floor_of(m) > own]
+    assert not above
+
+
+def test_private_names_of_jax_are_used_in_one_module():
+    users = [path.name for path in FILES for module in imports(path) if module.startswith("jax._src")]
+    assert set(users) <= {"jax_internals.py"}
+
+
+def test_the_representation_does_not_know_mlir_but_for_attributes():
+    knowing = {path.name for path in FILES if path.parent.name == "representation" and "jax.extend" in path.read_text()}
+    assert knowing == {"attributes.py"}
