@@ -10,6 +10,7 @@ def layer(x, w):
     return jax.nn.relu(x @ w)
 """
 
+from sdy_jax import testing
 from sdy_jax.api import PartitionedFunction, PartitionWarning, partition
 from sdy_jax.errors import InternalError, ParseError, SdyError, ShardingError, UnsupportedError
 from sdy_jax.lowering.cost import CostModel
@@ -33,4 +34,5 @@ __all__ = [
     "TensorSharding",
     "UnsupportedError",
     "partition",
+    "testing",
 ]

@@ -26,7 +26,7 @@ _TOLERANCE = {
 def assert_same(
     fun: Callable[..., Any],
     *args: Any,
-    mesh: jax.sharding.Mesh,
+    mesh: jax.sharding.Mesh | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
     rtol: float | None = None,
@@ -41,7 +41,8 @@ def assert_same(
 
     Args:
         fun: the function; called as `fun(*args, **kwargs)`.
-        mesh, in_shardings, out_shardings, on_unknown: as in `sdy.partition`.
+        mesh: by default that of `jax.set_mesh`, or else all devices along one axis named `devices`.
+        in_shardings, out_shardings, on_unknown: as in `sdy.partition`.
         rtol: relative tolerance; by default one that suits the leaf's dtype.
         atol: absolute tolerance, by default 0.
 
@@ -51,6 +52,7 @@ def assert_same(
     Raises:
         AssertionError: names the result's path, the largest difference and the plan's collectives.
     """
+    mesh = mesh or _default_mesh()
     ours = partition(fun, mesh=mesh, in_shardings=in_shardings, out_shardings=out_shardings, on_unknown=on_unknown)
     plan = ours.plan(*args, **kwargs)
     found, wanted = ours(*args, **kwargs), jax.jit(fun)(*args, **kwargs)
@@ -66,6 +68,11 @@ def assert_same(
 
 def _structure(x: Any) -> Any:
     return jax.tree.structure(x)
+
+
+def _default_mesh() -> jax.sharding.Mesh:
+    current = jax.sharding.get_mesh()
+    return jax.sharding.Mesh(np.array(jax.devices()), ("devices",)) if current.empty else current
 
 
 def _array(x: Any) -> np.ndarray:

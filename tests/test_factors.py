@@ -1,0 +1,67 @@
+"""Dealing axes out to factors and back, for what divides evenly."""
+
+import pytest
+
+from sdy_jax.lowering.factors import (
+    dimension_axes,
+    dividing_prefix,
+    factor_axes,
+    is_contiguous,
+    merge_neighbours,
+    overlaps,
+    without_overlap,
+)
+from sdy_jax.representation import AxisRef, Mesh
+from sdy_jax.representation.text import parse_axis, parse_rule
+
+MESH = Mesh.of(x=4, y=2, t=3)
+
+
+def axes(text):
+    return tuple(parse_axis(part) for part in text.split())
+
+
+@pytest.mark.parametrize(
+    ("size", "given", "kept"),
+    [
+        (8, '"x" "y"', '"x" "y"'),
+        (4, '"x" "y"', '"x"'),
+        (6, '"x" "y"', '"x":(1)2'),
+        (12, '"x" "t"', '"x" "t"'),
+        (3, '"x"', ""),
+        (0, '"x"', ""),
+        (1, '"y"', ""),
+        (8, '"x":(1)2 "x":(2)2', '"x"'),
+    ],
+)
+def test_dividing_prefix(size, given, kept):
+    assert dividing_prefix(size, axes(given), MESH) == axes(kept)
+
+
+def test_neighbouring_digits_merge():
+    assert merge_neighbours(axes('"x":(1)2 "x":(2)2 "y"'), MESH) == axes('"x" "y"')
+    assert merge_neighbours(axes('"x":(2)2 "x":(1)2'), MESH) == axes('"x":(2)2 "x":(1)2')
+
+
+def test_a_reshape_deals_an_axis_out_to_two_factors_and_back():
+    rule = parse_rule("([ij])->([i, j]) {i=2, j=4}")
+    dealt = factor_axes([axes('"x" "y"')], rule.operand_mappings[0], rule.factor_sizes, MESH)
+    assert dealt == {0: axes('"x":(1)2'), 1: axes('"x":(2)2 "y"')}
+    assert dimension_axes(dealt, rule.operand_mappings[0], MESH) == (axes('"x" "y"'),)
+    assert dimension_axes(dealt, rule.result_mappings[0], MESH) == (axes('"x":(1)2'), axes('"x":(2)2 "y"'))
+
+
+def test_a_minor_factor_gets_nothing_while_its_major_neighbour_is_not_full():
+    rule = parse_rule("([ij])->([i, j]) {i=4, j=8}")
+    assert factor_axes([axes('"y"')], rule.operand_mappings[0], rule.factor_sizes, MESH) == {0: axes('"y"'), 1: ()}
+    assert is_contiguous((axes('"x"'), axes('"y"')), rule, MESH)
+    assert not is_contiguous((axes('"y"'), axes('"x"')), rule, MESH)
+
+
+def test_overlaps_are_of_digits():
+    full, major, minor = AxisRef("x"), AxisRef.sub("x", 1, 2), AxisRef.sub("x", 2, 2)
+    assert overlaps(full, minor, MESH) and overlaps(major, full, MESH)
+    assert not overlaps(major, minor, MESH) and not overlaps(full, AxisRef("y"), MESH)
+    assert without_overlap([full], [minor], MESH) == (major,)
+    assert without_overlap([full, AxisRef("y")], [major], MESH) == ()
+    assert without_overlap([AxisRef("y"), full], [full], MESH) == (AxisRef("y"),)
