@@ -21,11 +21,10 @@ from sdy_jax.lowering.factors import (
     dividing_prefix,
     factor_axes,
     is_contiguous,
-    overlaps,
-    without_overlap,
 )
 from sdy_jax.lowering.resharding import plan_reshard
 from sdy_jax.lowering.strategies.registry import Strategy
+from sdy_jax.representation.axes import overlaps, truncate_overlaps
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
@@ -150,7 +149,7 @@ def _is_valid(problem: Problem, strategy: Strategy, assignment: Assignment) -> b
         if axes and (factor not in strategy.splittable or rule.factor_sizes[factor] % axes_size(axes, mesh)):
             return False
     used = [a for axes in assignment for a in axes]
-    if any(overlaps(a, b, mesh) for a, b in itertools.combinations(used, 2)):
+    if any(overlaps(a, b) for a, b in itertools.combinations(used, 2)):
         return False
     return is_contiguous(assignment, rule, mesh)
 
@@ -188,7 +187,7 @@ def _movable(problem: Problem, factor: int, lists: list[list[Axes]]) -> list[Axe
         dividing_prefix(size, (*own, *axes), mesh)
         for own in [(), *lists[factor]]
         for axes in dict.fromkeys(others)
-        if not any(overlaps(a, b, mesh) for a in own for b in axes)
+        if not any(overlaps(a, b) for a in own for b in axes)
     ]
     return [axes for axes in dict.fromkeys(moved) if axes]
 
@@ -202,7 +201,7 @@ def _greedy_assignments(problem: Problem, strategy: Strategy, candidates: list[l
         for factor in [first, *(f for f in range(count) if f != first)]:
             used = [a for axes in taken for a in axes]
             for axes in sorted(candidates[factor], key=lambda c: -axes_size(c, problem.mesh)):
-                trial = [*taken[:factor], without_overlap(axes, used, problem.mesh), *taken[factor + 1 :]]
+                trial = [*taken[:factor], truncate_overlaps(axes, used), *taken[factor + 1 :]]
                 if _is_valid(problem, strategy, tuple(trial)):
                     taken = trial
                     break
@@ -215,9 +214,7 @@ def _candidates(found: Sequence[Axes], mesh: Mesh) -> list[Axes]:
     for axes in found:
         prefixes += [axes[:i] for i in range(1, len(axes) + 1) if axes[:i] not in prefixes]
     joins = [
-        (*p, *q)
-        for p, q in itertools.permutations(prefixes[1:], 2)
-        if not any(overlaps(a, b, mesh) for a in p for b in q)
+        (*p, *q) for p, q in itertools.permutations(prefixes[1:], 2) if not any(overlaps(a, b) for a in p for b in q)
     ]
     return [*prefixes, *(j for j in joins if j not in prefixes)]
 

@@ -8,8 +8,9 @@ the sharding `[{"x"}]` with x = 4 gives `i` the sub-axis `"x":(1)2` and `j` `"x"
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from sdy_jax.representation.axes import merge_neighbours
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 
@@ -33,22 +34,12 @@ def dividing_prefix(size: int, axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
         if common > 1:
             kept.append(AxisRef.canonical(axis.name, axis.pre_size, common, mesh))
         break
-    return merge_neighbours(kept, mesh)
+    return canonical(kept, mesh)
 
 
-def merge_neighbours(axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
+def canonical(axes: Iterable[AxisRef], mesh: Mesh) -> Axes:
     """The canonical form of a list: no axis of size one, consecutive digits of an axis joined."""
-    merged: list[AxisRef] = []
-    for axis in axes:
-        n = axis.size(mesh)
-        if n == 1:
-            continue
-        last = merged[-1] if merged else None
-        if last and last.name == axis.name and last.next_pre_size(mesh) == axis.pre_size:
-            merged[-1] = AxisRef.canonical(axis.name, last.pre_size, last.size(mesh) * n, mesh)
-        else:
-            merged.append(axis)
-    return tuple(merged)
+    return merge_neighbours((axis for axis in axes if axis.size(mesh) > 1), mesh)
 
 
 def factor_axes(axes: Sequence[Axes], mapping: TensorMapping, sizes: Sequence[int], mesh: Mesh) -> dict[int, Axes]:
@@ -82,7 +73,7 @@ def dimension_axes(
     assignment: Mapping[int, Axes] | Sequence[Axes], mapping: TensorMapping, mesh: Mesh
 ) -> tuple[Axes, ...]:
     """The axes of each dimension of a tensor under an assignment of axes to factors."""
-    return tuple(merge_neighbours([a for f in factors for a in assignment[f]], mesh) for factors in mapping)
+    return tuple(canonical((a for f in factors for a in assignment[f]), mesh) for factors in mapping)
 
 
 def is_contiguous(assignment: Sequence[Axes], rule: OpShardingRule, mesh: Mesh) -> bool:
@@ -95,27 +86,3 @@ def is_contiguous(assignment: Sequence[Axes], rule: OpShardingRule, mesh: Mesh) 
                     return False
                 full = full and axes_size(assignment[factor], mesh) == rule.factor_sizes[factor]
     return True
-
-
-def overlaps(first: AxisRef, second: AxisRef, mesh: Mesh) -> bool:
-    """Whether two references share a digit."""
-    return (
-        first.name == second.name
-        and first.pre_size < second.next_pre_size(mesh)
-        and second.pre_size < first.next_pre_size(mesh)
-    )
-
-
-def without_overlap(axes: Sequence[AxisRef], taken: Sequence[AxisRef], mesh: Mesh) -> Axes:
-    """The leading part of `axes` that shares no digit with `taken`."""
-    kept: list[AxisRef] = []
-    for axis in axes:
-        blocking = [t.pre_size for t in taken if overlaps(axis, t, mesh)]
-        if not blocking:
-            kept.append(axis)
-            continue
-        end = min(blocking)
-        if end > axis.pre_size and end % axis.pre_size == 0:
-            kept.append(AxisRef.canonical(axis.name, axis.pre_size, end // axis.pre_size, mesh))
-        break
-    return tuple(kept)

@@ -1,4 +1,4 @@
-"""The house stands on its floors: no module imports from a floor above its own, and private jax names stay in one place."""
+"""The house stands on its floors: no module imports from one above its own; private jax names stay in one place."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 WINGS = {"sdy_jax": "sdy_jax", "lowering": "sdy_jax.lowering", "runtime": "sdy_jax.runtime"}
 
-# The longest matching prefix counts. `sdy_jax.lowering` emits with `runtime.mesh`, whose other modules know `arguments`.
+# The longest matching prefix counts.
 FLOORS = {
     "sdy_jax.errors": 0,
     "sdy_jax.representation": 1,

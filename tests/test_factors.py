@@ -3,15 +3,13 @@
 import pytest
 
 from sdy_jax.lowering.factors import (
+    canonical,
     dimension_axes,
     dividing_prefix,
     factor_axes,
     is_contiguous,
-    merge_neighbours,
-    overlaps,
-    without_overlap,
 )
-from sdy_jax.representation import AxisRef, Mesh
+from sdy_jax.representation import Mesh
 from sdy_jax.representation.text import parse_axis, parse_rule
 
 MESH = Mesh.of(x=4, y=2, t=3)
@@ -39,8 +37,8 @@ def test_dividing_prefix(size, given, kept):
 
 
 def test_neighbouring_digits_merge():
-    assert merge_neighbours(axes('"x":(1)2 "x":(2)2 "y"'), MESH) == axes('"x" "y"')
-    assert merge_neighbours(axes('"x":(2)2 "x":(1)2'), MESH) == axes('"x":(2)2 "x":(1)2')
+    assert canonical(axes('"x":(1)2 "x":(2)2 "y"'), MESH) == axes('"x" "y"')
+    assert canonical(axes('"x":(2)2 "x":(1)2'), MESH) == axes('"x":(2)2 "x":(1)2')
 
 
 def test_a_reshape_deals_an_axis_out_to_two_factors_and_back():
@@ -56,12 +54,3 @@ def test_a_minor_factor_gets_nothing_while_its_major_neighbour_is_not_full():
     assert factor_axes([axes('"y"')], rule.operand_mappings[0], rule.factor_sizes, MESH) == {0: axes('"y"'), 1: ()}
     assert is_contiguous((axes('"x"'), axes('"y"')), rule, MESH)
     assert not is_contiguous((axes('"y"'), axes('"x"')), rule, MESH)
-
-
-def test_overlaps_are_of_digits():
-    full, major, minor = AxisRef("x"), AxisRef.sub("x", 1, 2), AxisRef.sub("x", 2, 2)
-    assert overlaps(full, minor, MESH) and overlaps(major, full, MESH)
-    assert not overlaps(major, minor, MESH) and not overlaps(full, AxisRef("y"), MESH)
-    assert without_overlap([full], [minor], MESH) == (major,)
-    assert without_overlap([full, AxisRef("y")], [major], MESH) == ()
-    assert without_overlap([AxisRef("y"), full], [full], MESH) == (AxisRef("y"),)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sdy_jax.representation.axes import add_or_merge
+from sdy_jax.representation.axes import add_or_merge, merge_neighbours
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.rule import TensorMapping
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -68,14 +68,14 @@ def _project_dimension(
         taken, room = _take(left, sizes[factor], mesh)
         overflow: Axes = ()
         if room > 1 and left:
-            overflow, left = _merged(left, mesh), []
+            overflow, left = merge_neighbours(left, mesh), []
         factors[factor] = FactorSharding(taken, overflow, dimension.is_closed, False)
         if overflow:
             following = dim[dim.index(factor) + 1]
             factors[following] = FactorSharding((), (), True, following == dim[-1])
             return
     if dim:
-        factors[dim[-1]] = FactorSharding(_merged(left, mesh), (), dimension.is_closed, True)
+        factors[dim[-1]] = FactorSharding(merge_neighbours(left, mesh), (), dimension.is_closed, True)
 
 
 def _take(left: list[AxisRef], room: int, mesh: Mesh) -> tuple[Axes, int]:
@@ -95,13 +95,6 @@ def _take(left: list[AxisRef], room: int, mesh: Mesh) -> tuple[Axes, int]:
             taken.append(left.pop(0))
             room //= size
     return tuple(taken), room
-
-
-def _merged(axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
-    merged: Axes = ()
-    for axis in axes:
-        merged = add_or_merge(merged, axis, mesh)
-    return merged
 
 
 def unproject(
