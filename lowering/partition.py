@@ -71,7 +71,8 @@ class PartitionReport:
     """What the partitioner did beside rewriting the module."""
 
     collectives: list[InsertedCollective] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    notes: dict[Note, None] = field(default_factory=dict)
+    """In order, each once."""
 
 
 def partition(module: ir.Operation, mesh_name: str, costs: CostModel) -> PartitionReport:
@@ -98,6 +99,7 @@ class _Partitioner:
         self.choices: dict[object, Choice] = {}
         self.even: dict[tuple[TensorSharding, tuple[int, ...]], TensorSharding] = {}
         self.forwarded: list[Op] = []
+        self.following: dict[Op, Op] = {}
 
     def run(self) -> None:
         main = self.graph.main
@@ -111,6 +113,7 @@ class _Partitioner:
             self.graph.set_result_sharding(main, number, target)
             self._require(block.terminator, number, target)
         for op in reversed(self.forwarded):
+            op.results[0].mlir.replace_all_uses_with(self.mlir[op.results[0]])
             op.mlir.erase()
 
     # Shardings ----------------------------------------------------------------------------------------------------
@@ -124,6 +127,7 @@ class _Partitioner:
             return self._replicated(value)
         key = (sharding, value.shape)
         if key not in self.even:
+            self._check_mesh(sharding, value)
             self.even[key] = _divided(sharding, value.shape, self.mesh_name, self.mesh)
         even = self.even[key]
         if even.axes != sharding.axes:
@@ -133,6 +137,15 @@ class _Partitioner:
                 f"{sharding.shard_counts(self.mesh)} ways, which do not divide it",
             )
         return even
+
+    def _check_mesh(self, sharding: TensorSharding, value: Value) -> None:
+        mesh = sharding.mesh if isinstance(sharding.mesh, Mesh) else self.graph.meshes[sharding.mesh]
+        if mesh != self.mesh and not mesh.is_empty:
+            where = value.defining_op.source if value.defining_op else "an argument"
+            raise UnsupportedError(
+                f"{where}: <{sharding}> is on the mesh {mesh}, the function is partitioned on {self.mesh}; "
+                "use one mesh, several in one function are not supported yet"
+            )
 
     def _declared(self, value: Value) -> TensorSharding:
         """The sharding that propagation gave a value; replicated where it gave none."""
@@ -148,6 +161,7 @@ class _Partitioner:
     # Walking ------------------------------------------------------------------------------------------------------
 
     def _visit_block(self, block: Block) -> None:
+        self.following.update(zip(block.ops, block.ops[1:], strict=False))
         for op in block.ops[:-1]:
             self._visit(op)
 
@@ -225,7 +239,7 @@ class _Partitioner:
             return
         self._place(result, produced)
         self.graph.set_sharding(result, produced)
-        self.mlir[result] = self._insert(result, declared, _next(op), op)
+        self.mlir[result] = self._insert(result, declared, self.following[op], op)
         self._place(result, declared)
 
     # Choosing -----------------------------------------------------------------------------------------------------
@@ -289,8 +303,7 @@ class _Partitioner:
 
     def _note(self, op: Op | None, message: str) -> None:
         note = Note(op.name, op.source, message) if op else Note("argument", "", message)
-        if note not in self.report.notes:
-            self.report.notes.append(note)
+        self.report.notes[note] = None
 
     def _note_gathered(self, op: Op, rule: OpShardingRule, factor: int) -> None:
         for operand, mapping in enumerate(rule.operand_mappings):
@@ -325,12 +338,6 @@ def _create(step: Collective, operand: ir.Value, cause: Op, before: Op) -> ir.Va
         ip=ir.InsertionPoint(before.mlir),
     )
     return op.results[0]
-
-
-def _next(op: Op) -> Op:
-    assert op.block is not None
-    ops = op.block.ops
-    return ops[ops.index(op) + 1]
 
 
 def _ancestor_in(value: Value, op: Op) -> Op:
