@@ -10,9 +10,8 @@ of its results has, for all later users, its declared sharding.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from jax.extend.mlir import ir
 
@@ -21,58 +20,16 @@ from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.choose import Choice, Problem, Tensor, choose
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.factors import dividing_prefix
+from sdy_jax.lowering.report import InsertedCollective, Note, PartitionReport
 from sdy_jax.lowering.resharding import Collective, plan_reshard
 from sdy_jax.lowering.strategies.registry import is_forwarding, rejection, strategies_of
 from sdy_jax.lowering.text import axes_of, collective_attributes
 from sdy_jax.representation.attributes import sharding_to_attribute
-from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 from sdy_jax.rules import RuleBook, has_no_rule_silently
 from sdy_jax.rules.dataflow import edges_of, is_data_flow
-
-
-@dataclass(frozen=True, slots=True)
-class InsertedCollective:
-    """A collective of the partitioned program. `wire_bytes` is per device and per execution.
-
-    `axes` are all axes it runs over; `detail` is what it moves, as the dialect writes it (`{"model"}`,
-    `[{"x"}: 0->1]`); `dtype` and `shape` are those of the global value, `result` its sharding afterwards.
-    """
-
-    kind: str
-    axes: tuple[AxisRef, ...]
-    detail: str
-    dtype: str
-    shape: tuple[int, ...]
-    result: TensorSharding
-    wire_bytes: float
-    source: str
-    cause: str
-    """The op that needed it."""
-    depth: int
-    """How many loops it is inside."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something that could not be split: what, at which op and source line."""
-
-    op: str
-    source: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.source}: {self.op}: {self.message}"
-
-
-@dataclass(slots=True)
-class PartitionReport:
-    """What the partitioner did beside rewriting the module."""
-
-    collectives: list[InsertedCollective] = field(default_factory=list)
-    notes: dict[Note, None] = field(default_factory=dict)
-    """In order, each once."""
 
 
 def partition(module: ir.Operation, mesh_name: str, costs: CostModel) -> PartitionReport:
@@ -256,7 +213,7 @@ class _Partitioner:
         return self.choices[key]
 
     def _tensor(self, value: Value, sharding: TensorSharding) -> Tensor:
-        return Tensor(value.shape or (), itemsize(value.dtype), sharding)
+        return Tensor(value.shape or (), value.itemsize, sharding)
 
     # Resharding ---------------------------------------------------------------------------------------------------
 
@@ -278,7 +235,7 @@ class _Partitioner:
 
     def _insert(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
         source = self.placed[value]
-        plan = plan_reshard(value.shape or (), itemsize(value.dtype), source, target, self.mesh, self.costs)
+        plan = plan_reshard(value.shape or (), value.itemsize, source, target, self.mesh, self.costs)
         current = self.mlir[value]
         for step in plan.steps:
             self._record(step, value, before, cause)
@@ -357,15 +314,3 @@ def _parents(op: Op) -> Iterable[Op]:
     while op.parent is not None:
         op = op.parent
         yield op
-
-
-_BITS = re.compile(r"\d+")
-
-
-def itemsize(dtype: str) -> float:
-    """Bytes per element of an MLIR element type (`f32`: 4, `complex<f64>`: 16, `i1`: 1); 0 for what holds no data."""
-    match = _BITS.search(dtype)
-    if match is None:
-        return 0.0
-    size = max(1.0, int(match[0]) / 8)
-    return 2 * size if dtype.startswith("complex") else size

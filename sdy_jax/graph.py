@@ -52,6 +52,11 @@ class Value:
         return math.prod(self.shape) if self.shape is not None else 0
 
     @property
+    def itemsize(self) -> float:
+        """Bytes per element."""
+        return itemsize(self.dtype)
+
+    @property
     def defining_op(self) -> Op | None:
         """The op whose result this is; None for block arguments."""
         return self.owner if isinstance(self.owner, Op) else None
@@ -258,6 +263,19 @@ def shape_and_dtype(type_: ir.Type) -> tuple[tuple[int, ...] | None, str]:
     if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:
         return tuple(type_.shape), str(type_.element_type)
     return None, str(type_)
+
+
+_BITS = re.compile(r"\d+")
+
+
+@lru_cache(maxsize=256)
+def itemsize(dtype: str) -> float:
+    """Bytes per element of an MLIR element type (`f32`: 4, `complex<f64>`: 16, `i1`: 1); 0 for what holds no data."""
+    match = _BITS.search(dtype)
+    if match is None:
+        return 0.0
+    size = max(1.0, int(match[0]) / 8)
+    return 2 * size if dtype.startswith("complex") else size
 
 
 def read_result_shardings(op: Op) -> None:

@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import SdyError
 from sdy_jax.graph import Graph
-from sdy_jax.lowering.partition import InsertedCollective, Note
+from sdy_jax.lowering.report import InsertedCollective, Note
 from sdy_jax.plan.types import bytes_text, short_source, type_text
 from sdy_jax.program import Program
 from sdy_jax.representation.sharding import TensorSharding

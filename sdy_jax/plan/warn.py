@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.lowering.partition import Note
+from sdy_jax.lowering.report import Note
 
 
 class PartitionWarning(UserWarning):
