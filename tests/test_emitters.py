@@ -721,3 +721,115 @@ def test_a_branch_number_out_of_range_takes_the_last_branch(index: int, sign: in
         graph = Graph(ir.Module.parse(BRANCHES, context).operation)
     got = Interpreter(graph).run_block(graph.main.blocks[0], [jnp.int32(index), jnp.ones(2)])
     np.testing.assert_array_equal(got[0], sign * np.ones(2))
+
+
+def re_lowered(function: Callable[..., Any], *args: Any) -> tuple[Graph, Graph, str]:
+    """The module of a function, the module of its op-by-op copy, and the copy's jaxpr; emitted in 64-bit mode."""
+    graph = Graph(jax.jit(function, keep_unused=True).lower(*args).compiler_ir().operation)
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda *xs: Interpreter(graph).run_block(graph.main.blocks[0], xs)).trace(*args)
+        return graph, Graph(traced.lower().compiler_ir().operation), str(traced.jaxpr)
+
+
+def ops_called(graph: Graph, name: str) -> list[str]:
+    """Types, attributes and regions of the ops of one name."""
+    return [repr(op.signature) for f in graph.functions.values() for op in f.walk() if op.name == name]
+
+
+MAX_POOL = ((1, 3), (1, 2), ((0, 0), (1, 1)))
+
+
+def conv_options(v: jax.Array) -> jax.Array:
+    image, kernel = v.reshape(2, 4, 6), v[:6, :2].reshape(2, 3, 2)
+    options: dict[str, Any] = {"padding": ((1, 2),), "lhs_dilation": (2,), "rhs_dilation": (1,), "precision": "highest"}
+    names = ("NWC", "WIO", "NWC")
+    return lax.conv_general_dilated(image, kernel, (2,), feature_group_count=2, dimension_numbers=names, **options)
+
+
+def rows_batched(v: jax.Array, i: jax.Array) -> jax.Array:
+    return jax.vmap(lambda r, k: r.at[k].set(r[0]))(v, i)
+
+
+REAL = (jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8)
+ANY = (*REAL, jnp.complex64)
+LAX_FORMS: dict[str, tuple[str, tuple[Any, ...], Callable[..., Any]]] = {
+    "x[ids]": ("gather", (*ANY, jnp.bool_), lambda v: v[INTS]),
+    "take": ("gather", ANY, lambda v: jnp.take(v, INTS, 1, mode="clip", indices_are_sorted=True)),
+    "take_along_axis": ("gather", ANY, lambda v: jnp.take_along_axis(v, INTS[None, :] % 8, 0)),
+    "batched rows": ("gather", ANY, lambda v: jax.vmap(lambda r, k: r[k])(v, INTS[:6, None].repeat(8, 1).T % 6)),
+    "add": ("scatter", ANY, lambda v: v.at[INTS].add(v[0], indices_are_sorted=True)),
+    "multiply": ("scatter", ANY, lambda v: v.at[INTS].multiply(v[0])),
+    "max": ("scatter", REAL, lambda v: v.at[:, INTS].max(v[:, 1:2])),
+    "min": ("scatter", REAL, lambda v: v.at[INTS, 1].min(v[0, 0], unique_indices=True)),
+    "set": ("scatter", (*ANY, jnp.bool_), lambda v: v.at[INTS].set(v[0])),
+    "batched set": ("scatter", ANY, lambda v: rows_batched(v, jnp.arange(8))),
+    "sort": ("sort", (*ANY, jnp.bool_), lambda v: jnp.sort(v, 0)),
+    "unstable": ("sort", ANY, lambda v: lax.sort(v, is_stable=False)),
+    "argsort": ("sort", ANY, lambda v: jnp.argsort(v, 0)),
+    "two keys": ("sort", ANY, lambda v: lax.sort((v, v[::-1], INTS[None] + jnp.zeros((8, 1), jnp.int32)), num_keys=2)),
+    "convolution": ("convolution", REAL, conv_options),
+    "max pool": ("reduce_window", REAL, lambda v: lax.reduce_window(v, lowest(v.dtype), lax.max, *MAX_POOL)),
+    "cumsum": ("reduce_window", REAL, lambda v: jnp.cumsum(v, 0, dtype=v.dtype)),
+    "fft": ("fft", (jnp.complex64,), jnp.fft.fft2),
+    "ifft": ("fft", (jnp.complex64,), lambda v: jnp.fft.ifft(v, axis=0)),
+    "rfft": ("fft", (jnp.float32,), lambda v: jnp.fft.irfft(jnp.fft.rfft(v))),
+    "top_k": ("chlo.top_k", REAL, lambda v: lax.top_k(v, 2)),
+}
+
+
+def lowest(dtype: Any) -> Any:
+    return np.array(-np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min, dtype)
+
+
+@pytest.mark.parametrize("name", LAX_FORMS)
+def test_the_lax_form_of_an_op_lowers_to_that_very_op(name: str) -> None:
+    op, dtypes, function = LAX_FORMS[name]
+    op = op if "." in op else f"stablehlo.{op}"
+    for dtype in dtypes:
+        graph, again, jaxpr = re_lowered(function, X.astype(dtype))
+        assert ops_called(graph, op), dtype
+        assert ops_called(again, op) == ops_called(graph, op), dtype
+        assert f"name={op}" not in jaxpr, dtype
+
+
+UNUSUAL = """
+module {
+  func.func public @main(%x: tensor<2x3xf32>, %i: tensor<3x1xi32>, %u: tensor<3xf32>)
+      -> (tensor<2x3xf32>, tensor<3xf32>, tensor<3xf32>, tensor<2x1xf32>) {
+    %0 = "stablehlo.sort"(%x) <{dimension = 1 : i64}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %p = stablehlo.compare GT, %a, %b, TOTALORDER : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %p : tensor<i1>
+    }) : (tensor<2x3xf32>) -> tensor<2x3xf32>
+    %1 = "stablehlo.scatter"(%u, %i, %u) <{scatter_dimension_numbers = #stablehlo.scatter<
+        inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %c = stablehlo.subtract %a, %b : tensor<f32>
+      stablehlo.return %c : tensor<f32>
+    }) : (tensor<3xf32>, tensor<3x1xi32>, tensor<3xf32>) -> tensor<3xf32>
+    %t = stablehlo.transpose %i, dims = [1, 0] : (tensor<3x1xi32>) -> tensor<1x3xi32>
+    %2 = "stablehlo.gather"(%u, %t) <{slice_sizes = array<i64: 1>, dimension_numbers = #stablehlo.gather<
+        collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 0>}>
+        : (tensor<3xf32>, tensor<1x3xi32>) -> tensor<3xf32>
+    %init = stablehlo.constant dense<1.0> : tensor<f32>
+    %3 = "stablehlo.reduce_window"(%x, %init) <{window_dimensions = array<i64: 1, 3>}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %c = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %c : tensor<f32>
+    }) : (tensor<2x3xf32>, tensor<f32>) -> tensor<2x1xf32>
+    return %0, %1, %2, %3 : tensor<2x3xf32>, tensor<3xf32>, tensor<3xf32>, tensor<2x1xf32>
+  }
+}
+"""
+
+
+def test_what_lax_cannot_say_stays_as_it_is() -> None:
+    with mlir.make_ir_context() as context:
+        graph = Graph(ir.Module.parse(UNUSUAL, context).operation)
+    x, i, u = X[:2, :3], jnp.array([[2], [5], [0]], jnp.int32), X[0, :3]
+    traced = jax.jit(lambda *xs: Interpreter(graph).run_block(graph.main.blocks[0], xs)).trace(x, i, u)
+    for name in ("sort", "scatter", "gather", "reduce_window"):
+        assert f"name=stablehlo.{name}" in str(traced.jaxpr)
+    got = traced.lower().compile()(x, i, u)
+    subtracted = u - jnp.array([u[2], 0, u[0]])
+    assert_same([-jnp.sort(-x, 1), subtracted, u[jnp.array([2, 2, 0])], 1 + jnp.sum(x, 1, keepdims=True)], got)

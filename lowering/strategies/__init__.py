@@ -12,6 +12,7 @@ from . import (  # noqa: F401
     reduction,
     shape,
     slicing,
+    sorting,
     window,
 )
 from .registry import EMITTERS, STRATEGIES, LocalOp, Strategy, strategies_of

@@ -5,11 +5,14 @@ Space is not split: a block of the result needs its neighbours' borders.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
+from jax import lax
 
 from sdy_jax.graph import Op
 from sdy_jax.lowering.generic import re_emit
-from sdy_jax.lowering.strategies.dot import sum_kind, without_padding
+from sdy_jax.lowering.strategies.dot import precision, sum_kind, without_padding
 from sdy_jax.lowering.strategies.registry import (
     LocalOp,
     Strategy,
@@ -18,7 +21,7 @@ from sdy_jax.lowering.strategies.registry import (
     strategies,
 )
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.attributes import convolution_dimension_numbers
+from sdy_jax.rules.attributes import ConvolutionDimensionNumbers, convolution_dimension_numbers, padding
 
 
 @strategies("stablehlo.convolution")
@@ -31,7 +34,7 @@ def _convolution_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
 
 
 @emitter("stablehlo.convolution")
-def _convolution(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> list[jax.Array]:
+def _convolution(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> jax.Array | list[jax.Array]:
     """Groups are counted again from the local shapes: a device holds whole groups, or parts of a single one."""
     dims = convolution_dimension_numbers(local.op)
     lhs, rhs = without_padding(local, lhs, rhs, (dims.input_feature,), (dims.kernel_input_feature,))
@@ -39,7 +42,40 @@ def _convolution(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> list[jax.Arr
         "feature_group_count": _ratio(lhs.shape[dims.input_feature], rhs.shape[dims.kernel_input_feature]),
         "batch_group_count": _ratio(lhs.shape[dims.input_batch], local.result_shape()[dims.output_batch]),
     }
-    return re_emit(local, lhs, rhs, attributes={name: f"{n} : i64" for name, n in counts.items() if n})
+    if not _has_lax_form(local.op) or not all(counts.values()):
+        return re_emit(local, lhs, rhs, attributes={name: f"{n} : i64" for name, n in counts.items() if n})
+    return _lax_convolution(local.op, dims, lhs, rhs, counts)
+
+
+def _has_lax_form(op: Op) -> bool:
+    """lax reverses no window, takes complex numbers apart, and refuses some mixtures of types."""
+    dtypes = {value.dtype for value in (*op.operands, *op.results)}
+    odd = len(dtypes) > 1 or any(dtype == "i1" or "complex" in dtype for dtype in dtypes)
+    return not odd and not any(op.ints("window_reversal"))
+
+
+def _lax_convolution(
+    op: Op, dims: ConvolutionDimensionNumbers, lhs: jax.Array, rhs: jax.Array, counts: Mapping[str, int]
+) -> jax.Array:
+    numbers = lax.ConvDimensionNumbers(
+        (dims.input_batch, dims.input_feature, *dims.input_spatial),
+        (dims.kernel_output_feature, dims.kernel_input_feature, *dims.kernel_spatial),
+        (dims.output_batch, dims.output_feature, *dims.output_spatial),
+    )
+    ones = (1,) * len(dims.input_spatial)
+    return lax.conv_general_dilated(
+        lhs,
+        rhs,
+        window_strides=op.ints("window_strides", ones),
+        padding=padding(op),
+        lhs_dilation=op.ints("lhs_dilation", ones),
+        rhs_dilation=op.ints("rhs_dilation", ones),
+        dimension_numbers=numbers,
+        precision=precision(op),
+        preferred_element_type=lhs.dtype,
+        feature_group_count=counts["feature_group_count"],
+        batch_group_count=counts["batch_group_count"],
+    )
 
 
 def _ratio(whole: int, part: int) -> int:

@@ -19,13 +19,17 @@ from sdy_jax.lowering.strategies.shards import offset, own_block
 @emitter("stablehlo.constant", "sdy.constant")
 def _constant(local: LocalOp) -> jax.Array:
     value, shape = constant_value(local.op), local.result_shape()
-    # JAX without 64-bit mode would cut 64-bit numbers in half, so these are re-emitted as well.
-    if value is None or jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+    if value is None or not _is_whole(value.dtype):
         whole = re_emit(local, result_shapes=[local.op.results[0].shape or ()])[0]
         return own_block(local, whole, local.result_shardings[0])
     if value.ndim == 0 or value.size == 1:
         return lax.full(shape, value.reshape(()), value.dtype)
     return own_block(local, jnp.asarray(value), local.result_shardings[0])
+
+
+def _is_whole(dtype: np.dtype) -> bool:
+    """JAX without 64-bit mode would cut 64-bit numbers in half; these are re-emitted."""
+    return jax.dtypes.canonicalize_dtype(dtype) == dtype
 
 
 def constant_value(op: Op) -> np.ndarray | None:
@@ -47,7 +51,9 @@ def _iota(local: LocalOp) -> Any:
     dim = local.op.int("iota_dimension")
     axes, shape = local.result_axes(0, dim), local.result_shape()
     if not axes:
-        return re_emit(local)
+        dtype = numpy_dtype(local.op.results[0].dtype)
+        plain = np.issubdtype(dtype, np.integer) and _is_whole(dtype)
+        return lax.broadcasted_iota(dtype, shape, dim) if plain else re_emit(local)
     # Counted in integers and converted once, as the op does: small floats would round twice.
     counted = lax.broadcasted_iota(jnp.int32, shape, dim) + offset(local, axes, shape[dim])
     return counted.astype(numpy_dtype(local.op.results[0].dtype))

@@ -55,10 +55,11 @@ def _dot_general(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> jax.Array | 
     if "algorithm" in op.attributes or not lhs.dtype == rhs.dtype == dtype or op.results[0].dtype == "i1":
         return re_emit(local, lhs, rhs)
     batching = (numbers.lhs_batching, numbers.rhs_batching)
-    return lax.dot_general(lhs, rhs, (contracting, batching), precision=_precision(op), preferred_element_type=dtype)
+    return lax.dot_general(lhs, rhs, (contracting, batching), precision=precision(op), preferred_element_type=dtype)
 
 
-def _precision(op: Op) -> tuple[lax.Precision, lax.Precision] | None:
+def precision(op: Op) -> tuple[lax.Precision, lax.Precision] | None:
+    """The precisions that a dot or a convolution asks for, one per operand; None where it leaves them open."""
     if "precision_config" not in op.attributes:
         return None
     lhs, rhs = (lax.Precision[str(p).split()[-1].rstrip(">")] for p in op.attributes["precision_config"])  # type: ignore[attr-defined]

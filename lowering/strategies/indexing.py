@@ -9,7 +9,7 @@ scatter leave partial results of the combiner's kind.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax import lax
 from sdy_jax.graph import Op
 from sdy_jax.lowering.generic import re_emit
 from sdy_jax.lowering.strategies.dot import sum_kind
-from sdy_jax.lowering.strategies.monoids import identity, reduction_kind
+from sdy_jax.lowering.strategies.monoids import identity, reduction_kind, returns_new
 from sdy_jax.lowering.strategies.registry import (
     LocalOp,
     Strategy,
@@ -36,8 +36,6 @@ from sdy_jax.rules.attributes import (
     scatter_dimension_numbers,
 )
 
-_UNSORTED = {"indices_are_sorted": "false"}
-
 
 @strategies("stablehlo.gather")
 def _gather_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
@@ -49,12 +47,35 @@ def _gather_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
 def _gather(local: LocalOp, operand: jax.Array, indices: jax.Array) -> list[jax.Array]:
     numbers = gather_dimension_numbers(local.op)
     looked_up, sizes = _looked_up(local, numbers), _local_slice_sizes(local, numbers)
-    attributes = {"slice_sizes": f"array<i64: {', '.join(map(str, sizes))}>"}
+    in_order = local.op.flag("indices_are_sorted")
     if not looked_up:
-        return re_emit(local, operand, indices, attributes=attributes)
+        return [_gathered(local, numbers, sizes, operand, indices, in_order)]
     starts, hit = _own_starts(local, numbers, looked_up, indices)
-    found = re_emit(local, operand, starts, attributes=attributes | _UNSORTED)[0]
+    found = _gathered(local, numbers, sizes, operand, starts, in_order=False)
     return [_masked(found, hit, numbers)]
+
+
+def _gathered(
+    local: LocalOp,
+    numbers: GatherDimensionNumbers,
+    sizes: Sequence[int],
+    operand: jax.Array,
+    indices: jax.Array,
+    in_order: bool,
+) -> jax.Array:
+    """The op on one device; lax knows it with index vectors along the last dimension only."""
+    if numbers.index_vector_dim != indices.ndim - 1:
+        text = {"slice_sizes": f"array<i64: {', '.join(map(str, sizes))}>", "indices_are_sorted": str(in_order).lower()}
+        return re_emit(local, operand, indices, attributes=text)[0]
+    dims = lax.GatherDimensionNumbers(
+        offset_dims=numbers.offset_dims,
+        collapsed_slice_dims=numbers.collapsed_slice_dims,
+        start_index_map=numbers.start_index_map,
+        operand_batching_dims=numbers.operand_batching_dims,
+        start_indices_batching_dims=numbers.start_indices_batching_dims,
+    )
+    # The op clamps what is out of bounds: the mode only says so, and lowers to nothing but the op.
+    return lax.gather(operand, indices, dims, sizes, indices_are_sorted=in_order, mode="clip")
 
 
 def _looked_up(local: LocalOp, numbers: GatherDimensionNumbers) -> list[int]:
@@ -141,11 +162,40 @@ def _scatter(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     numbers = scatter_dimension_numbers(local.op)
     moved, split = _moved_dims(local, numbers), _split_dims(local, numbers)
     if not moved and not split:
-        return re_emit(local, *operands)
+        return _scattered(local, numbers, operands, local.op.flag("indices_are_sorted"))
     starts = _own_targets(local, numbers, moved, split, indices)
     if split:
         inputs = _leader_keeps(local, inputs, [axis for d in split for axis in local.operand_axes(count, d)])
-    return re_emit(local, *inputs, starts, *updates, attributes=_UNSORTED)
+    return _scattered(local, numbers, (*inputs, starts, *updates), in_order=False)
+
+
+_LAX: dict[str | None, Callable[..., jax.Array]] = {
+    "sum": lax.scatter_add,
+    "product": lax.scatter_mul,
+    "max": lax.scatter_max,
+    "min": lax.scatter_min,
+}
+"""The lax function of a combiner's kind."""
+
+
+def _scattered(
+    local: LocalOp, numbers: ScatterDimensionNumbers, operands: Sequence[jax.Array], in_order: bool
+) -> list[jax.Array]:
+    """The op on one device; lax knows it for one input, a few combiners, and index vectors along the last dimension."""
+    body = local.op.blocks[0]
+    function: Callable[..., jax.Array] | None = lax.scatter if returns_new(body) else _LAX.get(reduction_kind(body))
+    if function is None or len(operands) != 3 or numbers.index_vector_dim != operands[1].ndim - 1:
+        return re_emit(local, *operands, attributes={"indices_are_sorted": str(in_order).lower()})
+    dims = lax.ScatterDimensionNumbers(
+        update_window_dims=numbers.update_window_dims,
+        inserted_window_dims=numbers.inserted_window_dims,
+        scatter_dims_to_operand_dims=numbers.scatter_dims_to_operand_dims,
+        operand_batching_dims=numbers.input_batching_dims,
+        scatter_indices_batching_dims=numbers.scatter_indices_batching_dims,
+    )
+    unique = local.op.flag("unique_indices")
+    # The op drops what is out of bounds: the mode only says so, and lowers to nothing but the op.
+    return [function(*operands, dims, indices_are_sorted=in_order, unique_indices=unique, mode="drop")]
 
 
 def _moved_dims(local: LocalOp, numbers: ScatterDimensionNumbers) -> list[int]:

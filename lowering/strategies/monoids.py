@@ -1,4 +1,4 @@
-"""Recognising what a region computes: reductions of a known kind and their identities."""
+"""Recognising what a region computes: reductions of a known kind and their identities, and regions known by text."""
 
 from __future__ import annotations
 
@@ -48,6 +48,41 @@ def _combiner(value: Value, old: Value, new: Value) -> str | None:
     return None if "complex" in value.dtype and kind in ("max", "min") else kind
 
 
+def returns_new(body: Block) -> bool:
+    """Whether a region of one old and one new value is the new one."""
+    return len(body.arguments) == 2 and body.terminator.operands == [body.arguments[1]]
+
+
+def expression(body: Block) -> tuple[str, ...]:
+    """What a region without inner regions returns: every term once, over arguments `#i` and terms `%i`, then the names
+    of the results. Regions with equal expressions compute the same, however their ops are ordered or repeated.
+
+    Example: `("stablehlo.compare.0[comparison_direction = ...](#0, #1): tensor<i1>", "%0")`.
+    """
+    names = {argument: f"#{argument.index}" for argument in body.arguments}
+    terms: dict[str, int] = {}
+    results = [_name(value, names, terms) for value in body.terminator.operands]
+    return (*terms, ", ".join(results))
+
+
+def _name(value: Value, names: dict[Value, str], terms: dict[str, int]) -> str:
+    """The name of a value; its term, and those that it is made of, are added where they are new."""
+    if value not in names:
+        term = _term(value, names, terms)
+        names[value] = f"%{terms.setdefault(term, len(terms))}"
+    return names[value]
+
+
+def _term(value: Value, names: dict[Value, str], terms: dict[str, int]) -> str:
+    op = value.defining_op
+    if op is None:
+        return "an argument from outside"
+    name = op.name.replace("sdy.constant", "stablehlo.constant")
+    attributes = ", ".join(f"{n} = {op.attributes[n]}" for n in sorted(op.attributes) if not n.startswith("sdy."))
+    operands = ", ".join(_name(v, names, terms) for v in op.operands)
+    return f"{name}.{value.index}[{attributes}]({operands}): {value.type}"
+
+
 def identity(kind: str, dtype: str) -> np.ndarray:
     """The value that changes nothing: 0 for a sum, -inf for the maximum of floats."""
     numpy = numpy_dtype(dtype)
@@ -70,6 +105,8 @@ def _extreme(dtype: np.dtype, highest: bool) -> np.ndarray:
 def is_identity(value: Value, kind: str) -> bool:
     """Whether an initial value is known to be the identity of a kind."""
     constant = value.defining_op
+    while constant is not None and constant.name == "stablehlo.broadcast_in_dim":
+        constant = constant.operands[0].defining_op
     if constant is None or constant.name not in ("stablehlo.constant", "sdy.constant"):
         return False
     known: Any = constant_value(constant)
