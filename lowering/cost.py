@@ -35,8 +35,8 @@ _TABLE: dict[str, tuple[_Bytes, _Hops]] = {
 }
 
 
-# With the value of accelerators the example's step on 2 x 4 virtual devices moved 0.96 of jit's bytes in 1.05 of its
-# time, with this one 1.00 of the bytes in 1.01 of the time (2026-11, medians of 10 pairs on two cores). A guess between.
+# A guess. With the value of accelerators the example's step on 2 x 4 virtual devices moved 0.96 of jit's bytes in 1.05
+# of its time, with this one 1.00 of the bytes in 1.01 of the time (2026-11, medians of 10 pairs on two cores).
 _CPU_FLOP = 0.1
 
 

@@ -24,8 +24,8 @@ def build_plan(name: str, program: Program, costs: CostModel) -> Plan:
 
 @contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Planning makes many small linked objects that all live until it is done: looking for garbage among them, and in
-    everything that jax has alive, took a quarter of its time."""
+    """Planning makes many small linked objects that all live until it is done. Looking for garbage among them and in
+    all that jax has alive made reading the example's graphs take 0.2 s instead of 0.06 s (2026-11)."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
