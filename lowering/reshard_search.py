@@ -21,7 +21,7 @@ Layout = tuple[tuple[int, ...], int]
 
 BUDGET = 500
 """States that one half may expand per refinement, 0.15 to 0.3 ms each; the worst reshards tried on a 16x16 mesh took
-2 s in all. On three pairs that use it up, 3,000 found no cheaper plan (2026-11). Past it the best plan found is taken."""
+2 s in all. On three pairs that use it up, 3,000 found no cheaper plan (2026-11). Past it, the best so far is taken."""
 
 _SLACK = 1 + 1e-9
 
