@@ -227,9 +227,7 @@ def _priced(problem: Problem, strategy: Strategy, assignment: Assignment) -> Pri
         *((t, s, t.sharding) for t, s in zip(problem.results, results, strict=True)),
     ]
     for tensor, source, target in pairs:
-        if (tensor.shape and (source.axes != target.axes or source.unreduced_axes != target.unreduced_axes)) or (
-            source.unreduced_axes != target.unreduced_axes
-        ):
+        if not source.lies_like(target):
             plan = plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs)
             cost += plan.cost
             steps += len(plan.steps)

@@ -191,7 +191,7 @@ class _Partitioner:
     def _settle(self, op: Op, result: Value, produced: TensorSharding) -> None:
         """Records the sharding an op produces a result in, and brings it to the declared one for all users."""
         declared = self._declared(result)
-        if produced.axes == declared.axes and produced.unreduced_axes == declared.unreduced_axes:
+        if produced.lies_like(declared):
             self._place(result, declared)
             return
         self._place(result, produced)
@@ -225,7 +225,7 @@ class _Partitioner:
 
     def _resharded(self, value: Value, target: TensorSharding, user: Op) -> ir.Value:
         source = self.placed[value]
-        if value.shape is None or (source.axes == target.axes and source.unreduced_axes == target.unreduced_axes):
+        if value.shape is None or source.lies_like(target):
             return self.mlir[value]
         key = (value, (target.axes, target.unreduced_axes))
         if key not in self.copies:

@@ -152,10 +152,10 @@ class Op:
 
 
 def main_function(module: ir.Operation) -> ir.Operation:
-    """The function named `main`, or the only one."""
-    functions = [op.operation for op in module.regions[0].blocks[0].operations if op.operation.name == "func.func"]
-    named = [f for f in functions if ir.StringAttr(f.attributes["sym_name"]).value == "main"]
-    return (named or functions)[0]
+    """The only function, or the one named `main`."""
+    ops = (op.operation for op in module.regions[0].blocks[0].operations)
+    functions = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in ops if op.name == "func.func"}
+    return next(iter(functions.values())) if len(functions) == 1 else functions["main"]
 
 
 def read_attributes(op: ir.Operation) -> dict[str, ir.Attribute]:
@@ -225,7 +225,9 @@ class Graph:
             for argument in inner.arguments:
                 self._values[argument.mlir] = argument
             if op.name == "func.func":
-                for argument, sharding in zip(inner.arguments, function_shardings(op, "arg_attrs"), strict=False):
+                for argument, sharding in zip(
+                    inner.arguments, function_shardings(mlir, "arg_attrs", len(inner.arguments)), strict=False
+                ):
                     argument.sharding = sharding
             for child in inner.mlir.operations:
                 inner.ops.append(self._read(child.operation, inner))
@@ -234,7 +236,7 @@ class Graph:
     def result_shardings(self, function: Op) -> list[TensorSharding | None]:
         """The sharding attributes on a function's results, None where there is none."""
         count = len(function.blocks[0].terminator.operands)
-        return function_shardings(function, "res_attrs") or [None] * count
+        return function_shardings(function.mlir, "res_attrs", count)
 
     def set_result_sharding(self, function: Op, index: int, sharding: TensorSharding | None) -> None:
         count = len(function.blocks[0].terminator.operands)
@@ -309,11 +311,11 @@ def _write_result_shardings(op: Op) -> None:
     attributes["sdy.sharding"] = shardings_to_attribute(filled, context)
 
 
-def function_shardings(function: Op, name: str) -> list[TensorSharding | None]:
-    """The `sdy.sharding` of each argument (`arg_attrs`) or result (`res_attrs`); empty where there are none at all."""
-    attributes = function.mlir.attributes
+def function_shardings(function: ir.Operation, name: str, count: int) -> list[TensorSharding | None]:
+    """The `sdy.sharding` of each of a function's `count` arguments (`arg_attrs`) or results (`res_attrs`)."""
+    attributes = function.attributes
     if name not in attributes:
-        return []
+        return [None] * count
     dicts = (ir.DictAttr(d) for d in ir.ArrayAttr(attributes[name]))
     return [sharding_from_attribute(d["sdy.sharding"]) if "sdy.sharding" in d else None for d in dicts]
 

@@ -9,6 +9,7 @@ from itertools import takewhile
 
 from jax.extend.mlir import ir
 
+from sdy_jax.graph import main_function
 from sdy_jax.passes.manual import module_meshes
 from sdy_jax.passes.shardings import (
     function_shardings,
@@ -18,7 +19,7 @@ from sdy_jax.passes.shardings import (
     set_function_sharding,
     set_list,
 )
-from sdy_jax.passes.walk import body_of, functions, main_of, named, terminator_of
+from sdy_jax.passes.walk import body_of, functions, named, terminator_of
 from sdy_jax.propagation.edges import manual_axes, manual_prefix
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -41,7 +42,7 @@ def remove_sub_axes(module: ir.Operation) -> None:
         )
         return replace(sharding, dimensions=tuple(dimensions))
 
-    _change_boundary(main_of(module), whole)
+    _change_boundary(main_function(module), whole)
 
 
 def make_boundary_divisible(module: ir.Operation) -> None:

@@ -123,15 +123,20 @@ def _apply_manual(manual: ir.Operation, x: ir.Value, sharding: TensorSharding) -
         set_sharding(x, sharding)
         return
     _set_unreduced(x, sharding)
+    constrain_uses(x, sharding, manual.location)
+
+
+def constrain_uses(value: ir.Value, sharding: TensorSharding, location: ir.Location) -> None:
+    """Puts a sharding constraint right after a value, between it and all its users."""
     constraint = ir.Operation.create(
         _CONSTRAINT,
-        results=[x.type],
-        operands=[x],
-        attributes={"sharding": sharding_to_attribute(sharding, x.context)},
-        loc=manual.location,
-        ip=just_after(x),
+        results=[value.type],
+        operands=[value],
+        attributes={"sharding": sharding_to_attribute(sharding, value.context)},
+        loc=location,
+        ip=just_after(value),
     )
-    x.replace_all_uses_except(constraint.results[0], constraint)
+    value.replace_all_uses_except(constraint.results[0], constraint)
 
 
 def _set_unreduced(x: ir.Value, sharding: TensorSharding) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import has_source_line
+from sdy_jax.graph import has_source_line, main_function
 from sdy_jax.passes.shardings import function_shardings, list_of
-from sdy_jax.passes.walk import body_of, functions, main_of, named, pre_order, symbol
+from sdy_jax.passes.walk import body_of, functions, named, pre_order, symbol
 from sdy_jax.representation.attributes import sharding_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -30,7 +30,7 @@ def inline_calls(module: ir.Operation) -> None:
     done: dict[str, bool] = {}
     for name in known:
         _inline_into(name, known, done)
-    main = main_of(module)
+    main = main_function(module)
     for function in known.values():
         if function != main and _is_private(function):
             function.erase()

@@ -9,10 +9,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.graph import source_line
-from sdy_jax.passes.constraints import current_sharding, shardable
+from sdy_jax.passes.constraints import constrain_uses, current_sharding, shardable
 from sdy_jax.passes.shardings import set_sharding
-from sdy_jax.passes.walk import just_after, named, post_order, rank
-from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.passes.walk import named, post_order, rank
 from sdy_jax.representation.sharding import TensorSharding
 
 GROUP = "sdy.sharding_group"
@@ -117,7 +116,8 @@ def synchronize_groups(module: ir.Operation) -> None:
             stacklevel=2,
         )
         for op in group.ops:
-            _separate(op, TensorSharding.fully_open(group.given[0].mesh, rank(op.operands[0])))
+            member = op.operands[0]
+            constrain_uses(member, TensorSharding.fully_open(group.given[0].mesh, rank(member)), op.location)
 
 
 def _set_all(group: _Group) -> None:
@@ -125,19 +125,6 @@ def _set_all(group: _Group) -> None:
         owner = shardable(op.operands[0])
         if owner is not None:
             set_sharding(owner, group.given[0])
-
-
-def _separate(group_op: ir.Operation, sharding: TensorSharding) -> None:
-    member = group_op.operands[0]
-    constraint = ir.Operation.create(
-        "sdy.sharding_constraint",
-        results=[member.type],
-        operands=[member],
-        attributes={"sharding": sharding_to_attribute(sharding, member.context)},
-        loc=group_op.location,
-        ip=just_after(member),
-    )
-    member.replace_all_uses_except(constraint.results[0], constraint)
 
 
 def remove_sharding_groups(module: ir.Operation) -> None:

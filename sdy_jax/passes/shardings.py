@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from jax.extend.mlir import ir
 
+from sdy_jax import graph
 from sdy_jax.passes.walk import body_of, pre_order, rank, terminator_of
 from sdy_jax.representation.attributes import (
     sharding_from_attribute,
@@ -69,25 +70,16 @@ def _map_function(function: ir.Operation, changed: Callable[[str, ir.Attribute],
 
 def function_shardings(function: ir.Operation, name: str) -> list[TensorSharding | None]:
     """The sharding of each argument (`arg_attrs`) or result (`res_attrs`) of a function."""
-    block = body_of(function)
-    count = len(block.arguments) if name == "arg_attrs" else len(terminator_of(block).operands)
-    if name not in function.attributes:
-        return [None] * count
-    dictionaries = (ir.DictAttr(d) for d in ir.ArrayAttr(function.attributes[name]))
-    return [sharding_from_attribute(d["sdy.sharding"]) if "sdy.sharding" in d else None for d in dictionaries]
+    return graph.function_shardings(function, name, _count(function, name))
 
 
 def set_function_sharding(function: ir.Operation, name: str, index: int, sharding: TensorSharding | None) -> None:
-    context = function.context
-    count = len(function_shardings(function, name))
-    old = list(ir.ArrayAttr(function.attributes[name])) if name in function.attributes else []
-    old = old or [ir.DictAttr.get({}, context)] * count
-    entry = {n.name: n.attr for n in ir.DictAttr(old[index])}
-    entry.pop("sdy.sharding", None)
-    if sharding is not None:
-        entry["sdy.sharding"] = sharding_to_attribute(sharding, context)
-    old[index] = ir.DictAttr.get(entry, context)
-    function.attributes[name] = ir.ArrayAttr.get(old, context)
+    graph.set_function_shardings(function, name, _count(function, name), {index: sharding})
+
+
+def _count(function: ir.Operation, name: str) -> int:
+    block = body_of(function)
+    return len(block.arguments) if name == "arg_attrs" else len(terminator_of(block).operands)
 
 
 def sharding_of(value: ir.Value) -> TensorSharding | None:

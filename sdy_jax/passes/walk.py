@@ -37,12 +37,6 @@ def functions(module: ir.Operation) -> dict[str, ir.Operation]:
     return {symbol(op): op for op in ops if op.name == "func.func"}
 
 
-def main_of(module: ir.Operation) -> ir.Operation:
-    """The only function, or the one named `main`."""
-    known = functions(module)
-    return next(iter(known.values())) if len(known) == 1 else known["main"]
-
-
 def symbol(op: ir.Operation) -> str:
     return str(ir.StringAttr(op.attributes["sym_name"]).value)
 

@@ -103,6 +103,10 @@ class TensorSharding:
         """The same axes and priorities with every dimension closed; explicit replication is dropped."""
         return replace(self, dimensions=tuple(replace(d, is_closed=True) for d in self.dimensions), replicated_axes=())
 
+    def lies_like(self, other: TensorSharding) -> bool:
+        """Devices hold the same data: equal axes per dimension and equal unreduced axes."""
+        return self.axes == other.axes and self.unreduced_axes == other.unreduced_axes
+
     def shard_counts(self, mesh: Mesh) -> tuple[int, ...]:
         """Into how many blocks each dimension is split."""
         return tuple(axes_size(d.axes, mesh) for d in self.dimensions)
