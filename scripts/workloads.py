@@ -1,0 +1,316 @@
+"""Small models of the usual parallel layouts, for the benchmarks: each an ordinary function with boundary shardings.
+
+A workload's specifications name what a dimension means ("batch", "tensor", "expert", "sequence", "weights"); a
+`Layout` says which mesh axes stand for that, so that one model serves all meshes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+Tree = Any
+Layout = Mapping[str, tuple[str, ...]]
+"""Mesh axes by meaning; a meaning that is missing is not sharded."""
+
+RATE = 0.1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A function of `arguments` (shapes and dtypes) and the meanings of their and its results' dimensions.
+
+    Specifications are trees of tuples with one meaning (or None) per dimension.
+    """
+
+    name: str
+    function: Callable[..., Tree]
+    arguments: Tree
+    arguments_spec: Tree
+    results_spec: Tree
+    layouts: Mapping[str, Layout]
+
+    def shardings(self, mesh: str) -> tuple[Tree, Tree]:
+        """The PartitionSpecs of arguments and results on one of the meshes of `layouts`."""
+        layout = self.layouts[mesh]
+        return _specs(self.arguments_spec, layout), _specs(self.results_spec, layout)
+
+
+class Dims(tuple):
+    """The meanings of one array's dimensions: a leaf of a specification tree."""
+
+
+def dims(*meanings: str | None) -> Dims:
+    return Dims(meanings)
+
+
+def _specs(tree: Tree, layout: Layout) -> Tree:
+    return jax.tree.map(
+        lambda d: P(*(layout.get(m) if m else None for m in d)), tree, is_leaf=lambda x: isinstance(x, Dims)
+    )
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def i32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def train(loss: Callable[..., jax.Array]) -> Callable[..., tuple[Tree, jax.Array]]:
+    """A step of plain gradient descent: (weights, *batch) -> (weights, loss)."""
+
+    def step(weights: Tree, *batch: jax.Array) -> tuple[Tree, jax.Array]:
+        value, gradients = jax.value_and_grad(loss)(weights, *batch)
+        return jax.tree.map(lambda w, g: w - RATE * g, weights, gradients), value
+
+    return step
+
+
+# --- a multilayer perceptron, Megatron's way --------------------------------------------------------------------------
+
+
+def mlp_loss(weights: Tree, x: jax.Array, y: jax.Array) -> jax.Array:
+    for layer in weights:
+        x = x + jax.nn.gelu(x @ layer["up"]) @ layer["down"]
+    return jnp.mean((x - y) ** 2)
+
+
+def mlp() -> Workload:
+    layer = {"up": f32(128, 512), "down": f32(512, 128)}
+    spec = {"up": dims(None, "tensor"), "down": dims("tensor", None)}
+    batch = dims("batch", None)
+    return Workload(
+        "mlp",
+        train(mlp_loss),
+        ([layer] * 3, f32(64, 128), f32(64, 128)),
+        ([spec] * 3, batch, batch),
+        ([spec] * 3, dims()),
+        {
+            "8": {"tensor": ("a",)},
+            "2x4": {"batch": ("a",), "tensor": ("b",)},
+            "2x2x2": {"batch": ("a",), "tensor": ("b", "c")},
+        },
+    )
+
+
+# --- a transformer ----------------------------------------------------------------------------------------------------
+
+
+def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
+
+
+def attention(x: jax.Array, layer: Tree) -> jax.Array:
+    q, k, v = (jnp.einsum("bsd,dhk->bshk", x, layer[name]) for name in ("q", "k", "v"))
+    scores = jnp.einsum("bshk,bthk->bhst", q, k) / q.shape[-1] ** 0.5
+    causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
+    weights = jax.nn.softmax(jnp.where(causal, scores, -1e9))
+    return jnp.einsum("bhst,bthk,hkd->bsd", weights, v, layer["out"])
+
+
+def feed_forward(x: jax.Array, layer: Tree) -> jax.Array:
+    return jax.nn.gelu(x @ layer["up"]) @ layer["down"]
+
+
+def transformer_loss(weights: Tree, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+    x = weights["embedding"][tokens]
+    for layer in weights["layers"]:
+        x = x + attention(norm(x, layer["norm1"]), layer)
+        x = x + feed_forward(norm(x, layer["norm2"]), layer)
+    logits = norm(x, weights["norm"]) @ weights["unembedding"]
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
+    return -jnp.mean(chosen)
+
+
+def transformer_weights(layers: int, d: int, heads: int, vocabulary: int) -> Tree:
+    head = f32(d, heads, d // heads)
+    layer = {
+        "norm1": f32(d),
+        "norm2": f32(d),
+        "q": head,
+        "k": head,
+        "v": head,
+        "out": f32(heads, d // heads, d),
+        "up": f32(d, 4 * d),
+        "down": f32(4 * d, d),
+    }
+    return {
+        "embedding": f32(vocabulary, d),
+        "unembedding": f32(d, vocabulary),
+        "norm": f32(d),
+        "layers": [layer] * layers,
+    }
+
+
+def transformer_spec(layers: int) -> Tree:
+    """Megatron's layout over "tensor"; each weight's other dimension over "weights" (ZeRO-3, if the layout has it)."""
+    head = dims("weights", "tensor", None)
+    layer = {
+        "norm1": dims(None),
+        "norm2": dims(None),
+        "q": head,
+        "k": head,
+        "v": head,
+        "out": dims("tensor", None, "weights"),
+        "up": dims("weights", "tensor"),
+        "down": dims("tensor", "weights"),
+    }
+    return {
+        "embedding": dims("tensor", "weights"),
+        "unembedding": dims("weights", "tensor"),
+        "norm": dims(None),
+        "layers": [layer] * layers,
+    }
+
+
+def transformer(name: str, layouts: Mapping[str, Layout], layers: int = 2) -> Workload:
+    weights, spec = transformer_weights(layers, 64, 8, 256), transformer_spec(layers)
+    tokens = dims("batch", None)
+    return Workload(
+        name,
+        train(transformer_loss),
+        (weights, i32(16, 32), i32(16, 32)),
+        (spec, tokens, tokens),
+        (spec, dims()),
+        layouts,
+    )
+
+
+def megatron() -> Workload:
+    return transformer(
+        "transformer",
+        {
+            "8": {"batch": ("a",)},
+            "2x4": {"batch": ("a",), "tensor": ("b",)},
+            "2x2x2": {"batch": ("a", "c"), "tensor": ("b",)},
+        },
+    )
+
+
+def fsdp() -> Workload:
+    return transformer(
+        "fsdp",
+        {
+            "8": {"batch": ("a",), "weights": ("a",)},
+            "2x4": {"batch": ("a", "b"), "weights": ("b",)},
+            "2x2x2": {"batch": ("a", "b"), "weights": ("a", "b"), "tensor": ("c",)},
+        },
+    )
+
+
+# --- a mixture of experts, every token to its best expert -------------------------------------------------------------
+
+
+def moe_loss(weights: Tree, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Dispatch and combine by one-hot products with a fixed capacity; groups of tokens are batched."""
+    experts, capacity = weights["up"].shape[0], 2 * x.shape[1] // weights["up"].shape[0]
+    gates = jax.nn.softmax(jnp.einsum("gtd,de->gte", x, weights["router"]))
+    chosen = jax.nn.one_hot(jnp.argmax(gates, -1), experts)
+    position = jnp.cumsum(chosen, axis=1) * chosen - 1
+    slots = jax.nn.one_hot(position, capacity) * chosen[..., None]
+    sent = jnp.einsum("gtec,gtd->egcd", slots, x)
+    hidden = jax.nn.relu(jnp.einsum("egcd,edf->egcf", sent, weights["up"]))
+    back = jnp.einsum("egcf,efd->egcd", hidden, weights["down"])
+    out = jnp.einsum("gtec,egcd->gtd", slots * gates[..., None], back)
+    return jnp.mean((x + out - y) ** 2)
+
+
+def moe() -> Workload:
+    weights = {"router": f32(64, 8), "up": f32(8, 64, 128), "down": f32(8, 128, 64)}
+    spec = {"router": dims(None, None), "up": dims("expert", None, "tensor"), "down": dims("expert", "tensor", None)}
+    tokens = dims("batch", None, None)
+    return Workload(
+        "moe",
+        train(moe_loss),
+        (weights, f32(16, 64, 64), f32(16, 64, 64)),
+        (spec, tokens, tokens),
+        (spec, dims()),
+        {
+            "8": {"batch": ("a",), "expert": ("a",)},
+            "2x4": {"batch": ("a", "b"), "expert": ("b",)},
+            "2x2x2": {"batch": ("a", "b"), "expert": ("b",), "tensor": ("c",)},
+        },
+    )
+
+
+# --- attention with sequences split over devices ----------------------------------------------------------------------
+
+
+def sequence_loss(weights: Tree, x: jax.Array, y: jax.Array) -> jax.Array:
+    for layer in weights:
+        x = x + attention(norm(x, layer["norm1"]), layer)
+        x = x + feed_forward(norm(x, layer["norm2"]), layer)
+    return jnp.mean((x - y) ** 2)
+
+
+def sequence_parallel() -> Workload:
+    layer = transformer_weights(1, 64, 8, 8)["layers"][0]
+    spec = transformer_spec(1)["layers"][0]
+    tokens = dims("batch", "sequence", None)
+    return Workload(
+        "sequence",
+        train(sequence_loss),
+        ([layer] * 2, f32(8, 64, 64), f32(8, 64, 64)),
+        ([spec] * 2, tokens, tokens),
+        ([spec] * 2, dims()),
+        {
+            "8": {"sequence": ("a",)},
+            "2x4": {"batch": ("a",), "sequence": ("b",)},
+            "2x2x2": {"batch": ("a",), "sequence": ("b",), "tensor": ("c",)},
+        },
+    )
+
+
+# --- a convolutional network ------------------------------------------------------------------------------------------
+
+
+def conv(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def conv_loss(weights: Tree, images: jax.Array, labels: jax.Array) -> jax.Array:
+    x = images
+    for stage in weights["stages"]:
+        x = jax.nn.relu(conv(x, stage["wide"], 1))
+        x = jax.nn.relu(conv(x, stage["deep"], 2))
+    logits = jnp.mean(x, axis=(1, 2)) @ weights["head"]
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)
+    return -jnp.mean(chosen)
+
+
+def conv_net() -> Workload:
+    def stage(inputs: int, outputs: int) -> Tree:
+        return {"wide": f32(3, 3, inputs, outputs), "deep": f32(3, 3, outputs, outputs)}
+
+    spec = {"wide": dims(None, None, None, "tensor"), "deep": dims(None, None, "tensor", None)}
+    weights = {"stages": [stage(8, 32), stage(32, 64)], "head": f32(64, 16)}
+    weights_spec = {"stages": [spec] * 2, "head": dims(None, None)}
+    return Workload(
+        "conv",
+        train(conv_loss),
+        (weights, f32(16, 16, 16, 8), i32(16)),
+        (weights_spec, dims("batch", None, None, None), dims("batch")),
+        (weights_spec, dims()),
+        {
+            "8": {"batch": ("a",)},
+            "2x4": {"batch": ("a",), "tensor": ("b",)},
+            "2x2x2": {"batch": ("a", "b"), "tensor": ("c",)},
+        },
+    )
+
+
+MESHES: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "8": ((8,), ("a",)),
+    "2x4": ((2, 4), ("a", "b")),
+    "2x2x2": ((2, 2, 2), ("a", "b", "c")),
+}
+"""The meshes by name: sizes and axis names."""
+
+WORKLOADS: tuple[Callable[[], Workload], ...] = (mlp, megatron, moe, fsdp, sequence_parallel, conv_net)
