@@ -2,8 +2,9 @@
 
 For each factor the candidates are the leading parts of the axes that its tensors already have along it. An assignment
 costs the reshards of the operands to what it needs, what its strategy communicates inside, the reshards of the results
-to their declared shardings (reductions included), and a little for every operation that is not shared out.
-Source: spec of the partitioner, sections 2.1, 2.2 and 2.4.
+to their declared shardings (reductions included), and a little for every operation that is not shared out. Partial
+operands of a linear op may be reduced before it or after it: both are priced.
+Source: spec of the partitioner, sections 2.1, 2.2, 2.4 and 2.7.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from sdy_jax.lowering.factors import (
 )
 from sdy_jax.lowering.resharding import plan_reshard
 from sdy_jax.lowering.strategies.registry import Strategy
-from sdy_jax.representation.axes import overlaps, truncate_overlaps
+from sdy_jax.representation.axes import overlaps, sort_and_merge, truncate_overlaps
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 
 # Where all tensors of an op agree, the op runs as they say unless moving them costs less than one half: moving usually
 # replicates work that is shared out now. Half is what an all_gather costs beside an all_reduce of the same value, so a
-# row-parallel product keeps its all_reduce.
+# row-parallel product keeps its all_reduce. Ops that only move data are decided by what moves alone.
 _CLEAR_WIN = 2.0
 
 # Above this many assignments the candidates are pruned to the lists that tensors have in full.
@@ -48,6 +49,17 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class InsideCollective:
+    """A collective that the op performs itself on one block of a tensor (of operands, then results)."""
+
+    kind: str
+    axes: Axes
+    tensor: int
+    wire_bytes: float
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """How an op runs: its strategy, and the sharding that each operand must and each result will have."""
 
@@ -57,11 +69,15 @@ class Choice:
     results: tuple[TensorSharding, ...]
     gathered: tuple[int, ...] = ()
     """Factors whose tensors are sharded along them but that the op cannot run split along."""
+    inside: tuple[InsideCollective, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One op with the shardings around it. `results` carry the declared shardings."""
+    """One op with the shardings around it. `results` carry the declared shardings.
+
+    `carried`: the operands that must be partial for the results to be so; none where partial operands must be reduced.
+    """
 
     rule: OpShardingRule
     strategies: tuple[Strategy, ...]
@@ -70,50 +86,91 @@ class Problem:
     mesh_name: str
     mesh: Mesh
     costs: CostModel
+    carried: frozenset[int] = frozenset()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.operands + self.results
 
+    @property
+    def partial_axes(self) -> Axes:
+        """The axes along which carried operands are partial, in mesh order; none if they are parts of one another."""
+        found = list(dict.fromkeys(a for i in self.carried for a in self.operands[i].sharding.unreduced_axes))
+        apart = not any(overlaps(a, b) for a, b in itertools.combinations(found, 2))
+        return sort_and_merge(found, self.mesh) if apart else ()
 
-Priced = tuple[tuple[float, int, int, tuple[object, ...]], Strategy, Assignment]
-"""A way to run an op behind the key it is chosen by: cost, number of collectives, less parallel work, encoding."""
+    @property
+    def partial_kind(self) -> str:
+        return next(
+            self.operands[i].sharding.reduction for i in self.carried if self.operands[i].sharding.unreduced_axes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run an op; `partial` are the axes along which its carried operands stay unreduced."""
+
+    strategy: Strategy
+    assignment: Assignment
+    partial: Axes = ()
+
+
+Key = tuple[float, int, bool, int, tuple[object, ...]]
+Priced = tuple[Key, Way]
+"""A way behind the key it is chosen by: cost, number of collectives, reduced early, less parallel work, encoding."""
 
 
 def choose(problem: Problem) -> Choice:
-    """The cheapest way to run the op; ties go to fewer collectives, more parallel work, then the smaller encoding."""
+    """The cheapest way to run the op; ties go to fewer collectives, later reductions, more parallel work, then
+    the smaller encoding."""
     lists = _factor_lists(problem)
     agreed = _agreed(problem, lists)
     if agreed is not None and agreed[0][1] == 0:
         best = agreed  # nothing has to move, and the work is shared out as the values are
     else:
-        best = min(
-            (_priced(problem, s, a) for s in problem.strategies for a in _assignments(problem, s, lists)),
-            key=lambda priced: priced[0],
-        )
-        if agreed is not None and agreed[0][0] <= _CLEAR_WIN * best[0][0]:
+        ways = (w for s in problem.strategies for a in _assignments(problem, s, lists) for w in _ways(problem, s, a))
+        best = min((_priced(problem, way) for way in ways), key=_key)
+        if agreed is not None and agreed[1].strategy.work is None and agreed[0][0] <= _CLEAR_WIN * best[0][0]:
             best = agreed
-    _, strategy, assignment = best
-    operands, results = shardings_under(problem, strategy, assignment)
-    return Choice(strategy, assignment, operands, results, _gathered(strategy, lists))
+    way = best[1]
+    operands, results = shardings_under(problem, way)
+    gathered = _gathered(way.strategy, lists)
+    return Choice(way.strategy, way.assignment, operands, results, gathered, inside_collectives(problem, way))
 
 
-def shardings_under(
-    problem: Problem, strategy: Strategy, assignment: Assignment
-) -> tuple[tuple[TensorSharding, ...], tuple[TensorSharding, ...]]:
-    """The operand and result shardings that an assignment stands for; results carry what is left unreduced."""
-    rule, mesh = problem.rule, problem.mesh
-    partial = sorted((a for f in rule.reduction for a in assignment[f]), key=lambda a: axis_key(a, mesh))
+def _key(priced: Priced) -> Key:
+    return priced[0]
+
+
+def shardings_under(problem: Problem, way: Way) -> tuple[tuple[TensorSharding, ...], tuple[TensorSharding, ...]]:
+    """The operand and result shardings of a way to run the op; results carry what is left unreduced."""
+    rule, mesh, name, assignment = problem.rule, problem.mesh, problem.mesh_name, way.assignment
+    summed = way.strategy.partial
+    kind = problem.partial_kind if way.partial else way.strategy.reduction or "sum"
+    partial = sort_and_merge((*way.partial, *(a for f in summed for a in assignment[f])), mesh)
+    kept = tuple(() if f in summed else axes for f, axes in enumerate(assignment))
+    carried = [way.partial if i in problem.carried else () for i in range(len(problem.operands))]
     operands = tuple(
-        TensorSharding.closed(problem.mesh_name, dimension_axes(assignment, m, mesh)) for m in rule.operand_mappings
+        TensorSharding.closed(name, dimension_axes(assignment, m, mesh), axes, kind if axes else "sum")
+        for m, axes in zip(rule.operand_mappings, carried, strict=True)
     )
     results = tuple(
-        TensorSharding.closed(
-            problem.mesh_name, dimension_axes(assignment, m, mesh), partial, strategy.reduction or "sum"
-        )
+        TensorSharding.closed(name, dimension_axes(kept, m, mesh), partial, kind if partial else "sum")
         for m in rule.result_mappings
     )
     return operands, results
+
+
+def _ways(problem: Problem, strategy: Strategy, assignment: Assignment) -> Iterator[Way]:
+    """The op with its partial operands reduced first and, where that is possible, with partial results."""
+    yield Way(strategy, assignment)
+    partial = problem.partial_axes
+    if not partial or any(overlaps(a, b) for axes in assignment for a in axes for b in partial):
+        return
+    own = strategy.partial | {f for inside in strategy.inside for f in inside.factors}
+    combines = any(assignment[f] for f in own)
+    if not combines or (strategy.reduction == problem.partial_kind and not strategy.inside):
+        yield Way(strategy, assignment, partial)
 
 
 def axis_key(axis: AxisRef, mesh: Mesh) -> tuple[int, int, int]:
@@ -139,8 +196,8 @@ def _agreed(problem: Problem, lists: list[list[Axes]]) -> Priced | None:
     if any(len(found) > 1 for found in lists):
         return None
     assignment = tuple(found[0] if found else () for found in lists)
-    valid = [_priced(problem, s, assignment) for s in problem.strategies if _is_valid(problem, s, assignment)]
-    return min(valid, key=lambda priced: priced[0], default=None)
+    valid = (s for s in problem.strategies if _is_valid(problem, s, assignment))
+    return min((_priced(problem, way) for s in valid for way in _ways(problem, s, assignment)), key=_key, default=None)
 
 
 def _is_valid(problem: Problem, strategy: Strategy, assignment: Assignment) -> bool:
@@ -219,9 +276,10 @@ def _candidates(found: Sequence[Axes], mesh: Mesh) -> list[Axes]:
     return [*prefixes, *(j for j in joins if j not in prefixes)]
 
 
-def _priced(problem: Problem, strategy: Strategy, assignment: Assignment) -> Priced:
-    operands, results = shardings_under(problem, strategy, assignment)
-    cost, steps = strategy.inside_bytes, 0
+def _priced(problem: Problem, way: Way) -> Priced:
+    operands, results = shardings_under(problem, way)
+    inside = inside_collectives(problem, way)
+    cost, steps = sum(collective.time for collective in inside), len(inside)
     pairs = [
         *((t, t.sharding, s) for t, s in zip(problem.operands, operands, strict=True)),
         *((t, s, t.sharding) for t, s in zip(problem.results, results, strict=True)),
@@ -230,11 +288,35 @@ def _priced(problem: Problem, strategy: Strategy, assignment: Assignment) -> Pri
         if not source.lies_like(target):
             plan = plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs)
             cost += plan.cost
-            steps += len(plan.steps)
-    parallelism = math.prod(axes_size(axes, problem.mesh) for axes in assignment)
-    flops = math.prod(problem.rule.factor_sizes)
-    encoded = tuple(tuple(axis_key(a, problem.mesh) for a in axes) for axes in assignment)
-    return (cost + problem.costs.flop * flops / parallelism, steps, -parallelism, encoded), strategy, assignment
+            steps += sum(1 for step in plan.steps if step.wire_bytes)
+    parallelism = math.prod(axes_size(axes, problem.mesh) for axes in way.assignment)
+    encoded = tuple(tuple(axis_key(a, problem.mesh) for a in axes) for axes in way.assignment)
+    cost += problem.costs.flop * _work(problem, way)
+    return (cost, steps, not way.partial, -parallelism, encoded), way
+
+
+def _work(problem: Problem, way: Way) -> float:
+    """The operations of one device."""
+    factors = range(len(way.assignment)) if way.strategy.work is None else way.strategy.work
+    return math.prod(problem.rule.factor_sizes[f] / axes_size(way.assignment[f], problem.mesh) for f in factors)
+
+
+def inside_collectives(problem: Problem, way: Way) -> tuple[InsideCollective, ...]:
+    """What the emitter will communicate."""
+    mesh, costs, assignment = problem.mesh, problem.costs, way.assignment
+    tensors = list(zip(problem.tensors, problem.rule.mappings, strict=True))
+    found = []
+    for inside in way.strategy.inside:
+        axes = tuple(a for f in sorted(inside.factors) for a in assignment[f])
+        if not axes:
+            continue
+        tensor, mapping = tensors[inside.tensor]
+        block = tensor.itemsize * math.prod(tensor.shape)
+        block /= math.prod(axes_size(axes, mesh) for axes in dimension_axes(assignment, mapping, mesh))
+        wire = costs.wire_bytes(inside.kind, axes_size(axes, mesh), block, block)
+        time = costs.time(inside.kind, axes, mesh, block, block)
+        found.append(InsideCollective(inside.kind, axes, inside.tensor, wire, time))
+    return tuple(found)
 
 
 def _gathered(strategy: Strategy, lists: list[list[Axes]]) -> tuple[int, ...]:

@@ -9,12 +9,14 @@ so permutations are written over the whole mesh.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from jax import lax
 
@@ -27,9 +29,36 @@ Axes = Sequence[AxisRef]
 AxesPerDim = Sequence[Axes]
 
 
+_Collective = Callable[..., jax.Array]
+
+_TWO_BITS = {np.dtype(ml_dtypes.int2): jnp.int8, np.dtype(ml_dtypes.uint2): jnp.uint8}
+_FOUR_BITS = {np.dtype(ml_dtypes.int4): jnp.int8, np.dtype(ml_dtypes.uint4): jnp.uint8}
+
+
+def _as_bytes(carriers: dict[np.dtype[Any], Any]) -> Callable[[_Collective], _Collective]:
+    """Lets small integers travel as bytes, of which their bits are the lowest.
+
+    The CPU's collectives of two-bit integers give other numbers and corrupt memory (jax 0.10 and 0.12); lax reduces
+    four-bit integers by some kinds only.
+    """
+
+    def wrap(collective: _Collective) -> _Collective:
+        @functools.wraps(collective)
+        def run(x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+            carrier = carriers.get(np.dtype(x.dtype))
+            if carrier is None:
+                return collective(x, *args, **kwargs)
+            return collective(x.astype(carrier), *args, **kwargs).astype(x.dtype)
+
+        return run
+
+    return wrap
+
+
 # Moving data.
 
 
+@_as_bytes(_TWO_BITS)
 def all_gather(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.Array:
     """Joins the blocks along the given minor axes of each dimension."""
     for dim, names in _names_per_dim(axes_per_dim, mesh):
@@ -46,6 +75,7 @@ def all_slice(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.
     return x
 
 
+@_as_bytes(_TWO_BITS)
 def all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], mesh: RefinedMesh) -> jax.Array:
     """Moves axes between dimensions: each of `params` is (axes, source dimension, target dimension).
 
@@ -83,6 +113,7 @@ def _merge_before(x: jax.Array, sources: Sequence[int]) -> jax.Array:
     return x.transpose([i for part in parts for i in part]).reshape(shape)
 
 
+@_as_bytes(_TWO_BITS)
 def collective_permute(x: jax.Array, source: TensorSharding, target: TensorSharding, mesh: RefinedMesh) -> jax.Array:
     """Sends every block to the devices that own it under `target`, which splits each dimension as often as `source`."""
     pairs = permutation_pairs(source, target, mesh)
@@ -141,6 +172,7 @@ _BOOL_AS_UINT8 = {
 }
 
 
+@_as_bytes(_TWO_BITS | _FOUR_BITS)
 def all_reduce(x: jax.Array, axes: Axes, kind: str, mesh: RefinedMesh) -> jax.Array:
     """The reduction of `x` over the devices along `axes`, on each of them."""
     _check_kind(kind, x.dtype)
@@ -158,6 +190,7 @@ def all_reduce(x: jax.Array, axes: Axes, kind: str, mesh: RefinedMesh) -> jax.Ar
     return _generic_all_reduce(x, names, axes_size(axes, mesh.mesh), kind)
 
 
+@_as_bytes(_TWO_BITS | _FOUR_BITS)
 def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: RefinedMesh) -> jax.Array:
     """The reduction of `x` over all the given axes, of which each device keeps its part as in `all_slice`."""
     _check_kind(kind, x.dtype)
@@ -206,7 +239,7 @@ def identity(kind: str, dtype: Any) -> np.ndarray:
     if dtype == np.bool_:
         return np.array(kind != "max")
     if kind == "and":
-        return np.invert(np.zeros((), dtype))
+        return np.invert(np.zeros((), dtype)).astype(dtype)  # four-bit integers become bytes
     return _lowest(dtype) if kind == "max" else _highest(dtype)
 
 
@@ -226,18 +259,39 @@ def _highest(dtype: np.dtype[Any]) -> np.ndarray:
     return np.negative(_lowest(dtype))
 
 
+Combine = Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
+"""Reduces dimension 0 of several arrays together, in its order."""
+
+
+def all_reduce_by(parts: Sequence[jax.Array], axes: Axes, combine: Combine, mesh: RefinedMesh) -> list[jax.Array]:
+    """Reduces several arrays of one shape together over the devices along `axes`, in their order, by any function."""
+    if not axes:
+        return list(parts)
+    return _reduced_by(parts, mesh.names(axes), axes_size(axes, mesh.mesh), combine)
+
+
+def _reduced_by(parts: Sequence[jax.Array], names: tuple[str, ...], group: int, combine: Combine) -> list[jax.Array]:
+    """Gathers all terms, or (less to send) reduces one chunk per device and gathers those."""
+    shape, size = parts[0].shape, parts[0].size
+    if group == 2 or size < group:
+        return list(combine([lax.all_gather(x, names, axis=0, tiled=False) for x in parts]))
+    flat = [jnp.pad(x.reshape(-1), (0, -size % group)) for x in parts]
+    chunks = combine([_terms_of_chunk(x, names, group, 0) for x in flat])
+    return [lax.all_gather(x, names, axis=0, tiled=True)[:size].reshape(shape) for x in chunks]
+
+
 def _generic_all_reduce(x: jax.Array, names: tuple[str, ...], group: int, kind: str) -> jax.Array:
-    """Any kind from moves alone: gather the terms, or (less to send) reduce one chunk per device and gather those."""
-    if group == 2 or x.size < group:
-        return _reduce(lax.all_gather(x, names, axis=0, tiled=False), 0, kind)
-    flat = jnp.pad(x.reshape(-1), (0, -x.size % group))
-    chunk = _generic_reduce_scatter(flat, names, group, 0, kind)
-    return lax.all_gather(chunk, names, axis=0, tiled=True)[: x.size].reshape(x.shape)
+    """Any kind from moves alone."""
+    return _reduced_by([x], names, group, lambda terms: [_reduce(terms[0], 0, kind)])[0]
 
 
 def _generic_reduce_scatter(x: jax.Array, names: tuple[str, ...], group: int, dim: int, kind: str) -> jax.Array:
-    terms = lax.all_to_all(_split(x, dim, group), names, split_axis=dim, concat_axis=dim, tiled=True)
-    return _reduce(terms, dim, kind)
+    return _reduce(_terms_of_chunk(x, names, group, dim), dim, kind)
+
+
+def _terms_of_chunk(x: jax.Array, names: tuple[str, ...], group: int, dim: int) -> jax.Array:
+    """Along a new dimension `dim`, what each device of the group has of this device's chunk of that dimension."""
+    return lax.all_to_all(_split(x, dim, group), names, split_axis=dim, concat_axis=dim, tiled=True)
 
 
 def _reduce(terms: jax.Array, dim: int, kind: str) -> jax.Array:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from sdy_jax.errors import InternalError
+from sdy_jax.errors import InternalError, SdyError
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 
 _Bytes = Callable[[int, float, float], float]
@@ -33,6 +33,31 @@ _TABLE: dict[str, tuple[_Bytes, _Hops]] = {
     "replicated_to_unreduced": (lambda g, b_in, b_out: 0.0, lambda g: 0),
     "sharded_to_unreduced": (lambda g, b_in, b_out: 0.0, lambda g: 0),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Peak rates of one device: floating-point operations per second (bfloat16), bytes per second that it sends along
+    one mesh axis, and seconds per hop."""
+
+    flops: float
+    bandwidth: float
+    latency: float
+
+
+MACHINES: Mapping[str, Machine] = {
+    # TPUs: a mesh axis is a ring of the torus, with two links of a chip
+    "tpu v4": Machine(275e12, 90e9, 1e-6),
+    "tpu v5e": Machine(197e12, 90e9, 1e-6),
+    "tpu v5p": Machine(459e12, 180e9, 1e-6),
+    "tpu v6e": Machine(918e12, 180e9, 1e-6),
+    # GPUs: NVLink within one server, one direction
+    "a100": Machine(312e12, 300e9, 3e-6),
+    "h100": Machine(989e12, 450e9, 3e-6),
+    "h200": Machine(989e12, 450e9, 3e-6),
+    "b200": Machine(2250e12, 900e9, 3e-6),
+}
+"""Published peaks, rounded; latencies are orders of magnitude. For anything finer give `CostModel` your own."""
 
 
 # A guess. With the value of accelerators the example's step on 2 x 4 virtual devices moved 0.96 of jit's bytes in 1.05
@@ -65,6 +90,28 @@ class CostModel:
     def of_platform(cls, platform: str) -> CostModel:
         """The default for devices of a platform: on virtual CPU devices replicated work competes for the same cores."""
         return cls(flop=_CPU_FLOP) if platform == "cpu" else cls()
+
+    @classmethod
+    def of_machine(cls, name: str, axes: Iterable[str], bandwidth: Mapping[str, float] | None = None) -> CostModel:
+        """The model of a machine in `MACHINES`, in seconds.
+
+        Args:
+            name: one of the names in `MACHINES`.
+            axes: the mesh's axis names.
+            bandwidth: bytes per second of axes that do not run over the machine's own links (a data-centre network).
+
+        Raises:
+            SdyError: the machine is not in the table.
+
+        >>> CostModel.of_machine("h100", ["data", "model"], {"data": 25e9}).bandwidth_of("data")
+        25000000000.0
+        """
+        if name not in MACHINES:
+            raise SdyError(
+                f"no machine is called {name!r}; known are {', '.join(MACHINES)}. Or give CostModel your own"
+            )
+        machine = MACHINES[name]
+        return cls(machine.latency, 1 / machine.flops, dict.fromkeys(axes, machine.bandwidth) | dict(bandwidth or {}))
 
     def wire_bytes(self, kind: str, group: int, bytes_in: float, bytes_out: float) -> float:
         """Bytes that each device sends, from the local bytes before and after a collective over `group` devices.

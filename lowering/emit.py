@@ -14,10 +14,10 @@ import jax
 from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering import generic
 from sdy_jax.lowering.strategies import EMITTERS, LocalOp
-from sdy_jax.lowering.text import AXES_ATTRIBUTE, parse_axes, parse_params
+from sdy_jax.lowering.strategies.manual import edge_shardings
+from sdy_jax.lowering.text import AXES_ATTRIBUTE, parse_axes, parse_params, scope_name
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import edges_of
 from sdy_jax.runtime.mesh import RefinedMesh
 
 _COLLECTIVES = frozenset(f"sdy.{kind}" for kind in (*AXES_ATTRIBUTE, "all_to_all", "collective_permute"))
@@ -36,13 +36,12 @@ def local_function(graph: Graph, mesh: RefinedMesh) -> Callable[..., tuple[jax.A
 
 
 def value_shardings(graph: Graph) -> dict[Value, TensorSharding]:
-    """The sharding of every value that has one; all targets of a data-flow edge have their owner's."""
+    """The sharding of every value that has one; all targets of a data-flow edge have the edge's."""
     found: dict[Value, TensorSharding] = {v: v.sharding for v in graph.arguments if v.sharding is not None}
     for op in graph.main.walk():
         found.update((v, v.sharding) for v in op.results if v.sharding is not None)
-        for edge in edges_of(op) if op.blocks else ():
-            if edge.owner.sharding is not None:
-                found.update(dict.fromkeys(edge.targets, edge.owner.sharding))
+        for sided in edge_shardings(op) if op.blocks else ():
+            found.update(dict.fromkeys(sided.edge.targets, sided.targets))
     return found
 
 
@@ -87,14 +86,7 @@ class _Emission:
         local = LocalOp(op, self._mesh, tuple(map(known, op.operands)), tuple(map(known, op.results)), self.run_block)
         operands = [self._arrays[v] for v in op.operands]
         if op.name in _COLLECTIVES:
-            with jax.named_scope(scope_name(op)):
+            with jax.named_scope(scope_name(op.name, _collective_axes(op), op.source)):
                 return (EMITTERS[op.name](local, *operands),)
         results = EMITTERS.get(op.name, generic.re_emit)(local, *operands)
         return results if isinstance(results, (tuple, list)) else (results,)
-
-
-def scope_name(op: Op) -> str:
-    """What profilers show for a collective: its kind, its axes and the source line that caused it."""
-    axes = "_".join(f"{a.name}.{a.pre_size}.{a.sub_axis.size}" if a.sub_axis else a.name for a in _collective_axes(op))
-    source = op.source.rsplit("/", 1)[-1].replace('"', "")
-    return f"{op.name}[{axes}] {source}"  # XLA cuts a name at "@"

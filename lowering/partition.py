@@ -10,26 +10,33 @@ of its results has, for all later users, its declared sharding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.graph import Block, Graph, Op, Value
-from sdy_jax.lowering.choose import Choice, Problem, Tensor, choose
+from sdy_jax.lowering.choose import Choice, InsideCollective, Problem, Tensor, choose
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.factors import dividing_prefix
+from sdy_jax.lowering.regions import forget_shardings_inside
 from sdy_jax.lowering.report import InsertedCollective, Note, PartitionReport
 from sdy_jax.lowering.resharding import Collective, plan_reshard
-from sdy_jax.lowering.strategies.registry import is_forwarding, rejection, strategies_of
+from sdy_jax.lowering.strategies.linearity import carries
+from sdy_jax.lowering.strategies.manual import settle_edges
+from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection, strategies_of
 from sdy_jax.lowering.text import axes_of, collective_attributes
 from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.representation.axes import overlaps, sort_and_merge
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 from sdy_jax.rules import RuleBook, has_no_rule_silently
-from sdy_jax.rules.dataflow import edges_of, is_data_flow
+from sdy_jax.rules.dataflow import DataFlowEdge, accumulator, is_data_flow
+
+Slot = tuple[Op, int]
+"""An operand: the op and its number."""
 
 
 def partition(module: ir.Operation, mesh_name: str, costs: CostModel) -> PartitionReport:
@@ -48,14 +55,17 @@ class _Partitioner:
         self.mesh_name = mesh_name
         self.mesh: Mesh = graph.meshes[mesh_name]
         self.costs = costs
-        self.rules = RuleBook()
+        self.rules = RuleBook(overrides=False)
         self.report = PartitionReport()
         self.placed: dict[Value, TensorSharding] = {}
+        self.declared: dict[Value, TensorSharding] = {}
         self.mlir: dict[Value, ir.Value] = {}
         self.copies: dict[tuple[Value, object], ir.Value] = {}
         self.choices: dict[object, Choice] = {}
         self.even: dict[tuple[TensorSharding, tuple[int, ...]], TensorSharding] = {}
-        self.forwarded: list[Op] = []
+        self.accumulators: dict[Op, tuple[DataFlowEdge, dict[Slot, TensorSharding]]] = {}
+        self.sums: list[Value] = []
+        self.unneeded: list[Op] = []
         self.following: dict[Op, Op] = {}
 
     def run(self) -> None:
@@ -69,8 +79,9 @@ class _Partitioner:
             target = self._even(sharding, value) if sharding else self._replicated(value)
             self.graph.set_result_sharding(main, number, target)
             self._require(block.terminator, number, target)
-        for op in reversed(self.forwarded):
-            op.results[0].mlir.replace_all_uses_with(self.mlir[op.results[0]])
+        for op in reversed(self.unneeded):
+            for result in op.results:
+                result.mlir.replace_all_uses_with(self.mlir[result])
             op.mlir.erase()
 
     # Shardings ----------------------------------------------------------------------------------------------------
@@ -104,11 +115,18 @@ class _Partitioner:
                 "use one mesh, several in one function are not supported yet"
             )
 
+    def _stated(self, value: Value, sharding: TensorSharding | None) -> TensorSharding:
+        """A sharding that is stated for a value, as it can be; replicated where there is none."""
+        return self._even(sharding, value) if sharding else self._replicated(value)
+
     def _declared(self, value: Value) -> TensorSharding:
         """The sharding that propagation gave a value; replicated where it gave none."""
-        sharding = self._even(value.sharding, value) if value.sharding else self._replicated(value)
+        if value in self.declared:
+            return self.declared[value]
+        sharding = self._stated(value, value.sharding)
         if value.sharding is not None and sharding != value.sharding:
             self.graph.set_sharding(value, sharding)
+        self.declared[value] = sharding
         return sharding
 
     def _place(self, value: Value, sharding: TensorSharding) -> None:
@@ -123,55 +141,67 @@ class _Partitioner:
             self._visit(op)
 
     def _visit(self, op: Op) -> None:
-        reason = rejection(op)
+        reason = rejection(op, self.mesh)
         if reason:
             raise UnsupportedError(f"{op.source}: {reason}")
         if is_data_flow(op):
             self._visit_data_flow(op)
         elif is_forwarding(op):
             self._forward(op)
+        elif is_ignored(op):
+            self.unneeded.append(op)
         else:
             self._visit_plain(op)
 
     def _visit_data_flow(self, op: Op) -> None:
-        """Brings every source of an edge to the sharding of its owner; whatever is on no edge is replicated."""
-        wanted: dict[tuple[Op, int], TensorSharding] = {}
-        for edge in edges_of(op):
-            sharding = self._declared(edge.owner)
-            for target in edge.targets:
-                self._place(target, sharding)
-            wanted.update(dict.fromkeys(edge.slots, sharding))
-        for result in op.results:
-            if result not in self.placed:
-                self._place(result, self._replicated(result))
-        self._require_all(op, wanted)
+        """Brings every source of an edge to the edge's sharding; whatever is on no edge is replicated."""
+        wanted: dict[Slot, TensorSharding] = {}
+        for sided in settle_edges(self.graph, op, self._stated):
+            self._place_all(sided.edge.targets, sided.targets)
+            wanted.update(dict.fromkeys(sided.edge.slots, sided.sources))
+            adder = accumulator(sided.edge)
+            if adder is not None:
+                self.accumulators[adder] = (sided.edge, wanted)
+        for value in (*op.results, *(a for block in op.blocks for a in block.arguments)):
+            if value not in self.placed:
+                self._place(value, self._replicated(value))
         for block in op.blocks:
-            for argument in block.arguments:
-                if argument not in self.placed:
-                    self._place(argument, self._replicated(argument))
             self._visit_block(block)
             self._require_all(block.terminator, wanted)
+        self._require_all(op, wanted)
+        for result in op.results:
+            if result in self.sums:
+                self._settle(op, result, self.placed[result])
 
-    def _require_all(self, op: Op, wanted: dict[tuple[Op, int], TensorSharding]) -> None:
+    def _place_all(self, values: Iterable[Value], sharding: TensorSharding) -> None:
+        for value in values:
+            self._place(value, sharding)
+
+    def _require_all(self, op: Op, wanted: Mapping[Slot, TensorSharding]) -> None:
         for number, value in enumerate(op.operands):
             self._require(op, number, wanted.get((op, number)) or self._replicated(value))
 
     def _forward(self, op: Op) -> None:
-        """An op that only states a sharding: its result is its operand, resharded."""
+        """An op that at most states a sharding: its result is its operand, resharded."""
         result = op.results[0]
-        target = self._declared(result)
+        target = self._declared(result) if result.sharding else self.placed[op.operands[0]]
         self._place(result, target)
         self.mlir[result] = self._resharded(op.operands[0], target, op)
-        self.forwarded.append(op)
+        self.unneeded.append(op)
 
     def _visit_plain(self, op: Op) -> None:
+        forget_shardings_inside(op)
         rule = self.rules.rule_of(op)
         if rule is None:
             self._visit_unruled(op)
             return
+        if op in self.accumulators:
+            self._accumulate(op, *self.accumulators[op])
         choice = self._choose(op, rule)
         for factor in choice.gathered:
             self._note_gathered(op, rule, factor)
+        for inside in choice.inside:
+            self._record_inside(op, choice, inside)
         for number, sharding in enumerate(choice.operands):
             self._require(op, number, sharding)
         for result, sharding in zip(op.results, choice.results, strict=True):
@@ -183,21 +213,44 @@ class _Partitioner:
         free = silent and not op.operands
         for number, value in enumerate(op.operands):
             self._require(op, number, self._replicated(value))
-        if not silent:
+        if not silent or not all(self.placed[v].is_fully_replicated for v in op.operands):
             self._note(op, "has no sharding rule; it is computed replicated")
         for result in op.results:
             self._settle(op, result, self._declared(result) if free else self._replicated(result))
 
+    def _accumulate(self, op: Op, edge: DataFlowEdge, wanted: dict[Slot, TensorSharding]) -> None:
+        """A loop that only adds partial results up carries a partial sum, which is reduced once, after the loop."""
+        declared, produced = self.placed[edge.owner], [self.placed[v] for v in op.operands]
+        partial = sort_and_merge(dict.fromkeys(a for s in produced for a in s.unreduced_axes), self.mesh)
+        kinds = {s.reduction for s in produced if s.unreduced_axes}
+        if kinds != {"sum"} or any(overlaps(a, b) for a in partial for axes in declared.axes for b in axes):
+            return
+        sharding = replace(declared, unreduced_axes=partial)
+        self._place_all(edge.targets, sharding)
+        wanted.update(dict.fromkeys(edge.slots, sharding))
+        self.graph.set_sharding(edge.owner, sharding)
+        self.declared.update({edge.owner: declared, op.results[0]: sharding})
+        self.sums.append(edge.owner)
+
     def _settle(self, op: Op, result: Value, produced: TensorSharding) -> None:
-        """Records the sharding an op produces a result in, and brings it to the declared one for all users."""
+        """Records the sharding an op produces a result in, and brings it to the declared one for all users.
+
+        A partial result with one user waits for it: there it is reduced, or passes on as it is.
+        """
         declared = self._declared(result)
         if produced.lies_like(declared):
             self._place(result, declared)
             return
         self._place(result, produced)
         self.graph.set_sharding(result, produced)
+        if produced.unreduced_axes and self._has_one_user(op, result):
+            return
         self.mlir[result] = self._insert(result, declared, self.following[op], op)
         self._place(result, declared)
+
+    def _has_one_user(self, op: Op, result: Value) -> bool:
+        """One, and in the same block: a partial result that enters a loop would be reduced in every iteration."""
+        return len(result.uses) == 1 and result.uses[0][0].block is op.block
 
     # Choosing -----------------------------------------------------------------------------------------------------
 
@@ -205,12 +258,28 @@ class _Partitioner:
         operands = tuple(self._tensor(v, self.placed[v]) for v in op.operands)
         results = tuple(self._tensor(v, self._declared(v)) for v in op.results)
         strategies = tuple(strategies_of(op, rule))
-        key = (rule, strategies, operands, results)
+        key = (rule, strategies, operands, results, self._carried(op))
         if key not in self.choices:
             self.choices[key] = choose(
-                Problem(rule, strategies, operands, results, self.mesh_name, self.mesh, self.costs)
+                Problem(rule, strategies, operands, results, self.mesh_name, self.mesh, self.costs, key[-1])
             )
         return self.choices[key]
+
+    def _carried(self, op: Op) -> frozenset[int]:
+        """The operands to keep partial, so that the results are, where the op lets partial results pass."""
+        partial = {i: self.placed[v].reduction for i, v in enumerate(op.operands) if self.placed[v].unreduced_axes}
+        if len(set(partial.values())) != 1:
+            return frozenset()
+        kind = next(iter(partial.values()))
+        wanted = carries(op, kind, frozenset(partial)) or frozenset()
+        # Making other operands partial pays only where the result can meet another partial value.
+        return wanted if wanted == set(partial) or self._can_pass_on(op, kind) else frozenset()
+
+    def _can_pass_on(self, op: Op, kind: str) -> bool:
+        if not self._has_one_user(op, op.results[0]):
+            return False
+        user, number = op.results[0].uses[0]
+        return carries(user, kind, frozenset([number])) is not None
 
     def _tensor(self, value: Value, sharding: TensorSharding) -> Tensor:
         return Tensor(value.shape or (), value.itemsize, sharding)
@@ -235,6 +304,11 @@ class _Partitioner:
 
     def _insert(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
         source = self.placed[value]
+        producer = value.defining_op
+        if value.sharding is None and producer is not None and not producer.blocks:
+            self.graph.set_sharding(value, source)  # the dialect wants it written on what a collective takes
+        if source.unreduced_axes and producer is not None:
+            cause = producer
         plan = plan_reshard(value.shape or (), value.itemsize, source, target, self.mesh, self.costs)
         current = self.mlir[value]
         for step in plan.steps:
@@ -255,6 +329,24 @@ class _Partitioner:
                 cause.source,
                 cause.name,
                 _loop_depth(before),
+            )
+        )
+
+    def _record_inside(self, op: Op, choice: Choice, inside: InsideCollective) -> None:
+        value = (*op.operands, *op.results)[inside.tensor]
+        sharding = (*choice.operands, *choice.results)[inside.tensor]
+        self.report.collectives.append(
+            InsertedCollective(
+                inside.kind,
+                inside.axes,
+                f"{{{', '.join(map(str, inside.axes))}}}",
+                value.dtype,
+                value.shape or (),
+                sharding,
+                inside.wire_bytes,
+                op.source,
+                op.name,
+                _loop_depth(op),
             )
         )
 

@@ -1,4 +1,8 @@
-"""What the partitioner did beside rewriting the module: the collectives it inserted, and what it could not split."""
+"""What the partitioner did beside rewriting the module: the collectives it inserted, and what it could not split.
+
+Collectives that the program holds itself (`psum` and others in the body of a `jax.shard_map`) are the user's: they stay
+where they are written and are not among the inserted ones.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ from sdy_jax.representation.sharding import TensorSharding
 
 @dataclass(frozen=True, slots=True)
 class InsertedCollective:
-    """A collective of the partitioned program. `wire_bytes` is per device and per execution.
+    """A collective that the partitioner inserted. `wire_bytes` is per device and per execution.
 
     `axes` are all axes it runs over; `detail` is what it moves, as the dialect writes it (`{"model"}`,
-    `[{"x"}: 0->1]`); `dtype` and `shape` are those of the global value, `result` its sharding afterwards.
+    `[{"x"}: 0->1]`); `dtype` and `shape` are those of the global value (in a manual computation: of the value that is
+    global but for the manual axes), `result` its sharding afterwards.
     """
 
     kind: str

@@ -8,6 +8,7 @@ are read from their text.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from sdy_jax.errors import ParseError
@@ -55,6 +56,13 @@ def axes_of(step: Collective) -> Axes:
     if step.kind == "all_to_all":
         return tuple(a for axes, _, _ in step.params for a in axes)
     return tuple(step.axes) if step.kind in FLAT else tuple(a for axes in step.axes for a in axes)
+
+
+def scope_name(op: str, axes: Iterable[AxisRef], source: str) -> str:
+    """What profilers show for a collective: its kind, its axes and the source line that caused it."""
+    names = "_".join(f"{a.name}.{a.pre_size}.{a.sub_axis.size}" if a.sub_axis else a.name for a in axes)
+    file = source.rsplit("/", 1)[-1].replace('"', "")
+    return f"{op}[{names}] {file}"  # XLA cuts a name at "@"
 
 
 @lru_cache(maxsize=4096)

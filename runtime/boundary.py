@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from sdy_jax.arguments import Leaf, resolve
 from sdy_jax.errors import ShardingError
 from sdy_jax.jax_internals import weakly_typed
-from sdy_jax.representation.named import has_sub_axes, mesh_from_jax, to_partition_spec
+from sdy_jax.representation.named import has_sub_axes, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
@@ -84,20 +83,6 @@ class Boundary:
 def auto_mesh(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
     """The same mesh with Auto axes: shardings are stated, not part of types."""
     return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-
-
-def constrained(leaf: Leaf, mesh: jax.sharding.Mesh, where: str) -> Any:
-    """The value of a leaf under a sharding constraint that says what its specification can say to jax.
-
-    Priorities and what is added to an open, already split dimension are lost; parts of axes cannot be said.
-    """
-    sharding = resolve(leaf, jnp.ndim(leaf.value), mesh_from_jax(mesh), "mesh", where)
-    if sharding is None:
-        return leaf.value
-    spec = to_partition_spec(sharding, f"{where} for `{leaf.path}`, called by a partitioned function")
-    open_dims = (not d.is_closed and not d.axes for d in sharding.dimensions)
-    entries = [PartitionSpec.UNCONSTRAINED if o else e for o, e in zip(open_dims, spec, strict=True)]
-    return jax.lax.with_sharding_constraint(leaf.value, NamedSharding(auto_mesh(mesh), PartitionSpec(*entries)))
 
 
 def concrete_mesh(mesh: object) -> jax.sharding.Mesh:

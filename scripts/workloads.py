@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 Tree = Any
 Layout = Mapping[str, tuple[str, ...]]
 """Mesh axes by meaning; a meaning that is missing is not sharded."""
+
+Keep = Callable[[jax.Array], jax.Array]
 
 RATE = 0.1
 
@@ -25,15 +29,24 @@ RATE = 0.1
 class Workload:
     """A function of `arguments` (shapes and dtypes) and the meanings of their and its results' dimensions.
 
+    `loss` is called with the arguments and `keep`, which keeps activations split by "batch" as their users wish it.
     Specifications are trees of tuples with one meaning (or None) per dimension.
     """
 
     name: str
-    function: Callable[..., Tree]
+    loss: Callable[..., jax.Array]
     arguments: Tree
     arguments_spec: Tree
     results_spec: Tree
     layouts: Mapping[str, Layout]
+    keeps: bool = False
+    """Whether the user constrains activations."""
+
+    def step(self, mesh: jax.sharding.Mesh, name: str) -> Callable[..., tuple[Tree, jax.Array]]:
+        """A step of gradient descent on a mesh of `layouts`: (weights, *batch) -> (weights, loss)."""
+        sharding = NamedSharding(mesh, P(self.layouts[name].get("batch")))
+        keep = partial(jax.lax.with_sharding_constraint, shardings=sharding) if self.keeps else lambda x: x
+        return train(partial(self.loss, keep=keep))
 
     def shardings(self, mesh: str) -> tuple[Tree, Tree]:
         """The PartitionSpecs of arguments and results on one of the meshes of `layouts`."""
@@ -76,7 +89,7 @@ def train(loss: Callable[..., jax.Array]) -> Callable[..., tuple[Tree, jax.Array
 # --- a multilayer perceptron, Megatron's way --------------------------------------------------------------------------
 
 
-def mlp_loss(weights: Tree, x: jax.Array, y: jax.Array) -> jax.Array:
+def mlp_loss(weights: Tree, x: jax.Array, y: jax.Array, keep: Keep) -> jax.Array:
     for layer in weights:
         x = x + jax.nn.gelu(x @ layer["up"]) @ layer["down"]
     return jnp.mean((x - y) ** 2)
@@ -88,7 +101,7 @@ def mlp() -> Workload:
     batch = dims("batch", None)
     return Workload(
         "mlp",
-        train(mlp_loss),
+        mlp_loss,
         ([layer] * 3, f32(64, 128), f32(64, 128)),
         ([spec] * 3, batch, batch),
         ([spec] * 3, dims()),
@@ -119,11 +132,11 @@ def feed_forward(x: jax.Array, layer: Tree) -> jax.Array:
     return jax.nn.gelu(x @ layer["up"]) @ layer["down"]
 
 
-def transformer_loss(weights: Tree, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-    x = weights["embedding"][tokens]
+def transformer_loss(weights: Tree, tokens: jax.Array, targets: jax.Array, keep: Keep) -> jax.Array:
+    x = keep(weights["embedding"][tokens])
     for layer in weights["layers"]:
-        x = x + attention(norm(x, layer["norm1"]), layer)
-        x = x + feed_forward(norm(x, layer["norm2"]), layer)
+        x = keep(x + attention(norm(x, layer["norm1"]), layer))
+        x = keep(x + feed_forward(norm(x, layer["norm2"]), layer))
     logits = norm(x, weights["norm"]) @ weights["unembedding"]
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
     return -jnp.mean(chosen)
@@ -170,16 +183,17 @@ def transformer_spec(layers: int) -> Tree:
     }
 
 
-def transformer(name: str, layouts: Mapping[str, Layout], layers: int = 2) -> Workload:
+def transformer(name: str, layouts: Mapping[str, Layout], keeps: bool = False, layers: int = 2) -> Workload:
     weights, spec = transformer_weights(layers, 64, 8, 256), transformer_spec(layers)
     tokens = dims("batch", None)
     return Workload(
         name,
-        train(transformer_loss),
+        transformer_loss,
         (weights, i32(16, 32), i32(16, 32)),
         (spec, tokens, tokens),
         (spec, dims()),
         layouts,
+        keeps,
     )
 
 
@@ -202,13 +216,14 @@ def fsdp() -> Workload:
             "2x4": {"batch": ("a", "b"), "weights": ("b",)},
             "2x2x2": {"batch": ("a", "b"), "weights": ("a", "b"), "tensor": ("c",)},
         },
+        keeps=True,
     )
 
 
 # --- a mixture of experts, every token to its best expert -------------------------------------------------------------
 
 
-def moe_loss(weights: Tree, x: jax.Array, y: jax.Array) -> jax.Array:
+def moe_loss(weights: Tree, x: jax.Array, y: jax.Array, keep: Keep) -> jax.Array:
     """Dispatch and combine by one-hot products with a fixed capacity; groups of tokens are batched."""
     experts, capacity = weights["up"].shape[0], 2 * x.shape[1] // weights["up"].shape[0]
     gates = jax.nn.softmax(jnp.einsum("gtd,de->gte", x, weights["router"]))
@@ -228,7 +243,7 @@ def moe() -> Workload:
     tokens = dims("batch", None, None)
     return Workload(
         "moe",
-        train(moe_loss),
+        moe_loss,
         (weights, f32(16, 64, 64), f32(16, 64, 64)),
         (spec, tokens, tokens),
         (spec, dims()),
@@ -243,7 +258,7 @@ def moe() -> Workload:
 # --- attention with sequences split over devices ----------------------------------------------------------------------
 
 
-def sequence_loss(weights: Tree, x: jax.Array, y: jax.Array) -> jax.Array:
+def sequence_loss(weights: Tree, x: jax.Array, y: jax.Array, keep: Keep) -> jax.Array:
     for layer in weights:
         x = x + attention(norm(x, layer["norm1"]), layer)
         x = x + feed_forward(norm(x, layer["norm2"]), layer)
@@ -256,7 +271,7 @@ def sequence_parallel() -> Workload:
     tokens = dims("batch", "sequence", None)
     return Workload(
         "sequence",
-        train(sequence_loss),
+        sequence_loss,
         ([layer] * 2, f32(8, 64, 64), f32(8, 64, 64)),
         ([spec] * 2, tokens, tokens),
         ([spec] * 2, dims()),
@@ -275,7 +290,7 @@ def conv(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-def conv_loss(weights: Tree, images: jax.Array, labels: jax.Array) -> jax.Array:
+def conv_loss(weights: Tree, images: jax.Array, labels: jax.Array, keep: Keep) -> jax.Array:
     x = images
     for stage in weights["stages"]:
         x = jax.nn.relu(conv(x, stage["wide"], 1))
@@ -294,7 +309,7 @@ def conv_net() -> Workload:
     weights_spec = {"stages": [spec] * 2, "head": dims(None, None)}
     return Workload(
         "conv",
-        train(conv_loss),
+        conv_loss,
         (weights, f32(16, 16, 16, 8), i32(16)),
         (weights_spec, dims("batch", None, None, None), dims("batch")),
         (weights_spec, dims()),

@@ -10,12 +10,27 @@ def layer(x, w):
     return jax.nn.relu(x @ w)
 """
 
-from sdy_jax import testing
-from sdy_jax.api import PartitionedFunction, PartitionWarning, partition
-from sdy_jax.errors import InternalError, ParseError, SdyError, ShardingError, UnsupportedError
-from sdy_jax.lowering.cost import CostModel
-from sdy_jax.plan.plan import Plan
-from sdy_jax.representation import AxisRef, DimensionSharding, Mesh, MeshAxis, OpShardingRule, TensorSharding
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sdy_jax import testing
+    from sdy_jax.annotate import (
+        data_flow_edge,
+        manual_computation,
+        named_computation,
+        propagation_barrier,
+        reshard,
+        shard_alike,
+        sharding_constraint,
+        sharding_group,
+        with_sharding_rule,
+    )
+    from sdy_jax.api import PartitionedFunction, PartitionWarning, partition
+    from sdy_jax.errors import InternalError, ParseError, SdyError, ShardingError, UnsupportedError
+    from sdy_jax.lowering.cost import CostModel
+    from sdy_jax.plan.plan import Plan
+    from sdy_jax.representation import AxisRef, DimensionSharding, Mesh, MeshAxis, OpShardingRule, TensorSharding
 
 __all__ = [
     "AxisRef",
@@ -33,6 +48,49 @@ __all__ = [
     "ShardingError",
     "TensorSharding",
     "UnsupportedError",
+    "data_flow_edge",
+    "manual_computation",
+    "named_computation",
     "partition",
+    "propagation_barrier",
+    "reshard",
+    "shard_alike",
+    "sharding_constraint",
+    "sharding_group",
     "testing",
+    "with_sharding_rule",
 ]
+
+# Names are imported when they are first used, so that the command line's `--help` need not wait for jax.
+_MODULES = {
+    "sdy_jax.annotate": (
+        "data_flow_edge",
+        "manual_computation",
+        "named_computation",
+        "propagation_barrier",
+        "reshard",
+        "shard_alike",
+        "sharding_constraint",
+        "sharding_group",
+        "with_sharding_rule",
+    ),
+    "sdy_jax.api": ("PartitionedFunction", "PartitionWarning", "partition"),
+    "sdy_jax.errors": ("InternalError", "ParseError", "SdyError", "ShardingError", "UnsupportedError"),
+    "sdy_jax.lowering.cost": ("CostModel",),
+    "sdy_jax.plan.plan": ("Plan",),
+    "sdy_jax.representation": ("AxisRef", "DimensionSharding", "Mesh", "MeshAxis", "OpShardingRule", "TensorSharding"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "testing":
+        return import_module("sdy_jax.testing")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sdy_jax' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from sdy_jax import lowering, own_frames, runtime
+from sdy_jax.annotate.constraints import constrained
 from sdy_jax.arguments import Leaf, abstracted, argument_leaves, match_prefix, parameter_names
 from sdy_jax.errors import SdyError, ShardingError
 from sdy_jax.graph import Graph
@@ -23,7 +24,7 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.warn import PartitionWarning, report_notes
 from sdy_jax.program import from_function
 from sdy_jax.representation.named import mesh_from_jax
-from sdy_jax.runtime.boundary import Boundary, auto_mesh, concrete_mesh, constrained
+from sdy_jax.runtime.boundary import Boundary, auto_mesh, concrete_mesh
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.statics import StaticParameters, Statics
 
@@ -131,6 +132,7 @@ class PartitionedFunction:
         self._in, self._out = in_shardings, out_shardings
         self._costs, self._on_unknown = costs, on_unknown
         self._name = getattr(fun, "__name__", type(fun).__name__)
+        self._source = own_frames.caller_line()
         self._parameters = parameter_names(fun)
         self._statics = StaticParameters.of(fun, static_argnums, static_argnames)
         self._plans: dict[Any, Plan] = {}
@@ -244,7 +246,7 @@ class PartitionedFunction:
             self._inner(statics, mesh), leaves, tree, self._out, mesh_from_jax(mesh), auto_mesh(mesh)
         )
         costs = self._costs or CostModel.of_platform(mesh.devices.flat[0].platform)
-        plan = build_plan(self._name, program, costs)
+        plan = build_plan(self._name, program, costs, self._source)
         report_notes(plan.notes, self._on_unknown)
         return plan
 
@@ -270,12 +272,11 @@ class PartitionedFunction:
             )
         dynamic, named, statics = self._statics.split(args, kwargs)
         leaves = argument_leaves(self._in, dynamic, named, self._dynamic_names(statics))
-        values = [constrained(leaf, mesh, "in_shardings") for leaf in leaves]
+        values = [constrained(leaf, "in_shardings") for leaf in leaves]
         dynamic, named = jax.tree.unflatten(jax.tree.structure((dynamic, named)), values)
         result = self._fun(*statics.merged(dynamic), **named, **dict(statics.named))
         outputs = [
-            constrained(leaf, mesh, "out_shardings")
-            for leaf in match_prefix(self._out, result, "result", "out_shardings")
+            constrained(leaf, "out_shardings") for leaf in match_prefix(self._out, result, "result", "out_shardings")
         ]
         return jax.tree.unflatten(jax.tree.structure(result), outputs)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.tree_util import KeyPath, flatten_one_level_with_keys, keystr, tree_flatten_with_path
+from jax.tree_util import GetAttrKey, KeyPath, flatten_one_level_with_keys, keystr, tree_flatten_with_path
 
 from sdy_jax.errors import ParseError, SdyError, ShardingError
 from sdy_jax.representation.mesh import Mesh
@@ -25,7 +25,7 @@ from sdy_jax.representation.verify import verify_sharding
 Spec = Any
 """None, PartitionSpec, NamedSharding, str or TensorSharding."""
 
-_SPEC_TYPES = (type(None), PartitionSpec, jax.sharding.Sharding, str, TensorSharding)
+SPEC_TYPES = (type(None), PartitionSpec, jax.sharding.Sharding, str, TensorSharding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ def argument_leaves(
     Raises:
         ShardingError: the specifications do not match the arguments' tree.
     """
-    if not isinstance(specs, _SPEC_TYPES) and not isinstance(specs, (tuple, list)):
+    if not isinstance(specs, SPEC_TYPES) and not isinstance(specs, (tuple, list)):
         raise ShardingError(
             f"{where} is a {type(specs).__name__}; give one sharding for all arguments, or a tuple with "
             "one entry per argument"
         )
-    each = list(specs) if isinstance(specs, (tuple, list)) and not isinstance(specs, _SPEC_TYPES) else None
+    each = list(specs) if isinstance(specs, (tuple, list)) and not isinstance(specs, SPEC_TYPES) else None
     if each is not None and len(each) not in (len(args), len(args) + len(kwargs)):
         given = ", ".join(names[: len(args)]) or "none"
         raise ShardingError(
@@ -114,7 +114,7 @@ def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:
     Raises:
         ShardingError: names the first path where the two trees differ.
     """
-    if isinstance(specs, _SPEC_TYPES):
+    if isinstance(specs, SPEC_TYPES):
         return [Leaf(root + keystr(path), leaf, specs) for path, leaf in tree_flatten_with_path(tree)[0]]
     given, given_type = _children(specs, root, where)
     if jax.tree_util.all_leaves([tree]):
@@ -143,6 +143,8 @@ def _children(tree: Any, root: str, where: str) -> tuple[list[tuple[KeyPath, Any
             f"{where} has a {type(tree).__name__} for `{root}`; expected None, a PartitionSpec, a "
             "NamedSharding, the text of an SDY sharding, or a tree of them"
         ) from None
+    if hasattr(tree, "_fields"):  # jax 0.10 to 0.12 gives every field of a named tuple the name of the first
+        children = [(GetAttrKey(name), child) for name, (_, child) in zip(tree._fields, children, strict=True)]
     return [((key,), child) for key, child in children], type(tree)
 
 
@@ -166,7 +168,7 @@ def resolve(leaf: Leaf, rank: int, mesh: Mesh, mesh_name: str, where: str) -> Te
     if isinstance(spec, PartitionSpec):
         return from_partition_spec(spec, rank, mesh, mesh_name, place)
     if isinstance(spec, str):
-        spec = _parsed(spec, mesh_name, place)
+        spec = parsed(spec, mesh_name, place)
     if not isinstance(spec, TensorSharding):
         raise ShardingError(f"{place} is a {type(spec).__name__}, which names no mesh axes; give a PartitionSpec")
     if isinstance(spec.mesh, Mesh):
@@ -176,7 +178,7 @@ def resolve(leaf: Leaf, rank: int, mesh: Mesh, mesh_name: str, where: str) -> Te
     return spec
 
 
-def _parsed(text: str, mesh_name: str, place: str) -> TensorSharding:
+def parsed(text: str, mesh_name: str, place: str) -> TensorSharding:
     try:
         return parse_sharding(text, mesh_name)
     except ParseError as error:

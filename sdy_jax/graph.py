@@ -1,6 +1,6 @@
 """A compact view of an MLIR module in plain Python objects: what rules, propagation and lowering read.
 
-The module stays the only truth; a `Graph` is built from it in one walk (about 6 us per op) and forgotten when the
+The module stays the only truth; a `Graph` is built from it in one walk (about 4 us per op) and forgotten when the
 module's structure changes. Only shardings are changed through it (`Graph.set_sharding`).
 """
 
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from jax.extend.mlir import ir
 
+from sdy_jax.errors import UnsupportedError
 from sdy_jax.representation.attributes import (
     mesh_from_attribute,
     sharding_from_attribute,
@@ -24,22 +25,24 @@ from sdy_jax.representation.attributes import (
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
+T = TypeVar("T")
+
 _OWN_SHARDING = ("sharding", "out_sharding")  # how sdy's own ops name the sharding of their result
+_HAVE_SHARDING = ("sdy.sharding_constraint", "sdy.reshard", "sdy.data_flow_edge")
 
 
 class Value:
     """An SSA value: a result of an op, or an argument of a block.
 
     `shape` is None for what is no ranked tensor of static shape (tokens, tuples); `dtype` is MLIR's element type text
-    (`f32`, `i1`, `ui8`, `complex<f32>`, `bf16`). `uses` is the list of (op, operand number) in MLIR's use-list order.
+    (`f32`, `i1`, `ui8`, `complex<f32>`, `bf16`). `uses` is the list of (op, operand number) in program order.
     """
 
     __slots__ = ("dtype", "index", "mlir", "owner", "shape", "sharding", "type", "uses")
 
     def __init__(self, owner: Op | Block, index: int, mlir: ir.Value):
         self.owner, self.index, self.mlir = owner, index, mlir
-        self.type = mlir.type
-        self.shape, self.dtype = shape_and_dtype(self.type)
+        self.type, self.shape, self.dtype = _tensor_type(mlir.type)
         self.sharding: TensorSharding | None = None
         self.uses: list[tuple[Op, int]] = []
 
@@ -60,6 +63,13 @@ class Value:
     def defining_op(self) -> Op | None:
         """The op whose result this is; None for block arguments."""
         return self.owner if isinstance(self.owner, Op) else None
+
+    def use_list(self) -> list[tuple[Op, int]]:
+        """`uses` in the order in which the module lists them now."""
+        if len(self.uses) < 2:
+            return self.uses
+        users = {op.mlir: op for op, _ in self.uses}
+        return [(users[use.owner.operation], use.operand_number) for use in self.mlir.uses]
 
     def __repr__(self) -> str:
         return f"<{self.mlir.get_name()}: {self.type}>"
@@ -89,7 +99,7 @@ class Op:
         self.name: str = mlir.name
         self.mlir, self.block, self.operands = mlir, block, operands
         self.results = [Value(self, i, r) for i, r in enumerate(mlir.results)]
-        self.blocks: list[Block] = []
+        self.blocks: tuple[Block, ...] = ()
         self._attributes: dict[str, ir.Attribute] | None = None
 
     @property
@@ -98,6 +108,10 @@ class Op:
         if self._attributes is None:
             self._attributes = read_attributes(self.mlir)
         return self._attributes
+
+    def attribute(self, name: str) -> ir.Attribute | None:
+        """One attribute, without reading all of them."""
+        return self.mlir.attributes.get(name)
 
     @property
     def parent(self) -> Op | None:
@@ -131,9 +145,11 @@ class Op:
 
         Ops with regions compare what their regions compute. Shardings and rules are left out.
         """
-        attributes = tuple((n, a) for n, a in self.attributes.items() if not n.startswith("sdy."))
-        types = (tuple(v.type for v in self.operands), tuple(v.type for v in self.results))
-        return (self.name, *types, attributes, tuple(map(_block_key, self.blocks)))
+        operands, results = tuple([v.type for v in self.operands]), tuple([v.type for v in self.results])
+        # Read anew: hardly any op is asked for more, and to keep the attributes of all takes longer than to read them.
+        found = read_attributes(self.mlir) if self._attributes is None else self._attributes
+        attributes = tuple([item for item in found.items() if not item[0].startswith("sdy.")])
+        return (self.name, operands, results, attributes, tuple([_block_key(block) for block in self.blocks]))
 
     @property
     def source(self) -> str:
@@ -154,13 +170,24 @@ class Op:
 def main_function(module: ir.Operation) -> ir.Operation:
     """The only function, or the one named `main`."""
     ops = (op.operation for op in module.regions[0].blocks[0].operations)
-    functions = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in ops if op.name == "func.func"}
-    return next(iter(functions.values())) if len(functions) == 1 else functions["main"]
+    return _main({ir.StringAttr(op.attributes["sym_name"]).value: op for op in ops if op.name == "func.func"})
+
+
+def _main(functions: Mapping[str, T]) -> T:
+    if len(functions) == 1:
+        return next(iter(functions.values()))
+    if "main" not in functions:
+        known = f"functions {', '.join(f'@{name}' for name in functions)}" if functions else "no function"
+        raise UnsupportedError(f"the module has {known}, so it is not known where it starts; name a function @main")
+    return functions["main"]
 
 
 def read_attributes(op: ir.Operation) -> dict[str, ir.Attribute]:
     """An op's attributes by name."""
-    return {name: _attribute(op, name) for name in op.attributes}
+    try:
+        return dict(op.attributes.items())
+    except TypeError:
+        return {name: _attribute(op, name) for name in op.attributes}
 
 
 def _block_key(block: Block) -> tuple[Any, ...]:
@@ -183,7 +210,6 @@ class Graph:
         self.ops: list[Op] = []
         """All ops inside functions in pre-order, the functions included."""
         self._values: dict[ir.Value, Value] = {}
-        self._by_mlir: dict[ir.Operation, Op] = {}
         for op in module.regions[0].blocks[0].operations:
             op = op.operation
             if op.name == "func.func":
@@ -191,13 +217,11 @@ class Graph:
             elif op.name == "sdy.mesh":
                 name = ir.StringAttr(op.attributes["sym_name"]).value
                 self.meshes[name] = mesh_from_attribute(op.attributes["mesh"])
-        for value in self._values.values():
-            value.uses = [(self._by_mlir[u.owner.operation], u.operand_number) for u in value.mlir.uses]
 
     @property
     def main(self) -> Op:
         """The only function, or the one named `main`."""
-        return next(iter(self.functions.values())) if len(self.functions) == 1 else self.functions["main"]
+        return _main(self.functions)
 
     @property
     def arguments(self) -> list[Value]:
@@ -213,25 +237,24 @@ class Graph:
     def _read(self, mlir: ir.Operation, block: Block | None) -> Op:
         op = Op(mlir, block, [self._values[v] for v in mlir.operands])
         self.ops.append(op)
-        self._by_mlir[mlir] = op
+        for number, operand in enumerate(op.operands):
+            operand.uses.append((op, number))
         for result in op.results:
             self._values[result.mlir] = result
         read_result_shardings(op)
-        for region in mlir.regions:
-            if not len(region.blocks):
-                continue
-            inner = Block(op, region.blocks[0])
-            op.blocks.append(inner)
-            for argument in inner.arguments:
-                self._values[argument.mlir] = argument
-            if op.name == "func.func":
-                for argument, sharding in zip(
-                    inner.arguments, function_shardings(mlir, "arg_attrs", len(inner.arguments)), strict=False
-                ):
-                    argument.sharding = sharding
-            for child in inner.mlir.operations:
-                inner.ops.append(self._read(child.operation, inner))
+        regions = mlir.regions
+        if len(regions):
+            op.blocks = tuple([self._read_block(op, region.blocks[0]) for region in regions if len(region.blocks)])
         return op
+
+    def _read_block(self, parent: Op, mlir: ir.Block) -> Block:
+        block = Block(parent, mlir)
+        for argument in block.arguments:
+            self._values[argument.mlir] = argument
+        if parent.name == "func.func":
+            _read_argument_shardings(parent.mlir, block.arguments)
+        block.ops = [self._read(child.operation, block) for child in mlir.operations]
+        return block
 
     def result_shardings(self, function: Op) -> list[TensorSharding | None]:
         """The sharding attributes on a function's results, None where there is none."""
@@ -239,17 +262,27 @@ class Graph:
         return function_shardings(function.mlir, "res_attrs", count)
 
     def set_result_sharding(self, function: Op, index: int, sharding: TensorSharding | None) -> None:
+        self.set_result_shardings(function, {index: sharding})
+
+    def set_result_shardings(self, function: Op, shardings: Mapping[int, TensorSharding | None]) -> None:
         count = len(function.blocks[0].terminator.operands)
-        set_function_shardings(function.mlir, "res_attrs", count, {index: sharding})
+        set_function_shardings(function.mlir, "res_attrs", count, shardings)
 
     def set_sharding(self, value: Value, sharding: TensorSharding | None) -> None:
         """Stores a sharding on a function argument or op result, here and in the module."""
-        value.sharding = sharding
-        if isinstance(value.owner, Op):
-            _write_result_shardings(value.owner)
-        elif value.owner.parent.name == "func.func":
-            function = value.owner.parent
-            set_function_shardings(function.mlir, "arg_attrs", len(value.owner.arguments), {value.index: sharding})
+        self.set_shardings([(value, sharding)])
+
+    def set_shardings(self, shardings: Iterable[tuple[Value, TensorSharding | None]]) -> None:
+        """`set_sharding` for many values."""
+        arguments: dict[Op, dict[int, TensorSharding | None]] = {}
+        for value, sharding in shardings:
+            value.sharding = sharding
+            if isinstance(value.owner, Op):
+                _write_result_shardings(value.owner)
+            elif value.owner.parent.name == "func.func":
+                arguments.setdefault(value.owner.parent, {})[value.index] = sharding
+        for function, found in arguments.items():
+            set_function_shardings(function.mlir, "arg_attrs", len(function.blocks[0].arguments), found)
 
 
 def _attribute(op: ir.Operation, name: str) -> ir.Attribute:
@@ -257,14 +290,23 @@ def _attribute(op: ir.Operation, name: str) -> ir.Attribute:
     try:
         return op.attributes[name]
     except TypeError:
-        return ir.StringAttr.get(str(op), op.context)
+        return ir.StringAttr.get(text_of_constant(op), op.context)
+
+
+def text_of_constant(op: ir.Operation) -> str:
+    """The generic form of an op without operands. A copy is printed: in place, MLIR numbers all values first."""
+    copy = op.clone().operation
+    text = str(copy.get_asm(print_generic_op_form=True))
+    copy.erase()
+    return text
 
 
 @lru_cache(maxsize=4096)
-def shape_and_dtype(type_: ir.Type) -> tuple[tuple[int, ...] | None, str]:
+def _tensor_type(type_: ir.Type) -> tuple[ir.Type, tuple[int, ...] | None, str]:
+    """The type (one object for all equal ones), its shape and its element type's text."""
     if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:
-        return tuple(type_.shape), str(type_.element_type)
-    return None, str(type_)
+        return type_, tuple(type_.shape), str(type_.element_type)
+    return type_, None, str(type_)
 
 
 _BITS = re.compile(r"\d+")
@@ -293,46 +335,81 @@ def read_result_shardings(op: Op) -> None:
                 op.results[0].sharding = sharding_from_attribute(attributes[name])
 
 
+def _read_argument_shardings(function: ir.Operation, arguments: list[Value]) -> None:
+    shardings = function_shardings(function, "arg_attrs", len(arguments))
+    for argument, sharding in zip(arguments, shardings, strict=False):
+        argument.sharding = sharding
+
+
 def _write_result_shardings(op: Op) -> None:
     context, attributes = op.mlir.context, op.mlir.attributes
     op._attributes = None
-    if op.name in ("sdy.sharding_constraint", "sdy.reshard", "sdy.data_flow_edge") or "out_sharding" in attributes:
-        name = "out_sharding" if "out_sharding" in attributes else "sharding"
-        sharding = op.results[0].sharding
-        if sharding is not None:
-            attributes[name] = sharding_to_attribute(sharding, context)
+    if op.name.startswith("sdy.") and _write_own_sharding(op):
         return
     known = [v.sharding for v in op.results if v.sharding is not None]
     if not known:
         if "sdy.sharding" in attributes:
             del attributes["sdy.sharding"]
         return
-    filled = tuple(v.sharding or TensorSharding.fully_open(known[0].mesh, v.rank) for v in op.results)
+    filled = tuple([v.sharding or TensorSharding.fully_open(known[0].mesh, v.rank) for v in op.results])
     attributes["sdy.sharding"] = shardings_to_attribute(filled, context)
+
+
+def _write_own_sharding(op: Op) -> bool:
+    """Stores the sharding of an op of sdy that names it otherwise than other ops do. Returns whether it is one."""
+    attributes, sharding = op.mlir.attributes, op.results[0].sharding
+    name = "out_sharding" if "out_sharding" in attributes else "sharding"
+    if name == "sharding" and op.name not in _HAVE_SHARDING:
+        return False
+    if sharding is not None:
+        attributes[name] = sharding_to_attribute(sharding, op.mlir.context)
+    return True
 
 
 def function_shardings(function: ir.Operation, name: str, count: int) -> list[TensorSharding | None]:
     """The `sdy.sharding` of each of a function's `count` arguments (`arg_attrs`) or results (`res_attrs`)."""
     attributes = function.attributes
-    if name not in attributes:
-        return [None] * count
-    dicts = (ir.DictAttr(d) for d in ir.ArrayAttr(attributes[name]))
-    return [sharding_from_attribute(d["sdy.sharding"]) if "sdy.sharding" in d else None for d in dicts]
+    return [_sharding_in(d) for d in ir.ArrayAttr(attributes[name])] if name in attributes else [None] * count
+
+
+def function_sharding(function: ir.Operation, name: str, index: int) -> TensorSharding | None:
+    """The `sdy.sharding` of one argument (`arg_attrs`) or result (`res_attrs`) of a function."""
+    attributes = function.attributes
+    return _sharding_in(ir.ArrayAttr(attributes[name])[index]) if name in attributes else None
 
 
 def set_function_shardings(
     function: ir.Operation, name: str, count: int, shardings: Mapping[int, TensorSharding | None]
 ) -> None:
-    """Stores shardings of a function's `count` arguments (`arg_attrs`) or results (`res_attrs`), by number."""
+    """Stores shardings of a function's `count` arguments (`arg_attrs`) or results (`res_attrs`), by number.
+
+    Costs time in proportion to `count` if anything changes: to set many, call it once.
+    """
     attributes, context = function.attributes, function.context
-    entries = list(ir.ArrayAttr(attributes[name])) if name in attributes else [ir.DictAttr.get({}, context)] * count
+    old = ir.ArrayAttr(attributes[name]) if name in attributes else [ir.DictAttr.get({}, context)] * count
+    changed = {}
     for number, sharding in shardings.items():
-        entry = {n.name: n.attr for n in ir.DictAttr(entries[number])}
-        entry.pop("sdy.sharding", None)
-        if sharding is not None:
-            entry["sdy.sharding"] = sharding_to_attribute(sharding, context)
-        entries[number] = ir.DictAttr.get(entry, context)
-    attributes[name] = ir.ArrayAttr.get(entries, context)
+        entry = _with_sharding(ir.DictAttr(old[number]), sharding)
+        if entry != old[number]:
+            changed[number] = entry
+    if changed:
+        entries = list(old)
+        for number, entry in changed.items():
+            entries[number] = entry
+        attributes[name] = ir.ArrayAttr.get(entries, context)
+
+
+def _sharding_in(dictionary: ir.Attribute) -> TensorSharding | None:
+    entries = ir.DictAttr(dictionary)
+    return sharding_from_attribute(entries["sdy.sharding"]) if "sdy.sharding" in entries else None
+
+
+def _with_sharding(dictionary: ir.DictAttr, sharding: TensorSharding | None) -> ir.DictAttr:
+    context = dictionary.context
+    entries = {n.name: n.attr for n in dictionary if n.name != "sdy.sharding"}
+    if sharding is not None:
+        entries["sdy.sharding"] = sharding_to_attribute(sharding, context)
+    return ir.DictAttr.get(entries, context)
 
 
 _FILE = re.compile(r'"([^"]+)":(\d+):\d+')

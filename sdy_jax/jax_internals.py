@@ -4,22 +4,42 @@
   of the lowered module instead of giant constants in its text. jax has no public switch for either.
 * `Traced._consts`: tracers of an outer trace that a function closes over; they are arguments of the module as well.
 * `get_concrete_mesh`: the mesh of `jax.set_mesh`; the public `get_mesh` refuses to say it under `jax.jit`.
+* `jaxpr_const_args`: which arrays those are, of a jaxpr that becomes the region of an op.
+* `shard_alike_p`: gives its groups numbers of the process, which would meet the user's; jax 0.12 no longer has it.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax._src import config
+from jax._src.core import jaxpr_const_args
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh
+from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import mlir
 
+try:
+    from jax._src import shard_alike
+except ImportError:
+    shard_alike = None  # type: ignore[assignment]
 
-def trace_and_lower(fun: Any, avals: tuple[Any, ...], platform: str) -> tuple[Any, Any, tuple[Any, ...]]:
+shard_alike_p: Any = getattr(shard_alike, "shard_alike_p", None)
+
+
+def trace_and_lower(
+    fun: Any, avals: tuple[Any, ...], platform: str, rules: Any = ()
+) -> tuple[Any, Any, tuple[Any, ...]]:
     """Traces a flat function and lowers it to StableHLO.
+
+    Args:
+        fun: the function of arrays.
+        avals: the types of its arguments.
+        platform: what it is lowered for.
+        rules: lowering rules that take precedence over those registered with jax, as (primitive, rule).
 
     Returns:
         The MLIR module, jax's record of the outputs (`out_info`), and the arrays and tracers that the function closes
@@ -29,7 +49,7 @@ def trace_and_lower(fun: Any, avals: tuple[Any, ...], platform: str) -> tuple[An
         traced = jax.jit(fun, keep_unused=True).trace(*avals)
         lowered = traced.lower(
             lowering_platforms=(platform,),
-            _private_parameters=mlir.LoweringParameters(hoist_constants_as_args=True),
+            _private_parameters=mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True),
         )
     constants = (*lowered._lowering.const_args, *traced._consts)
     return lowered.compiler_ir("stablehlo"), traced.out_info, constants
@@ -43,3 +63,22 @@ def context_mesh() -> jax.sharding.Mesh | None:
 def weakly_typed(x: jax.Array) -> jax.Array:
     """The same array with a weak type, as a Python scalar has."""
     return _convert_element_type(x, weak_type=True)
+
+
+def lower_region(ctx: mlir.LoweringRuleContext, region: Any) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """How to lower a closed jaxpr into the region of an op that sees no values from outside.
+
+    Returns:
+        The values of the arrays that the jaxpr closes over, and a function that lowers the jaxpr at the current
+        insertion point, given block arguments for those values and for the jaxpr's own arguments.
+    """
+    arrays = jaxpr_const_args(region.jaxpr)
+    constants = [mlir.ir_constants(array, const_lowering=ctx.const_lowering, aval=aval) for array, aval in arrays]
+    values, _ = mlir.ir_tree_registry.flatten(constants)
+
+    def body(arguments: Sequence[Any]) -> list[Any]:
+        inside = {(id(array), aval): x for (array, aval), x in zip(arrays, arguments, strict=False)}
+        inner = ctx.replace(const_lowering=inside, avals_in=region.in_avals)
+        return list(mlir.lower_fun(jaxpr_as_fun(region))(inner, *arguments[len(arrays) :]))
+
+    return list(values), body

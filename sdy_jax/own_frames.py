@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 
 from jax.extend import source_info_util
@@ -12,3 +13,11 @@ def hide(directories: Iterable[str]) -> None:
     """Leaves the files in these directories out of the source lines that jax gives to ops."""
     for directory in directories:
         source_info_util.register_exclusion(os.path.join(directory, ""))
+
+
+def caller_line() -> str:
+    """`file:line` of the innermost frame outside of this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "sdy_jax":
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -10,10 +10,12 @@ import jax
 from jax.extend.mlir import ir
 from jax.tree_util import PyTreeDef
 
+from sdy_jax.annotate.finish import finish
+from sdy_jax.annotate.meshes import declare_mesh
+from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.arguments import Leaf, match_prefix, padded, resolve
 from sdy_jax.graph import main_function, set_function_shardings
 from sdy_jax.jax_internals import trace_and_lower
-from sdy_jax.representation.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -64,11 +66,15 @@ def from_function(
         out_tree.append(structure)
         return flat_out
 
-    with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh):
+    site = Site(mesh)
+    with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh), tracing(site):
         avals = tuple(leaf.value for leaf in leaves)
-        module, out_info, constants = trace_and_lower(flat_fun, avals, jax_mesh.devices.flat[0].platform)
+        platform = jax_mesh.devices.flat[0].platform
+        module, out_info, constants = trace_and_lower(flat_fun, avals, platform, site.lowering_rules)
+    if site.unfinished:
+        finish(module.operation)
     outputs = match_prefix(out_shardings, jax.tree.unflatten(out_tree[-1], out_info), "result", "out_shardings")
-    mesh_name = _ensure_mesh(module, mesh)
+    mesh_name = declare_mesh(module, mesh)
     # A copy of its own: an operation does not keep the module object alive that jax made.
     program = Program(
         module.operation.clone().operation,
@@ -105,23 +111,3 @@ def _resolved(leaf: Leaf, type_: ir.Type, program: Program, where: str) -> Tenso
 
 def _without_none(shardings: dict[int, TensorSharding | None]) -> dict[int, TensorSharding | None]:
     return {number: sharding for number, sharding in shardings.items() if sharding is not None}
-
-
-def _ensure_mesh(module: ir.Module, mesh: Mesh) -> str:
-    """The symbol of the mesh in the module, declared first if it is not there."""
-    taken = set()
-    for op in module.body.operations:
-        if "sym_name" in op.operation.attributes:
-            taken.add(ir.StringAttr(op.operation.attributes["sym_name"]).value)
-        if op.operation.name == "sdy.mesh" and mesh_from_attribute(op.operation.attributes["mesh"]) == mesh:
-            return str(ir.StringAttr(op.operation.attributes["sym_name"]).value)
-    name = next(n for n in ("mesh", *(f"mesh_{i}" for i in range(len(taken) + 1))) if n not in taken)
-    context = module.context
-    attributes = {"sym_name": ir.StringAttr.get(name, context), "mesh": mesh_to_attribute(mesh, context)}
-    ir.Operation.create(
-        "sdy.mesh",
-        attributes=attributes,
-        loc=ir.Location.unknown(context),
-        ip=ir.InsertionPoint.at_block_begin(module.body),
-    )
-    return name

@@ -94,6 +94,6 @@ def _difference(found: np.ndarray, wanted: np.ndarray, rtol: float | None, atol:
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return "has NaN or infinity at other places"
     scale = float(np.abs(b[finite]).max(initial=0.0))
-    largest = float(np.abs(a - b)[finite].max(initial=0.0))
+    largest = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
     allowed = atol + (rtol if rtol is not None else _TOLERANCE[wanted.dtype.name]) * max(scale, 1e-30)
     return f"differs by {largest:.3g}, allowed are {allowed:.3g}" if not largest <= allowed else ""

@@ -11,15 +11,32 @@ MESH = 'sdy.mesh @mesh = <["a"=2, "b"=2, "c"=4]>\n'
 _TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
 
 
-def parse(text: str) -> ir.Module:
-    context = jax.interpreters.mlir.make_ir_context()
+def parse(text: str, context: ir.Context | None = None) -> ir.Module:
+    context = context or jax.interpreters.mlir.make_ir_context()
     with context, ir.Location.unknown(context):
         return ir.Module.parse(text if "sdy.mesh @mesh" in text else MESH + text)
 
 
-def run_oracle(module: ir.Module, passes: str) -> None:
+def run_oracle(module: ir.Module, passes: str, verify: bool = True) -> None:
     with module.context:
-        passmanager.PassManager.parse(f"builtin.module({passes})").run(module.operation)
+        manager = passmanager.PassManager.parse(f"builtin.module({passes})")
+        manager.enable_verifier(verify)
+        manager.run(module.operation)
+
+
+def plain_text(module: ir.Module) -> str:
+    """The text without what is only kept on the way: rules that ops have anyway, meshes in the form of stablehlo."""
+    module.operation.walk(_strip)
+    return str(module.operation.get_asm(assume_verified=True))  # some passes leave shardings that the verifier rejects
+
+
+def _strip(op: ir.Operation) -> ir.WalkResult:
+    attributes = op.attributes
+    if "sdy.sharding_rule" in attributes and not str(attributes["sdy.sharding_rule"]).endswith("custom>"):
+        del attributes["sdy.sharding_rule"]
+    if op.name == "sdy.mesh" and "stablehlo.mesh" in attributes:
+        del attributes["stablehlo.mesh"]
+    return ir.WalkResult.ADVANCE
 
 
 def dump(module: ir.Module) -> str:
@@ -47,7 +64,8 @@ def _block(block: ir.Block, depth: int) -> Iterator[str]:
         op = op.operation
         if op.name in _TERMINATORS:
             continue
-        yield "  " * depth + f"{op.name} : {_op_text(op)}"
+        callee = f" {op.attributes['callee']}" if op.name == "func.call" else ""
+        yield "  " * depth + f"{op.name}{callee} : {_op_text(op)}"
         for region in op.regions:
             for inner in region.blocks:
                 yield from _block(inner, depth + 1)

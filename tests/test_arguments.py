@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -35,6 +36,16 @@ def test_entries_go_with_positions_and_with_names():
 
 def test_arguments_without_names_are_told_by_position():
     assert [leaf.path for leaf in argument_leaves(None, (X, [X]), {}, [])] == ["args[0]", "args[1][0]"]
+
+
+def test_fields_of_named_tuples_go_by_their_names():
+    state = optax.ScaleByAdamState(X, {"w": X}, {"w": X})
+    leaves = match_prefix(optax.ScaleByAdamState(None, {"w": P("a")}, None), state, "state", "in_shardings")
+    assert [(leaf.path, leaf.spec) for leaf in leaves] == [
+        ("state.count", None),
+        ("state.mu['w']", P("a")),
+        ("state.nu['w']", None),
+    ]
 
 
 def test_prefixes_may_end_at_any_depth():

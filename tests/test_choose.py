@@ -23,6 +23,7 @@ def reduce(op):
 
 
 LOOKUP = '"stablehlo.gather"(%a, %b) <{{dimension_numbers = #stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, slice_sizes = array<i64: 1, 128>}}> {{{out}}} : (tensor<64x128xf32>, tensor<16xi32>) -> tensor<16x128xf32>'
+ROW = '"stablehlo.dynamic_slice"(%a, %b, %b) <{{slice_sizes = array<i64: 1, 128>}}> {{{out}}} : (tensor<64x128xf32>, tensor<i32>, tensor<i32>) -> tensor<1x128xf32>'
 TRANSPOSE = "stablehlo.transpose %a, dims = [1, 0] {{{out}}} : (tensor<64x128xf32>) -> tensor<128x64xf32>"
 RESHAPE = "stablehlo.reshape %a {{{out}}} : (tensor<8x8x128xf32>) -> tensor<64x128xf32>"
 SORT = '"stablehlo.sort"(%a) <{{dimension = 1 : i64}}> ({{^bb0(%l: tensor<f32>, %r: tensor<f32>): %c = stablehlo.compare LT, %l, %r : (tensor<f32>, tensor<f32>) -> tensor<i1> stablehlo.return %c : tensor<i1>}}) {{{out}}} : (tensor<64x128xf32>) -> tensor<64x128xf32>'
@@ -47,6 +48,7 @@ CASES = [
     (LOOKUP, "64x128xf32 [{y},{}]", "16xi32 [{x}]", "16x128xf32 [{x},{}]", "all_reduce", 6144),
     (LOOKUP, "64x128xf32 [{y},{}]", "16xi32 [{x}]", "16x128xf32 [{x},{y}]", "reduce_scatter", 3072),
     (LOOKUP, "64x128xf32 [{},{y}]", "16xi32 [{x}]", "16x128xf32 [{x},{y}]", "", 0),
+    (ROW, "64x128xf32 [{y},{}]", "i32 []", "1x128xf32 [{},{}]", "all_reduce", 768),
     (reduce("add"), "64x128xf32 [{x},{y}]", "f32 []", "64xf32 [{x}]", "all_reduce", 192),
     (reduce("maximum"), "64x128xf32 [{x},{y}]", "f32 []", "64xf32 [{x}]", "all_reduce", 192),
     (reduce("add"), "64x128xf32 [{},{y}]", "f32 []", "64xf32 [{y}]", "reduce_scatter", 192),

@@ -7,6 +7,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -243,6 +244,69 @@ def test_all_reduce_combines_the_terms_of_a_group(dtype):
         np.testing.assert_array_equal(got_scalar, reduced(scalar, axes, kind), err_msg=f"{kind} over {axes}")
 
 
+def test_several_arrays_are_reduced_together_in_the_order_of_the_axes():
+    rng = np.random.default_rng(2)
+    scale, shift = rng.choice([-2.0, -0.5, 0.5, 1.0, 2.0], (2, 8, 3, 5)).astype(np.float32)
+
+    def composed(old, new):
+        return old[0] * new[0], old[0] * new[1] + old[1]
+
+    def combine(terms):
+        return jax.lax.reduce(tuple(terms), (np.float32(1), np.float32(0)), composed, (0,))
+
+    cases = [axes_of(quote(f"[{axes}]"))[0] for axes in REDUCED]
+
+    def program(a, b):
+        small = [collectives.all_reduce_by([a[0, :2], b[0, :2]], axes, combine, REFINED) for axes in cases]
+        return [collectives.all_reduce_by([a, b], axes, combine, REFINED) for axes in cases], small
+
+    large, small = run(program, scale, shift)
+    for (got, first), axes in zip(zip(large, small, strict=True), cases, strict=True):
+        place, rest = (block_indices(a, MESH) for a in (axes, set_difference([AxisRef("p"), AxisRef("q")],
+                                                        sort_and_merge(axes, MESH), MESH)))  # fmt: skip
+        for d in range(8):
+            group = sorted(np.flatnonzero(rest == rest[d]), key=lambda e: place[e])
+            expected = functools.reduce(composed, [(scale[e], shift[e]) for e in group])
+            for part, whole in enumerate(expected):
+                np.testing.assert_array_equal(got[part][d], whole, err_msg=f"{axes}")
+                np.testing.assert_array_equal(first[part][d], whole[0, :2], err_msg=f"{axes}")
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4], ids=lambda t: t.__name__)
+def test_four_bit_integers_wrap_around(dtype):
+    x = np.random.default_rng(3).integers(0, 8, (8, 8)).astype(dtype)
+    axes = (AxisRef("q"), AxisRef("p"))
+    kinds = kinds_of(np.int8)
+
+    def program(v):
+        return [collectives.all_reduce(v, axes, kind, REFINED) for kind in kinds]
+
+    for kind, got in zip(kinds, run(program, x), strict=True):
+        assert got.dtype == x.dtype
+        whole = functools.reduce(NUMPY[kind], x.astype(np.int32)).astype(np.int8).astype(dtype)
+        np.testing.assert_array_equal(got[3], whole, err_msg=kind)
+
+
+def test_two_bit_integers_travel_as_bytes():
+    """The CPU's own collectives of them corrupt memory: what travels is looked up in the program, not run."""
+    x = jax.ShapeDtypeStruct((8, 8), ml_dtypes.int2)
+    axes = ((AxisRef("q"),), ())
+
+    def program(v):
+        moved = collectives.all_gather(collectives.all_slice(v, axes, REFINED), axes, REFINED)
+        exchanged = collectives.all_to_all(moved, [((AxisRef("q"),), 0, 1)], REFINED)
+        permuted = collectives.collective_permute(v, sharding('[{"p"},{}]'), sharding('[{"q":(1)2}, {}]'), REFINED)
+        return moved, exchanged, permuted, collectives.all_reduce(v, axes[0], "sum", REFINED)
+
+    jax_mesh = REFINED.to_jax(np.array(jax.devices()[:8]).reshape(2, 4))
+    spec = jax.sharding.PartitionSpec()
+    mapped = jax.shard_map(program, mesh=jax_mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    text = str(jax.make_jaxpr(mapped)(x))
+    for name in ("all_gather", "all_to_all", "psum"):
+        lines = [line for line in text.splitlines() if f"= {name}" in line]
+        assert lines and all(":i8[" in line for line in lines), text
+
+
 SCATTERED = ["[{p}, {}]", "[{}, {q}]", '[{"q":(2)2}, {p}]', "[{q, p}, {}]", '[{p}, {"q":(2)2, "q":(1)2}]']
 
 
@@ -318,7 +382,9 @@ def test_a_gathered_slice_and_a_sliced_gather_are_unchanged():
     np.testing.assert_array_equal(got_block, block)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, np.int8, np.uint16, jnp.float8_e4m3fn], ids=lambda t: np.dtype(t).name)
+@pytest.mark.parametrize(
+    "dtype", [*DTYPES, np.int8, np.uint16, jnp.int4, jnp.uint4, jnp.float8_e4m3fn], ids=lambda t: np.dtype(t).name
+)
 def test_identities_change_nothing(dtype):
     for kind in kinds_of(dtype):
         neutral = collectives.identity(kind, dtype)

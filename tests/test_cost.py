@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdy_jax.errors import InternalError
+from sdy_jax.errors import InternalError, SdyError
 from sdy_jax.lowering.cost import CostModel, same_cost
 from sdy_jax.representation.mesh import AxisRef, Mesh
 
@@ -54,3 +54,16 @@ def test_an_unknown_collective_is_our_mistake():
 def test_costs_compare_up_to_rounding():
     assert same_cost(0.1 + 0.2, 0.3)
     assert not same_cost(1.0, 1.001)
+
+
+def test_a_machine_gives_seconds():
+    model = CostModel.of_machine("h100", ["data", "model"], {"data": 25e9})
+    mesh = Mesh.of(data=2, model=8)
+    fast = model.time("all_gather", [AxisRef("model")], mesh, 1e6, 8e6)
+    assert fast == pytest.approx(7e6 / 450e9 + 7 * 3e-6)
+    assert model.time("all_gather", [AxisRef("data")], mesh, 1e6, 2e6) == pytest.approx(1e6 / 25e9 + 3e-6)
+
+
+def test_an_unknown_machine_is_refused_with_the_names():
+    with pytest.raises(SdyError, match=r"no machine is called 'h9000'; known are tpu v4, .*b200"):
+        CostModel.of_machine("h9000", [])

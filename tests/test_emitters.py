@@ -469,8 +469,8 @@ def run_op(
     padded = [pad_to_blocks(x, s) for x, s in zip(whole, shardings, strict=True)]
 
     def local_run(*xs: Any) -> Any:
-        none_run: Callable[..., Any] = lambda block, xs: None  # noqa: E731
-        local = LocalOp(graph_op, REFINED, tuple(shardings), last(graph_op, result), none_run)
+        run_block = Interpreter(graph).run_block
+        local = LocalOp(graph_op, REFINED, tuple(shardings), last(graph_op, result), run_block)
         out = EMITTERS[name](local, *xs)
         out = out[-1] if isinstance(out, (list, tuple)) else out
         assert out.shape == local.result_shape(len(graph_op.results) - 1)
@@ -496,11 +496,13 @@ def check_splits(op: Op, operands: Sequence[TensorSharding | None], result: Tens
     if rule is None:
         return ""
     strategy = strategies_of(op, rule)[0]
+    left_partial = False
     for mapping, sharding in zip(rule.mappings, [*operands, *last(op, result)], strict=True):
         for factors, axes in zip(mapping, sharding.axes if sharding else (), strict=False):
             assert not axes or factors[0] in strategy.splittable, (str(rule), strategy)
-    assert not partial or strategy.reduction, strategy
-    return strategy.reduction or ""
+            left_partial = left_partial or (bool(axes) and factors[0] in strategy.partial)
+    assert left_partial == partial, (str(rule), strategy)
+    return strategy.reduction
 
 
 def pad_to_blocks(x: jax.Array, sharding: TensorSharding | None) -> jax.Array:
@@ -541,6 +543,35 @@ def contracted(a: jax.Array) -> jax.Array:
 
 def reduced(init: float, function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda v: lax.reduce(v, np.float32(init), function, (0,))
+
+
+def reduced_by(body: Callable[..., Any], *inits: Any) -> Callable[..., Any]:
+    """A reduction of the values together with their positions, or of the values alone."""
+    if len(inits) == 1:
+        return lambda v: lax.reduce(v, inits[0], body, (0,))
+    return lambda v: lax.reduce((v, lax.broadcasted_iota(jnp.int32, v.shape, 0)), inits, body, (0,))
+
+
+def larger(a: Any, b: Any) -> Any:
+    first = a[0] >= b[0]
+    return lax.select(first, a[0], b[0]), lax.select(first, a[1], b[1])
+
+
+def later(a: Any, b: Any) -> Any:
+    """Does not commute, and tells how often it was applied."""
+    return b[0], a[1] + b[1] + 1
+
+
+def cut(*lengths: int) -> Callable[..., Any]:
+    """Slices of these lengths from everywhere in both dimensions."""
+    numbers = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(1, 0))
+    return lambda v, i: lax.gather(v, jnp.stack([i // 2, i], 1), numbers, lengths, mode="clip")
+
+
+def patched(function: Callable[..., Any], *lengths: int) -> Callable[..., Any]:
+    """Updates of these lengths anywhere in both dimensions."""
+    numbers = lax.ScatterDimensionNumbers((1, 2), (), (1, 0))
+    return lambda v, i, u: function(v, jnp.stack([i // 2, i], 1), u[:, : lengths[0], None] + jnp.ones(lengths), numbers)
 
 
 ADD, MAX, MUL = scattered(lax.scatter_add), scattered(lax.scatter_max), scattered(lax.scatter_mul)
@@ -601,6 +632,59 @@ SHARDED = {
     "product with init": (reduced(2, lax.mul), (SHORT,), "reduce", (shard("y", ""),), shard(""), "y"),
     "max with init": (reduced(0.5, lax.max), (SHORT,), "reduce", (shard("y", "x"),), shard("x"), "y"),
     "any": (lambda v: jnp.any(v > 1.5, 0), (PLAIN,), "reduce", (shard("y", "x"),), shard("x"), "y"),
+    "first largest, uneven": (
+        reduced_by(larger, np.float32(-np.inf), np.int32(0)),
+        (SHORT,),
+        "reduce",
+        (shard("yx", ""), shard("yx", "")),
+        shard(""),
+    ),
+    "in order, uneven": (
+        reduced_by(later, np.float32(-9), np.int32(0)),
+        (SHORT,),
+        "reduce",
+        (shard("yx", ""), shard("yx", "")),
+        shard(""),
+    ),
+    "in order, empty blocks": (
+        reduced_by(later, np.float32(-9), np.int32(7)),
+        (SHORT[:5],),
+        "reduce",
+        (shard("xy", ""), shard("xy", "")),
+        shard(""),
+    ),
+    "plus one, uneven": (
+        reduced_by(lambda a, b: a + b + 1, np.float32(3)),
+        (SHORT,),
+        "reduce",
+        (shard("y", "x"),),
+        shard("x"),
+    ),
+    "windows, uneven": (cut(5, 3), (SHORT, ROWS), "gather", (shard("xy", ""),), shard("", "", ""), "xy"),
+    "windows both ways": (cut(3, 2), (PLAIN, ROWS), "gather", (shard("y", "x"),), shard("", "", ""), "yx"),
+    "wide windows": (cut(11, 4), (SHORT, ROWS), "gather", (shard("y", "x"),), shard("", "", "x"), "y"),
+    "updates by windows, uneven": (
+        patched(lax.scatter_add, 3, 2),
+        (SHORT, ROWS, UPDATES),
+        "scatter",
+        (shard("xy", ""),),
+        shard("xy", ""),
+    ),
+    "set windows both ways": (
+        patched(lax.scatter, 4, 3),
+        (PLAIN, ROWS, UPDATES),
+        "scatter",
+        (shard("y", "x"),),
+        shard("y", "x"),
+    ),
+    "split updates by windows": (
+        patched(lax.scatter_max, 3, 2),
+        (SHORT, ROWS[:7], UPDATES[:7]),
+        "scatter",
+        (shard("x", ""), shard("y", ""), shard("y", "", "")),
+        shard("x", ""),
+        "y",
+    ),
     "lookup": (lookup, (TABLE, ROWS), "gather", (shard("yx", ""),), NONE, "yx"),
     "lookup, uneven": (lookup, (TABLE[:13], ROWS), "gather", (shard("y", "x"),), shard("", "x"), "y"),
     "lookup of small unsigned": (
@@ -653,6 +737,17 @@ SHARDED = {
         (shard("xy", ""),),
         shard("xy", ""),
     ),
+    **{
+        f"slice of {n} rows at {i}, {axes}": (
+            lambda v, i, n=n: lax.dynamic_slice_p.bind(v, i, i * 0, slice_sizes=(n, 4)),
+            (SHORT, i),
+            "dynamic_slice",
+            (shard(axes, ""),),
+            NONE,
+            axes,
+        )
+        for i, n, axes in ((-3, 1, "y"), (0, 5, "xy"), (6, 1, "xy"), (6, 5, "y"), (50, 3, "y"), (3, 12, "x"))
+    },
     "random bits": (
         lambda k: lax.rng_bit_generator(k, (6, 8))[1],
         (jnp.arange(4, dtype=jnp.uint32),),

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import jax
 import pytest
-from jax.extend.mlir import ir
+from jax.extend.mlir import ir, passmanager
 from random_programs import RandomProgram
 from sharding_dump import dump, parse, run_oracle
 
-from sdy_jax.errors import ParseError, ShardingError
+from sdy_jax import passes
+from sdy_jax.errors import ParseError, ShardingError, UnsupportedError
 from sdy_jax.graph import Graph
 from sdy_jax.passes.export import export_module
 from sdy_jax.passes.import_ import import_module
-from sdy_jax.passes.registry import IMPORT, full_name, run
-from sdy_jax.passes.registry import parse as parse_passes
+from sdy_jax.passes.pipeline_text import parse as parse_passes
+from sdy_jax.passes.pipelines import PLAN_IMPORT, export_pipeline
+from sdy_jax.passes.registry import PASSES, PIPELINES, full_name, options_of, run
+from sdy_jax.program import Program
 from sdy_jax.propagation import propagate
 
-IN_ORDER = [name for name in IMPORT if name.startswith("sdy-")]
+IN_ORDER = [name for name in PLAN_IMPORT if name.startswith("sdy-")]
 FEATURES = ("while", "barrier", "group", "manual", "constant", "priority")
 
 
@@ -188,16 +193,242 @@ def test_import_propagate_export_is_the_pipeline() -> None:
 
 
 def test_pass_lists_are_read_with_options_and_nesting() -> None:
-    assert list(parse_passes("close-shardings, func.func(sdy-sink-data-flow-edges),basic-propagate{a-b=true c=3}")) == [
-        ("sdy-close-shardings", {}),
+    text = (
+        " close-shardings, builtin.module(func.func(sdy-sink-data-flow-edges),any(cse)),basic-propagate{a-b=true c=3} "
+    )
+    assert [(step.name, step.options) for step in parse_passes(text)] == [
+        ("close-shardings", {}),
         ("sdy-sink-data-flow-edges", {}),
-        ("sdy-basic-propagate", {"a_b": True, "c": 3}),
+        ("cse", {}),
+        ("basic-propagate", {"a-b": "true", "c": "3"}),
     ]
 
 
-def test_an_unknown_pass_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(ParseError, match=r"no pass is called 'nope'.*sdy-close-shardings"):
-        full_name("nope")
+@pytest.mark.parametrize("text", ["", "  ", "builtin.module()", "func.func( )"])
+def test_a_pipeline_may_be_empty(text: str) -> None:
+    assert parse_passes(text) == []
+
+
+def test_option_values_may_be_quoted_or_in_braces_and_hold_commas() -> None:
+    (step,) = parse_passes("p{a=1,2,3 b='x, {y}' c=\"q r\" d={e f,{g}} h i=}")
+    assert step.options == {"a": "1,2,3", "b": "x, {y}", "c": "q r", "d": "e f,{g}", "h": "", "i": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "expected"),
+    [
+        ("cse,,cse", 5, "a pass name"),
+        ("cse,", 5, "a pass name"),
+        ("func.func(cse", 14, "closes func.func"),
+        ("cse)", 4, "a comma or the end"),
+        ("cse{a=1", 8, "an option name"),
+        ("cse{a='1}", 7, "closes this '"),
+        ("cse cse", 5, "a comma"),
+    ],
+)
+def test_a_text_that_is_no_pipeline_is_an_error_with_its_place(text: str, column: int, expected: str) -> None:
+    with pytest.raises(ParseError, match=f"column {column}: expected .*{expected}") as error:
+        parse_passes(text)
+    assert str(error.value).splitlines()[2] == " " * (column + 1) + "^"
+
+
+def test_an_unknown_pass_is_an_error_that_says_what_it_may_have_been() -> None:
+    with pytest.raises(
+        ParseError, match="column 5: no pass is called 'close-sharding'; did you mean sdy-close-shardings"
+    ):
+        run(parse("").operation, "cse,close-sharding")
+    with pytest.raises(ParseError, match=r"no pass is called 'zz'; the passes are .*sdy-close-shardings"):
+        full_name("zz")
+
+
+def test_an_unknown_option_is_an_error_that_names_the_known_ones() -> None:
+    known = "module-dump-directory"
+    with pytest.raises(ParseError, match=f"pass basic-propagate has no option 'strategy'; its options are .*{known}"):
+        run(parse("").operation, "basic-propagate{strategy=basic}")
+    with pytest.raises(ParseError, match="has no option 'a'; it has none"):
+        run(parse("").operation, "cse{a=1}")
+    with pytest.raises(ParseError, match="has no option 'foo'; its options are dedup-functions-fully, compat"):
+        run(parse("").operation, "sdy-propagation-pipeline{foo=1}")
+
+
+@pytest.mark.parametrize(
+    ("step", "allowed"),
+    [
+        ("aggressive-propagate{propagation-strategy=fast}", "aggressive or basic or basic-then-aggressive"),
+        ("basic-propagate{keep-sharding-rules=1}", "true or false"),
+        ("import-pipeline{compat=xla}", "shardy"),
+    ],
+)
+def test_an_option_with_a_value_that_it_cannot_have_is_an_error(step: str, allowed: str) -> None:
+    with pytest.raises(ParseError, match=f"it may be {allowed}"):
+        run(parse("").operation, step)
+
+
+def test_nothing_runs_if_a_later_pass_is_not_known() -> None:
+    module = parse("func.func private @unused() { return }")
+    with pytest.raises(ParseError):
+        run(module.operation, "symbol-dce,nope")
+    assert "@unused" in str(module)
+
+
+def test_passes_of_partitioning_are_named_as_not_available() -> None:
+    for text in ("insert-explicit-reshards", "export-pipeline{enable-insert-explicit-collectives=true}"):
+        with pytest.raises(UnsupportedError, match="not available yet"):
+            run(parse("").operation, text)
+
+
+def test_passes_and_pipelines_take_the_options_that_the_oracle_takes() -> None:
+    with parse("").context:
+        for name in [n for n in (*PASSES, *PIPELINES) if n.startswith("sdy-") and n != "sdy-save-module"]:
+            for option, allowed in options_of(name).items():
+                if option == "compat":
+                    continue
+                step = f"{name}{{{option}={'x' if allowed is None else allowed[0]}}}"
+                assert any(_is_accepted(f"builtin.module({t})") for t in (step, f"func.func({step})")), step
+
+
+def _is_accepted(pipeline: str) -> bool:
+    try:
+        passmanager.PassManager.parse(pipeline)
+    except ValueError:
+        return False
+    return True
+
+
+TANH = """
+  sdy.mesh @mesh = <["a"=2, "b"=2]>
+  func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}]>}) -> tensor<8xf32> {
+    %0 = stablehlo.tanh %x : tensor<8xf32>
+    return %0 : tensor<8xf32>
+  }"""
+
+
+def test_run_takes_text_and_gives_text() -> None:
+    assert passes.run(TANH, "") == str(parse(TANH))
+    assert 'stablehlo.tanh %arg0 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a", ?}]>]>}' in passes.run(
+        TANH, "builtin.module(basic-propagate)"
+    )
+
+
+def test_run_of_a_text_that_is_no_module_is_an_error() -> None:
+    with pytest.raises(ParseError, match="expected"):
+        passes.run("func.func @main(", "cse")
+
+
+def test_run_gives_a_new_program_and_leaves_the_one_it_was_given() -> None:
+    module = parse(TANH)
+    mesh = Graph(module.operation).meshes["mesh"]
+    tree = jax.tree.structure(0)
+    program = Program(module.operation.clone().operation, mesh, "mesh", (), ("x",), ("result",), (), tree)
+    before = str(program.module)
+    after = passes.run(program, "sdy-basic-propagate")
+    assert str(program.module) == before
+    assert str(after.module) == str(ours(TANH, "sdy-basic-propagate").operation)
+    assert (after.mesh, after.inputs) == (mesh, ("x",))
+
+
+rules_of_0_10 = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="the oracle's rules differ since jax 0.11")
+
+
+@rules_of_0_10
+@pytest.mark.parametrize("options", ["", "{conservative-propagation=true}"])
+def test_rules_are_written_as_the_oracle_writes_them(options: str) -> None:
+    for seed in range(6):
+        text = RandomProgram(seed, ("constant",), without=("reshape",)).text
+        expected = parse(text)
+        run_oracle(expected, f"func.func(sdy-populate-op-sharding-rules{options})")
+        compat = options.replace("}", " compat=shardy}") or "{compat=shardy}"
+        assert _without_meshes(ours(text, f"populate-op-sharding-rules{compat}")) == _without_meshes(expected), text
+
+
+@rules_of_0_10
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_propagation_keeps_rules_where_it_is_asked_to(keep: str) -> None:
+    for seed in range(6):
+        text = RandomProgram(seed, ("constant", "rules"), without=("reshape",)).text
+        expected = parse(text)
+        run_oracle(expected, f"sdy-aggressive-propagate{{keep-sharding-rules={keep}}}")
+        module = ours(text, f"sdy-aggressive-propagate{{keep-sharding-rules={keep} compat=shardy}}")
+        assert _without_meshes(module) == _without_meshes(expected), text
+
+
+def _without_meshes(module: ir.Module) -> str:
+    """Without the copy of a mesh that stablehlo reads: our passes leave it out."""
+    return re.sub(r" \{stablehlo\.mesh = .*", "", str(module))
+
+
+def test_rules_are_dropped_but_for_custom_ones() -> None:
+    text = """
+      func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+        %0 = stablehlo.tanh %x {sdy.sharding_rule = #sdy.op_sharding_rule<([i])->([i]) {i=8}>} : tensor<8xf32>
+        %1 = stablehlo.custom_call @f(%0) {
+          sdy.sharding_rule = #sdy.op_sharding_rule<([i])->([i]) {i=8}, custom>} : (tensor<8xf32>) -> tensor<8xf32>
+        return %1 : tensor<8xf32>
+      }"""
+    for pass_name in ("sdy-drop-sharding-rules", "sdy-basic-propagate"):
+        assert str(ours(text, pass_name)).count("op_sharding_rule") == 1
+
+
+def test_canonicalize_and_cse_are_those_of_mlir() -> None:
+    text = """
+      func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+        %dead = stablehlo.abs %x : tensor<8xf32>
+        %0 = stablehlo.tanh %x : tensor<8xf32>
+        %1 = stablehlo.tanh %x : tensor<8xf32>
+        %2 = stablehlo.add %0, %1 : tensor<8xf32>
+        return %2 : tensor<8xf32>
+      }"""
+    module = parse(text)
+    graph = Graph(module.operation)  # handles of ops are alive while MLIR's passes run
+    run(module.operation, "canonicalize,cse")
+    module.operation.verify()
+    assert [op.operation.name for op in module.body.operations] == ["sdy.mesh", "func.func"]
+    assert [op.name for op in Graph(module.operation).ops[1:]] == ["stablehlo.tanh", "stablehlo.add", "func.return"]
+    del graph
+
+
+def test_meshes_are_written_into_the_shardings_and_taken_out_again() -> None:
+    inlined = passes.run(TANH, "inline-meshes")
+    assert "sdy.mesh" not in inlined
+    assert 'mesh<["a"=2, "b"=2]>, [{"a"}]' in inlined
+    assert passes.run(inlined, "lift-inlined-meshes") == str(parse(TANH))
+
+
+def test_shardings_and_meshes_are_dropped_unless_an_op_is_made_of_one() -> None:
+    assert "sdy" not in str(ours(TANH, "basic-propagate,drop-sharding-and-mesh"))
+    constrained = TANH.replace("stablehlo.tanh %x :", 'sdy.sharding_constraint %x <@mesh, [{"b"}]> :')
+    with pytest.raises(ShardingError, match=r"sdy\.sharding_constraint at .* has sharding, which cannot be dropped"):
+        ours(constrained, "drop-sharding-and-mesh")
+
+
+def test_functions_that_only_a_composite_refers_to_are_not_unused() -> None:
+    module = ours(
+        """
+        func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+          %0 = stablehlo.composite "a.b" %x {decomposition = @f} : (tensor<8xf32>) -> tensor<8xf32>
+          return %0 : tensor<8xf32>
+        }
+        func.func private @f(%x: tensor<8xf32>) -> tensor<8xf32> {
+          return %x : tensor<8xf32>
+        }""",
+        "symbol-dce",
+    )
+    assert list(Graph(module.operation).functions) == ["main", "f"]
+
+
+def test_a_module_is_saved_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    ours(TANH, "sdy-save-module,export-pipeline")
+    run(parse(TANH).operation, f"export-pipeline{{dump-directory={tmp_path}/new}}")
+    (file,) = (tmp_path / "new").iterdir()
+    assert file.name == "00.after_propagation.mlir"
+    assert "stablehlo.tanh" in file.read_text()
+
+
+def test_the_export_pipeline_leaves_out_what_its_options_say() -> None:
+    assert "sdy-sharding-constraint-to-reshard" not in ",".join(export_pipeline(avoid_export_for_partitioning=True))
+    assert "sub-axes" not in ",".join(export_pipeline(update_non_divisible_input_output_shardings=False))
+    assert "drop-sharding-rules" not in ",".join(export_pipeline(keep_sharding_rules=True))
+    assert "sink-debug-sharding-origins=true" in ",".join(export_pipeline(dump_sharding_origins=True))
 
 
 @pytest.mark.parametrize("element", ["f32", "complex<f32>", "i1", "bf16"])

@@ -14,13 +14,18 @@ from sdy_jax.representation import (
     Mesh,
     MeshAxis,
     OpShardingRule,
+    PropagationEdges,
     TensorSharding,
     factor_symbol,
     parse_axis,
     parse_mesh,
+    parse_propagation_edges,
     parse_rule,
     parse_sharding,
+    parse_shardings,
 )
+from sdy_jax.representation.propagation_edges import AxisSpread, EdgeValue, PropagationStep
+from sdy_jax.representation.sharding import per_value
 
 names = st.text(st.characters(codec="utf-8"), max_size=4) | st.sampled_from(['a"b', "a\\b", "é", "x.1.2", "a\n"])
 symbols = st.sampled_from(["mesh", "mesh_0", "my mesh", "0m", "", "é"])
@@ -51,6 +56,15 @@ rules = st.builds(
     *(factor_sets,) * 4,
     st.booleans(),
 )
+ends = st.builds(EdgeValue, st.sampled_from(["operand", "result"]), st.integers(0, 12))
+spreads = st.lists(ends, min_size=2, max_size=4, unique=True).flatmap(
+    lambda several: st.builds(AxisSpread, axes, st.just(several[0]), st.just(tuple(several[1:])))
+)
+edges = st.lists(st.integers(0, 200), min_size=1, max_size=3, unique=True).flatmap(
+    lambda numbers: st.tuples(
+        *(st.builds(PropagationStep, st.just(n), st.lists(spreads, min_size=1, max_size=3).map(tuple)) for n in numbers)
+    ).map(PropagationEdges)
+)
 
 
 @given(axes)
@@ -73,6 +87,18 @@ def test_shardings_round_trip(sharding):
 def test_rules_round_trip(rule):
     text = str(rule)
     assert parse_rule(text) == parse_rule(f"<{text}>") == parse_rule(f"#sdy.op_sharding_rule<{text}>") == rule
+
+
+@given(st.lists(shardings, max_size=3).map(tuple))
+def test_lists_of_shardings_round_trip(several):
+    text = per_value(several)
+    assert parse_shardings(text) == parse_shardings(f"#sdy.sharding_per_value<{text}>") == several
+
+
+@given(edges)
+def test_records_of_propagation_round_trip(record):
+    text = str(record)
+    assert parse_propagation_edges(text) == parse_propagation_edges(f"#sdy.propagation_edges<{text}>") == record
 
 
 def test_the_mesh_may_be_left_out_where_a_default_is_given():
@@ -126,6 +152,11 @@ def test_identity_device_ids_are_dropped():
         (parse_mesh, '<["a\\q"=2]>', 3, "axis name"),
         (parse_axis, '"a":(1)', 8, "an integer"),
         (parse_axis, '"a', 1, "axis name"),
+        (parse_shardings, "<@m, []>", 2, "`[`"),
+        (parse_shardings, "[@m, []]", 2, "`<`"),
+        (parse_propagation_edges, "[]", 2, "an entry"),
+        (parse_propagation_edges, "[{step-0 = []}]", 13, "an entry"),
+        (parse_propagation_edges, '[{step-0 = [{"a" = arg-0 -> [result-0]}]}]', 20, "`operand` or `result`"),
         (parse_rule, "([i])->([i]) {j=3}", 15, "in that order"),
         (parse_rule, "([z_0])->([i]) {i=3}", 4, "`,` or `]`"),
         (parse_rule, "([z_01])->([i]) {i=3}", 4, "`,` or `]`"),

@@ -14,10 +14,12 @@ from sdy_jax.representation import (
     MeshAxis,
     TensorSharding,
     parse_mesh,
+    parse_propagation_edges,
     parse_rule,
     parse_sharding,
     verify_axis_list,
     verify_mesh,
+    verify_propagation_edges,
     verify_rule,
     verify_sharding,
 )
@@ -170,8 +172,9 @@ def test_every_rule_is_checked_and_named(table, check):
         if message is OK:
             assert broken(check, text) is None, rule
             continue
-        with pytest.raises((ParseError, ShardingError), match=message):
+        with pytest.raises((ParseError, ShardingError), match=message) as caught:
             check(text)
+        assert isinstance(caught.value, ParseError) or str(caught.value).startswith(f"[{rule}] ")
 
 
 @pytest.mark.parametrize(("table", "check", "module"), TABLES, ids=["mesh", "sharding", "rule"])
@@ -244,3 +247,24 @@ def test_an_axis_list_alone():
     verify_axis_list(parse_sharding('@m, [{"b":(2)2, "a"}]').axes[0], NAMED["m"])
     with pytest.raises(ShardingError, match="slicing axes: unknown axis"):
         verify_axis_list(parse_sharding('@m, [{"x"}]').axes[0], NAMED["m"], "slicing axes")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{step-0 = [{"a" = operand-0 -> [result-0]}]}, {step-2 = [{"a" = result-0 -> [operand-0]}]}]', OK),
+        ('[{step--1 = [{"a" = operand-0 -> [result-0]}]}]', "step -1 is negative"),
+        (
+            '[{step-3 = [{"a" = operand-0 -> [result-0]}]}, {step-3 = [{"a" = operand-0 -> [result-0]}]}]',
+            "step 3 occurs twice",
+        ),
+        ('[{step-0 = [{"a" = operand-0 -> [result-0, operand-0]}]}]', "names a tensor twice"),
+        ('[{step-0 = [{"a" = operand-0 -> [result-0, result-0]}]}]', "names a tensor twice"),
+    ],
+)
+def test_records_of_propagation(text, message):
+    edges = parse_propagation_edges(text)
+    if message is OK:
+        return verify_propagation_edges(edges)
+    with pytest.raises(ShardingError, match=rf"^\[D1\] propagation edges: .*{message}"):
+        verify_propagation_edges(edges)

@@ -9,11 +9,15 @@ from . import (  # noqa: F401
     dot,
     elementwise,
     indexing,
+    linalg,
+    manual,
     reduction,
+    scatter,
     shape,
     slicing,
     sorting,
     window,
+    written_collective,
 )
 from .registry import EMITTERS, STRATEGIES, LocalOp, Strategy, strategies_of
 

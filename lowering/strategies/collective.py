@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 from sdy_jax.lowering import collectives, text
+from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.lowering.strategies.registry import LocalOp, emitter
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -29,7 +30,8 @@ def _collective_permute(local: LocalOp, x: jax.Array) -> jax.Array:
     source, target = local.operand_shardings[0], local.result_shardings[0]
     assert target is not None
     source = source or TensorSharding.replicated(target.mesh, target.rank)
-    return collectives.collective_permute(x, source, target, local.mesh)
+    apart = manual_axes_around(local.op)  # devices along them hold different values: none is sent across
+    return collectives.collective_permute(x, apart_along(source, apart), apart_along(target, apart), local.mesh)
 
 
 @emitter("sdy.all_reduce")
@@ -52,11 +54,6 @@ def _replicated_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
 @emitter("sdy.sharded_to_unreduced")
 def _sharded_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
     return collectives.sharded_to_unreduced(x, _lists(local, "axes"), local.mesh)
-
-
-@emitter("sdy.reshard", "sdy.sharding_constraint", "sdy.propagation_barrier", "sdy.data_flow_edge")
-def _forward(local: LocalOp, x: jax.Array) -> jax.Array:
-    return x
 
 
 def _lists(local: LocalOp, name: str) -> tuple[text.Axes, ...]:

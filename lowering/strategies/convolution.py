@@ -12,7 +12,8 @@ from jax import lax
 
 from sdy_jax.graph import Op
 from sdy_jax.lowering.generic import re_emit
-from sdy_jax.lowering.strategies.dot import precision, sum_kind, without_padding
+from sdy_jax.lowering.strategies.dot import precision, without_padding
+from sdy_jax.lowering.strategies.monoids import sum_kind
 from sdy_jax.lowering.strategies.registry import (
     LocalOp,
     Strategy,
@@ -30,7 +31,7 @@ def _convolution_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     spatial = frozenset(f for d in dims.input_spatial for f in rule.operand_mappings[0][d])
     spatial |= frozenset(f for d in dims.kernel_spatial for f in rule.operand_mappings[1][d])
     splittable = (pass_through_factors(rule) | rule.reduction) - spatial
-    return [Strategy("partial", splittable, sum_kind(op.results[0].dtype))]
+    return [Strategy("partial", splittable, rule.reduction - spatial, sum_kind(op.results[0].dtype))]
 
 
 @emitter("stablehlo.convolution")

@@ -8,6 +8,7 @@ from jax import lax
 
 from sdy_jax.graph import Op
 from sdy_jax.lowering.generic import numpy_dtype, re_emit
+from sdy_jax.lowering.strategies.monoids import sum_kind
 from sdy_jax.lowering.strategies.registry import (
     LocalOp,
     Strategy,
@@ -20,14 +21,11 @@ from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.attributes import dot_dimension_numbers
 
 
-def sum_kind(dtype: str) -> str:
-    """The kind of partial sums: StableHLO's add is `or` on booleans."""
-    return "or" if dtype == "i1" else "sum"
-
-
 @strategies("stablehlo.dot", "stablehlo.dot_general")
 def _dot_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    return [Strategy("partial", pass_through_factors(rule) | rule.reduction, sum_kind(op.results[0].dtype))]
+    return [
+        Strategy("partial", pass_through_factors(rule) | rule.reduction, rule.reduction, sum_kind(op.results[0].dtype))
+    ]
 
 
 def without_padding(

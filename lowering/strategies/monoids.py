@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax.numpy as jnp
 import numpy as np
 
 from sdy_jax.graph import Block, Value
+from sdy_jax.lowering import collectives
 from sdy_jax.lowering.generic import numpy_dtype
 from sdy_jax.lowering.strategies.creation import constant_value
 
@@ -22,6 +20,15 @@ _KINDS = {
 }
 _ON_BOOLEANS = {"sum": "or", "max": "or", "product": "and", "min": "and"}
 """What the kinds mean for `i1`, on which StableHLO's add is or, and multiply is and."""
+
+
+WITHOUT_ZERO = frozenset({"f8E8M0FNU"})
+"""Element types that have no zero: in a sum of theirs, one contributor does not stand out from nothing."""
+
+
+def sum_kind(dtype: str) -> str:
+    """The kind of partial sums: StableHLO's add is `or` on booleans."""
+    return _ON_BOOLEANS["sum"] if dtype == "i1" else "sum"
 
 
 def reduction_kind(body: Block) -> str | None:
@@ -85,29 +92,22 @@ def _term(value: Value, names: dict[Value, str], terms: dict[str, int]) -> str:
 
 def identity(kind: str, dtype: str) -> np.ndarray:
     """The value that changes nothing: 0 for a sum, -inf for the maximum of floats."""
-    numpy = numpy_dtype(dtype)
-    if kind in ("max", "min"):
-        return _extreme(numpy, highest=kind == "min")
-    if kind == "and":
-        return np.array(True) if dtype == "i1" else np.invert(np.zeros((), numpy))
-    return np.array(1 if kind == "product" else 0).astype(numpy)
-
-
-def _extreme(dtype: np.dtype, highest: bool) -> np.ndarray:
-    if jnp.issubdtype(dtype, np.floating):
-        return np.array(np.inf if highest else -np.inf).astype(dtype)
-    if dtype == np.bool_:
-        return np.array(highest)
-    info = jnp.iinfo(dtype)
-    return np.array(info.max if highest else info.min).astype(dtype)
+    return collectives.identity(kind, numpy_dtype(dtype))
 
 
 def is_identity(value: Value, kind: str) -> bool:
     """Whether an initial value is known to be the identity of a kind."""
+    known = known_scalar(value)
+    # Bit by bit: a sum that starts from -0.0 is another one.
+    return known is not None and known.tobytes() == identity(kind, value.dtype).tobytes()
+
+
+def known_scalar(value: Value) -> np.ndarray | None:
+    """The one number that a constant consists of, if the value is such a constant, perhaps broadcast."""
     constant = value.defining_op
     while constant is not None and constant.name == "stablehlo.broadcast_in_dim":
         constant = constant.operands[0].defining_op
     if constant is None or constant.name not in ("stablehlo.constant", "sdy.constant"):
-        return False
-    known: Any = constant_value(constant)
-    return known is not None and bool(np.all(known == identity(kind, value.dtype)))
+        return None
+    known = constant_value(constant)
+    return known.reshape(()) if known is not None and known.size == 1 else None

@@ -1,24 +1,32 @@
-"""Reductions: a sharded dimension that is reduced leaves partial results of the body's kind."""
+"""Reductions: a sharded dimension that is reduced leaves partial results of the body's kind.
+
+A body that is none of the kinds that collectives know (arg-max pairs, several inputs, anything associative) reduces the
+partial results of all shards once more, in the order of the shards; the emitter exchanges them itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sdy_jax.graph import Op
+from sdy_jax.lowering import collectives
 from sdy_jax.lowering.generic import re_emit
-from sdy_jax.lowering.strategies.monoids import identity, is_identity, reduction_kind
+from sdy_jax.lowering.strategies.monoids import identity, is_identity, known_scalar, reduction_kind
 from sdy_jax.lowering.strategies.registry import (
+    Inside,
     LocalOp,
     Strategy,
     emitter,
     pass_through_factors,
     strategies,
 )
-from sdy_jax.lowering.strategies.shards import is_leader, mask_padding
+from sdy_jax.lowering.strategies.shards import has_padding, is_leader, mask_padding
+from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
 
 _LAX: dict[str, Callable[..., jax.Array]] = {
@@ -35,33 +43,115 @@ _LAX: dict[str, Callable[..., jax.Array]] = {
 
 @strategies("stablehlo.reduce")
 def _reduce_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    kept = pass_through_factors(rule)
+    splittable = pass_through_factors(rule) | rule.reduction
     kind = reduction_kind(op.blocks[0])
-    if kind is None:
-        return [Strategy("along_factors", kept)]
-    return [Strategy("partial", kept | rule.reduction, kind)]
+    if kind is not None:
+        return [Strategy("partial", splittable, rule.reduction, kind)]
+    results = range(len(op.operands), len(op.operands) + len(op.results))
+    exchanged = tuple(Inside("all_reduce", rule.reduction, tensor) for tensor in results)
+    return [Strategy("partials_by_body", splittable, inside=exchanged)]
 
 
 @emitter("stablehlo.reduce")
 def _reduce(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
+    count = len(operands) // 2
+    inputs, inits, kind = operands[:count], operands[count:], reduction_kind(local.op.blocks[0])
+    axes = [axis for dim in local.op.ints("dimensions") for axis in local.operand_axes(0, dim)]
+    if kind is not None:
+        return _by_kind(local, kind, axes, inputs, inits)
+    if not axes:
+        return re_emit(local, *operands)
+    if _may_repeat(local):
+        return _from_everywhere(local, axes, inputs, inits)
+    return _from_once(local, axes, inputs, inits)
+
+
+def _by_kind(
+    local: LocalOp, kind: str, axes: Sequence[AxisRef], inputs: Sequence[jax.Array], inits: Sequence[jax.Array]
+) -> list[jax.Array]:
     """The initial value counts once: the leader starts from it, the others from the identity."""
-    op, count = local.op, len(operands) // 2
-    dims = op.ints("dimensions")
-    axes = [axis for dim in dims for axis in local.operand_axes(0, dim)]
-    kind = reduction_kind(op.blocks[0])
-    plain = kind is not None and all(is_identity(v, kind) for v in op.operands[count:])
-    inputs, inits = list(operands[:count]), list(operands[count:])
-    if axes and kind is not None:
-        for i, value in enumerate(op.operands[:count]):
-            neutral = jnp.asarray(identity(kind, value.dtype))
-            inputs[i] = mask_padding(local, i, inputs[i], dims, neutral)
-            if not plain:
-                inits[i] = jnp.where(is_leader(local, axes), inits[i], neutral)
-    if plain and count == 1 and kind is not None and _is_exact(kind, op.operands[0].dtype):
+    op, dims = local.op, local.op.ints("dimensions")
+    plain = all(is_identity(v, kind) for v in op.operands[len(inputs) :])
+    if axes:
+        neutral = [jnp.asarray(identity(kind, v.dtype)) for v in op.results]
+        inputs = [mask_padding(local, i, x, dims, e) for i, (x, e) in enumerate(zip(inputs, neutral, strict=True))]
+        if not plain:
+            leader = is_leader(local, axes)
+            inits = [jnp.where(leader, x, e) for x, e in zip(inits, neutral, strict=True)]
+    if plain and len(inputs) == 1 and _is_exact(kind, op.operands[0].dtype):
         return [_LAX[kind](inputs[0], dims)]
     return re_emit(local, *inputs, *inits)
 
 
 def _is_exact(kind: str, dtype: str) -> bool:
     """Whether lax's function lowers to the same op: its sums refuse booleans, its maxima order complex numbers."""
-    return "complex" not in dtype and (kind in ("and", "or", "xor") or dtype != "i1")
+    if "complex" in dtype or dtype in ("i2", "i4", "ui2", "ui4"):
+        return False
+    return kind in ("and", "or", "xor") or dtype != "i1"
+
+
+# Bodies of no known kind.
+
+Body = Callable[[Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]]
+
+
+def _body(local: LocalOp) -> Body:
+    return lambda old, new: tuple(local.run_block(local.op.blocks[0], [*old, *new]))
+
+
+def _may_repeat(local: LocalOp) -> bool:
+    """Whether the initial values combined with themselves are known to stay the same: every shard may start from them.
+
+    True for identities, and for the (-inf, 0) of an arg-max.
+    """
+    count = len(local.op.results)
+    known = [x for v in local.op.operands[count:] if (x := known_scalar(v)) is not None]
+    if len(known) < count:
+        return False
+    with jax.ensure_compile_time_eval():
+        inits = [jnp.asarray(x) for x in known]
+        again = _body(local)(inits, inits)
+    return all(np.asarray(x).tobytes() == y.tobytes() for x, y in zip(again, known, strict=True))
+
+
+def _from_everywhere(
+    local: LocalOp, axes: Sequence[AxisRef], inputs: Sequence[jax.Array], inits: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Every shard starts from the initial values, and so does the reduction of the shards' results."""
+    dims, body = local.op.ints("dimensions"), _body(local)
+    masked = [mask_padding(local, i, x, dims, init) for i, (x, init) in enumerate(zip(inputs, inits, strict=True))]
+    partials = re_emit(local, *masked, *inits)
+
+    def combine(terms: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return lax.reduce(tuple(terms), tuple(inits), body, (0,))
+
+    return collectives.all_reduce_by(partials, axes, combine, local.mesh)
+
+
+def _from_once(
+    local: LocalOp, axes: Sequence[AxisRef], inputs: Sequence[jax.Array], inits: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Shards start from nothing: a flag beside the values says whether there are any; padding has none."""
+    dims, body = local.op.ints("dimensions"), _with_flags(_body(local))
+    shape, nothing = inputs[0].shape, jnp.array(False)
+    real = mask_padding(local, 0, jnp.ones(shape, bool), dims, nothing)
+    partials = lax.reduce((real, *inputs), (nothing, *inits), body, dims)
+    padded = any(has_padding(local, (local.op.operands[0].shape or ())[d], local.operand_axes(0, d)) for d in dims)
+
+    def combine(terms: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        flagged = terms if padded else [jnp.ones(terms[0].shape, bool), *terms]
+        total = lax.reduce(tuple(flagged), (jnp.array(True), *inits), body, (0,))
+        return total if padded else total[1:]
+
+    found = collectives.all_reduce_by(partials if padded else partials[1:], axes, combine, local.mesh)
+    return found[1:] if padded else found
+
+
+def _with_flags(body: Body) -> Body:
+    def run(old: Sequence[jax.Array], new: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        (had, *before), (has, *after) = old, new
+        both = body(before, after)
+        kept = (lax.select(had, lax.select(has, c, a), b) for a, b, c in zip(before, after, both, strict=True))
+        return (had | has, *kept)
+
+    return run

@@ -1,10 +1,11 @@
 """The registries of what is known about running an op on shards.
 
-Two tables, filled by the family modules of this package:
+Three tables, filled by the family modules of this package:
 
-* `STRATEGIES`: op -> the ways to run it. A strategy says which factors of the op's sharding rule may stay sharded, and
-  of which kind the partial results are when one of them is a reduction factor. An op that is not in the table has the
-  default: pass-through factors stay sharded, every other dimension is gathered first.
+* `STRATEGIES`: op -> the ways to run it. A strategy says which factors of the op's sharding rule may stay sharded,
+  along which of them the results are partial and of which kind, and what the emitter communicates. An op that is not
+  in the table has the default: pass-through factors stay sharded, every other dimension is gathered first.
+* `CHECKS`: op -> why one like this cannot run on shards at all, if so.
 * `EMITTERS`: op -> how to compute the local results from the local operands, as lax calls.
 
 Contract of an emitter: it is called inside `jax.shard_map` with the op's local operands as positional arguments and
@@ -16,15 +17,17 @@ is only called with shardings that one of the op's strategies allows. Ops withou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from sdy_jax.graph import Block, Op
-from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.attributes import rule_from_attribute
+from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules.registry import names
 from sdy_jax.runtime.mesh import RefinedMesh
 
 
@@ -64,26 +67,47 @@ class LocalOp:
 
 
 @dataclass(frozen=True, slots=True)
+class Inside:
+    """A collective that an emitter performs itself: its kind as the cost model names it, the factors along whose axes
+    it runs, and the tensor (of operands, then results) of which each device sends its block."""
+
+    kind: str
+    factors: frozenset[int]
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """One way to run an op on shards.
 
-    `splittable`: the factors that may be sharded. `reduction`: the kind ("sum", "max", ...) of the partial results when
-    a reduction factor is sharded, None where the op leaves none. `inside_bytes`: wire bytes per device of the
-    collectives that the emitter performs itself.
+    `splittable`: the factors that may be sharded. `partial`: those of them whose axes leave the results partial, to be
+    combined by `reduction` ("sum", "max", ...); a result is whole along them. `inside`: what the emitter communicates
+    by itself. `work`: the factors whose sizes multiply to the number of operations that sharding shares out; None for
+    all, none of them for ops that only move data.
     """
 
     name: str
     splittable: frozenset[int]
-    reduction: str | None = None
-    inside_bytes: float = 0.0
+    partial: frozenset[int] = frozenset()
+    reduction: str = "sum"
+    inside: tuple[Inside, ...] = ()
+    work: frozenset[int] | None = None
 
 
-FORWARDING = frozenset({"sdy.reshard", "sdy.sharding_constraint", "sdy.propagation_barrier", "sdy.data_flow_edge"})
-"""Ops that state a sharding of a value and compute nothing: the partitioner replaces them by collectives."""
+FORWARDING = frozenset(
+    (
+        *names("sdy", "reshard sharding_constraint propagation_barrier data_flow_edge func_data_flow_edge"),
+        *names("sdy", "all_gather all_slice all_to_all collective_permute all_reduce reduce_scatter"),
+        *names("sdy", "replicated_to_unreduced sharded_to_unreduced"),
+    )
+)
+"""Ops that state a sharding of a value and compute nothing: the partitioner replaces them by collectives of its own."""
+
+IGNORED = frozenset({"sdy.sharding_group"})
+"""Ops without results that only guided propagation."""
 
 _CALLBACK = "host callbacks inside a partitioned function are not supported yet; call it outside of the function"
 REJECTED = {
-    "sdy.manual_computation": "jax.shard_map inside a partitioned function is not supported yet; apply it outside",
     "stablehlo.infeed": "infeed is not supported; pass the data as an argument",
     "stablehlo.outfeed": "outfeed is not supported; return the data",
     "xla_python_cpu_callback": _CALLBACK,
@@ -97,7 +121,9 @@ REJECTED = {
 
 Emitter = Callable[..., Any]
 StrategyFunction = Callable[[Op, OpShardingRule], list[Strategy]]
+Check = Callable[[Op, Mesh], str | None]
 
+CHECKS: dict[str, Check] = {}
 EMITTERS: dict[str, Emitter] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
 
@@ -126,6 +152,18 @@ def strategies(*names: str) -> Callable[[StrategyFunction], StrategyFunction]:
     return register
 
 
+def check(*names: str) -> Callable[[Check], Check]:
+    """Registers what may be wrong with ops of these names on the program's mesh."""
+
+    def register(function: Check) -> Check:
+        for name in names:
+            assert name not in CHECKS, f"two checks for {name}"
+            CHECKS[name] = function
+        return function
+
+    return register
+
+
 def pass_through_factors(rule: OpShardingRule) -> frozenset[int]:
     """The factors that every op can run split along."""
     return frozenset(range(len(rule.factor_sizes))) - rule.reduction - rule.need_replication - rule.permutation
@@ -136,12 +174,28 @@ def is_forwarding(op: Op) -> bool:
     return op.name in FORWARDING
 
 
-def rejection(op: Op) -> str | None:
-    """Why an op cannot be partitioned at all; None for those that can."""
+def is_ignored(op: Op) -> bool:
+    """Whether the op means nothing to a program whose shardings are known."""
+    return op.name in IGNORED
+
+
+def rejection(op: Op, mesh: Mesh) -> str | None:
+    """Why an op cannot be partitioned over a mesh at all; None for those that can."""
+    if op.name in CHECKS:
+        return CHECKS[op.name](op, mesh)
     return REJECTED.get(op.name) or REJECTED.get(op.text("call_target_name"))
 
 
 def strategies_of(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    """The ways to run `op`, cheapest-looking first."""
+    """The ways to run `op`, cheapest-looking first; none splits what the op's own rule wants whole."""
     found = STRATEGIES.get(op.name)
-    return found(op, rule) if found else [Strategy("along_factors", pass_through_factors(rule))]
+    ways = found(op, rule) if found else [Strategy("along_factors", pass_through_factors(rule))]
+    own = op.attributes.get("sdy.sharding_rule")
+    whole = _kept_whole(rule, rule_from_attribute(own)) if own is not None else frozenset()
+    return [replace(w, splittable=w.splittable - whole, partial=w.partial - whole) for w in ways] if whole else ways
+
+
+def _kept_whole(rule: OpShardingRule, own: OpShardingRule) -> frozenset[int]:
+    """The factors of `rule` in dimensions that a rule given for the same op wants replicated."""
+    dims = ((m[d], o[d]) for m, o in zip(rule.mappings, own.mappings, strict=True) for d in range(len(m)))
+    return frozenset(f for factors, given in dims if own.need_replication.intersection(given) for f in factors)

@@ -6,7 +6,7 @@ are padding and hold anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,13 @@ from jax import lax
 
 from sdy_jax.lowering.strategies.registry import LocalOp
 from sdy_jax.representation.mesh import AxisRef, axes_size
+from sdy_jax.representation.rule import TensorMapping
 from sdy_jax.representation.sharding import TensorSharding
+
+
+def factors_of_dims(mapping: TensorMapping, dims: Iterable[int]) -> frozenset[int]:
+    """The factors of some dimensions of a tensor."""
+    return frozenset(f for d in dims for f in mapping[d])
 
 
 def offset(local: LocalOp, axes: Sequence[AxisRef], block: int) -> jax.Array:

@@ -1,19 +1,20 @@
 """Ops that cut, join and shift along dimensions: slices, pads, concatenations, reversals.
 
-Only dimensions along which nothing moves stay sharded, except for updates at a position known at run time: every device
-finds the part of the update that falls into its own block.
+Only dimensions along which nothing moves stay sharded, except for slices and updates at a position known at run time:
+every device finds the part of the slice or update that falls into its own block. Updates need no communication; slices
+are partial sums, with one contributor per element.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.graph import Op
+from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
 from sdy_jax.lowering.strategies.registry import (
     LocalOp,
     Strategy,
@@ -21,13 +22,8 @@ from sdy_jax.lowering.strategies.registry import (
     pass_through_factors,
     strategies,
 )
-from sdy_jax.lowering.strategies.shards import clamped, offset
-from sdy_jax.representation.rule import OpShardingRule, TensorMapping
-
-
-def factors_of_dims(mapping: TensorMapping, dims: Iterable[int]) -> frozenset[int]:
-    """The factors of some dimensions of a tensor."""
-    return frozenset(f for d in dims for f in mapping[d])
+from sdy_jax.lowering.strategies.shards import clamped, factors_of_dims, offset
+from sdy_jax.representation.rule import OpShardingRule
 
 
 @emitter("stablehlo.reverse")
@@ -79,16 +75,47 @@ def _concatenate_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
 
 @emitter("stablehlo.dynamic_slice")
 def _dynamic_slice(local: LocalOp, operand: jax.Array, *starts: jax.Array) -> jax.Array:
-    """Dimensions that are sharded are taken whole; their start is clamped to zero in either case.
+    """Sharded dimensions are taken whole, their start clamped to zero in either case, or looked up in the own block.
 
     The primitive is bound by itself: lax.dynamic_slice would read negative starts from the end.
     """
-    return lax.dynamic_slice_p.bind(operand, *starts, slice_sizes=local.result_shape())
+    sizes, positions, shifts = list(local.result_shape()), list(starts), dict[int, jax.Array]()
+    for dim, whole in enumerate(local.op.operands[0].shape or ()):
+        axes, size = local.operand_axes(0, dim), sizes[dim]
+        if axes and (local.op.results[0].shape or ())[dim] != whole:
+            begin = clamped(starts[dim], whole - size) - offset(local, axes, operand.shape[dim])
+            sizes[dim] = min(size, operand.shape[dim])
+            position = jnp.clip(begin, 0, operand.shape[dim] - sizes[dim])
+            shifts[dim] = begin - position
+            positions[dim] = position.astype(starts[dim].dtype)
+    found = lax.dynamic_slice_p.bind(operand, *positions, slice_sizes=tuple(sizes))
+    for dim, shift in shifts.items():
+        found = _shifted(found, dim, shift, local.result_shape()[dim])
+    return found
 
 
-@strategies("stablehlo.slice", "stablehlo.dynamic_slice")
-def _dynamic_slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+def _shifted(x: jax.Array, dim: int, shift: jax.Array, length: int) -> jax.Array:
+    """`length` elements of a dimension from position `shift` on, which may lie outside; zeros where there are none.
+
+    Example: [a, b, c] from -1 on, 2 elements: [0, a].
+    """
+    margins = [(length, length, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+    padded = lax.pad(x, jnp.zeros((), x.dtype), margins)
+    return lax.dynamic_slice_in_dim(padded, jnp.clip(shift + length, 0, x.shape[dim] + length), length, dim)
+
+
+@strategies("stablehlo.slice")
+def _slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     return [Strategy("along_factors", pass_through_factors(rule) - _resized(op, rule))]
+
+
+@strategies("stablehlo.dynamic_slice")
+def _dynamic_slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    if op.results[0].dtype in WITHOUT_ZERO:
+        return [Strategy("along_factors", pass_through_factors(rule) - _resized(op, rule), work=frozenset())]
+    partial = _resized(op, rule)
+    splittable = pass_through_factors(rule) | partial
+    return [Strategy("own_part", splittable, partial, sum_kind(op.results[0].dtype), work=frozenset())]
 
 
 @emitter("stablehlo.dynamic_update_slice")

@@ -1,1 +1,5 @@
-"""Named passes on MLIR modules, before and after propagation, and their pipelines."""
+"""Steps around propagation, each a named pass, and running lists of them."""
+
+from sdy_jax.passes.programs import run
+
+__all__ = ["run"]

@@ -16,7 +16,7 @@ from sdy_jax.passes.shardings import (
     list_of,
     map_shardings,
     mesh_of,
-    set_function_sharding,
+    set_function_shardings,
     set_list,
 )
 from sdy_jax.passes.walk import body_of, functions, named, terminator_of
@@ -69,10 +69,12 @@ def _shape(value: ir.Value) -> Shape:
 def _change_boundary(function: ir.Operation, change: Callable[[TensorSharding, ir.Value], TensorSharding]) -> None:
     block = body_of(function)
     for name, values in (("arg_attrs", block.arguments), ("res_attrs", terminator_of(block).operands)):
+        changed = {}
         for index, (old, value) in enumerate(zip(function_shardings(function, name), values, strict=True)):
             new = old and change(old, value)
             if new != old:
-                set_function_sharding(function, name, index, new)
+                changed[index] = new
+        set_function_shardings(function, name, changed)
 
 
 def _change_manual(op: ir.Operation, meshes: dict[str, Mesh]) -> None:

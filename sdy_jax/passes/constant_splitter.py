@@ -1,32 +1,60 @@
 """Every use of a constant expression gets its own copy, so that two uses may be sharded differently.
 
 A constant expression is a constant or iota, or a pure element-wise op, broadcast, reshape or slice of constant
-expressions. The broadcast of a scalar that is no constant is copied per use as well; scalars never are.
+expressions. The broadcast of a scalar that is no constant is copied per use as well; scalars never are. A call of a
+function that holds only such ops is one of them; each copy of the call gets a copy of the function.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from jax.extend.mlir import ir
 
 from sdy_jax.graph import Graph, Op
-from sdy_jax.passes.walk import named, users
+from sdy_jax.passes.call_graph import CALL, FunctionCopies, callee_of, callees_first
+from sdy_jax.passes.walk import TERMINATORS, named, symbol, users
 from sdy_jax.rules.predicates import is_elementwise
 
 _LEAVES = ("sdy.constant", "stablehlo.constant", "stablehlo.iota")
 _PRESERVING = ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.slice")
 _GROUP = "sdy.sharding_group"
+_NAMED = "sdy.named_computation"
+_SHARDING = "sdy.sharding"
 
 
 def split_constants(module: ir.Operation) -> None:
     """Turns `stablehlo.constant` into `sdy.constant` and copies constant expressions per use."""
     for constant in named(module, "stablehlo.constant"):
         _to_sdy_constant(constant)
-    graph = Graph(module)
-    for function in graph.functions.values():
-        for op in function.walk():
-            if op.name == "sdy.named_computation":
-                _Splitter().split(op)
-        _Splitter().split(function)
+    graph, copies = Graph(module), FunctionCopies(module)
+    spoiled: set[Scope] = set()
+    for name in map(symbol, callees_first(module)):
+        function = graph.functions[name]
+        for scope in (*_computations(function), function):
+            _Splitter(scope, copies, spoiled).split()
+
+
+Scope = tuple[str, str]
+"""`func.func` or `sdy.named_computation`, and a name. All named computations of one name count as one."""
+
+
+def _scope_of(op: Op) -> Scope | None:
+    """The scope that an op is, or that it calls."""
+    if op.name == CALL:
+        return "func.func", callee_of(op.mlir)
+    if op.name == "func.func":
+        return op.name, op.text("sym_name")
+    return (op.name, op.text("name")) if op.name == _NAMED else None
+
+
+def _computations(op: Op) -> Iterator[Op]:
+    """The named computations in an op, inner ones before the one around them."""
+    for block in op.blocks:
+        for inner in block.ops:
+            yield from _computations(inner)
+            if inner.name == _NAMED:
+                yield inner
 
 
 def _to_sdy_constant(constant: ir.Operation) -> None:
@@ -48,22 +76,34 @@ def _created(constant: ir.Operation) -> ir.Operation:
 
 def _through_text(constant: ir.Operation) -> ir.Operation:
     """For complex elements, which the bindings cannot hand over; ten times slower."""
-    text = constant.get_asm(print_generic_op_form=True).replace('"stablehlo.constant"', '"sdy.constant"', 1)
+    bare = constant.clone().operation
+    if _SHARDING in bare.attributes:
+        del bare.attributes[_SHARDING]  # its mesh is not known outside the module
+    text = bare.get_asm(print_generic_op_form=True).replace('"stablehlo.constant"', '"sdy.constant"', 1)
+    bare.erase()
     new = ir.Operation.parse(text, context=constant.context).operation
     ir.InsertionPoint(constant).insert(new)
     new.location = constant.location
+    if _SHARDING in constant.attributes:
+        new.attributes[_SHARDING] = constant.attributes[_SHARDING]
     return new
 
 
 class _Splitter:
-    """One scope: the constant expressions and scalar expansions seen so far, in program order."""
+    """One scope: the constant expressions and scalar expansions seen so far, in program order.
 
-    def __init__(self) -> None:
+    `spoiled` are the scopes in which an op was seen that makes no constant expression out of constant ones. A scope
+    that is not among them yet is taken for one that does.
+    """
+
+    def __init__(self, scope: Op, copies: FunctionCopies, spoiled: set[Scope]) -> None:
+        self._scope, self._key = scope, _scope_of(scope)
+        self._function_copies, self._spoiled = copies, spoiled
         self.constants: set[Op] = set()
         self.copied: dict[Op, None] = {}
 
-    def split(self, scope: Op) -> None:
-        for block in scope.blocks:
+    def split(self) -> None:
+        for block in self._scope.blocks:
             for op in block.ops:
                 self._visit(op)
         self._erase_unused()
@@ -71,23 +111,28 @@ class _Splitter:
     def _visit(self, op: Op) -> None:
         if op.name == _GROUP:
             return
-        if self._is_constant(op):
+        preserves = op.name in _LEAVES or self._preserves(op)
+        if preserves and all(v.defining_op in self.constants for v in op.operands):
             self.constants.add(op)
             self.copied[op] = None
         elif op.name == "stablehlo.broadcast_in_dim" and op.operands[0].rank == 0:
             self.copied[op] = None
         else:
             self._copy_operands(op, op.mlir, None)
-        if op.name == "sdy.named_computation":
+        if self._key is not None and not preserves and op.name not in TERMINATORS:
+            self._spoiled.add(self._key)
+        if op.name == _NAMED:
             return
         for block in op.blocks:
             for inner in block.ops:
                 self._visit(inner)
 
-    def _is_constant(self, op: Op) -> bool:
-        if op.name in _LEAVES:
-            return True
-        return is_constant_preserving(op) and all(v.defining_op in self.constants for v in op.operands)
+    def _preserves(self, op: Op) -> bool:
+        """The op makes a constant expression out of constant expressions."""
+        scope = _scope_of(op)
+        if scope is not None:
+            return scope not in self._spoiled
+        return op.name in _PRESERVING or (op.name != "sdy.sharding_constraint" and is_elementwise(op))
 
     def _copy_operands(self, op: Op, target: ir.Operation, copies: dict[Op, ir.Operation] | None) -> None:
         """Gives `target` (`op`, or a copy of it) its own copies of its constant operands."""
@@ -106,6 +151,8 @@ class _Splitter:
         for result, new in zip(op.results, copy.results, strict=True):
             for group in (u for u in users(result.mlir) if u.name == _GROUP):
                 group.clone(ir.InsertionPoint.after(copy)).operation.operands[0] = new
+        if op.name == CALL:
+            self._function_copies.give_own(copy)
         copies[op] = copy
         return copy
 
@@ -117,10 +164,3 @@ class _Splitter:
             for group in left:
                 group.erase()
             op.mlir.erase()
-
-
-def is_constant_preserving(op: Op) -> bool:
-    """The op makes a constant expression out of constant expressions."""
-    if op.name == "sdy.named_computation":
-        return all(o.name in _LEAVES or is_constant_preserving(o) for o in op.blocks[0].ops[:-1])
-    return op.name in _PRESERVING or (op.name != "sdy.sharding_constraint" and is_elementwise(op))

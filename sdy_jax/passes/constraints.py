@@ -6,7 +6,10 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
+from sdy_jax.graph import Graph
 from sdy_jax.passes.data_flow_edges import DATA_FLOW_OPS, EDGE, edge_of
+from sdy_jax.passes.debug_info import write_constraint_edges, write_origins
+from sdy_jax.passes.sharding_rules import write_identity_rule
 from sdy_jax.passes.shardings import COMPUTATIONS, list_of, set_sharding, sharding_of
 from sdy_jax.passes.walk import defining_op, just_after, named, owning_op, post_order, rank, users
 from sdy_jax.representation.attributes import sharding_from_attribute, sharding_to_attribute
@@ -16,18 +19,31 @@ _CONSTRAINT = "sdy.sharding_constraint"
 _MANUAL = "sdy.manual_computation"
 
 
-def apply_sharding_constraints(module: ir.Operation) -> None:
-    """Gives a value without a sharding that of the closed constraint, or manual computation, that uses it."""
+def apply_sharding_constraints(
+    module: ir.Operation, *, debug_sharding_origins: bool = False, debug_propagation_edge_sharding: bool = False
+) -> None:
+    """Gives a value without a sharding that of the closed constraint, or manual computation, that uses it.
+
+    Args:
+      module: a `builtin.module`, edited in place.
+      debug_sharding_origins, debug_propagation_edge_sharding: write where each axis came from.
+    """
+    applied: list[ir.Operation] = []
     for op in list(post_order(module)):
         if op.name == _CONSTRAINT:
             sharding = sharding_from_attribute(op.attributes["sharding"])
             _redirect_to_end_of_chain(op)
-            if _applies(sharding, op.operands[0]):
-                _apply_constraint(op, sharding)
+            if _applies(sharding, op.operands[0]) and _apply_constraint(op, sharding):
+                applied.append(op)
         elif op.name == _MANUAL:
-            for operand, given in zip(list(op.operands), list_of(op, "in_shardings", len(op.operands)), strict=True):
+            for number, given in enumerate(list_of(op, "in_shardings", len(op.operands))):
+                operand = op.operands[number]  # read now: applying an earlier one may have redirected it
                 if given is not None and _applies(given, operand):
                     _apply_manual(op, operand, given)
+    if debug_propagation_edge_sharding:
+        write_constraint_edges(module, applied)
+    if debug_sharding_origins:
+        write_origins(Graph(module))
 
 
 def _redirect_to_end_of_chain(first: ir.Operation) -> None:
@@ -72,6 +88,12 @@ def shardable(value: ir.Value) -> ir.Value | None:
     return value if edge is None else edge.results[0]
 
 
+def _owner_of(value: ir.Value) -> ir.Value:
+    owner = shardable(value)
+    assert owner is not None
+    return owner
+
+
 def current_sharding(value: ir.Value) -> TensorSharding | None:
     owner = shardable(value)
     return None if owner is None else sharding_of(owner)
@@ -95,17 +117,21 @@ def _wanted(user: ir.Operation, operand: int) -> list[TensorSharding]:
 
 
 def _belongs_to_edge(x: ir.Value) -> bool:
-    return owning_op(x).name in (EDGE, *DATA_FLOW_OPS)
+    owner = shardable(x)
+    return owner is not None and owning_op(owner).name == EDGE
 
 
-def _apply_constraint(constraint: ir.Operation, sharding: TensorSharding) -> None:
+def _apply_constraint(constraint: ir.Operation, sharding: TensorSharding) -> bool:
+    """Returns whether the constraint's input got the sharding; the result of an edge does not, it goes through it."""
     x = constraint.operands[0]
     if not _belongs_to_edge(x):
-        set_sharding(x, sharding)
-        return
+        set_sharding(_owner_of(x), sharding)
+        write_identity_rule(constraint)
+        return True
     _set_unreduced(x, sharding)
     _move_just_after(constraint, x)
     x.replace_all_uses_except(constraint.results[0], constraint)
+    return False
 
 
 def _move_just_after(op: ir.Operation, x: ir.Value) -> None:
@@ -120,7 +146,7 @@ def _move_just_after(op: ir.Operation, x: ir.Value) -> None:
 
 def _apply_manual(manual: ir.Operation, x: ir.Value, sharding: TensorSharding) -> None:
     if not _belongs_to_edge(x):
-        set_sharding(x, sharding)
+        set_sharding(_owner_of(x), sharding)
         return
     _set_unreduced(x, sharding)
     constrain_uses(x, sharding, manual.location)
@@ -154,7 +180,7 @@ def constraints_to_reshards(module: ir.Operation) -> None:
             "sdy.reshard",
             results=[op.results[0].type],
             operands=[op.operands[0]],
-            attributes={n: op.attributes[n] for n in op.attributes if n != "sdy.sharding_rule"},
+            attributes={n: op.attributes[n] for n in op.attributes},
             loc=op.location,
             ip=ir.InsertionPoint(op),
         )

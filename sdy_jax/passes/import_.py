@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.passes.registry import run
+from sdy_jax.passes.pipelines import PLAN_IMPORT
+from sdy_jax.passes.registry import COMPAT, options_of, run
 
 
 def import_module(module: ir.Operation, compat: str | None = None) -> None:
@@ -15,4 +16,4 @@ def import_module(module: ir.Operation, compat: str | None = None) -> None:
       compat: `"shardy"` leaves out what only sdy_jax does (edges of `stablehlo.if`).
     """
     options = f"{{compat={compat}}}" if compat else ""
-    run(module, f"sdy-import-pipeline{options}")
+    run(module, ",".join(name + (options if COMPAT in options_of(name) else "") for name in PLAN_IMPORT))

@@ -9,8 +9,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.graph import has_source_line, main_function
+from sdy_jax.passes.call_graph import is_private
 from sdy_jax.passes.shardings import function_shardings, list_of
-from sdy_jax.passes.walk import body_of, functions, named, pre_order, symbol
+from sdy_jax.passes.walk import body_of, functions, named, pre_order
 from sdy_jax.representation.attributes import sharding_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -32,13 +33,8 @@ def inline_calls(module: ir.Operation) -> None:
         _inline_into(name, known, done)
     main = main_function(module)
     for function in known.values():
-        if function != main and _is_private(function):
+        if function != main and is_private(function):
             function.erase()
-
-
-def _is_private(function: ir.Operation) -> bool:
-    attributes = function.attributes
-    return "sym_visibility" in attributes and ir.StringAttr(attributes["sym_visibility"]).value == "private"
 
 
 def _inline_into(name: str, known: dict[str, ir.Operation], done: dict[str, bool]) -> None:
@@ -100,14 +96,3 @@ def _constrained(
         "sdy.sharding_constraint", results=[value.type], operands=[value], attributes=attributes, loc=location, ip=ip
     )
     return op.results[0]
-
-
-def remove_unused_functions(module: ir.Operation) -> None:
-    """Symbol dead-code elimination: private functions that nothing calls are removed."""
-    while True:
-        called = {str(ir.FlatSymbolRefAttr(c.attributes["callee"]).value) for c in named(module, "func.call")}
-        unused = [f for f in functions(module).values() if _is_private(f) and symbol(f) not in called]
-        for function in unused:
-            function.erase()
-        if not unused:
-            return

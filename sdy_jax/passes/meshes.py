@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from jax.extend.mlir import ir
 
+from sdy_jax.errors import ShardingError
+from sdy_jax.graph import source_line
+from sdy_jax.passes.call_graph import UniqueNames
 from sdy_jax.passes.manual import module_meshes
-from sdy_jax.passes.shardings import map_shardings, mesh_of
-from sdy_jax.passes.walk import body_of
+from sdy_jax.passes.shardings import (
+    LISTS,
+    SINGLE,
+    function_shardings,
+    map_shardings,
+    mesh_of,
+    set_function_sharding,
+)
+from sdy_jax.passes.walk import body_of, pre_order
 from sdy_jax.representation.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -17,14 +28,15 @@ from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 def lift_meshes(module: ir.Operation) -> None:
     """One symbol per mesh: equal `sdy.mesh` ops are unified, and inline meshes refer to an op."""
     symbols, renamed = _unify(module)
-    taken = _symbols(module)
+    _rename_in_groups(module, renamed)
+    names = UniqueNames(module)
 
     def lifted(sharding: TensorSharding) -> TensorSharding:
         mesh = sharding.mesh
         if isinstance(mesh, str):
             return replace(sharding, mesh=renamed[mesh]) if mesh in renamed else sharding
         if mesh not in symbols:
-            symbols[mesh] = _create(module, mesh, taken)
+            symbols[mesh] = _create(module, mesh, names)
         return replace(sharding, mesh=symbols[mesh])
 
     map_shardings(module, lifted)
@@ -34,9 +46,7 @@ def _unify(module: ir.Operation) -> tuple[dict[Mesh, str], dict[str, str]]:
     """Removes repeated mesh ops. Returns the symbol of each mesh, and the new name of each removed symbol."""
     symbols: dict[Mesh, str] = {}
     renamed: dict[str, str] = {}
-    for op in [op.operation for op in body_of(module).operations]:
-        if op.name != "sdy.mesh":
-            continue
+    for op in _mesh_ops(module):
         name = str(ir.StringAttr(op.attributes["sym_name"]).value)
         kept = symbols.setdefault(mesh_from_attribute(op.attributes["mesh"]), name)
         if kept != name:
@@ -45,20 +55,25 @@ def _unify(module: ir.Operation) -> tuple[dict[Mesh, str], dict[str, str]]:
     return symbols, renamed
 
 
-def _symbols(module: ir.Operation) -> set[str]:
-    ops = (op.operation for op in body_of(module).operations)
-    return {str(ir.StringAttr(op.attributes["sym_name"]).value) for op in ops if "sym_name" in op.attributes}
+_GROUPS_MESH = re.compile(r"(?<=mesh = @)[^,]+")
 
 
-def _create(module: ir.Operation, mesh: Mesh, taken: set[str]) -> str:
+def _rename_in_groups(module: ir.Operation, renamed: dict[str, str]) -> None:
+    """The groups of StableHLO's collectives name a mesh, too (`#stablehlo.replica_group_mesh_axes`)."""
+    if not renamed:
+        return
+    for op in pre_order(module):
+        text = str(op.attributes["replica_groups"]) if "replica_groups" in op.attributes else ""
+        changed = _GROUPS_MESH.sub(lambda match: renamed.get(match[0], match[0]), text)
+        if changed != text:
+            op.attributes["replica_groups"] = ir.Attribute.parse(changed, module.context)
+
+
+def _create(module: ir.Operation, mesh: Mesh, names: UniqueNames) -> str:
     """A new mesh op after the last one, or at the start of the module."""
-    name = base = _base_name(mesh)
-    count = 0
-    while name in taken:
-        name, count = f"{base}_{count}", count + 1
-    taken.add(name)
+    name = names.new(_base_name(mesh))
     block = body_of(module)
-    existing = [op for op in block.operations if op.operation.name == "sdy.mesh"]
+    existing = _mesh_ops(module)
     ip = ir.InsertionPoint.after(existing[-1]) if existing else ir.InsertionPoint.at_block_begin(block)
     attributes = {
         "sym_name": ir.StringAttr.get(name, module.context),
@@ -72,6 +87,47 @@ def _base_name(mesh: Mesh) -> str:
     if mesh.is_maximal:
         return f"maximal_mesh_{mesh.device_ids[0]}"
     return "empty_mesh" if mesh.is_empty else "mesh"
+
+
+def inline_meshes(module: ir.Operation) -> None:
+    """Writes each mesh into the shardings that refer to it, and removes the mesh ops."""
+    meshes = module_meshes(module)
+    map_shardings(module, lambda sharding: replace(sharding, mesh=mesh_of(meshes, sharding)))
+    for op in _mesh_ops(module):
+        op.erase()
+
+
+def drop_shardings_and_meshes(module: ir.Operation) -> None:
+    """Removes all `sdy.sharding` attributes and the meshes.
+
+    Raises:
+      ShardingError: an op of the sdy dialect, whose sharding is a part of it, is left.
+    """
+    for op in pre_order(module):
+        own = next((name for name in (*SINGLE, *LISTS[1:]) if op.name.startswith("sdy.") and name in op.attributes), "")
+        if own:
+            raise ShardingError(
+                f"{op.name} at {source_line(op.location)} has {own}, which cannot be dropped; "
+                "to fix: remove such ops before shardings and meshes are dropped"
+            )
+    for op in pre_order(module):
+        if op.name == "func.func":
+            _drop_from_function(op)
+        elif "sdy.sharding" in op.attributes:
+            del op.attributes["sdy.sharding"]
+    for op in _mesh_ops(module):
+        op.erase()
+
+
+def _drop_from_function(function: ir.Operation) -> None:
+    for name in ("arg_attrs", "res_attrs"):
+        for index, sharding in enumerate(function_shardings(function, name)):
+            if sharding is not None:
+                set_function_sharding(function, name, index, None)
+
+
+def _mesh_ops(module: ir.Operation) -> list[ir.Operation]:
+    return [op.operation for op in body_of(module).operations if op.operation.name == "sdy.mesh"]
 
 
 def remove_size_one_axes(module: ir.Operation) -> None:

@@ -3,42 +3,73 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 from jax.extend.mlir import ir
 
 from sdy_jax.graph import Graph
+from sdy_jax.passes.debug_info import DebugInfo
 from sdy_jax.passes.sharding_groups import synchronize_groups
+from sdy_jax.passes.sharding_rules import drop_rules, write_rules
 from sdy_jax.propagation import propagate
+from sdy_jax.propagation.engine import Engine
+
+Strategy = Literal["aggressive", "basic", "basic-then-aggressive"]
 
 
 def _propagate(
     module: ir.Operation,
     *,
-    priorities: tuple[bool, bool] = (False, False),
-    propagation_strategy: str = "aggressive",
+    user_priorities: bool,
+    propagation_strategy: Strategy = "aggressive",
     run_op_priority_propagation: bool = True,
     conservative_propagation: bool = False,
     keep_sharding_rules: bool = False,
-    compat: str | None = None,
+    debug_sharding_origins: bool = False,
+    debug_propagation_edge_sharding: bool = False,
+    module_dump_directory: str = "",
+    compat: Literal["shardy"] | None = None,
 ) -> None:
-    """Propagates and erases dead ops. `priorities`: of ops, of users. Rules are never stored, so none are kept."""
+    """Propagates and erases dead ops.
+
+    Args:
+      module: a `builtin.module`, edited in place.
+      user_priorities: one propagation per user priority.
+      propagation_strategy: how factors propagate.
+      run_op_priority_propagation: five fixed points in which more and more ops take part, instead of one.
+      conservative_propagation: leave out factors along which a result's shard is not one operand's, and sub-axes.
+      keep_sharding_rules: leave `sdy.sharding_rule` on the ops that have a rule. Otherwise only custom ones stay.
+      debug_sharding_origins, debug_propagation_edge_sharding: write where each axis came from.
+      module_dump_directory: accepted; nothing is written there.
+      compat: `"shardy"` propagates only through ops through which Shardy does.
+    """
     synchronize_groups(module)
     graph = Graph(module)
-    by_op, by_user = priorities
+    debug = DebugInfo(graph, compat, origins=debug_sharding_origins, edges=debug_propagation_edge_sharding)
     engine = propagate(
         graph,
         strategy=propagation_strategy,
-        op_priorities=by_op and run_op_priority_propagation,
-        user_priorities=by_user,
+        op_priorities=run_op_priority_propagation,
+        user_priorities=user_priorities,
         conservative=conservative_propagation,
         compat=compat,
+        recorder=debug.events,
     )
+    debug.write(engine)
+    if keep_sharding_rules:
+        write_rules(graph, conservative_propagation, compat)
+    else:
+        drop_rules(graph)
+    erase_dead(engine)
+
+
+def erase_dead(engine: Engine) -> None:
+    """Erases the ops whose results nothing uses, with what is inside them."""
     for op in engine.liveness.dead:
-        if op.parent is None or op.parent not in engine.liveness.dead:
-            op.mlir.erase()
+        op.mlir.erase()
 
 
-basic_propagate = partial(_propagate, propagation_strategy="basic")
-aggressive_propagate = partial(_propagate)
-op_priority_propagate = partial(_propagate, priorities=(True, False))
-user_priority_propagate = partial(_propagate, priorities=(True, True))
+aggressive_propagate = partial(_propagate, user_priorities=False, run_op_priority_propagation=False)
+basic_propagate = partial(aggressive_propagate, propagation_strategy="basic")
+op_priority_propagate = partial(_propagate, user_priorities=False)
+user_priority_propagate = partial(_propagate, user_priorities=True)

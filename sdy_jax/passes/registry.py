@@ -1,43 +1,79 @@
-"""Passes by name, and running a list of them.
+"""Passes by name, with their options, and running a list of them.
 
-Names and options are Shardy's. A pass edits the module in place; a name may be written without its `sdy-` prefix, and
-inside `func.func(...)`.
+Names and options are Shardy's. A name may be written without its `sdy-` prefix, and inside `func.func(...)`. A pass is
+a function that edits a module in place; its options are its keyword-only parameters, and their types say what may be
+written: `true` or `false`, one of some words, or any text.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from typing import Any
+import difflib
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from typing import Any, Literal
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ParseError
-from sdy_jax.passes import boundary, constraints, data_flow_edges, manual, meshes, propagate, sharding_groups
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.passes import (
+    boundary,
+    call_graph,
+    constraints,
+    data_flow_edges,
+    func_data_flow_edges,
+    func_shardings,
+    generic,
+    manual,
+    meshes,
+    named_computations,
+    pipelines,
+    propagate,
+    sharding_groups,
+    sharding_rules,
+)
 from sdy_jax.passes.constant_merger import merge_constants
 from sdy_jax.passes.constant_splitter import split_constants
-from sdy_jax.passes.inline_calls import inline_calls, remove_unused_functions
+from sdy_jax.passes.debug_info import remove_propagation_debug_info
+from sdy_jax.passes.inline_calls import inline_calls
+from sdy_jax.passes.pipeline_text import Step, error_at, parse
+from sdy_jax.passes.save import save_module
+from sdy_jax.passes.walk import check_bodies
 
 Pass = Callable[..., None]
 
 PASSES: dict[str, Pass] = {
-    "symbol-dce": remove_unused_functions,
-    "inline-calls": inline_calls,
+    # of MLIR
+    "canonicalize": generic.canonicalize,
+    "cse": generic.cse,
+    "symbol-dce": call_graph.remove_unused_functions,
     # before propagation
     "sdy-lift-inlined-meshes": meshes.lift_meshes,
+    "sdy-inline-meshes": meshes.inline_meshes,
     "sdy-remove-size-one-axes": meshes.remove_size_one_axes,
+    "sdy-propagate-sharding-from-func-to-call": func_shardings.propagate_from_func_to_call,
     "sdy-constant-or-scalar-splitter": split_constants,
     "sdy-manual-axes-cleanup": manual.clean_manual_axes,
     "sdy-add-data-flow-edges": data_flow_edges.add_data_flow_edges,
+    "sdy-flatten-call-graph": call_graph.flatten_call_graph,
+    "sdy-import-func-calls": named_computations.import_func_calls,
     "sdy-apply-sharding-constraints": constraints.apply_sharding_constraints,
     "sdy-sharding-group-import": sharding_groups.import_sharding_groups,
-    "synchronize-sharding-groups": sharding_groups.synchronize_groups,
+    "sdy-add-func-data-flow-edges": func_data_flow_edges.add_func_data_flow_edges,
+    "sdy-pre-order-funcs": call_graph.order_functions,
+    "sdy-populate-op-sharding-rules": sharding_rules.populate_op_sharding_rules,
     # propagation
     "sdy-basic-propagate": propagate.basic_propagate,
     "sdy-aggressive-propagate": propagate.aggressive_propagate,
     "sdy-op-priority-propagate": propagate.op_priority_propagate,
     "sdy-user-priority-propagate": propagate.user_priority_propagate,
     # after propagation
+    "sdy-export-named-computations": named_computations.export_named_computations,
+    "sdy-propagate-to-func-results": func_shardings.propagate_to_func_results,
+    "sdy-sink-func-data-flow-edges": func_data_flow_edges.sink_func_data_flow_edges,
+    "sdy-unflatten-call-graph": call_graph.unflatten_call_graph,
+    "sdy-insert-func-call-reshards": func_shardings.insert_func_call_reshards,
     "sdy-constant-or-scalar-merger": merge_constants,
     "sdy-sink-data-flow-edges": data_flow_edges.sink_data_flow_edges,
     "sdy-remove-sharding-groups": sharding_groups.remove_sharding_groups,
@@ -45,88 +81,129 @@ PASSES: dict[str, Pass] = {
     "sdy-update-non-divisible-input-output-shardings": boundary.make_boundary_divisible,
     "sdy-remove-sub-axes-in-input-output-shardings": boundary.remove_sub_axes,
     "sdy-close-shardings": boundary.close_shardings,
+    "sdy-remove-propagation-debug-info": remove_propagation_debug_info,
+    "sdy-drop-sharding-rules": sharding_rules.drop_sharding_rules,
+    "sdy-drop-sharding-and-mesh": meshes.drop_shardings_and_meshes,
+    "sdy-save-module": save_module,
+    # only ours
+    "inline-calls": inline_calls,
+    "synchronize-sharding-groups": sharding_groups.synchronize_groups,
 }
 
-
-IMPORT = (
-    "sdy-lift-inlined-meshes",
-    "sdy-remove-size-one-axes",
-    "inline-calls",
-    "sdy-constant-or-scalar-splitter",
-    "sdy-manual-axes-cleanup",
-    "sdy-add-data-flow-edges",
-    "sdy-apply-sharding-constraints",
-    "sdy-sharding-group-import",
-    "synchronize-sharding-groups",
-)
-"""The passes before propagation, in order."""
-
-EXPORT = (
-    "sdy-constant-or-scalar-merger",
-    "sdy-sink-data-flow-edges",
-    "sdy-remove-sharding-groups",
-    "sdy-sharding-constraint-to-reshard",
-    "sdy-update-non-divisible-input-output-shardings",
-    "sdy-remove-sub-axes-in-input-output-shardings",
-    "sdy-close-shardings",
-)
-"""The passes after propagation, up to shardings that are final; what Shardy's pipeline does next is partitioning."""
-
-PIPELINES: dict[str, tuple[str, ...]] = {
-    "sdy-import-pipeline": IMPORT,
-    "sdy-export-pipeline": EXPORT,
-    "sdy-propagation-pipeline": (*IMPORT, "sdy-user-priority-propagate", *EXPORT),
+PIPELINES: dict[str, Callable[..., pipelines.Steps]] = {
+    "sdy-import-pipeline": pipelines.import_pipeline,
+    "sdy-export-pipeline": pipelines.export_pipeline,
+    "sdy-propagation-pipeline": pipelines.propagation_pipeline,
 }
-"""Names that stand for lists of passes. Their one option is `compat`."""
+"""Names that stand for lists of passes. Besides their own options they take `compat`, for the passes that know it."""
 
-_TAKES_COMPAT = ("sdy-add-data-flow-edges", "sdy-user-priority-propagate")
+PARTITIONING = frozenset(
+    {
+        "sdy-convert-global-to-local",
+        "sdy-explicit-gather-scatter-batching",
+        "sdy-insert-explicit-reshards",
+        "sdy-optimize-collectives",
+        "sdy-pad-for-divisibility",
+        "sdy-per-instruction-partitioning",
+        "sdy-remove-all-gather-reduce-scatter-for-cmv1",
+        "sdy-reshard-to-collectives",
+        "sdy-resolve-permutation-factors",
+        "sdy-resolve-single-device-sharding",
+        "sdy-verify-unreduced-axes",
+    }
+)
+"""Shardy's passes that come after propagation's."""
+
+COMPAT = "compat"
+"""The option that limits a pass to what Shardy does."""
 
 
 def run(module: ir.Operation, pipeline: str) -> None:
-    """Runs `"name,name{option=value ...},..."` on a `builtin.module`, in place.
+    """Runs a textual pipeline on a `builtin.module`, in place.
+
+    Args:
+      module: the operation of the module, not the module object.
+      pipeline: `"name,name{option=value ...},..."`, as MLIR writes it; empty for no pass at all.
 
     Raises:
-      ParseError: a name or option that is not known, or text that is not a list of passes.
+      ParseError: a name or option that is not known, or text that is not a pipeline. Nothing has run then.
+      UnsupportedError: a pass or option of partitioning, or a function that is declared only.
     """
-    for name, options in parse(pipeline):
-        if name not in PIPELINES:
-            PASSES[name](module, **options)
+    steps = list(_resolved(pipeline))
+    if any(name.startswith("sdy-") for name, _ in steps):
+        check_bodies(module)
+    for name, arguments in steps:
+        PASSES[name](module, **arguments)
+
+
+def _resolved(pipeline: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The passes of a pipeline with the arguments for them."""
+    for step in parse(pipeline):
+        name = full_name(step.name, pipeline, step.position)
+        given = _arguments(step, options_of(name), pipeline)
+        if name in PASSES:
+            yield name, given
             continue
-        for step in PIPELINES[name]:
-            PASSES[step](module, **(options if step in _TAKES_COMPAT else {}))
+        compat = {COMPAT: given.pop(COMPAT)} if COMPAT in given else {}
+        for inner, arguments in _resolved(",".join(PIPELINES[name](**given))):
+            yield inner, {**arguments, **(compat if COMPAT in options_of(inner) else {})}
 
 
-_STEP = re.compile(r"\s*([\w-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
-_NESTED = re.compile(r"func\.func\(([^()]*)\)|builtin\.module\((.*)\)")
+def full_name(name: str, pipeline: str = "", position: int = 0) -> str:
+    """The name of a pass or pipeline with its prefix.
 
-
-def parse(pipeline: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The passes of a textual pipeline with their options."""
-    text = pipeline.strip()
-    while (nested := _NESTED.search(text)) is not None:
-        text = text[: nested.start()] + (nested[1] or nested[2] or "") + text[nested.end() :]
-    at = 0
-    while at < len(text):
-        step = _STEP.match(text, at)
-        if step is None:
-            raise ParseError(
-                f"cannot read the pass list {pipeline!r} at {text[at : at + 30]!r}; "
-                "expected `name` or `name{option=value ...}`, separated by commas"
-            )
-        at = step.end()
-        yield full_name(step[1]), dict(_option(item) for item in (step[2] or "").split())
-
-
-def full_name(name: str) -> str:
+    Raises:
+      ParseError: there is no such pass.
+      UnsupportedError: it is one of partitioning.
+    """
     for candidate in (name, f"sdy-{name}"):
         if candidate in PASSES or candidate in PIPELINES:
             return candidate
-    raise ParseError(f"no pass is called {name!r}; the passes are {', '.join(PASSES)}")
+        if candidate in PARTITIONING:
+            raise UnsupportedError(f"pass {candidate} belongs to partitioning, which is not available yet as a pass")
+    known = [*PASSES, *PIPELINES]
+    near = difflib.get_close_matches(name, known, n=3) or difflib.get_close_matches(f"sdy-{name}", known, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the passes are {', '.join(known)}"
+    raise error_at(pipeline or name, position, f"no pass is called {name!r}; {hint}")
 
 
-def _option(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    key = name.replace("-", "_")
-    if value in ("true", "false", ""):
-        return key, value != "false"
-    return key, int(value) if value.isdigit() else value
+# Options.
+
+Allowed = tuple[str, ...] | None
+"""What may be written as an option's value; None: any text."""
+
+
+@cache
+def options_of(name: str) -> Mapping[str, Allowed]:
+    """The options of a pass or pipeline, as written in a textual pipeline."""
+    found = PASSES.get(name) or PIPELINES[name]
+    bound = set(found.keywords) if isinstance(found, partial) else set()
+    function = found.func if isinstance(found, partial) else found
+    hints = typing.get_type_hints(function)
+    parameters = inspect.signature(function).parameters.values()
+    own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in bound]
+    options = {option.replace("_", "-"): _allowed(hints[option]) for option in own}
+    return options if name in PASSES else {**options, COMPAT: ("shardy",)}
+
+
+def _allowed(hint: Any) -> Allowed:
+    if hint is bool:
+        return ("true", "false")
+    words = [a for part in (hint, *typing.get_args(hint)) if typing.get_origin(part) is Literal for a in part.__args__]
+    return tuple(words) or None
+
+
+def _arguments(step: Step, options: Mapping[str, Allowed], pipeline: str) -> dict[str, Any]:
+    """The options of a step as arguments of its function."""
+    found: dict[str, Any] = {}
+    for option, text in step.options.items():
+        if option not in options:
+            known = f"its options are {', '.join(options)}" if options else "it has none"
+            raise error_at(pipeline, step.position, f"pass {step.name} has no option {option!r}; {known}")
+        allowed = options[option]
+        if allowed is not None and text not in allowed and not (text == "" and "true" in allowed):
+            message = f"option {option} of pass {step.name} cannot be {text!r}; it may be {' or '.join(allowed)}"
+            raise error_at(pipeline, step.position, message)
+        is_flag = allowed is not None and "true" in allowed
+        found[option.replace("-", "_")] = text != "false" if is_flag else text
+    return found

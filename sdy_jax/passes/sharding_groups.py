@@ -22,7 +22,10 @@ def group_id(op: ir.Operation) -> int:
 
 
 def import_sharding_groups(module: ir.Operation) -> None:
-    """Unites groups that share a value, numbers them from 0, and keeps one group op per value and group.
+    """Unites groups that share a value, numbers them from 0, and keeps one group op per value.
+
+    United groups are represented by the first group of the first value that connects them; numbers follow the order
+    in which representatives occur.
 
     Raises:
       ShardingError: members of one group have different shapes or lie in different manual computations.
@@ -31,19 +34,19 @@ def import_sharding_groups(module: ir.Operation) -> None:
     if not ops:
         return
     _check(ops)
-    parent = {group: group for group in sorted({group_id(op) for op in ops})}
-    by_value: dict[ir.Value, int] = {}
+    groups_of: dict[ir.Value, list[ir.Operation]] = {}
     for op in ops:
-        _unite(parent, group_id(op), by_value.setdefault(op.operands[0], group_id(op)))
-    numbers = {root: i for i, root in enumerate(sorted({_root(parent, g) for g in parent}))}
-    seen: set[ir.Value] = set()
-    for op in ops:
-        if op.operands[0] in seen:
+        groups_of.setdefault(op.operands[0], []).append(op)
+    parent: dict[int, int] = {}
+    for found in groups_of.values():
+        for op in found:
+            _unite(parent, group_id(found[0]), group_id(op))
+    numbers = {root: i for i, root in enumerate(group for group in parent if parent[group] == group)}
+    for first, *others in groups_of.values():
+        number = numbers[_root(parent, group_id(first))]
+        first.attributes["group_id"] = ir.IntegerAttr.get(first.attributes["group_id"].type, number)
+        for op in others:
             op.erase()
-            continue
-        seen.add(op.operands[0])
-        number = numbers[_root(parent, group_id(op))]
-        op.attributes["group_id"] = ir.IntegerAttr.get(op.attributes["group_id"].type, number)
 
 
 def _root(parent: dict[int, int], group: int) -> int:
@@ -53,9 +56,10 @@ def _root(parent: dict[int, int], group: int) -> int:
 
 
 def _unite(parent: dict[int, int], a: int, b: int) -> None:
-    """The smallest id represents its class."""
-    low, high = sorted((_root(parent, a), _root(parent, b)))
-    parent[high] = low
+    """What represents a's class represents both."""
+    parent.setdefault(a, a)
+    parent.setdefault(b, b)
+    parent[_root(parent, b)] = _root(parent, a)
 
 
 def _check(ops: list[ir.Operation]) -> None:

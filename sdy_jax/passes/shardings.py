@@ -6,12 +6,13 @@ sdy's own ops in `sharding` or `out_sharding`; manual and named computations in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jax.extend.mlir import ir
 
 from sdy_jax import graph
 from sdy_jax.passes.walk import body_of, pre_order, rank, terminator_of
+from sdy_jax.propagation.edges import add_free_axes, erase_manual_axes, manual_axes
 from sdy_jax.representation.attributes import (
     sharding_from_attribute,
     sharding_to_attribute,
@@ -74,7 +75,13 @@ def function_shardings(function: ir.Operation, name: str) -> list[TensorSharding
 
 
 def set_function_sharding(function: ir.Operation, name: str, index: int, sharding: TensorSharding | None) -> None:
-    graph.set_function_shardings(function, name, _count(function, name), {index: sharding})
+    set_function_shardings(function, name, {index: sharding})
+
+
+def set_function_shardings(function: ir.Operation, name: str, shardings: Mapping[int, TensorSharding | None]) -> None:
+    """Stores the shardings of some arguments (`arg_attrs`) or results (`res_attrs`) of a function, by number."""
+    if shardings:
+        graph.set_function_shardings(function, name, _count(function, name), shardings)
 
 
 def _count(function: ir.Operation, name: str) -> int:
@@ -83,10 +90,14 @@ def _count(function: ir.Operation, name: str) -> int:
 
 
 def sharding_of(value: ir.Value) -> TensorSharding | None:
-    """The sharding stored at a function argument or op result."""
+    """The sharding stored at an argument of a function or computation, or at an op result."""
     if isinstance(value, ir.BlockArgument):
-        function = value.owner.owner.operation
-        return function_shardings(function, "arg_attrs")[value.arg_number] if function.name == "func.func" else None
+        owner = value.owner.owner.operation
+        if owner.name in COMPUTATIONS:
+            given = list_of(owner, "in_shardings", len(owner.operands))[value.arg_number]
+            return given and erase_manual_axes(given, manual_axes(owner))
+        is_argument = owner.name == "func.func"
+        return graph.function_sharding(owner, "arg_attrs", value.arg_number) if is_argument else None
     op, attributes = value.owner.operation, value.owner.attributes
     for name in SINGLE:
         if op.name.startswith("sdy.") and name in attributes:
@@ -96,9 +107,13 @@ def sharding_of(value: ir.Value) -> TensorSharding | None:
 
 
 def set_sharding(value: ir.Value, sharding: TensorSharding) -> None:
-    """Stores a sharding at a function argument or op result; other results become fully open on the same mesh."""
+    """Stores a sharding where `sharding_of` reads it; other results become fully open on the same mesh."""
     if isinstance(value, ir.BlockArgument):
-        set_function_sharding(value.owner.owner.operation, "arg_attrs", value.arg_number, sharding)
+        owner = value.owner.owner.operation
+        if owner.name in COMPUTATIONS:
+            _set_body_argument(owner, value.arg_number, sharding)
+        else:
+            set_function_sharding(owner, "arg_attrs", value.arg_number, sharding)
         return
     op = value.owner.operation
     if op.name in ("sdy.sharding_constraint", "sdy.reshard", "sdy.data_flow_edge"):
@@ -109,6 +124,13 @@ def set_sharding(value: ir.Value, sharding: TensorSharding) -> None:
     set_list(op, "out_shardings" if op.name in COMPUTATIONS else "sdy.sharding", found, list(op.results))
 
 
+def _set_body_argument(computation: ir.Operation, number: int, sharding: TensorSharding) -> None:
+    found = list_of(computation, "in_shardings", len(computation.operands))
+    outer, is_manual = found[number], computation.name == "sdy.manual_computation"
+    found[number] = add_free_axes(outer, sharding, manual_axes(computation)) if outer and is_manual else sharding
+    set_list(computation, "in_shardings", found, list(computation.operands))
+
+
 def set_list(op: ir.Operation, name: str, found: Sequence[TensorSharding | None], values: Sequence[ir.Value]) -> None:
     """Stores one sharding per value; missing ones become fully open on the mesh of the first. All missing: nothing."""
     meshes = [s.mesh for s in found if s is not None]
@@ -116,6 +138,16 @@ def set_list(op: ir.Operation, name: str, found: Sequence[TensorSharding | None]
         return
     full = (s or TensorSharding.fully_open(meshes[0], rank(v)) for s, v in zip(found, values, strict=True))
     op.attributes[name] = shardings_to_attribute(tuple(full), op.context)
+
+
+def filled(
+    found: Sequence[TensorSharding | None], values: Sequence[ir.Value], meshes: dict[str, Mesh]
+) -> list[TensorSharding] | None:
+    """One sharding per value: missing ones are open, on the first mesh that is not maximal; None: there is no such."""
+    mesh = next((s.mesh for s in found if s is not None and not mesh_of(meshes, s).is_maximal), None)
+    if mesh is None:
+        return None
+    return [s or TensorSharding.fully_open(mesh, rank(v)) for s, v in zip(found, values, strict=True)]
 
 
 def list_of(op: ir.Operation, name: str, count: int) -> list[TensorSharding | None]:

@@ -16,10 +16,10 @@ from sdy_jax.plan.plan import Plan, boundary_values
 from sdy_jax.program import Program
 
 
-def build_plan(name: str, program: Program, costs: CostModel) -> Plan:
-    """Propagates and partitions a traced program."""
+def build_plan(name: str, program: Program, costs: CostModel, source: str = "") -> Plan:
+    """Propagates and partitions a traced program; `source` is the line at which its shardings are given."""
     with _collection_paused():
-        return _build(name, program, costs)
+        return _build(name, program, costs, source)
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _build(name: str, program: Program, costs: CostModel) -> Plan:
+def _build(name: str, program: Program, costs: CostModel, source: str) -> Plan:
     stages = {"traced": program.module}
     module = program.module.clone().operation
     import_module(module)
@@ -62,4 +62,5 @@ def _build(name: str, program: Program, costs: CostModel) -> Plan:
         tuple(report.collectives),
         tuple(report.notes),
         stages,
+        source,
     )

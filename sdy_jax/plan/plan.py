@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -12,6 +13,8 @@ from sdy_jax.errors import SdyError
 from sdy_jax.graph import Graph
 from sdy_jax.lowering.report import InsertedCollective, Note
 from sdy_jax.plan.types import bytes_text, short_source, type_text
+from sdy_jax.plan.why import Explanation, Why, given_arguments
+from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.program import Program
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -37,6 +40,8 @@ class Plan:
         arguments, results: the boundary values, closed-over arrays excluded.
         collectives: one record per collective of the partitioned program.
         notes: what was gathered or computed replicated because it cannot be split, by op and source line.
+        stages: the module after each stage of planning.
+        source: the source line at which the shardings of arguments and results are given; may be empty.
     """
 
     name: str
@@ -47,6 +52,7 @@ class Plan:
     collectives: tuple[InsertedCollective, ...]
     notes: tuple[Note, ...]
     stages: Mapping[str, ir.Operation]
+    source: str = ""
 
     @property
     def wire_bytes(self) -> float:
@@ -58,6 +64,51 @@ class Plan:
         if stage not in self.stages:
             raise SdyError(f"no stage {stage!r}; the stages are {', '.join(self.stages)}")
         return str(self.stages[stage])
+
+    def why(self, value: str) -> Why:
+        """Why a value is sharded as it is: each of its axes, followed back to the annotation that it came from.
+
+        Args:
+            value: an argument or result as the plan names it (`params['w1']`, `result[0]`), the beginning of several
+                (`params`), a name in `plan.mlir("propagated")` (`%12`), or a source line (`model.py:42`) for all values
+                made there.
+
+        Returns:
+            An answer to print; iterating over it gives its links.
+
+        Raises:
+            SdyError: there is no such value.
+
+        Example:
+            print(plan.why("result"))
+        """
+        return self._explanation.why(value)
+
+    def why_not(self, value: str, axis: str, dim: int | None = None) -> WhyNot:
+        """What keeps a value from being split along a mesh axis.
+
+        Args:
+            value: as for `why`.
+            axis: `model`, or a sub-axis, `model:(1)2`.
+            dim: the dimension to be split; None: any.
+
+        Returns:
+            An answer to print; iterating over it gives the obstacles.
+
+        Raises:
+            SdyError: there is no such value, axis or dimension.
+
+        Example:
+            print(plan.why_not("x", "model"))
+        """
+        return self._explanation.why_not(value, axis, dim)
+
+    @cached_property
+    def _explanation(self) -> Explanation:
+        inputs = [v.path for v in (*self.constants, *self.arguments)]
+        given = given_arguments(self.stages["traced"])
+        outputs = [v.path for v in self.results]
+        return Explanation(self.stages["imported"], given, inputs, outputs, short_source(self.source))
 
     def summary(self) -> str:
         """One line per kind of collective: how many, how many bytes."""

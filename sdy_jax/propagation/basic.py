@@ -23,6 +23,8 @@ class Direction(enum.IntEnum):
     BACKWARD = 2
     BOTH = 3
 
+    __hash__ = int.__hash__  # directions are parts of many keys, and Enum hashes names, slowly
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -56,12 +56,10 @@ def erase_manual_axes(sharding: TensorSharding, manual: Sequence[str]) -> Tensor
 
 
 def add_free_axes(outer: TensorSharding, inner: TensorSharding, manual: Sequence[str]) -> TensorSharding:
-    """The outer view of an inner sharding: `outer` says where the manual axes are."""
-    if not manual:
-        return inner
+    """The outer view of an inner sharding: `outer` says where the manual axes are, and what is not split."""
     dimensions = tuple(
         DimensionSharding(manual_prefix(o.axes, manual) + i.axes, i.is_closed, i.priority)
-        for o, i in zip(outer.dimensions, inner.dimensions, strict=True)
+        for o, i in zip(outer.dimensions, inner.dimensions, strict=False)  # on one device there are none
     )
     return replace(outer, mesh=inner.mesh, dimensions=dimensions)
 
@@ -90,12 +88,10 @@ class View:
 
 
 def view_of(op: Op, edge: DataFlowEdge) -> View | None:
-    """How a data-flow op's edge has to be converted; None: not at all."""
-    manual = manual_axes(op)
-    if not manual:
-        return None
+    """How the edge of a manual computation has to be converted, be it only its replicated axes; None: not at all."""
     name = "in_shardings" if edge.kind is EdgeKind.BODY_ARGUMENT else "out_shardings"
-    return View(shardings_from_attribute(op.attributes[name])[edge.owner.index], manual, edge.kind)
+    outer = shardings_from_attribute(op.attributes[name]) if op.name == "sdy.manual_computation" else ()
+    return View(outer[edge.owner.index], manual_axes(op), edge.kind) if outer else None
 
 
 @cache

@@ -7,28 +7,29 @@ number (`solver.py`); the module is read before and written after, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 from sdy_jax.graph import Graph, Op, Value
-from sdy_jax.propagation.basic import Direction
 from sdy_jax.propagation.groups import group_members, peers
 from sdy_jax.propagation.items import Item, ItemFactory
 from sdy_jax.propagation.liveness import Liveness
 from sdy_jax.propagation.places import NOWHERE, Places
-from sdy_jax.propagation.priorities import LEVELS, level_directions
-from sdy_jax.propagation.record import Recorder, Spread, Step
-from sdy_jax.propagation.solver import STRATEGIES, Solution, Solver, Strategy
+from sdy_jax.propagation.priorities import LEVELS, NEITHER_WAY, WITHOUT_LEVELS, Directions
+from sdy_jax.propagation.record import Recorder
+from sdy_jax.propagation.solver import NO_SHARDING, STRATEGIES, Solution, Solver, Strategy
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import EdgeKind
+from sdy_jax.rules.dataflow import EdgeKind, calls_by_callee
 
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
-_BOTH = (Direction.BOTH, Direction.BOTH)
 
 
 class Engine:
     """Propagation in one graph.
 
-    Invariant between steps: `self._current[place]` is the number of the place's sharding.
+    Items are numbered: those of ops by their place in the program, those of function results after them. Invariants
+    between steps: `self._current[place]` is the number of the place's sharding; an item `i` has a sharding only if
+    `self._reached[i]`; to propagate it would change nothing in the directions `self._settled[i]`, nor, in this fixed
+    point, unless `self._open[i]`. So only open items are visited, in the order in which all of them would be.
     """
 
     def __init__(
@@ -42,141 +43,219 @@ class Engine:
         recorder: Recorder | None = None,
     ):
         self._ops = graph.ops
-        self._strategies = STRATEGIES[strategy]
-        self._levels: tuple[int | None, ...] = tuple(range(LEVELS)) if op_priorities else (None,)
+        self.strategies = STRATEGIES[strategy]
+        self._levels = range(LEVELS) if op_priorities else (WITHOUT_LEVELS,)
         self._recorder = recorder
         self.places = Places(graph, compat)
-        self._solver = Solver(graph.meshes, explain=recorder is not None)
-        factory = ItemFactory(graph, self.places, self._solver, conservative, compat)
-        items = [factory.item_of(op) for op in graph.ops]
-        self._items = items
+        self.solver = Solver(graph.meshes)
+        factory = ItemFactory(graph, self.places, self.solver, conservative, compat)
+        self.items = [factory.item_of(op) for op in graph.ops]
+        self.result_items = factory.results_of_main()
+        self._all: list[Item | None] = [*self.items, *self.result_items]
         self._number = {op: i for i, op in enumerate(graph.ops)}
-        self._result_items = factory.results_of_main()
-        self._peers = peers([[self.places.of(v) for v in members] for members in group_members(graph)])
-        self._given = [self._solver.shardings.number(s) for s in self.places.read()]
+        self.peers = peers(group_members(graph), self.places)
+        self._given = [self.solver.shardings.number(s) for s in self.places.read()]
         self._current = list(self._given)
+        self._open = bytearray(len(self._all))
+        self._reached = bytearray(len(self._all))
+        self._settled: list[Directions | None] = [None] * len(self._all)
+        self._readers = self._readers_of_places()
+        for place, number in enumerate(self._current):
+            if number != NO_SHARDING:
+                self._store(place, number)
         self._slots = self._edge_slots()
-        self._neighbours: dict[int, tuple[int, ...]] = {}
+        self._siblings = self._unshared_results() if len(graph.meshes) > 1 else {}
+        calls = calls_by_callee(graph).items()
+        self._callers = {graph.functions[name]: ops for name, ops in calls if name in graph.functions}
+        self._callees = {call: function for function, ops in self._callers.items() for call in ops}
+        self._neighbours: dict[int, list[int]] = {}
         self.liveness = Liveness()
-        self._level: int | None = None
+        self._unused = {number for number, op in enumerate(graph.ops) if self.liveness.is_dead(op)}
+        self._level = WITHOUT_LEVELS
+        self._strategy = self.strategies[0]
         self.priority = 0
 
     # Shardings by place.
 
     def sharding(self, place: int) -> TensorSharding | None:
-        return self._solver.shardings[self._current[place]]
+        return self.solver.shardings[self._current[place]]
+
+    def given(self, place: int) -> TensorSharding | None:
+        """The sharding with which propagation began."""
+        return self.solver.shardings[self._given[place]]
 
     def assign(self, place: int, sharding: TensorSharding | None) -> None:
-        self._current[place] = self._solver.shardings.number(sharding)
+        self._store(place, self.solver.shardings.number(sharding))
+
+    def _store(self, place: int, number: int) -> None:
+        self._current[place] = number
+        for reader in self._readers[place]:
+            self._open[reader] = self._reached[reader] = 1
+            self._settled[reader] = None
 
     def write_back(self) -> None:
         """Stores what has changed in the graph and its module; dead ops keep what they had."""
-        for place, (old, new) in enumerate(zip(self._given, self._current, strict=True)):
-            where = self.places.places[place]
-            if old != new and not (isinstance(where, Value) and where.owner in self.liveness.dead):
-                self.places.write(place, self._solver.shardings[new])
-        self._given = list(self._current)
+        changed = (place for place, number in enumerate(self._current) if number != self._given[place])
+        self.places.write((place, self.sharding(place)) for place in changed if not self._is_dead(place))
+
+    def _is_dead(self, place: int) -> bool:
+        where = self.places.places[place]
+        return isinstance(where, Value) and where.owner in self.liveness.dead
 
     # Fixed points.
 
     def run(self) -> None:
         """All levels, one fixed point each."""
         for level in self._levels:
-            self._level = level
-            for strategy in self._strategies:
-                self._propagate_results(strategy)
-                self._sweep(strategy)
-                self._propagate_results(strategy)
+            for strategy in self.strategies:
+                self._fixed_point(level, strategy)
 
-    def _propagate_results(self, strategy: Strategy) -> None:
-        for item in self._result_items:
-            for _ in self._propagate(item, strategy):
-                pass  # no worklist is running, so there is nobody to tell
+    def _fixed_point(self, level: int, strategy: Strategy) -> None:
+        if strategy is not self._strategy:
+            self._settled = [None] * len(self._all)
+        self._level, self._strategy = level, strategy
+        self._open = bytearray(
+            [
+                reached and item is not None and NEITHER_WAY != item.directions[level] != settled
+                for item, reached, settled in zip(self._all, self._reached, self._settled, strict=True)
+            ]
+        )
+        self._propagate_results()
+        self._sweep()
+        self._propagate_results()
 
-    def _sweep(self, strategy: Strategy) -> None:
-        stack = list(range(len(self._ops) - 1, -1, -1))
-        waiting = bytearray(b"\x01") * len(stack)
-        dead, is_dead = self.liveness.dead, self.liveness.is_dead
-        while stack:
-            number = stack.pop()
-            waiting[number] = 0
-            op = self._ops[number]
-            if op in dead:
+    def _propagate_results(self) -> None:
+        """No worklist is running, so that nobody is told of changes."""
+        number = self._open.find(1, len(self._ops))
+        while number >= 0:
+            self._visit(number)
+            number = self._open.find(1, number + 1)
+
+    def _sweep(self) -> None:
+        """Visits the ops in program order, and after each of them those that it put on the stack.
+
+        Ops from `ahead` on still have their turn in program order, so they are not put on the stack.
+        """
+        count, ahead = len(self._ops), 0
+        stack: list[int] = []
+        waiting = bytearray(count)
+        for unused in self._unused:
+            self._open[unused] = 1
+        while True:
+            if stack:
+                number = stack.pop()
+                waiting[number] = 0
+            else:
+                number = self._open.find(1, ahead, count)
+                if number < 0:
+                    return
+                ahead = number + 1
+            if not self._open[number]:
                 continue
-            if is_dead(op):
-                self._push([self._number[o] for o in self.liveness.erase(op)], -1, stack, waiting)
-                continue
-            item = self._items[number]
-            if item is not None:
-                for place in self._propagate(item, strategy):
-                    self._push(self._neighbours_of(place), number, stack, waiting)
-
-    def _push(self, numbers: Iterable[int], current: int, stack: list[int], waiting: bytearray) -> None:
-        for number in numbers:
-            if number != current and not waiting[number]:
-                waiting[number] = 1
-                stack.append(number)
+            for neighbour in self._visit(number):
+                if neighbour < ahead and neighbour != number and not waiting[neighbour]:
+                    waiting[neighbour] = 1
+                    stack.append(neighbour)
 
     # One op.
 
-    def _propagate(self, item: Item, strategy: Strategy) -> Iterator[int]:
-        """Propagates one op. Yields each place that it changed, right after storing the new sharding there."""
+    def _visit(self, number: int) -> Iterable[int]:
+        """Erases or propagates one op. Returns the ops to visit because of it, in the order in which they are put on
+        the stack."""
+        self._open[number] = 0
+        if number in self._unused:
+            return self._erase(number)
+        item = self._all[number]
+        changed = () if item is None else self._propagate(number, item)
+        return [neighbour for place in changed for neighbour in self._neighbours_of(place)] if changed else ()
+
+    def _erase(self, number: int) -> list[int]:
+        """Takes out an unused op. Returns the ops that it used and that hardly any other does."""
+        self._unused.remove(number)
+        op = self._ops[number]
+        if op in self.liveness.dead:
+            return []
+        again = [self._number[o] for o in self.liveness.erase(op)]
+        for inner in op.walk():
+            self._all[self._number[inner]] = None
+        for other in again:
+            self._open[other] = 1
+            if self.liveness.is_dead(self._ops[other]):
+                self._unused.add(other)
+        return again
+
+    def _propagate(self, number: int, item: Item) -> Sequence[int]:
+        """Propagates one op. Returns the places that it changed, in the order in which they were changed."""
+        directions = item.directions[self._level]
+        if self._level == 0 and item.counts_uses and not self._has_single_uses(item.op):
+            return ()
         current = self._current
         tensors = tuple([current[p] for p in item.places])
-        if not any(tensors):
-            return
-        directions = self._directions(item)
-        if not any(directions):
-            return
         if item.view is not None:
-            seen = item.view.seen(self._solver.shardings[tensors[-1]])
-            tensors = (*tensors[:-1], self._solver.shardings.number(seen))
-        solution = self._solver.solve(item.kind, tensors, directions, strategy)
+            seen = item.view.seen(self.solver.shardings[tensors[-1]])
+            tensors = (*tensors[:-1], self.solver.shardings.number(seen))
+        solution = self.solver.solve(item.kind, tensors, directions, self._strategy)
         if not solution.updates:
-            return
+            self._settled[number] = directions
+            return ()
         if self._recorder is not None:
-            self._record(item, solution)
+            level = 0 if self._level == WITHOUT_LEVELS else self._level
+            self._recorder.append((item, tensors, directions, self._strategy, level, self.priority))
+        return self._update(item, solution)
+
+    def _update(self, item: Item, solution: Solution) -> list[int]:
+        changed = []
         for tensor, new in solution.updates:
             place = item.places[tensor]
             if place == NOWHERE:
                 continue
-            current[place] = self._stored(item, new) if tensor == len(tensors) - 1 else new
-            yield place
-            for peer in self._peers.get(place, ()):
-                current[peer] = new
-                yield peer
+            self._store(place, self.stored(item, new) if tensor == len(item.places) - 1 else new)
+            changed.append(place)
+            for peer in self.peers.get(place, ()):
+                self._store(peer, new)
+                changed.append(peer)
+        if self._siblings:
+            for place in changed:
+                self._fill_siblings(place)
+        return changed
 
-    def _stored(self, item: Item, new: int) -> int:
+    def _fill_siblings(self, place: int) -> None:
+        """An op has shardings for all of its results or for none: the others are on the same mesh, and open."""
+        sharding = self.sharding(place)
+        for sibling, rank in self._siblings.get(place, ()):
+            if self._current[sibling] == NO_SHARDING and sharding is not None:
+                self._store(sibling, self.solver.shardings.number(TensorSharding.fully_open(sharding.mesh, rank)))
+
+    def stored(self, item: Item, new: int) -> int:
         if item.view is None:
             return new
-        sharding = self._solver.shardings[new]
+        sharding = self.solver.shardings[new]
         assert sharding is not None
-        return self._solver.shardings.number(item.view.stored(sharding))
+        return self.solver.shardings.number(item.view.stored(sharding))
 
-    def _directions(self, item: Item) -> tuple[Direction, Direction]:
-        if item.fixed is not None:
-            return item.fixed, item.fixed
-        if self._level is None:
-            return _BOTH
-        single = self._level > 0 or all(self.liveness.uses(v) == 1 for v in item.counted)
-        return level_directions(self._level, item.early, item.is_broadcast, single)
-
-    def _record(self, item: Item, solution: Solution) -> None:
-        assert self._recorder is not None
-        places = [self.places.places[p] for p in item.places]
-        spreads = tuple(
-            Spread(s.factor, s.axes, None if s.source is None else places[s.source], target)
-            for s in solution.spreads
-            if (target := places[s.target]) is not None
-        )
-        written = tuple(
-            (place, sharding)
-            for tensor, new in solution.updates
-            if (place := places[tensor]) is not None and (sharding := self._solver.shardings[new]) is not None
-        )
-        self._recorder.step(Step(item.op, self._level or 0, self.priority, spreads, written))
+    def _has_single_uses(self, op: Op) -> bool:
+        """Each operand, scalars aside, has exactly one use."""
+        return all(value.shape == () or self.liveness.uses(value) == 1 for value in op.operands)
 
     # Who has to look again when a place changes.
+
+    def _readers_of_places(self) -> list[list[int]]:
+        """Per place, the items that read it."""
+        readers: list[list[int]] = [[] for _ in self.places.places]
+        for number, item in enumerate(self._all):
+            for place in item.places if item is not None else ():
+                readers[place].append(number)
+        readers[NOWHERE] = []
+        return readers
+
+    def _unshared_results(self) -> dict[int, list[tuple[int, int]]]:
+        """Per result of an op with several, the other ones that have a place of their own, with their ranks."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for op in self._ops:
+            own = [(place, v.rank) for v in op.results if self.places.places[place := self.places.of(v)] is v]
+            for place, _ in own:
+                found[place] = [other for other in own if other[0] != place]
+        return found
 
     def _edge_slots(self) -> dict[tuple[Op, int], Op]:
         """The edge op at each place where values flow into an edge; operands of computations are not among them."""
@@ -187,35 +266,45 @@ class Engine:
             for slot in edge.edge.slots
         }
 
-    def _neighbours_of(self, place: int) -> tuple[int, ...]:
+    def _neighbours_of(self, place: int) -> list[int]:
+        """The ops to visit after a change of a place, in the order in which they are put on the stack."""
         if place not in self._neighbours:
             where = self.places.places[place]
-            found = self._touched(where) if isinstance(where, Value) else iter(())
-            numbers = (self._number[op] for op in found)
-            self._neighbours[place] = tuple(n for n in numbers if self._items[n] is not None)
+            found: list[Op] = []
+            if isinstance(where, Value):
+                self._add_touched(where, found, set())
+            numbers = [self._number[op] for op in found]
+            self._neighbours[place] = [n for n in numbers if self.items[n] is not None]
         return self._neighbours[place]
 
-    def _touched(self, value: Value) -> Iterator[Op]:
-        """The ops to visit after a change of `value`, in the order in which they are put on the stack."""
+    def _add_touched(self, value: Value, found: list[Op], seen: set[Value]) -> None:
         op = value.defining_op
-        if op is None:
-            yield from self._users(value)
-            return
-        edge = self.places.edges.get(op)
-        if edge is not None:
-            for target in edge.edge.targets:
-                if target is not edge.edge.owner:
-                    yield from self._users(target)
-        yield op
-        yield from self._users(value)
+        if op is not None:
+            for target in self._other_targets(op):
+                self._add_users(target, found, seen)
+            found.append(op)
+        self._add_users(value, found, seen)
 
-    def _users(self, value: Value) -> Iterator[Op]:
-        for use in value.uses:
-            edge_op = self._slots.get(use)
+    def _other_targets(self, op: Op) -> list[Value]:
+        """What an edge flows into besides its owner; nothing where `op` is no edge."""
+        found = self.places.edges.get(op)
+        return [] if found is None else [t for t in found.edge.targets if t is not found.edge.owner]
+
+    def _add_users(self, value: Value, found: list[Op], seen: set[Value]) -> None:
+        """`seen`: the values visited. A function that returns its argument leads from call to call and back again."""
+        if value in seen:
+            return
+        seen.add(value)
+        for use in value.use_list():
             user = use[0]
-            if edge_op is not None:
-                yield edge_op
+            if use in self._slots:
+                found.append(self._slots[use])
+            elif user in self._callees:
+                self._add_users(self._callees[user].blocks[0].arguments[use[1]], found, seen)
             elif user.name not in _TERMINATORS:
-                yield user
+                found.append(user)
+            elif user.parent in self._callers:
+                for call in self._callers[user.parent]:
+                    self._add_users(call.results[use[1]], found, seen)
             elif user.parent is not None:
-                yield user.parent
+                found.append(user.parent)

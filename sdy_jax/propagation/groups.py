@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sdy_jax.graph import Graph, Value
+from sdy_jax.propagation.places import Places
 
 
 def group_members(graph: Graph) -> list[list[Value]]:
@@ -16,6 +17,16 @@ def group_members(graph: Graph) -> list[list[Value]]:
     return [members[number] for number in sorted(members) if len(members[number]) > 1]
 
 
-def peers(groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
-    """For each place, the other members of its group, in order."""
-    return {place: tuple(p for p in group if p != place) for group in groups for place in group}
+def peers(groups: Sequence[Sequence[Value]], places: Places) -> dict[int, tuple[int, ...]]:
+    """For each place, the places of the other members of its group, in order.
+
+    As in Shardy, a member that shares the place of another value (a loop's argument that of the loop's result) follows
+    its group, which does not follow it.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    for members in groups:
+        own = [places.of(value) for value in members]
+        for value, place in zip(members, own, strict=True):
+            if places.places[place] is value:
+                found[place] = tuple(other for other in own if other != place)
+    return found

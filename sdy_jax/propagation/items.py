@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sdy_jax.graph import Graph, Op, Value
 from sdy_jax.propagation.basic import Direction
 from sdy_jax.propagation.edges import View, identity_rule, view_of
-from sdy_jax.propagation.places import EDGE, EdgeOp, Places
-from sdy_jax.propagation.priorities import early_direction
-from sdy_jax.propagation.solver import OpKind, Solver
+from sdy_jax.propagation.places import EDGES, EdgeOp, Places
+from sdy_jax.propagation.priorities import Directions, at_every_level, by_level, early_direction
+from sdy_jax.propagation.solver import Solver
 from sdy_jax.rules import RuleBook
 from sdy_jax.rules.predicates import is_elementwise
 
@@ -18,22 +18,19 @@ _BARRIER = "sdy.propagation_barrier"
 _BROADCAST = "stablehlo.broadcast_in_dim"
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One op to propagate.
+class Item(NamedTuple):
+    """One op to propagate; a tuple because there are as many as ops, and no other immutable object is made as fast.
 
-    `places` are those of its operands, then its results. `fixed` is a direction that no level changes; otherwise
-    `early`, `is_broadcast` and the use counts of `counted` decide. `view` converts the (only) result of an edge at the
-    border of a manual computation.
+    `places` are those of its operands, then its results. `directions` has one entry per level and one for propagation
+    without levels; with `counts_uses` the op takes no part in level 0 while an operand, scalars aside, has not exactly
+    one use. `view` converts the (only) result of an edge at the border of a manual computation.
     """
 
     op: Op
     places: tuple[int, ...]
     kind: int
-    fixed: Direction | None = None
-    early: Direction = Direction.NONE
-    is_broadcast: bool = False
-    counted: tuple[Value, ...] = ()
+    directions: tuple[Directions, ...]
+    counts_uses: bool = False
     view: View | None = None
 
 
@@ -47,22 +44,23 @@ class ItemFactory:
 
     def item_of(self, op: Op) -> Item | None:
         """The item of an op; None: nothing propagates through it."""
-        if op.name == EDGE:
+        if op.name in EDGES:
             edge = self._places.edges.get(op)
             return self._edge(edge) if edge else None
         if op.name == _BARRIER:
-            return self._identity(op, op.operands, self._places.of(op.results[0]), fixed=barrier_direction(op))
+            return self._identity(op, op.operands, self._places.of(op.results[0]), barrier_direction(op))
         rule = self._rules.rule_of(op)
         if rule is None:
             return None
-        places = tuple(self._places.of(v) for v in (*op.operands, *op.results))
-        kind = self._solver.kind(OpKind(rule, is_elementwise(op), self._conservative))
-        counted = tuple(v for v in op.operands if v.shape != ())
-        return Item(op, places, kind, None, early_direction(op), op.name == _BROADCAST, counted)
+        kind = self._solver.kind(rule, is_elementwise(op), self._conservative)
+        early = early_direction(op)
+        directions = by_level(early, op.name == _BROADCAST)
+        return Item(op, self._places.of_all((*op.operands, *op.results)), kind, directions, early != Direction.NONE)
 
     def _edge(self, edge: EdgeOp) -> Item | None:
         result = self._places.of(edge.op.results[0])
-        return self._identity(edge.op, edge.edge.sources, result, view=view_of(edge.owner_op, edge.edge))
+        view = view_of(edge.owner_op, edge.edge)
+        return self._identity(edge.op, edge.edge.sources, result, Direction.BOTH, view)
 
     def results_of_main(self) -> list[Item]:
         """Each returned value with the sharding attribute of its function result."""
@@ -70,20 +68,19 @@ class ItemFactory:
         name = next(n for n, function in self._graph.functions.items() if function is main)
         returned = main.blocks[0].terminator
         items = (
-            self._identity(returned, [value], place, fixed=Direction.BOTH)
+            self._identity(returned, [value], place, Direction.BOTH)
             for value, place in zip(returned.operands, self._places.results[name], strict=True)
         )
         return [item for item in items if item is not None]
 
     def _identity(
-        self, op: Op, sources: Sequence[Value], result: int, fixed: Direction | None = None, view: View | None = None
+        self, op: Op, sources: Sequence[Value], result: int, direction: Direction, view: View | None = None
     ) -> Item | None:
         shape = sources[0].shape if sources else None
         if shape is None:
             return None
-        kind = self._solver.kind(OpKind(identity_rule(shape, len(sources))))
-        places = (*(self._places.of(v) for v in sources), result)
-        return Item(op, places, kind, fixed, Direction.BOTH, view=view)
+        kind = self._solver.kind(identity_rule(shape, len(sources)))
+        return Item(op, (*self._places.of_all(sources), result), kind, at_every_level(direction), view=view)
 
 
 def barrier_direction(op: Op) -> Direction:

@@ -15,6 +15,7 @@ _EFFECTS = frozenset(
         "sdy.mesh",
         "sdy.sharding_constraint",
         "sdy.data_flow_edge",
+        "sdy.func_data_flow_edge",
         "sdy.sharding_group",
         "sdy.all_gather",
         "sdy.all_reduce",
@@ -24,6 +25,12 @@ _EFFECTS = frozenset(
         "sdy.reduce_scatter",
         "sdy.replicated_to_unreduced",
         "sdy.sharded_to_unreduced",
+        "stablehlo.all_gather",
+        "stablehlo.all_reduce",
+        "stablehlo.all_to_all",
+        "stablehlo.collective_broadcast",
+        "stablehlo.collective_permute",
+        "stablehlo.reduce_scatter",
         "stablehlo.infeed",
         "stablehlo.outfeed",
         "stablehlo.send",
@@ -46,7 +53,7 @@ class Liveness:
 
     def __init__(self) -> None:
         self.dead: dict[Op, None] = {}
-        """Dead ops with everything in their regions, in the order in which they died."""
+        """Dead ops, users before what they use, and what is in a region before the op that has it."""
         self._lost: dict[Value, int] = {}
         self._removable: dict[Op, bool] = {}
 
@@ -65,12 +72,20 @@ class Liveness:
 
     def erase(self, op: Op) -> list[Op]:
         """Takes out a dead op. Returns the ops that defined operands hardly anyone else uses, to look at again."""
-        again = [v.defining_op for v in op.operands if v.defining_op and self._has_few_other_users(v, op)]
-        for inner in op.walk():
-            self.dead[inner] = None
-            for value in inner.operands:
-                self._lost[value] = self._lost.get(value, 0) + 1
+        again: list[Op] = []
+        self._erase(op, again)
         return again
+
+    def _erase(self, op: Op, again: list[Op]) -> None:
+        for block in op.blocks:
+            for inner in reversed(block.ops):
+                if inner not in self.dead:
+                    self._erase(inner, again)
+        for value in op.operands:
+            if value.defining_op and self._has_few_other_users(value, op):
+                again.append(value.defining_op)
+            self._lost[value] = self._lost.get(value, 0) + 1
+        self.dead[op] = None
 
     def _has_few_other_users(self, value: Value, op: Op) -> bool:
         return len({user for user, _ in value.uses if user is not op and user not in self.dead}) <= 1

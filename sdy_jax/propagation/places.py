@@ -6,15 +6,18 @@ is nowhere: values that cannot have a sharding (arguments of a reduction's body,
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sdy_jax.graph import Graph, Op, Value
+from sdy_jax.propagation.boundary import COMPUTATIONS, Slot, write_slots
 from sdy_jax.propagation.record import FunctionResult, Place
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import DataFlowEdge, edges_of
+from sdy_jax.rules.dataflow import FUNC_EDGE, DataFlowEdge, edges_of, edges_of_calls
 
 NOWHERE = 0
 EDGE = "sdy.data_flow_edge"
+EDGES = (EDGE, FUNC_EDGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class Places:
         """Per function, the places of its result attributes."""
         self.edges: dict[Op, EdgeOp] = {}
         """By the op that stands for the edge."""
+        self._slots: dict[int, Slot] = {}
+        """Of places at the border of a computation without edges."""
         for op in graph.ops:
             for result in op.results:
                 self._add(result)
@@ -49,6 +54,8 @@ class Places:
         for op in graph.ops:
             for edge in edges_of(op, compat):
                 self._share(op, edge)
+        for owner_op, edge in edges_of_calls(graph):
+            self._find_op(owner_op, edge)  # the arguments and results of calls keep places of their own
 
     def _add(self, value: Value) -> None:
         self._of_value[value] = self._number(value)
@@ -58,16 +65,30 @@ class Places:
         return len(self.places) - 1
 
     def _share(self, owner_op: Op, edge: DataFlowEdge) -> None:
-        edge_op = next((user for user, _ in edge.owner.uses if user.name == EDGE), None)
-        if edge_op is not None:
-            self.edges[edge_op] = EdgeOp(edge_op, edge, owner_op)
+        edge_op = self._find_op(owner_op, edge)
+        if edge_op is None and owner_op.name in COMPUTATIONS:
+            if edge.owner not in self._of_value:
+                self._add(edge.owner)
+            self._slots[self.of(edge.owner)] = Slot.of(owner_op, edge.owner)
+            return
         shared = self.of(edge_op.results[0] if edge_op else edge.owner)
         for target in edge.targets:
             self._of_value[target] = shared
 
+    def _find_op(self, owner_op: Op, edge: DataFlowEdge) -> Op | None:
+        """The op that stands for an edge, which is remembered by it."""
+        edge_op = next((user for user, _ in edge.owner.uses if user.name in EDGES), None)
+        if edge_op is not None:
+            self.edges[edge_op] = EdgeOp(edge_op, edge, owner_op)
+        return edge_op
+
     def of(self, value: Value) -> int:
         """The place of a value."""
         return self._of_value.get(value, NOWHERE)
+
+    def of_all(self, values: Sequence[Value]) -> tuple[int, ...]:
+        known = self._of_value.get
+        return tuple([known(v, NOWHERE) for v in values])
 
     def read(self) -> list[TensorSharding | None]:
         """The sharding of each place, from the graph."""
@@ -75,12 +96,24 @@ class Places:
         for name, places in self.results.items():
             for place, sharding in zip(places, self._graph.result_shardings(self._graph.functions[name]), strict=True):
                 found[place] = sharding
+        for place, slot in self._slots.items():
+            found[place] = slot.read()
         return found
 
-    def write(self, place: int, sharding: TensorSharding | None) -> None:
-        """Stores a sharding in the graph and its module."""
-        where = self.places[place]
-        if isinstance(where, Value):
-            self._graph.set_sharding(where, sharding)
-        elif where is not None:
-            self._graph.set_result_sharding(where.function, where.index, sharding)
+    def write(self, shardings: Iterable[tuple[int, TensorSharding | None]]) -> None:
+        """Stores the shardings of places in the graph and its module."""
+        values: list[tuple[Value, TensorSharding | None]] = []
+        slots: list[tuple[Slot, TensorSharding | None]] = []
+        results: dict[Op, dict[int, TensorSharding | None]] = {}
+        for place, sharding in shardings:
+            where = self.places[place]
+            if place in self._slots:
+                slots.append((self._slots[place], sharding))
+            elif isinstance(where, Value):
+                values.append((where, sharding))
+            elif where is not None:
+                results.setdefault(where.function, {})[where.index] = sharding
+        self._graph.set_shardings(values)
+        write_slots(slots)
+        for function, found in results.items():
+            self._graph.set_result_shardings(function, found)

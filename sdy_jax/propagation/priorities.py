@@ -6,11 +6,20 @@ pass-through factors; 3: along all factors; 4: broadcasts forward as well. A lev
 
 from __future__ import annotations
 
+from functools import cache
+
 from sdy_jax.graph import Op
 from sdy_jax.propagation.basic import Direction
 from sdy_jax.rules.predicates import is_elementwise
 
 LEVELS = 5
+WITHOUT_LEVELS = LEVELS
+"""Stands for a level where all ops take part at once."""
+
+Directions = tuple[Direction, Direction]
+"""Of pass-through factors, and of the other factors."""
+
+NEITHER_WAY: Directions = (Direction.NONE, Direction.NONE)
 
 _BOTH_EARLY = frozenset({"stablehlo.reshape", "stablehlo.transpose"})
 _FORWARD_EARLY = frozenset({"stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"})
@@ -31,11 +40,22 @@ def union(a: Direction, b: Direction) -> Direction:
     return Direction(a | b)
 
 
-def level_directions(level: int, early: Direction, is_broadcast: bool, single_use: bool) -> tuple[Direction, Direction]:
-    """The directions of pass-through factors, and of the other factors, at a level."""
-    if level == 0 and not single_use:
-        return Direction.NONE, Direction.NONE
+def level_directions(level: int, early: Direction, is_broadcast: bool) -> Directions:
+    """The directions at a level; at level 0 of an op whose operands have one use each."""
     if level < 2:
         return early, early
     late = Direction.BOTH if level == 4 or not is_broadcast else Direction.BACKWARD
     return union(early, late), union(early, late) if level > 2 else early
+
+
+@cache
+def by_level(early: Direction, is_broadcast: bool) -> tuple[Directions, ...]:
+    """The directions at each level, and behind them those without levels."""
+    levels = (level_directions(level, early, is_broadcast) for level in range(LEVELS))
+    return (*levels, (Direction.BOTH, Direction.BOTH))
+
+
+@cache
+def at_every_level(direction: Direction) -> tuple[Directions, ...]:
+    """Of what no level changes."""
+    return ((direction, direction),) * (WITHOUT_LEVELS + 1)

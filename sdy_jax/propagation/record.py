@@ -1,13 +1,21 @@
-"""What happened during propagation, for whoever wants to know why a value is sharded as it is."""
+"""What happened during propagation, for whoever wants to know why a value is sharded as it is.
+
+While it runs, the engine only notes which question it asked of which op (an `Event`); `history.py` makes steps of that
+when someone asks.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sdy_jax.graph import Op, Value
 from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
+
+if TYPE_CHECKING:
+    from sdy_jax.propagation.items import Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,33 +28,59 @@ class FunctionResult:
 
 Place = Value | FunctionResult
 
+Event = tuple["Item", tuple[int, ...], Any, Any, int, int]
+"""One successful propagation of one op: the item, the numbers of its tensors' shardings before, directions, strategy,
+level and user priority."""
+
+
+class Recorder(Protocol):
+    """Receives each event in the order in which they happen: a list will do."""
+
+    def append(self, event: Event, /) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Axes that an op gave to one of its tensors along one factor; `source` is the tensor they came from, if one had
-    all of them."""
+    """A factor of one of an op's tensors got axes: it had `before`, now `axes`.
+
+    Tensors are numbered operands first, then results; `dim` is the target's dimension that the factor belongs to.
+    `source` is the first tensor that had all of `axes` already, None if no single one had.
+    """
 
     factor: int
+    dim: int
+    before: tuple[AxisRef, ...]
     axes: tuple[AxisRef, ...]
-    source: Place | None
-    target: Place
+    source: int | None
+    target: int
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One successful propagation of one op.
 
-    `level` is the op priority (0 to 4), `priority` the user priority; `written` the new sharding per changed place.
+    `number` counts from 0; `level` is the op priority (0 to 4), `priority` the user priority. `tensors` are the place
+    numbers of operands and results (0: a value that cannot have a sharding), `before` their shardings as the op saw
+    them, `written` the tensors that changed with the shardings that were stored.
     """
 
-    op: Op
+    number: int
+    item: Item
     level: int
     priority: int
+    rule: OpShardingRule
+    before: tuple[TensorSharding | None, ...]
     spreads: tuple[Spread, ...]
-    written: tuple[tuple[Place, TensorSharding], ...]
+    written: tuple[tuple[int, TensorSharding], ...]
 
+    @property
+    def op(self) -> Op:
+        return self.item.op
 
-class Recorder(Protocol):
-    """Receives each step in the order in which they happen."""
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        return self.item.places
 
-    def step(self, step: Step) -> None: ...
+    @property
+    def num_operands(self) -> int:
+        return len(self.rule.operand_mappings)

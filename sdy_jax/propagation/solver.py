@@ -6,11 +6,13 @@ directions. Shardings are interned: a number stands for each, 0 for none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sdy_jax.propagation.aggressive import propagate_aggressive
 from sdy_jax.propagation.basic import Direction, Problem, propagate_basic
+from sdy_jax.propagation.priorities import Directions
 from sdy_jax.propagation.projection import Axes, project, unproject
 from sdy_jax.representation.axes import PrefixStatus, prefix_status
 from sdy_jax.representation.mesh import Mesh
@@ -46,6 +48,9 @@ class Interned:
     def __getitem__(self, number: int) -> TensorSharding | None:
         return self._all[number]
 
+    def __iter__(self) -> Iterator[TensorSharding]:
+        return (sharding for sharding in self._all if sharding is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class OpKind:
@@ -58,9 +63,10 @@ class OpKind:
 
 @dataclass(frozen=True, slots=True)
 class FactorSpread:
-    """Axes that tensor `target` got for a factor, from tensor `source` (None: from no single one)."""
+    """A factor's axes in tensor `target`, `before` and after; `source` is the tensor that had them all (None: none)."""
 
     factor: int
+    before: Axes
     axes: Axes
     source: int | None
     target: int
@@ -71,37 +77,34 @@ class Solution:
     """The tensors that change, with the numbers of their new shardings, in the order in which to store them."""
 
     updates: tuple[tuple[int, int], ...]
-    spreads: tuple[FactorSpread, ...] = ()
 
 
 NOTHING = Solution(())
 
 
 class Solver:
-    """Answers op propagations of one module.
+    """Answers op propagations of one module, whose meshes it is given by symbol."""
 
-    Args:
-      meshes: the module's meshes by symbol.
-      explain: also say which axes spread from where to where.
-    """
-
-    def __init__(self, meshes: Mapping[str, Mesh], explain: bool = False):
+    def __init__(self, meshes: Mapping[str, Mesh]):
         self.shardings = Interned()
-        self._meshes, self._explain = meshes, explain
-        self._kinds: dict[OpKind, int] = {}
+        self._meshes = meshes
+        self._kinds: dict[tuple[OpShardingRule, bool, bool], int] = {}
         self._kind_list: list[OpKind] = []
         self._known: dict[object, Solution] = {}
 
-    def kind(self, kind: OpKind) -> int:
+    def kind(self, rule: OpShardingRule, elementwise: bool = False, conservative: bool = False) -> int:
         """The number of an op kind."""
-        if kind not in self._kinds:
-            self._kinds[kind] = len(self._kind_list)
-            self._kind_list.append(kind)
-        return self._kinds[kind]
+        key = (rule, elementwise, conservative)
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = len(self._kind_list)
+            self._kind_list.append(OpKind(*key))
+        return found
 
-    def solve(
-        self, kind: int, tensors: tuple[int, ...], directions: tuple[Direction, Direction], strategy: Strategy
-    ) -> Solution:
+    def kind_of(self, number: int) -> OpKind:
+        return self._kind_list[number]
+
+    def solve(self, kind: int, tensors: tuple[int, ...], directions: Directions, strategy: Strategy) -> Solution:
         """What propagation changes.
 
         Args:
@@ -116,19 +119,43 @@ class Solver:
             found = self._known[key] = self._compute(self._kind_list[kind], tensors, directions, strategy)
         return found
 
-    def _compute(
-        self, kind: OpKind, numbers: tuple[int, ...], directions: tuple[Direction, Direction], strategy: Strategy
-    ) -> Solution:
-        old = [self.shardings[n] for n in numbers]
-        reference = self._common_mesh(old)
-        if reference is None:
+    def spreads(
+        self, kind: int, tensors: tuple[int, ...], directions: Directions, strategy: Strategy
+    ) -> tuple[FactorSpread, ...]:
+        """Which axes go from where to where when `solve` answers the same question, if it changes anything.
+
+        A factor of a tensor may get axes that its dimension cannot show, as a factor before it is not full.
+        """
+        posed = self.pose(self._kind_list[kind], tensors, directions)
+        if posed is None or not self.solve(kind, tensors, directions, strategy).updates:
+            return ()
+        problem, _ = posed
+        before = [{f: s.axes for f, s in t.factors.items()} for t in problem.tensors]
+        return _spreads(problem, before, sorted(strategy(problem)))
+
+    def _compute(self, kind: OpKind, numbers: tuple[int, ...], directions: Directions, strategy: Strategy) -> Solution:
+        posed = self.pose(kind, numbers, directions)
+        if posed is None:
             return NOTHING
-        mesh = self._mesh(reference)
-        rule = kind.rule
-        tensors = tuple(project(s, m, rule.factor_sizes, mesh) for s, m in zip(old, rule.mappings, strict=True))
-        before = [{f: s.axes for f, s in t.factors.items()} for t in tensors] if self._explain else []
+        problem, reference = posed
+        updates = []
+        for number in sorted(strategy(problem)):
+            mapping, old = kind.rule.mappings[number], self.shardings[numbers[number]]
+            new = unproject(problem.tensors[number], mapping, problem.sizes, problem.mesh, reference)
+            if new != old and not (old is None and new.has_no_axes):
+                updates.append((number, self.shardings.number(new)))
+        return Solution(tuple(updates)) if updates else NOTHING
+
+    def pose(self, kind: OpKind, numbers: tuple[int, ...], directions: Directions) -> tuple[Problem, str | Mesh] | None:
+        """The tensors per factor, and the mesh that they lie on; None: on no common one."""
+        shardings = [self.shardings[n] for n in numbers]
+        reference = self._common_mesh(shardings)
+        if reference is None:
+            return None
+        mesh, rule = self._mesh(reference), kind.rule
+        tensors = (project(s, m, rule.factor_sizes, mesh) for s, m in zip(shardings, rule.mappings, strict=True))
         problem = Problem(
-            tensors,
+            tuple(tensors),
             len(rule.operand_mappings),
             rule.factor_sizes,
             _directions(rule, directions),
@@ -136,14 +163,7 @@ class Solver:
             kind.conservative,
             kind.elementwise,
         )
-        updates = []
-        for number in sorted(strategy(problem)):
-            new = unproject(tensors[number], rule.mappings[number], rule.factor_sizes, mesh, reference)
-            if new != old[number] and not (old[number] is None and new.has_no_axes):
-                updates.append((number, self.shardings.number(new)))
-        if not updates:
-            return NOTHING
-        return Solution(tuple(updates), _spreads(problem, before, [n for n, _ in updates]) if self._explain else ())
+        return problem, reference
 
     def _mesh(self, reference: str | Mesh) -> Mesh:
         return self._meshes[reference] if isinstance(reference, str) else reference
@@ -166,7 +186,8 @@ class Solver:
         return found
 
 
-def _directions(rule: OpShardingRule, directions: tuple[Direction, Direction]) -> tuple[Direction, ...]:
+@lru_cache(maxsize=4096)
+def _directions(rule: OpShardingRule, directions: Directions) -> tuple[Direction, ...]:
     special = rule.reduction | rule.need_replication | rule.permutation
     return tuple(
         Direction.NONE if f in rule.blocked else directions[f in special] for f in range(len(rule.factor_sizes))
@@ -183,7 +204,7 @@ def _spreads(
             if sharding.axes == before[target][factor]:
                 continue
             sources = (n for n, axes in enumerate(before) if _has(axes.get(factor, ()), sharding.axes))
-            spreads.append(FactorSpread(factor, sharding.axes, next(sources, None), target))
+            spreads.append(FactorSpread(factor, before[target][factor], sharding.axes, next(sources, None), target))
     return tuple(spreads)
 
 

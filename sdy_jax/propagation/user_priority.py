@@ -25,9 +25,10 @@ class _Waiting:
 def run_by_user_priority(engine: Engine, graph: Graph) -> None:
     """Runs the engine once for priority 0, then once per further priority, in increasing order."""
     waiting: dict[int, list[_Waiting]] = {}
-    for place in _places_in_order(graph, engine.places):
+    anywhere = any(_has_priorities(sharding) for sharding in engine.solver.shardings)
+    for place in _places_in_order(graph, engine.places) if anywhere else ():
         original = engine.sharding(place)
-        if original is None or all(d.priority is None for d in original.dimensions):
+        if original is None or not _has_priorities(original):
             continue
         for priority in sorted({d.priority for d in original.dimensions if d.priority}):
             waiting.setdefault(priority, []).append(_Waiting(place, original))
@@ -40,6 +41,10 @@ def run_by_user_priority(engine: Engine, graph: Graph) -> None:
             if present is not None and not _is_dead(engine, entry.place):
                 engine.assign(entry.place, take_turn(present, entry.original, priority))
         engine.run()
+
+
+def _has_priorities(sharding: TensorSharding) -> bool:
+    return any(d.priority is not None for d in sharding.dimensions)
 
 
 def _mesh(graph: Graph, sharding: TensorSharding) -> Mesh:

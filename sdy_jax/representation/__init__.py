@@ -12,10 +12,24 @@ from sdy_jax.representation.named import (
     mesh_from_jax,
     to_partition_spec,
 )
+from sdy_jax.representation.propagation_edges import PropagationEdges
 from sdy_jax.representation.rule import FactorType, OpShardingRule, TensorMapping, factor_symbol
 from sdy_jax.representation.sharding import CLOSED, OPEN, REDUCTION_KINDS, DimensionSharding, TensorSharding
-from sdy_jax.representation.text import parse_axis, parse_mesh, parse_rule, parse_sharding
-from sdy_jax.representation.verify import verify_axis_list, verify_mesh, verify_rule, verify_sharding
+from sdy_jax.representation.text import (
+    parse_axis,
+    parse_mesh,
+    parse_propagation_edges,
+    parse_rule,
+    parse_sharding,
+    parse_shardings,
+)
+from sdy_jax.representation.verify import (
+    verify_axis_list,
+    verify_mesh,
+    verify_propagation_edges,
+    verify_rule,
+    verify_sharding,
+)
 
 __all__ = [
     "CLOSED",
@@ -27,6 +41,7 @@ __all__ = [
     "Mesh",
     "MeshAxis",
     "OpShardingRule",
+    "PropagationEdges",
     "SubAxisInfo",
     "TensorMapping",
     "TensorSharding",
@@ -38,11 +53,14 @@ __all__ = [
     "mesh_from_jax",
     "parse_axis",
     "parse_mesh",
+    "parse_propagation_edges",
     "parse_rule",
     "parse_sharding",
+    "parse_shardings",
     "to_partition_spec",
     "verify_axis_list",
     "verify_mesh",
+    "verify_propagation_edges",
     "verify_rule",
     "verify_sharding",
 ]

@@ -13,9 +13,11 @@ from typing import Any
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
 
-from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
+from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis, quoted
+from sdy_jax.representation.propagation_edges import PropagationEdges
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+from sdy_jax.representation.sharding import DimensionSharding, TensorSharding, per_value
+from sdy_jax.representation.text import parse_propagation_edges
 
 
 def mesh_from_attribute(attribute: ir.Attribute) -> Mesh:
@@ -91,27 +93,51 @@ def rule_from_attribute(attribute: ir.Attribute) -> OpShardingRule:
     )
 
 
+def propagation_edges_from_attribute(attribute: ir.Attribute) -> PropagationEdges:
+    # The bindings do not know this attribute.
+    return parse_propagation_edges(str(attribute))
+
+
+def manual_axes_from_attribute(attribute: ir.Attribute) -> tuple[str, ...]:
+    """The names in a `#sdy<manual_axes{...}>` attribute."""
+    return tuple(str(name) for name in sdy.ManualAxesAttr(attribute))
+
+
 @lru_cache(maxsize=4096)
 def _parse(text: str, context: ir.Context) -> ir.Attribute:
     return ir.Attribute.parse(text, context)
 
 
+# The reductions that the text of this jaxlib's dialect can say.
+_SAYABLE = {"sum", *(kind.name.lower() for kind in getattr(sdy, "ReductionOp", ()))}
+
+
 def _portable(sharding: TensorSharding) -> TensorSharding:
-    """Without the reduction kind, which dialect version 0.10 cannot write; collectives name theirs themselves."""
-    return sharding if sharding.reduction == "sum" else replace(sharding, reduction="sum")
+    """Without a reduction that the dialect cannot write; collectives name theirs themselves."""
+    return sharding if sharding.reduction in _SAYABLE else replace(sharding, reduction="sum")
 
 
 def mesh_to_attribute(mesh: Mesh, context: ir.Context) -> ir.Attribute:
     return _parse(f"#sdy.mesh{mesh}", context)
 
 
+@lru_cache(maxsize=4096)
 def sharding_to_attribute(sharding: TensorSharding, context: ir.Context) -> ir.Attribute:
     return _parse(f"#sdy.sharding<{_portable(sharding)}>", context)
 
 
+@lru_cache(maxsize=4096)
 def shardings_to_attribute(shardings: tuple[TensorSharding, ...], context: ir.Context) -> ir.Attribute:
-    return _parse(f"#sdy.sharding_per_value<[{', '.join(f'<{_portable(s)}>' for s in shardings)}]>", context)
+    return _parse(f"#sdy.sharding_per_value<{per_value(map(_portable, shardings))}>", context)
 
 
 def rule_to_attribute(rule: OpShardingRule, context: ir.Context) -> ir.Attribute:
     return _parse(f"#sdy.op_sharding_rule<{rule}>", context)
+
+
+def propagation_edges_to_attribute(edges: PropagationEdges, context: ir.Context) -> ir.Attribute:
+    return _parse(f"#sdy.propagation_edges<{edges}>", context)
+
+
+def manual_axes_to_attribute(names: tuple[str, ...], context: ir.Context) -> ir.Attribute:
+    return _parse(f"#sdy<manual_axes{{{', '.join(map(quoted, names))}}}>", context)

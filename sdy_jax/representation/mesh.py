@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from sdy_jax.representation.hash_once import hash_once
+
 
 @dataclass(frozen=True, slots=True)
 class MeshAxis:
@@ -26,6 +28,7 @@ class MeshAxis:
         return f"{quoted(self.name)}={self.size}"
 
 
+@hash_once
 @dataclass(frozen=True)
 class Mesh:
     """An ordered list of axes, and the device at each position (row-major) where that is not the identity.

@@ -10,6 +10,8 @@ import enum
 from dataclasses import dataclass
 from functools import cached_property
 
+from sdy_jax.representation.hash_once import hash_once
+
 TensorMapping = tuple[tuple[int, ...], ...]
 """Per dimension of one tensor, the factors it is made of, major to minor."""
 
@@ -23,6 +25,7 @@ class FactorType(enum.Enum):
     PERMUTATION = "permutation"
 
 
+@hash_once
 @dataclass(frozen=True)
 class OpShardingRule:
     """Factor sizes, one mapping per operand and result, and the sets of factors that are not pass-through.
@@ -39,7 +42,7 @@ class OpShardingRule:
     blocked: frozenset[int] = frozenset()
     is_custom: bool = False
 
-    @property
+    @cached_property
     def mappings(self) -> tuple[TensorMapping, ...]:
         """Operands, then results."""
         return self.operand_mappings + self.result_mappings

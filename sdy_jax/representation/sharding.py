@@ -5,9 +5,11 @@ Source: the SDY dialect reference, attributes `dimension_sharding` and `sharding
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from sdy_jax.representation.hash_once import hash_once
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size, symbol
 
 REDUCTION_KINDS = ("sum", "max", "min", "and", "or", "xor", "product")
@@ -34,7 +36,8 @@ OPEN = DimensionSharding((), is_closed=False)
 CLOSED = DimensionSharding((), is_closed=True)
 
 
-@dataclass(frozen=True, slots=True)
+@hash_once
+@dataclass(frozen=True)
 class TensorSharding:
     """How one tensor lies on a mesh.
 
@@ -73,7 +76,7 @@ class TensorSharding:
     def rank(self) -> int:
         return len(self.dimensions)
 
-    @property
+    @cached_property
     def axes(self) -> tuple[tuple[AxisRef, ...], ...]:
         """The axes of each dimension."""
         return tuple(d.axes for d in self.dimensions)
@@ -125,3 +128,8 @@ class TensorSharding:
             kind = "" if self.reduction == "sum" else self.reduction
             text += f", unreduced={kind}{{{', '.join(map(str, self.unreduced_axes))}}}"
         return text
+
+
+def per_value(shardings: Iterable[TensorSharding]) -> str:
+    """The text inside `#sdy.sharding_per_value<...>`: `[<@mesh, [{"x"}]>, <@mesh, [{?}]>]`."""
+    return f"[{', '.join(f'<{sharding}>' for sharding in shardings)}]"

@@ -1,4 +1,4 @@
-"""Parsers for the textual forms of meshes, axis references, tensor shardings and op sharding rules.
+"""Parsers for the textual forms of meshes, axes, tensor shardings, op sharding rules and records of propagation.
 
     mesh      "<[" ('"name"=size' ...) "]" (", device_ids=[" ints "]")? ">"
     axis      '"name"'  |  '"name":(pre)size'
@@ -6,6 +6,8 @@
     sharding  ("@name" | "mesh<...>") ", [" dimensions "]" tail*
     tail      ", replicated={" axes "}"  |  ", unreduced=" kind? "{" axes "}"
     rule      "([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} reduction={k}"
+    per value "[" "<sharding>" , ... "]"
+    edges     "[{step-0 = [{" axis " = operand-0 -> [operand-1, result-0]}]}]"
 
 Each form may be wrapped in `<...>` or in its attribute, `#sdy.sharding<...>`. `str` prints what these functions parse:
 `parse(str(x)) == x`. They check the form only; `verify` checks the meaning.
@@ -19,6 +21,7 @@ from typing import NoReturn, TypeVar
 
 from sdy_jax.errors import ParseError
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
+from sdy_jax.representation.propagation_edges import AxisSpread, EdgeValue, PropagationEdges, PropagationStep
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 from sdy_jax.representation.sharding import REDUCTION_KINDS, DimensionSharding, TensorSharding
 
@@ -31,6 +34,7 @@ _SYMBOL = re.compile(r'@(?:([A-Za-z_][\w$.]*)|(?="))', re.ASCII)
 _INTEGER = re.compile(r"-?\d+")
 _PRIORITY = re.compile(r"p(0|[1-9]\d*)(?!\w)")
 _WORD = re.compile(r"[A-Za-z_]+")
+_SIDE = re.compile(r"operand|result")
 _FACTOR_SETS = ("reduction", "need_replication", "permutation", "blocked_propagation")
 _FACTOR = re.compile(r"z_([1-9]\d*)|([i-z])")
 
@@ -61,6 +65,16 @@ def parse_sharding(text: str, mesh: str | Mesh | None = None) -> TensorSharding:
       mesh: the mesh of a text that names none and begins with the dimensions.
     """
     return _unwrapped(text, "#sdy.sharding", lambda scanner: _sharding(scanner, mesh))
+
+
+def parse_shardings(text: str) -> tuple[TensorSharding, ...]:
+    """A list of tensor shardings, one per value: `[<@mesh, [{"data"}]>, <@mesh, [{?}]>]`."""
+    return _unwrapped(text, "#sdy.sharding_per_value", _shardings)
+
+
+def parse_propagation_edges(text: str) -> PropagationEdges:
+    """A record of propagation, such as `[{step-0 = [{"x" = operand-0 -> [operand-1, result-0]}]}]`."""
+    return _unwrapped(text, "#sdy.propagation_edges", _propagation_edges)
 
 
 def parse_rule(text: str) -> OpShardingRule:
@@ -276,6 +290,18 @@ def _nonempty_axes(scanner: _Scanner) -> tuple[AxisRef, ...]:
     return scanner.items(_axis, "}")
 
 
+def _shardings(scanner: _Scanner) -> tuple[TensorSharding, ...]:
+    scanner.expect("[")
+    return scanner.items(_bracketed_sharding, "]")
+
+
+def _bracketed_sharding(scanner: _Scanner) -> TensorSharding:
+    scanner.expect("<")
+    sharding = _sharding(scanner, None)
+    scanner.expect(">")
+    return sharding
+
+
 # Op sharding rules.
 
 
@@ -342,3 +368,44 @@ def _factor_set(scanner: _Scanner, name: str) -> frozenset[int]:
         scanner.position = start
         scanner.fail("expected each factor once, in ascending order")
     return frozenset(factors)
+
+
+# Records of propagation. No list in them is empty.
+
+
+def _propagation_edges(scanner: _Scanner) -> PropagationEdges:
+    return PropagationEdges(_list_of(scanner, _propagation_step))
+
+
+def _list_of(scanner: _Scanner, item: Callable[[_Scanner], T]) -> tuple[T, ...]:
+    scanner.expect("[")
+    if scanner.peek("]"):
+        scanner.fail("expected an entry")
+    return scanner.items(item, "]")
+
+
+def _propagation_step(scanner: _Scanner) -> PropagationStep:
+    for token in ("{", "step", "-"):
+        scanner.expect(token)
+    index = _integer(scanner)
+    scanner.expect("=")
+    spreads = _list_of(scanner, _axis_spread)
+    scanner.expect("}")
+    return PropagationStep(index, spreads)
+
+
+def _axis_spread(scanner: _Scanner) -> AxisSpread:
+    scanner.expect("{")
+    axis = _axis(scanner)
+    scanner.expect("=")
+    source = _edge_value(scanner)
+    scanner.expect("->")
+    targets = _list_of(scanner, _edge_value)
+    scanner.expect("}")
+    return AxisSpread(axis, source, targets)
+
+
+def _edge_value(scanner: _Scanner) -> EdgeValue:
+    side = scanner.require(_SIDE, "`operand` or `result`")[0]
+    scanner.expect("-")
+    return EdgeValue("operand" if side == "operand" else "result", _integer(scanner))

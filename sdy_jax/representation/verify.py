@@ -1,25 +1,21 @@
 """The verification rules of the SDY dialect for meshes, tensor shardings and op sharding rules.
 
-Each function raises `ShardingError` on the first rule that is broken and returns nothing otherwise. `where` names the
-thing for the message ("argument `x`", "result 0 of stablehlo.dot_general", ...).
+Each function raises `ShardingError` on the first rule that is broken, named as in `dialect_rules`, and returns nothing
+otherwise. `where` names the thing for the message ("argument `x`", "result 0 of stablehlo.dot_general", ...).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NoReturn
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.axes import can_merge, mesh_order, natural_order, overlaps
+from sdy_jax.representation.dialect_rules import fail
 from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.propagation_edges import PropagationEdges
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping, factor_symbol
 from sdy_jax.representation.sharding import REDUCTION_KINDS, DimensionSharding, TensorSharding
-
-
-def _fail(where: str, problem: str, remedy: str) -> NoReturn:
-    raise ShardingError(f"{where}: {problem}; {remedy}")
-
 
 # Meshes.
 
@@ -29,9 +25,9 @@ def verify_mesh(mesh: Mesh, where: str = "mesh") -> None:
     seen: set[str] = set()
     for axis in mesh.axes:
         if axis.size < 1:
-            _fail(where, f"axis {axis} has size {axis.size}", "an axis has at least one device")
+            fail("M1", where, f"axis {axis} has size {axis.size}")
         if axis.name in seen:
-            _fail(where, f'axis name "{axis.name}" occurs twice in {mesh}', "axis names are unique")
+            fail("M2", where, f'axis name "{axis.name}" occurs twice in {mesh}')
         seen.add(axis.name)
     _verify_device_ids(mesh, where)
 
@@ -40,15 +36,16 @@ def _verify_device_ids(mesh: Mesh, where: str) -> None:
     ids = mesh.device_ids
     negative = [i for i in ids if i < 0]
     if negative:
-        _fail(where, f"device id {negative[0]} is negative", "device ids count from 0")
+        fail("M3", where, f"device id {negative[0]} is negative", "device ids count from 0")
     if not mesh.axes and len(ids) > 1:
-        _fail(where, f"{len(ids)} device ids but no axes", "a mesh without axes has one device id, or none")
+        fail("M4", where, f"{len(ids)} device ids but no axes")
     if not mesh.axes or not ids:
         return
     if len(ids) != mesh.size:
-        _fail(where, f"{len(ids)} device ids for {mesh.size} devices in {mesh}", f"give {mesh.size} ids, or none")
+        fail("M5", where, f"{len(ids)} device ids for {mesh.size} devices in {mesh}", f"give {mesh.size} ids, or none")
     if sorted(ids) != list(range(mesh.size)):
-        _fail(where, f"device ids are not a permutation of 0..{mesh.size - 1}", "each position is named exactly once")
+        problem = f"the device ids of {mesh} are not a permutation of 0..{mesh.size - 1}"
+        fail("M6", where, problem, "each position is named exactly once")
 
 
 # Tensor shardings.
@@ -71,14 +68,14 @@ def verify_sharding(
     """
     mesh = _mesh_of(sharding, meshes, where)
     if mesh.is_maximal:
-        _verify_without_axes(sharding, "a sharding on a single device", where)
+        _verify_without_axes("S3", sharding, "a sharding on a single device", where)
         return
     if shape is None:
-        _verify_without_axes(sharding, "the sharding of a value that is no tensor", where)
+        _verify_without_axes("S4", sharding, "the sharding of a value that is no tensor", where)
         return
     rank = shape if isinstance(shape, int) else len(shape)
     if sharding.rank != rank:
-        _fail(where, f"{sharding.rank} dimension shardings for a tensor of rank {rank}", "give one per dimension")
+        fail("S1", where, f"{sharding.rank} dimension shardings for a tensor of rank {rank}")
     for number, dimension in enumerate(sharding.dimensions):
         _verify_priority(dimension, f"{where}, dimension {number}")
     _verify_reduction(sharding, where)
@@ -91,42 +88,40 @@ def _mesh_of(sharding: TensorSharding, meshes: Mapping[str, Mesh], where: str) -
         return sharding.mesh
     if sharding.mesh not in meshes:
         known = ", ".join(f"@{name}" for name in meshes) or "none"
-        _fail(where, f"unknown mesh @{sharding.mesh}", f"the meshes are: {known}")
+        fail("S2", where, f"unknown mesh @{sharding.mesh}", f"the meshes are: {known}")
     return meshes[sharding.mesh]
 
 
-def _verify_without_axes(sharding: TensorSharding, what: str, where: str) -> None:
+def _verify_without_axes(rule: str, sharding: TensorSharding, what: str, where: str) -> None:
     if sharding.dimensions or sharding.replicated_axes or sharding.unreduced_axes:
-        _fail(where, f"{what} has dimensions or axes: <{sharding}>", "write it with `[]` and nothing else")
+        fail(rule, where, f"{what} has dimensions or axes: <{sharding}>", "write it with `[]` and nothing else")
 
 
 def _verify_priority(dimension: DimensionSharding, where: str) -> None:
     if dimension.priority is None:
         return
     if dimension.priority < 0:
-        _fail(where, f"priority {dimension.priority} is negative", "0 is the most important, larger numbers less so")
+        fail("S6", where, f"priority {dimension.priority} is negative", "0 is the most important, larger less so")
     if dimension.is_closed and not dimension.axes:
-        _fail(
-            where, f"a priority on the empty closed dimension {dimension}", "drop the priority, or open the dimension"
-        )
+        problem = f"a priority on the empty closed dimension {dimension}"
+        fail("S6", where, problem, "drop the priority, or open the dimension")
 
 
 def _verify_reduction(sharding: TensorSharding, where: str) -> None:
     if sharding.reduction not in REDUCTION_KINDS:
-        _fail(where, f'unknown reduction "{sharding.reduction}"', f"it is one of {', '.join(REDUCTION_KINDS)}")
+        kinds = ", ".join(REDUCTION_KINDS)
+        raise ShardingError(f'{where}: unknown reduction "{sharding.reduction}"; it is one of {kinds}')
 
 
 def _verify_axes(sharding: TensorSharding, mesh: Mesh, where: str) -> None:
     lists = [(f"{where}, dimension {i}", axes) for i, axes in enumerate(sharding.axes)]
-    sets = [
-        (f"{where}, replicated axes", sharding.replicated_axes),
-        (f"{where}, unreduced axes", sharding.unreduced_axes),
-    ]
-    for place, axes in lists + sets:
+    lists.append((f"{where}, replicated axes", sharding.replicated_axes))
+    lists.append((f"{where}, unreduced axes", sharding.unreduced_axes))
+    for place, axes in lists:
         verify_axis_list(axes, mesh, place)
-    for place, axes in sets:
-        _verify_sorted(axes, mesh, place)
-    _verify_disjoint([axis for _, axes in lists + sets for axis in axes], where)
+    _verify_sorted("A11", sharding.replicated_axes, mesh, f"{where}, replicated axes")
+    _verify_sorted("A12", sharding.unreduced_axes, mesh, f"{where}, unreduced axes")
+    _verify_disjoint([axis for _, axes in lists for axis in axes], where)
 
 
 def verify_axis_list(axes: Sequence[AxisRef], mesh: Mesh, where: str = "axis list") -> None:
@@ -136,38 +131,38 @@ def verify_axis_list(axes: Sequence[AxisRef], mesh: Mesh, where: str = "axis lis
     for a, b in pairwise(axes):
         if can_merge(a, b):
             merged = AxisRef.canonical(a.name, a.pre_size, a.size(mesh) * b.size(mesh), mesh)
-            _fail(where, f"neighbouring sub-axes {a} and {b} can be merged", f"write {merged}")
+            fail("A4", where, f"neighbouring sub-axes {a} and {b} can be merged", f"write {merged}")
 
 
 def _verify_axis(axis: AxisRef, mesh: Mesh, where: str) -> None:
     if axis.name not in mesh.sizes:
         known = ", ".join(map(str, mesh.axes)) or "none"
-        _fail(where, f"unknown axis {axis}", f"the axes of the mesh are: {known}")
+        fail("A1", where, f"unknown axis {axis}", f"the axes of the mesh are: {known}")
     if axis.sub_axis is None:
         return
     pre, size, full = axis.pre_size, axis.sub_axis.size, mesh.sizes[axis.name]
     if pre < 1:
-        _fail(where, f"sub-axis {axis} has pre-size {pre}", "a pre-size is at least 1")
+        fail("A5", where, f"sub-axis {axis} has pre-size {pre}")
     if size <= 1:
-        _fail(where, f"sub-axis {axis} has size {size}", "a sub-axis has at least two devices")
+        fail("A6", where, f"sub-axis {axis} has size {size}")
     if full % axis.sub_axis.next_pre_size:
-        _fail(where, f"sub-axis {axis} does not fit its axis of size {full}", "pre-size times size must divide that")
+        fail("A7", where, f"sub-axis {axis} does not fit its axis of size {full}")
     if size == full:
-        _fail(where, f"sub-axis {axis} is the whole axis", f"write {AxisRef(axis.name)}")
+        fail("A8", where, f"sub-axis {axis} is the whole axis", f"write {AxisRef(axis.name)}")
 
 
-def _verify_sorted(axes: Sequence[AxisRef], mesh: Mesh, where: str) -> None:
+def _verify_sorted(rule: str, axes: Sequence[AxisRef], mesh: Mesh, where: str) -> None:
     ordered = sorted(axes, key=lambda axis: mesh_order(mesh, axis))
     if list(axes) != ordered:
-        _fail(where, f"{_listed(axes)} is not in mesh order", f"write {_listed(ordered)}")
+        fail(rule, where, f"{_listed(axes)} is not in mesh order", f"write {_listed(ordered)}")
 
 
 def _verify_disjoint(axes: Iterable[AxisRef], where: str) -> None:
     for a, b in pairwise(sorted(axes, key=natural_order)):
         if a == b:
-            _fail(where, f"axis {a} is used twice", "an axis splits, replicates or is unreduced once per tensor")
+            fail("A2", where, f"axis {a} is used twice", "an axis splits, replicates or is unreduced once per tensor")
         if overlaps(a, b):
-            _fail(where, f"axes {a} and {b} overlap", "the axes of one sharding are disjoint")
+            fail("A9" if a.sub_axis and b.sub_axis else "A3", where, f"axes {a} and {b} overlap")
 
 
 def _listed(axes: Iterable[AxisRef]) -> str:
@@ -194,7 +189,7 @@ def verify_rule(
     sides = (("operand", rule.operand_mappings, operand_shapes), ("result", rule.result_mappings, result_shapes))
     for side, mappings, shapes in sides:
         if not mappings or len(mappings) != len(shapes):
-            _fail(where, f"{len(mappings)} {side} mappings for {len(shapes)} {side}s", "give one each, at least one")
+            fail("R1", where, f"{len(mappings)} {side} mappings for {len(shapes)} {side}s")
         for i, (mapping, shape) in enumerate(zip(mappings, shapes, strict=True)):
             _verify_mapping(mapping, shape, rule.factor_sizes, f"{where}, {side} {i}")
     _verify_all_used(rule, where)
@@ -203,36 +198,37 @@ def verify_rule(
 
 def _verify_mapping(mapping: TensorMapping, shape: Sequence[int] | None, sizes: Sequence[int], where: str) -> None:
     if shape is None or any(n < 0 for n in shape):
-        _fail(where, f"the tensor's shape {shape} is not static", "an op with dynamic shapes has no sharding rule")
+        fail("R2", where, "its shape is not static", "an op with dynamic shapes has no sharding rule")
     if len(mapping) != len(shape):
-        _fail(where, f"{len(mapping)} dimension mappings for a tensor of rank {len(shape)}", "give one per dimension")
+        fail("R2", where, f"{len(mapping)} dimension mappings for a tensor of rank {len(shape)}")
     for number, factors in enumerate(mapping):
         _verify_dimension_mapping(factors, sizes, f"{where}, dimension {number}")
     used = [f for factors in mapping for f in factors]
     twice = [f for f in used if used.count(f) > 1]
     if twice:
-        _fail(where, f"factor {factor_symbol(twice[0])} occurs twice", "a factor occurs once per tensor")
+        fail("R5", where, f"factor {factor_symbol(twice[0])} occurs twice")
 
 
 def _verify_dimension_mapping(factors: Sequence[int], sizes: Sequence[int], where: str) -> None:
     if not factors:
-        _fail(where, "no factor", "a dimension has at least one factor")
+        fail("R3", where, "no factor")
     for factor in factors:
-        _verify_known(factor, sizes, where)
+        _verify_known("R4", factor, sizes, where)
         if len(factors) > 1 and sizes[factor] == 1:
-            _fail(where, f"factor {factor_symbol(factor)} of size 1 beside other factors", "leave it out")
+            fail("R6", where, f"factor {factor_symbol(factor)} of size 1 beside other factors", "leave it out")
 
 
-def _verify_known(factor: int, sizes: Sequence[int], where: str) -> None:
+def _verify_known(rule: str, factor: int, sizes: Sequence[int], where: str) -> None:
     if not 0 <= factor < len(sizes):
-        _fail(where, f"unknown factor {factor}", f"the rule gives sizes for {len(sizes)} factors, counted from 0")
+        remedy = f"the rule gives sizes for {len(sizes)} factors, counted from 0"
+        fail(rule, where, f"unknown factor {factor}", remedy)
 
 
 def _verify_all_used(rule: OpShardingRule, where: str) -> None:
     used = frozenset[int]().union(*rule.factors_of)
     unused = [f for f in range(len(rule.factor_sizes)) if f not in used]
     if unused:
-        _fail(where, f"factor {factor_symbol(unused[0])} occurs in no tensor", "every factor belongs to a dimension")
+        fail("R7", where, f"factor {factor_symbol(unused[0])} occurs in no tensor")
 
 
 def _verify_factor_types(rule: OpShardingRule, where: str) -> None:
@@ -243,16 +239,29 @@ def _verify_factor_types(rule: OpShardingRule, where: str) -> None:
     )
     for name, factors in (*types, ("blocked", rule.blocked)):
         for factor in sorted(factors):
-            _verify_known(factor, rule.factor_sizes, f"{where}, {name} factors")
+            _verify_known("R8", factor, rule.factor_sizes, f"{where}, {name} factors")
     type_of: dict[int, str] = {}
     for name, factors in types:
         for factor in sorted(factors):
             if factor in type_of:
                 both = f"both a {type_of[factor]} and a {name} factor"
-                _fail(where, f"factor {factor_symbol(factor)} is {both}", "a factor has one type")
+                fail("R9", where, f"factor {factor_symbol(factor)} is {both}")
             type_of[factor] = name
     for number, mapping in enumerate(rule.result_mappings):
         reduced = sorted(rule.reduction & {f for factors in mapping for f in factors})
         if reduced:
-            problem = f"reduction factor {factor_symbol(reduced[0])} occurs in result {number}"
-            _fail(where, problem, "a reduction factor belongs to operands only")
+            fail("R10", where, f"reduction factor {factor_symbol(reduced[0])} occurs in result {number}")
+
+
+# Records of propagation.
+
+
+def verify_propagation_edges(edges: PropagationEdges, where: str = "propagation edges") -> None:
+    """Each step is recorded once, and what spreads goes elsewhere, to each place once."""
+    steps = [step.index for step in edges.steps]
+    for number in steps:
+        if number < 0 or steps.count(number) > 1:
+            fail("D1", where, f"step {number} {'is negative' if number < 0 else 'occurs twice'}")
+    for spread in edges.spreads():
+        if spread.source in spread.targets or len(set(spread.targets)) < len(spread.targets):
+            fail("D1", where, f"{spread} names a tensor twice")

@@ -11,14 +11,20 @@ import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sdy_jax.graph import Op, Value
+from jax.extend.mlir import ir
+
+from sdy_jax.graph import Graph, Op, Value
+
+FUNC_EDGE = "sdy.func_data_flow_edge"
+"""The op that stands for an edge between a function and its calls."""
 
 
 class EdgeKind(enum.Enum):
-    """Where the owner of an edge is: a result of the op, or an argument of its body."""
+    """Where the owner of an edge is: a result of the op, an argument of its body, or where a call passes values."""
 
     RESULT = "result"
     BODY_ARGUMENT = "body_argument"
+    FUNCTION = "function"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,52 @@ def edges_of(op: Op, compat: str | None = None) -> list[DataFlowEdge]:
     if not is_data_flow(op, compat):
         return []
     return [edge for edge in _FAMILIES[op.name](op) if edge.owner.shape is not None]
+
+
+def calls_by_callee(graph: Graph) -> dict[str, list[Op]]:
+    """The calls of each function, level by level: those in no region of another op come first.
+
+    That is the order in which MLIR lists the uses of a symbol; which source of an edge comes first depends on it.
+    """
+    found: dict[str, list[Op]] = {}
+    if len(graph.functions) < 2:
+        return found
+    blocks = [block for function in graph.functions.values() for block in function.blocks]
+    for block in blocks:
+        for op in block.ops:
+            blocks += op.blocks
+            if op.name == "func.call":
+                found.setdefault(str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value), []).append(op)
+    return found
+
+
+def edges_of_calls(graph: Graph) -> Iterator[tuple[Op, DataFlowEdge]]:
+    """The edges between functions and their calls, each with the function or call that has its owner.
+
+    What the calls of a function pass as argument i flows into that argument; what the function returns flows into each
+    call's result.
+    """
+    for name, calls in calls_by_callee(graph).items():
+        if name not in graph.functions:
+            continue
+        function = graph.functions[name]
+        body = function.blocks[0]
+        for i, argument in enumerate(body.arguments):
+            slots = tuple((call, i) for call in calls)
+            yield function, DataFlowEdge(argument, slots, (argument,), EdgeKind.FUNCTION)
+        for call in calls:
+            for i, result in enumerate(call.results):
+                yield call, _edge(result, [(body.terminator, i)], EdgeKind.FUNCTION)
+
+
+def accumulator(edge: DataFlowEdge) -> Op | None:
+    """The op that adds to a sum which a loop carries, where nothing else in the loop looks at the sum."""
+    inner = [target for target in edge.targets if target is not edge.owner]
+    uses = [use for target in inner for use in target.uses]
+    if len(uses) != 1 or uses[0][0].name != "stablehlo.add":
+        return None
+    added = uses[0][0].results[0]
+    return uses[0][0] if len(added.uses) == 1 and added.uses[0] in edge.slots else None
 
 
 def _loop(op: Op) -> Iterator[DataFlowEdge]:

@@ -20,8 +20,8 @@ STABLEHLO_ELEMENTWISE = names(
 CHLO_UNARY = names(
     "chlo",
     """
-    acos acosh asin asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv erfc is_inf is_neg_inf is_pos_inf lgamma
-    sinh square tan
+    _asin_acos_kernel acos acosh asin asinh atan atanh bessel_i1e conj constant_like cosh digamma erf erf_inv erfc
+    is_inf is_neg_inf is_pos_inf lgamma sinh square tan
     """,
 )
 

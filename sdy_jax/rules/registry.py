@@ -97,26 +97,35 @@ class RuleBook:
             slices, pads, concatenated and spatial dimensions).
         compat: `"shardy"` has rules for exactly the ops that Shardy has rules for; None also for those that plainly
             have one (`chlo.erf`, `stablehlo.map`, ...).
+        overrides: whether an `sdy.sharding_rule` on an op replaces its registered rule, as it does for propagation.
+            Without, it only speaks for ops that have no other: what an op computes does not depend on it.
     """
 
-    def __init__(self, conservative: bool = False, compat: str | None = None):
-        self._conservative = conservative
+    def __init__(self, conservative: bool = False, compat: str | None = None, overrides: bool = True):
+        self._conservative, self._overrides = conservative, overrides
         self._off = _EXTRA if compat == "shardy" else set()
         self._known: dict[Hashable, OpShardingRule | None] = {}
 
     def rule_of(self, op: Op) -> OpShardingRule | None:
         """The op's own `sdy.sharding_rule` if it has one, else the registered rule, else None."""
-        own = op.attributes.get("sdy.sharding_rule")
-        if own is not None:
-            return self._remember(own, rule_from_attribute)
-        if op.name not in RULES or op.name in self._off or not _has_static_tensors(op):
+        own = op.attribute("sdy.sharding_rule")
+        if own is None:
+            return self._registered(op)
+        registered = None if self._overrides else self._registered(op)
+        return registered or self._remember(own, rule_from_attribute)
+
+    def _registered(self, op: Op) -> OpShardingRule | None:
+        if op.name not in RULES or op.name in self._off:
             return None
         if op.name in _READS_NEIGHBOURS:
-            return RULES[op.name](op, self._conservative)
+            return self._computed(op)
         signature = op.signature
         if signature not in self._known:
-            self._known[signature] = RULES[op.name](op, self._conservative)
+            self._known[signature] = self._computed(op)
         return self._known[signature]
+
+    def _computed(self, op: Op) -> OpShardingRule | None:
+        return RULES[op.name](op, self._conservative) if _has_static_tensors(op) else None
 
     def _remember(self, own: ir.Attribute, read: Callable[[ir.Attribute], OpShardingRule]) -> OpShardingRule | None:
         if own not in self._known:

@@ -1,0 +1,192 @@
+"""Scatter on shards.
+
+A dimension of the inputs in which slices are put can stay sharded: a device updates what lies in its own block and
+needs no communication, because updates outside of the block are dropped by the op's semantics. A slice that reaches
+over the border of the block is put into a padded block, of which the padding is cut off again.
+
+Updates that are sharded leave partial results of the combiner's kind. A combiner without one, such as overwriting,
+needs all updates on every device; moving them is never more than combining whole results.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sdy_jax.graph import Op
+from sdy_jax.lowering.generic import re_emit
+from sdy_jax.lowering.strategies.indexing import component, padded, with_components
+from sdy_jax.lowering.strategies.monoids import identity, reduction_kind, returns_new
+from sdy_jax.lowering.strategies.registry import (
+    LocalOp,
+    Strategy,
+    emitter,
+    pass_through_factors,
+    strategies,
+)
+from sdy_jax.lowering.strategies.shards import factors_of_dims, has_padding, is_leader, offset
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.rules.attributes import ScatterDimensionNumbers, scatter_dimension_numbers
+
+
+@strategies("stablehlo.scatter")
+def _scatter_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    numbers, kind = scatter_dimension_numbers(op), reduction_kind(op.blocks[0])
+    inputs, indices = rule.operand_mappings[0], rule.operand_mappings[len(op.results)]
+    moved = factors_of_dims(inputs, _target_dims(op, numbers))
+    split = factors_of_dims(indices, _vector_dims(op, numbers))
+    if not numbers.scatter_dims_to_operand_dims:  # there is no index by which updates could be dropped
+        return [Strategy("along_factors", pass_through_factors(rule) - moved - split, work=frozenset())]
+    own = (pass_through_factors(rule) | moved) - split
+    if kind is None:
+        return [Strategy("own_updates", own, work=frozenset())]
+    return [Strategy("own_updates", own | split, split, kind, work=frozenset())]
+
+
+def _target_dims(op: Op, numbers: ScatterDimensionNumbers) -> list[int]:
+    """The dimensions of the inputs of which an update covers only a part, at a place told by its index (or the first).
+
+    A part of several elements at the first place is left out: it has no index that could be moved.
+    """
+    whole, updates = op.operands[0].shape or (), op.operands[len(op.results) + 1].shape or ()
+    skipped = numbers.inserted_window_dims + numbers.input_batching_dims
+    windows = zip([d for d in range(len(whole)) if d not in skipped], numbers.update_window_dims, strict=True)
+    indexed = numbers.scatter_dims_to_operand_dims
+    return [*numbers.inserted_window_dims, *(d for d, u in windows if updates[u] < whole[d] and d in indexed)]
+
+
+def _vector_dims(op: Op, numbers: ScatterDimensionNumbers) -> list[int]:
+    """The dimensions of the indices along which updates of the same inputs lie."""
+    skipped = (numbers.index_vector_dim, *numbers.scatter_indices_batching_dims)
+    return [d for d in range(op.operands[len(op.results)].rank) if d not in skipped]
+
+
+@emitter("stablehlo.scatter")
+def _scatter(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
+    count = len(operands) // 2
+    inputs, indices, updates = list(operands[:count]), operands[count], operands[count + 1 :]
+    numbers = scatter_dimension_numbers(local.op)
+    moved = [d for d in _target_dims(local.op, numbers) if local.operand_axes(0, d)]
+    split = [d for d in _vector_dims(local.op, numbers) if local.operand_axes(count, d)]
+    if not moved and not split:
+        return _scattered(local, numbers, operands, local.op.flag("indices_are_sorted"))
+    widths = _widths(local, numbers, moved)
+    starts = _own_targets(local, numbers, widths, split, indices)
+    if split:
+        inputs = _leader_keeps(local, inputs, [axis for d in split for axis in local.operand_axes(count, d)])
+    margins = {d: width for d, width in widths.items() if width > 1}
+    blocks = [padded(x, margins) for x in inputs]
+    if starts.size == len(numbers.scatter_dims_to_operand_dims):
+        # XLA makes dynamic slices of a scatter of one update; jax 0.10's then joins them with the one that cut the
+        # block out, and forgets to clamp.
+        blocks = list(lax.optimization_barrier(blocks))
+    found = _scattered(local, numbers, (*blocks, starts, *updates), in_order=False)
+    return [_without(x, margins) for x in found]
+
+
+def _widths(local: LocalOp, numbers: ScatterDimensionNumbers, moved: Sequence[int]) -> dict[int, int]:
+    """How many elements of each of these dimensions of the inputs an update covers."""
+    skipped = numbers.inserted_window_dims + numbers.input_batching_dims
+    windows = [d for d in range(local.op.operands[0].rank) if d not in skipped]
+    updates = local.op.operands[len(local.op.results) + 1].shape or ()
+    covered = dict(zip(windows, (updates[u] for u in numbers.update_window_dims), strict=True))
+    return {d: covered.get(d, 1) for d in moved}
+
+
+def _without(x: jax.Array, margins: Mapping[int, int]) -> jax.Array:
+    """Undoes `padded`."""
+    for d, width in margins.items():
+        x = lax.slice_in_dim(x, width, x.shape[d] - width, axis=d)
+    return x
+
+
+_LAX: dict[str | None, Callable[..., jax.Array]] = {
+    "sum": lax.scatter_add,
+    "product": lax.scatter_mul,
+    "max": lax.scatter_max,
+    "min": lax.scatter_min,
+}
+"""The lax function of a combiner's kind."""
+
+
+def _scattered(
+    local: LocalOp, numbers: ScatterDimensionNumbers, operands: Sequence[jax.Array], in_order: bool
+) -> list[jax.Array]:
+    """The op on one device; lax knows it for one input, a few combiners, and index vectors along the last dimension."""
+    body = local.op.blocks[0]
+    function: Callable[..., jax.Array] | None = lax.scatter if returns_new(body) else _LAX.get(reduction_kind(body))
+    if function is None or len(operands) != 3 or numbers.index_vector_dim != operands[1].ndim - 1:
+        return re_emit(local, *operands, attributes={"indices_are_sorted": str(in_order).lower()})
+    dims = lax.ScatterDimensionNumbers(
+        update_window_dims=numbers.update_window_dims,
+        inserted_window_dims=numbers.inserted_window_dims,
+        scatter_dims_to_operand_dims=numbers.scatter_dims_to_operand_dims,
+        operand_batching_dims=numbers.input_batching_dims,
+        scatter_indices_batching_dims=numbers.scatter_indices_batching_dims,
+    )
+    unique = local.op.flag("unique_indices")
+    # The op drops what is out of bounds: the mode only says so, and lowers to nothing but the op.
+    return [function(*operands, dims, indices_are_sorted=in_order, unique_indices=unique, mode="drop")]
+
+
+def _own_targets(
+    local: LocalOp,
+    numbers: ScatterDimensionNumbers,
+    widths: Mapping[int, int],
+    split: Sequence[int],
+    indices: jax.Array,
+) -> jax.Array:
+    """Indices relative to this device's (padded) block; what lies outside is dropped by the scatter.
+
+    They are signed, so that an index before the block is out of range. Whole updates that are out of range globally,
+    and those of padded index vectors, are sent there too.
+    """
+    dims, vector_dim = numbers.scatter_dims_to_operand_dims, numbers.index_vector_dim
+    starts = [_signed(component(indices, vector_dim, k)) for k in range(len(dims))]
+    whole, block = local.op.operands[0].shape or (), local.operand_shape(0)
+    valid = _are_real(local, numbers, split, starts[0].shape)
+    for d, width in widths.items():
+        begin = offset(local, local.operand_axes(0, d), block[d])
+        if d not in dims:  # always element 0
+            valid.append(jnp.broadcast_to(begin == 0, starts[0].shape))
+            continue
+        k = dims.index(d)
+        if width > 1:
+            valid.append((starts[k] >= 0) & (starts[k] <= whole[d] - width))
+            begin -= width
+        starts[k] = starts[k] - begin
+    if valid:
+        starts[0] = jnp.where(functools.reduce(jnp.logical_and, valid), starts[0], -1)
+    return with_components(indices, starts, vector_dim)
+
+
+def _are_real(
+    local: LocalOp, numbers: ScatterDimensionNumbers, split: Sequence[int], shape: Sequence[int]
+) -> list[jax.Array]:
+    """Per dimension of the indices that has padding, which vectors are none."""
+    number, found = len(local.op.results), []
+    for d in split:
+        size, axes = (local.op.operands[number].shape or ())[d], local.operand_axes(number, d)
+        if has_padding(local, size, axes):
+            position = lax.broadcasted_iota(jnp.int32, shape, d - (d > numbers.index_vector_dim))
+            found.append(position + offset(local, axes, local.operand_shape(number)[d]) < size)
+    return found
+
+
+def _signed(index: jax.Array) -> jax.Array:
+    """As int32 at least. Unsigned indices too large for that turn negative, which is as far out of range."""
+    return index.astype(jnp.int64 if index.dtype.itemsize == 8 else jnp.int32)
+
+
+def _leader_keeps(local: LocalOp, inputs: Sequence[jax.Array], axes: Sequence[AxisRef]) -> list[jax.Array]:
+    """The inputs on the first device along `axes`, the combiner's identity on the others."""
+    kind, leader = reduction_kind(local.op.blocks[0]), is_leader(local, axes)
+    return [
+        jnp.where(leader, x, jnp.asarray(identity(kind or "sum", v.dtype)))
+        for x, v in zip(inputs, local.op.operands, strict=False)
+    ]

@@ -1,0 +1,212 @@
+"""Annotations that state the sharding of an array: sharding_constraint, reshard, data_flow_edge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from sdy_jax.annotate.identity import Parameters, identity_primitive
+from sdy_jax.annotate.site import (
+    Site,
+    create,
+    current_mesh,
+    emission,
+    lowered_manual_axes,
+    traced_manual_axes,
+)
+from sdy_jax.annotate.specs import Stated, check_free, resolved, stated, with_dimension
+from sdy_jax.arguments import Leaf, match_prefix, padded
+from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+
+def sharding_constraint(x: Any, sharding: Any) -> Any:
+    """States how an intermediate array is to be sharded: `sdy.sharding_constraint`.
+
+    The result is `x`; its uses see the sharding, other uses of `x` need not. If `x` has no other uses, or the result is
+    not used at all, the sharding is that of `x` itself. Outside of a partitioned function nothing happens.
+
+    Args:
+        x: an array or a tree of arrays.
+        sharding: a prefix tree of shardings of `x`. A `PartitionSpec` means what it means to
+            `jax.lax.with_sharding_constraint`: dimensions are closed, `None` is a dimension that is not split, and
+            `P.UNCONSTRAINED` leaves one to propagation. The text of an SDY sharding, or a `TensorSharding`, can also
+            say open dimensions, priorities, parts of axes, replicated and unreduced axes. These refer to the
+            partition's mesh; a `NamedSharding`, or a `TensorSharding` with a `Mesh`, may be on another one. None states
+            nothing.
+
+    Returns:
+        `x`. Tangents and cotangents are constrained alike; `vmap` leaves the new dimension open, or splits it along its
+        `spmd_axis_name`.
+
+    Raises:
+        ShardingError: a sharding that does not fit the tree, the rank or the mesh; the message names the leaf.
+        ParseError: text that is no sharding.
+
+    Example:
+        >>> @partition(mesh=jax.make_mesh((2, 4), ("data", "model")))
+        ... def layer(x, w):
+        ...     return sharding_constraint(x @ w, '[{"data"}, {"model", ?}]')
+
+    Source: the compiler API reference, "Sharding Constraint".
+    """
+    return _stated_on_leaves("sharding_constraint", sharding_constraint_p, x, sharding, border=None)
+
+
+def reshard(x: Any, sharding: Any) -> Any:
+    """Moves an array to another sharding at this very place: `sdy.reshard`.
+
+    Unlike a constraint it is not a wish that propagation takes into account: nothing propagates through it. The operand
+    keeps the sharding that it has for other reasons, and the uses of the result start from the new one. Outside of a
+    partitioned function nothing happens.
+
+    Args:
+        x: an array or a tree of arrays.
+        sharding: a prefix tree of shardings, as in `sharding_constraint`.
+
+    Returns:
+        `x`. Tangents and cotangents are moved to the same sharding.
+
+    Raises:
+        ShardingError: a sharding that does not fit the tree, the rank or the mesh; the message names the leaf.
+        ParseError: text that is no sharding.
+
+    Example:
+        >>> rows = reshard(x, P("data", None))
+        >>> columns = reshard(rows, P(None, "data"))  # an all-to-all
+
+    Source: the SDY dialect reference, `sdy.reshard`.
+    """
+    return _stated_on_leaves("reshard", reshard_p, x, sharding)
+
+
+def data_flow_edge(x: Any, sharding: Any = None) -> Any:
+    """States the sharding of everything that control flow passes on as one value: `sdy.data_flow_edge`.
+
+    The initial value of a loop, its carry in every iteration and its result are one edge, and so are a result of
+    `lax.cond` and what its branches return. `x` must be such a result: of a loop, `cond`, `switch`,
+    `optimization_barrier`, `named_computation` or `manual_computation`. Import makes an `sdy.data_flow_edge` for each
+    of them; this gives it the sharding, which is the only thing about an edge that one can choose. A loop in a jitted
+    function is one loop, however often the function is called. Outside of a partitioned function nothing happens.
+
+    Args:
+        x: an array or a tree of arrays, results of control flow.
+        sharding: a prefix tree of shardings, as in `sharding_constraint`. None states nothing: the edge is there in any
+            case.
+
+    Returns:
+        `x`. Tangents and cotangents pass unannotated.
+
+    Raises:
+        ShardingError: a sharding that does not fit, or an `x` that no control flow returns.
+        ParseError: text that is no sharding.
+
+    Example:
+        >>> state = data_flow_edge(lax.fori_loop(0, 10, step, state), P("data"))
+
+    Source: the SDY dialect reference, `sdy.data_flow_edge`.
+    """
+    return _stated_on_leaves("data_flow_edge", data_flow_edge_p, x, sharding)
+
+
+def stated_here(spec: Any, rank: int, place: str) -> Stated:
+    """A specification as a parameter, checked against what is known where it is traced."""
+    return stated(spec, rank, place, current_mesh(), traced_manual_axes())
+
+
+def constrained(leaf: Leaf, where: str) -> Any:
+    """The value of a leaf under the constraint that its specification states, if it states one."""
+    return _annotated(sharding_constraint_p, leaf, where, {"border": None})
+
+
+def _stated_on_leaves(where: str, primitive: Primitive, x: Any, sharding: Any, **parameters: Any) -> Any:
+    leaves = match_prefix(sharding, x, "x", where)
+    values = [_annotated(primitive, leaf, where, parameters) for leaf in leaves]
+    return jax.tree.unflatten(jax.tree.structure(x), values)
+
+
+def _annotated(primitive: Primitive, leaf: Leaf, where: str, parameters: Parameters) -> Any:
+    if leaf.spec is None:
+        return leaf.value
+    spec = stated_here(leaf.spec, jnp.ndim(leaf.value), f"{where} for `{leaf.path}`")
+    return primitive.bind(leaf.value, sharding=spec, path=leaf.path, **parameters)
+
+
+# The primitives. Parameters: `sharding`, as in `specs`, and the `path` of the leaf for messages.
+
+
+def _batched(parameters: Parameters, position: int, axes: Sequence[str] | None) -> Parameters:
+    return {**parameters, "sharding": with_dimension(parameters["sharding"], position, axes)}
+
+
+_OTHER_SIDE = {None: None, "in": "out", "out": "in"}
+
+
+def _crossed(parameters: Parameters) -> Parameters:
+    """What goes into a manual computation comes, as a cotangent, out of the transposed one."""
+    return {**parameters, "border": _OTHER_SIDE[parameters["border"]]}
+
+
+sharding_constraint_p = identity_primitive("sharding_constraint", batched=_batched, transposed=_crossed)
+"""`border` is "in" or "out" for a constraint that belongs to a manual computation's operand or result, else None."""
+
+reshard_p = identity_primitive("reshard", batched=_batched, transposed=dict)
+data_flow_edge_p = identity_primitive("data_flow_edge", batched=_batched, transposed=None)
+
+BORDER = "sdy.border"
+"""The attribute by which `finish` finds constraints at the border of a manual computation."""
+
+
+def sharding_here(
+    site: Site, ctx: mlir.LoweringRuleContext, spec: Stated, aval: Any, type_: ir.Type, place: str
+) -> TensorSharding:
+    """A specification as the sharding of an MLIR value in the module that is being lowered.
+
+    A key array has more dimensions in MLIR than in jax; those are not split.
+    """
+    sharding = resolved(spec, aval.ndim, site.mesh, site.symbol(ctx, site.mesh), place)
+    check_free(sharding, lowered_manual_axes(ctx), place)
+    if isinstance(sharding.mesh, Mesh):
+        sharding = replace(sharding, mesh=site.symbol(ctx, sharding.mesh))
+    rank = ir.RankedTensorType(type_).rank
+    return padded(sharding, rank) if rank > aval.ndim else sharding
+
+
+@emission(sharding_constraint_p)
+def _emit_constraint(
+    site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, *, sharding: Stated, path: str, border: str | None
+) -> list[ir.Value]:
+    attribute = _attribute(site, ctx, x, sharding, f"sharding_constraint for `{path}`")
+    if border is None:
+        return [create("sdy.sharding_constraint", x, sharding=attribute)]
+    site.unfinished = True
+    return [create("sdy.sharding_constraint", x, sharding=attribute, **{BORDER: ir.StringAttr.get(border)})]
+
+
+@emission(reshard_p)
+def _emit_reshard(
+    site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, *, sharding: Stated, path: str
+) -> list[ir.Value]:
+    return [create("sdy.reshard", x, sharding=_attribute(site, ctx, x, sharding, f"reshard for `{path}`"))]
+
+
+@emission(data_flow_edge_p)
+def _emit_edge(
+    site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, *, sharding: Stated, path: str
+) -> list[ir.Value]:
+    site.unfinished = True
+    place = f"data_flow_edge for `{path}`"
+    return [create("sdy.data_flow_edge", x, sharding=_attribute(site, ctx, x, sharding, place))]
+
+
+def _attribute(site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, spec: Stated, place: str) -> ir.Attribute:
+    sharding = sharding_here(site, ctx, spec, ctx.avals_in[0], x.type, place)
+    return sharding_to_attribute(sharding, x.context)

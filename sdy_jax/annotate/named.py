@@ -1,0 +1,240 @@
+"""Annotations that name a part of a function: named_computation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.mlir import ir
+from jax.interpreters import ad, batching, mlir
+
+from sdy_jax.annotate import regions
+from sdy_jax.annotate.constraints import sharding_here, stated_here
+from sdy_jax.annotate.regions import Region
+from sdy_jax.annotate.site import Site, emission
+from sdy_jax.annotate.specs import Stated, with_dimension
+from sdy_jax.arguments import Leaf, argument_leaves, match_prefix, parameter_names
+from sdy_jax.errors import SdyError
+from sdy_jax.jax_internals import lower_region
+from sdy_jax.representation.attributes import shardings_to_attribute
+from sdy_jax.representation.sharding import TensorSharding
+
+Specs = tuple[Stated | None, ...]
+
+
+def named_computation(
+    fun: Callable[..., Any] | str, *, name: str | None = None, in_shardings: Any = None, out_shardings: Any = None
+) -> Any:
+    """Gives a part of a function a name, and shardings at its border: `sdy.named_computation`.
+
+    Propagation flows in and out as if the part were written in place. Derivatives stay named: those of `attention` are
+    `jvp(attention)` and `transpose(jvp(attention))`. Outside of a partitioned function the part is computed in place.
+
+    Args:
+        fun: a function of arrays and trees of arrays; or a name, for use as a decorator.
+        name: by default the function's own.
+        in_shardings: a prefix tree of shardings of the arguments, as in `sharding_constraint`; where it has None,
+            propagation decides.
+        out_shardings: likewise of the results.
+
+    Returns:
+        A function that computes the same.
+
+    Raises:
+        ShardingError: when it is called, if the shardings do not fit; the message names the argument or result.
+
+    Example:
+        >>> @named_computation("attention")
+        ... def attend(q, k, v): ...
+        >>> mlp = named_computation(mlp, in_shardings=(P("data"), None))
+
+    Source: the SDY dialect reference, `sdy.named_computation`.
+    """
+    if isinstance(fun, str):
+        return functools.partial(
+            named_computation, name=name or fun, in_shardings=in_shardings, out_shardings=out_shardings
+        )
+    if not callable(fun):
+        raise SdyError(f"named_computation got a {type(fun).__name__}; expected a function or a name")
+    title = name or str(getattr(fun, "__name__", type(fun).__name__))
+    names = parameter_names(fun)
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        flat, leaves = regions.flattened(jax.named_call(fun, name=title), args, kwargs)
+        given = argument_leaves(in_shardings, args, kwargs, names)
+        traced = regions.trace(flat, leaves)
+        result = jax.tree.unflatten(traced.out_tree, traced.region.out_avals)
+        wanted = match_prefix(out_shardings, result, "result", "out_shardings")
+        inner = (None,) * len(traced.captured)
+        outs = named_computation_p.bind(
+            *traced.captured,
+            *leaves,
+            region=traced.region,
+            name=title,
+            in_shardings=inner + _specs(given, f"{title}, in_shardings"),
+            out_shardings=_specs(wanted, f"{title}, out_shardings"),
+        )
+        return jax.tree.unflatten(traced.out_tree, outs)
+
+    return call
+
+
+def _specs(leaves: Sequence[Leaf], where: str) -> Specs:
+    return tuple(
+        None if leaf.spec is None else stated_here(leaf.spec, jax.numpy.ndim(leaf.value), f"{where} for `{leaf.path}`")
+        for leaf in leaves
+    )
+
+
+# The primitive. Parameters: the region, its name, and a specification or None per operand and result.
+
+named_computation_p = Primitive("named_computation")
+named_computation_p.multiple_results = True
+named_computation_p.def_impl(lambda *xs, region, **_: jaxpr_as_fun(region)(*xs))
+named_computation_p.def_effectful_abstract_eval(lambda *_, region, **__: (region.out_avals, region.effects))
+mlir.register_lowering(
+    named_computation_p, lambda ctx, *xs, region, **_: mlir.lower_fun(jaxpr_as_fun(region))(ctx, *xs)
+)
+
+
+def _batch(axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], **parameters: Any) -> Any:
+    axes = axis_data.spmd_name
+    if not parameters["region"].effects and all(d is None for d in dims):
+        outs = named_computation_p.bind(*values, **parameters)
+        return outs, [None] * len(outs)
+    region = regions.batched(parameters["region"], axis_data, dims)
+    outs = named_computation_p.bind(
+        *values,
+        region=region,
+        name=parameters["name"],
+        in_shardings=tuple(_moved(s, d, axes) for s, d in zip(parameters["in_shardings"], dims, strict=True)),
+        out_shardings=tuple(_moved(s, 0, axes) for s in parameters["out_shardings"]),
+    )
+    return outs, [0] * len(outs)
+
+
+def _moved(spec: Stated | None, dim: int | None, axes: Sequence[str] | None) -> Stated | None:
+    return spec if spec is None or dim is None else with_dimension(spec, dim, axes)
+
+
+batching.fancy_primitive_batchers[named_computation_p] = _batch
+
+
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    region: Region,
+    name: str,
+    in_shardings: Specs,
+    out_shardings: Specs,
+) -> Any:
+    """A named computation of results and residuals, then one of the tangents, shaped and sharded as the primals."""
+    parts = regions.linearized(region, primals, tangents)
+    count = len(out_shardings)
+    values = named_computation_p.bind(
+        *primals,
+        region=parts.forward,
+        name=name,
+        in_shardings=in_shardings,
+        out_shardings=out_shardings + (None,) * (len(parts.forward.out_avals) - count),
+    )
+    available = [*primals, *values]
+    moved = named_computation_p.bind(
+        *(available[i] for i in parts.residuals),
+        *(tangents[i] for i in parts.varying),
+        region=parts.tangent,
+        name=f"jvp({name})",
+        in_shardings=(*(None for _ in parts.residuals), *(in_shardings[i] for i in parts.varying)),
+        out_shardings=tuple(out_shardings[i] for i in parts.smooth),
+    )
+    return values[:count], regions.with_zeros(region, parts.smooth, moved)
+
+
+ad.primitive_jvps[named_computation_p] = _jvp
+
+
+def _transpose(
+    cotangents: Sequence[Any],
+    *operands: Any,
+    region: Region,
+    name: str,
+    in_shardings: Specs,
+    out_shardings: Specs,
+) -> list[Any]:
+    linear = [ad.is_undefined_primal(x) for x in operands]
+    known = [i for i, is_linear in enumerate(linear) if not is_linear]
+    nonzero = [i for i, ct in enumerate(cotangents) if not isinstance(ct, ad.Zero)]
+    found = iter(
+        named_computation_p.bind(
+            *(operands[i] for i in known),
+            *(cotangents[i] for i in nonzero),
+            region=regions.transposed(region, linear, cotangents),
+            name=f"transpose({name})",
+            in_shardings=(*(in_shardings[i] for i in known), *(out_shardings[i] for i in nonzero)),
+            out_shardings=tuple(s for s, is_linear in zip(in_shardings, linear, strict=True) if is_linear),
+        )
+    )
+    return [next(found) if is_linear else None for is_linear in linear]
+
+
+ad.primitive_transposes[named_computation_p] = _transpose
+
+
+@emission(named_computation_p)
+def _emit(
+    site: Site,
+    ctx: mlir.LoweringRuleContext,
+    *xs: ir.Value,
+    region: Region,
+    name: str,
+    in_shardings: Specs,
+    out_shardings: Specs,
+) -> list[ir.Value]:
+    constants, body = lower_region(ctx, region)
+    operands = [*constants, *xs]
+    op = ir.Operation.create(
+        "sdy.named_computation",
+        results=[mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out],
+        operands=operands,
+        attributes={"name": ir.StringAttr.get(name)},
+        regions=1,
+    )
+    given = _shardings(site, ctx, in_shardings, ctx.avals_in, xs, f"{name}, in_shardings")
+    _attach(op, "in_shardings", [*(None for _ in constants), *given], op.operands)
+    wanted = _shardings(site, ctx, out_shardings, ctx.avals_out, op.results, f"{name}, out_shardings")
+    _attach(op, "out_shardings", wanted, op.results)
+    block = ir.Block.create_at_start(op.regions[0], [x.type for x in operands], [ir.Location.current] * len(operands))
+    with ir.InsertionPoint(block):
+        ir.Operation.create("sdy.return", operands=body(list(block.arguments)))
+    return list(op.results)
+
+
+def _shardings(
+    site: Site,
+    ctx: mlir.LoweringRuleContext,
+    specs: Specs,
+    avals: Sequence[Any],
+    values: Sequence[ir.Value],
+    place: str,
+) -> list[TensorSharding | None]:
+    return [
+        None if spec is None else sharding_here(site, ctx, spec, aval, value.type, f"{place} {number}")
+        for number, (spec, aval, value) in enumerate(zip(specs, avals, values, strict=True))
+    ]
+
+
+def _attach(
+    op: ir.Operation, attribute: str, shardings: Sequence[TensorSharding | None], values: Sequence[ir.Value]
+) -> None:
+    """Writes the shardings if there is one; values without are fully open."""
+    first = next((s for s in shardings if s is not None), None)
+    if first is None:
+        return
+    ranks = (ir.RankedTensorType(v.type).rank for v in values)
+    filled = (s or TensorSharding.fully_open(first.mesh, rank) for s, rank in zip(shardings, ranks, strict=True))
+    op.attributes[attribute] = shardings_to_attribute(tuple(filled), op.context)

@@ -1,0 +1,184 @@
+"""Annotations that say how one op can be split: with_sharding_rule."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.mlir import ir
+from jax.interpreters import ad, batching, mlir
+
+from sdy_jax.annotate import regions
+from sdy_jax.annotate.regions import Region
+from sdy_jax.annotate.site import Site, emission
+from sdy_jax.errors import ParseError, SdyError, ShardingError
+from sdy_jax.representation.attributes import rule_to_attribute
+from sdy_jax.representation.rule import OpShardingRule, TensorMapping
+from sdy_jax.representation.text import parse_rule
+from sdy_jax.representation.verify import verify_rule
+
+
+def with_sharding_rule(fun: Callable[..., Any], rule: OpShardingRule | str) -> Callable[..., Any]:
+    """Says how the one op that a function consists of can be split: `sdy.sharding_rule`.
+
+    It tells propagation and the partitioner which dimensions of a custom call correspond, or overrides what they know
+    of a standard op. Outside of a partitioned function nothing happens.
+
+    Args:
+        fun: a function of arrays that lowers to one op (constants do not count), such as a `jax.ffi.ffi_call`.
+        rule: an `OpShardingRule` or its text, with a mapping per operand and result of the op.
+
+    Returns:
+        A function that computes the same. Under `vmap` the rule gains a factor for the new dimension. Its derivative is
+        that of `fun`, without the rule: it consists of other ops.
+
+    Raises:
+        ParseError: text that is no rule.
+        ShardingError: when it is lowered in a partitioned function: the function has several ops, or the rule does not
+            fit its op.
+
+    Example:
+        >>> filtered = with_sharding_rule(
+        ...     jax.ffi.ffi_call("row_filter", jax.ShapeDtypeStruct((8, 16), jnp.float32)),
+        ...     "([i, j])->([i, j]) {i=8, j=16} need_replication={j}",
+        ... )
+
+    Source: the SDY dialect reference, `op_sharding_rule`.
+    """
+    if not callable(fun):
+        raise SdyError(f"with_sharding_rule got a {type(fun).__name__}; expected a function")
+    title = getattr(fun, "__name__", type(fun).__name__)
+    own = _parsed(rule, title) if isinstance(rule, str) else rule
+    if not isinstance(own, OpShardingRule):
+        raise ShardingError(f"with_sharding_rule of `{title}` got a {type(rule).__name__}; expected a rule or its text")
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        flat, leaves = regions.flattened(fun, args, kwargs)
+        traced = regions.trace(flat, leaves)
+        region = regions.without_jit(traced.region)
+        outs = ruled_p.bind(*traced.captured, *leaves, region=region, rule=own, title=title, mapped=())
+        return jax.tree.unflatten(traced.out_tree, outs)
+
+    return call
+
+
+def _parsed(text: str, title: str) -> OpShardingRule:
+    try:
+        return parse_rule(text)
+    except ParseError as error:
+        raise ParseError(f"with_sharding_rule of `{title}`: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A dimension that `vmap` added: its size, and where it is in each argument (or nowhere) and in the results."""
+
+    size: int
+    arguments: tuple[int | None, ...]
+    results: int
+
+
+# The primitive. Parameters: the region, the rule as the user wrote it, the function's name, and what `vmap` added.
+
+ruled_p = Primitive("with_sharding_rule")
+ruled_p.multiple_results = True
+ruled_p.def_impl(lambda *xs, region, **_: jaxpr_as_fun(region)(*xs))
+ruled_p.def_effectful_abstract_eval(lambda *_, region, **__: (region.out_avals, region.effects))
+mlir.register_lowering(ruled_p, lambda ctx, *xs, region, **_: mlir.lower_fun(jaxpr_as_fun(region))(ctx, *xs))
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, region: Region, **parameters: Any) -> Any:
+    """The op itself keeps its rule; what else its derivative needs is computed in place."""
+    outs = ruled_p.bind(*primals, region=region, **parameters)
+    parts = regions.linearized(region, primals, tangents)
+    rest = regions.evaluated(parts.forward, primals, range(len(outs), len(parts.forward.out_avals)))
+    available = [*primals, *outs, *rest]
+    residuals = [available[i] for i in parts.residuals]
+    moved = jaxpr_as_fun(parts.tangent)(*residuals, *(tangents[i] for i in parts.varying))
+    return outs, regions.with_zeros(region, parts.smooth, moved)
+
+
+ad.primitive_jvps[ruled_p] = _jvp
+
+
+def _batch(
+    axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], *, region: Region, **parameters: Any
+) -> Any:
+    if not region.effects and all(d is None for d in dims):
+        outs = ruled_p.bind(*values, region=region, **parameters)
+        return outs, [None] * len(outs)
+    new, position = _batched_without_transposes(region, axis_data, dims)
+    mapped = (*parameters["mapped"], Mapped(axis_data.size, tuple(dims), position))
+    outs = ruled_p.bind(*values, region=new, **{**parameters, "mapped": mapped})
+    return outs, [position] * len(outs)
+
+
+def _batched_without_transposes(region: Region, axis_data: Any, dims: Sequence[int | None]) -> tuple[Region, int]:
+    """The batched region with its new dimension where the op itself leaves it, which takes the fewest equations."""
+    positions = range(1 + min(aval.ndim for aval in region.out_avals))
+    candidates = [(regions.batched(region, axis_data, dims, position), position) for position in positions]
+    return min(candidates, key=lambda candidate: len(candidate[0].eqns))
+
+
+batching.fancy_primitive_batchers[ruled_p] = _batch
+
+
+@emission(ruled_p)
+def _emit(
+    site: Site,
+    ctx: mlir.LoweringRuleContext,
+    *xs: ir.Value,
+    region: Region,
+    rule: OpShardingRule,
+    title: str,
+    mapped: tuple[Mapped, ...],
+) -> list[ir.Value]:
+    block = ir.InsertionPoint.current.block
+    before = len(block.operations)
+    outs = list(mlir.lower_fun(jaxpr_as_fun(region))(ctx, *xs))
+    ops = [op.operation for op in list(block.operations)[before:]]
+    op = _only(ops, title)
+    for level in mapped:
+        rule = _with_factor(rule, level, op, xs)
+    verify_rule(rule, _shapes(op.operands), _shapes(op.results), f"with_sharding_rule of `{title}`, {op.name}")
+    op.attributes["sdy.sharding_rule"] = rule_to_attribute(replace(rule, is_custom=True), op.context)
+    return outs
+
+
+def _shapes(values: Sequence[ir.Value]) -> list[tuple[int, ...]]:
+    return [tuple(ir.RankedTensorType(value.type).shape) for value in values]
+
+
+def _only(ops: Sequence[ir.Operation], title: str) -> ir.Operation:
+    computing = [op for op in ops if op.name != "stablehlo.constant"]
+    if len(computing) == 1:
+        return computing[0]
+    names = ", ".join(op.name for op in computing) or "nothing"
+    raise ShardingError(
+        f"with_sharding_rule: `{title}` lowers to {len(computing)} ops ({names}); a sharding rule describes one op, so "
+        "give it a function of that op alone"
+    )
+
+
+def _with_factor(rule: OpShardingRule, level: Mapped, op: ir.Operation, xs: Sequence[ir.Value]) -> OpShardingRule:
+    """The rule with one more factor: the dimension that `vmap` added to arguments and results."""
+    if len(rule.operand_mappings) != len(op.operands):
+        return rule  # which does not fit the op in any case
+    factor = len(rule.factor_sizes)
+    added = dict(zip(xs, level.arguments, strict=True))
+    operands = [added.get(x) for x in op.operands]
+    return replace(
+        rule,
+        factor_sizes=(*rule.factor_sizes, level.size),
+        operand_mappings=tuple(_inserted(m, d, factor) for m, d in zip(rule.operand_mappings, operands, strict=True)),
+        result_mappings=tuple(_inserted(m, level.results, factor) for m in rule.result_mappings),
+    )
+
+
+def _inserted(mapping: TensorMapping, position: int | None, factor: int) -> TensorMapping:
+    return mapping if position is None else (*mapping[:position], (factor,), *mapping[position:])

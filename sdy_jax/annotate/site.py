@@ -1,0 +1,116 @@
+"""The partition that is being traced or lowered: what tells annotations apart from identities.
+
+An annotation is a JAX primitive that computes the identity, or the function it wraps. Its ordinary lowering says
+nothing of shardings. While a partitioned function is lowered, jax is given other rules for these primitives
+(`LoweringParameters.override_lowering_rules`), and those emit sdy ops. So a traced function that jax has cached can be
+used inside a partition and outside, and the primitives' parameters never depend on where they were traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+from jax.extend.core import Primitive
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from sdy_jax.annotate.meshes import declare_mesh
+from sdy_jax.errors import ShardingError
+from sdy_jax.representation.mesh import Mesh
+
+Emission = Callable[..., Any]
+"""`emission(site, ctx, *values, **parameters)` emits what a primitive says and returns the values of its results."""
+
+EMISSIONS: dict[Primitive, Emission] = {}
+AnyEmission = TypeVar("AnyEmission", bound=Emission)
+
+_current: ContextVar[Site | None] = ContextVar("sdy_jax_site", default=None)
+
+
+def emission(primitive: Primitive) -> Callable[[AnyEmission], AnyEmission]:
+    """Registers what a primitive emits inside a partition."""
+
+    def register(function: AnyEmission) -> AnyEmission:
+        EMISSIONS[primitive] = function
+        return function
+
+    return register
+
+
+class Site:
+    """One partition on its way to MLIR: its mesh, and what its annotations have in common."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.groups: dict[int, tuple[tuple[int, ...], str]] = {}
+        """Shape and argument path of the first member of each sharding group."""
+        self.unfinished = False
+        """Whether something was emitted that `finish` has to complete."""
+        self._symbols: dict[Mesh, str] = {}
+        self._fresh = 0
+
+    @property
+    def lowering_rules(self) -> tuple[tuple[Primitive, Callable[..., Any]], ...]:
+        """For `LoweringParameters.override_lowering_rules`."""
+        return tuple((primitive, partial(emit, self)) for primitive, emit in EMISSIONS.items())
+
+    def symbol(self, ctx: mlir.LoweringRuleContext, mesh: Mesh) -> str:
+        """The symbol of a mesh in the module that is being lowered, which declares it if it does not yet."""
+        if mesh not in self._symbols:
+            module = ctx.module_context
+            self._symbols[mesh] = declare_mesh(module.module, mesh, module.symbol_table)
+        return self._symbols[mesh]
+
+    def fresh_group(self) -> int:
+        """A group that nobody else has: negative, and so never one that the user numbered."""
+        self._fresh -= 1
+        return self._fresh
+
+    def join_group(self, group: int, shape: tuple[int, ...], path: str) -> None:
+        """Records a member.
+
+        Raises:
+            ShardingError: it has another shape than the first member.
+        """
+        first, where = self.groups.setdefault(group, (shape, path))
+        if first != shape:
+            raise ShardingError(
+                f"sharding_group: `{path}` of shape {shape} is in group {group} with `{where}` of shape {first}; "
+                "tensors that are sharded alike have one shape, so give it another group_id"
+            )
+
+
+@contextmanager
+def tracing(site: Site) -> Iterator[None]:
+    """While this lasts, annotations are checked against the site's mesh as they are traced."""
+    token = _current.set(site)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh of the partition that is being traced; None outside."""
+    site = _current.get()
+    return None if site is None else site.mesh
+
+
+def traced_manual_axes() -> frozenset[str]:
+    """The axes that the surrounding `shard_map` bodies are manual on, while tracing."""
+    return frozenset(map(str, jax.sharding.get_abstract_mesh().manual_axes))
+
+
+def lowered_manual_axes(ctx: mlir.LoweringRuleContext) -> frozenset[str]:
+    """The axes that the surrounding manual computations are manual on, while lowering."""
+    return frozenset(map(str, getattr(ctx.module_context.axis_context, "manual_axes", ())))
+
+
+def create(name: str, operand: ir.Value, **attributes: ir.Attribute) -> ir.Value:
+    """An op with one operand and a result of its type, at the current insertion point."""
+    return ir.Operation.create(name, results=[operand.type], operands=[operand], attributes=attributes).results[0]

@@ -1,0 +1,61 @@
+"""Mistakes in MLIR text that jaxlib's verifiers do not report but die of, and the process with them.
+
+They are looked for in the text. What hides behind an attribute alias is not found, nor a single-device mesh in the
+generic form of an op that has its attributes after its region. One more kills jaxlib 0.12 alone, and is no mistake for
+0.10: propagation edges on an `sdy.data_flow_edge` of a value that no data-flow op makes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from sdy_jax.representation.dialect_rules import RULES
+
+_STRING_OR_COMMENT = r'"(?:[^"\\\n]|\\.)*"|//[^\n]*'
+_NEGATIVE_VALUE = re.compile(rf"{_STRING_OR_COMMENT}|(?P<found>\b(?:operand|result)--\d+)")
+
+_SYMBOL = r'@[\w$.]+|@"[^"]*"'
+_MESH = re.compile(rf"\bsdy\.mesh\s+({_SYMBOL})\s*=")
+_REFERENCE = re.compile(rf"{_STRING_OR_COMMENT}|<\s*(?P<found>{_SYMBOL})\s*,\s*\[")
+
+_SINGLE_DEVICE = r"<\s*\[\s*\]\s*,\s*device_ids"
+_SINGLE_DEVICE_MESH = re.compile(rf"{_MESH.pattern}\s*{_SINGLE_DEVICE}")
+_INLINE = rf"mesh(?=\s*{_SINGLE_DEVICE})"
+_MANUAL = re.compile(r'//[^\n]*|(?P<found>\bsdy\.manual_computation\b(?P<generic>")?)')
+
+
+def fatal_mistakes(text: str) -> Iterator[tuple[int, str]]:
+    """Where in a text such mistakes are, and what to say of them."""
+    if "propagation_edges" in text:
+        yield from _negative_values(text)
+        yield from _unknown_meshes(text)
+    if "sdy.manual_computation" in text:
+        yield from _manual_on_single_device(text)
+
+
+def _negative_values(text: str) -> Iterator[tuple[int, str]]:
+    for match in _NEGATIVE_VALUE.finditer(text):
+        if match["found"]:
+            yield match.start(), f"[D1] `{match[0]}`: operands and results count from 0; {RULES['D1']}"
+
+
+def _unknown_meshes(text: str) -> Iterator[tuple[int, str]]:
+    known = set(_MESH.findall(text))
+    for match in _REFERENCE.finditer(text):
+        if match["found"] and match["found"] not in known:
+            meshes = ", ".join(sorted(known)) or "none"
+            yield match.start("found"), f"[S2] unknown mesh {match['found']}; the meshes are: {meshes}"
+
+
+def _manual_on_single_device(text: str) -> Iterator[tuple[int, str]]:
+    symbols = [rf"{re.escape(name)}(?=\s*,)" for name in _SINGLE_DEVICE_MESH.findall(text)]
+    sharding = re.compile(rf"<\s*({'|'.join([*symbols, _INLINE])})")
+    for match in _MANUAL.finditer(text):
+        if not match["found"]:
+            continue
+        end = text.find("({" if match["generic"] else "manual_axes", match.end())
+        found = sharding.search(text, match.end(), max(end, match.end()))
+        if found:
+            problem = f"sdy.manual_computation: a sharding is on a single device, {found[1]}"
+            yield found.start(1), f"[O2a] {problem}; {RULES['O2a']}"

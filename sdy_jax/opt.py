@@ -1,0 +1,87 @@
+"""From MLIR text through passes to MLIR text: what `sdy-jax opt` does to one module."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from sdy_jax.errors import InternalError, ParseError, SdyError
+from sdy_jax.passes import registry
+from sdy_jax.representation.dialect_rules import RuleError
+from sdy_jax.source_text import SourceError, error_at, parse_module
+from sdy_jax.verification import verify_module
+
+
+def read(path: str) -> str:
+    """The text of a file, or of standard input for `-`.
+
+    Raises:
+      SourceError: there is no such file, or it holds no text.
+    """
+    if path == "-":
+        return _decoded(sys.stdin.buffer.read(), "<stdin>")
+    try:
+        with open(path, "rb") as file:
+            return _decoded(file.read(), path)
+    except OSError as error:
+        raise SourceError(error.strerror or str(error), path) from None
+
+
+def _decoded(data: bytes, file: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = f"byte {data[error.start]:#04x} at offset {error.start}"
+        raise SourceError(f"this is no UTF-8 text: {found}", file) from None
+
+
+def optimize(text: str, pipeline: str, file: str) -> str:
+    """Parses a module, runs passes on it, and prints it; both modules are verified.
+
+    Args:
+      text: the module.
+      pipeline: the passes, as `passes.registry.run` takes them.
+      file: the name for errors.
+
+    Raises:
+      SourceError: the module is wrong, or a pass rejects it.
+      ParseError: the pipeline is wrong.
+    """
+    try:
+        with mlir.make_ir_context() as context, ir.Location.unknown(context):
+            module = parse_module(text, context, file)
+            verify_module(module.operation)
+            registry.run(module.operation, pipeline)
+            _verify_result(module.operation)
+            return str(module)
+    except SourceError:
+        raise
+    except ParseError as error:
+        raise ParseError(f"error: {error}") from None
+    except InternalError as error:
+        raise SourceError(_bug(error), file) from error
+    except SdyError as error:
+        message = error.message if isinstance(error, RuleError) else str(error)
+        raise error_at(message, getattr(error, "location", None), text, file) from error
+    except Exception as error:
+        raise SourceError(_bug(error), file) from error
+
+
+def _verify_result(module: ir.Operation) -> None:
+    try:
+        verify_module(module)
+    except SdyError as error:
+        raise InternalError(f"the passes have made a module that is wrong: {error}") from error
+
+
+def _bug(error: Exception) -> str:
+    """A message about a mistake of ours, and where it is described."""
+    with tempfile.NamedTemporaryFile("w", prefix="sdy_jax-bug-", suffix=".txt", delete=False) as dump:
+        traceback.print_exception(error, file=dump)
+    what = str(error).removesuffix(" (this is a bug in sdy_jax)")
+    kind = "" if isinstance(error, InternalError) else f"{type(error).__name__}: "
+    return f"this is a bug in sdy_jax: {kind}{what}; the traceback is in {dump.name}"

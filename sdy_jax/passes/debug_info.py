@@ -1,0 +1,416 @@
+"""The dialect's attributes that explain shardings: propagation edges and sharding origins.
+
+*Edges* say which axis went from which tensor of an op to which others, in which step. *Origins* say per axis of a value
+where it came from: an argument (`input: 0`), a result (`output: 0`), a constraint (`constraint_0`) or the border of a
+manual computation (`mc_0_input: 0`). The names, and what is filed where, are Shardy's, its quirks included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from jax.extend.mlir import ir
+
+from sdy_jax.graph import Graph, Op, Value
+from sdy_jax.passes.walk import pre_order
+from sdy_jax.propagation.engine import Engine
+from sdy_jax.propagation.history import History, gained
+from sdy_jax.propagation.places import EDGES, NOWHERE, Places
+from sdy_jax.propagation.record import Event, FunctionResult, Step
+from sdy_jax.representation.attributes import (
+    propagation_edges_to_attribute,
+    sharding_from_attribute,
+    shardings_from_attribute,
+)
+from sdy_jax.representation.axes import can_merge, contains, merge, natural_order
+from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.propagation_edges import AxisSpread, EdgeValue, PropagationEdges, PropagationStep
+from sdy_jax.representation.sharding import TensorSharding
+
+PROPAGATION_EDGES = "sdy.propagation_edges"
+SHARDING_ORIGINS = "sdy.sharding_origins"
+ORIGIN_NAME = "sdy.sharding_origin_name"
+SUNK = (
+    "sdy.block_arg_propagation_edges",
+    "sdy.result_propagation_edges",
+    "sdy.block_arg_sharding_origins",
+    "sdy.result_sharding_origins",
+)
+_NO_ORIGIN = ": 0"  # Shardy's text for an axis that came from a value of which it knows no origin
+_CONSTRAINT = "sdy.sharding_constraint"
+_MANUAL = "sdy.manual_computation"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """An axis that went from one tensor of `op` to another in a step.
+
+    `op` is the op, or main's return for what passes between returned values and result attributes. `source_place` and
+    `target_place` are the tensors' places.
+    """
+
+    step: int
+    op: Op
+    axis: AxisRef
+    source: EdgeValue
+    target: EdgeValue
+    source_place: int
+    target_place: int
+
+
+def transfers(steps: Sequence[Step], first: int, meshes: dict[str, Mesh]) -> Iterator[Transfer]:
+    """What each step moved; the first step has number `first`."""
+    for step in steps:
+        if not step.written:
+            continue
+        reference = step.written[0][1].mesh
+        mesh = meshes[reference] if isinstance(reference, str) else reference
+        for target in dict.fromkeys(spread.target for spread in step.spreads):
+            for axis, source in _pieces(step, target, mesh).items():
+                yield Transfer(
+                    first + step.number,
+                    step.op,
+                    axis,
+                    _edge_value(step, source),
+                    _edge_value(step, target),
+                    step.tensors[source],
+                    step.tensors[target],
+                )
+
+
+def _pieces(step: Step, target: int, mesh: Mesh) -> dict[AxisRef, int]:
+    """The axes that a tensor got, with the tensors that they came from.
+
+    Where the last axes of two factors of a dimension follow each other, Shardy records the two as one axis.
+    """
+    found: dict[AxisRef, int] = {}
+    last: dict[int, AxisRef] = {}
+    for spread in step.spreads:
+        if spread.target != target or spread.source is None:
+            continue
+        *pieces, piece = gained(spread)
+        previous = last.get(spread.dim)
+        if previous is not None and can_merge(previous, piece):
+            found.pop(previous, None)
+            piece = merge(previous, piece, mesh)
+        found.update((axis, spread.source) for axis in (*pieces, piece))
+        last[spread.dim] = spread.axes[-1]
+    return found
+
+
+def _edge_value(step: Step, tensor: int) -> EdgeValue:
+    if tensor < step.num_operands:
+        return EdgeValue("operand", tensor)
+    return EdgeValue("result", tensor - step.num_operands)
+
+
+class DebugInfo:
+    """What one propagation pass writes on request: made before it runs, written after it.
+
+    Args:
+      graph: before propagation.
+      compat: as in `propagate`.
+      origins, edges: what to write.
+    """
+
+    def __init__(self, graph: Graph, compat: str | None, *, origins: bool, edges: bool):
+        self.events: list[Event] | None = [] if origins or edges else None
+        self._graph, self._edges = graph, edges
+        self._origins = Origins(graph, Places(graph, compat)) if origins else None
+
+    def write(self, engine: Engine) -> None:
+        """Stores the attributes; dead ops must not be erased yet."""
+        if self.events is None:
+            return
+        steps = History(engine, self.events).steps
+        found = list(transfers(steps, next_step(self._graph.module), self._graph.meshes))
+        if self._edges:
+            write_edges(t for t in found if t.op not in engine.liveness.dead)
+        if self._origins is not None:
+            self._origins.follow(found)
+            self._origins.write(engine.liveness.dead)
+
+
+# Edges.
+
+
+def next_step(module: ir.Operation) -> int:
+    """One more than the largest step that is written in the module."""
+    numbers: list[int] = []
+    for op in pre_order(module):
+        for text in _edge_texts(op):
+            numbers += map(int, re.findall(r"\bstep-(\d+)", text))
+    return max(numbers, default=-1) + 1
+
+
+def _edge_texts(op: ir.Operation) -> Iterator[str]:
+    attributes = op.attributes
+    for name in (PROPAGATION_EDGES, *SUNK[:2]):
+        if name in attributes:
+            yield str(attributes[name])
+    if op.name == "func.func" and "res_attrs" in attributes:
+        yield from (str(d[PROPAGATION_EDGES]) for d in ir.ArrayAttr(attributes["res_attrs"]) if PROPAGATION_EDGES in d)
+
+
+def write_edges(found: Iterable[Transfer]) -> None:
+    """Stores transfers at their ops. Those at main's return all go to result 0, as in Shardy.
+
+    The dialect lets a data-flow edge speak of its own operand only: what other sources took part in is left out.
+    """
+    by_op: dict[Op, dict[tuple[AxisRef, EdgeValue, EdgeValue], int]] = {}
+    for t in found:
+        source, target = (t.source, t.target)
+        if t.op.name in EDGES and max(source.index, target.index) > 0:
+            continue
+        if t.op.name == "func.return":
+            source, target = EdgeValue(source.side, 0), EdgeValue(target.side, 0)
+        by_op.setdefault(t.op, {}).setdefault((t.axis, source, target), t.step)
+    for op, steps in by_op.items():
+        attribute = propagation_edges_to_attribute(edges_of(steps), op.mlir.context)
+        if op.name == "func.return":
+            assert op.parent is not None
+            _set_entry(op.parent, "res_attrs", len(op.operands), 0, PROPAGATION_EDGES, attribute)
+        else:
+            op.mlir.attributes[PROPAGATION_EDGES] = attribute
+
+
+def write_constraint_edges(module: ir.Operation, applied: Sequence[ir.Operation]) -> None:
+    """Stores one step for each constraint that gave its input its sharding."""
+    source, target = EdgeValue("result", 0), EdgeValue("operand", 0)
+    for step, op in enumerate(applied, next_step(module)):
+        axes = [axis for d in sharding_from_attribute(op.attributes["sharding"]).dimensions for axis in d.axes]
+        if axes:
+            edges = edges_of({(axis, source, target): step for axis in axes})
+            op.attributes[PROPAGATION_EDGES] = propagation_edges_to_attribute(edges, op.context)
+
+
+def edges_of(steps: dict[tuple[AxisRef, EdgeValue, EdgeValue], int]) -> PropagationEdges:
+    """The attribute's value from the first step of each (axis, source, target)."""
+    by_step: dict[int, dict[tuple[AxisRef, EdgeValue], list[EdgeValue]]] = {}
+    for (axis, source, target), step in steps.items():
+        by_step.setdefault(step, {}).setdefault((axis, source), []).append(target)
+
+    def order(value: EdgeValue) -> tuple[str, int]:
+        return value.side, value.index  # operands first
+
+    return PropagationEdges(
+        tuple(
+            PropagationStep(
+                step,
+                tuple(
+                    AxisSpread(axis, source, tuple(sorted(targets, key=order)))
+                    for (axis, source), targets in sorted(spreads.items(), key=lambda item: natural_order(item[0][0]))
+                ),
+            )
+            for step, spreads in sorted(by_step.items())
+        )
+    )
+
+
+# Origins.
+
+
+class Origins:
+    """Per place, the origin of each of its axes.
+
+    Args:
+      graph, places: of the module before the pass.
+    """
+
+    def __init__(self, graph: Graph, places: Places):
+        self._graph, self._places = graph, places
+        self._known: dict[int, dict[AxisRef, str]] = {}
+        self._names: dict[Op, str] = {}
+        self._given = places.read()
+        self._file_constraints()
+        self._file_manual_computations()
+        self._file_boundary()
+
+    def _file_constraints(self) -> None:
+        constraints = (op for op in self._graph.ops if op.name == _CONSTRAINT)
+        for number, op in enumerate(constraints):
+            name = self._names[op] = f"constraint_{number}"
+            self._file(self._places.of(op.results[0]), op.results[0].sharding, name)
+            operand = self._places.of(op.operands[0])
+            self._file(operand, self._given[operand], name)
+
+    def _file_manual_computations(self) -> None:
+        number = 0
+        for op in _post_order(self._graph):
+            if op.name != _MANUAL:
+                continue
+            name = self._names[op] = f"mc_{number}"
+            number += 1
+            inside = op.blocks[0].arguments if op.blocks else []
+            for side, attribute, values in (("input", "in_shardings", inside), ("output", "out_shardings", op.results)):
+                shardings = shardings_from_attribute(op.attributes[attribute])
+                for i, (value, sharding) in enumerate(zip(values, shardings, strict=True)):
+                    self._file(self._places.of(value), sharding, f"{name}_{side}: {i}")
+                    if side == "input":
+                        operand = self._places.of(op.operands[i])
+                        self._file(operand, self._given[operand], f"{name}_{side}: {i}")
+
+    def _file_boundary(self) -> None:
+        for name, function in self._graph.functions.items():
+            for i, argument in enumerate(function.blocks[0].arguments):
+                self._file(self._places.of(argument), argument.sharding, f"input: {i}")
+            returned = function.blocks[0].terminator.operands
+            for i, (value, place) in enumerate(zip(returned, self._places.results[name], strict=True)):
+                self._file(self._places.of(value), self._given[place], f"output: {i}")
+
+    def _file(self, place: int, sharding: TensorSharding | None, origin: str) -> None:
+        if place == NOWHERE or sharding is None:
+            return
+        for dimension in sharding.dimensions:
+            for axis in dimension.axes:
+                self._known.setdefault(place, {}).setdefault(axis, origin)
+
+    def follow(self, found: Iterable[Transfer]) -> None:
+        """Gives the target of each transfer the origin that the axis has at its source."""
+        for t in found:
+            source, target = self._value_place(t.source_place), self._value_place(t.target_place)
+            origin = self._origin(source, t.axis)
+            self._known.setdefault(target, {}).setdefault(t.axis, origin)
+
+    def _value_place(self, place: int) -> int:
+        """A result attribute counts as the value that is returned."""
+        where = self._places.places[place]
+        if isinstance(where, FunctionResult):
+            return self._places.of(where.function.blocks[0].terminator.operands[where.index])
+        return place
+
+    def _origin(self, place: int, axis: AxisRef) -> str:
+        known = self._known.get(place, {})
+        if axis in known:
+            return known[axis]
+        related = (origin for other, origin in known.items() if contains(other, axis) or contains(axis, other))
+        return next(related, _NO_ORIGIN)
+
+    def write(self, dead: Iterable[Op] = ()) -> None:
+        """Stores the origins of all values but those of dead ops, and the names that stand in them."""
+        skipped = set(dead)
+        for op in self._graph.ops:
+            if op in skipped:
+                continue
+            if op in self._names:
+                op.mlir.attributes[ORIGIN_NAME] = ir.StringAttr.get(self._names[op], op.mlir.context)
+            if op.name == "func.func":
+                self._write_function(op)
+            elif op.name in (_CONSTRAINT, *EDGES):
+                self._write_single(op)
+            elif op.name != _MANUAL:
+                self._write_results(op)
+
+    def _write_function(self, function: Op) -> None:
+        body = function.blocks[0]
+        for name, values, side in (
+            ("arg_attrs", body.arguments, "input"),
+            ("res_attrs", body.terminator.operands, "output"),
+        ):
+            for i, value in enumerate(values):
+                origins = self._attribute(value, f"{side}: {i}", function)
+                if origins is not None and (side == "input" or _first_return(value) == i):
+                    _set_entry(function, name, len(values), i, SHARDING_ORIGINS, origins)
+
+    def _write_single(self, op: Op) -> None:
+        own = self._names.get(op) or self._name_of_edge(op)
+        origins = self._attribute(op.results[0], own, op)
+        if origins is not None:
+            op.mlir.attributes[SHARDING_ORIGINS] = origins
+
+    def _name_of_edge(self, op: Op) -> str:
+        edge = self._places.edges.get(op)
+        if edge is None or edge.owner_op not in self._names:
+            return ""
+        side = "input" if edge.edge.owner.defining_op is None else "output"
+        return f"{self._names[edge.owner_op]}_{side}: {edge.edge.owner.index}"
+
+    def _write_results(self, op: Op) -> None:
+        places = self._places.places
+        own = (places[self._places.of(v)] is v for v in op.results)  # else an edge op has the origins
+        found = [self._attribute(v, "", op) if is_own else None for v, is_own in zip(op.results, own, strict=True)]
+        if any(found):
+            empty = ir.DictAttr.get({}, op.mlir.context)
+            op.mlir.attributes[SHARDING_ORIGINS] = ir.ArrayAttr.get([f or empty for f in found], op.mlir.context)
+
+    def _attribute(self, value: Value, own: str, op: Op) -> ir.Attribute | None:
+        """A value's origins; `own` is the name of the place where they are written."""
+        known = self._known.get(self._places.of(value))
+        if not known or self._places.of(value) == NOWHERE:
+            return None
+        context = op.mlir.context
+        entries = {
+            str(axis).replace('"', ""): ir.StringAttr.get("self" if origin == own else origin, context)
+            for axis, origin in known.items()
+        }
+        return ir.DictAttr.get(entries, context)
+
+
+def _first_return(value: Value) -> int:
+    """As which result a value is returned, by the first return in its use list; Shardy writes origins only there."""
+    return next(use.operand_number for use in value.mlir.uses if use.owner.operation.name == "func.return")
+
+
+def write_origins(graph: Graph) -> None:
+    """Stores the origins that values have without any propagation."""
+    Origins(graph, Places(graph)).write()
+
+
+def _post_order(graph: Graph) -> Iterator[Op]:
+    def walk(op: Op) -> Iterator[Op]:
+        for block in op.blocks:
+            for inner in block.ops:
+                yield from walk(inner)
+        yield op
+
+    for function in graph.functions.values():
+        yield from walk(function)
+
+
+def _set_entry(function: Op, name: str, count: int, index: int, key: str, attribute: ir.Attribute) -> None:
+    """Stores an attribute in the dictionary of a function's argument (`arg_attrs`) or result (`res_attrs`)."""
+    attributes, context = function.mlir.attributes, function.mlir.context
+    entries = list(ir.ArrayAttr(attributes[name])) if name in attributes else [ir.DictAttr.get({}, context)] * count
+    entry = {n.name: n.attr for n in ir.DictAttr(entries[index])}
+    entries[index] = ir.DictAttr.get({**entry, key: attribute}, context)
+    attributes[name] = ir.ArrayAttr.get(entries, context)
+
+
+# Sinking, and removal.
+
+
+def sink_attributes(op: ir.Operation, edges: Sequence[ir.Operation | None], side: str, name: str) -> None:
+    """Moves attribute `name` of edge ops to the data-flow op that they belong to, as an array of those that have it.
+
+    Args:
+      op: the data-flow op.
+      edges: of its results or block arguments, None where there is no edge.
+      side: "result" or "block_arg".
+      name: `PROPAGATION_EDGES` or `SHARDING_ORIGINS`.
+    """
+    found = [edge.attributes[name] for edge in edges if edge is not None and name in edge.attributes]
+    op.attributes[f"sdy.{side}_{name.removeprefix('sdy.')}"] = ir.ArrayAttr.get(found, op.context)
+
+
+def remove_propagation_debug_info(module: ir.Operation) -> None:
+    """Deletes edges and origins everywhere."""
+    for op in pre_order(module):
+        for name in (PROPAGATION_EDGES, SHARDING_ORIGINS, *SUNK):
+            if name in op.attributes:
+                del op.attributes[name]
+        if op.name == "func.func":
+            _clean_boundary(op)
+
+
+def _clean_boundary(function: ir.Operation) -> None:
+    for name in ("arg_attrs", "res_attrs"):
+        if name not in function.attributes:
+            continue
+        entries = [
+            {n.name: n.attr for n in ir.DictAttr(d) if n.name not in (PROPAGATION_EDGES, SHARDING_ORIGINS)}
+            for d in ir.ArrayAttr(function.attributes[name])
+        ]
+        made = [ir.DictAttr.get(entry, function.context) for entry in entries]
+        function.attributes[name] = ir.ArrayAttr.get(made, function.context)

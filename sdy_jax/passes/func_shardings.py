@@ -1,0 +1,82 @@
+"""The shardings of calls and of the functions that they call, made to agree before and after propagation."""
+
+from __future__ import annotations
+
+from jax.extend.mlir import ir
+
+from sdy_jax.graph import main_function
+from sdy_jax.passes.call_graph import callee_of, calls_in
+from sdy_jax.passes.constraints import current_sharding
+from sdy_jax.passes.manual import module_meshes
+from sdy_jax.passes.shardings import filled, function_shardings, list_of, set_function_sharding, set_list
+from sdy_jax.passes.walk import body_of, functions, terminator_of
+from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+_SHARDING = "sdy.sharding"
+
+
+def propagate_from_func_to_call(module: ir.Operation) -> None:
+    """A call without shardings gets those of the callee's results."""
+    known, meshes = functions(module), module_meshes(module)
+    for call in calls_in(module):
+        if _SHARDING in call.attributes or callee_of(call) not in known:
+            continue
+        given = filled(function_shardings(known[callee_of(call)], "res_attrs"), list(call.results), meshes)
+        set_list(call, _SHARDING, given or [], list(call.results) if given else [])
+
+
+def propagate_to_func_results(module: ir.Operation) -> None:
+    """The result shardings of every function but main become those of the values that it returns."""
+    known = functions(module)
+    main = main_function(module)
+    for function in known.values():
+        if function == main:
+            continue
+        for index, value in enumerate(terminator_of(body_of(function)).operands):
+            set_function_sharding(function, "res_attrs", index, current_sharding(value))
+
+
+def insert_func_call_reshards(module: ir.Operation) -> None:
+    """Every call gets its callee's result shardings; a result that the callers had otherwise is resharded to that.
+
+    A callee or a call without any sharding counts as fully closed, where the other one has some.
+    """
+    known, meshes = functions(module), module_meshes(module)
+    for call in calls_in(module):
+        if callee_of(call) in known:
+            _agree(call, function_shardings(known[callee_of(call)], "res_attrs"), meshes)
+
+
+def _agree(call: ir.Operation, returned: list[TensorSharding | None], meshes: dict[str, Mesh]) -> None:
+    results = list(call.results)
+    wanted = list_of(call, _SHARDING, len(results))
+    given: list[TensorSharding | None] = [*(filled(returned, results, meshes) or (w and _closed(w) for w in wanted))]
+    set_list(call, _SHARDING, given, results)
+    for result, have, want in zip(results, given, wanted, strict=True):
+        if have is not None and not _are_equivalent(have, want or _closed(have)):
+            _reshard(result, want or _closed(have))
+
+
+def _closed(sharding: TensorSharding) -> TensorSharding:
+    return TensorSharding.replicated(sharding.mesh, sharding.rank)
+
+
+def _are_equivalent(a: TensorSharding, b: TensorSharding) -> bool:
+    """The same devices hold the same parts; unreduced axes do not count, because the call takes the callee's."""
+    if a.is_fully_replicated or b.is_fully_replicated:
+        return a.is_fully_replicated and b.is_fully_replicated  # on whatever mesh
+    return a.axes == b.axes and a.mesh == b.mesh
+
+
+def _reshard(value: ir.Value, sharding: TensorSharding) -> None:
+    reshard = ir.Operation.create(
+        "sdy.reshard",
+        results=[value.type],
+        operands=[value],
+        attributes={"sharding": sharding_to_attribute(sharding, value.context)},
+        loc=value.owner.location,
+        ip=ir.InsertionPoint.after(value.owner),
+    )
+    value.replace_all_uses_except(reshard.results[0], reshard)

@@ -1,0 +1,140 @@
+"""Calls as named computations, through which shardings propagate, and named computations as calls.
+
+`import_func_calls` puts the body of a function in the place of a call; `export_named_computations` makes each body a
+function again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from jax.extend.mlir import ir
+
+from sdy_jax.passes.call_graph import (
+    CALL,
+    ORIGINAL_NAME,
+    UniqueNames,
+    callee_of,
+    callees_first,
+    calls_in,
+    original_name,
+)
+from sdy_jax.passes.data_flow_edges import add_edges_of, sink_edges_of
+from sdy_jax.passes.manual import module_meshes
+from sdy_jax.passes.shardings import filled, function_shardings, list_of, set_function_sharding
+from sdy_jax.passes.walk import body_of, functions, post_order, symbol, terminator_of
+from sdy_jax.representation.attributes import shardings_to_attribute
+from sdy_jax.representation.mesh import Mesh
+
+_NAMED = "sdy.named_computation"
+_OF_CALLS = ("callee", "no_inline", "arg_attrs", "res_attrs", "sdy.sharding")
+_OF_COMPUTATIONS = ("name", "in_shardings", "out_shardings")
+
+
+def import_func_calls(module: ir.Operation, *, add_data_flow_edges_on_named_computations: bool = True) -> None:
+    """Every call becomes a named computation with the callee's body; the functions that were called are erased.
+
+    A function's argument shardings and a call's result shardings become those of the named computation.
+
+    Args:
+      module: a `builtin.module`, edited in place.
+      add_data_flow_edges_on_named_computations: also add the data-flow edges of named computations that have none.
+    """
+    known, meshes = functions(module), module_meshes(module)
+    order = [symbol(function) for function in callees_first(module)]
+    left = Counter(callee_of(call) for call in calls_in(module))
+    for name in order:
+        for call in calls_in(known[name]):
+            callee = callee_of(call)
+            left[callee] -= 1
+            if callee in known:
+                _import_call(call, known[callee], meshes, is_last=not left[callee])
+    for name in left:
+        if name in known:
+            known[name].erase()
+    if add_data_flow_edges_on_named_computations:
+        for op in [op for op in post_order(module) if op.name == _NAMED]:
+            add_edges_of(op)
+
+
+def _import_call(call: ir.Operation, callee: ir.Operation, meshes: dict[str, Mesh], is_last: bool) -> None:
+    attributes = {n: call.attributes[n] for n in call.attributes if n not in _OF_CALLS}
+    attributes["name"] = ir.StringAttr.get(original_name(callee), call.context)
+    given = filled(function_shardings(callee, "arg_attrs"), list(call.operands), meshes)
+    if given is not None:
+        attributes["in_shardings"] = shardings_to_attribute(tuple(given), call.context)
+    if "sdy.sharding" in call.attributes:
+        attributes["out_shardings"] = call.attributes["sdy.sharding"]
+    new = ir.Operation.create(
+        _NAMED,
+        results=[r.type for r in call.results],
+        operands=list(call.operands),
+        attributes=attributes,
+        regions=1,
+        loc=call.location,
+        ip=ir.InsertionPoint(call),
+    )
+    source = callee if is_last else callee.clone().operation
+    _move_body(source, new, "sdy.return")
+    _replace(call, new)
+
+
+def _move_body(source: ir.Operation, target: ir.Operation, return_name: str) -> None:
+    """Moves the only block of `source` into `target`, where a terminator of this name ends it."""
+    block = body_of(source)
+    block.append_to(target.regions[0])
+    old = terminator_of(block)
+    ir.Operation.create(return_name, operands=list(old.operands), loc=old.location, ip=ir.InsertionPoint(old))
+    old.erase()
+
+
+def _replace(old: ir.Operation, new: ir.Operation) -> None:
+    for before, after in zip(old.results, new.results, strict=True):
+        before.replace_all_uses_with(after)
+    old.erase()
+
+
+def export_named_computations(module: ir.Operation) -> None:
+    """Every named computation becomes a call of a new private function of its name, at the end of the module.
+
+    Its data-flow edges go; their shardings become those of the function's arguments and of the call.
+    """
+    names = UniqueNames(module)
+    for op in [op for op in post_order(module) if op.name == _NAMED]:
+        sink_edges_of(op)
+        _export(op, names, body_of(module))
+
+
+def _export(op: ir.Operation, names: UniqueNames, functions_block: ir.Block) -> None:
+    context, name = op.context, str(ir.StringAttr(op.attributes["name"]).value)
+    given = list_of(op, "in_shardings", len(op.operands))
+    type_ = ir.FunctionType.get([v.type for v in op.operands], [v.type for v in op.results], context)
+    function = ir.Operation.create(
+        "func.func",
+        attributes={
+            "sym_name": ir.StringAttr.get(names.new(name), context),
+            "function_type": ir.TypeAttr.get(type_, context),
+            "sym_visibility": ir.StringAttr.get("private", context),
+            ORIGINAL_NAME: ir.StringAttr.get(name, context),
+        },
+        regions=1,
+        loc=op.location,
+        ip=ir.InsertionPoint(functions_block),
+    )
+    attributes = {n: op.attributes[n] for n in op.attributes if n not in _OF_COMPUTATIONS}
+    attributes["callee"] = ir.FlatSymbolRefAttr.get(symbol(function), context)
+    if "out_shardings" in op.attributes:
+        attributes["sdy.sharding"] = op.attributes["out_shardings"]
+    _move_body(op, function, "func.return")
+    for index, sharding in enumerate(given):
+        if sharding is not None:
+            set_function_sharding(function, "arg_attrs", index, sharding)
+    call = ir.Operation.create(
+        CALL,
+        results=[r.type for r in op.results],
+        operands=list(op.operands),
+        attributes=attributes,
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    _replace(op, call)

@@ -1,0 +1,133 @@
+"""Reading a textual pass pipeline as MLIR writes it.
+
+    pipeline := (step ("," step)*)?
+    step     := name options? | anchor "(" pipeline ")"
+    options  := "{" (name ("=" value)?)* "}"
+    value    := text without spaces, or a text in quotes or braces
+
+Anchors such as `func.func(...)`, `builtin.module(...)` and `any(...)` say on which ops MLIR runs a pass. Our passes run
+on modules, so anchors are accepted and ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sdy_jax.errors import ParseError
+
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_BARE = re.compile(r"[^\s{}'\"]+")
+_PAIRS = {"{": "}", "'": "'", '"': '"'}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One pass of a pipeline; `position` is where its name begins in the text, counted from 0."""
+
+    name: str
+    position: int
+    options: dict[str, str] = field(default_factory=dict)
+
+
+def parse(text: str) -> list[Step]:
+    """The passes of a pipeline in order, nesting removed.
+
+    Raises:
+      ParseError: the text is not a pipeline.
+
+    >>> [step.name for step in parse("func.func(sdy-sink-data-flow-edges), cse")]
+    ['sdy-sink-data-flow-edges', 'cse']
+    """
+    reader = _Reader(text)
+    steps = list(reader.pipeline())
+    if not reader.is_at_end():
+        raise reader.error("a comma or the end")
+    return steps
+
+
+def error_at(text: str, position: int, message: str) -> ParseError:
+    """An error that shows the place in the pipeline."""
+    return ParseError(f"pipeline, column {position + 1}: {message}\n  {text}\n  {' ' * position}^")
+
+
+class _Reader:
+    def __init__(self, text: str):
+        self._text, self._at = text, 0
+
+    def error(self, expected: str) -> ParseError:
+        self._skip_space()
+        found = repr(self._text[self._at : self._at + 12]) if self._at < len(self._text) else "the end"
+        return error_at(self._text, self._at, f"expected {expected}, found {found}")
+
+    def is_at_end(self) -> bool:
+        self._skip_space()
+        return self._at == len(self._text)
+
+    def pipeline(self) -> Iterator[Step]:
+        self._skip_space()
+        if self.is_at_end() or self._text[self._at] == ")":
+            return
+        yield from self._step()
+        while self._take(","):
+            yield from self._step()
+
+    def _step(self) -> Iterator[Step]:
+        name = self._match(_NAME, "a pass name")
+        position = self._at - len(name)
+        if self._take("("):
+            yield from self.pipeline()
+            if not self._take(")"):
+                raise self.error(f"the ')' that closes {name}(")
+            return
+        yield Step(name, position, dict(self._options()) if self._take("{") else {})
+
+    def _options(self) -> Iterator[tuple[str, str]]:
+        while not self._take("}"):
+            name = self._match(_NAME, "an option name or '}'")
+            yield name, self._value() if self._take("=") else ""
+
+    def _value(self) -> str:
+        """Pieces of text side by side, as in `a,"b c",{d e}`, up to the next space."""
+        start = self._at
+        while self._at < len(self._text) and not self._text[self._at].isspace() and self._text[self._at] != "}":
+            if self._text[self._at] in _PAIRS:
+                self._skip_enclosed()
+            else:
+                self._match(_BARE, "a value")
+        value = self._text[start : self._at]
+        return value[1:-1] if value[:1] in _PAIRS and _PAIRS[value[0]] == value[-1] else value
+
+    def _skip_enclosed(self) -> None:
+        start, opening = self._at, self._text[self._at]
+        closing, depth = _PAIRS[opening], 1
+        while depth:
+            self._at += 1
+            if self._at == len(self._text):
+                self._at = start
+                raise self.error(f"a {closing} that closes this {opening}")
+            if self._text[self._at] == closing:
+                depth -= 1
+            elif self._text[self._at] == opening:
+                depth += 1
+        self._at += 1
+
+    def _skip_space(self) -> None:
+        while self._at < len(self._text) and self._text[self._at].isspace():
+            self._at += 1
+
+    def _take(self, character: str) -> bool:
+        self._skip_space()
+        if not self._text.startswith(character, self._at):
+            return False
+        self._at += 1
+        return True
+
+    def _match(self, pattern: re.Pattern[str], expected: str) -> str:
+        self._skip_space()
+        match = pattern.match(self._text, self._at)
+        if match is None:
+            raise self.error(expected)
+        self._at = match.end()
+        return match[0]

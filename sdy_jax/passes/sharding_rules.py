@@ -1,0 +1,63 @@
+"""Sharding rules written on the ops: `sdy.sharding_rule`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jax.extend.mlir import ir
+
+from sdy_jax.graph import Graph
+from sdy_jax.passes.walk import has_static_shape, pre_order
+from sdy_jax.propagation.edges import identity_rule
+from sdy_jax.representation.attributes import rule_from_attribute, rule_to_attribute
+from sdy_jax.rules import RuleBook
+
+RULE = "sdy.sharding_rule"
+
+
+def populate_op_sharding_rules(
+    module: ir.Operation, *, conservative_propagation: bool = False, compat: Literal["shardy"] | None = None
+) -> None:
+    """Writes the rule of every op that has one and does not carry one yet.
+
+    Args:
+      module: a `builtin.module`, edited in place.
+      conservative_propagation: leave out factors along which a result's shard is not one operand's shard.
+      compat: `"shardy"` has rules for exactly the ops that Shardy has rules for.
+    """
+    write_rules(Graph(module), conservative_propagation, compat)
+
+
+def write_rules(graph: Graph, conservative: bool, compat: str | None) -> None:
+    """Writes the rules of a graph's ops."""
+    book = RuleBook(conservative, compat)
+    rules = [(op, book.rule_of(op)) for op in graph.ops if RULE not in op.attributes]
+    for op, rule in rules:
+        if rule is not None:
+            op.mlir.attributes[RULE] = rule_to_attribute(rule, graph.context)
+
+
+def write_identity_rule(op: ir.Operation) -> None:
+    """Writes the rule of an op with one operand and a result like it, unless it has a rule or no static shape."""
+    value = op.operands[0]
+    if has_static_shape(value) and RULE not in op.attributes:
+        op.attributes[RULE] = rule_to_attribute(identity_rule(tuple(value.type.shape), 1), op.context)
+
+
+def drop_sharding_rules(module: ir.Operation) -> None:
+    """Removes the rules from all ops, except custom ones."""
+    for op in pre_order(module):
+        if RULE in op.attributes:
+            _drop(op)
+
+
+def drop_rules(graph: Graph) -> None:
+    """The same for a graph's ops."""
+    for op in graph.ops:
+        if RULE in op.mlir.attributes:
+            _drop(op.mlir)
+
+
+def _drop(op: ir.Operation) -> None:
+    if not rule_from_attribute(op.attributes[RULE]).is_custom:
+        del op.attributes[RULE]

@@ -1,0 +1,251 @@
+"""Values by the names that a user has for them, and in the words that a user reads."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import SdyError
+from sdy_jax.graph import Block, Graph, Op, Value
+from sdy_jax.passes.export import export_module
+from sdy_jax.passes.walk import pre_order
+from sdy_jax.plan.sites import Site, site_of
+from sdy_jax.plan.types import type_text
+from sdy_jax.propagation.engine import Engine
+from sdy_jax.propagation.places import NOWHERE
+from sdy_jax.propagation.record import FunctionResult
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules.dataflow import EdgeKind
+
+_NUMBER = re.compile(r'loc\("(\d+)"\)')
+
+# What data-flow edges connect, in words: where values come in (by number), and the value itself.
+_SOURCES = {
+    "stablehlo.while": ("initial value", "value that the body returns"),
+    "stablehlo.optimization_barrier": ("operand",),
+}
+_TARGETS = {"stablehlo.while": "carried value"}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A value that a user can ask about: its name, the source line where it is made (empty for the boundary), its
+    place, its sharding in the end, and what to call it in an answer."""
+
+    name: str
+    line: str
+    place: int
+    sharding: TensorSharding | None
+    label: str
+
+
+class Naming:
+    """Names of one propagated graph's values.
+
+    Args:
+      graph, engine: propagated; shardings are written back, dead ops still there.
+      inputs, outputs: what the user calls the main function's arguments and results.
+    """
+
+    def __init__(self, graph: Graph, engine: Engine, inputs: Sequence[str], outputs: Sequence[str]):
+        self._graph, self._engine = graph, engine
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self.site = lru_cache(maxsize=None)(site_of)
+
+    # From names to values.
+
+    def find(self, name: str) -> list[Named]:
+        """The values that a name stands for.
+
+        Args:
+          name: a path (`params['w1']`, `result[0]`), the beginning of several (`params`), a name in the MLIR text
+            after propagation (`%12`, `%arg3`), or a source line (`model.py:42`).
+
+        Raises:
+          SdyError: there is no such value.
+        """
+        exact = [n for n in self._boundary if n.name == name] or [n for n in self._exported if n.name == name]
+        if exact:
+            return exact
+        below = [n for n in self._boundary if n.name.startswith((f"{name}[", f"{name}."))]
+        found = below or self._on_line(name)
+        if not found:
+            raise SdyError(f"no value is called {name!r}; {self._near(name)}")
+        return found
+
+    def _near(self, name: str) -> str:
+        known = [n.name for n in self._boundary]
+        known += sorted({n.name if name.startswith("%") else os.path.basename(n.line) for n in self._exported})
+        near = difflib.get_close_matches(name, known, 3, 0.5)
+        return (f"did you mean {' or '.join(near)}? " if near else "") + (
+            "Ask for an argument or result as the plan names it, for a name in plan.mlir('propagated') (%12), "
+            "or for a source line (model.py:42)"
+        )
+
+    @cached_property
+    def _boundary(self) -> list[Named]:
+        arguments = [self._engine.places.of(v) for v in self._graph.arguments]
+        places = (*arguments, *self._result_places)
+        names = (*self._inputs, *self._outputs)
+        return [Named(n, "", p, self.final(p), n) for n, p in zip(names, places, strict=True)]
+
+    @cached_property
+    def _result_places(self) -> list[int]:
+        functions = self._graph.functions.items()
+        return self._engine.places.results[next(n for n, f in functions if f is self._graph.main)]
+
+    def _on_line(self, name: str) -> list[Named]:
+        if not re.search(r":\d+$", name):
+            return []
+        return [n for n in self._exported if n.line == name or n.line.endswith(f"/{name}")]
+
+    # The module after export, where MLIR's names and the final shardings come from.
+
+    @cached_property
+    def _after_export(self) -> Graph:
+        """A copy taken through export, each op located by its number in the graph."""
+        module = self._graph.module.clone().operation
+        inside = [op for function in module.regions[0].blocks[0].operations for op in _functions(function.operation)]
+        for number, (op, copy) in enumerate(zip(self._graph.ops, inside, strict=True)):
+            assert op.name == copy.name
+            copy.location = ir.Location.name(str(number), context=module.context)
+        copies = dict(zip(self._graph.ops, inside, strict=True))
+        for op in self._engine.liveness.dead:  # users before what they use
+            if op.parent not in self._engine.liveness.dead:
+                copies[op].erase()
+        export_module(module)
+        return Graph(module)
+
+    @cached_property
+    def _exported(self) -> list[Named]:
+        graph = self._after_export
+        state = ir.AsmState(graph.module)
+        found: list[Named] = []
+        for op, origin in self._origins():
+            values = [(v, own, origin.source) for v, own in zip(op.results, origin.results, strict=True)]
+            for block, inside in zip(op.blocks, origin.blocks, strict=True):
+                values += [(v, own, "") for v, own in zip(block.arguments, inside.arguments, strict=True)]
+            for value, own, line in values:
+                place = self._engine.places.of(own)
+                if place != NOWHERE:
+                    name = value.mlir.get_name(state)
+                    found.append(Named(name, line, place, self.final(place), f"{name}, {self.describe(place)}"))
+        return found
+
+    def _origins(self) -> Iterator[tuple[Op, Op]]:
+        """Each op after export with the op of the graph that it was."""
+        for op in self._after_export.ops:
+            number = _NUMBER.fullmatch(str(op.mlir.location))
+            if number is not None:  # else export made it
+                yield op, self._graph.ops[int(number[1])]
+
+    @cached_property
+    def _final(self) -> dict[int, TensorSharding | None]:
+        graph, places = self._after_export, self._engine.places
+        found: dict[int, TensorSharding | None] = {}
+        for op, origin in self._origins():
+            for value, source in zip(op.results, origin.results, strict=True):
+                if value.sharding is not None:
+                    found[places.of(source)] = value.sharding
+        for value, source in zip(graph.arguments, self._graph.arguments, strict=True):
+            found[places.of(source)] = value.sharding
+        found.update(zip(self._result_places, graph.result_shardings(graph.main), strict=True))
+        return found
+
+    def final(self, place: int) -> TensorSharding | None:
+        """The sharding of a place after export; where export leaves none, that after propagation."""
+        return self._final.get(place, self._engine.sharding(place))
+
+    # From values to words.
+
+    def type_of(self, place: int) -> str:
+        """`f32[8@data,4]`, with the final axes."""
+        value = self._value(place)
+        return type_text(value.dtype, value.shape, self.final(place))
+
+    def shape_of(self, place: int) -> tuple[int, ...]:
+        return self._value(place).shape or ()
+
+    def _value(self, place: int) -> Value:
+        where = self._engine.places.places[place]
+        assert where is not None
+        if isinstance(where, FunctionResult):
+            return where.function.blocks[0].terminator.operands[where.index]
+        return where
+
+    def describe(self, place: int, near: Site | None = None) -> str:
+        """What a user would call the value; the source line is left out if it is that of `near`."""
+        where = self._engine.places.places[place]
+        assert where is not None
+        if isinstance(where, FunctionResult):
+            name = f"result {where.index} of @{where.function.text('sym_name')}"
+            return self._outputs[where.index] if where.function is self._graph.main else name
+        op = where.defining_op
+        if op is None:
+            return self._inputs[where.index] if self.is_input(where) else self._argument(where)
+        edge = self._engine.places.edges.get(op)
+        if edge is not None:
+            return self._edge(edge.owner_op, edge.edge.kind, edge.edge.owner.index)
+        number = f"result {where.index} of " if len(op.results) > 1 else ""
+        site = self.site(op)
+        is_near = near is not None and (site.line, site.function) == (near.line, near.function)
+        return number + (site.name if is_near else str(site))
+
+    @staticmethod
+    def _argument(value: Value) -> str:
+        """An argument of a function other than main."""
+        assert isinstance(value.owner, Block)
+        return f"argument {value.index} of @{value.owner.parent.text('sym_name')}"
+
+    def is_input(self, value: Value) -> bool:
+        """The value is an argument of the main function."""
+        return value.owner is self._graph.main.blocks[0]
+
+    def _edge(self, owner: Op, kind: EdgeKind, index: int) -> str:
+        site = self.site(owner)
+        if owner.name == "stablehlo.while":
+            return f"loop carry {index} of {site}"
+        return f"{'argument' if kind is EdgeKind.BODY_ARGUMENT else 'result'} {index} of {site}"
+
+    def role(self, op: Op, tensor: int, num_operands: int) -> str:
+        """What a tensor is to its op: `operand 1`, `result`, `initial value`."""
+        edge = self._engine.places.edges.get(op)
+        if edge is None:
+            if tensor < num_operands:
+                return f"operand {tensor}" if num_operands > 1 else "operand"
+            return f"result {tensor - num_operands}" if len(op.results) > 1 else "result"
+        if tensor == num_operands:
+            return _TARGETS.get(edge.owner_op.name, "result" if edge.edge.kind is EdgeKind.RESULT else "value inside")
+        if edge.edge.kind is EdgeKind.BODY_ARGUMENT:
+            return "value outside"
+        if edge.owner_op.name == "stablehlo.case":
+            return f"value of branch {tensor}"
+        return _SOURCES.get(edge.owner_op.name, ("value that the body returns",))[tensor]
+
+    def op_text(self, op: Op) -> str:
+        """`dot_general at model.py:34 in attention`; for a data-flow edge, what it belongs to."""
+        edge = self._engine.places.edges.get(op)
+        if edge is not None:
+            return self._edge(edge.owner_op, edge.edge.kind, edge.edge.owner.index)
+        return str(self.site(op))
+
+    def site_of_place(self, place: int) -> Site | None:
+        """The site of the op whose result is at a place; None for arguments and result attributes."""
+        where = self._engine.places.places[place]
+        op = where.defining_op if isinstance(where, Value) else None
+        return None if op is None else self.site_of(op)
+
+    def site_of(self, op: Op) -> Site:
+        """The site of an op; of a data-flow edge, that of the op it belongs to."""
+        edge = self._engine.places.edges.get(op)
+        return self.site(op if edge is None else edge.owner_op)
+
+
+def _functions(op: ir.Operation) -> list[ir.Operation]:
+    return list(pre_order(op)) if op.name == "func.func" else []

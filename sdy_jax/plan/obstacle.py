@@ -1,0 +1,126 @@
+"""One reason why a value does not have an axis, in words: the op, the tensor in the way, and who put that there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from sdy_jax.plan.annotations import Annotations
+from sdy_jax.plan.naming import Naming
+from sdy_jax.plan.types import axis_name
+from sdy_jax.propagation.blockers import Block, Blockers, Reason
+from sdy_jax.propagation.engine import Engine
+from sdy_jax.propagation.history import axis_at
+from sdy_jax.propagation.items import Item
+from sdy_jax.propagation.places import NOWHERE
+from sdy_jax.representation.mesh import AxisRef
+
+Links = Callable[[int, int, AxisRef], Iterator[str]]
+"""The links of an axis (place, dimension, axis) back to its annotation, as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """One reason why a value does not have an axis.
+
+    Attributes:
+        reason: the name of a `Reason`, or "PRESENT" (it has the axis), "SCALAR", "MANUAL", "EXPORT", "NO_RULE",
+            "NO_SOURCE", "MORE" (there are further ops).
+        text: the reason in words.
+        because: how what is in the way came there, in words; empty where nothing is to be said.
+        op, line, function: the op at which the axis stops; empty where there is none.
+    """
+
+    reason: str
+    text: str
+    because: tuple[str, ...] = ()
+    op: str = ""
+    line: str = ""
+    function: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join([self.text, *(f"  <- {line}" for line in self.because)])
+
+
+class ObstacleTexts:
+    """Tells blocks of one propagated program, whose mesh axes have these `sizes`, in words."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        blockers: Blockers,
+        naming: Naming,
+        annotations: Annotations,
+        sizes: dict[str, int],
+        links: Links,
+    ):
+        self._engine, self._blockers, self._naming, self._annotations = engine, blockers, naming, annotations
+        self._sizes, self._links = sizes, links
+
+    def obstacle(self, block: Block, steps: int, axis: AxisRef) -> Obstacle:
+        """A block in words; `steps` ops lie between it and the value asked for."""
+        naming, item, op = self._naming, block.item, block.item.op
+        operands = len(self._blockers.rule(item).operand_mappings)
+        site = naming.site_of(op)
+        source, target = (naming.role(op, t, operands) for t in (block.source, block.target))
+        holder = item.places[block.source]
+        has = f"{source} ({naming.describe(holder, site)}, {naming.type_of(holder)})"
+        far = ""
+        if steps:
+            far = f"nothing next to it has '{axis_name(axis)}'; {steps} op{'s' * (steps > 1)} away, "
+        what = self._what(block, axis)
+        if block.at != block.target:
+            at = naming.role(op, block.at, operands)
+            what = f"{at} is in the way: {what}"
+        text = f"{far}{naming.op_text(op)}: {has} has it, but does not give it to {target}: {what}"
+        return Obstacle(block.reason.name, text, tuple(self._because(block)), op.name, site.line, site.function)
+
+    def _what(self, block: Block, axis: AxisRef) -> str:
+        """The reason with its axes and sizes."""
+        candidate = block.candidate or axis
+        name, size = axis_name(candidate), self._blockers.rule(block.item).factor_sizes[block.factor]
+        axes = ", ".join(f"'{axis_name(a)}'" for a in block.axes)
+        place = block.item.places[block.at]
+        dim = f"dim {block.dim} of {self._naming.type_of(place)}" if place != NOWHERE else f"dim {block.dim}"
+        first = f"'{name}' has to come first, and " if candidate.name != axis.name else ""
+        texts = {
+            Reason.MESHES: f"it lies on another mesh, {self._mesh(place)}",
+            Reason.BLOCKED_FACTOR: "the op's sharding rule lets nothing propagate along this dimension",
+            Reason.DIRECTION: f"shardings do not pass the op in this direction{_allowed(block.item)}",
+            Reason.FACTOR_CONFLICT: f"{dim} is split along {axes} instead, and the op's tensors must agree on it",
+            Reason.CLOSED: f"{dim} is closed{f', with {axes}' if axes else ''}",
+            Reason.REPLICATED: f"'{name}' is explicitly replicated there",
+            Reason.UNREDUCED: f"it is unreduced along {axes}",
+            Reason.USED: f"{axes} splits {dim} already",
+            Reason.OVERFLOW: f"{dim} is split along {axes}, which does not fit its part of size {size}",
+            Reason.MAJOR_FIRST: f"{dim} is made of several parts, and one that comes first is not split to its end",
+            Reason.INDIVISIBLE: f"'{name}' of size {self._size(candidate)} does not divide the part of size {size} "
+            f"of {dim} that the op sees",
+            Reason.CONSERVATIVE: f"conservative propagation leaves out parts of axes such as '{name}'",
+        }
+        return first + texts[block.reason]
+
+    def _size(self, axis: AxisRef) -> int:
+        return axis.sub_axis.size if axis.sub_axis else self._sizes[axis.name]
+
+    def _mesh(self, place: int) -> str:
+        sharding = self._engine.sharding(place)
+        return f"@{sharding.mesh}" if sharding is not None else "none"
+
+    def _because(self, block: Block) -> Iterator[str]:
+        """Who put there what is in the way."""
+        place = block.item.places[block.at]
+        if place == NOWHERE:
+            return
+        if block.axes and block.reason in (Reason.FACTOR_CONFLICT, Reason.USED, Reason.OVERFLOW):
+            held = axis_at(self._engine.sharding(place), block.dim, block.axes[0])
+            if held is not None:
+                yield from self._links(place, block.dim, held)
+        elif block.reason in (Reason.CLOSED, Reason.REPLICATED, Reason.UNREDUCED, Reason.MESHES):
+            yield from (note.text for note in self._annotations.of(place))
+
+
+def _allowed(item: Item) -> str:
+    if item.op.name != "sdy.propagation_barrier":
+        return ""
+    return f": the barrier allows {item.directions[0][0].name}"

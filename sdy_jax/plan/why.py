@@ -1,0 +1,291 @@
+"""Why a value is sharded as it is: each axis followed back to the annotation that it came from.
+
+Propagation is deterministic, so nothing is kept while planning: the first question propagates the imported module once
+more with a recorder, and all questions are answered from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from jax.extend.mlir import ir
+
+from sdy_jax.graph import Graph, main_function
+from sdy_jax.passes.import_ import import_module
+from sdy_jax.passes.shardings import function_shardings
+from sdy_jax.plan.annotations import Annotations
+from sdy_jax.plan.naming import Named, Naming
+from sdy_jax.plan.types import axis_name
+from sdy_jax.plan.why_not import Obstacles, WhyNot
+from sdy_jax.propagation import propagate
+from sdy_jax.propagation.blockers import Blockers
+from sdy_jax.propagation.history import Cause, History
+from sdy_jax.propagation.record import Event, Step
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.rule import FactorType, OpShardingRule, factor_symbol
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One step on the way from an axis back to its annotation.
+
+    Attributes:
+        kind: "propagation", "group", "export", "annotation", or "unknown" where the way cannot be followed.
+        axis, dim, value, type: where the axis was before this step: the value, as the user would call it, its type,
+            and its dimension.
+        text: the step in words.
+        op, line, function: MLIR's name of the op, its source line and function; empty where there is none.
+        level, priority: the op priority and the user priority at which the axis spread; None where it did not.
+    """
+
+    kind: str
+    axis: str
+    dim: int
+    value: str
+    type: str
+    text: str
+    op: str = ""
+    line: str = ""
+    function: str = ""
+    level: int | None = None
+    priority: int | None = None
+
+    def __str__(self) -> str:
+        return f"<- {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The links of one axis of one dimension of a value, the annotation last."""
+
+    value: str
+    type: str
+    axis: str
+    dim: int
+    links: tuple[Link, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"axis '{self.axis}' on dim {self.dim}", *(f"  {link}" for link in self.links)])
+
+
+@dataclass(frozen=True)
+class Why:
+    """The answer of `plan.why`: iterating over it gives all links; printing it, the chains per value.
+
+    `types` has the values asked for, with their types; `chains` one chain per axis of each.
+    """
+
+    asked: str
+    types: tuple[tuple[str, str], ...]
+    chains: tuple[Chain, ...]
+
+    def __iter__(self) -> Iterator[Link]:
+        return (link for chain in self.chains for link in chain.links)
+
+    def __str__(self) -> str:
+        return "\n\n".join(self._value(value, type_) for value, type_ in self.types)
+
+    def _value(self, value: str, type_: str) -> str:
+        chains = [chain for chain in self.chains if (chain.value, chain.type) == (value, type_)]
+        if not chains:
+            return f"{value}  {type_}\n  no axis splits it; `why_not` says what keeps an axis away"
+        return "\n".join([f"{value}  {type_}", *(_indented(str(chain)) for chain in chains)])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+class Explanation:
+    """Answers about one propagated program.
+
+    Args:
+      imported: the module as propagation gets it; it is not changed.
+      given: the numbers of main's arguments that had a sharding before import.
+      inputs, outputs: what the user calls the arguments and results.
+      definition: source line at which the user gave `in_shardings` and `out_shardings`; empty for a module, whose
+        arguments and results have their shardings written on them.
+      compat: as in `propagate`.
+    """
+
+    def __init__(
+        self,
+        imported: ir.Operation,
+        given: frozenset[int],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        definition: str = "",
+        compat: str | None = None,
+    ):
+        events: list[Event] = []
+        self._module = imported.clone().operation  # the graph's handles do not keep it alive
+        graph = Graph(self._module)
+        self.engine = propagate(graph, compat=compat, recorder=events)
+        self.history = History(self.engine, events)
+        self.naming = Naming(graph, self.engine, inputs, outputs)
+        self.annotations = Annotations(self.engine, self.naming, given, definition)
+        self._sizes = {axis.name: axis.size for mesh in graph.meshes.values() for axis in mesh.axes}
+
+    @classmethod
+    def of_module(cls, module: ir.Operation, compat: str | None = None) -> Explanation:
+        """Explains a module as it is before import; its arguments are called `%arg0`, its results `result[0]`."""
+        imported = module.clone().operation
+        import_module(imported, compat)
+        given = given_arguments(module)
+        main = main_function(imported)
+        block = main.regions[0].blocks[0]
+        state = ir.AsmState(imported)
+        inputs = [argument.get_name(state) for argument in block.arguments]
+        count = len(block.operations[len(block.operations) - 1].operands)
+        outputs = [f"result[{i}]" for i in range(count)] if count != 1 else ["result"]
+        return cls(imported, given, inputs, outputs, "", compat)
+
+    def why(self, value: str) -> Why:
+        """The chains of links that gave a value its axes.
+
+        Args:
+          value: see `Naming.find`.
+
+        Raises:
+          SdyError: there is no such value.
+        """
+        found = self.naming.find(value)
+        chains = [chain for named in found for chain in self._chains(named)]
+        types = dict.fromkeys((named.label, self.naming.type_of(named.place)) for named in found)
+        return Why(value, tuple(types), tuple(chains))
+
+    def why_not(self, value: str, axis: str, dim: int | None = None) -> WhyNot:
+        """What keeps a value from being split along an axis.
+
+        Args:
+          value: see `Naming.find`.
+          axis: a mesh axis (`model`) or a sub-axis of one (`"model":(1)2`).
+          dim: the dimension to be split; None: any.
+
+        Raises:
+          SdyError: there is no such value, or no such axis.
+        """
+        return self._obstacles.why_not(value, axis, dim)
+
+    @cached_property
+    def _obstacles(self) -> Obstacles:
+        blockers = Blockers(self.engine)
+        return Obstacles(self.engine, blockers, self.naming, self.annotations, self._sizes, self._link_texts)
+
+    def _link_texts(self, place: int, dim: int, axis: AxisRef) -> Iterator[str]:
+        return (link.text for link in self.links(place, dim, axis))
+
+    def _chains(self, named: Named) -> Iterator[Chain]:
+        if named.sharding is None:
+            return
+        type_ = self.naming.type_of(named.place)
+        for dim, dimension in enumerate(named.sharding.dimensions):
+            for axis in dimension.axes:
+                links = tuple(self.links(named.place, dim, axis))
+                yield Chain(named.label, type_, axis_name(axis), dim, links)
+
+    def links(self, place: int, dim: int, axis: AxisRef) -> Iterator[Link]:
+        """The links of an axis that a place has in a dimension, back to the annotation."""
+        axis, change = self._before_export(place, dim, axis)
+        if change is not None:
+            yield change
+        while not self.history.is_given(place, dim, axis):
+            cause = self.history.cause(place, dim, axis)
+            if cause is None:
+                break
+            yield self._link(cause)
+            if cause.spread is not None and cause.source is None:
+                return
+            place, dim, axis = cause.place, cause.dim, cause.axis
+        yield from self._origin(place, dim, axis)
+
+    def _before_export(self, place: int, dim: int, axis: AxisRef) -> tuple[AxisRef, Link | None]:
+        """The axis that the place had after propagation, and what export made of it if it is another one."""
+        sharding = self.engine.sharding(place)
+        if sharding is None or axis in sharding.dimensions[dim].axes:
+            return axis, None
+        whole = next((a for a in sharding.dimensions[dim].axes if a.name == axis.name), axis)
+        size, shards = self.naming.shape_of(place)[dim], self._size(whole)
+        text = f"'{axis_name(whole)}' of size {shards}, shortened at the boundary: it does not divide {size} evenly"
+        type_ = self.naming.type_of(place)
+        return whole, Link("export", axis_name(whole), dim, self.naming.describe(place), type_, text)
+
+    def _size(self, axis: AxisRef) -> int:
+        return axis.sub_axis.size if axis.sub_axis else self._sizes[axis.name]
+
+    def _link(self, cause: Cause) -> Link:
+        step, naming = cause.write.step, self.naming
+        place, dim = cause.place, cause.dim
+        value, type_ = naming.describe(place), naming.type_of(place)
+        site = naming.site_of_place(cause.place) if step.op.name == "func.return" else naming.site_of(step.op)
+        if cause.spread is None:
+            text = f"{value}, dim {dim} of {type_}; it is in the same sharding group"
+            return Link("group", axis_name(cause.axis), dim, value, type_, text, "sdy.sharding_group")
+        text = self._spread_text(cause, value, type_)
+        return Link(
+            "propagation",
+            axis_name(cause.axis),
+            dim,
+            value,
+            type_,
+            text,
+            step.op.name,
+            site.line if site else "",
+            site.function if site else "",
+            step.level,
+            step.priority,
+        )
+
+    def _spread_text(self, cause: Cause, value: str, type_: str) -> str:
+        """`operand 1 of dot_general at model.py:34 in f: params['w'], dim 1 of f32[8,4]; to its result (...)`."""
+        step, naming = cause.write.step, self.naming
+        spread, op, source = cause.spread, cause.write.step.op, cause.source
+        assert spread is not None
+        target = naming.role(op, cause.write.tensor, step.num_operands)
+        how = f"; to its {target} ({_how(step.rule, spread.factor, step)})"
+        where = naming.op_text(op)
+        if source is None:
+            return f"several tensors of {where}{how}"
+        there = f", dim {cause.dim} of {type_}"
+        if op.name == "func.return":
+            return f"{value}{there}; " + ("returned" if source < step.num_operands else "the result that it is")
+        own = "" if source >= step.num_operands else f": {naming.describe(cause.place, naming.site_of(op))}"
+        return f"{naming.role(op, source, step.num_operands)} of {where}{own}{there}{how}"
+
+    def _origin(self, place: int, dim: int, axis: AxisRef) -> Iterator[Link]:
+        """The annotation at which a chain ends, and how it came to the place."""
+        found = self.annotations.of(place)
+        if not found:
+            value, type_ = self.naming.describe(place), self.naming.type_of(place)
+            yield Link("unknown", axis_name(axis), dim, value, type_, f"no annotation: {value} began with the axis")
+        for note in found:
+            value, type_ = self.naming.describe(note.place), self.naming.type_of(note.place)
+            yield Link(note.kind, axis_name(axis), dim, value, type_, note.text, note.op, note.line, note.function)
+
+
+def _how(rule: OpShardingRule, factor: int, step: Step) -> str:
+    """`along k of ([i,k], [k,j])->([i,j]), which is summed over; op priority 2`."""
+    parts = []
+    if len(set(rule.mappings)) > 1:
+        text = str(rule).partition(" {")[0].replace(", ", ",").replace("],[", "], [")
+        parts.append(f"along {factor_symbol(factor)} of {text}{_KINDS[rule.type_of(factor)]}")
+    parts.append(f"op priority {step.level}")
+    if step.priority:
+        parts.append(f"user priority {step.priority}")
+    return "; ".join(parts)
+
+
+_KINDS = {
+    FactorType.PASS_THROUGH: "",
+    FactorType.REDUCTION: ", which is summed over",
+    FactorType.NEED_REPLICATION: ", which the op needs whole",
+    FactorType.PERMUTATION: ", along which data moves",
+}
+
+
+def given_arguments(module: ir.Operation) -> frozenset[int]:
+    """The numbers of main's arguments that have a sharding."""
+    shardings = function_shardings(main_function(module), "arg_attrs")
+    return frozenset(i for i, sharding in enumerate(shardings) if sharding is not None)

@@ -1,0 +1,226 @@
+"""Why a value is not split along an axis: what stands between it and the nearest values that are."""
+
+from __future__ import annotations
+
+import difflib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sdy_jax.errors import ParseError, SdyError
+from sdy_jax.graph import Op, Value
+from sdy_jax.plan.annotations import Annotations
+from sdy_jax.plan.naming import Named, Naming
+from sdy_jax.plan.obstacle import Links, Obstacle, ObstacleTexts
+from sdy_jax.plan.types import axis_name
+from sdy_jax.propagation.blockers import Block, Blockers
+from sdy_jax.propagation.edges import manual_axes
+from sdy_jax.propagation.engine import Engine
+from sdy_jax.propagation.history import axis_at, has_axis
+from sdy_jax.propagation.places import NOWHERE
+from sdy_jax.representation.axes import contains
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.text import parse_axis
+from sdy_jax.rules.dataflow import is_data_flow
+
+_MOST = 8
+"""So many obstacles are named at most."""
+
+
+@dataclass(frozen=True)
+class WhyNot:
+    """The answer of `plan.why_not`: iterating over it gives the obstacles of all values asked for."""
+
+    axis: str
+    values: tuple[tuple[str, str, tuple[Obstacle, ...]], ...]
+
+    def __iter__(self) -> Iterator[Obstacle]:
+        return (obstacle for _, _, obstacles in self.values for obstacle in obstacles)
+
+    def __str__(self) -> str:
+        return "\n\n".join(self._value(*entry) for entry in self.values)
+
+    def _value(self, name: str, type_: str, obstacles: Sequence[Obstacle]) -> str:
+        lines = [f"{name}  {type_}, axis '{self.axis}'"]
+        for obstacle in obstacles:
+            lines += [f"  {line}" for line in str(obstacle).splitlines()]
+        return "\n".join(lines)
+
+
+class Obstacles:
+    """Finds obstacles in one propagated program, whose mesh axes have these `sizes`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        blockers: Blockers,
+        naming: Naming,
+        annotations: Annotations,
+        sizes: dict[str, int],
+        links: Links,
+    ):
+        self._engine, self._blockers, self._naming, self._annotations = engine, blockers, naming, annotations
+        self._sizes = sizes
+        self._texts = ObstacleTexts(engine, blockers, naming, annotations, sizes, links)
+
+    def why_not(self, value: str, axis: str, dim: int | None) -> WhyNot:
+        """See `Explanation.why_not`."""
+        ref = self._axis(axis)
+        entries = []
+        for named in self._naming.find(value):
+            type_, rank = self._naming.type_of(named.place), len(self._naming.shape_of(named.place))
+            if dim is not None and not 0 <= dim < rank:
+                raise SdyError(f"{named.label} is {type_} and has no dim {dim}; its dimensions count from 0")
+            dims = tuple(range(rank)) if dim is None else (dim,)
+            entries.append((named.label, type_, tuple(self._of(named, ref, dims))))
+        return WhyNot(axis_name(ref), tuple(dict.fromkeys(entries)))
+
+    def _axis(self, text: str) -> AxisRef:
+        plain = text.strip()
+        if plain in self._sizes:
+            return AxisRef(plain)
+        try:
+            axis = parse_axis(plain if plain.startswith('"') else _quoted_name(plain))
+        except ParseError:
+            axis = AxisRef(plain)
+        if axis.name not in self._sizes:
+            near = difflib.get_close_matches(axis.name, self._sizes, 3, 0.4)
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            known = ", ".join(f"{name}={size}" for name, size in self._sizes.items())
+            raise SdyError(f"no mesh axis is called {text!r}; {hint}The mesh is {known}")
+        size, sub = self._sizes[axis.name], axis.sub_axis
+        if sub is not None and size % sub.next_pre_size:
+            raise SdyError(f"{text!r} is no part of the axis '{axis.name}', whose size is {size}")
+        return AxisRef(axis.name) if sub is not None and sub.size == size else axis
+
+    def _of(self, named: Named, axis: AxisRef, dims: Sequence[int]) -> Iterator[Obstacle]:
+        plain = self._without_a_search(named, axis, dims) or self._manual(named.place, axis)
+        if plain is not None:
+            yield plain
+            return
+        found = list(self._near(named.place, axis, dims))
+        yield from found[:_MOST]
+        if len(found) > _MOST:
+            yield Obstacle("MORE", f"and {len(found) - _MOST} more ops")
+        if not found:
+            yield self._far(named.place, axis, dims)
+
+    def _without_a_search(self, named: Named, axis: AxisRef, dims: Sequence[int]) -> Obstacle | None:
+        """Reasons that need no look at other values."""
+        name, shape = axis_name(axis), self._naming.shape_of(named.place)
+        if not shape:
+            return Obstacle("SCALAR", "a scalar has no dimension to split")
+        for dim in dims:
+            if has_axis(named.sharding, dim, axis):
+                return Obstacle("PRESENT", f"it is split along '{name}' on dim {dim}: `why` tells why")
+        for dim in dims:
+            if has_axis(self._engine.sharding(named.place), dim, axis):
+                text = f"propagation gave it '{name}' on dim {dim}, but a boundary value must be split evenly"
+                return Obstacle("EXPORT", f"{text}, and {shape[dim]} is not")
+        return None
+
+    def _manual(self, place: int, axis: AxisRef) -> Obstacle | None:
+        where = self._engine.places.places[place]
+        op = where.owner.parent if isinstance(where, Value) else None
+        while op is not None:
+            if axis.name in manual_axes(op):
+                site = self._naming.site(op)
+                text = f"'{axis.name}' is a manual axis inside the manual computation at {site.line}"
+                return Obstacle("MANUAL", text, (), op.name, site.line, site.function)
+            op = op.parent
+        return None
+
+    # The ops next to the value.
+
+    def _near(self, place: int, axis: AxisRef, dims: Sequence[int]) -> Iterator[Obstacle]:
+        seen = set()
+        for dim in dims:
+            for block in self._blocks(place, dim, axis):
+                key = (block.item.op, block.target, block.reason, block.at, block.dim)
+                if key not in seen:
+                    seen.add(key)
+                    yield self._texts.obstacle(block, 0, axis)
+        for op in self._without_rule(place, axis):
+            yield self._no_rule(op)
+
+    def _blocks(self, place: int, dim: int, axis: AxisRef) -> Iterator[Block]:
+        """What blocks the axis at each op of which another tensor has it along a factor of the dimension."""
+        for item in self._blockers.items.get(place, ()):
+            shardings = self._blockers.seen(item)
+            for target in (t for t, p in enumerate(item.places) if p == place):
+                for factor, source, there in self._blockers.neighbours(item, target, dim):
+                    held, own = axis_at(shardings[source], there, axis), axis_at(shardings[target], dim, axis)
+                    if held is None or (own is not None and contains(own, held)):
+                        continue
+                    block = self._blockers.block(item, target, factor, source, held)
+                    if block is not None:
+                        yield block
+
+    def _without_rule(self, place: int, axis: AxisRef) -> Iterator[Op]:
+        """Ops next to a value through which nothing propagates, and which have another value that has the axis."""
+        where = self._engine.places.places[place]
+        if not isinstance(where, Value):
+            return
+        known = {item.op for item in self._blockers.items.get(place, ())}
+        around = ([where.defining_op] if where.defining_op else []) + [user for user, _ in where.uses]
+        for op in dict.fromkeys(around):
+            others = [v for v in (*op.operands, *op.results) if v is not where]
+            if op in known or not op.results or is_data_flow(op) or op in self._engine.liveness.dead:
+                continue
+            if any(_dim_with(self._engine.sharding(self._engine.places.of(v)), axis) is not None for v in others):
+                yield op
+
+    def _no_rule(self, op: Op) -> Obstacle:
+        site = self._naming.site(op)
+        text = f"{site}: nothing propagates through {op.name}, which has no sharding rule"
+        return Obstacle("NO_RULE", text, (), op.name, site.line, site.function)
+
+    # Further away.
+
+    def _far(self, place: int, axis: AxisRef, dims: Sequence[int]) -> Obstacle:
+        """Where the axis stops on its way from the nearest value that has it, following dimensions through ops."""
+        todo = deque((place, dim, 0) for dim in dims)
+        seen = {(p, d) for p, d, _ in todo}
+        opaque: Op | None = None
+        while todo:
+            at, dim, steps = todo.popleft()
+            block = next(self._blocks(at, dim, axis), None)
+            if block is not None:
+                return self._texts.obstacle(block, steps, axis)
+            opaque = opaque or next(self._without_rule(at, axis), None)
+            for following in self._connected(at, dim):
+                if following not in seen:
+                    seen.add(following)
+                    todo.append((*following, steps + 1))
+        if opaque is not None:
+            return self._no_rule(opaque)
+        text = f"no value whose dimensions correspond to its own through the program's ops has '{axis_name(axis)}'"
+        present = self._engine.sharding(place)
+        used = (d for d in range(len(self._naming.shape_of(place))) if d not in dims and axis_at(present, d, axis))
+        text += "".join(f"; it is split along '{axis_name(axis)}' on dim {d}" for d in used)
+        sharding = self._engine.given(place)
+        closed = sharding is not None and sharding.is_fully_closed
+        notes = (f"its dimensions are closed by {n.text}" for n in self._annotations.of(place)[-1:] if closed)
+        return Obstacle("NO_SOURCE", text, tuple(notes))
+
+    def _connected(self, place: int, dim: int) -> Iterator[tuple[int, int]]:
+        for item in self._blockers.items.get(place, ()):
+            for target in (t for t, p in enumerate(item.places) if p == place):
+                for _, tensor, there in self._blockers.neighbours(item, target, dim):
+                    if item.places[tensor] != NOWHERE:
+                        yield item.places[tensor], there
+        for peer in self._engine.peers.get(place, ()):
+            yield peer, dim
+
+
+def _dim_with(sharding: TensorSharding | None, axis: AxisRef) -> int | None:
+    if sharding is None:
+        return None
+    return next((dim for dim in range(len(sharding.dimensions)) if axis_at(sharding, dim, axis)), None)
+
+
+def _quoted_name(text: str) -> str:
+    """`model:(1)2` as `"model":(1)2`."""
+    name, colon, rest = text.partition(":")
+    return f'"{name}"{colon}{rest}'

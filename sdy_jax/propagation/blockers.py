@@ -1,0 +1,255 @@
+"""What keeps an axis from spreading through an op, read off the final state.
+
+At the fixed point every spread that is still possible is blocked, and the rules of propagation say by what: each
+`Block` names one reason, the tensor that gives it, and the axes that stand in the way.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sdy_jax.propagation.basic import Direction, Problem, allowed_within, compatible_axes
+from sdy_jax.propagation.engine import Engine
+from sdy_jax.propagation.history import dim_of
+from sdy_jax.propagation.items import Item
+from sdy_jax.propagation.projection import Axes, FactorSharding
+from sdy_jax.propagation.solver import STRATEGIES
+from sdy_jax.representation.axes import contains, overlaps, prefix_of
+from sdy_jax.representation.mesh import AxisRef, axes_size
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sharding import TensorSharding
+
+
+class Reason(enum.Enum):
+    """Why an op does not give an axis to a tensor."""
+
+    MESHES = "the tensors of the op lie on different meshes"
+    BLOCKED_FACTOR = "the op's rule lets nothing propagate along this dimension"
+    DIRECTION = "the op does not let shardings pass in this direction"
+    FACTOR_CONFLICT = "tensors of the op that share the dimension disagree on its axes"
+    CLOSED = "the dimension is closed"
+    REPLICATED = "the axis is explicitly replicated on the tensor"
+    UNREDUCED = "the tensor is unreduced along the axis"
+    USED = "the axis already splits another dimension of the tensor"
+    OVERFLOW = "the dimension's axes do not fit the part of it that the op sees"
+    MAJOR_FIRST = "the part of the dimension before it is not split to its end"
+    INDIVISIBLE = "the axis does not divide the dimension's part that the op sees"
+    CONSERVATIVE = "conservative propagation does not split axes"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """An op that does not give an axis to tensor `target` along a factor.
+
+    `source` is a tensor that has the axis. `at` is the tensor that is in the way: the target, or another one that may
+    not be left behind. `dim` is its dimension concerned, and `axes` what stands there. `candidate` is the axis that
+    cannot spread: the one asked for, or one that has to come before it.
+    """
+
+    item: Item
+    factor: int
+    source: int
+    target: int
+    reason: Reason
+    at: int
+    dim: int
+    axes: Axes = ()
+    candidate: AxisRef | None = None
+
+
+class Blockers:
+    """Finds what blocks axes at the ops of a propagated graph.
+
+    Args:
+      engine: in its final state.
+    """
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self.items: dict[int, list[Item]] = {}
+        """Per place, the ops that it is an operand or result of."""
+        for item in (*(i for i in engine.items if i is not None), *engine.result_items):
+            if item.op not in engine.liveness.dead:
+                for place in dict.fromkeys(item.places):
+                    self.items.setdefault(place, []).append(item)
+
+    def rule(self, item: Item) -> OpShardingRule:
+        return self._engine.solver.kind_of(item.kind).rule
+
+    def seen(self, item: Item) -> list[TensorSharding | None]:
+        """The present shardings of an op's tensors, as the op sees them."""
+        found = [self._engine.sharding(place) for place in item.places]
+        if item.view is not None:
+            found[-1] = item.view.seen(found[-1])
+        return found
+
+    def neighbours(self, item: Item, target: int, dim: int) -> Iterator[tuple[int, int, int]]:
+        """(factor, tensor, dimension) for each other tensor of the op that shares a factor of the dimension."""
+        rule = self.rule(item)
+        for factor in rule.mappings[target][dim]:
+            for tensor, mapping in enumerate(rule.mappings):
+                there = dim_of(mapping, factor)
+                if tensor != target and there >= 0:
+                    yield factor, tensor, there
+
+    def block(self, item: Item, target: int, factor: int, source: int, axis: AxisRef) -> Block | None:
+        """Why the op does not give `axis` of tensor `source` to tensor `target` along a factor.
+
+        None: `source` has the axis along another factor of its dimension, so that there is nothing to give.
+        """
+        engine, rule = self._engine, self.rule(item)
+        shardings = self.seen(item)
+        numbers = tuple(engine.solver.shardings.number(s) for s in shardings)
+        posed = engine.solver.pose(engine.solver.kind_of(item.kind), numbers, item.directions[-1])  # the last level's
+        if posed is None:
+            at = self._on_other_mesh(shardings, source, target)
+            return Block(item, factor, source, target, Reason.MESHES, at, dim_of(rule.mappings[at], factor))
+        search = Search(posed[0], item, rule, factor, source, target)
+        owned = search.problem.tensors[source].factors.get(factor)
+        if owned is None or not any(overlaps(a, axis) for a in owned.axes):
+            return None
+        return search.find(axis, everywhere=self._engine.strategies[-1] is STRATEGIES["basic"][-1])
+
+    @staticmethod
+    def _on_other_mesh(shardings: list[TensorSharding | None], source: int, target: int) -> int:
+        own = shardings[source]
+        assert own is not None
+        others = (n for n, s in enumerate(shardings) if s is not None and s.mesh != own.mesh)
+        return next(others, target)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One question to one op: why does `target` not get axes along `factor` that `source` has?"""
+
+    problem: Problem
+    item: Item
+    rule: OpShardingRule
+    factor: int
+    source: int
+    target: int
+
+    def find(self, axis: AxisRef, everywhere: bool) -> Block:
+        """What is in the way of an axis that the source has; `everywhere`: all tensors have to be able to take it."""
+        if self.factor in self.rule.blocked:
+            return self._because(Reason.BLOCKED_FACTOR)
+        candidates = compatible_axes(self.problem, self.factor)
+        place = next((i for i, a in enumerate(candidates) if overlaps(a, axis)), None)
+        if place is None:
+            if self._wrong_direction():
+                return self._because(Reason.DIRECTION)
+            at = self._disagreeing()
+            return self._because(Reason.FACTOR_CONFLICT, at, self.problem.tensors[at].factors[self.factor].axes)
+        previous = 1
+        for candidate in candidates[: place + 1]:
+            for tensor in self._concerned(everywhere):
+                found = self.obstacle(tensor, candidate, previous)
+                if found is not None:
+                    return found
+            previous *= candidate.size(self.problem.mesh)
+        return self._leftover(candidates[place], axis)
+
+    def _leftover(self, candidate: AxisRef, axis: AxisRef) -> Block:
+        """Why nothing comes of a candidate that every tensor could take; it may be a part of `axis`."""
+        owned = next(a for a in self.problem.tensors[self.source].factors[self.factor].axes if overlaps(a, axis))
+        if not contains(candidate, owned):
+            at = self._disagreeing()
+            return self._because(Reason.FACTOR_CONFLICT, at, self.problem.tensors[at].factors[self.factor].axes)
+        if self._unfilled_before() is not None:
+            return self._because(Reason.MAJOR_FIRST, axes=(candidate,), candidate=axis)
+        return self._because(Reason.INDIVISIBLE, axes=(candidate,), candidate=axis)
+
+    def _unfilled_before(self) -> int | None:
+        """A factor of the target's dimension that precedes this one and is not split to its end."""
+        mapping, factors = self.rule.mappings[self.target], self.problem.tensors[self.target].factors
+        dim = mapping[dim_of(mapping, self.factor)]
+        for factor in dim[: dim.index(self.factor)]:
+            if axes_size(factors[factor].axes, self.problem.mesh) < self.problem.sizes[factor]:
+                return factor
+        return None
+
+    def _concerned(self, everywhere: bool) -> list[int]:
+        """The tensors that have to be able to take an axis: the target, and those that it may not overtake."""
+        first = self.problem.num_operands
+        others = range(len(self.problem.tensors)) if everywhere else ()
+        if not everywhere and self.problem.elementwise and self.target < first:
+            others = range(first, len(self.problem.tensors))
+        return [self.target, *(n for n in others if n != self.target)]
+
+    def _wrong_direction(self) -> bool:
+        direction = self.problem.directions[self.factor]
+        wanted = Direction.FORWARD if self.source < self.problem.num_operands else Direction.BACKWARD
+        return direction is not Direction.BOTH and direction is not wanted
+
+    def _disagreeing(self) -> int:
+        """A tensor whose axes are neither a beginning nor a continuation of the source's: the target, if it is one."""
+        tensors = self.problem.tensors
+        own = tensors[self.source].factors[self.factor].axes
+        for tensor in (self.target, *(n for n in range(len(tensors)) if n not in (self.source, self.target))):
+            sharding = tensors[tensor].factors.get(self.factor)
+            if sharding is not None and _disagree(sharding.axes, own):
+                return tensor
+        return self.target
+
+    def _because(
+        self, reason: Reason, at: int | None = None, axes: Axes = (), dim: int = -1, candidate: AxisRef | None = None
+    ) -> Block:
+        at = self.target if at is None else at
+        dim = dim_of(self.rule.mappings[at], self.factor) if dim < 0 else dim
+        return Block(self.item, self.factor, self.source, self.target, reason, at, dim, axes, candidate)
+
+    def obstacle(self, tensor: int, axis: AxisRef, previous: int) -> Block | None:
+        """What keeps `tensor` from taking an axis after `previous` shards of the factor; None: nothing does."""
+        projection = self.problem.tensors[tensor]
+        own = projection.factors.get(self.factor)
+        if own is not None and any(contains(a, axis) for a in own.axes):
+            return None
+        for other, sharding in projection.factors.items():
+            taken = _overlapping((*sharding.overflow, *sharding.axes), axis)
+            if other != self.factor and taken:
+                dim = dim_of(self.rule.mappings[tensor], other)
+                return self._because(Reason.USED, tensor, taken, dim, axis)
+        return None if own is None else self._obstacle_within(tensor, own, axis, previous)
+
+    def _obstacle_within(self, tensor: int, own: FactorSharding, axis: AxisRef, previous: int) -> Block | None:
+        """What the tensor's own factor has against an axis."""
+        projection = self.problem.tensors[tensor]
+        for reason, axes in (
+            (Reason.REPLICATED, _overlapping(projection.replicated, axis)),
+            (Reason.UNREDUCED, _overlapping(projection.unreduced, axis)),
+            (Reason.OVERFLOW, own.overflow),
+        ):
+            if axes:
+                return self._because(reason, tensor, axes, candidate=axis)
+        before = self._overflow_before(tensor)
+        if before:
+            return self._because(Reason.OVERFLOW, tensor, before, candidate=axis)
+        if own.closed:
+            return self._because(Reason.CLOSED, tensor, own.axes, candidate=axis)
+        fitting = allowed_within(projection, self.factor, axis, previous, self.problem)
+        if fitting != axis:
+            return self._because(Reason.INDIVISIBLE, tensor, (axis,), candidate=axis)
+        if self.problem.conservative and axis.sub_axis is not None:
+            return self._because(Reason.CONSERVATIVE, tensor, (axis,), candidate=axis)
+        return None
+
+    def _overflow_before(self, tensor: int) -> Axes:
+        """Axes of the tensor's dimension that did not fit a factor before this one; they leave no room for more."""
+        mapping, factors = self.rule.mappings[tensor], self.problem.tensors[tensor].factors
+        dim = mapping[dim_of(mapping, self.factor)]
+        found = (factors[f].overflow for f in dim[: dim.index(self.factor)] if f in factors)
+        return next((overflow for overflow in found if overflow), ())
+
+
+def _overlapping(axes: Axes, axis: AxisRef) -> Axes:
+    return tuple(a for a in axes if overlaps(a, axis))
+
+
+def _disagree(a: Axes, b: Axes) -> bool:
+    """Neither list begins the other."""
+    for i, (left, right) in enumerate(zip(a, b, strict=False), 1):
+        if left != right:
+            return not ((i == len(a) and prefix_of(left, right)) or (i == len(b) and prefix_of(right, left)))
+    return False

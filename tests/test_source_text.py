@@ -1,0 +1,92 @@
+"""Reading MLIR text: positions, excerpts, and the mistakes that jaxlib would die of."""
+
+from __future__ import annotations
+
+import pytest
+from dialect_breaks import EDGES, MANUAL
+from jax.interpreters import mlir
+
+from sdy_jax.fatal_mistakes import fatal_mistakes
+from sdy_jax.source_text import Position, SourceError, parse_module, split_modules
+
+
+@pytest.fixture(scope="module")
+def context():
+    return mlir.make_ir_context()
+
+
+def error(text, context):
+    with pytest.raises(SourceError) as caught:
+        parse_module(text, context, "m.mlir")
+    return caught.value
+
+
+def test_an_error_has_its_parts(context):
+    found = error("func.func @f() {\n\t%0 = stablehlo.tanh %x : tensor<f32>\n}", context)
+    assert (found.file, found.position) == ("m.mlir", Position(2, 22))
+    assert found.message == "use of undeclared SSA value name"
+    place, line, mark = str(found).splitlines()
+    assert place == "m.mlir:2:22: error: use of undeclared SSA value name"
+    assert (line, line[mark.index("^") :]) == ("   %0 = stablehlo.tanh %x : tensor<f32>", "%x : tensor<f32>")
+
+
+def test_columns_count_bytes_but_the_mark_counts_characters(context):
+    found = error('func.func @"éé"() { %0 = stablehlo.tanh %x : tensor<f32> }', context)
+    _, line, mark = str(found).splitlines()
+    assert line[mark.index("^") :].startswith("%x")
+    assert found.position == Position(1, line.index("%x") - 2 + 1 + 2)
+
+
+def test_a_missing_token_is_said_with_what_is_there(context):
+    argument = "%x: tensor<f32> {sdy.sharding = #sdy.sharding<@m, [[]]>}"
+    found = error(f"sdy.mesh @m = <[]>\nfunc.func @f({argument}) {{ return }}", context)
+    assert found.message == "expected '{', got `[`"
+
+
+def test_modules_split_at_lines_of_their_own():
+    text = "a\n// -----\nb // -----\n  // -----\t\n// ----- c\n"
+    assert [part.strip() for part in split_modules(text)] == ["a", "b // -----", "// ----- c"]
+    assert [part.splitlines().index(part.strip()) for part in split_modules(text)] == [0, 2, 4]
+    assert list(split_modules("")) == [""]
+    assert [part.strip() for part in split_modules("// -----\n// -----")] == ["", "", ""]
+
+
+def test_a_nul_character_is_not_taken_for_the_end(context):
+    found = error("func.func @f() {\n  return\n}\n  \0 x", context)
+    assert (found.position, found.message) == (Position(4, 3), "a NUL character")
+
+
+FATAL = [
+    EDGES.replace("-> [operand-1]", "-> [operand--1]"),
+    EDGES.replace('<[<@m, [{"a"}, {}]>]>', '<[<@none, [{"a"}, {}]>]>'),
+    MANUAL.replace('in_shardings=[<@m, [{"a"}, {}]>]', "in_shardings=[<@max, []>]"),
+    MANUAL.replace('out_shardings=[<@m, [{"a"}, {}]>]', "out_shardings=[<mesh<[], device_ids=[1]>, []>]"),
+    """sdy.mesh @"a b" = < [ ] , device_ids=[0]>
+    func.func @f(%x: tensor<8xf32>) {
+      %0 = "sdy.manual_computation"(%x) <{in_shardings = #sdy.sharding_per_value<[<@"a b", []>]>,
+        manual_axes = #sdy<manual_axes{}>, out_shardings = #sdy.sharding_per_value<[<@"a b", []>]>}> ({
+        ^bb0(%p: tensor<8xf32>): "sdy.return"(%p) : (tensor<8xf32>) -> () }) : (tensor<8xf32>) -> tensor<8xf32>
+      return }""",
+]
+
+
+@pytest.mark.parametrize("text", FATAL)
+def test_what_jaxlib_dies_of_is_an_error(text, context):
+    found = error(text, context)
+    assert found.position is not None
+    assert found.message.startswith(("[D1]", "[S2]", "[O2a]"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        EDGES,
+        EDGES.replace("  return", '  // operand--1 <@none, []>\n  return {x = "operand--1 <@none, []>"}'),
+        MANUAL,
+        MANUAL.replace("@m,", "@maximal,").replace("@m ", "@maximal "),
+        MANUAL.replace("  return", "  %1 = sdy.sharding_constraint %0 <@max, []> : tensor<8x8xf32>\n  return"),
+    ],
+)
+def test_what_only_looks_fatal_is_accepted(text, context):
+    assert list(fatal_mistakes(text)) == []
+    parse_module(text, context)

@@ -1,0 +1,254 @@
+"""Each rule of the dialect with modules that break it, as text and built in Python; ours beside the one in jaxlib."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from dialect_breaks import BREAKS, COLLECTIVE, EDGE, MANUAL, RESULT, VALID, all_ops, broken_in_python, parsed
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from sdy_jax.errors import ShardingError
+from sdy_jax.representation.dialect_rules import RULES
+from sdy_jax.source_text import SourceError, parse_module
+from sdy_jax.verification import verify_dialect, verify_module
+
+
+@pytest.fixture(scope="module")
+def context():
+    return mlir.make_ir_context()
+
+
+@pytest.mark.parametrize("text", VALID)
+def test_valid_modules_are_accepted(text, context):
+    verify_module(parse_module(text, context).operation)
+
+
+@pytest.mark.parametrize("broken", BREAKS, ids=str)
+def test_broken_text_is_rejected_by_the_name_of_the_rule(broken, context):
+    with pytest.raises(SourceError, match=r"^m\.mlir:\d+:\d+: error: \[" + re.escape(f"{broken.rule}]")):
+        parse_module(broken.text, context, "m.mlir")
+
+
+@pytest.mark.parametrize("broken", [b for b in BREAKS if not b.text_only], ids=str)
+def test_broken_modules_built_in_python_are_rejected_by_the_name_of_the_rule(broken):
+    with pytest.raises(ShardingError, match="^" + re.escape(f"[{broken.rule}]")):
+        verify_dialect(broken_in_python(broken).operation)
+
+
+def test_every_rule_is_broken_somewhere():
+    assert {b.rule for b in BREAKS} == set(RULES)
+
+
+# Breaks that are no change of an attribute.
+
+
+def ops(module: ir.Module, name: str) -> list[ir.Operation]:
+    return [op for op in all_ops(module.operation) if op.name == name]
+
+
+def create(name: str, operands: Sequence[ir.Value], after: ir.Operation, **attributes: ir.Attribute) -> ir.Operation:
+    with after.context, ir.Location.file("model.py", 7, 1):
+        created = ir.Operation.create(name, [operands[0].type], operands, attributes)
+        block = after.parent.regions[0].blocks[0] if after.parent else None
+        assert block is not None
+        ir.InsertionPoint.at_block_terminator(block).insert(created)
+    return created
+
+
+def rejected(module: ir.Module) -> str:
+    with pytest.raises(ShardingError) as caught:
+        verify_dialect(module.operation)
+    return str(caught.value)
+
+
+def test_an_edge_is_the_only_use_of_its_input():
+    module = parsed(EDGE)
+    (tanh,) = ops(module, "stablehlo.tanh")
+    create("stablehlo.negate", [tanh.results[0]], tanh)
+    assert rejected(module).startswith("[O4] sdy.data_flow_edge: its input has 2 uses")
+
+
+def test_an_edge_does_not_stand_for_what_an_sdy_op_makes():
+    module = parsed(EDGE)
+    (edge,) = ops(module, "sdy.data_flow_edge")
+    create("sdy.data_flow_edge", [edge.results[0]], edge)
+    message = rejected(module)
+    assert message.startswith("[O4] sdy.data_flow_edge: its input comes from sdy.data_flow_edge; ")
+    assert message.endswith('(at "model.py":7:1)')
+
+
+def test_a_functions_edge_stands_for_an_argument_or_a_calls_result():
+    module = parsed(RESULT)
+    (tanh,) = ops(module, "stablehlo.tanh")
+    create("sdy.func_data_flow_edge", [tanh.results[0]], tanh)
+    assert rejected(module).startswith("[O5] sdy.func_data_flow_edge: its input comes from stablehlo.tanh")
+    module = parsed(RESULT)
+    (tanh,) = ops(module, "stablehlo.tanh")
+    create("sdy.func_data_flow_edge", [tanh.operands[0]], tanh)
+    assert "[O5] sdy.func_data_flow_edge: its input has 2 uses" in rejected(module)
+
+
+def test_a_barrier_stops_something():
+    module = parsed(RESULT)
+    (tanh,) = ops(module, "stablehlo.tanh")
+    both = ir.Attribute.parse("3 : i32", module.context)
+    create("sdy.propagation_barrier", [tanh.results[0]], tanh, allowed_direction=both)
+    assert rejected(module).startswith("[O1] sdy.propagation_barrier")
+
+
+def test_a_manual_computation_returns_as_many_values_as_it_has():
+    module = parsed(MANUAL)
+    (computation,) = ops(module, "sdy.manual_computation")
+    body = computation.regions[0].blocks[0]
+    body.add_argument(body.arguments[0].type, ir.Location.unknown(module.context))
+    assert "[O2b] sdy.manual_computation: 1 operands, but 2 inside" in rejected(module)
+
+
+def test_what_other_dialects_demand_is_found_too():
+    module = parsed(RESULT)
+    (tanh,) = ops(module, "stablehlo.tanh")
+    with module.context, ir.Location.file("model.py", 7, 1):
+        wrong = ir.Operation.create("stablehlo.add", [tanh.results[0].type], [tanh.results[0]])
+        ir.InsertionPoint(tanh.parent.regions[0].blocks[0].operations[1]).insert(wrong)
+    verify_dialect(module.operation)
+    with pytest.raises(ShardingError, match=r"'stablehlo.add' op expected 2 operands.*model\.py"):
+        verify_module(module.operation)
+
+
+@pytest.mark.parametrize("name", ["sdy.sharding_constraint", "sdy.manual_computation", "sdy.propagation_barrier"])
+def test_an_op_without_its_attributes_is_rejected(name):
+    module = parsed(RESULT)
+    (tanh,) = ops(module, "stablehlo.tanh")
+    create(name, [tanh.results[0]], tanh)
+    with pytest.raises(ShardingError, match=name):
+        verify_module(module.operation)
+
+
+def test_meshes_belong_to_the_nearest_module():
+    text = """module { sdy.mesh @q = <["a"=2]>
+      module @inner { sdy.mesh @q = <["b"=2]>
+        func.func @f(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@q, [{"b"}]>}) { return } } }"""
+    verify_module(parsed(text).operation)
+
+
+# Beside jaxlib's verifier, on attributes changed at random.
+
+_CHILD = """
+import json, sys
+sys.path.insert(0, json.loads(sys.argv[1]))
+from test_verify_module import changed
+from jax.extend.mlir import ir
+for line in sys.stdin:
+    try:
+        answer = changed(json.loads(line)).operation.verify()
+    except ir.MLIRError as error:
+        answer = error.error_diagnostics[0].message
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def jaxlib_verdicts(changes):
+    """True, or why jaxlib rejects a change; None where it dies of it."""
+    answers = []
+    command = [sys.executable, "-c", _CHILD, json.dumps(os.path.dirname(__file__))]
+    while len(answers) < len(changes):
+        rest = "\n".join(map(json.dumps, changes[len(answers) :]))
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"}
+        done = subprocess.run(command, input=rest, capture_output=True, text=True, timeout=120, env=environment)
+        answers += map(json.loads, done.stdout.splitlines())
+        assert done.returncode <= 0, done.stderr
+        if done.returncode:
+            answers.append(None)
+    return answers
+
+
+def changed(change):
+    """A valid module with one attribute changed: (number of the module, number of the op, attribute, text)."""
+    number, op, name, text = change
+    module = parsed(VALID[number])
+    target = list(all_ops(module.operation))[op]
+    target.attributes[name] = ir.Attribute.parse(text, module.context)
+    return module
+
+
+def random_axis(rng):
+    name = rng.choice(["a", "b", "c", "c", "d", "one", "x"])
+    return (
+        f'"{name}"' if rng.random() < 0.5 else f'"{name}":({rng.choice([0, 1, 1, 2, 4])}){rng.choice([1, 2, 2, 3, 4])}'
+    )
+
+
+def random_axes(rng, low=0):
+    return ", ".join(random_axis(rng) for _ in range(rng.randint(low, 2)))
+
+
+COUNT = int(os.environ.get("SDY_JAX_RANDOM_MODULES", "300"))
+
+# Where to change a text, and how.
+_CHANGES = [
+    (r'"[a-z]+"(:\(\d\)\d)?', lambda old, rng: random_axis(rng)),
+    (r"\{[^{}=]*\}", lambda old, rng: "{" + random_axes(rng) + "}" + rng.choice(["", "", "p1"])),
+    (r"\}", lambda old, rng: rng.choice(["}p0", "}p3", ", ?}", "}, {}"])),
+    (r"\{\}(, )?", lambda old, rng: rng.choice(["", "{?}, ", "{?}p2"])),
+    (r"@\w+", lambda old, rng: rng.choice(["@m", "@n", "@max", "@empty", "@none", 'mesh<["a"=2, "b"=4]>'])),
+    (r"\](?=>)", lambda old, rng: f"], {rng.choice(['replicated', 'unreduced'])}={{{random_axes(rng, 1)}}}"),
+    (r"(?<=[^\w])[ijk](?=[^\w=])", lambda old, rng: rng.choice(["i", "j", "k", "l", "ij", "ki"])),
+    (r"\}(?=>)", lambda old, rng: f"}} {rng.choice(['reduction', 'permutation', 'blocked_propagation'])}={{k}}"),
+    (r"(?<==)\d+", lambda old, rng: rng.choice(["1", "2", "8"])),
+    (
+        r"(operand|result)-\d",
+        lambda old, rng: rng.choice(["operand-0", "operand-1", "operand-2", "result-0", "result-1"]),
+    ),
+    (r"#sdy.sharding(_per_value)?", lambda old, rng: rng.choice(["#sdy.sharding", "#sdy.sharding_per_value"])),
+    (r"<@\w+, [^<>]*>", lambda old, rng: f"{old}, {old}"),
+]
+
+
+def attributes_of_the_dialect():
+    """(number of the module, number of the op, attribute, its text), of all valid modules."""
+    return [
+        (number, i, name, str(op.attributes[name]))
+        for number, text in enumerate(VALID)
+        if text != COLLECTIVE  # whose own rules are left to jaxlib
+        for i, op in enumerate(all_ops(parsed(text).operation))
+        for name in op.attributes
+        if "#sdy" in str(op.attributes[name]) and name != "mesh"
+    ]
+
+
+def random_change(rng, attributes, context):
+    """A change whose text parses as an attribute."""
+    while True:
+        number, op, name, text = rng.choice(attributes)
+        for _ in range(rng.randint(1, 2)):
+            pattern, new = rng.choice(_CHANGES)
+            if places := list(re.finditer(pattern, text)):
+                place = rng.choice(places)
+                text = text[: place.start()] + new(place[0], rng) + text[place.end() :]
+        try:
+            ir.Attribute.parse(text, context)
+        except ir.MLIRError:
+            continue
+        return number, op, name, text
+
+
+def test_what_jaxlib_rejects_is_rejected_and_what_it_accepts_is_accepted(context):
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    attributes = attributes_of_the_dialect()
+    changes = [random_change(rng, attributes, context) for _ in range(COUNT)]
+    for change, theirs in zip(changes, jaxlib_verdicts(changes), strict=True):
+        try:
+            verify_dialect(changed(change).operation)
+            ours = True
+        except ShardingError as error:
+            ours = str(error)
+        assert (ours is True) == (theirs is True), f"seed {seed}: {change}\nours: {ours}\njaxlib: {theirs}"
