@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.errors import SdyError, ShardingError
 from sdy_jax.jax_internals import weakly_typed
-from sdy_jax.representation.named import has_sub_axes, to_partition_spec
+from sdy_jax.representation.named import has_sub_axes, mesh_from_jax, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.text import parse_sharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
 
@@ -78,6 +79,23 @@ class Boundary:
             cut = next((i for i, a in enumerate(axes) if a.sub_axis), len(axes))
             names.append(tuple(a.name for a in axes[:cut]) or None)
         return PartitionSpec(*names)
+
+
+def on_parts(spec: Any, mesh: jax.sharding.Mesh | None) -> NamedSharding | None:
+    """The jax sharding of a result that the user splits by parts of axes; None for every other specification.
+
+    jit must be told these: it looks for shardings that nobody stated on the axes of the arguments' mesh only.
+    """
+    if mesh is None or not isinstance(spec, (str, TensorSharding)):
+        return None
+    try:
+        sharding = parse_sharding(spec, "mesh") if isinstance(spec, str) else spec
+    except SdyError:
+        return None  # said when the function is called, with the result's path
+    if not has_sub_axes(sharding) or not sharding.is_fully_closed:
+        return None
+    refined = RefinedMesh.of(mesh_from_jax(mesh), [axis for axes in sharding.axes for axis in axes])
+    return NamedSharding(refined.to_jax(mesh.devices), refined.spec(sharding))
 
 
 def auto_mesh(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:

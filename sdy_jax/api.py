@@ -13,7 +13,7 @@ import jax
 
 from sdy_jax import lowering, own_frames, runtime
 from sdy_jax.annotate.constraints import constrained
-from sdy_jax.arguments import Leaf, abstracted, argument_leaves, match_prefix, parameter_names
+from sdy_jax.arguments import SPEC_TYPES, Leaf, abstracted, argument_leaves, match_prefix, parameter_names
 from sdy_jax.errors import SdyError, ShardingError
 from sdy_jax.graph import Graph
 from sdy_jax.jax_internals import context_mesh
@@ -24,7 +24,7 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.warn import PartitionWarning, report_notes
 from sdy_jax.program import from_function
 from sdy_jax.representation.named import mesh_from_jax
-from sdy_jax.runtime.boundary import Boundary, auto_mesh, concrete_mesh
+from sdy_jax.runtime.boundary import Boundary, auto_mesh, concrete_mesh, on_parts
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.statics import StaticParameters, Statics
 
@@ -150,6 +150,7 @@ class PartitionedFunction:
             keep_unused=keep_unused,
             inline=inline,
             compiler_options=compiler_options,
+            **_told(out_shardings, mesh),
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -285,6 +286,12 @@ class PartitionedFunction:
 
     def _jax_mesh(self) -> jax.sharding.Mesh:
         return concrete_mesh(context_mesh() if self._mesh is None else self._mesh)
+
+
+def _told(out_shardings: Any, mesh: jax.sharding.Mesh | None) -> dict[str, Any]:
+    """What jit must know of the results beforehand: the shardings that it could not find out."""
+    told = jax.tree.map(lambda spec: on_parts(spec, mesh), out_shardings, is_leaf=lambda x: isinstance(x, SPEC_TYPES))
+    return {"out_shardings": told} if jax.tree.leaves(told) else {}
 
 
 # The settings of jax that change what a function traces to.

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax import api
+from sdy_jax.testing import assert_same
 
 X = np.arange(128, dtype=np.float32).reshape(8, 16) / 64
 W = np.arange(128, dtype=np.float32).reshape(16, 8) / 64
@@ -292,3 +293,24 @@ def test_warnings_come_once_and_point_to_the_call(mesh):
     ours = [w for w in caught if w.category is sdy.PartitionWarning]
     assert ours and len({str(w.message) for w in ours}) == len(ours)
     assert {w.filename for w in ours} == {__file__}
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("out", ['[{"x":(1)2}]', '[{"x":(2)2}]', '[{"x":(1)2, ?}]', None])
+def test_results_split_by_parts_of_axes(axis_type, out):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(axis_type,))
+    x = jnp.arange(4.0)
+    double = sdy.partition(lambda x: x * 2, mesh=mesh, in_shardings='[{"x":(1)2}]', out_shardings=out)
+    plan, result = double.plan(x), double(x)
+    np.testing.assert_array_equal(result, x * 2)
+    if out is not None and axis_type == AxisType.Auto and "?" not in out:
+        assert len({str(shard.index) for shard in result.addressable_shards}) == 2
+        assert plan.results[0].sharding.shard_counts(plan.program.mesh) == (2,)
+
+
+def test_a_result_that_propagation_splits_by_a_part_of_an_axis_is_laid_out_on_whole_axes():
+    a, b = jnp.ones((4, 4, 8)), jnp.arange(256.0).reshape(8, 4, 8)
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    assert_same(
+        lambda a, b: jnp.einsum("bik,cjk->bcij", a, b[:2]), a, b, mesh=mesh, in_shardings=(P(None, None, "x"), P("x"))
+    )

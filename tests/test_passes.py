@@ -185,7 +185,7 @@ def test_import_propagate_export_is_the_pipeline() -> None:
     with module.context, ir.Location.unknown(module.context):
         import_module(module.operation)
         propagate(Graph(module.operation))
-        export_module(module.operation, sub_axes=False)
+        export_module(module.operation)
         module.operation.verify()
     closed = dump(module)
     assert "?" not in closed
