@@ -23,8 +23,8 @@ from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import mlir
 
 try:
-    from jax._src import shard_alike
-except ImportError:
+    from jax._src import shard_alike  # type: ignore[attr-defined, unused-ignore]
+except ImportError:  # jax 0.12 has none
     shard_alike = None  # type: ignore[assignment]
 
 shard_alike_p: Any = getattr(shard_alike, "shard_alike_p", None)
