@@ -20,6 +20,8 @@ from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.choose import Choice, InsideCollective, Problem, Tensor, choose
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.factors import dividing_prefix
+from sdy_jax.lowering.invariants import use_invariants_from_outside
+from sdy_jax.lowering.recompute import Known, Recomputation, recomputation
 from sdy_jax.lowering.regions import forget_shardings_inside
 from sdy_jax.lowering.report import InsertedCollective, Note, PartitionReport
 from sdy_jax.lowering.resharding import Collective, plan_reshard
@@ -27,7 +29,7 @@ from sdy_jax.lowering.strategies.linearity import carries
 from sdy_jax.lowering.strategies.manual import settle_edges
 from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection, strategies_of
 from sdy_jax.lowering.text import axes_of, collective_attributes
-from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.representation.attributes import sharding_to_attribute, shardings_to_attribute
 from sdy_jax.representation.axes import overlaps, sort_and_merge
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
@@ -41,6 +43,7 @@ Slot = tuple[Op, int]
 
 def partition(module: ir.Operation, mesh_name: str, costs: CostModel) -> PartitionReport:
     """Rewrites `module` (propagated, shardings closed) in place and says what was inserted."""
+    use_invariants_from_outside(module)
     graph = Graph(module)
     partitioner = _Partitioner(graph, mesh_name, costs)
     partitioner.run()
@@ -57,6 +60,7 @@ class _Partitioner:
         self.costs = costs
         self.rules = RuleBook(overrides=False)
         self.report = PartitionReport()
+        self.known = Known(self._placed, self.rules.rule_of, mesh_name, self.mesh, costs)
         self.placed: dict[Value, TensorSharding] = {}
         self.declared: dict[Value, TensorSharding] = {}
         self.mlir: dict[Value, ir.Value] = {}
@@ -128,6 +132,9 @@ class _Partitioner:
             self.graph.set_sharding(value, sharding)
         self.declared[value] = sharding
         return sharding
+
+    def _placed(self, value: Value) -> TensorSharding:
+        return self.placed[value]
 
     def _place(self, value: Value, sharding: TensorSharding) -> None:
         self.placed[value] = sharding
@@ -299,8 +306,20 @@ class _Partitioner:
         key = (value, (target.axes, target.unreduced_axes))
         if key not in self.copies:
             # Beside the value, before the op that (perhaps deep inside) uses it: loop invariants move once.
-            self.copies[key] = self._insert(value, target, _ancestor_in(value, user), user)
+            before = _ancestor_in(value, user)
+            again = recomputation(value, target, self.known)
+            self.copies[key] = (
+                self._insert(value, target, before, user) if again is None else self._make_anew(again, target, before)
+            )
         return self.copies[key]
+
+    def _make_anew(self, again: Recomputation, target: TensorSharding, before: Op) -> ir.Value:
+        operands = [self._resharded(v, s, before) for v, s in zip(again.op.operands, again.operands, strict=False)]
+        clone = again.op.mlir.clone(ir.InsertionPoint(before.mlir)).operation
+        for number, operand in enumerate(operands):
+            clone.operands[number] = operand
+        clone.attributes["sdy.sharding"] = shardings_to_attribute((target,), clone.context)
+        return clone.results[0]
 
     def _insert(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
         source = self.placed[value]

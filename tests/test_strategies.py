@@ -127,7 +127,8 @@ def test_every_kind_of_reduction(mesh, spec):
     args = [x, c, integers(8, 32), floats(8, 32) > 1]
     plan = check(every_kind, args, [spec] * 4, mesh=mesh, atol=1e-5)
     assert not plan.notes, plan
-    assert {c.kind for c in plan.collectives if c.wire_bytes} == {"all_reduce"}, plan
+    at_the_boundary = {"all_gather"} if '"y":(2)2' in spec else set()  # results are laid out on whole axes
+    assert {c.kind for c in plan.collectives if c.wire_bytes} == {"all_reduce"} | at_the_boundary, plan
 
 
 @pytest.mark.parametrize("kind", ["xor", "and", "or", "add", "multiply", "maximum", "minimum"])

@@ -109,6 +109,12 @@ def _parse(text: str, context: ir.Context) -> ir.Attribute:
 
 
 # The reductions that the text of this jaxlib's dialect can say.
+def reduction_code(kind: str) -> int | None:
+    """The dialect's number for a kind of reduction; None where this version of the dialect does not know it."""
+    codes = {known.name.lower(): known.value for known in getattr(sdy, "ReductionOp", ())}
+    return codes.get(kind)
+
+
 _SAYABLE = {"sum", *(kind.name.lower() for kind in getattr(sdy, "ReductionOp", ()))}
 
 

@@ -1,0 +1,76 @@
+"""Values are made anew where that is cheaper than moving them: before a broadcast, on the narrower type, from iotas."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from sdy_jax.testing import assert_same
+
+MESH = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+
+def check(function, specs, *arguments, out=P()):
+    plan = assert_same(function, *arguments, mesh=MESH, in_shardings=specs, out_shardings=out)
+    assert plan.stages["partitioned"].verify()
+    return plan
+
+
+def moved(plan):
+    return [(c.kind, c.dtype, c.shape) for c in plan.collectives if c.wire_bytes]
+
+
+def test_a_value_is_gathered_before_it_is_widened():
+    w = jnp.arange(64, dtype=jnp.bfloat16).reshape(16, 4)
+    plan = check(lambda w: w.astype(jnp.float32), (P("y"),), w)
+    assert moved(plan) == [("all_gather", "bf16", (16, 4))]
+
+
+def test_a_value_is_gathered_after_it_is_narrowed():
+    w = jnp.arange(64, dtype=jnp.float32).reshape(16, 4)
+    plan = check(lambda w: w.astype(jnp.bfloat16), (P("y"),), w)
+    assert moved(plan) == [("all_gather", "bf16", (16, 4))]
+
+
+def test_a_row_is_gathered_before_it_is_broadcast():
+    plan = check(lambda row: jnp.broadcast_to(row, (8, 16)), (P("y"),), jnp.arange(16.0))
+    assert moved(plan) == [("all_gather", "f32", (16,))]
+
+
+def test_through_several_ops():
+    row = jnp.arange(16, dtype=jnp.bfloat16)
+    plan = check(lambda r: -jnp.broadcast_to(r.astype(jnp.float32), (8, 16)).T, (P("y"),), row)
+    assert moved(plan) == [("all_gather", "bf16", (16,))]
+
+
+def test_what_is_made_of_nothing_never_moves():
+    def function(a, b):
+        return jnp.where(jnp.tril(jnp.ones((16, 16), bool)), a, b)
+
+    a, b = jnp.ones((16, 16)), jnp.zeros((16, 16))
+    plan = check(function, (P("y"), P(None, "y")), a, b, out=P(None, "y"))
+    assert moved(plan) == [("all_to_all", "f32", (16, 16))]
+
+
+def test_a_value_with_dear_origins_moves_itself():
+    x = jnp.ones((16, 4))
+    plan = check(lambda x: jnp.broadcast_to(x.sum(1), (2, 16)), (P(None, "y"),), x)
+    assert [kind for kind, *_ in moved(plan)] == ["all_reduce"]
+    two = check(lambda a, b: a + b, (P("y"), P("y")), x, x)
+    assert moved(two) == [("all_gather", "f32", (16, 4))]
+
+
+@pytest.mark.parametrize("target", [P(), P("x"), P(None, "y"), P(("x", "y"))])
+def test_reshapes_and_transposes_are_crossed_either_way(target):
+    x = jnp.arange(128.0).reshape(16, 8)
+    check(lambda x: x.T.reshape(8, 4, 4), (P("y", "x"),), x, out=target)
+
+
+def test_loops_find_what_is_made_before_them():
+    def function(w, x):
+        wide = w.astype(jnp.float32)
+        return jax.lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x + wide), x)
+
+    w = jnp.eye(16, dtype=jnp.bfloat16)
+    plan = check(function, (P("y"), P("x")), w, jnp.ones((16, 16)), out=P("x"))
+    assert [(c.dtype, c.depth) for c in plan.collectives if c.kind == "collective_permute"] == [("bf16", 0)]
