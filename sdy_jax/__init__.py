@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sdy_jax import testing
+    from sdy_jax import passes, testing
     from sdy_jax.annotate import (
         data_flow_edge,
         manual_computation,
@@ -52,6 +52,7 @@ __all__ = [
     "manual_computation",
     "named_computation",
     "partition",
+    "passes",
     "propagation_barrier",
     "reshard",
     "shard_alike",
@@ -84,8 +85,8 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "testing":
-        return import_module("sdy_jax.testing")
+    if name in ("passes", "testing"):
+        return import_module(f"sdy_jax.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'sdy_jax' has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(_HOMES[name]), name)

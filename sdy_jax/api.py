@@ -258,6 +258,10 @@ class PartitionedFunction:
             outer, _tracing.mesh = getattr(_tracing, "mesh", None), mesh
             try:
                 return self._fun(*statics.merged(args), **kwargs, **dict(statics.named))
+            except ValueError as error:
+                if jax.sharding.AxisType.Explicit in mesh.axis_types and "mesh" in str(error).lower():
+                    error.add_note(_ON_EXPLICIT_AXES)
+                raise
             finally:
                 _tracing.mesh = outer
 
@@ -286,6 +290,13 @@ class PartitionedFunction:
 
     def _jax_mesh(self) -> jax.sharding.Mesh:
         return concrete_mesh(context_mesh() if self._mesh is None else self._mesh)
+
+
+_ON_EXPLICIT_AXES = (
+    "sdy_jax traces a partitioned function with Auto axes, also on a mesh with Explicit ones. In the function, leave "
+    "out mesh= of jax.shard_map and constrain by a PartitionSpec instead of a NamedSharding, or make the mesh with "
+    "axis_types=(jax.sharding.AxisType.Auto, ...)"
+)
 
 
 def _told(out_shardings: Any, mesh: jax.sharding.Mesh | None) -> dict[str, Any]:

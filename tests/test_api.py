@@ -314,3 +314,15 @@ def test_a_result_that_propagation_splits_by_a_part_of_an_axis_is_laid_out_on_wh
     assert_same(
         lambda a, b: jnp.einsum("bik,cjk->bcij", a, b[:2]), a, b, mesh=mesh, in_shardings=(P(None, None, "x"), P("x"))
     )
+
+
+def test_an_explicit_mesh_inside_the_function_gets_jaxs_error_with_our_advice():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
+
+    @sdy.partition(mesh=mesh, in_shardings=P("x"))
+    def f(x):
+        return jax.shard_map(lambda b: b * 2, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(x)
+
+    with pytest.raises(ValueError, match="context mesh") as caught:
+        f(jnp.ones(8))
+    assert "leave out mesh= of jax.shard_map" in "".join(caught.value.__notes__)
