@@ -15,12 +15,13 @@ from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering import generic
 from sdy_jax.lowering.strategies import EMITTERS, LocalOp
 from sdy_jax.lowering.strategies.manual import edge_shardings
-from sdy_jax.lowering.text import AXES_ATTRIBUTE, parse_axes, parse_params, scope_name
+from sdy_jax.lowering.text import scope_name
+from sdy_jax.representation.collectives import AXES_ATTRIBUTE, KINDS, parse_axes, parse_params
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
-_COLLECTIVES = frozenset(f"sdy.{kind}" for kind in (*AXES_ATTRIBUTE, "all_to_all", "collective_permute"))
+_COLLECTIVES = frozenset(f"sdy.{kind}" for kind in KINDS)
 
 
 def local_function(graph: Graph, mesh: RefinedMesh) -> Callable[..., tuple[jax.Array, ...]]:

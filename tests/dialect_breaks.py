@@ -68,6 +68,33 @@ EDGE = function(
 )
 FUNCTION_EDGE = function("%0 = sdy.func_data_flow_edge %x : tensor<8x8xf32>")
 COLLECTIVE = function('%0 = sdy.all_slice [{}, {"a"}] %x out_sharding=<@m, [{}, {"a"}]> : tensor<8x8xf32>')
+GATHER = function(
+    '%0 = sdy.all_slice [{}, {"a", "c"}] %x out_sharding=<@m, [{}, {"a", "c"}]> : tensor<8x8xf32>',
+    '%1 = sdy.all_gather [{}, {"c":(4)4}] %0 out_sharding=<@m, [{?}, {"a", "c":(1)4}]> : tensor<8x8xf32>',
+    '%2 = sdy.all_gather [{}, {"c":(1)4}] %1 out_sharding=<@m, [{}, {"a"}]> : tensor<8x8xf32>',
+)
+EXCHANGE = function(
+    '%0 = sdy.reshard %x <@m, [{"c", "b"}, {}, {}, {"a"}], replicated={"d"}> : tensor<8x8x8x8xf32>',
+    '%1 = sdy.all_to_all [{"b"}: 0->1, {"a"}: 3->2] %0 out_sharding=<@m, [{"c"}, {"b"}, {"a"}, {}]>'
+    " : tensor<8x8x8x8xf32>",
+    arguments="%x: tensor<8x8x8x8xf32>",
+)
+PERMUTE = function(
+    '%0 = sdy.reshard %x <@n, [{"b"}, {}]> : tensor<8x8xf32>',
+    '%1 = sdy.collective_permute %0 out_sharding=<@n, [{"b":(2)2, "a"}, {}]> : tensor<8x8xf32>',
+)
+REDUCE = function(
+    '%0 = sdy.reshard %x <@m, [{"b"}, {}], replicated={"one"}, unreduced={"a", "d"}> : tensor<8x8xf32>',
+    '%1 = sdy.all_reduce {"a", "c"} %0 out_sharding=<@m, [{"b"}, {}], unreduced={"d"}> : tensor<8x8xf32>',
+    '%2 = sdy.reduce_scatter [{"d"}, {}] %1 out_sharding=<@m, [{"b", "d"}, {}]> : tensor<8x8xf32>',
+)
+CONVERT = function(
+    '%0 = sdy.reshard %x <@m, [{"b"}, {"c"}], unreduced={"d"}> : tensor<8x8xf32>',
+    '%1 = sdy.replicated_to_unreduced {"a"} %0 out_sharding=<@m, [{"b"}, {"c"}], unreduced={"a", "d"}>'
+    " : tensor<8x8xf32>",
+    '%2 = sdy.sharded_to_unreduced [{}, {"c"}] %1 out_sharding=<@m, [{"b"}, {}], unreduced={"a", "c", "d"}>'
+    " : tensor<8x8xf32>",
+)
 RESULT = function("%0 = stablehlo.tanh %x {sdy.sharding = #sdy.sharding_per_value<[<@m, [{}, {}]>]>} : tensor<8x8xf32>")
 NO_RESULT = function(
     "stablehlo.custom_call @foo(%x) {has_side_effect = true, sdy.sharding = #sdy.sharding_per_value<[<@max, []>]>}"
@@ -120,6 +147,7 @@ VALID = (
         MANUAL,
         INSIDE,
     ),
+    *(GATHER, EXCHANGE, PERMUTE, REDUCE, CONVERT),
     *(FUNCTION_EDGE, MANUAL_ODD, RULE, ONE_FACTOR, SPLIT_FACTOR, EDGES, BARRIER),
 )
 
@@ -206,6 +234,21 @@ BREAKS: tuple[Break, ...] = (
     *_each("S3", NO_RESULT, "[<@max, []>]", "[<@m, [{}]>]", '[<@m, [], replicated={"a"}>]'),
     *_each("S2", NO_RESULT, "[<@max, []>]", "[<@none, []>]"),
     *_each("A1", COLLECTIVE, "out_sharding=<@m", "out_sharding=<@permuted"),
+    *_each("C3", PERMUTE, 'out_sharding=<@n, [{"b":(2)2, "a"}', 'out_sharding=<@m, [{"b"}'),
+    *_each("C3", REDUCE, 'out_sharding=<@m, [{"b"}, {}], unreduced={"d"}>', 'out_sharding=<@n, [{"b"}, {}]>'),
+    *_each("C4", GATHER, '[{}, {"c":(4)4}]', '[{"c":(4)4}]', '[{}, {}, {"c":(4)4}]'),
+    *_each("C5", REDUCE, '{"a", "c"}', '{"c", "a"}'),
+    *_each("C8", GATHER, '[{}, {"c":(4)4}]', '[{}, {"a"}]', '[{}, {"c":(1)4}]', '[{"c":(4)4}, {}]'),
+    *_each("C8", EXCHANGE, '[{"b"}: 0', '[{"c"}: 0'),
+    *_each("C8", CONVERT, '[{}, {"c"}]', '[{"c"}, {}]'),
+    *_each("C9", GATHER, '[{?}, {"a", "c":(1)4}]', '[{"a"}, {"c":(1)4}]'),
+    *_each("C9", EXCHANGE, '[{"c"}, {"b"}, {"a"}, {}]', '[{"c", "b"}, {}, {"a"}, {}]'),
+    *_each("C9", REDUCE, '{"b", "d"}', '{"d", "b"}', '{"b"}'),
+    *_each("C10", EXCHANGE, "0->1", "0->4", "0->2", "0->0"),
+    *_each("C10", EXCHANGE, '{"b"}: 0->1, {"a"}: 3->2', '{"a"}: 3->2, {"b"}: 0->1'),
+    *_each("C11", PERMUTE, '[{"b":(2)2, "a"}, {}]', '[{"a"}, {}]', '[{}, {"b"}]'),
+    *_each("C12", REDUCE, '{"a", "c"}', '{"a", "b"}', '{"a", "c", "d"}', '{"a", "b":(1)2}', '{"a", "one"}'),
+    *_each("C14", CONVERT, 'unreduced={"a", "c", "d"}', 'unreduced={"a", "d"}'),
     *_each("A1", MANUAL, 'in_shardings=[<@m, [{"a"}', 'in_shardings=[<@m, [{"x"}'),
     *_each("S1", MANUAL, 'out_shardings=[<@m, [{"a"}, {}]', 'out_shardings=[<@m, [{"a"}]'),
     *_each("O2b", MANUAL, 'in_shardings=[<@m, [{"a"}, {}]>]', "in_shardings=[]"),
@@ -285,6 +328,10 @@ BREAKS: tuple[Break, ...] = (
             ("R2", ONE_FACTOR, "tensor<8xf32>", "tensor<*xf32>"),
             ("R3", RULE, "([i, k], [k, j])", "([*, k], [k, j])"),
             ("R12", RULE, "{i=8, j=4, k=16}", "{i=8, k=16, j=4}"),
+            ("C1", COLLECTIVE, "all_slice", "all_gather"),
+            ("C10", EXCHANGE, '{"b"}: 0->1, {"a"}: 3->2', ""),
+            ("C13", CONVERT, 'unreduced {"a"}', "unreduced {}"),
+            ("C13", CONVERT, 'unreduced {"a"}', 'unreduced {"d"}'),
             ("D1", EDGES, "step-2", "step-1"),
             ("D1", EDGES, "step-2", "step--2"),
             ("D1", EDGES, "-> [operand-1]", "-> [operand-1, operand-1]"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import jax
 
-from sdy_jax.lowering import collectives, text
+from sdy_jax.lowering import collectives
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.lowering.strategies.registry import LocalOp, emitter
+from sdy_jax.representation.attributes import reduction_from_attributes
+from sdy_jax.representation.collectives import Axes, parse_axes, parse_axis_lists, parse_params
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -22,7 +24,7 @@ def _all_slice(local: LocalOp, x: jax.Array) -> jax.Array:
 
 @emitter("sdy.all_to_all")
 def _all_to_all(local: LocalOp, x: jax.Array) -> jax.Array:
-    return collectives.all_to_all(x, text.parse_params(str(local.op.attributes["params"])), local.mesh)
+    return collectives.all_to_all(x, parse_params(str(local.op.attributes["params"])), local.mesh)
 
 
 @emitter("sdy.collective_permute")
@@ -36,7 +38,7 @@ def _collective_permute(local: LocalOp, x: jax.Array) -> jax.Array:
 
 @emitter("sdy.all_reduce")
 def _all_reduce(local: LocalOp, x: jax.Array) -> jax.Array:
-    axes = text.parse_axes(str(local.op.attributes["reduction_axes"]))
+    axes = parse_axes(str(local.op.attributes["reduction_axes"]))
     return collectives.all_reduce(x, axes, _kind(local), local.mesh)
 
 
@@ -47,7 +49,7 @@ def _reduce_scatter(local: LocalOp, x: jax.Array) -> jax.Array:
 
 @emitter("sdy.replicated_to_unreduced")
 def _replicated_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
-    axes = text.parse_axes(str(local.op.attributes["axes"]))
+    axes = parse_axes(str(local.op.attributes["axes"]))
     return collectives.replicated_to_unreduced(x, axes, _kind(local), local.mesh)
 
 
@@ -56,9 +58,9 @@ def _sharded_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
     return collectives.sharded_to_unreduced(x, _lists(local, "axes"), local.mesh)
 
 
-def _lists(local: LocalOp, name: str) -> tuple[text.Axes, ...]:
-    return text.parse_axis_lists(str(local.op.attributes[name]))
+def _lists(local: LocalOp, name: str) -> tuple[Axes, ...]:
+    return parse_axis_lists(str(local.op.attributes[name]))
 
 
 def _kind(local: LocalOp) -> str:
-    return local.op.text("reduction_kind", "sum")
+    return reduction_from_attributes(local.op.attributes)

@@ -1,4 +1,4 @@
-"""What can only be said once the whole module is there: constraints at borders, and the owners of data-flow edges.
+"""What waits for the whole module: constraints at borders, the owners of data-flow edges, shardings of collectives.
 
 jax lowers many functions on their own and moves or calls the result, so a rule does not see what its operands are.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.constraints import BORDER
+from sdy_jax.annotate.finish_collectives import is_unfinished, settle_collective
 from sdy_jax.errors import ShardingError
 from sdy_jax.graph import source_line
 from sdy_jax.representation.attributes import (
@@ -39,12 +40,15 @@ def finish(module: ir.Operation) -> None:
     """Completes the annotations of a module that jax has lowered, in place.
 
     Raises:
-        ShardingError: a `data_flow_edge` for a value that is on no edge.
+        ShardingError: a `data_flow_edge` for a value that is on no edge, or a collective whose operand's sharding is
+            not stated or does not fit.
     """
     for op in [op for op in _walk(module) if BORDER in op.attributes]:
         _settle_border(op)
     for op in [op for op in _walk(module) if op.name == _EDGE]:
         _settle_edge(op)
+    for op in [op for op in _walk(module) if is_unfinished(op)]:
+        settle_collective(op)
 
 
 def _walk(op: ir.Operation) -> Iterator[ir.Operation]:

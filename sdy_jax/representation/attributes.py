@@ -6,6 +6,7 @@ ones are the same object of their context). Writing goes through the textual for
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -121,6 +122,31 @@ _SAYABLE = {"sum", *(kind.name.lower() for kind in getattr(sdy, "ReductionOp", (
 def _portable(sharding: TensorSharding) -> TensorSharding:
     """Without a reduction that the dialect cannot write; collectives name theirs themselves."""
     return sharding if sharding.reduction in _SAYABLE else replace(sharding, reduction="sum")
+
+
+_REDUCTION_CODES = {kind.name.lower(): kind.value for kind in getattr(sdy, "ReductionOp", ())}
+
+
+def reduction_attributes(op: str, reduction: str) -> dict[str, str]:
+    """What names the reduction of a collective, as attributes in MLIR text; nothing for sum.
+
+    It is the dialect's own attribute where the op has one that can say it, else ours.
+    """
+    if reduction == "sum":
+        return {}
+    if op in ("all_reduce", "reduce_scatter") and reduction in _REDUCTION_CODES:
+        return {"reduction_op": f"{_REDUCTION_CODES[reduction]} : i32"}
+    return {"reduction_kind": f'"{reduction}"'}
+
+
+def reduction_from_attributes(attributes: Mapping[str, ir.Attribute]) -> str:
+    """The reduction of a collective."""
+    if "reduction_kind" in attributes:
+        return str(ir.StringAttr(attributes["reduction_kind"]).value)
+    if "reduction_op" not in attributes:
+        return "sum"
+    code = ir.IntegerAttr(attributes["reduction_op"]).value
+    return next(name for name, known in _REDUCTION_CODES.items() if known == code)
 
 
 def mesh_to_attribute(mesh: Mesh, context: ir.Context) -> ir.Attribute:

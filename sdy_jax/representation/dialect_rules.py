@@ -1,8 +1,8 @@
 """The rules that make a module of the SDY dialect valid, by the names under which errors quote them.
 
 Source: the constraints in the SDY dialect reference, and what the verifiers in jaxlib do where it is silent. M is about
-meshes, A about lists of axes, S about tensor shardings, O about ops, R about op sharding rules, D about the records of
-propagation.
+meshes, A about lists of axes, S about tensor shardings, C about collectives, O about other ops, R about op sharding
+rules, D about the records of propagation.
 """
 
 from __future__ import annotations
@@ -40,6 +40,20 @@ RULES: Mapping[str, str] = MappingProxyType({
     "S8": "axes that a computation is manual on occur nowhere inside it",
     "S9": "an argument or result of a function has one `#sdy.sharding`; another op a `#sdy.sharding_per_value` with one"
     " entry per result (without results: one for a single device, or of rank 0)",
+    "C1": "the operand of a collective has a sharding; all_slice, all_reduce and reduce_scatter take one without for"
+    " replicated",
+    "C3": "a collective keeps the mesh; only collective_permute changes it, to one with the same axes in another device"
+    " order",
+    "C4": "a collective keeps the type, and what it lists per dimension it lists for each dimension",
+    "C5": "axes to be reduced, or to be unreduced, are in the order of the mesh",
+    "C8": "all_gather, all_to_all and sharded_to_unreduced take the minor end of what splits a dimension",
+    "C9": "the result of a collective is split as the operand is after it",
+    "C10": "an all_to_all has parameters, with axes each, from and to dimensions that are all different, the sources in"
+    " ascending order",
+    "C11": "a collective_permute keeps the number of shards of each dimension",
+    "C12": "axes that are reduced split nothing, are not explicitly replicated, and are not unreduced in the result",
+    "C13": "replicated_to_unreduced has axes that split nothing and are not unreduced yet",
+    "C14": "the result of a conversion is unreduced along the operand's unreduced axes and those of the conversion",
     "O1": "a propagation barrier lets NONE, FORWARD or BACKWARD through",
     "O2a": "the values of a manual computation are split over a mesh; none lies on a single device",
     "O2b": "a manual computation has a sharding and an inner value per operand and per result",

@@ -122,7 +122,10 @@ class AxisRef:
 
 def axes_size(axes: Iterable[AxisRef], mesh: Mesh) -> int:
     """The number of shards that a list of axes makes."""
-    return math.prod(axis.size(mesh) for axis in axes)
+    count = 1
+    for axis in axes:
+        count *= axis.size(mesh)
+    return count
 
 
 @lru_cache(maxsize=1024)

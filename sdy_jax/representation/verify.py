@@ -121,7 +121,7 @@ def _verify_axes(sharding: TensorSharding, mesh: Mesh, where: str) -> None:
         verify_axis_list(axes, mesh, place)
     _verify_sorted("A11", sharding.replicated_axes, mesh, f"{where}, replicated axes")
     _verify_sorted("A12", sharding.unreduced_axes, mesh, f"{where}, unreduced axes")
-    _verify_disjoint([axis for _, axes in lists for axis in axes], where)
+    verify_disjoint([axis for _, axes in lists for axis in axes], where)
 
 
 def verify_axis_list(axes: Sequence[AxisRef], mesh: Mesh, where: str = "axis list") -> None:
@@ -157,7 +157,8 @@ def _verify_sorted(rule: str, axes: Sequence[AxisRef], mesh: Mesh, where: str) -
         fail(rule, where, f"{_listed(axes)} is not in mesh order", f"write {_listed(ordered)}")
 
 
-def _verify_disjoint(axes: Iterable[AxisRef], where: str) -> None:
+def verify_disjoint(axes: Iterable[AxisRef], where: str = "axis list") -> None:
+    """No two references share a digit."""
     for a, b in pairwise(sorted(axes, key=natural_order)):
         if a == b:
             fail("A2", where, f"axis {a} is used twice", "an axis splits, replicates or is unreduced once per tensor")

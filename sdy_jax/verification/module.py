@@ -13,11 +13,14 @@ from jax.extend.mlir import ir
 
 from sdy_jax.diagnostics import explain
 from sdy_jax.representation.attributes import manual_axes_from_attribute, mesh_from_attribute
+from sdy_jax.representation.collectives import KINDS
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.verification import ops
+from sdy_jax.verification.collectives import check_collective
 from sdy_jax.verification.computations import check_manual_computation, check_named_computation
 from sdy_jax.verification.propagation_edges import check_edge_lists, check_edges
+from sdy_jax.verification.unreduced import check_terms
 from sdy_jax.verification.values import Check, Scope, check_own
 
 
@@ -28,9 +31,22 @@ def verify_module(module: ir.Operation) -> None:
       ShardingError: the first rule of the dialect that is broken, by its name, with the op and its location; or else
         what jaxlib's verifier finds, which knows the other dialects too.
     """
+    _verify(module, partitioned=False)
+
+
+def verify_partitioned(module: ir.Operation) -> None:
+    """Verifies a module that this package has partitioned, more strictly: the `STRICT_RULES` hold as well.
+
+    Raises:
+      ShardingError: as `verify_module`; the mistake is the partitioner's.
+    """
+    _verify(module, partitioned=True)
+
+
+def _verify(module: ir.Operation, partitioned: bool) -> None:
     malformed: Exception | None = None
     try:
-        verify_dialect(module)
+        _verify_module(module, frozenset(), partitioned)
     except (KeyError, IndexError) as error:  # an op lacks an attribute or a block: jaxlib says which
         malformed = error
     try:
@@ -44,12 +60,12 @@ def verify_module(module: ir.Operation) -> None:
 
 def verify_dialect(module: ir.Operation) -> None:
     """Verifies the rules of the SDY dialect alone."""
-    _verify_module(module, frozenset())
+    _verify_module(module, frozenset(), partitioned=False)
 
 
-def _verify_module(module: ir.Operation, manual: frozenset[str]) -> None:
+def _verify_module(module: ir.Operation, manual: frozenset[str], partitioned: bool) -> None:
     meshes: dict[str, Mesh] = {}
-    scope = Scope(meshes, manual)
+    scope = Scope(meshes, manual, partitioned)
     for op in _inner_ops(module):
         if op.name == "sdy.mesh":
             meshes[ir.StringAttr(op.attributes["sym_name"]).value] = mesh_from_attribute(op.attributes["mesh"])
@@ -68,7 +84,7 @@ def _verify_regions(op: ir.Operation, scope: Scope) -> None:
     for inner in _inner_ops(op):
         _located(inner, _verify_op, scope)
         if inner.name == "builtin.module":
-            _verify_module(inner, scope.manual)
+            _verify_module(inner, scope.manual, scope.partitioned)
         elif inner.name == "sdy.manual_computation":
             manual = scope.manual.union(manual_axes_from_attribute(inner.attributes["manual_axes"]))
             _verify_regions(inner, replace(scope, manual=manual, seen=set()))
@@ -96,6 +112,8 @@ def _verify_op(op: ir.Operation, scope: Scope) -> None:
             check(op, scope)
     if op.name in _OPS:
         _OPS[op.name](op, scope)
+    if scope.partitioned:
+        check_terms(op, scope)
 
 
 _ATTRIBUTES: Mapping[str, Check] = {
@@ -116,18 +134,6 @@ _OPS: Mapping[str, Check] = {
     "sdy.propagation_barrier": ops.check_barrier,
     "sdy.manual_computation": check_manual_computation,
     "sdy.named_computation": check_named_computation,
-    **{
-        f"sdy.{name}": check_own("out_sharding")
-        for name in (
-            "all_gather",
-            "all_reduce",
-            "all_slice",
-            "all_to_all",
-            "collective_permute",
-            "reduce_scatter",
-            "replicated_to_unreduced",
-            "sharded_to_unreduced",
-        )
-    },
+    **{f"sdy.{kind}": check_collective for kind in KINDS},
 }
-"""Ops of the dialect with rules of their own. What collectives do to shardings is left to jaxlib's verifier."""
+"""Ops of the dialect with rules of their own."""

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import function_shardings
-from sdy_jax.representation.attributes import (
-    propagation_edges_from_attribute,
-    sharding_from_attribute,
-    shardings_from_attribute,
-)
+from sdy_jax.representation.attributes import propagation_edges_from_attribute
 from sdy_jax.representation.dialect_rules import fail
 from sdy_jax.representation.propagation_edges import EdgeValue, PropagationEdges
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify import verify_propagation_edges
-from sdy_jax.verification.values import Check, Scope, maker_of
+from sdy_jax.verification.values import Check, Scope, maker_of, sharding_of
 
 
 def check_edges(op: ir.Operation, scope: Scope) -> None:
@@ -68,24 +63,5 @@ def _source_count(op: ir.Operation) -> int:
 
 def _sharding_of(op: ir.Operation, value: EdgeValue) -> TensorSharding | None:
     if op.name == "sdy.data_flow_edge" or value.side == "result":
-        return _result_sharding(op, 0 if value.side == "operand" else value.index)
-    operand = op.operands[value.index]
-    maker = maker_of(operand)
-    if not isinstance(operand, ir.BlockArgument):
-        return _result_sharding(maker, ir.OpResult(operand).result_number)
-    number = operand.arg_number
-    if maker.name == "func.func":
-        return function_shardings(maker, "arg_attrs", number + 1)[number]
-    if "in_shardings" in maker.attributes:
-        return shardings_from_attribute(maker.attributes["in_shardings"])[number]
-    return _result_sharding(maker, number) if maker.name == "stablehlo.while" else None
-
-
-def _result_sharding(op: ir.Operation, number: int) -> TensorSharding | None:
-    for name in ("sharding", "out_sharding"):
-        if op.name.startswith("sdy.") and name in op.attributes:
-            return sharding_from_attribute(op.attributes[name])
-    for name in ("sdy.sharding", "out_shardings"):
-        if name in op.attributes:
-            return shardings_from_attribute(op.attributes[name])[number]
-    return None
+        return sharding_of(op.results[0 if value.side == "operand" else value.index])
+    return sharding_of(op.operands[value.index])

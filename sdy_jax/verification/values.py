@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
 
-from sdy_jax.representation.attributes import sharding_from_attribute
+from sdy_jax.graph import function_shardings
+from sdy_jax.representation.attributes import (
+    manual_axes_from_attribute,
+    sharding_from_attribute,
+    shardings_from_attribute,
+)
 from sdy_jax.representation.dialect_rules import fail
 from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 from sdy_jax.representation.verify import verify_sharding
 
 
@@ -19,11 +24,13 @@ from sdy_jax.representation.verify import verify_sharding
 class Scope:
     """What holds where an op stands: the meshes of its module, and the axes that computations around it are manual on.
 
-    `seen` has the shardings that were found right, each with the types of its values: modules repeat them.
+    `partitioned` modules keep stricter rules. `seen` has the shardings that were found right, each with the types of
+    its values: modules repeat them.
     """
 
     meshes: Mapping[str, Mesh]
     manual: frozenset[str]
+    partitioned: bool = False
     seen: set[tuple[ir.Attribute | ir.Type, ...]] = field(default_factory=set)
 
     def mesh(self, sharding: TensorSharding) -> Mesh:
@@ -102,3 +109,41 @@ def maker_of(value: ir.Value) -> ir.Operation:
     """The op whose result a value is, or in whose region it is an argument."""
     owner = value.owner
     return (owner.owner if isinstance(value, ir.BlockArgument) else owner).operation
+
+
+def sharding_of(value: ir.Value) -> TensorSharding | None:
+    """The sharding that is written for a value, as it is seen where the value is used; None if there is none."""
+    maker = maker_of(value)
+    if not isinstance(value, ir.BlockArgument):
+        return _result_sharding(maker, ir.OpResult(value).result_number)
+    number = value.arg_number
+    if maker.name == "func.func":
+        return function_shardings(maker, "arg_attrs", number + 1)[number]
+    if "in_shardings" in maker.attributes:
+        outer = shardings_from_attribute(maker.attributes["in_shardings"])[number]
+        if "manual_axes" not in maker.attributes:
+            return outer
+        return _inside(outer, frozenset(manual_axes_from_attribute(maker.attributes["manual_axes"])))
+    return _result_sharding(maker, number) if maker.name == "stablehlo.while" else None
+
+
+def _result_sharding(op: ir.Operation, number: int) -> TensorSharding | None:
+    attributes = op.attributes
+    for name in ("sharding", "out_sharding"):
+        if op.name.startswith("sdy.") and name in attributes:
+            return sharding_from_attribute(attributes[name])
+    for name in ("sdy.sharding", "out_shardings"):
+        if name in attributes:
+            return shardings_from_attribute(attributes[name])[number]
+    return None
+
+
+def _inside(sharding: TensorSharding, manual: frozenset[str]) -> TensorSharding:
+    """A sharding as the body of a computation sees it that is manual on some axes."""
+
+    def free(axes: tuple[AxisRef, ...]) -> tuple[AxisRef, ...]:
+        return tuple(axis for axis in axes if axis.name not in manual)
+
+    dims = tuple(DimensionSharding(free(d.axes), d.is_closed, d.priority) for d in sharding.dimensions)
+    lists = free(sharding.replicated_axes), free(sharding.unreduced_axes)
+    return replace(sharding, dimensions=dims, replicated_axes=lists[0], unreduced_axes=lists[1])

@@ -1,0 +1,347 @@
+"""The sdy collectives as functions of arrays: all_gather, all_slice, all_to_all, collective_permute, and so on.
+
+They speak of global arrays, so each is the identity: what changes is how the array lies on the mesh. The operand's
+sharding has to be known where the collective stands, and that of the result follows from it. It is known if the call
+states it (`sharding=`), or if the operand is the result of `reshard`, `sharding_constraint` or another of these
+functions, called right before in the same jitted function. Its open dimensions count as closed here.
+
+The partitioner brings the array from the one sharding to the other by the cheapest collectives, of which the one that
+is written is usually the only candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from sdy_jax.annotate.constraints import sharding_here, stated_here
+from sdy_jax.annotate.identity import Parameters, identity_primitive
+from sdy_jax.annotate.site import Site, create, current_mesh, emission
+from sdy_jax.annotate.specs import Stated, with_dimension
+from sdy_jax.arguments import match_prefix
+from sdy_jax.errors import ShardingError
+from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.representation.collectives import PER_DIMENSION, Axes, SdyCollective
+from sdy_jax.representation.mesh import AxisRef, quoted
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.text import parse_axis
+from sdy_jax.representation.verify_collectives import verify_said
+
+AxisLists = Sequence[Sequence[str | AxisRef]]
+
+
+def all_gather(x: Any, gathering_axes: AxisLists, sharding: Any = None) -> Any:
+    """Gathers blocks along axes: `sdy.all_gather`.
+
+    Args:
+        x: an array or a tree of arrays.
+        gathering_axes: a list of axes per dimension, with which the operand's list for the dimension has to end. An
+            axis is a name, a part of one such as `"model:(2)2"`, or an `AxisRef`.
+        sharding: the operand's sharding, or a prefix tree of shardings, as in `reshard`; None where it is stated right
+            before.
+
+    Returns:
+        `x`, no longer split along these axes. Tangents and cotangents pass unannotated; `vmap` adds a dimension that is
+        not split, or split along its `spmd_axis_name`.
+
+    Raises:
+        ShardingError: axes that the operand's dimensions do not end with, or an operand whose sharding is not stated.
+
+    Example:
+        >>> x = reshard(x, P(("data", "model"), None))
+        >>> x = all_gather(x, [["model"], []])  # now P("data", None)
+
+    Source: the SDY dialect reference, `sdy.all_gather`.
+    """
+    return _on_leaves(_per_dimension("all_gather", gathering_axes), x, sharding)
+
+
+def all_slice(x: Any, slicing_axes: AxisLists, sharding: Any = None) -> Any:
+    """Splits blocks further, without communication: `sdy.all_slice`.
+
+    Args:
+        x: an array or a tree of arrays.
+        slicing_axes: a list of axes per dimension, appended to what splits the dimension already.
+        sharding: the operand's sharding, as in `all_gather`.
+
+    Returns:
+        `x`, split along these axes as well; derivatives and `vmap` as for `all_gather`.
+
+    Raises:
+        ShardingError: axes that are in use, also as unreduced ones (`reduce_scatter` is meant then), or an operand
+            whose sharding is not stated.
+
+    Example:
+        >>> x = all_slice(x, [["model"], []], sharding=P("data", None))  # now P(("data", "model"), None)
+
+    Source: the SDY dialect reference, `sdy.all_slice`.
+    """
+    return _on_leaves(_per_dimension("all_slice", slicing_axes), x, sharding)
+
+
+def all_to_all(x: Any, params: Sequence[tuple[Sequence[str | AxisRef], int, int]], sharding: Any = None) -> Any:
+    """Moves axes from dimensions to others: `sdy.all_to_all`.
+
+    Args:
+        x: an array or a tree of arrays.
+        params: (axes, source, target) ...: the axes, with which the list of dimension `source` ends, are appended to
+            that of `target`. No dimension occurs twice; sources ascend.
+        sharding: the operand's sharding, as in `all_gather`.
+
+    Returns:
+        `x`, split along `target` instead; derivatives and `vmap` as for `all_gather`.
+
+    Raises:
+        ShardingError: parameters that do not fit, or an operand whose sharding is not stated.
+
+    Example:
+        >>> x = all_to_all(x, [(["model"], 0, 1)], sharding=P("model", None))  # now P(None, "model")
+
+    Source: the SDY dialect reference, `sdy.all_to_all`.
+    """
+    place = "all_to_all"
+    moves = tuple((_axes(axes, place), int(source), int(target)) for axes, source, target in params)
+    return _on_leaves(SdyCollective(place, params=moves), x, sharding)
+
+
+def collective_permute(x: Any, out_sharding: Any, sharding: Any = None) -> Any:
+    """Sends whole blocks to other devices: `sdy.collective_permute`.
+
+    Args:
+        x: an array or a tree of arrays.
+        out_sharding: a sharding with as many blocks in each dimension as before, on the same mesh, for each array of
+            the tree.
+        sharding: the operand's sharding, as in `all_gather`.
+
+    Returns:
+        `x` in `out_sharding`; derivatives and `vmap` as for `all_gather`.
+
+    Raises:
+        ShardingError: another number of blocks, or an operand whose sharding is not stated.
+
+    Example:
+        >>> x = collective_permute(x, P(("model", "data")), sharding=P(("data", "model")))
+
+    Source: the SDY dialect reference, `sdy.collective_permute`.
+    """
+    return _on_leaves(SdyCollective("collective_permute"), x, sharding, out_sharding)
+
+
+def all_reduce(x: Any, reduction_axes: Sequence[str | AxisRef], sharding: Any = None) -> Any:
+    """Adds up what an unreduced array holds along axes: `sdy.all_reduce`.
+
+    Args:
+        x: an array or a tree of arrays. Its sharding says that it is unreduced along the axes: what devices hold are
+            terms, and `x` is their sum.
+        reduction_axes: the axes.
+        sharding: the operand's sharding, as in `all_gather`.
+
+    Returns:
+        `x`, whole on every device along these axes; derivatives and `vmap` as for `all_gather`.
+
+    Raises:
+        ShardingError: an operand that is not stated to be unreduced along the axes. It is whole already, so that adding
+            it up would multiply it.
+
+    Example:
+        >>> partial = reshard(x @ w, '[{"data"}, {}], unreduced={"model"}')
+        >>> whole = all_reduce(partial, ["model"])
+
+    Source: the SDY dialect reference, `sdy.all_reduce`.
+    """
+    return _on_leaves(_flat("all_reduce", reduction_axes), x, sharding)
+
+
+def reduce_scatter(x: Any, reduce_scatter_axes: AxisLists, sharding: Any = None) -> Any:
+    """Adds up what an unreduced array holds along axes, and leaves a block on each device: `sdy.reduce_scatter`.
+
+    Args:
+        x: an array or a tree of arrays, unreduced along the axes as for `all_reduce`.
+        reduce_scatter_axes: a list of axes per dimension, appended to what splits the dimension already.
+        sharding: the operand's sharding, as in `all_gather`.
+
+    Returns:
+        `x`, split along these axes; derivatives and `vmap` as for `all_gather`.
+
+    Raises:
+        ShardingError: an operand that is not stated to be unreduced along the axes.
+
+    Example:
+        >>> partial = reshard(x @ w, '[{"data"}, {}], unreduced={"model"}')
+        >>> split = reduce_scatter(partial, [[], ["model"]])
+
+    Source: the SDY dialect reference, `sdy.reduce_scatter`.
+    """
+    return _on_leaves(_per_dimension("reduce_scatter", reduce_scatter_axes), x, sharding)
+
+
+def replicated_to_unreduced(x: Any, axes: Sequence[str | AxisRef], sharding: Any = None) -> Any:
+    """Makes a replicated array unreduced along axes, without communication: `sdy.replicated_to_unreduced`.
+
+    Args:
+        x: an array or a tree of arrays.
+        axes: axes along which it is neither split nor unreduced.
+        sharding: the operand's sharding, as in `all_gather`.
+
+    Returns:
+        `x`, of which one device along the axes keeps its block, the others hold zeros; derivatives and `vmap` as for
+        `all_gather`.
+
+    Raises:
+        ShardingError: axes in use, or an operand whose sharding is not stated.
+
+    Example:
+        >>> terms = replicated_to_unreduced(bias, ["model"], sharding=P(None))
+
+    Source: the SDY dialect reference, `sdy.replicated_to_unreduced`.
+    """
+    return _on_leaves(_flat("replicated_to_unreduced", axes), x, sharding)
+
+
+def sharded_to_unreduced(x: Any, axes: AxisLists, sharding: Any = None) -> Any:
+    """Makes a split array unreduced along the axes instead, without communication: `sdy.sharded_to_unreduced`.
+
+    Args:
+        x: an array or a tree of arrays.
+        axes: a list of axes per dimension, with which the operand's list for the dimension has to end.
+        sharding: the operand's sharding, as in `all_gather`.
+
+    Returns:
+        `x`, of which each device holds its block among zeros; derivatives and `vmap` as for `all_gather`.
+
+    Raises:
+        ShardingError: axes that the operand's dimensions do not end with, or an operand whose sharding is not stated.
+
+    Example:
+        >>> terms = sharded_to_unreduced(x, [["model"], []], sharding=P("model", None))
+
+    Source: the SDY dialect reference, `sdy.sharded_to_unreduced`.
+    """
+    return _on_leaves(_per_dimension("sharded_to_unreduced", axes), x, sharding)
+
+
+# What the user gives, as parameters of the primitive.
+
+
+def _per_dimension(kind: str, lists: AxisLists) -> SdyCollective:
+    return SdyCollective(kind, tuple(_axes(axes, kind) for axes in _sequence(lists, kind, '[["a"], []]')))
+
+
+def _flat(kind: str, axes: Sequence[str | AxisRef]) -> SdyCollective:
+    return SdyCollective(kind, _axes(axes, kind))
+
+
+def _axes(axes: Sequence[str | AxisRef], place: str) -> Axes:
+    return tuple(_axis(axis, place) for axis in _sequence(axes, place, '["a"]'))
+
+
+def _sequence(given: Any, place: str, example: str) -> Iterable[Any]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ShardingError(f"{place}: got {given!r}, expected a list such as {example}")
+    return given
+
+
+def _axis(given: Any, place: str) -> AxisRef:
+    """A name, or a part of an axis as `name:(pre)size`."""
+    if isinstance(given, AxisRef):
+        return given
+    if not isinstance(given, str):
+        raise ShardingError(f"{place}: got {given!r} for an axis, expected its name")
+    name, part, digit = given.rpartition(":(")
+    return parse_axis(f"{quoted(name)}:({digit}") if part else AxisRef(given)
+
+
+def _on_leaves(collective: SdyCollective, x: Any, sharding: Any, target: Any = None) -> Any:
+    kind = collective.kind
+    values = []
+    for leaf in match_prefix(sharding, x, "x", kind):
+        place, rank = f"{kind} for `{leaf.path}`", jnp.ndim(leaf.value)
+        _check(collective, rank, place)
+        stated = None if leaf.spec is None else stated_here(leaf.spec, rank, f"{place}, sharding")
+        out = None if target is None else stated_here(target, rank, f"{place}, out_sharding")
+        values.append(collective_p.bind(leaf.value, collective=collective, sharding=stated, target=out, path=leaf.path))
+    return jax.tree.unflatten(jax.tree.structure(x), values)
+
+
+def _check(collective: SdyCollective, rank: int, place: str) -> None:
+    """What can be said without knowing the operand's sharding."""
+    mesh = current_mesh()
+    if mesh is not None:
+        verify_said(collective, rank, mesh, place)
+
+
+# The primitive. Parameters: the `collective`, the operand's `sharding` and, of a permute, the `target`, both as in
+# `specs` or None, and the `path` of the leaf for messages.
+
+
+def _batched(parameters: Parameters, position: int, axes: Sequence[str] | None) -> Parameters:
+    """The new dimension is closed: unlike elsewhere it cannot be left to propagation."""
+    given = {name: spec for name in ("sharding", "target") if (spec := parameters[name]) is not None}
+    specs = {name: with_dimension(spec, position, axes or ()) for name, spec in given.items()}
+    return {**parameters, **specs, "collective": _with_dimension(parameters["collective"], position)}
+
+
+def _with_dimension(collective: SdyCollective, position: int) -> SdyCollective:
+    if collective.kind == "all_to_all":
+        params = tuple(
+            (axes, source + (source >= position), target + (target >= position))
+            for axes, source, target in collective.params
+        )
+        return replace(collective, params=params)
+    if collective.kind not in PER_DIMENSION:
+        return collective
+    return replace(collective, axes=(*collective.axes[:position], (), *collective.axes[position:]))
+
+
+collective_p = identity_primitive("sdy_collective", batched=_batched, transposed=None)
+
+
+KIND, PLACE = "sdy.collective", "sdy.place"
+"""The attributes of a reshard that stands for a collective until the module is whole: its kind, and what errors name.
+The collective's own attributes are there as well."""
+
+
+@emission(collective_p)
+def _emit(
+    site: Site,
+    ctx: mlir.LoweringRuleContext,
+    x: ir.Value,
+    *,
+    collective: SdyCollective,
+    sharding: Stated | None,
+    target: Stated | None,
+    path: str,
+) -> list[ir.Value]:
+    """A reshard to the operand's sharding, if it is given, and one in the place of the collective."""
+    site.unfinished = True
+    place = f"{collective.kind} for `{path}`"
+
+    def here(spec: Stated) -> TensorSharding:
+        return axes_alone(sharding_here(site, ctx, spec, ctx.avals_in[0], x.type, place))
+
+    rank = ir.RankedTensorType(x.type).rank
+    if sharding is not None:
+        x = create("sdy.reshard", x, sharding=sharding_to_attribute(here(sharding), x.context))
+    later = here(target) if target is not None else TensorSharding.replicated(site.symbol(ctx, site.mesh), rank)
+    said = _on_all_dimensions(collective, rank).attributes
+    attributes = {name: ir.Attribute.parse(text, x.context) for name, text in said.items()}
+    attributes |= {KIND: ir.StringAttr.get(collective.kind, x.context), PLACE: ir.StringAttr.get(place, x.context)}
+    return [create("sdy.reshard", x, sharding=sharding_to_attribute(later, x.context), **attributes)]
+
+
+def _on_all_dimensions(collective: SdyCollective, rank: int) -> SdyCollective:
+    """With lists for the dimensions that a key array has only in MLIR."""
+    if collective.kind not in PER_DIMENSION:
+        return collective
+    return replace(collective, axes=(*collective.axes, *((),) * (rank - len(collective.axes))))
+
+
+def axes_alone(sharding: TensorSharding) -> TensorSharding:
+    """Its axes alone."""
+    return TensorSharding.closed(sharding.mesh, sharding.axes, sharding.unreduced_axes, sharding.reduction)

@@ -1,0 +1,94 @@
+"""Collectives that are written as functions: what they become once the whole module is there.
+
+jax lowers each annotation on its own and puts it where it belongs later, so that its rule does not see what states the
+operand's sharding. Until then a reshard stands for the collective.
+"""
+
+from __future__ import annotations
+
+from jax.extend.mlir import ir
+
+from sdy_jax.annotate.collectives import KIND, PLACE, axes_alone
+from sdy_jax.annotate.site import create
+from sdy_jax.errors import ShardingError
+from sdy_jax.graph import source_line
+from sdy_jax.representation.attributes import mesh_from_attribute, sharding_from_attribute, sharding_to_attribute
+from sdy_jax.representation.collectives import KINDS, SdyCollective, collective_from_attributes, sharding_after
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.verify import verify_sharding
+from sdy_jax.representation.verify_collectives import (
+    verify_collective,
+    verify_counted_once,
+    verify_said,
+    verify_strictly,
+)
+
+
+def is_unfinished(op: ir.Operation) -> bool:
+    """Whether an op stands for a collective."""
+    return KIND in op.attributes
+
+
+def settle_collective(stand_in: ir.Operation) -> None:
+    """Puts the collective there, between the sharding that its operand is stated to have and the one that follows.
+
+    Raises:
+        ShardingError: the operand's sharding is not stated, or the collective does not fit it.
+    """
+    attributes, x = stand_in.attributes, stand_in.operands[0]
+    kind = str(ir.StringAttr(attributes[KIND]).value)
+    collective = collective_from_attributes(kind, attributes)
+    place = f"{ir.StringAttr(attributes[PLACE]).value} at {source_line(stand_in.location)}"
+    found = _stated_by(x)
+    if found is None:
+        raise ShardingError(
+            f"{place}: the sharding of its operand is not known here; to fix: give it as `sharding=`, or apply reshard "
+            "or sharding_constraint to the operand right before"
+        )
+    operand = axes_alone(found)
+    target = sharding_from_attribute(attributes["sharding"]) if kind == "collective_permute" else None
+    result = _result(stand_in, collective, operand, target, place)
+    said = {name: ir.Attribute.parse(text, stand_in.context) for name, text in collective.attributes.items()}
+    with stand_in.location, ir.InsertionPoint(stand_in):
+        if operand != found:
+            x = create("sdy.reshard", x, sharding=sharding_to_attribute(operand, stand_in.context))
+        out = sharding_to_attribute(result, stand_in.context)
+        stand_in.results[0].replace_all_uses_with(create(f"sdy.{kind}", x, out_sharding=out, **said))
+    stand_in.erase()
+
+
+_STATING = frozenset(f"sdy.{name}" for name in ("reshard", "sharding_constraint", *KINDS))
+
+
+def _stated_by(x: ir.Value) -> TensorSharding | None:
+    """The sharding that the op states which makes a value, if it is there to state one."""
+    if not isinstance(x, ir.OpResult) or x.owner.operation.name not in _STATING:
+        return None
+    attributes = x.owner.operation.attributes
+    return sharding_from_attribute(attributes["out_sharding" if "out_sharding" in attributes else "sharding"])
+
+
+def _result(
+    op: ir.Operation, collective: SdyCollective, operand: TensorSharding, target: TensorSharding | None, place: str
+) -> TensorSharding:
+    """The sharding of the result, which keeps the dialect's rules and counts nothing twice."""
+    mesh = _mesh(op, operand)
+    verify_said(collective, operand.rank, mesh, place)
+    verify_counted_once(collective, operand, mesh, place)
+    if operand.unreduced_axes and operand.reduction != "sum":
+        raise ShardingError(f"{place}: its operand is combined by {operand.reduction}; it can only be by sum here")
+    result = target if target is not None else sharding_after(collective, operand, mesh, place)
+    meshes = {s.mesh: _mesh(op, s) for s in (operand, result) if isinstance(s.mesh, str)}
+    verify_sharding(result, meshes, operand.rank, f"{place}, result")
+    verify_collective(collective, operand, mesh, result, _mesh(op, result), place)
+    verify_strictly(collective, operand, result, mesh, place)
+    return result
+
+
+def _mesh(op: ir.Operation, sharding: TensorSharding) -> Mesh:
+    if isinstance(sharding.mesh, Mesh):
+        return sharding.mesh
+    while op.name != "builtin.module":
+        op = op.parent.operation
+    return mesh_from_attribute(ir.SymbolTable(op)[sharding.mesh].operation.attributes["mesh"])

@@ -1,0 +1,198 @@
+"""The sdy collectives: what each op says, in its attributes, and what it makes of its operand's sharding.
+
+| op | says | dimension d of the result | unreduced axes of the result |
+|---|---|---|---|
+| all_gather | a list per dimension | the operand's without the list, which is its minor end | the operand's |
+| all_slice | a list per dimension | the operand's, the list appended | the operand's |
+| all_to_all | (list, source, target) ... | source as for all_gather, target as for all_slice | the operand's |
+| collective_permute | nothing | any with as many shards | the operand's |
+| all_reduce | a list | the operand's | the operand's without the list |
+| reduce_scatter | a list per dimension | the operand's, the list appended | the operand's without all lists |
+| replicated_to_unreduced | a list | the operand's | the operand's and the list |
+| sharded_to_unreduced | a list per dimension | as for all_gather | the operand's and all lists |
+
+The dialect's bindings do not expose these attributes, so they are read from their text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from sdy_jax.representation.axes import add_or_merge, set_difference, sort_and_merge, suffix_of
+from sdy_jax.representation.dialect_rules import fail
+from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+
+Axes = tuple[AxisRef, ...]
+Params = tuple[tuple[Axes, int, int], ...]
+
+AXES_ATTRIBUTE = {
+    "all_gather": "gathering_axes",
+    "all_slice": "slicing_axes",
+    "all_reduce": "reduction_axes",
+    "reduce_scatter": "reduce_scatter_axes",
+    "replicated_to_unreduced": "axes",
+    "sharded_to_unreduced": "axes",
+}
+"""Kind of collective -> the attribute that holds its axes."""
+
+KINDS = (*AXES_ATTRIBUTE, "all_to_all", "collective_permute")
+
+FLAT = frozenset({"all_reduce", "replicated_to_unreduced"})
+"""The kinds whose axes are one list, not one per dimension."""
+
+APPENDING = frozenset({"all_slice", "reduce_scatter"})
+REMOVING = frozenset({"all_gather", "sharded_to_unreduced"})
+"""What the lists per dimension mean: axes that split the result further, and axes that split the operand alone."""
+
+PER_DIMENSION = frozenset(AXES_ATTRIBUTE) - FLAT
+
+REDUCING = frozenset({"all_reduce", "reduce_scatter"})
+UNREDUCING = frozenset({"replicated_to_unreduced", "sharded_to_unreduced"})
+"""The kinds that combine what devices hold along their axes, and those that leave that to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class SdyCollective:
+    """What a collective op says, but for its out_sharding and how it reduces.
+
+    `axes` is a tuple of lists, one per dimension; of the kinds in `FLAT` a list; empty for the other two. `params` are
+    the (axes, source, target) of an all_to_all.
+    """
+
+    kind: str
+    axes: tuple = ()
+    params: Params = ()
+
+    @property
+    def lists(self) -> tuple[Axes, ...]:
+        """Its lists of axes, whatever they mean."""
+        if self.kind in FLAT:
+            return (self.axes,)
+        return tuple(axes for axes, _, _ in self.params) if self.kind == "all_to_all" else self.axes
+
+    @property
+    def all_axes(self) -> Axes:
+        return tuple(axis for axes in self.lists for axis in axes)
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """The op's attributes as MLIR text."""
+        if self.kind == "collective_permute":
+            return {}
+        if self.kind == "all_to_all":
+            params = ", ".join(f"{_braces(axes)}: {source}->{target}" for axes, source, target in self.params)
+            return {"params": f"#sdy<all_to_all_param_list[{params}]>"}
+        if self.kind in FLAT:
+            return {AXES_ATTRIBUTE[self.kind]: f"#sdy<axis_ref_list{_braces(self.axes)}>"}
+        lists = ", ".join(map(_braces, self.axes))
+        return {AXES_ATTRIBUTE[self.kind]: f"#sdy<list_of_axis_ref_lists[{lists}]>"}
+
+
+def _braces(axes: Axes) -> str:
+    return "{" + ", ".join(map(str, axes)) + "}"
+
+
+# Reading the attributes.
+
+_AXIS = re.compile(r'"([^"]+)"(?::\((-?\d+)\)(-?\d+))?')
+_LIST = re.compile(r"\{([^}]*)\}")
+_PARAM = re.compile(r"\{([^}]*)\}: (-?\d+)->(-?\d+)")
+
+
+@lru_cache(maxsize=4096)
+def parse_axes(text: str) -> Axes:
+    """`{"x", "y":(1)2}` as axis references."""
+    return tuple(
+        AxisRef(n) if not size else AxisRef.sub(n, int(pre), int(size)) for n, pre, size in _AXIS.findall(text)
+    )
+
+
+@lru_cache(maxsize=4096)
+def parse_axis_lists(text: str) -> tuple[Axes, ...]:
+    """`#sdy<list_of_axis_ref_lists[{"x"}, {}]>` as one axis list per dimension."""
+    return tuple(parse_axes(inner) for inner in _LIST.findall(text))
+
+
+@lru_cache(maxsize=4096)
+def parse_params(text: str) -> Params:
+    """`#sdy<all_to_all_param_list[{"x"}: 0->1]>` as (axes, source dim, target dim)."""
+    return tuple((parse_axes(axes), int(source), int(target)) for axes, source, target in _PARAM.findall(text))
+
+
+def collective_from_attributes(kind: str, attributes: Mapping[str, object]) -> SdyCollective:
+    """What an op of this kind says, from its attributes or their text."""
+    if kind == "collective_permute":
+        return SdyCollective(kind)
+    if kind == "all_to_all":
+        return SdyCollective(kind, params=parse_params(str(attributes["params"])))
+    text = str(attributes[AXES_ATTRIBUTE[kind]])
+    return SdyCollective(kind, parse_axes(text) if kind in FLAT else parse_axis_lists(text))
+
+
+# Arithmetic.
+
+
+def sharding_after(
+    collective: SdyCollective, operand: TensorSharding, mesh: Mesh, where: str = "collective"
+) -> TensorSharding:
+    """What a collective makes of its operand's sharding; not for collective_permute, whose result is not determined.
+
+    The result is closed. Whether it is legal (an axis may now be used twice) is for `verify_sharding` to say.
+
+    Raises:
+        RuleError: C8, axes are taken from a dimension that does not end with them.
+
+    Example:
+        >>> x, mesh = AxisRef("x"), Mesh.of(x=2)
+        >>> split = TensorSharding.closed("mesh", [[x], []])
+        >>> print(sharding_after(SdyCollective("all_to_all", params=(((x,), 0, 1),)), split, mesh))
+        @mesh, [{}, {"x"}]
+    """
+    dims = [d.axes for d in operand.dimensions]
+    for dim, taken in _taken(collective):
+        dims[dim] = _without_end(dims[dim], taken, mesh, f"{where}, dimension {dim}")
+    for dim, added in _added(collective):
+        for axis in added:
+            dims[dim] = add_or_merge(dims[dim], axis, mesh)
+    return replace(
+        operand,
+        dimensions=tuple(map(DimensionSharding, dims)),
+        replicated_axes=(),
+        unreduced_axes=_unreduced_after(collective, operand.unreduced_axes, mesh),
+    )
+
+
+def _taken(collective: SdyCollective) -> list[tuple[int, Axes]]:
+    """The axes that stop splitting each dimension."""
+    if collective.kind in REMOVING:
+        return list(enumerate(collective.axes))
+    return [(source, axes) for axes, source, _ in collective.params]
+
+
+def _added(collective: SdyCollective) -> list[tuple[int, Axes]]:
+    """The axes that begin to split each dimension."""
+    if collective.kind in APPENDING:
+        return list(enumerate(collective.axes))
+    return [(target, axes) for axes, _, target in collective.params]
+
+
+def _without_end(axes: Axes, end: Axes, mesh: Mesh, where: str) -> Axes:
+    left = axes
+    for axis in reversed(end):
+        if not left or not suffix_of(axis, left[-1], mesh):
+            fail("C8", where, f"{_braces(axes)} does not end with {_braces(end)}")
+        last, rest = left[-1], axis.pre_size // left[-1].pre_size
+        left = left[:-1] if rest == 1 else (*left[:-1], AxisRef.sub(last.name, last.pre_size, rest))
+    return left
+
+
+def _unreduced_after(collective: SdyCollective, unreduced: Axes, mesh: Mesh) -> Axes:
+    if collective.kind in REDUCING:
+        return sort_and_merge(set_difference(unreduced, collective.all_axes, mesh), mesh)
+    if collective.kind in UNREDUCING:
+        return sort_and_merge((*unreduced, *collective.all_axes), mesh)
+    return unreduced
