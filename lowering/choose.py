@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.factors import (
@@ -23,6 +24,7 @@ from sdy_jax.lowering.factors import (
     factor_axes,
     is_contiguous,
 )
+from sdy_jax.lowering.reshard_bound import least_time
 from sdy_jax.lowering.resharding import plan_reshard
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import overlaps, sort_and_merge, truncate_overlaps
@@ -37,6 +39,9 @@ _CLEAR_WIN = 2.0
 
 # Above this many assignments the candidates are pruned to the lists that tensors have in full.
 _MAX_ASSIGNMENTS = 2048
+
+_SLACK = 1 + 1e-9
+"""For the rounding of sums: nothing is dropped that might be a tie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class Choice:
     inside: tuple[InsideCollective, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Problem:
     """One op with the shardings around it. `results` carry the declared shardings.
 
@@ -88,11 +93,11 @@ class Problem:
     costs: CostModel
     carried: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.operands + self.results
 
-    @property
+    @cached_property
     def partial_axes(self) -> Axes:
         """The axes along which carried operands are partial, in mesh order; none if they are parts of one another."""
         found = list(dict.fromkeys(a for i in self.carried for a in self.operands[i].sharding.unreduced_axes))
@@ -116,49 +121,82 @@ class Way:
 
 
 Key = tuple[float, int, bool, int, tuple[object, ...]]
-Priced = tuple[Key, Way]
-"""A way behind the key it is chosen by: cost, number of collectives, reduced early, less parallel work, encoding."""
+"""What ways are chosen by: cost, number of collectives, reduced early, less parallel work, encoding."""
+
+Priced = tuple[Key, "_Option"]
 
 
 def choose(problem: Problem) -> Choice:
     """The cheapest way to run the op; ties go to fewer collectives, later reductions, more parallel work, then
     the smaller encoding."""
-    lists = _factor_lists(problem)
-    agreed = _agreed(problem, lists)
+    lists, layouts = _factor_lists(problem), _Layouts(problem)
+    agreed = _agreed(layouts, lists)
     if agreed is not None and agreed[0][1] == 0:
-        best = agreed  # nothing has to move, and the work is shared out as the values are
+        best: Priced | None = agreed  # nothing has to move, and the work is shared out as the values are
     else:
         ways = (w for s in problem.strategies for a in _assignments(problem, s, lists) for w in _ways(problem, s, a))
-        best = min((_priced(problem, way) for way in ways), key=_key)
-        if agreed is not None and agreed[1].strategy.work is None and agreed[0][0] <= _CLEAR_WIN * best[0][0]:
+        stays = agreed is not None and agreed[1].way.strategy.work is None
+        best = _cheapest(layouts, ways, agreed[0][0] / _CLEAR_WIN if agreed and stays else math.inf)
+        if agreed and (best is None or (stays and agreed[0][0] <= _CLEAR_WIN * best[0][0])):
             best = agreed
-    way = best[1]
-    operands, results = shardings_under(problem, way)
-    gathered = _gathered(way.strategy, lists)
-    return Choice(way.strategy, way.assignment, operands, results, gathered, inside_collectives(problem, way))
+    assert best is not None
+    option = best[1]
+    strategy, shardings, count = option.way.strategy, [p.sharding for p in option.placed], len(problem.operands)
+    operands, results = tuple(shardings[:count]), tuple(shardings[count:])
+    return Choice(strategy, option.way.assignment, operands, results, _gathered(strategy, lists), option.inside)
 
 
-def _key(priced: Priced) -> Key:
-    return priced[0]
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A sharding that a way wants of an operand or makes of a result, and the least that the reshard can cost from or
+    to the one around the op; None where that lies alike."""
+
+    sharding: TensorSharding
+    bound: float | None
 
 
-def shardings_under(problem: Problem, way: Way) -> tuple[tuple[TensorSharding, ...], tuple[TensorSharding, ...]]:
-    """The operand and result shardings of a way to run the op; results carry what is left unreduced."""
-    rule, mesh, name, assignment = problem.rule, problem.mesh, problem.mesh_name, way.assignment
-    summed = way.strategy.partial
-    kind = problem.partial_kind if way.partial else way.strategy.reduction or "sum"
-    partial = sort_and_merge((*way.partial, *(a for f in summed for a in assignment[f])), mesh)
-    kept = tuple(() if f in summed else axes for f, axes in enumerate(assignment))
-    carried = [way.partial if i in problem.carried else () for i in range(len(problem.operands))]
-    operands = tuple(
-        TensorSharding.closed(name, dimension_axes(assignment, m, mesh), axes, kind if axes else "sum")
-        for m, axes in zip(rule.operand_mappings, carried, strict=True)
-    )
-    results = tuple(
-        TensorSharding.closed(name, dimension_axes(kept, m, mesh), partial, kind if partial else "sum")
-        for m in rule.result_mappings
-    )
-    return operands, results
+class _Layouts:
+    """The shardings of a problem's tensors: ways that agree on a tensor's factors share them."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self._known: dict[tuple[int, Axes | Assignment, Axes, str], _Placed] = {}
+
+    def of(self, way: Way) -> list[_Placed]:
+        """One per tensor; results carry what is left unreduced."""
+        problem, assignment, summed = self.problem, way.assignment, way.strategy.partial
+        kind = problem.partial_kind if way.partial else way.strategy.reduction or "sum"
+        left = sort_and_merge((*way.partial, *(a for f in summed for a in assignment[f])), problem.mesh)
+        kept = tuple([() if f in summed else axes for f, axes in enumerate(assignment)])
+        count, carried = len(problem.operands), problem.carried if way.partial else frozenset()
+        return [
+            self._placed(i, assignment, way.partial if i in carried else (), kind)
+            if i < count
+            else self._placed(i, kept, left, kind)
+            for i in range(count + len(problem.results))
+        ]
+
+    def _placed(self, tensor: int, axes: Assignment, unreduced: Axes, kind: str) -> _Placed:
+        problem = self.problem
+        mapping = problem.rule.mappings[tensor]
+        key = (tensor, tuple([axes[f] for factors in mapping for f in factors]), unreduced, kind)
+        if key not in self._known:
+            by_dim = dimension_axes(axes, mapping, problem.mesh)
+            sharding = TensorSharding.closed(problem.mesh_name, by_dim, unreduced, kind if unreduced else "sum")
+            self._known[key] = _Placed(sharding, self._bound(tensor, sharding))
+        return self._known[key]
+
+    def _bound(self, tensor: int, sharding: TensorSharding) -> float | None:
+        given = self.problem.tensors[tensor]
+        if sharding.lies_like(given.sharding):
+            return None
+        source, target = self.ends(tensor, sharding)
+        return least_time(given.shape, given.itemsize, source, target, self.problem.mesh, self.problem.costs)
+
+    def ends(self, tensor: int, sharding: TensorSharding) -> tuple[TensorSharding, TensorSharding]:
+        """From where to where the tensor is resharded."""
+        given = self.problem.tensors[tensor].sharding
+        return (given, sharding) if tensor < len(self.problem.operands) else (sharding, given)
 
 
 def _ways(problem: Problem, strategy: Strategy, assignment: Assignment) -> Iterator[Way]:
@@ -191,13 +229,14 @@ def _factor_lists(problem: Problem) -> list[list[Axes]]:
     return lists
 
 
-def _agreed(problem: Problem, lists: list[list[Axes]]) -> Priced | None:
+def _agreed(layouts: _Layouts, lists: list[list[Axes]]) -> Priced | None:
     """The way of running the op that all tensors agree on, if there is one."""
     if any(len(found) > 1 for found in lists):
         return None
     assignment = tuple(found[0] if found else () for found in lists)
+    problem = layouts.problem
     valid = (s for s in problem.strategies if _is_valid(problem, s, assignment))
-    return min((_priced(problem, way) for s in valid for way in _ways(problem, s, assignment)), key=_key, default=None)
+    return _cheapest(layouts, (way for s in valid for way in _ways(problem, s, assignment)), math.inf)
 
 
 def _is_valid(problem: Problem, strategy: Strategy, assignment: Assignment) -> bool:
@@ -205,10 +244,15 @@ def _is_valid(problem: Problem, strategy: Strategy, assignment: Assignment) -> b
     for factor, axes in enumerate(assignment):
         if axes and (factor not in strategy.splittable or rule.factor_sizes[factor] % axes_size(axes, mesh)):
             return False
+    return _fits_together(problem, assignment)
+
+
+def _fits_together(problem: Problem, assignment: Assignment) -> bool:
+    """No axis is used twice, and every shard is one block."""
     used = [a for axes in assignment for a in axes]
-    if any(overlaps(a, b) for a, b in itertools.combinations(used, 2)):
+    if len({a.name for a in used}) < len(used) and any(overlaps(a, b) for a, b in itertools.combinations(used, 2)):
         return False
-    return is_contiguous(assignment, rule, mesh)
+    return is_contiguous(assignment, problem.rule, problem.mesh)
 
 
 def _assignments(problem: Problem, strategy: Strategy, lists: list[list[Axes]]) -> Iterator[Assignment]:
@@ -224,8 +268,10 @@ def _assignments(problem: Problem, strategy: Strategy, lists: list[list[Axes]]) 
     if math.prod(map(len, candidates)) > _MAX_ASSIGNMENTS:
         yield from _greedy_assignments(problem, strategy, candidates)
         return
-    for assignment in itertools.product(*candidates):
-        if _is_valid(problem, strategy, assignment):
+    sizes, mesh = problem.rule.factor_sizes, problem.mesh
+    dividing = [[a for a in found if not n % axes_size(a, mesh)] for n, found in zip(sizes, candidates, strict=True)]
+    for assignment in itertools.product(*dividing):
+        if _fits_together(problem, assignment):
             yield assignment
 
 
@@ -276,23 +322,59 @@ def _candidates(found: Sequence[Axes], mesh: Mesh) -> list[Axes]:
     return [*prefixes, *(j for j in joins if j not in prefixes)]
 
 
-def _priced(problem: Problem, way: Way) -> Priced:
-    operands, results = shardings_under(problem, way)
-    inside = inside_collectives(problem, way)
-    cost, steps = sum(collective.time for collective in inside), len(inside)
-    pairs = [
-        *((t, t.sharding, s) for t, s in zip(problem.operands, operands, strict=True)),
-        *((t, s, t.sharding) for t, s in zip(problem.results, results, strict=True)),
-    ]
-    for tensor, source, target in pairs:
-        if not source.lies_like(target):
-            plan = plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs)
-            cost += plan.cost
-            steps += sum(1 for step in plan.steps if step.wire_bytes)
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A way, the time its op computes, what that communicates inside, its tensors, and the least that all can cost."""
+
+    way: Way
+    work: float
+    inside: tuple[InsideCollective, ...]
+    placed: list[_Placed]
+    least: float
+
+
+def _option(layouts: _Layouts, way: Way, work: float) -> _Option:
+    placed, inside = layouts.of(way), inside_collectives(layouts.problem, way)
+    least = work + sum([p.bound or 0.0 for p in placed]) + sum([collective.time for collective in inside])
+    return _Option(way, work, inside, placed, least)
+
+
+def _cheapest(layouts: _Layouts, ways: Iterable[Way], limit: float) -> Priced | None:
+    """The best way; None if all cost more than the limit.
+
+    Ways are priced in the order of what they cost at least: most never are. The first one wins ties.
+    """
+    problem = layouts.problem
+    timed = ((problem.costs.flop * _work(problem, way), way) for way in ways)
+    options = [_option(layouts, way, work) for work, way in timed if work <= limit * _SLACK]
+    best: tuple[Key, int] | None = None
+    for number in sorted(range(len(options)), key=lambda i: options[i].least):
+        if options[number].least > limit * _SLACK:
+            break
+        priced = _priced(layouts, options[number], limit)
+        if priced is not None and (best is None or (priced, number) < best):
+            best = (priced, number)
+            limit = min(limit, priced[0])
+    return (best[0], options[best[1]]) if best else None
+
+
+def _priced(layouts: _Layouts, option: _Option, limit: float) -> Key | None:
+    """The key of an option; None as soon as it is certain to cost more than the limit."""
+    problem, way, least = layouts.problem, option.way, option.least
+    cost, steps = sum([collective.time for collective in option.inside]), len(option.inside)
+    for number, (tensor, placed) in enumerate(zip(problem.tensors, option.placed, strict=True)):
+        if placed.bound is None:
+            continue
+        source, target = layouts.ends(number, placed.sharding)
+        plan = plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs)
+        cost += plan.cost
+        steps += sum(1 for step in plan.steps if step.wire_bytes)
+        least += plan.cost - placed.bound
+        if least > limit * _SLACK:
+            return None
     parallelism = math.prod(axes_size(axes, problem.mesh) for axes in way.assignment)
     encoded = tuple(tuple(axis_key(a, problem.mesh) for a in axes) for axes in way.assignment)
-    cost += problem.costs.flop * _work(problem, way)
-    return (cost, steps, not way.partial, -parallelism, encoded), way
+    return cost + option.work, steps, not way.partial, -parallelism, encoded
 
 
 def _work(problem: Problem, way: Way) -> float:

@@ -39,7 +39,8 @@ def dividing_prefix(size: int, axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
 
 def canonical(axes: Iterable[AxisRef], mesh: Mesh) -> Axes:
     """The canonical form of a list: no axis of size one, consecutive digits of an axis joined."""
-    return merge_neighbours((axis for axis in axes if axis.size(mesh) > 1), mesh)
+    kept = [axis for axis in axes if axis.size(mesh) > 1]
+    return merge_neighbours(kept, mesh) if len(kept) > 1 else tuple(kept)
 
 
 def factor_axes(axes: Sequence[Axes], mapping: TensorMapping, sizes: Sequence[int], mesh: Mesh) -> dict[int, Axes]:
@@ -73,13 +74,15 @@ def dimension_axes(
     assignment: Mapping[int, Axes] | Sequence[Axes], mapping: TensorMapping, mesh: Mesh
 ) -> tuple[Axes, ...]:
     """The axes of each dimension of a tensor under an assignment of axes to factors."""
-    return tuple(canonical((a for f in factors for a in assignment[f]), mesh) for factors in mapping)
+    return tuple([canonical([a for f in factors for a in assignment[f]], mesh) for factors in mapping])
 
 
 def is_contiguous(assignment: Sequence[Axes], rule: OpShardingRule, mesh: Mesh) -> bool:
     """Whether every shard is one block: a factor is only sharded if all factors to its left are fully sharded."""
     for mapping in rule.mappings:
         for factors in mapping:
+            if len(factors) == 1:
+                continue
             full = True
             for factor in factors:
                 if assignment[factor] and not full:

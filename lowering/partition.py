@@ -10,8 +10,8 @@ of its results has, for all later users, its declared sharding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from jax.extend.mlir import ir
 
@@ -27,7 +27,13 @@ from sdy_jax.lowering.report import InsertedCollective, Note, PartitionReport
 from sdy_jax.lowering.resharding import Collective, plan_reshard
 from sdy_jax.lowering.strategies.linearity import carries
 from sdy_jax.lowering.strategies.manual import settle_edges
-from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection, strategies_of
+from sdy_jax.lowering.strategies.registry import (
+    Strategy,
+    is_forwarding,
+    is_ignored,
+    rejection,
+    strategies_of,
+)
 from sdy_jax.lowering.text import axes_of, collective_attributes
 from sdy_jax.representation.attributes import sharding_to_attribute, shardings_to_attribute
 from sdy_jax.representation.axes import overlaps, sort_and_merge
@@ -36,6 +42,7 @@ from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 from sdy_jax.rules import RuleBook, has_no_rule_silently
 from sdy_jax.rules.dataflow import DataFlowEdge, accumulator, is_data_flow
+from sdy_jax.rules.registry import depends_on_signature_only
 
 Slot = tuple[Op, int]
 """An operand: the op and its number."""
@@ -48,6 +55,14 @@ def partition(module: ir.Operation, mesh_name: str, costs: CostModel) -> Partiti
     partitioner = _Partitioner(graph, mesh_name, costs)
     partitioner.run()
     return partitioner.report
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kind:
+    """What the choices for ops have in common that differ in shardings only. Each is its own key."""
+
+    rule: OpShardingRule
+    strategies: tuple[Strategy, ...]
 
 
 class _Partitioner:
@@ -66,6 +81,8 @@ class _Partitioner:
         self.mlir: dict[Value, ir.Value] = {}
         self.copies: dict[tuple[Value, object], ir.Value] = {}
         self.choices: dict[object, Choice] = {}
+        self.kinds: dict[object, _Kind | None] = {}
+        self.alike: dict[object, _Kind] = {}
         self.even: dict[tuple[TensorSharding, tuple[int, ...]], TensorSharding] = {}
         self.accumulators: dict[Op, tuple[DataFlowEdge, dict[Slot, TensorSharding]]] = {}
         self.sums: list[Value] = []
@@ -198,15 +215,15 @@ class _Partitioner:
 
     def _visit_plain(self, op: Op) -> None:
         forget_shardings_inside(op)
-        rule = self.rules.rule_of(op)
-        if rule is None:
+        kind = self._kind_of(op)
+        if kind is None:
             self._visit_unruled(op)
             return
         if op in self.accumulators:
             self._accumulate(op, *self.accumulators[op])
-        choice = self._choose(op, rule)
+        choice = self._choose(op, kind)
         for factor in choice.gathered:
-            self._note_gathered(op, rule, factor)
+            self._note_gathered(op, kind.rule, factor)
         for inside in choice.inside:
             self._record_inside(op, choice, inside)
         for number, sharding in enumerate(choice.operands):
@@ -223,7 +240,9 @@ class _Partitioner:
         if not silent or not all(self.placed[v].is_fully_replicated for v in op.operands):
             self._note(op, "has no sharding rule; it is computed replicated")
         for result in op.results:
-            self._settle(op, result, self._declared(result) if free else self._replicated(result))
+            # Every device makes the whole value: it is nobody's part of a sum, even where it is declared to be.
+            whole = replace(self._declared(result), unreduced_axes=())
+            self._settle(op, result, whole if free else self._replicated(result))
 
     def _accumulate(self, op: Op, edge: DataFlowEdge, wanted: dict[Slot, TensorSharding]) -> None:
         """A loop that only adds partial results up carries a partial sum, which is reduced once, after the loop."""
@@ -236,6 +255,7 @@ class _Partitioner:
         self._place_all(edge.targets, sharding)
         wanted.update(dict.fromkeys(edge.slots, sharding))
         self.graph.set_sharding(edge.owner, sharding)
+        self.graph.set_sharding(op.results[0], sharding)
         self.declared.update({edge.owner: declared, op.results[0]: sharding})
         self.sums.append(edge.owner)
 
@@ -261,20 +281,41 @@ class _Partitioner:
 
     # Choosing -----------------------------------------------------------------------------------------------------
 
-    def _choose(self, op: Op, rule: OpShardingRule) -> Choice:
-        operands = tuple(self._tensor(v, self.placed[v]) for v in op.operands)
-        results = tuple(self._tensor(v, self._declared(v)) for v in op.results)
-        strategies = tuple(strategies_of(op, rule))
-        key = (rule, strategies, operands, results, self._carried(op))
+    def _kind_of(self, op: Op) -> _Kind | None:
+        """None where the op has no rule."""
+        rule = None
+        if not depends_on_signature_only(op.name):
+            rule = self.rules.rule_of(op)
+            if rule is None:
+                return None
+        key = (op.signature, op.attribute("sdy.sharding_rule"), rule)
+        if key not in self.kinds:
+            rule = rule or self.rules.rule_of(op)
+            self.kinds[key] = self._new_kind(op, rule) if rule else None
+        return self.kinds[key]
+
+    def _new_kind(self, op: Op, rule: OpShardingRule) -> _Kind:
+        """Additions and subtractions of one shape are of one kind, too."""
+        kind = _Kind(rule, strategies_of(op, rule))
+        tensors = tuple((v.shape, v.itemsize) for v in (*op.operands, *op.results))
+        return self.alike.setdefault((kind.rule, kind.strategies, tensors), kind)
+
+    def _choose(self, op: Op, kind: _Kind) -> Choice:
+        """How the op runs, decided once for all ops of its kind with these shardings around them."""
+        placed, declared = [self.placed[v] for v in op.operands], [self._declared(v) for v in op.results]
+        carried = self._carried(op)
+        key = (kind, *placed, *declared, carried)
         if key not in self.choices:
+            operands, results = _tensors(op.operands, placed), _tensors(op.results, declared)
             self.choices[key] = choose(
-                Problem(rule, strategies, operands, results, self.mesh_name, self.mesh, self.costs, key[-1])
+                Problem(kind.rule, kind.strategies, operands, results, self.mesh_name, self.mesh, self.costs, carried)
             )
         return self.choices[key]
 
     def _carried(self, op: Op) -> frozenset[int]:
         """The operands to keep partial, so that the results are, where the op lets partial results pass."""
-        partial = {i: self.placed[v].reduction for i, v in enumerate(op.operands) if self.placed[v].unreduced_axes}
+        placed = [self.placed[v] for v in op.operands]
+        partial = {i: sharding.reduction for i, sharding in enumerate(placed) if sharding.unreduced_axes}
         if len(set(partial.values())) != 1:
             return frozenset()
         kind = next(iter(partial.values()))
@@ -287,9 +328,6 @@ class _Partitioner:
             return False
         user, number = op.results[0].uses[0]
         return carries(user, kind, frozenset([number])) is not None
-
-    def _tensor(self, value: Value, sharding: TensorSharding) -> Tensor:
-        return Tensor(value.shape or (), value.itemsize, sharding)
 
     # Resharding ---------------------------------------------------------------------------------------------------
 
@@ -383,6 +421,10 @@ class _Partitioner:
                         f"cannot yet be split along dimension {dim} of operand {operand} "
                         f"(sharded {sharding.dimensions[dim]}); that dimension is gathered",
                     )
+
+
+def _tensors(values: Sequence[Value], shardings: Sequence[TensorSharding]) -> tuple[Tensor, ...]:
+    return tuple(Tensor(v.shape or (), v.itemsize, s) for v, s in zip(values, shardings, strict=True))
 
 
 def _divided(sharding: TensorSharding, shape: tuple[int, ...], mesh_name: str, mesh: Mesh) -> TensorSharding:

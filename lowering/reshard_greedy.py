@@ -1,7 +1,7 @@
 """The direct reshard: reduce, slice, permute, exchange, gather, in that order. No search.
 
 It is the plan that Shardy's own algorithm would choose in the usual cases; the search starts from its price, and it
-stands where the search gives up. Works on problems whose atoms are prime, so that no atom has to be split.
+stands where the search gives up. Works on problems whose atoms are so fine that none has to be split.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
 from sdy_jax.lowering.cost import CostModel
 
 Axes = tuple[int, ...]
@@ -89,7 +87,6 @@ class Problem:
     target: State
     min_shards: int = 1
     _products: dict[Axes, int] = field(default_factory=dict, compare=False, repr=False)
-    _overlaps: dict[tuple[int, Axes], np.ndarray] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def total_bytes(self) -> float:
@@ -181,32 +178,10 @@ class Problem:
             return (1 - 2 / group) * least + self.local_bytes(self.target)
         if self.target.unreduced & ~state.unreduced:
             return 0.0
-        common = self._overlap(0, state.dims[0]) if state.dims else np.ones(1)
-        for d, axes in enumerate(state.dims[1:], 1):
-            common = common * self._overlap(d, axes)
-        return self.local_bytes(self.target) - float(common.min()) * self.itemsize
-
-    def _overlap(self, dim: int, axes: Axes) -> np.ndarray:
-        """Per device, the length that the block of `axes` and the target's block have in common."""
-        key = (dim, axes)
-        if key not in self._overlaps:
-            start, stop = self._block(dim, axes)
-            want, until = self._block(dim, self.target.dims[dim])
-            self._overlaps[key] = np.maximum(np.minimum(stop, until) - np.maximum(start, want), 0.0)
-        return self._overlaps[key]
-
-    def _block(self, dim: int, axes: Axes) -> tuple[np.ndarray, np.ndarray]:
-        index = np.zeros((1,) * len(self.sizes))
-        for atom in axes:
-            index = index * self.sizes[atom] + self._coordinates[atom]
-        length = self.shape[dim] // self.product(axes)
-        return index * length, (index + 1) * length
-
-    @cached_property
-    def _coordinates(self) -> tuple[np.ndarray, ...]:
-        """Per atom, the coordinate of every device along it (an array that broadcasts)."""
-        rank = len(self.sizes)
-        return tuple(
-            np.arange(n, dtype=float).reshape([n if i == a else 1 for i in range(rank)])
-            for a, n in enumerate(self.sizes)
-        )
+        common = 1
+        for have, want in zip(state.dims, self.target.dims, strict=True):
+            if have[: len(want)] != want[: len(have)]:
+                # One device is first along the one atom and last along the other: it has nothing of its block.
+                return self.local_bytes(self.target)
+            common *= max(self.product(have), self.product(want))
+        return self.local_bytes(self.target) - self.total_bytes / common

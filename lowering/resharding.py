@@ -3,15 +3,16 @@
     plan_reshard    names -> abstract problem (memo) -> direct plan -> search where the direct plan may not be the best
 
 Plans are compared by (time, wire bytes, communicating ops, ops). The direct plan is returned on ties, and at once where
-it meets the lower bound. The search runs on whole atoms first, then on their prime factors.
+it meets the lower bound. The search runs on whole atoms first, then on their parts (mostly primes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice, pairwise, permutations, product
+from itertools import islice, pairwise, product
 
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.cost import CostModel, same_cost
@@ -22,7 +23,10 @@ from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
 MAX_REFINEMENTS = 8
-"""Orders of the prime factors of composite axes that are tried (a 6-way axis is 2x3 or 3x2)."""
+"""Orders of the parts of composite axes that are tried (a 6-way axis is 2x3 or 3x2)."""
+
+MAX_PARTS = 8
+"""With more parts than that the search would give up: it takes larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +217,10 @@ def _solve(problem: Problem) -> Solution:
     one = _single_step(problem)
     if one is not None:
         return whole, (one,), problem.price(one.kind, one.group, problem.source, one.state)
-    cuts = _prime_cuts(problem.sizes)
+    cuts = _fine_cuts(problem)
     best = _direct(problem, cuts[0])
     least = problem.bound(problem.source)
-    for cut in dict.fromkeys([whole, *cuts]):
+    for cut in dict.fromkeys([whole, *(cuts if sum(map(len, cuts[0])) <= MAX_PARTS else _coarse_cuts(problem))]):
         if best and same_cost(best[2].wire_bytes, least) and same_cost(best[2].time, least / problem.fastest):
             break
         best = _better(best, _searched(_refined(problem, cut), cut, best))
@@ -249,20 +253,62 @@ def _appends(problem: Problem, pairs: list[tuple[tuple[int, ...], tuple[int, ...
     return mask_of(a for have, want in pairs for a in want[len(have) :]) == atoms
 
 
-def _prime_cuts(sizes: tuple[int, ...]) -> list[Cut]:
-    """The ways to cut every atom into primes, ascending primes first."""
-    ways = [sorted(set(permutations(_primes(n)))) for n in sizes]
+def _fine_cuts(problem: Problem) -> list[Cut]:
+    """The ways to cut every atom into the parts that plans are made of, those of ascending primes first.
+
+    The parts are primes, or one power of a prime where all that is divided and all that divides are powers of that: on
+    a 256x256 mesh whole axes move, as on a 2x2 mesh.
+    """
+    sizes, whole = problem.sizes, math.prod(problem.sizes)
+    units = [_unit(p, [*sizes, *(math.gcd(n, whole) for n in problem.shape)]) for p in sorted(set(_primes(whole)))]
+    ways = [list(islice(_orders(_parts_in(units, n)), MAX_REFINEMENTS)) for n in sizes]
     return list(islice(product(*ways), MAX_REFINEMENTS))
 
 
-def _primes(n: int) -> list[int]:
+def _coarse_cuts(problem: Problem) -> list[Cut]:
+    """Every atom whole, or in two of which one is as large as the largest thing that is smaller than the atom."""
+    whole = math.prod(problem.sizes)
+    numbers = {*problem.sizes, *(math.gcd(n, whole) for n in problem.shape)} - {1}
+    ways = []
+    for size in problem.sizes:
+        part = max((n for n in numbers if n < size and size % n == 0), default=size)
+        ways.append(list(dict.fromkeys([(size // part, part), (part, size // part)])) if part < size else [(size,)])
+    return list(islice(product(*ways), MAX_REFINEMENTS))
+
+
+def _orders(parts: list[int]) -> Iterator[tuple[int, ...]]:
+    """The distinct permutations of a sorted list, in ascending order."""
+    if not parts:
+        yield ()
+    for first in dict.fromkeys(parts):
+        rest = parts.copy()
+        rest.remove(first)
+        yield from ((first, *order) for order in _orders(rest))
+
+
+def _unit(prime: int, numbers: list[int]) -> int:
+    """The largest power of a prime of which all numbers hold a power."""
+    return prime ** math.gcd(*(_primes(n).count(prime) for n in numbers if n))
+
+
+def _parts_in(units: list[int], n: int) -> list[int]:
+    parts = []
+    for unit in units:
+        while n % unit == 0:
+            parts.append(unit)
+            n //= unit
+    return parts
+
+
+@lru_cache(maxsize=1 << 10)
+def _primes(n: int) -> tuple[int, ...]:
     factors, p = [], 2
     while n > 1:
         while n % p == 0:
             factors.append(p)
             n //= p
         p += 1
-    return factors
+    return tuple(factors)
 
 
 def _refined(problem: Problem, cut: Cut) -> Problem:
@@ -312,7 +358,7 @@ def _better(first: Solution | None, second: Solution | None) -> Solution | None:
 
 def _uncapped(problem: Problem) -> Solution:
     """No way within the memory cap: dimensions are too small to hold what has to be sliced first."""
-    cut = _prime_cuts(problem.sizes)[0]
+    cut = _fine_cuts(problem)[0]
     fine = replace(_refined(problem, cut), min_shards=1)
     best: Solution = (cut, *_merged(fine, last_resort(fine)))
     return _better(best, _searched(fine, cut, best)) or best

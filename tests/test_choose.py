@@ -8,6 +8,7 @@ import pytest
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
+from sdy_jax.lowering import choose
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.partition import partition
 
@@ -90,3 +91,16 @@ def test_the_cheapest_collectives_are_inserted(case):
     found = [c.kind for c in report.collectives]
     assert sum(c.wire_bytes for c in report.collectives) <= wire_bytes
     assert kinds is None or sorted(found) == sorted(kinds.split())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[1]} {c[2]} to {c[3]}")
+def test_what_is_not_priced_would_not_be_chosen(case, monkeypatch):
+    def partitioned():
+        with mlir.make_ir_context() as context:
+            module = ir.Module.parse(module_text(*case[:4]), context)
+            partition(module.operation, "mesh", CostModel())
+            return str(module)
+
+    chosen = partitioned()
+    monkeypatch.setattr(choose, "least_time", lambda *_: 0.0)
+    assert partitioned() == chosen

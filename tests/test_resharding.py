@@ -8,7 +8,9 @@ import pytest
 from reshard_simulator import Simulator
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.lowering import resharding
 from sdy_jax.lowering.cost import CostModel
+from sdy_jax.lowering.reshard_bound import least_time
 from sdy_jax.lowering.resharding import plan_reshard
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -179,3 +181,68 @@ def test_latency_and_bandwidth_are_part_of_the_cost():
     costs = CostModel(latency=100, bandwidth={"x": 2})
     plan = plan_reshard((16, 8), 4, sharding("[{x},{}]"), sharding("[{},{}]"), Mesh.of(x=2), costs)
     assert (plan.wire_bytes, plan.cost) == (256, 100 + 128)
+
+
+MODELS = [CostModel(), CostModel(latency=7.0), CostModel(bandwidth={"x": 0.25, "z": 3.0})]
+
+
+@pytest.mark.parametrize("costs", MODELS, ids=["bytes", "latency", "bandwidth"])
+def test_no_plan_costs_less_than_the_bound(costs):
+    rng, mesh, met = random.Random(3), mesh_of("x=2 y=4 z=3"), 0
+    for _ in range(100):
+        shape = (24, 48, 24)[: rng.choice([1, 2, 3])]
+        source, target = (random_sharding(mesh, len(shape), rng, chance) for chance in (0.2, 0.05))
+        least = least_time(shape, 4, source, target, mesh, costs)
+        cost = plan_reshard(shape, 4, source, target, mesh, costs).cost
+        assert least <= cost * (1 + 1e-9), f"{source} to {target}"
+        met += 0 < cost == pytest.approx(least)
+    assert met or costs != CostModel(), "a bound that is never met tells nothing"
+
+
+BOUNDS = [  # source, target, least bytes per device (f32[16,8], x=2 y=4)
+    ("[{x},{}]", "[{},{}]", 256),
+    ("[{},{}]", "[{x},{y}]", 0),
+    ("[{x},{}]", "[{y},{}]", 128),
+    ("[{y:(1)2},{}]", "[{y},{}]", 0),
+    ("[{},{}] U={y}", "[{y},{}]", 384),
+    ("[{},{}] U={y}", "[{},{}]", 768),
+    ("[{y},{}]", "[{},{}] U={y}", 0),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "least"), BOUNDS)
+def test_table_of_bounds(source, target, least):
+    assert least_time((16, 8), 4, sharding(source), sharding(target), mesh_of("x=2 y=4"), CostModel()) == least
+
+
+MANY = [
+    ("[{x},{}]", "[{},{x}]"),
+    ("[{x},{y}]", "[{y},{x}]"),
+    ("[{x,y},{}]", "[{y},{x}]"),
+    ("[{},{y}] U={x}", "[{y},{}]"),
+]
+
+
+@pytest.mark.parametrize(("source", "target"), MANY)
+def test_a_large_mesh_is_planned_like_a_small_one(source, target):
+    ends = sharding(source), sharding(target)
+    few = plan_reshard((4, 4), 4, *ends, mesh_of("x=2 y=2"))
+    many = plan_reshard((1 << 16, 1 << 16), 4, *ends, mesh_of("x=256 y=256"))
+    assert [(s.kind, str(s)) for s in many.steps] == [(s.kind, str(s)) for s in few.steps]
+
+
+SEARCHED = [  # shape, mesh, source, target, parts of all axes in the searches
+    ("256x256", "x=16 y=16", "[{x,y},{}]", "[{y},{x}]", 2),
+    ("256x128", "x=256 y=256", "[{},{x:(1)128}] U={y}", "[{x},{}]", 5),
+]
+
+
+@pytest.mark.parametrize(("shape", "mesh", "source", "target", "most"), SEARCHED)
+def test_searches_are_made_of_few_parts(shape, mesh, source, target, most, monkeypatch):
+    parts, search = [], resharding.search
+    monkeypatch.setattr(resharding, "search", lambda p, known: parts.append(len(p.sizes)) or search(p, known))
+    shape, mesh, target = tuple(map(int, shape.split("x"))), mesh_of(mesh), sharding(target)
+    resharding._solve.cache_clear()
+    plan = plan_reshard(shape, 2, sharding(source), target, mesh)
+    assert plan.steps[-1].result == target
+    assert parts and max(parts) <= most

@@ -12,8 +12,8 @@ from test_resharding import mesh_of, random_sharding, sharding
 
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.resharding import plan_reshard
-from sdy_jax.lowering.text import AXES_ATTRIBUTE, parse_axes, parse_params
 from sdy_jax.representation.attributes import sharding_from_attribute
+from sdy_jax.representation.collectives import AXES_ATTRIBUTE, parse_axes, parse_params
 from sdy_jax.representation.mesh import axes_size
 
 MESHES = ("x=8", "x=2 y=4", "x=4 y=2", "x=2 y=2 z=2", "x=2 y=3", "x=4 y=4", "x=2 y=2 z=2 w=2", "x=6 y=2")

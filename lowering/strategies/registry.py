@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -186,13 +187,20 @@ def rejection(op: Op, mesh: Mesh) -> str | None:
     return REJECTED.get(op.name) or REJECTED.get(op.text("call_target_name"))
 
 
-def strategies_of(op: Op, rule: OpShardingRule) -> list[Strategy]:
+@lru_cache(maxsize=1 << 12)
+def _along_factors(rule: OpShardingRule) -> tuple[Strategy, ...]:
+    return (Strategy("along_factors", pass_through_factors(rule)),)
+
+
+def strategies_of(op: Op, rule: OpShardingRule) -> tuple[Strategy, ...]:
     """The ways to run `op`, cheapest-looking first; none splits what the op's own rule wants whole."""
     found = STRATEGIES.get(op.name)
-    ways = found(op, rule) if found else [Strategy("along_factors", pass_through_factors(rule))]
-    own = op.attributes.get("sdy.sharding_rule")
+    ways = tuple(found(op, rule)) if found else _along_factors(rule)
+    own = op.attribute("sdy.sharding_rule")
     whole = _kept_whole(rule, rule_from_attribute(own)) if own is not None else frozenset()
-    return [replace(w, splittable=w.splittable - whole, partial=w.partial - whole) for w in ways] if whole else ways
+    if not whole:
+        return ways
+    return tuple(replace(w, splittable=w.splittable - whole, partial=w.partial - whole) for w in ways)
 
 
 def _kept_whole(rule: OpShardingRule, own: OpShardingRule) -> frozenset[int]:

@@ -89,6 +89,11 @@ def has_no_rule_silently(name: str, call_target: str = "") -> bool:
     return name in NO_RULE or (name == "stablehlo.custom_call" and call_target in SILENT_TARGETS)
 
 
+def depends_on_signature_only(name: str) -> bool:
+    """Whether all ops of this name and one signature have the same registered rule."""
+    return name in RULES and name not in _READS_NEIGHBOURS
+
+
 class RuleBook:
     """The rules of one module's ops, each computed once per op signature.
 
