@@ -228,6 +228,12 @@ def sharded_to_unreduced(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMe
     return x
 
 
+def combined(kind: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Two arrays, or a scalar and an array, element by element."""
+    _check_kind(kind, y.dtype)
+    return _COMBINE[kind](jnp.broadcast_to(x, y.shape), y)
+
+
 def identity(kind: str, dtype: Any) -> np.ndarray:
     """The scalar of `dtype` that changes nothing when combined by `kind`."""
     dtype = np.dtype(dtype)

@@ -69,7 +69,10 @@ def _reduce(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
 def _by_kind(
     local: LocalOp, kind: str, axes: Sequence[AxisRef], inputs: Sequence[jax.Array], inits: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """The initial value counts once: the leader starts from it, the others from the identity."""
+    """The initial value counts once: every shard starts from the identity, and the leader adds the initial value.
+
+    Starting from it does not do: where one element is left of each, XLA drops the initial values of several inputs.
+    """
     op, dims = local.op, local.op.ints("dimensions")
     plain = all(is_identity(v, kind) for v in op.operands[len(inputs) :])
     if axes:
@@ -77,7 +80,9 @@ def _by_kind(
         inputs = [mask_padding(local, i, x, dims, e) for i, (x, e) in enumerate(zip(inputs, neutral, strict=True))]
         if not plain:
             leader = is_leader(local, axes)
-            inits = [jnp.where(leader, x, e) for x, e in zip(inits, neutral, strict=True)]
+            once = [jnp.where(leader, x, e) for x, e in zip(inits, neutral, strict=True)]
+            found = re_emit(local, *inputs, *neutral)
+            return [collectives.combined(kind, x, y) for x, y in zip(once, found, strict=True)]
     if plain and len(inputs) == 1 and _is_exact(kind, op.operands[0].dtype):
         return [_LAX[kind](inputs[0], dims)]
     return re_emit(local, *inputs, *inits)

@@ -121,7 +121,8 @@ def _scattered(
     body = local.op.blocks[0]
     function: Callable[..., jax.Array] | None = lax.scatter if returns_new(body) else _LAX.get(reduction_kind(body))
     if function is None or len(operands) != 3 or numbers.index_vector_dim != operands[1].ndim - 1:
-        return re_emit(local, *operands, attributes={"indices_are_sorted": str(in_order).lower()})
+        shapes = [x.shape for x in operands[: len(operands) // 2]]
+        return re_emit(local, *operands, result_shapes=shapes, attributes={"indices_are_sorted": str(in_order).lower()})
     dims = lax.ScatterDimensionNumbers(
         update_window_dims=numbers.update_window_dims,
         inserted_window_dims=numbers.inserted_window_dims,

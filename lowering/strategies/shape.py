@@ -19,7 +19,9 @@ from sdy_jax.representation.rule import OpShardingRule
 
 @emitter("stablehlo.broadcast_in_dim")
 def _broadcast_in_dim(local: LocalOp, operand: jax.Array) -> jax.Array:
-    return lax.broadcast_in_dim(operand, local.result_shape(), local.op.ints("broadcast_dimensions"))
+    dims = local.op.ints("broadcast_dimensions")
+    in_order = lax.transpose(operand, sorted(range(len(dims)), key=dims.__getitem__))  # lax takes ascending ones only
+    return lax.broadcast_in_dim(in_order, local.result_shape(), sorted(dims))
 
 
 @strategies("stablehlo.broadcast_in_dim")
@@ -38,6 +40,13 @@ def _broadcast(local: LocalOp, operand: jax.Array) -> jax.Array:
 @emitter("stablehlo.reshape")
 def _reshape(local: LocalOp, operand: jax.Array) -> jax.Array:
     return lax.reshape(operand, local.result_shape())
+
+
+@strategies("stablehlo.reshape")
+def _reshape_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    """Where dimensions do not fit together, the rule has factors that only one side has: `([i, jk])->([l, mk])`."""
+    operand, result = rule.factors_of
+    return [Strategy("along_factors", pass_through_factors(rule) & operand & result)]
 
 
 @emitter("stablehlo.transpose")

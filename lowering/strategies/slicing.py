@@ -88,6 +88,9 @@ def _dynamic_slice(local: LocalOp, operand: jax.Array, *starts: jax.Array) -> ja
             position = jnp.clip(begin, 0, operand.shape[dim] - sizes[dim])
             shifts[dim] = begin - position
             positions[dim] = position.astype(starts[dim].dtype)
+        else:
+            # The op would clamp it, but jax 0.10's XLA joins slices of slices, and forgets to.
+            positions[dim] = clamped(starts[dim], operand.shape[dim] - size).astype(starts[dim].dtype)
     found = lax.dynamic_slice_p.bind(operand, *positions, slice_sizes=tuple(sizes))
     for dim, shift in shifts.items():
         found = _shifted(found, dim, shift, local.result_shape()[dim])

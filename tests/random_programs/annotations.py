@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,12 +47,14 @@ class Annotations:
     """The meshes of one program, and shardings on them.
 
     `features` switches on "meshes" (several), "inline" (meshes written in place), "one" (axes of size one),
-    "unreduced", "rules".
+    "unreduced", "rules". `devices`: the main mesh has at most so many.
     """
 
-    def __init__(self, rng: random.Random, features: Sequence[str]):
+    def __init__(self, rng: random.Random, features: Sequence[str], devices: int | None = None):
         self.rng, self.features = rng, features
-        axes = {name: rng.choice(_AXIS_SIZES) for name in "abc"[: rng.randint(2, 3)]}
+        axes = self._axes()
+        while devices is not None and math.prod(axes.values()) > devices:
+            axes = self._axes()
         if "one" in features:
             axes[rng.choice(sorted(axes))] = 1
         self.meshes = {"mesh": MeshText(axes)}
@@ -59,6 +62,9 @@ class Annotations:
             self.meshes |= self._more_meshes()
         self.manual: tuple[str, ...] = ()
         """Axes that may not be used here."""
+
+    def _axes(self) -> dict[str, int]:
+        return {name: self.rng.choice(_AXIS_SIZES) for name in "abc"[: self.rng.randint(2, 3)]}
 
     @property
     def axes(self) -> dict[str, int]:

@@ -111,6 +111,10 @@ class Block:
         number = {"i1": "true", "complex<f32>": "(1.0, 2.0)", "f32": "2.0"}.get(tensor.dtype, "1")
         return self.emit(f"stablehlo.constant dense<{number}> : {tensor}", tensor)
 
+    def zero(self, tensor: Tensor) -> Named:
+        number = {"i1": "false", "complex<f32>": "(0.0, 0.0)", "f32": "0.0"}.get(tensor.dtype, "0")
+        return self.emit(f"stablehlo.constant dense<{number}> : {tensor}", tensor)
+
 
 def _embedding(shape: tuple[int, ...], into: tuple[int, ...]) -> list[int] | None:
     """Dimensions of `into` that have the sizes of `shape`, in order."""

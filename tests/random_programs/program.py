@@ -15,6 +15,8 @@ from random_programs.tensors import FAMILIES, Case, Shape, Tensor
 
 _DIMS = (1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 12, 16)
 _COMMON = ("elementwise", "dot_general", "transpose", "aligned_reshape", "reshape", "broadcast_in_dim", "reduce")
+_FROM_NOTHING = ("stablehlo.reduce", "stablehlo.reduce_window", "stablehlo.select_and_scatter")
+"""Ops whose scalar operands are initial values."""
 
 FEATURES: dict[str, float] = {
     "families": 0.7,
@@ -48,13 +50,23 @@ class RandomProgram:
         features: names of `FEATURES`; drawn if not given.
         ops: the program ends after so many steps; one step is an op, with what it needs.
         without: families of ops, and features, to leave out.
+        devices: a program to run on at most so many: its loops end, it calls no functions that nobody has, and what it
+            adds up starts from zero (how often another initial value counts is not defined).
     """
 
-    def __init__(self, seed: int, features: Sequence[str] | None = None, ops: int = 20, without: Sequence[str] = ()):
+    def __init__(
+        self,
+        seed: int,
+        features: Sequence[str] | None = None,
+        ops: int = 20,
+        without: Sequence[str] = (),
+        devices: int | None = None,
+    ):
         self.rng = rng = random.Random(seed)
         drawn = [name for name, probability in FEATURES.items() if rng.random() < probability]
         self.features = tuple(f for f in (drawn if features is None else features) if f not in without)
-        self.annotations = Annotations(rng, self.features)
+        self.annotations = Annotations(rng, self.features, devices)
+        self.runs = devices is not None
         self.names = itertools.count(1)
         self.scopes = itertools.count(1)
         self.scope = 0
@@ -158,7 +170,7 @@ class RandomProgram:
             (self._barrier, 1.5 * ("barrier" in features)),
             (self._group, 2 * ("group" in features)),
             (self._constant, 2 * ("constant" in features)),
-            (self._ruled_call, 1.5 * ("rules" in features)),
+            (self._ruled_call, 1.5 * ("rules" in features and not self.runs)),
             (self._token_op, 1.5 * ("tokens" in features)),
         ]
         nested: list[tuple[Callable[[RandomProgram, Block], None], float]] = [
@@ -190,7 +202,8 @@ class RandomProgram:
         return tensor.rank <= 5 and math.prod(tensor.shape) <= 20000
 
     def _emit(self, block: Block, case: Case, rule: float = 0.1) -> None:
-        operands = [block.operand(t).name for t in case.operands]
+        starts = self.runs and case.name in _FROM_NOTHING
+        operands = [(block.zero(t) if starts and not t.rank else block.operand(t)).name for t in case.operands]
         extra = [self._given(case.results, 0.12)]
         if "rules" in self.features and case.operands and case.results and self.chance(rule):
             extra.append(

@@ -56,7 +56,8 @@ def loop(program: RandomProgram, block: Block) -> None:
     body = block.inner(variables)
     body.tokens = list(inner_tokens)
     program.ops(body, 1, 4)
-    returned = [variables[0].name, *(program.of_type(body, t).name for t in tensors[1:]), *inner_tokens]
+    counter = _increased(body, variables[0]) if program.runs else variables[0]
+    returned = [counter.name, *(program.of_type(body, t).name for t in tensors[1:]), *inner_tokens]
     body.lines.append(f"stablehlo.return {', '.join(returned)} : {', '.join(types)}")
 
     result = block.name()
@@ -72,6 +73,11 @@ def loop(program: RandomProgram, block: Block) -> None:
         f"}}){given} : ({', '.join(types)}) -> ({', '.join(types)})",
     ]
     program.bring_in(block, result, tensors, len(operands))
+
+
+def _increased(block: Block, counter: Named) -> Named:
+    one = block.emit("stablehlo.constant dense<1> : tensor<i32>", _COUNTER)
+    return block.emit(f"stablehlo.add {counter.name}, {one.name} : {_COUNTER}", _COUNTER)
 
 
 def _heading(arguments: list[Named], tokens: list[str]) -> str:
@@ -208,7 +214,7 @@ def _grown(program: RandomProgram, tensor: Tensor, axes: list[str]) -> tuple[Ten
     leading: list[list[str]] = [[] for _ in shape]
     for axis in axes:
         dims = [d for d, n in enumerate(shape) if n * sizes[axis] <= 64]
-        if dims and math.prod(shape) < 4096 and program.chance(0.8):
+        if dims and math.prod(shape) < 4096 and (program.runs or program.chance(0.8)):
             dim = program.rng.choice(dims)
             shape[dim] *= sizes[axis]
             leading[dim].append(axis)

@@ -1,0 +1,56 @@
+"""Runs a module given as text partitioned over virtual devices, without a JAX function behind it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.mlir import ir
+from sharding_dump import parse
+
+from sdy_jax.graph import Graph
+from sdy_jax.lowering.cost import CostModel
+from sdy_jax.lowering.emit import local_function, used_axes
+from sdy_jax.lowering.generic import numpy_dtype
+from sdy_jax.lowering.partition import partition
+from sdy_jax.passes.export import export_module
+from sdy_jax.passes.import_ import import_module
+from sdy_jax.passes.propagate import user_priority_propagate
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.runtime.boundary import Boundary
+from sdy_jax.runtime.mesh import RefinedMesh
+
+
+def partitioned(text: str) -> ir.Module:
+    """The module after all that a plan does with it."""
+    module = parse(text)
+    with module.context, ir.Location.unknown(module.context), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # groups whose members disagree
+        import_module(module.operation)
+        user_priority_propagate(module.operation)
+        export_module(module.operation)
+        partition(module.operation, "mesh", CostModel.of_platform("cpu"))
+    return module
+
+
+def run_partitioned(module: ir.Module, arguments: Sequence[Any]) -> list[jax.Array]:
+    """The results of a partitioned module's `main` on as many devices as its mesh has."""
+    graph = Graph(module.operation)
+    mesh = graph.meshes["mesh"]
+    devices = np.array(jax.devices()[: mesh.size]).reshape([a.size for a in mesh.axes])
+    refined = RefinedMesh.of(mesh, used_axes(graph))
+    inputs = [v.sharding or TensorSharding.replicated("mesh", v.rank) for v in graph.arguments]
+    outputs = [s for s in graph.result_shardings(graph.main) if s is not None]
+    boundary = Boundary(jax.sharding.Mesh(devices, mesh.axis_names), refined, inputs, outputs)
+    run, types = local_function(graph, refined), types_of(graph.outputs)
+    # jit looks for shardings that it is not told on the axes of the arguments' mesh only.
+    told = [boundary.named(s) for s in outputs]
+    return jax.jit(lambda *xs: boundary(run, xs, types), out_shardings=told)(*arguments)
+
+
+def types_of(values: Sequence[Any]) -> list[jax.core.ShapedArray]:
+    """The abstract arrays of values of a graph."""
+    return [jax.core.ShapedArray(v.shape, numpy_dtype(v.dtype)) for v in values]

@@ -1,0 +1,211 @@
+"""Random programs with random shardings return, partitioned over up to eight devices, what they return on one.
+
+The programs are those of the propagation tests, in double precision: what is left of rounding is too small to decide a
+comparison or where a number is rounded to.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from partitioned_text import partitioned, run_partitioned, types_of
+from plain_program import Undefined, plain_module, run_plain
+from random_programs import RandomProgram
+
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.graph import Graph
+
+XLA_FAILS = {
+    r"scatter\"\((%[\w#]+, ){3,}.*scatter_dims_to_operand_dims = \[\],": "XLA's scatter of several inputs to no index",
+    r"chlo\.mulhi": "XLA cannot compile chlo.mulhi for several devices",
+}
+"""What XLA does wrong with the plain program too, or cannot do with what every device runs (jaxlib 0.10). In the first,
+updates get lost."""
+
+WITHOUT = (
+    # There is no answer on one device:
+    "collective",  # of replicas
+    "all_to_all",
+    # Nobody computes them:
+    "custom_call",  # of functions that CPUs do not have
+    "decomposition",
+    "largest",
+    "tokens",  # infeeds, outfeeds, calls with effects
+    # The answer depends on how it is computed:
+    "bitcast_convert",  # shows the last bit
+)
+
+
+def text_of(seed: int, steps: int = 20) -> str:
+    text = RandomProgram(seed, ops=steps, without=WITHOUT, devices=8).text
+    return re.sub(r"(epsilon = [\d.e-]+ : )f64", r"\1f32", text.replace("f32", "f64"))
+
+
+def some_array(rng: np.random.Generator, aval: jax.core.ShapedArray) -> np.ndarray:
+    """Floats of both signs, integers some of which are indices."""
+    if aval.dtype == np.bool_:
+        return rng.random(aval.shape) < 0.5
+    if np.issubdtype(aval.dtype, np.integer):
+        return rng.integers(0, 9, aval.shape).astype(aval.dtype)
+    return rng.normal(size=aval.shape).astype(aval.dtype)
+
+
+def difference(found: Any, wanted: Any) -> str:
+    """Where two results differ by more than rounding; empty where nothing does."""
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    if found.dtype.kind not in "fc":
+        same = found == wanted
+    else:
+        finite = np.abs(wanted[np.isfinite(wanted)])
+        close = 1e-7 * finite.max() if finite.size else 0.0
+        with np.errstate(all="ignore"):
+            same = (found == wanted) | (np.isnan(found) & np.isnan(wanted)) | (np.abs(found - wanted) <= close)
+    if same.all():
+        return ""
+    at = tuple(int(i[0]) for i in np.nonzero(~same)) if same.ndim else ()
+    return f"{np.sum(~same)} of {same.size} elements; at {at} {found[at]} instead of {wanted[at]}"
+
+
+def outcome(text: str, seed: int) -> str:
+    """ "same", or why the program was not run; otherwise what differs."""
+    for pattern, reason in XLA_FAILS.items():
+        if re.search(pattern, text):
+            return f"skipped: {reason}"
+    try:
+        plain = plain_module(text)
+        module = partitioned(text)
+    except Undefined as error:
+        return f"skipped: {error}"
+    except UnsupportedError as error:
+        return f"skipped: {str(error).rpartition('; ')[2]}"
+    graph = Graph(module.operation)
+    boundary = [*(v.sharding for v in graph.arguments), *graph.result_shardings(graph.main)]
+    if any(sharding is not None and sharding.unreduced_axes for sharding in boundary):
+        return "skipped: an argument or result is a sum of its parts"
+    results = types_of(graph.outputs)
+    if not results:
+        return "skipped: returns nothing"
+    rng = np.random.default_rng(seed)
+    arguments = [some_array(rng, aval) for aval in types_of(graph.arguments)]
+    with jax.enable_x64(True):
+        try:
+            wanted = run_plain(plain, arguments, results)
+        except jax.errors.JaxRuntimeError as error:
+            return f"skipped: XLA cannot run the plain program: {str(error)[:60]}"
+        try:
+            found = [x if x.size else np.zeros(x.shape, x.dtype) for x in run_partitioned(module, arguments)]
+            found = [np.asarray(x) for x in found]  # shards of empty arrays come back in other shapes
+        except jax.errors.JaxRuntimeError as error:
+            if "fft_thunk" not in str(error):
+                raise
+            return "skipped: XLA's fft on CPUs takes some layouts only"
+    what = (f"result {i}: {difference(*pair)}" for i, pair in enumerate(zip(found, wanted, strict=True)))
+    return next((f"WRONG: {text}" for text in what if not text.endswith(": ")), "same")
+
+
+def check(seeds: Iterable[int]) -> Counter[str]:
+    """How often what came out. Fails at the first program with a wrong number."""
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            found = outcome(text_of(seed), seed)
+        except Exception as error:
+            raise AssertionError(f"program {seed}\n{text_of(seed)}") from error
+        counts[found] += 1
+        assert not found.startswith("WRONG"), f"program {seed}: {found}\n{text_of(seed)}"
+    return counts
+
+
+def test_random_programs_return_what_they_return_on_one_device():
+    first = secrets.randbelow(2**31)
+    print(f"programs {first} to {first + 59}")
+    counts = check(range(first, first + 60))
+    assert counts["same"] >= 30, counts
+
+
+@pytest.mark.slow
+def test_many_random_programs():
+    counts = check(range(500))
+    print(counts)
+    assert counts["same"] >= 350, counts
+
+
+def test_a_difference_is_seen():
+    wanted = np.array([1e6, 2.0, np.nan])
+    assert not difference(wanted + 1e-3, wanted)
+    assert difference(wanted + np.array([0, 1, 0]), wanted).startswith("1 of 3 elements; at (1,) 3.0")
+    assert difference(np.nan_to_num(wanted), wanted)
+    assert difference(np.array([1, 2]), np.array([1, 3]))
+
+
+# Found by random programs.
+
+MESH = 'sdy.mesh @mesh = <["a"=2, "b"=4]>\n'
+
+FOUND = {
+    "a broadcast between equal shapes that transposes": """
+func.func @main(%0: tensor<2x2xf64>) -> tensor<2x2xf64> {
+  %1 = stablehlo.broadcast_in_dim %0, dims = [1, 0] : (tensor<2x2xf64>) -> tensor<2x2xf64>
+  return %1 : tensor<2x2xf64>
+}""",
+    "a reshape of dimensions that do not fit together": """
+func.func @main(%0: tensor<3x8xf64> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"a"}]>}) -> tensor<2x12xf64> {
+  %1 = stablehlo.reshape %0 : (tensor<3x8xf64>) -> tensor<2x12xf64>
+  return %1 : tensor<2x12xf64>
+}""",
+    "a constant that is declared to be a sum of its parts": """
+func.func @main() -> tensor<f64> {
+  %0 = stablehlo.constant {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [], unreduced={"b"}>]>}
+    dense<2.0> : tensor<f64>
+  %1 = stablehlo.negate %0 : tensor<f64>
+  return %1 : tensor<f64>
+}""",
+    "a slice of a dynamic slice from beyond the end": """
+func.func @main(%0: tensor<3xf64>, %1: tensor<i32>) -> (tensor<2xf64> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}]>}) {
+  %2 = stablehlo.constant dense<100> : tensor<i32>
+  %3 = stablehlo.add %1, %2 : tensor<i32>
+  %4 = stablehlo.dynamic_slice %0, %3, sizes = [2] : (tensor<3xf64>, tensor<i32>) -> tensor<2xf64>
+  return %4 : tensor<2xf64>
+}""",
+    "a reduction of several inputs, of which one element is left on a device": """
+func.func @main(%0: tensor<4xf64> {sdy.sharding = #sdy.sharding<@mesh, [{"b"}]>}) -> (tensor<f64>, tensor<f64>) {
+  %1 = stablehlo.constant dense<2.0> : tensor<f64>
+  %2:2 = "stablehlo.reduce"(%0, %0, %1, %1) <{dimensions = array<i64: 0>}> ({
+  ^bb0(%x: tensor<f64>, %y: tensor<f64>, %z: tensor<f64>, %w: tensor<f64>):
+    %3 = stablehlo.add %x, %z : tensor<f64>
+    %4 = stablehlo.add %y, %w : tensor<f64>
+    stablehlo.return %3, %4 : tensor<f64>, tensor<f64>
+  }) : (tensor<4xf64>, tensor<4xf64>, tensor<f64>, tensor<f64>) -> (tensor<f64>, tensor<f64>)
+  return %2#0, %2#1 : tensor<f64>, tensor<f64>
+}""",
+    "a scatter of several inputs with windows across shards": """
+func.func @main(%0: tensor<4x3xf64> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {}]>},
+                %1: tensor<5x1xi32>, %2: tensor<2x5x3xf64>) -> (tensor<4x3xf64>, tensor<4x3xf64>) {
+  %3:2 = "stablehlo.scatter"(%0, %0, %1, %2, %2) <{scatter_dimension_numbers = #stablehlo.scatter<
+      update_window_dims = [0, 2], inserted_window_dims = [], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>
+  }> ({
+  ^bb0(%x: tensor<f64>, %y: tensor<f64>, %z: tensor<f64>, %w: tensor<f64>):
+    %4 = stablehlo.add %x, %z : tensor<f64>
+    %5 = stablehlo.add %y, %w : tensor<f64>
+    stablehlo.return %4, %5 : tensor<f64>, tensor<f64>
+  }) {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a"}, {}]>, <@mesh, [{"a"}, {}]>]>} :
+      (tensor<4x3xf64>, tensor<4x3xf64>, tensor<5x1xi32>, tensor<2x5x3xf64>, tensor<2x5x3xf64>)
+      -> (tensor<4x3xf64>, tensor<4x3xf64>)
+  return %3#0, %3#1 : tensor<4x3xf64>, tensor<4x3xf64>
+}""",
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_random_programs_found(name):
+    found = outcome(MESH + FOUND[name], 0)
+    if found.startswith("skipped: XLA cannot run"):
+        pytest.skip(found)  # that of jax 0.12 not the scatter
+    assert found == "same"
