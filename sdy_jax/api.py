@@ -14,13 +14,13 @@ import jax
 from sdy_jax import lowering, own_frames, runtime
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.arguments import SPEC_TYPES, Leaf, abstracted, argument_leaves, match_prefix, parameter_names
-from sdy_jax.errors import SdyError, ShardingError
+from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.graph import Graph
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.emit import local_function, used_axes
 from sdy_jax.plan.build import build_plan
-from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.plan import BoundaryValue, Plan
 from sdy_jax.plan.warn import PartitionWarning, report_notes
 from sdy_jax.program import from_function
 from sdy_jax.representation.named import mesh_from_jax
@@ -212,6 +212,7 @@ class PartitionedFunction:
         dynamic, named, statics = self._statics.split(args, kwargs)
         leaves = jax.tree.leaves((dynamic, named))
         plan = self._planned(dynamic, named, statics)
+        _check_whole((*plan.arguments, *plan.results))
         program = plan.program
         graph = Graph(program.module)
         refined = RefinedMesh.of(program.mesh, used_axes(graph))
@@ -297,6 +298,15 @@ _ON_EXPLICIT_AXES = (
     "out mesh= of jax.shard_map and constrain by a PartitionSpec instead of a NamedSharding, or make the mesh with "
     "axis_types=(jax.sharding.AxisType.Auto, ...)"
 )
+
+
+def _check_whole(values: Sequence[BoundaryValue]) -> None:
+    for value in values:
+        if value.sharding.unreduced_axes:
+            raise UnsupportedError(
+                f"`{value.path}` is to be <{value.sharding}>, but an array at the border of a partitioned function "
+                "holds its value, not terms of a sum; to fix: leave out unreduced=, or state it inside of the function"
+            )
 
 
 def _told(out_shardings: Any, mesh: jax.sharding.Mesh | None) -> dict[str, Any]:
