@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "bench_plan"
 
 
 def test_a_row_per_number_of_layers_with_every_stage() -> None:
-    command = [sys.executable, str(SCRIPT), "--layers", "1", "--repeats", "1", "--d-model", "32"]
+    command = [sys.executable, str(SCRIPT), "--layers", "1", "--repeats", "1", "--d-model", "32", "--devices", ""]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     _, head, row, *growth = done.stdout.splitlines()

@@ -222,6 +222,20 @@ FOUND = {
           return %0, %1 : tensor<8xf32>, tensor<8xf32>
         }""",
     ),
+    "an edge by hand gives a computation a manual axis behind a free one": (
+        "sdy-basic-propagate",
+        """func.func @main(%x: tensor<8x8xf32>) -> (tensor<8x8xf32>
+            {sdy.sharding = #sdy.sharding<@mesh, [{}, {"a", "b"}]>}) {
+          %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{}, {?}], replicated={"b"}>]
+              out_shardings=[<@mesh, [{}, {?}], replicated={"b"}>] manual_axes={"b"} (%p: tensor<8x8xf32>) {
+            %2 = sdy.data_flow_edge %p sharding=<@mesh, [{?}, {?}]> : tensor<8x8xf32>
+            %3 = stablehlo.negate %2 : tensor<8x8xf32>
+            sdy.return %3 : tensor<8x8xf32>
+          } : (tensor<8x8xf32>) -> tensor<8x8xf32>
+          %1 = sdy.data_flow_edge %0 sharding=<@mesh, [{}, {?}]> : tensor<8x8xf32>
+          return %1 : tensor<8x8xf32>
+        }""",
+    ),
     "named computations of one name are constant together": (
         "sdy-constant-or-scalar-splitter",
         """func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {

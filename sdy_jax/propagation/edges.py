@@ -7,10 +7,10 @@ returned value. So each is converted before an op propagation (`seen`) and back 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import takewhile
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
@@ -24,8 +24,12 @@ from sdy_jax.rules.dataflow import DataFlowEdge, EdgeKind
 
 
 def manual_prefix(axes: Sequence[AxisRef], manual: Sequence[str]) -> tuple[AxisRef, ...]:
-    """The manual axes that lead a dimension."""
-    return tuple(takewhile(lambda axis: axis.name in manual, axes))
+    """The manual axes that lead a dimension.
+
+    Found by bisection as in Shardy: where a free axis stands before a manual one, which is wrong and can only come from
+    an edge written by hand, both count, and no manual axis gets into the body.
+    """
+    return tuple(axes[: bisect_left(axes, True, key=lambda axis: axis.name not in manual)])
 
 
 def manual_axes(op: Op | ir.Operation) -> tuple[str, ...]:
