@@ -6,27 +6,18 @@ once it is used from outside, it is resharded once, before the loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from jax.extend.mlir import ir
+
+from sdy_jax.graph import pre_order
 
 
 def use_invariants_from_outside(module: ir.Operation) -> None:
     """Makes regions of loops use the initial values of what the loops carry unchanged, and so do the loops' users."""
-    for loop in list(_loops(module)):
+    # Outer loops come first: what they carry may be carried on by inner ones.
+    for loop in [op for op in pre_order(module) if op.name == "stablehlo.while"]:
         condition, body = (region.blocks[0] for region in loop.regions)
         returned = body.operations[len(body.operations) - 1].operands
         unchanged = [i for i, argument in enumerate(body.arguments) if returned[i] == argument]
         for i in unchanged:
             for value in (body.arguments[i], condition.arguments[i], loop.results[i]):
                 value.replace_all_uses_with(loop.operands[i])
-
-
-def _loops(op: ir.Operation) -> Iterator[ir.Operation]:
-    """Outer loops come first: what they carry may be carried on by inner ones."""
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                if inner.operation.name == "stablehlo.while":
-                    yield inner.operation
-                yield from _loops(inner.operation)

@@ -5,14 +5,12 @@ jax lowers many functions on their own and moves or calls the result, so a rule 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.constraints import BORDER
 from sdy_jax.annotate.finish_collectives import is_unfinished, settle_collective
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import source_line
+from sdy_jax.graph import pre_order, source_line
 from sdy_jax.representation.attributes import (
     sharding_from_attribute,
     shardings_from_attribute,
@@ -43,20 +41,16 @@ def finish(module: ir.Operation) -> None:
         ShardingError: a `data_flow_edge` for a value that is on no edge, or a collective whose operand's sharding is
             not stated or does not fit.
     """
-    for op in [op for op in _walk(module) if BORDER in op.attributes]:
+    ops = pre_order(module)
+    borders = [op for op in ops if BORDER in op.attributes]
+    edges = [op for op in ops if op.name == _EDGE]
+    collectives = [op for op in ops if is_unfinished(op)]
+    for op in borders:
         _settle_border(op)
-    for op in [op for op in _walk(module) if op.name == _EDGE]:
+    for op in edges:
         _settle_edge(op)
-    for op in [op for op in _walk(module) if is_unfinished(op)]:
+    for op in collectives:
         settle_collective(op)
-
-
-def _walk(op: ir.Operation) -> Iterator[ir.Operation]:
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield inner.operation
-                yield from _walk(inner.operation)
 
 
 # Borders: a constraint that a manual computation brought along becomes its in_sharding or out_sharding.

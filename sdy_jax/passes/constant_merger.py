@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import read_attributes
-from sdy_jax.passes.walk import functions, post_order
+from sdy_jax.graph import post_order, read_attributes
+from sdy_jax.passes.walk import functions
 
 _CONSTANTS = ("sdy.constant", "stablehlo.constant")
 _BROADCAST = "stablehlo.broadcast_in_dim"
@@ -15,7 +15,7 @@ def merge_constants(module: ir.Operation) -> None:
     """Merges, per region, constants of equal attributes, and broadcasts of one scalar of equal type and attributes."""
     for function in functions(module).values():
         first: dict[object, ir.Operation] = {}
-        for op in list(post_order(function)):
+        for op in post_order(function):
             key = _key(op)
             if key is None:
                 continue

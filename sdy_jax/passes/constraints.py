@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import Graph
+from sdy_jax.graph import Graph, post_order
 from sdy_jax.passes.data_flow_edges import DATA_FLOW_OPS, EDGE, edge_of
 from sdy_jax.passes.debug_info import write_constraint_edges, write_origins
 from sdy_jax.passes.sharding_rules import write_identity_rule
 from sdy_jax.passes.shardings import COMPUTATIONS, list_of, set_sharding, sharding_of
-from sdy_jax.passes.walk import defining_op, just_after, named, owning_op, post_order, rank, users
+from sdy_jax.passes.walk import defining_op, just_after, named, owning_op, rank, users
 from sdy_jax.representation.attributes import sharding_from_attribute, sharding_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 

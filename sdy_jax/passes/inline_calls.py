@@ -8,10 +8,10 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import has_source_line, main_function
+from sdy_jax.graph import has_source_line, main_function, pre_order
 from sdy_jax.passes.call_graph import is_private
 from sdy_jax.passes.shardings import function_shardings, list_of
-from sdy_jax.passes.walk import body_of, functions, named, pre_order
+from sdy_jax.passes.walk import body_of, functions, named
 from sdy_jax.representation.attributes import sharding_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import source_line
+from sdy_jax.graph import pre_order, source_line
 from sdy_jax.passes.call_graph import UniqueNames
 from sdy_jax.passes.manual import module_meshes
 from sdy_jax.passes.shardings import (
@@ -19,7 +19,7 @@ from sdy_jax.passes.shardings import (
     mesh_of,
     set_function_sharding,
 )
-from sdy_jax.passes.walk import body_of, pre_order
+from sdy_jax.passes.walk import body_of
 from sdy_jax.representation.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import source_line
+from sdy_jax.graph import post_order, source_line
 from sdy_jax.passes.constraints import constrain_uses, current_sharding, shardable
 from sdy_jax.passes.shardings import set_sharding
-from sdy_jax.passes.walk import named, post_order, rank
+from sdy_jax.passes.walk import named, rank
 from sdy_jax.representation.sharding import TensorSharding
 
 GROUP = "sdy.sharding_group"

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from jax.extend.mlir import ir
 
 from sdy_jax import graph
-from sdy_jax.passes.walk import body_of, pre_order, rank, terminator_of
+from sdy_jax.graph import pre_order
+from sdy_jax.passes.walk import body_of, rank, terminator_of
 from sdy_jax.propagation.edges import add_free_axes, erase_manual_axes, manual_axes
 from sdy_jax.representation.attributes import (
     sharding_from_attribute,

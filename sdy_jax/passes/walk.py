@@ -1,35 +1,13 @@
-"""Walking MLIR modules and reading what passes share: scopes, defining ops, shardable values."""
+"""Reading what passes share of MLIR modules: scopes, defining ops, shardable values."""
 
 from __future__ import annotations
 
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.graph import source_line
+from sdy_jax.graph import pre_order, source_line
 
 TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
-
-
-def pre_order(op: ir.Operation) -> list[ir.Operation]:
-    """`op`, then everything in its regions, as they are now: changes to come do not show."""
-    return _walked(op, ir.WalkOrder.PRE_ORDER)
-
-
-def post_order(op: ir.Operation) -> list[ir.Operation]:
-    """Everything in the regions of `op` as it is now, then `op`."""
-    return _walked(op, ir.WalkOrder.POST_ORDER)
-
-
-def _walked(op: ir.Operation, order: ir.WalkOrder) -> list[ir.Operation]:
-    """MLIR walks, which takes half the time of a walk in Python."""
-    found: list[ir.Operation] = []
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        found.append(inner)
-        return ir.WalkResult.ADVANCE
-
-    op.walk(visit, order)
-    return found
 
 
 def named(module: ir.Operation, *names: str) -> list[ir.Operation]:
