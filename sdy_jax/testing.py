@@ -10,6 +10,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from sdy_jax.api import partition
+from sdy_jax.lowering.cost import CostModel
 from sdy_jax.plan.plan import Plan
 
 # Relative tolerances by dtype: what reassociating a reduction over a few thousand terms of similar size can change.
@@ -31,6 +32,7 @@ def assert_same(
     out_shardings: Any = None,
     rtol: float | None = None,
     atol: float | None = None,
+    costs: CostModel | None = None,
     on_unknown: str = "ignore",
     **kwargs: Any,
 ) -> Plan:
@@ -42,7 +44,7 @@ def assert_same(
     Args:
         fun: the function; called as `fun(*args, **kwargs)`.
         mesh: by default that of `jax.set_mesh`, or else all devices along one axis named `devices`.
-        in_shardings, out_shardings, on_unknown: as in `sdy.partition`.
+        in_shardings, out_shardings, costs, on_unknown: as in `sdy.partition`.
         rtol: relative tolerance; by default one that suits the leaf's dtype.
         atol: absolute tolerance, by default 0.
 
@@ -53,7 +55,9 @@ def assert_same(
         AssertionError: names the result's path, the largest difference and the plan's collectives.
     """
     mesh = mesh or _default_mesh()
-    ours = partition(fun, mesh=mesh, in_shardings=in_shardings, out_shardings=out_shardings, on_unknown=on_unknown)
+    ours = partition(
+        fun, mesh=mesh, in_shardings=in_shardings, out_shardings=out_shardings, costs=costs, on_unknown=on_unknown
+    )
     plan = ours.plan(*args, **kwargs)
     found, wanted = ours(*args, **kwargs), jax.jit(fun)(*args, **kwargs)
     tree, plain_tree = (_structure(x) for x in (found, wanted))
