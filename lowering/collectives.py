@@ -4,7 +4,8 @@ Conventions. `x` is one device's block of a tensor; `axes_per_dim` has one list 
 `mesh` must cut every axis used here (`RefinedMesh.of`). Lists of axes may be in any order and may hold sub-axes. A
 local dimension that a collective splits must be divisible by the group: where it is not, the caller pads it first. A
 group of devices is numbered by its axes in the order given, first one major; only `ppermute` numbers it in mesh order,
-so permutations are written over the whole mesh.
+so permutations are written over the whole mesh. On a mesh whose devices are in another order than those of the
+`shard_map`, `mesh` is that order's view (`RefinedMesh.on`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jax import lax
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
-from sdy_jax.runtime.mesh import RefinedMesh, block_indices
+from sdy_jax.runtime.mesh import Group, RefinedMesh
 
 Axes = Sequence[AxisRef]
 AxesPerDim = Sequence[Axes]
@@ -61,8 +62,9 @@ def _as_bytes(carriers: dict[np.dtype[Any], Any]) -> Callable[[_Collective], _Co
 @_as_bytes(_TWO_BITS)
 def all_gather(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.Array:
     """Joins the blocks along the given minor axes of each dimension."""
-    for dim, names in _names_per_dim(axes_per_dim, mesh):
-        x = lax.all_gather(x, names, axis=dim, tiled=True)
+    for dim, axes in enumerate(axes_per_dim):
+        if axes:
+            x = lax.all_gather(x, **mesh.group(axes), axis=dim, tiled=True)
     return x
 
 
@@ -71,7 +73,7 @@ def all_slice(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.
     for dim, axes in enumerate(axes_per_dim):
         if axes:
             size = _chunk(x, dim, axes_size(axes, mesh.mesh))
-            x = lax.dynamic_slice_in_dim(x, lax.axis_index(mesh.names(axes)) * size, size, axis=dim)
+            x = lax.dynamic_slice_in_dim(x, mesh.index(axes) * size, size, axis=dim)
     return x
 
 
@@ -86,7 +88,7 @@ def all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], mesh: Refi
         return _combined_all_to_all(x, params, mesh)
     axes, source, target = params[0]
     _chunk(x, target, axes_size(axes, mesh.mesh))
-    return lax.all_to_all(x, mesh.names(axes), split_axis=target, concat_axis=source, tiled=True)
+    return lax.all_to_all(x, **mesh.group(axes), split_axis=target, concat_axis=source, tiled=True)
 
 
 def _combined_all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], mesh: RefinedMesh) -> jax.Array:
@@ -95,12 +97,12 @@ def _combined_all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], 
     if not params:
         return x
     groups = [axes_size(axes, mesh.mesh) for axes, _, _ in params]
-    for number, ((_, _, target), group) in enumerate(zip(params, groups, strict=True)):
+    for number, ((_, _, target), count) in enumerate(zip(params, groups, strict=True)):
         dim = target + number
-        x = jnp.moveaxis(_split(x, dim, group), dim, number)
+        x = jnp.moveaxis(_split(x, dim, count), dim, number)
     rest = x.shape[len(groups) :]
-    names = mesh.names([axis for axes, _, _ in params for axis in axes])
-    x = lax.all_to_all(x.reshape(math.prod(groups), *rest), names, split_axis=0, concat_axis=0, tiled=True)
+    group = mesh.group([axis for axes, _, _ in params for axis in axes])
+    x = lax.all_to_all(x.reshape(math.prod(groups), *rest), **group, split_axis=0, concat_axis=0, tiled=True)
     return _merge_before(x.reshape(*groups, *rest), [source for _, source, _ in params])
 
 
@@ -133,8 +135,9 @@ def permutation_pairs(source: TensorSharding, target: TensorSharding, mesh: Refi
 def _owners(sharding: TensorSharding, mesh: RefinedMesh) -> dict[tuple[int, ...], list[int]]:
     """The mesh positions that hold each block; each term of an unreduced value is a block of its own."""
     lists = (*sharding.axes, *((axis,) for axis in mesh.atoms(sharding.unreduced_axes)))
+    blocks = [mesh.on(sharding.mesh).block_indices(axes) for axes in lists]
     owners: dict[tuple[int, ...], list[int]] = {}
-    for position, block in enumerate(zip(*(block_indices(axes, mesh.mesh) for axes in lists), strict=True)):
+    for position, block in enumerate(zip(*blocks, strict=True)):
         owners.setdefault(tuple(map(int, block)), []).append(position)
     return owners or {(): list(range(mesh.mesh.size))}
 
@@ -180,14 +183,14 @@ def all_reduce(x: jax.Array, axes: Axes, kind: str, mesh: RefinedMesh) -> jax.Ar
         return x
     if x.dtype == jnp.bool_:
         return _bool_from(all_reduce(x.astype(jnp.uint8), axes, _BOOL_AS_UINT8[kind], mesh))
-    names = mesh.names(axes)
+    group = mesh.group(axes)
     if kind == "sum":
-        return lax.psum(x, names)
+        return lax.psum(x, **group)
     if kind in _NATIVE and jnp.issubdtype(x.dtype, jnp.integer):
-        return _NATIVE[kind](x, names)
+        return _NATIVE[kind](x, **group)
     if kind in _NATIVE and x.dtype in _KEYS:
-        return _extreme_of_floats(x, names, kind)
-    return _generic_all_reduce(x, names, axes_size(axes, mesh.mesh), kind)
+        return _extreme_of_floats(x, group, kind)
+    return _generic_all_reduce(x, group, axes_size(axes, mesh.mesh), kind)
 
 
 @_as_bytes(_TWO_BITS | _FOUR_BITS)
@@ -199,12 +202,12 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
     for dim, axes in enumerate(axes_per_dim):
         if not axes:
             continue
-        group, names = axes_size(axes, mesh.mesh), mesh.names(axes)
-        _chunk(x, dim, group)
+        group, size = mesh.group(axes), axes_size(axes, mesh.mesh)
+        _chunk(x, dim, size)
         if kind == "sum":
-            x = lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+            x = lax.psum_scatter(x, **group, scatter_dimension=dim, tiled=True)
         else:
-            x = _generic_reduce_scatter(x, names, group, dim, kind)
+            x = _generic_reduce_scatter(x, group, size, dim, kind)
     return x
 
 
@@ -213,18 +216,19 @@ def replicated_to_unreduced(x: jax.Array, axes: Axes, kind: str, mesh: RefinedMe
     _check_kind(kind, x.dtype)
     if not axes:
         return x
-    return jnp.where(lax.axis_index(mesh.names(axes)) == 0, x, identity(kind, x.dtype))
+    return jnp.where(mesh.index(axes) == 0, x, identity(kind, x.dtype))
 
 
-def sharded_to_unreduced(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.Array:
-    """Each block in its place among zeros, so that the sum over the given axes joins them; nothing is sent."""
+def sharded_to_unreduced(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: RefinedMesh) -> jax.Array:
+    """Each block in its place among identities of `kind`, which joins them over the given axes; nothing is sent."""
+    _check_kind(kind, x.dtype)
     for dim, axes in enumerate(axes_per_dim):
         if not axes:
             continue
         size = x.shape[dim]
         shape = (*x.shape[:dim], size * axes_size(axes, mesh.mesh), *x.shape[dim + 1 :])
-        start = lax.axis_index(mesh.names(axes)) * size
-        x = lax.dynamic_update_slice_in_dim(jnp.zeros(shape, x.dtype), x, start, axis=dim)
+        start = mesh.index(axes) * size
+        x = lax.dynamic_update_slice_in_dim(jnp.full(shape, identity(kind, x.dtype), x.dtype), x, start, axis=dim)
     return x
 
 
@@ -273,31 +277,31 @@ def all_reduce_by(parts: Sequence[jax.Array], axes: Axes, combine: Combine, mesh
     """Reduces several arrays of one shape together over the devices along `axes`, in their order, by any function."""
     if not axes:
         return list(parts)
-    return _reduced_by(parts, mesh.names(axes), axes_size(axes, mesh.mesh), combine)
+    return _reduced_by(parts, mesh.group(axes), axes_size(axes, mesh.mesh), combine)
 
 
-def _reduced_by(parts: Sequence[jax.Array], names: tuple[str, ...], group: int, combine: Combine) -> list[jax.Array]:
+def _reduced_by(parts: Sequence[jax.Array], group: Group, count: int, combine: Combine) -> list[jax.Array]:
     """Gathers all terms, or (less to send) reduces one chunk per device and gathers those."""
     shape, size = parts[0].shape, parts[0].size
-    if group == 2 or size < group:
-        return list(combine([lax.all_gather(x, names, axis=0, tiled=False) for x in parts]))
-    flat = [jnp.pad(x.reshape(-1), (0, -size % group)) for x in parts]
-    chunks = combine([_terms_of_chunk(x, names, group, 0) for x in flat])
-    return [lax.all_gather(x, names, axis=0, tiled=True)[:size].reshape(shape) for x in chunks]
+    if count == 2 or size < count:
+        return list(combine([lax.all_gather(x, **group, axis=0, tiled=False) for x in parts]))
+    flat = [jnp.pad(x.reshape(-1), (0, -size % count)) for x in parts]
+    chunks = combine([_terms_of_chunk(x, group, count, 0) for x in flat])
+    return [lax.all_gather(x, **group, axis=0, tiled=True)[:size].reshape(shape) for x in chunks]
 
 
-def _generic_all_reduce(x: jax.Array, names: tuple[str, ...], group: int, kind: str) -> jax.Array:
+def _generic_all_reduce(x: jax.Array, group: Group, count: int, kind: str) -> jax.Array:
     """Any kind from moves alone."""
-    return _reduced_by([x], names, group, lambda terms: [_reduce(terms[0], 0, kind)])[0]
+    return _reduced_by([x], group, count, lambda terms: [_reduce(terms[0], 0, kind)])[0]
 
 
-def _generic_reduce_scatter(x: jax.Array, names: tuple[str, ...], group: int, dim: int, kind: str) -> jax.Array:
-    return _reduce(_terms_of_chunk(x, names, group, dim), dim, kind)
+def _generic_reduce_scatter(x: jax.Array, group: Group, count: int, dim: int, kind: str) -> jax.Array:
+    return _reduce(_terms_of_chunk(x, group, count, dim), dim, kind)
 
 
-def _terms_of_chunk(x: jax.Array, names: tuple[str, ...], group: int, dim: int) -> jax.Array:
+def _terms_of_chunk(x: jax.Array, group: Group, count: int, dim: int) -> jax.Array:
     """Along a new dimension `dim`, what each device of the group has of this device's chunk of that dimension."""
-    return lax.all_to_all(_split(x, dim, group), names, split_axis=dim, concat_axis=dim, tiled=True)
+    return lax.all_to_all(_split(x, dim, count), **group, split_axis=dim, concat_axis=dim, tiled=True)
 
 
 def _reduce(terms: jax.Array, dim: int, kind: str) -> jax.Array:
@@ -314,12 +318,12 @@ _KEYS = {
 }
 
 
-def _extreme_of_floats(x: jax.Array, names: tuple[str, ...], kind: str) -> jax.Array:
+def _extreme_of_floats(x: jax.Array, group: Group, kind: str) -> jax.Array:
     key = _KEYS[x.dtype]
     limits = jnp.iinfo(key)
     nan = np.array(limits.max if kind == "max" else limits.min, key)
     ordered = jnp.where(jnp.isnan(x), nan, _swap_negatives(lax.bitcast_convert_type(x, key)))
-    return lax.bitcast_convert_type(_swap_negatives(_NATIVE[kind](ordered, names)), x.dtype)
+    return lax.bitcast_convert_type(_swap_negatives(_NATIVE[kind](ordered, **group)), x.dtype)
 
 
 def _swap_negatives(bits: jax.Array) -> jax.Array:
@@ -341,10 +345,6 @@ def _check_kind(kind: str, dtype: Any) -> None:
         raise ShardingError(
             f"reduction {kind!r} of {np.dtype(dtype).name}; it works on the bits of integers and booleans"
         )
-
-
-def _names_per_dim(axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> list[tuple[int, tuple[str, ...]]]:
-    return [(dim, mesh.names(axes)) for dim, axes in enumerate(axes_per_dim) if axes]
 
 
 def _chunk(x: jax.Array, dim: int, group: int) -> int:

@@ -1,18 +1,21 @@
 """From a partitioned program to the function that every device runs: local arrays in and out, lax calls inside.
 
 Each op is computed by its family's emitter on the shapes that its shardings leave on one device; ops without an emitter
-are re-emitted as they are. The function is meant for `jax.shard_map` over the refined mesh.
+are re-emitted as they are. The function is meant for `jax.shard_map` over the refined mesh. What the program has on
+meshes whose devices are in another order is brought there on entry and back on exit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering import generic
+from sdy_jax.lowering.collectives import collective_permute
 from sdy_jax.lowering.strategies import EMITTERS, LocalOp
 from sdy_jax.lowering.strategies.manual import edge_shardings
 from sdy_jax.lowering.text import scope_name
@@ -26,14 +29,30 @@ _COLLECTIVES = frozenset(f"sdy.{kind}" for kind in KINDS)
 
 def local_function(graph: Graph, mesh: RefinedMesh) -> Callable[..., tuple[jax.Array, ...]]:
     """The per-device function of the main function of a partitioned module."""
-    shardings = value_shardings(graph)
+    shardings, mesh = value_shardings(graph), mesh.with_meshes(graph.meshes)
+    arguments, results = [v.sharding for v in graph.arguments], graph.result_shardings(graph.main)
 
-    def run(*arguments: jax.Array) -> tuple[jax.Array, ...]:
+    def run(*given: jax.Array) -> tuple[jax.Array, ...]:
         # jax lowers some ops of 32-bit programs through 64-bit integers (the counters of random bits).
         with jax.enable_x64(True):
-            return tuple(_Emission(mesh, shardings).run_block(graph.main.blocks[0], arguments))
+            inner = [_from_border(x, s, mesh) for x, s in zip(given, arguments, strict=True)]
+            outer = _Emission(mesh, shardings).run_block(graph.main.blocks[0], inner)
+            return tuple(_to_border(x, s, mesh) for x, s in zip(outer, results, strict=True))
 
     return run
+
+
+def _from_border(x: jax.Array, sharding: TensorSharding | None, mesh: RefinedMesh) -> jax.Array:
+    """An argument on its own mesh. It comes with the same axes on the mesh of the `shard_map`."""
+    if sharding is None or not mesh.on(sharding.mesh).seats:
+        return x
+    return collective_permute(x, replace(sharding, mesh=mesh.mesh), sharding, mesh)
+
+
+def _to_border(x: jax.Array, sharding: TensorSharding | None, mesh: RefinedMesh) -> jax.Array:
+    if sharding is None or not mesh.on(sharding.mesh).seats:
+        return x
+    return collective_permute(x, sharding, replace(sharding, mesh=mesh.mesh), mesh)
 
 
 def value_shardings(graph: Graph) -> dict[Value, TensorSharding]:
@@ -82,9 +101,16 @@ class _Emission:
             self._arrays.update(zip(op.results, self._compute(op), strict=True))
         return [self._arrays[v] for v in block.terminator.operands]
 
+    def _mesh_of(self, shardings: Iterable[TensorSharding | None]) -> RefinedMesh:
+        """The view of the mesh that an op runs on: what is not on it lies on it as well as on its own."""
+        views = (self._mesh.on(s.mesh) for s in shardings if s is not None) if self._mesh.others else ()
+        return next((view for view in views if view.seats), self._mesh)
+
     def _compute(self, op: Op) -> Sequence[Any]:
         known = self._shardings.get
-        local = LocalOp(op, self._mesh, tuple(map(known, op.operands)), tuple(map(known, op.results)), self.run_block)
+        operands_lie, results_lie = tuple(map(known, op.operands)), tuple(map(known, op.results))
+        view, known_arrays = self._mesh_of(results_lie + operands_lie), self._arrays.__getitem__
+        local = LocalOp(op, view, operands_lie, results_lie, self.run_block, known_arrays)
         operands = [self._arrays[v] for v in op.operands]
         if op.name in _COLLECTIVES:
             with jax.named_scope(scope_name(op.name, _collective_axes(op), op.source)):

@@ -21,7 +21,7 @@ Assignment = tuple[Axes, ...]
 
 def dividing_prefix(size: int, axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
     """The longest leading part of `axes` (the last one possibly cut) whose size divides `size`; none of nothing."""
-    if size == 0:
+    if size == 0 or not axes:
         return ()
     kept: list[AxisRef] = []
     for axis in axes:
@@ -47,13 +47,13 @@ def factor_axes(axes: Sequence[Axes], mapping: TensorMapping, sizes: Sequence[in
     """Deals the axes of each dimension out to its factors; axes that find no room are left out."""
     found: dict[int, Axes] = {}
     for dim, factors in enumerate(mapping):
-        pieces = list(axes[dim])
+        pieces: Sequence[AxisRef] = axes[dim]
         for factor in factors:
             taken = dividing_prefix(sizes[factor], pieces, mesh)
             found[factor] = taken
-            pieces = _drop_leading(pieces, axes_size(taken, mesh), mesh)
-            if axes_size(taken, mesh) < sizes[factor]:
-                pieces = []  # a minor factor cannot be sharded while its major neighbour is not full
+            # A minor factor cannot be sharded while its major neighbour is not full.
+            full = bool(pieces) and axes_size(taken, mesh) == sizes[factor]
+            pieces = _drop_leading(pieces, sizes[factor], mesh) if full else ()
     return found
 
 
@@ -74,18 +74,39 @@ def dimension_axes(
     assignment: Mapping[int, Axes] | Sequence[Axes], mapping: TensorMapping, mesh: Mesh
 ) -> tuple[Axes, ...]:
     """The axes of each dimension of a tensor under an assignment of axes to factors."""
-    return tuple([canonical([a for f in factors for a in assignment[f]], mesh) for factors in mapping])
+    return tuple(
+        [
+            canonical(
+                assignment[factors[0]] if len(factors) == 1 else [a for f in factors for a in assignment[f]], mesh
+            )
+            for factors in mapping
+        ]
+    )
 
 
 def is_contiguous(assignment: Sequence[Axes], rule: OpShardingRule, mesh: Mesh) -> bool:
     """Whether every shard is one block: a factor is only sharded if all factors to its left are fully sharded."""
-    for mapping in rule.mappings:
-        for factors in mapping:
-            if len(factors) == 1:
-                continue
-            full = True
-            for factor in factors:
-                if assignment[factor] and not full:
-                    return False
-                full = full and axes_size(assignment[factor], mesh) == rule.factor_sizes[factor]
+    for factors in rule.joint_factors:
+        full = True
+        for factor in factors:
+            if assignment[factor] and not full:
+                return False
+            full = full and axes_size(assignment[factor], mesh) == rule.factor_sizes[factor]
     return True
+
+
+def digits(axes: Iterable[AxisRef], mesh: Mesh) -> dict[AxisRef, int]:
+    """Each axis reference as a bit mask: two of them share a bit where they overlap."""
+    found = list(dict.fromkeys(axes))
+    edges: dict[str, set[int]] = {}
+    for axis in found:
+        edges.setdefault(axis.name, set()).update((axis.pre_size, axis.next_pre_size(mesh)))
+    starts = [(name, edge) for name, cuts in edges.items() for edge in sorted(cuts)[:-1]]
+    return {
+        axis: sum(
+            1 << bit
+            for bit, (name, edge) in enumerate(starts)
+            if name == axis.name and axis.pre_size <= edge < axis.next_pre_size(mesh)
+        )
+        for axis in found
+    }

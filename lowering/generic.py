@@ -23,6 +23,7 @@ from jax.interpreters import mlir
 
 from sdy_jax.errors import InternalError, UnsupportedError
 from sdy_jax.graph import Op, Value
+from sdy_jax.representation.attributes import REDUCTION
 
 if TYPE_CHECKING:
     from sdy_jax.lowering.strategies.registry import LocalOp  # the strategies' modules import this one
@@ -63,7 +64,7 @@ _DTYPES: dict[str, Any] = {
 _MLIR_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 _TOKEN = "!stablehlo.token"
-_GLOBAL_ATTRIBUTES = ("sdy.sharding", "sdy.sharding_rule", "mhlo.sharding")
+_GLOBAL_ATTRIBUTES = ("sdy.sharding", REDUCTION, "sdy.sharding_rule", "mhlo.sharding")
 """What an op may carry that speaks of the global program; dropped from the local one."""
 
 
@@ -77,6 +78,11 @@ def numpy_dtype(dtype: str) -> np.dtype:
         return np.dtype(_DTYPES[dtype])
     except KeyError:
         raise UnsupportedError(f"got element type {dtype}, expected one of {', '.join(_DTYPES)}") from None
+
+
+def mlir_name(dtype: Any) -> str:
+    """The text of the MLIR element type of a dtype that JAX has arrays of."""
+    return _MLIR_NAMES[np.dtype(dtype)]
 
 
 def re_emit(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from sdy_jax.graph import Op, Value
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.factors import Assignment, dimension_axes, factor_axes, is_contiguous
-from sdy_jax.lowering.resharding import plan_reshard
+from sdy_jax.lowering.resharding import ReshardPlan
 from sdy_jax.lowering.strategies.registry import strategies_of
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import Mesh, axes_size
@@ -32,11 +32,11 @@ _MAKES_FROM_NOTHING = frozenset({"stablehlo.iota", "stablehlo.constant", "sdy.co
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a search may ask: where values are, the rules of ops, the mesh and the prices."""
+    """What a search may ask: where values are, the rules of ops, what a reshard takes, the mesh and the prices."""
 
     placed: Callable[[Value], TensorSharding]
     rule_of: Callable[[Op], OpShardingRule | None]
-    mesh_name: str
+    plan: Callable[[Value, TensorSharding, TensorSharding], ReshardPlan]
     mesh: Mesh
     costs: CostModel
 
@@ -59,7 +59,7 @@ def _cheapest(value: Value, target: TensorSharding, known: Known, depth: int) ->
     source = known.placed(value)
     if source.lies_like(target):
         return 0.0, None
-    moved = plan_reshard(value.shape or (), value.itemsize, source, target, known.mesh, known.costs).cost
+    moved = known.plan(value, source, target).cost
     if not moved or not depth or source.unreduced_axes or target.unreduced_axes:
         return moved, None
     made = _made_anew(value, target, known, depth, moved)
@@ -98,7 +98,7 @@ def _operand_shardings(op: Op, target: TensorSharding, known: Known) -> tuple[Te
     if not _gives(assignment, rule, target, known.mesh) or not _runs(op, rule, assignment):
         return None
     return tuple(
-        TensorSharding.closed(known.mesh_name, dimension_axes(assignment, m, known.mesh)) for m in rule.operand_mappings
+        TensorSharding.closed(target.mesh, dimension_axes(assignment, m, known.mesh)) for m in rule.operand_mappings
     )
 
 

@@ -6,8 +6,11 @@ where they are written and are not among the inserted ones.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from sdy_jax.graph import Op, Value
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -47,6 +50,16 @@ class Note:
         return f"{self.source}: {self.op}: {self.message}"
 
 
+class Moved(NamedTuple):
+    """What an inserted collective moves, as in `InsertedCollective`."""
+
+    kind: str
+    axes: tuple[AxisRef, ...]
+    detail: str
+    result: TensorSharding
+    wire_bytes: float
+
+
 @dataclass(slots=True)
 class PartitionReport:
     """What the partitioner did beside rewriting the module."""
@@ -54,3 +67,27 @@ class PartitionReport:
     collectives: list[InsertedCollective] = field(default_factory=list)
     notes: dict[Note, None] = field(default_factory=dict)
     """In order, each once."""
+
+    def add(self, moved: Moved, value: Value, at: Op, cause: Op) -> None:
+        """Notes a collective that moves a value, beside the op `at`, because of another."""
+        kind, axes, detail, result, wire_bytes = moved
+        shape, depth = value.shape or (), _loop_depth(at)
+        self.collectives.append(
+            InsertedCollective(
+                kind, axes, detail, value.dtype, shape, result, wire_bytes, cause.source, cause.name, depth
+            )
+        )
+
+    def note(self, op: Op | None, message: str) -> None:
+        """Notes what could not be split; `op` is None for an argument."""
+        self.notes[Note(op.name, op.source, message) if op else Note("argument", "", message)] = None
+
+
+def _loop_depth(op: Op) -> int:
+    return sum(1 for parent in _parents(op) if parent.name == "stablehlo.while")
+
+
+def _parents(op: Op) -> Iterator[Op]:
+    while op.parent is not None:
+        op = op.parent
+        yield op

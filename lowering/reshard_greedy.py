@@ -19,8 +19,8 @@ def greedy(problem: Problem) -> list[Step] | None:
     steps = _reduced(problem)
     state = steps[-1].state if steps else problem.source
     goal = _goal(problem)
-    for _ in range(2):
-        for phase in (_slice, _permute, _exchange_in_place, _exchange_anywhere, _gather):
+    for permute in (_reorder if problem.reorders else _permute, _permute):
+        for phase in (_slice, permute, _exchange_in_place, _exchange_anywhere, _gather):
             for step in phase(problem, state, goal):
                 steps.append(step)
                 state = step.state
@@ -38,6 +38,8 @@ def last_resort(problem: Problem) -> list[Step]:
     sharded = problem.used(steps[-1].state if steps else problem.source) & ~unreduced
     if sharded:
         steps.append(Step("all_gather", sharded, empty))
+    if problem.reorders:
+        steps.append(Step("collective_permute", 0, empty))
     if problem.to_unreduce:
         empty = State(empty.dims, unreduced | problem.to_unreduce)
         steps.append(Step("replicated_to_unreduced", problem.to_unreduce, empty))
@@ -128,6 +130,11 @@ def _permute(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Ste
         return []
     after = _rebuilt(problem, state, goal)
     return [] if after is None or after == state else [Step("collective_permute", 0, after)]
+
+
+def _reorder(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+    """The permute to the other order of the devices, which moves what else a permute would."""
+    return _permute(problem, state, goal) or [Step("collective_permute", 0, state)]
 
 
 def _needs_permute(problem: Problem, state: State, goal: tuple[Axes, ...]) -> bool:

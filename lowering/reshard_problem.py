@@ -76,6 +76,8 @@ class Problem:
     """Take a tensor of `shape` from `source` to `target`.
 
     `sizes` and `bandwidths` are per atom. `min_shards` is the memory cap: no state may have fewer shards in all.
+    `reorders`: the target lies on a mesh with the same axes and the devices in another order, to which one of the
+    permutes leads. Its price is that of any permute, but a value that all devices have whole changes for nothing.
     """
 
     shape: tuple[int, ...]
@@ -86,6 +88,7 @@ class Problem:
     source: State
     target: State
     min_shards: int = 1
+    reorders: bool = False
     _products: dict[Axes, int] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -159,6 +162,8 @@ class Problem:
 
     def permute_price(self, state: State) -> Price:
         """A permute is charged at the slowest axis of the problem."""
+        if self.reorders and self.shards(state) == 1 and not state.unreduced:
+            return Price(0.0, 0.0, 0, 1)
         wire = self.local_bytes(state)
         return Price(self.latency + wire / self.slowest, wire, 1, 1)
 
@@ -169,6 +174,8 @@ class Problem:
         With g-fold sums to reduce, the smallest local block b that all other atoms can make is scattered, which costs
         (1 - 1/g) b, and what the target block has beyond the b / g that are then at hand must arrive.
         """
+        if self.reorders:
+            return self._bound_to_reorder(state)
         open_atoms = state.unreduced & ~self.target.unreduced
         if open_atoms:
             group = math.prod(self.sizes[a] for a in atoms_of(open_atoms))
@@ -185,3 +192,11 @@ class Problem:
                 return self.local_bytes(self.target)
             common *= max(self.product(have), self.product(want))
         return self.local_bytes(self.target) - self.total_bytes / common
+
+    def _bound_to_reorder(self, state: State) -> float:
+        """Before the devices' order has changed: a permute moves whole blocks, which are the target's at last, or are
+        gathered to be. A target that all devices have whole needs no permute."""
+        if self.to_unreduce or (self.shards(state) == 1 and not state.unreduced):
+            return 0.0
+        at_hand = self.local_bytes(state) if self.shards(self.target) == 1 else 0.0
+        return max(0.0, self.local_bytes(self.target) - at_hand)

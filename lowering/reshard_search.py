@@ -3,7 +3,8 @@
 One permute is all a plan can need: atoms of equal size are renamed by it, so a later permute can be folded into the
 earlier one. Hence two halves. Backwards from the target, Dijkstra notes for each (shard counts, unreduced set) the
 cheapest continuation after a permute, which may pick any atoms: names do not matter there. Forwards, A* with the
-lower bound of `Problem.bound` either reaches the target or, from any state, permutes into that table.
+lower bound of `Problem.bound` either reaches the target or, from any state, permutes into that table. Where the order
+of the devices changes it has to permute, at a state that is not unreduced: the orders have different groups.
 Both halves drop whatever costs more than a plan already known.
 """
 
@@ -71,7 +72,7 @@ def search(problem: Problem, known: Price | None = None, budget: int = BUDGET) -
     state, continued = end
     steps = _path_to(forward, state)
     if continued is not None:
-        if continued.dims != state.dims:
+        if continued.dims != state.dims or problem.reorders:
             steps.append(Step("collective_permute", 0, continued))
         steps.extend(_path_from(backward, continued))
     return steps
@@ -111,9 +112,11 @@ def _with_permute(problem: Problem, cost: Price, state: State) -> tuple[float, f
     """Time and bytes of every plan whose permute leads to `state` or, through it, further back.
 
     Going back, the permute gets cheaper only where the tensor gets smaller: by undoing a gather, which costs at least
-    what the permute saves, or by undoing sharded_to_unreduced, which is free (then the permute counts nothing).
+    what the permute saves, or by undoing sharded_to_unreduced, which is free (then the permute counts nothing). It is
+    free, too, where it only changes the order of devices that all have the whole value.
     """
-    wire = 0.0 if problem.to_unreduce else problem.local_bytes(state)
+    may_be_free = problem.to_unreduce or (problem.reorders and problem.min_shards == 1)
+    wire = 0.0 if may_be_free else problem.local_bytes(state)
     return cost.time + wire / problem.fastest, cost.wire_bytes + wire
 
 
@@ -126,14 +129,14 @@ def _forward(
     heap: list[tuple[Price, int, State, State | None]] = [(FREE, next(order), problem.source, None)]
     while heap and len(half.done) < budget:
         _, _, state, continued = heapq.heappop(heap)
-        if state == problem.target or continued is not None:
+        if continued is not None or (state == problem.target and not problem.reorders):
             return state, continued
         if state in half.done:
             continue
         half.done.add(state)
         price, kind = half.prices[state], half.kind_at(state)
         continued = table.get((problem.counts(state), state.unreduced))
-        if continued is not None:
+        if continued is not None and not (problem.reorders and state.unreduced):
             total = price.plus(problem.permute_price(state)).plus(backward.prices[continued])
             if not limit.excludes(total.time, total.wire_bytes):
                 limit.time = min(limit.time, total.time)

@@ -9,7 +9,7 @@ it meets the lower bound. The search runs on whole atoms first, then on their pa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, pairwise, product
@@ -19,6 +19,7 @@ from sdy_jax.lowering.cost import CostModel, same_cost
 from sdy_jax.lowering.reshard_greedy import greedy, last_resort
 from sdy_jax.lowering.reshard_problem import FREE, MERGEABLE, Price, Problem, State, Step, atoms_of, mask_of
 from sdy_jax.lowering.reshard_search import search
+from sdy_jax.representation.collectives import SdyCollective
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -48,17 +49,12 @@ class Collective:
 
     def __str__(self) -> str:
         """The attribute of the op as the dialect prints it; nothing for a permute."""
-        if self.kind == "collective_permute":
-            return ""
-        if self.kind == "all_to_all":
-            return "[" + ", ".join(f"{_braces(axes)}: {src}->{tgt}" for axes, src, tgt in self.params) + "]"
-        if self.kind in ("all_reduce", "replicated_to_unreduced"):
-            return _braces(self.axes)
-        return "[" + ", ".join(map(_braces, self.axes)) + "]"
+        return str(self.op)
 
-
-def _braces(axes: Sequence[AxisRef]) -> str:
-    return "{" + ", ".join(map(str, axes)) + "}"
+    @property
+    def op(self) -> SdyCollective:
+        """What the op says that it becomes."""
+        return SdyCollective(self.kind, self.axes, self.params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +80,14 @@ def plan_reshard(
         shape: the global shape; both shardings' shard counts must divide it.
         itemsize: bytes per element.
         source, target: explicit replication, openness and priorities are ignored. Unreduced axes that the target does
-            not have are reduced with the source's reduction; new ones become unreduced for free (sum only).
-        mesh: the mesh of both; results carry the source's name of it.
+            not have are reduced with the source's reduction; new ones become unreduced by the target's for free. Where
+            both have unreduced axes and the reductions or meshes differ, all of the source's are reduced first.
+        mesh: the mesh of both. Shardings that name different meshes are on meshes with these axes and the same devices
+            in different orders: the results up to some permute are on the source's mesh, from there on the target's.
         costs: default: bytes on the wire.
 
     Raises:
-        ShardingError: ranks differ, a shard count does not divide, or a non-sum reduction would gain axes.
+        ShardingError: ranks differ, or a shard count does not divide.
 
     >>> from sdy_jax.representation.mesh import AxisRef, Mesh
     >>> x, = (AxisRef("x"),)
@@ -111,12 +109,22 @@ def _remembered(
     costs: CostModel,
 ) -> ReshardPlan:
     _check(shape, source, target, mesh)
-    atoms = _atoms(source, target, mesh)
-    problem = _problem(shape, itemsize, source, target, atoms, mesh, costs)
+    if source.unreduced_axes and target.unreduced_axes and _combine_differently(source, target):
+        whole = replace(target, unreduced_axes=(), reduction="sum")
+        first, second = (
+            _remembered(shape, itemsize, *ends, mesh, costs) for ends in ((source, whole), (whole, target))
+        )
+        return ReshardPlan(first.steps + second.steps, first.wire_bytes + second.wire_bytes, first.cost + second.cost)
+    problem, atoms = _problem(shape, itemsize, source, target, mesh, costs)
     cut, steps, price = _solve(problem)
     names = _Names([part for atom, sizes in zip(atoms, cut, strict=True) for part in _parts(atom, sizes)], mesh)
     collectives = names.collectives(_refined(problem, cut), steps, source, target)
     return ReshardPlan(collectives, price.wire_bytes, price.time)
+
+
+def _combine_differently(source: TensorSharding, target: TensorSharding) -> bool:
+    """The terms of a sum, say, on one mesh are not those of a maximum, and not those on another mesh."""
+    return source.reduction != target.reduction or source.mesh != target.mesh
 
 
 def _check(shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh) -> None:
@@ -129,12 +137,6 @@ def _check(shape: tuple[int, ...], source: TensorSharding, target: TensorShardin
                     f"<{sharding}> cuts dimension {dim} of a tensor of shape {shape} into {shards} shards, which do "
                     "not divide it; to fix: pad the dimension before it is resharded"
                 )
-    added = set(_pieces(target.unreduced_axes, mesh)) - set(_pieces(source.unreduced_axes, mesh))
-    if added and target.reduction != "sum":
-        raise ShardingError(
-            f"a reshard from <{source}> to <{target}> would add axes unreduced by {target.reduction}; "
-            "only sums can be split into partial values for free"
-        )
 
 
 # --- names to atoms and back --------------------------------------------------------------------------------------
@@ -152,17 +154,19 @@ def _lists(sharding: TensorSharding, mesh: Mesh) -> list[list[Piece]]:
     return [_pieces(axes, mesh) for axes in (*sharding.axes, sharding.unreduced_axes)]
 
 
-def _atoms(source: TensorSharding, target: TensorSharding, mesh: Mesh) -> list[Piece]:
-    """The atoms of all lists, in order of first appearance."""
-    pieces = [p for sharding in (source, target) for axes in _lists(sharding, mesh) for p in axes]
+def _edges(lists: Iterable[list[Piece]]) -> dict[str, set[int]]:
+    """Where the pieces of each axis begin and end: atoms lie between."""
     edges: dict[str, set[int]] = {}
-    for name, pre, size in pieces:
-        edges.setdefault(name, set()).update((pre, pre * size))
-    return list(dict.fromkeys(atom for piece in pieces for atom in _cut(piece, edges)))
+    for axes in lists:
+        for name, pre, size in axes:
+            edges.setdefault(name, set()).update((pre, pre * size))
+    return edges
 
 
 def _cut(piece: Piece, edges: dict[str, set[int]]) -> list[Piece]:
     name, pre, size = piece
+    if len(edges[name]) == 2:
+        return [piece]
     inside = sorted(e for e in edges[name] if pre <= e <= pre * size)
     return [(name, lo, hi // lo) for lo, hi in pairwise(inside)]
 
@@ -172,24 +176,24 @@ def _problem(
     itemsize: float,
     source: TensorSharding,
     target: TensorSharding,
-    atoms: list[Piece],
     mesh: Mesh,
     costs: CostModel,
-) -> Problem:
-    index = {atom: i for i, atom in enumerate(atoms)}
-    edges: dict[str, set[int]] = {}
-    for name, pre, size in atoms:
-        edges.setdefault(name, set()).update((pre, pre * size))
+) -> tuple[Problem, list[Piece]]:
+    """The problem without names, and the atoms that its numbers stand for, in order of first appearance."""
+    ends = _lists(source, mesh), _lists(target, mesh)
+    edges = _edges([*ends[0], *ends[1]])
+    atoms = list(dict.fromkeys([a for lists in ends for axes in lists for p in axes for a in _cut(p, edges)]))
+    numbers = {atom: number for number, atom in enumerate(atoms)}
 
-    def state(sharding: TensorSharding) -> State:
-        *dims, unreduced = (tuple(index[a] for p in axes for a in _cut(p, edges)) for axes in _lists(sharding, mesh))
+    def state(lists: list[list[Piece]]) -> State:
+        *dims, unreduced = [tuple([numbers[a] for p in axes for a in _cut(p, edges)]) for axes in lists]
         return State(tuple(dims), mask_of(unreduced))
 
-    ends = state(source), state(target)
-    sizes = tuple(size for *_, size in atoms)
-    bandwidths = tuple(costs.bandwidth_of(name) for name, *_ in atoms)
-    problem = Problem(shape, itemsize, sizes, bandwidths, costs.latency, *ends)
-    return replace(problem, min_shards=min(map(problem.shards, ends)))
+    states, sizes = (state(ends[0]), state(ends[1])), tuple([size for *_, size in atoms])
+    min_shards = min([math.prod([sizes[atom] for axes in dims for atom in axes]) for dims, _ in states])
+    bandwidths = tuple([costs.bandwidth_of(name) for name, *_ in atoms])
+    reorders = source.mesh != target.mesh
+    return Problem(shape, itemsize, sizes, bandwidths, costs.latency, *states, min_shards, reorders), atoms
 
 
 def _parts(atom: Piece, sizes: tuple[int, ...]) -> list[Piece]:
@@ -212,11 +216,11 @@ Solution = tuple[Cut, tuple[Step, ...], Price]
 def _solve(problem: Problem) -> Solution:
     """The best steps, and how the atoms were cut for them. Names play no part: alike reshards share it."""
     whole: Cut = tuple((n,) for n in problem.sizes)
-    if problem.source == problem.target:
+    if problem.source == problem.target and not problem.reorders:
         return whole, (), FREE
     one = _single_step(problem)
     if one is not None:
-        return whole, (one,), problem.price(one.kind, one.group, problem.source, one.state)
+        return whole, (one,), _priced(problem, one, problem.source)
     cuts = _fine_cuts(problem)
     best = _direct(problem, cuts[0])
     least = problem.bound(problem.source)
@@ -230,6 +234,8 @@ def _solve(problem: Problem) -> Solution:
 def _single_step(problem: Problem) -> Step | None:
     """The one step that does it all, where it is certainly the best: target and source differ in one way only."""
     source, target = problem.source, problem.target
+    if problem.reorders:
+        return _single_permute(problem)
     if source.dims == target.dims:
         if not problem.to_unreduce:
             return Step("all_reduce", problem.to_reduce, target)
@@ -244,6 +250,13 @@ def _single_step(problem: Problem) -> Step | None:
     if not problem.to_unreduce and _appends(problem, pairs, problem.to_reduce):
         return Step("reduce_scatter", problem.to_reduce, target)
     return None
+
+
+def _single_permute(problem: Problem) -> Step | None:
+    """Slicing before and gathering after a permute saves nothing; so with equal shards the permute does it all."""
+    source, target = problem.source, problem.target
+    whole = not source.unreduced and not target.unreduced
+    return Step("collective_permute", 0, target) if whole and problem.counts(source) == problem.counts(target) else None
 
 
 def _appends(problem: Problem, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], atoms: int) -> bool:
@@ -331,6 +344,7 @@ def _refined(problem: Problem, cut: Cut) -> Problem:
         state(problem.source),
         state(problem.target),
         problem.min_shards,
+        problem.reorders,
     )
 
 
@@ -406,9 +420,10 @@ class _Names:
         self, problem: Problem, steps: tuple[Step, ...], source: TensorSharding, target: TensorSharding
     ) -> tuple[Collective, ...]:
         kind = source.reduction if source.unreduced_axes else target.reduction
-        made, before = [], problem.source
+        made, before, mesh = [], problem.source, source.mesh
         for step in steps:
-            result = self.sharding(step.state, source.mesh, kind)
+            mesh = target.mesh if step.kind == "collective_permute" else mesh  # one permute at least, if they differ
+            result = self.sharding(step.state, mesh, kind)
             axes, params = self.operands(step, before)
             made.append(Collective(step.kind, axes, params, result, _priced(problem, step, before).wire_bytes, kind))
             before = step.state

@@ -6,22 +6,19 @@ from collections.abc import Iterable
 
 from sdy_jax.lowering.resharding import Collective
 from sdy_jax.representation.attributes import reduction_attributes
-from sdy_jax.representation.collectives import SdyCollective
+from sdy_jax.representation.collectives import REDUCING
 from sdy_jax.representation.mesh import AxisRef
 
 
 def collective_attributes(step: Collective) -> dict[str, str]:
     """The attributes of a step's op but its out_sharding, as MLIR text; a reduction is named unless it is sum."""
-    return _op(step).attributes | reduction_attributes(step.kind, step.reduction)
+    combines = step.kind in REDUCING or step.result.unreduced_axes
+    return step.op.attributes | (reduction_attributes(step.kind, step.reduction) if combines else {})
 
 
 def axes_of(step: Collective) -> tuple[AxisRef, ...]:
     """All axes that a step runs over; none for a permute, which may involve any."""
-    return _op(step).all_axes
-
-
-def _op(step: Collective) -> SdyCollective:
-    return SdyCollective(step.kind, step.axes, step.params)
+    return step.op.all_axes
 
 
 def scope_name(op: str, axes: Iterable[AxisRef], source: str) -> str:

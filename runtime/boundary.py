@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,9 +12,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from sdy_jax.errors import SdyError, ShardingError
 from sdy_jax.jax_internals import weakly_typed
-from sdy_jax.representation.named import has_sub_axes, mesh_from_jax, to_partition_spec
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.named import from_named_sharding, has_sub_axes, mesh_from_jax, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_sharding
+from sdy_jax.representation.verify import verify_sharding
+from sdy_jax.runtime.device_orders import can_express, in_order_of, on_devices_of, rewritten
 from sdy_jax.runtime.mesh import RefinedMesh
 
 
@@ -86,16 +90,34 @@ def on_parts(spec: Any, mesh: jax.sharding.Mesh | None) -> NamedSharding | None:
 
     jit must be told these: it looks for shardings that nobody stated on the axes of the arguments' mesh only.
     """
-    if mesh is None or not isinstance(spec, (str, TensorSharding)):
-        return None
     try:
-        sharding = parse_sharding(spec, "mesh") if isinstance(spec, str) else spec
+        sharding = None if mesh is None else _on_axes_of(spec, mesh)
     except SdyError:
         return None  # said when the function is called, with the result's path
-    if not has_sub_axes(sharding) or not sharding.is_fully_closed:
+    if mesh is None or sharding is None or not has_sub_axes(sharding) or not sharding.is_fully_closed:
         return None
     refined = RefinedMesh.of(mesh_from_jax(mesh), [axis for axes in sharding.axes for axis in axes])
     return NamedSharding(refined.to_jax(mesh.devices), refined.spec(sharding))
+
+
+def _on_axes_of(spec: Any, mesh: jax.sharding.Mesh) -> TensorSharding | None:
+    """A specification in axes of a mesh, if it may name parts of them: by text, or by axes of another mesh."""
+    base = mesh_from_jax(mesh)
+    own: Mesh | None
+    if isinstance(spec, str):
+        spec = parse_sharding(spec, "mesh")
+    if isinstance(spec, TensorSharding):
+        own = in_order_of(base, spec.mesh) if isinstance(spec.mesh, Mesh) else base
+    elif isinstance(spec, NamedSharding) and isinstance(spec.mesh, jax.sharding.Mesh):
+        own, spec = on_devices_of(spec.mesh, mesh), from_named_sharding(spec, len(spec.spec), "mesh")
+    else:
+        return None
+    if own is None:
+        return None
+    verify_sharding(replace(spec, mesh=own), {}, spec.rank)
+    if own == base:
+        return spec
+    return rewritten(spec, own, base, "mesh") if can_express(own, base) else None
 
 
 def auto_mesh(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
@@ -120,6 +142,29 @@ def concrete_mesh(mesh: object) -> jax.sharding.Mesh:
     raise ShardingError(
         f"partition got the {type(mesh).__name__} {mesh}, which has no devices{needed}, {jax.device_count()} are at "
         "hand; pass mesh=jax.make_mesh(shape, names)"
+    )
+
+
+def check_devices(path: str, x: Any, mesh: jax.sharding.Mesh) -> None:
+    """Whether jit takes an array together with a mesh.
+
+    Raises:
+        ShardingError: it lies on other devices than the mesh's, or on the same in another order; `path` names it.
+    """
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or not x.committed:
+        return
+    own = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
+    if x.sharding.device_set != {*mesh.devices.flat}:
+        count = len(x.sharding.device_set)
+        devices = "a single device" if count == 1 else f"{count} devices"
+        problem = f"lies on {devices}, not on the {mesh.size} of the function's mesh"
+    elif isinstance(own, jax.sharding.Mesh) and own.devices.flat[:].tolist() != mesh.devices.flat[:].tolist():
+        problem = "lies on the devices of the function's mesh in another order, and a jitted function has one order"
+    else:
+        return
+    raise ShardingError(
+        f"`{path}` {problem}; to fix: move it first, by jax.device_put(x, NamedSharding(mesh, ...)) with the mesh "
+        f"{mesh_from_jax(mesh)} of the function, or partition on the array's mesh"
     )
 
 

@@ -3,27 +3,47 @@
 A program that speaks of `"model":(1)2` and `"model":(2)2` runs on a mesh in which `model` is cut into two axes,
 `model.1.2` and `model.2.2` (axis, pre-size, size). The pieces are called atoms: two atoms are equal or disjoint, so
 list operations on them are exact. Axes that are never cut keep their names; axes of size one are kept too.
+
+A `shard_map` has one order of the devices. What lies on a mesh with the same axes and the devices in another order uses
+a view of the refined mesh (`RefinedMesh.on`), which names groups of devices by their positions instead of by axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypedDict
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
+
+
+class Group(TypedDict):
+    """The devices that a collective joins, as the keyword arguments of lax's collectives: all along some axes, or lists
+    of positions over all axes."""
+
+    axis_name: tuple[str, ...]
+    axis_index_groups: list[list[int]] | None
 
 
 @dataclass(frozen=True)
 class RefinedMesh:
-    """A mesh and, per axis, the atoms it is cut into: `(pre, size)` from major to minor."""
+    """A mesh and, per axis, the atoms it is cut into: `(pre, size)` from major to minor.
+
+    `others` are the meshes, by symbol, that have the same axes and the devices in another order. A view of one of them
+    has in `seats` the position on the mesh of the `shard_map` of the device at each of its own; all other positions in
+    this class and outside of it are those of the `shard_map`.
+    """
 
     mesh: Mesh
     cuts: tuple[tuple[tuple[int, int], ...], ...]
+    others: tuple[tuple[str, Mesh], ...] = ()
+    seats: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, mesh: Mesh, axes: Iterable[AxisRef] = ()) -> RefinedMesh:
@@ -37,6 +57,38 @@ class RefinedMesh:
             pieces = tuple((lo, hi // lo) for lo, hi in pairwise(edges))
             cuts.append(pieces or ((1, 1),))
         return cls(mesh, tuple(cuts))
+
+    def with_meshes(self, meshes: Mapping[str, Mesh]) -> RefinedMesh:
+        """Knows those of a module's meshes whose devices are this mesh's in another order."""
+        found = ((name, mesh) for name, mesh in meshes.items() if mesh != self.mesh and mesh.axes == self.mesh.axes)
+        return replace(self, others=tuple((n, m) for n, m in found if sorted(_ids(m)) == sorted(_ids(self.mesh))))
+
+    def on(self, mesh: str | Mesh) -> RefinedMesh:
+        """The view of the mesh with this symbol; of the mesh of the `shard_map` for every name that is not known."""
+        other = next((m for name, m in self.others if name == mesh), None)
+        if other is None:
+            return replace(self, seats=()) if self.seats else self
+        seat = {device: position for position, device in enumerate(_ids(self.mesh))}
+        return replace(self, seats=tuple(seat[device] for device in _ids(other)))
+
+    def group(self, axes: Sequence[AxisRef]) -> Group:
+        """The groups of devices that differ along `axes` only, which number the members, first axis major."""
+        if not self.seats:
+            return {"axis_name": self.names(axes), "axis_index_groups": None}
+        count = axes_size(axes, self.mesh)
+        order = np.argsort(block_indices(axes, self.mesh), kind="stable").reshape(count, -1)
+        return {"axis_name": self.axis_names, "axis_index_groups": np.asarray(self.seats)[order.T].tolist()}
+
+    def index(self, axes: Sequence[AxisRef]) -> jax.Array:
+        """The running device's position along `axes` (first one major), an int32 scalar."""
+        if not self.seats:
+            return jax.lax.axis_index(self.names(axes))
+        return jnp.asarray(self.block_indices(axes), jnp.int32)[jax.lax.axis_index(self.axis_names)]
+
+    def block_indices(self, axes: Sequence[AxisRef]) -> np.ndarray:
+        """`block_indices` of each position of the `shard_map`, also on a view."""
+        own = block_indices(axes, self.mesh)
+        return own[np.argsort(self.seats)] if self.seats else own
 
     def atoms(self, axes: Sequence[AxisRef]) -> tuple[AxisRef, ...]:
         """The atoms that make up a list of axes, major to minor; full axes stay plain."""
@@ -74,6 +126,10 @@ class RefinedMesh:
     def to_jax(self, devices: np.ndarray) -> jax.sharding.Mesh:
         """The jax mesh over `devices` (shaped like the unrefined mesh), with Auto axes."""
         return jax.sharding.Mesh(devices.reshape(self.shape), self.axis_names)
+
+
+def _ids(mesh: Mesh) -> Sequence[int]:
+    return mesh.device_ids or range(mesh.size)
 
 
 def _atom_name(atom: AxisRef) -> str:

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sdy_jax import passes, testing
+    from sdy_jax import passes, shard, testing
     from sdy_jax.annotate import (
         all_gather,
         all_reduce,
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     )
     from sdy_jax.api import PartitionedFunction, PartitionWarning, partition
     from sdy_jax.errors import InternalError, ParseError, SdyError, ShardingError, UnsupportedError
+    from sdy_jax.loading import load
     from sdy_jax.lowering.cost import CostModel
     from sdy_jax.plan.plan import Plan
+    from sdy_jax.program import Program
     from sdy_jax.representation import AxisRef, DimensionSharding, Mesh, MeshAxis, OpShardingRule, TensorSharding
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "PartitionWarning",
     "PartitionedFunction",
     "Plan",
+    "Program",
     "SdyError",
     "ShardingError",
     "TensorSharding",
@@ -62,6 +65,7 @@ __all__ = [
     "all_to_all",
     "collective_permute",
     "data_flow_edge",
+    "load",
     "manual_computation",
     "named_computation",
     "partition",
@@ -70,6 +74,7 @@ __all__ = [
     "reduce_scatter",
     "replicated_to_unreduced",
     "reshard",
+    "shard",
     "shard_alike",
     "sharded_to_unreduced",
     "sharding_constraint",
@@ -101,15 +106,17 @@ _MODULES = {
     ),
     "sdy_jax.api": ("PartitionedFunction", "PartitionWarning", "partition"),
     "sdy_jax.errors": ("InternalError", "ParseError", "SdyError", "ShardingError", "UnsupportedError"),
+    "sdy_jax.loading": ("load",),
     "sdy_jax.lowering.cost": ("CostModel",),
     "sdy_jax.plan.plan": ("Plan",),
+    "sdy_jax.program": ("Program",),
     "sdy_jax.representation": ("AxisRef", "DimensionSharding", "Mesh", "MeshAxis", "OpShardingRule", "TensorSharding"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("passes", "testing"):
+    if name in ("passes", "shard", "testing"):
         return import_module(f"sdy_jax.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'sdy_jax' has no attribute {name!r}")

@@ -17,14 +17,15 @@ from sdy_jax.arguments import SPEC_TYPES, Leaf, abstracted, argument_leaves, mat
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.graph import Graph
 from sdy_jax.jax_internals import context_mesh
+from sdy_jax.loaded_function import LoadedFunction, prepared
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.emit import local_function, used_axes
 from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.plan import BoundaryValue, Plan
 from sdy_jax.plan.warn import PartitionWarning, report_notes
-from sdy_jax.program import from_function
+from sdy_jax.program import Program, from_function
 from sdy_jax.representation.named import mesh_from_jax
-from sdy_jax.runtime.boundary import Boundary, auto_mesh, concrete_mesh, on_parts
+from sdy_jax.runtime.boundary import Boundary, auto_mesh, check_devices, concrete_mesh, on_parts
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.statics import StaticParameters, Statics
 
@@ -34,7 +35,7 @@ own_frames.hide([os.path.dirname(__file__), *lowering.__path__, *runtime.__path_
 
 
 def partition(
-    fun: Callable[..., Any] | None = None,
+    fun: Callable[..., Any] | Program | None = None,
     *,
     mesh: jax.sharding.Mesh | None = None,
     in_shardings: Any = None,
@@ -52,11 +53,14 @@ def partition(
     """Partitions a function over a mesh: like `jax.jit`, with explicit collectives chosen by cost and a readable plan.
 
     Args:
-        fun: a function of arrays and pytrees of arrays. Without it `partition` returns a decorator.
-        mesh: the mesh to run on, with Auto or Explicit axes. By default the one set by `jax.set_mesh`.
+        fun: a function of arrays and pytrees of arrays, or a program from `load`. Without it `partition` returns a
+            decorator.
+        mesh: the mesh to run on, with Auto or Explicit axes. By default that of a loaded program, or the one set by
+            `jax.set_mesh`.
         in_shardings: a prefix tree for the positional arguments; each entry is None (propagation decides), a
             `PartitionSpec`, a `NamedSharding`, the text of an SDY sharding such as `'[{"data"}, {?}p1]'`, or a
-            `TensorSharding`. Keyword arguments take the entry of the parameter of their name.
+            `TensorSharding`. A sharding may be on another mesh of the same devices, in an order that axes of this one
+            can say. Keyword arguments take the entry of the parameter of their name.
         out_shardings: likewise for the results.
         static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline, compiler_options: as in
             `jax.jit`.
@@ -92,6 +96,9 @@ def partition(
     }
     if fun is None:
         return lambda f: PartitionedFunction(f, **options)
+    if isinstance(fun, Program):
+        fun, told = prepared(fun, mesh, in_shardings, out_shardings)
+        options |= told
     return PartitionedFunction(fun, **options)
 
 
@@ -203,6 +210,8 @@ class PartitionedFunction:
         try:
             dynamic, named, statics = self._statics.split(args, kwargs)
             self._leaves(dynamic, named, statics)
+            for leaf in argument_leaves(self._in, dynamic, named, self._dynamic_names(statics)):
+                check_devices(leaf.path, leaf.value, self._jax_mesh())
         except SdyError as error:
             return error
         return None
@@ -240,6 +249,8 @@ class PartitionedFunction:
     def _leaves(self, args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> list[Leaf]:
         """The dynamic arguments' leaves: abstract values and specifications."""
         axes = self._jax_mesh().axis_names
+        if isinstance(self._fun, LoadedFunction):
+            self._fun.check(args, kwargs)
         given = argument_leaves(self._in, args, kwargs, self._dynamic_names(statics))
         return [abstracted(leaf, axes) for leaf in given]
 

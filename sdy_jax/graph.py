@@ -20,6 +20,8 @@ from sdy_jax.representation.attributes import (
     sharding_to_attribute,
     shardings_from_attribute,
     shardings_to_attribute,
+    with_reduction,
+    write_reduction,
 )
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -199,6 +201,16 @@ def _main(functions: Mapping[str, T]) -> T:
     return functions["main"]
 
 
+def module_meshes(module: ir.Operation) -> dict[str, Mesh]:
+    """The meshes of a module by symbol."""
+    ops = (op.operation for op in module.regions[0].blocks[0].operations)
+    return {
+        str(ir.StringAttr(op.attributes["sym_name"]).value): mesh_from_attribute(op.attributes["mesh"])
+        for op in ops
+        if op.name == "sdy.mesh"
+    }
+
+
 def read_attributes(op: ir.Operation) -> dict[str, ir.Attribute]:
     """An op's attributes by name."""
     try:
@@ -222,7 +234,7 @@ class Graph:
     def __init__(self, module: ir.Operation):
         self.module = module
         self.context: ir.Context = module.context
-        self.meshes: dict[str, Mesh] = {}
+        self.meshes = module_meshes(module)
         self.functions: dict[str, Op] = {}
         self.ops: list[Op] = []
         """All ops inside functions in pre-order, the functions included."""
@@ -231,9 +243,6 @@ class Graph:
             op = op.operation
             if op.name == "func.func":
                 self.functions[ir.StringAttr(op.attributes["sym_name"]).value] = self._read(op, None)
-            elif op.name == "sdy.mesh":
-                name = ir.StringAttr(op.attributes["sym_name"]).value
-                self.meshes[name] = mesh_from_attribute(op.attributes["mesh"])
 
     @property
     def main(self) -> Op:
@@ -315,6 +324,11 @@ def text_of_constant(op: ir.Operation) -> str:
     return text
 
 
+def shape_and_dtype(type_: ir.Type) -> tuple[tuple[int, ...] | None, str]:
+    """`Value.shape` and `Value.dtype` of values of a type."""
+    return _tensor_type(type_)[1:]
+
+
 @lru_cache(maxsize=4096)
 def _tensor_type(type_: ir.Type) -> tuple[ir.Type, tuple[int, ...] | None, str]:
     """The type (one object for all equal ones), its shape and its element type's text."""
@@ -342,11 +356,11 @@ def read_result_shardings(op: Op) -> None:
     if "sdy.sharding" in attributes:
         shardings = shardings_from_attribute(attributes["sdy.sharding"])
         for value, sharding in zip(op.results, shardings, strict=False):
-            value.sharding = sharding
+            value.sharding = with_reduction(sharding, attributes)
     elif op.name.startswith("sdy."):
         for name in _OWN_SHARDING:
             if name in attributes and op.results:
-                op.results[0].sharding = sharding_from_attribute(attributes[name])
+                op.results[0].sharding = with_reduction(sharding_from_attribute(attributes[name]), attributes)
 
 
 def _read_argument_shardings(function: ir.Operation, arguments: list[Value]) -> None:
@@ -367,6 +381,7 @@ def _write_result_shardings(op: Op) -> None:
         return
     filled = tuple([v.sharding or TensorSharding.fully_open(known[0].mesh, v.rank) for v in op.results])
     attributes["sdy.sharding"] = shardings_to_attribute(filled, context)
+    write_reduction(op.mlir, filled)
 
 
 def _write_own_sharding(op: Op) -> bool:
@@ -377,6 +392,7 @@ def _write_own_sharding(op: Op) -> bool:
         return False
     if sharding is not None:
         attributes[name] = sharding_to_attribute(sharding, op.mlir.context)
+        write_reduction(op.mlir, [sharding])
     return True
 
 

@@ -6,20 +6,27 @@
 * `get_concrete_mesh`: the mesh of `jax.set_mesh`; the public `get_mesh` refuses to say it under `jax.jit`.
 * `jaxpr_const_args`: which arrays those are, of a jaxpr that becomes the region of an op.
 * `shard_alike_p`: gives its groups numbers of the process, which would meet the user's; jax 0.12 no longer has it.
+* `refine_polymorphic_shapes`: gives a module of symbolic shapes the sizes that it is called with. jax does that only
+  right before it compiles.
+* `Exported._in_named_shardings` and its like: a program that is partitioned has its shardings from the partitioner.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax import export
 from jax._src import config
 from jax._src.core import jaxpr_const_args
+from jax._src.interpreters.mlir import refine_polymorphic_shapes
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh
 from jax.extend.core import jaxpr_as_fun
+from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 try:
@@ -52,7 +59,37 @@ def trace_and_lower(
             _private_parameters=mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True),
         )
     constants = (*lowered._lowering.const_args, *traced._consts)
-    return lowered.compiler_ir("stablehlo"), traced.out_info, constants
+    module = lowered.compiler_ir("stablehlo")
+    if _has_symbolic_parts(module):
+        module = refine_polymorphic_shapes(module)
+    return module, traced.out_info, constants
+
+
+def _has_symbolic_parts(module: ir.Module) -> bool:
+    """A function that was exported for several sizes or platforms is called."""
+    functions = (op.operation for op in module.body.operations if op.operation.name == "func.func")
+    return any(
+        "?" in str(f.attributes["function_type"]) or _GLOBAL in str(f.attributes.get("arg_attrs")) for f in functions
+    )
+
+
+_GLOBAL = "jax.global_constant"
+"""Marks the arguments that stand for sizes and for the platform."""
+
+
+def with_module(exported: export.Exported, module: bytes) -> export.Exported:
+    """An exported function with another module, which may be called on any number of devices, and leaves the shardings
+    of its arguments and results to the caller."""
+    ins, outs = (None,) * len(exported.in_avals), (None,) * len(exported.out_avals)
+    return dataclasses.replace(
+        exported,
+        mlir_module_serialized=module,
+        nr_devices=1,
+        in_shardings_hlo=ins,
+        out_shardings_hlo=outs,
+        _in_named_shardings=ins,
+        _out_named_shardings=outs,
+    )
 
 
 def context_mesh() -> jax.sharding.Mesh | None:

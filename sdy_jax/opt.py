@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-import traceback
 
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
+from sdy_jax.bug_report import described_bug
+from sdy_jax.dialects.printer import module_text
 from sdy_jax.errors import InternalError, ParseError, SdyError
 from sdy_jax.passes import registry
 from sdy_jax.representation.dialect_rules import RuleError
@@ -39,13 +39,14 @@ def _decoded(data: bytes, file: str) -> str:
         raise SourceError(f"this is no UTF-8 text: {found}", file) from None
 
 
-def optimize(text: str, pipeline: str, file: str) -> str:
+def optimize(text: str, pipeline: str, file: str, generic: bool = False) -> str:
     """Parses a module, runs passes on it, and prints it; both modules are verified.
 
     Args:
       text: the module.
       pipeline: the passes, as `passes.registry.run` takes them.
       file: the name for errors.
+      generic: print all ops in the generic form, as tools read it that know the mesh and shard dialects.
 
     Raises:
       SourceError: the module is wrong, or a pass rejects it.
@@ -54,21 +55,21 @@ def optimize(text: str, pipeline: str, file: str) -> str:
     try:
         with mlir.make_ir_context() as context, ir.Location.unknown(context):
             module = parse_module(text, context, file)
-            verify_module(module.operation)
+            verify_module(module.operation, registry.is_strict(pipeline))
             registry.run(module.operation, pipeline)
             _verify_result(module.operation)
-            return str(module)
+            return module_text(module, generic)
     except SourceError:
         raise
     except ParseError as error:
         raise ParseError(f"error: {error}") from None
     except InternalError as error:
-        raise SourceError(_bug(error), file) from error
+        raise SourceError(described_bug(error), file) from error
     except SdyError as error:
         message = error.message if isinstance(error, RuleError) else str(error)
         raise error_at(message, getattr(error, "location", None), text, file) from error
     except Exception as error:
-        raise SourceError(_bug(error), file) from error
+        raise SourceError(described_bug(error), file) from error
 
 
 def _verify_result(module: ir.Operation) -> None:
@@ -76,12 +77,3 @@ def _verify_result(module: ir.Operation) -> None:
         verify_module(module)
     except SdyError as error:
         raise InternalError(f"the passes have made a module that is wrong: {error}") from error
-
-
-def _bug(error: Exception) -> str:
-    """A message about a mistake of ours, and where it is described."""
-    with tempfile.NamedTemporaryFile("w", prefix="sdy_jax-bug-", suffix=".txt", delete=False) as dump:
-        traceback.print_exception(error, file=dump)
-    what = str(error).removesuffix(" (this is a bug in sdy_jax)")
-    kind = "" if isinstance(error, InternalError) else f"{type(error).__name__}: "
-    return f"this is a bug in sdy_jax: {kind}{what}; the traceback is in {dump.name}"

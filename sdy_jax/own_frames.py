@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from jax.extend import source_info_util
 
@@ -15,8 +17,23 @@ def hide(directories: Iterable[str]) -> None:
         source_info_util.register_exclusion(os.path.join(directory, ""))
 
 
+_caller: ContextVar[str] = ContextVar("caller", default="")
+
+
+@contextmanager
+def called_from(place: str) -> Iterator[None]:
+    """Inside, `caller_line` names this place: the caller is no line of Python."""
+    token = _caller.set(place)
+    try:
+        yield
+    finally:
+        _caller.reset(token)
+
+
 def caller_line() -> str:
     """`file:line` of the innermost frame outside of this package."""
+    if _caller.get():
+        return _caller.get()
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "sdy_jax":
         frame = frame.f_back

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend.mlir import ir
@@ -19,13 +19,20 @@ from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
+if TYPE_CHECKING:
+    from jax.export import Exported
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A module whose `main` takes the closed-over `constants`, then one argument per input leaf.
 
-    `inputs` and `outputs` are the paths of the leaves (`params['w1']`, `result[0]`); `out_info` has a shape and dtype
-    per output leaf, with jax's extended dtypes, of which the module only shows the raw words.
+    `inputs` and `outputs` are the paths of the leaves (`params['w1']`, `result[0]`); `in_info` and `out_info` have a
+    shape and dtype per leaf, with jax's extended dtypes, of which the module only shows the raw words. `in_tree` is the
+    structure of positional and keyword arguments.
+
+    The `main` of a program that `sdy.load` found in a `jax.export` file is called as `exported` says; `partition`
+    brings it to that form. The mesh of a loaded program is the one that its shardings are on, empty if it has none.
     """
 
     module: ir.Operation
@@ -34,8 +41,12 @@ class Program:
     constants: tuple[Any, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    in_info: tuple[Any, ...]
     out_info: tuple[Any, ...]
+    in_tree: PyTreeDef
     out_tree: PyTreeDef
+    name: str = "main"
+    exported: Exported | None = None
 
     def with_module(self, module: ir.Operation) -> Program:
         """The same program at another stage."""
@@ -69,12 +80,12 @@ def from_function(
     site = Site(mesh)
     with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh), tracing(site):
         avals = tuple(leaf.value for leaf in leaves)
-        platform = jax_mesh.devices.flat[0].platform
+        platform = platform_of(jax_mesh.devices.flat[0])
         module, out_info, constants = trace_and_lower(flat_fun, avals, platform, site.lowering_rules)
     if site.unfinished:
         finish(module.operation)
     outputs = match_prefix(out_shardings, jax.tree.unflatten(out_tree[-1], out_info), "result", "out_shardings")
-    mesh_name = declare_mesh(module, mesh)
+    mesh_name = declare_mesh(module.operation, mesh)
     # A copy of its own: an operation does not keep the module object alive that jax made.
     program = Program(
         module.operation.clone().operation,
@@ -83,29 +94,43 @@ def from_function(
         constants,
         tuple(leaf.path for leaf in leaves),
         tuple(leaf.path for leaf in outputs),
+        avals,
         tuple(out_info),
+        tree,
         out_tree[-1],
     )
-    _annotate(program, leaves, outputs)
+    _annotate(program, leaves, outputs, jax_mesh)
     return program
 
 
-def _annotate(program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> None:
+def platform_of(device: jax.Device) -> str:
+    """What jax lowers for a device by: `cuda` or `rocm` where the device itself says `gpu`."""
+    if device.platform != "gpu":
+        return str(device.platform)
+    return "rocm" if "rocm" in device.client.platform_version else "cuda"
+
+
+def _annotate(program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf], jax_mesh: jax.sharding.Mesh) -> None:
     """Writes the specified shardings on main's arguments and results."""
     main = main_function(program.module)
     body = main.regions[0].blocks[0]
     first, arguments = len(program.constants), body.arguments
     given = {
-        first + i: _resolved(leaf, arguments[first + i].type, program, "in_shardings") for i, leaf in enumerate(inputs)
+        first + i: _resolved(leaf, arguments[first + i].type, program, "in_shardings", jax_mesh)
+        for i, leaf in enumerate(inputs)
     }
     set_function_shardings(main, "arg_attrs", len(arguments), _without_none(given))
     returned = body.operations[len(body.operations) - 1].operands
-    wanted = {i: _resolved(leaf, returned[i].type, program, "out_shardings") for i, leaf in enumerate(outputs)}
+    wanted = {
+        i: _resolved(leaf, returned[i].type, program, "out_shardings", jax_mesh) for i, leaf in enumerate(outputs)
+    }
     set_function_shardings(main, "res_attrs", len(returned), _without_none(wanted))
 
 
-def _resolved(leaf: Leaf, type_: ir.Type, program: Program, where: str) -> TensorSharding | None:
-    sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, where)
+def _resolved(
+    leaf: Leaf, type_: ir.Type, program: Program, where: str, jax_mesh: jax.sharding.Mesh
+) -> TensorSharding | None:
+    sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, where, jax_mesh)
     return padded(sharding, ir.RankedTensorType(type_).rank) if sharding is not None else None
 
 

@@ -1,37 +1,37 @@
 """Reading MLIR text into a module, with errors that say where and name the rule.
 
-jaxlib parses and verifies. Its diagnostics become one `SourceError`: `FILE:LINE:COLUMN: error: MESSAGE`, below it the
-line with a mark under the column, and what the diagnostic adds. Lines count from the start of the file, also where a
-file holds several modules.
+jaxlib parses and verifies; ops of the mesh and shard dialects, which it does not know, are rewritten for it first. Its
+diagnostics become one `SourceError`: `FILE:LINE:COLUMN: error: MESSAGE`, below it the line with a mark under the
+column, and what the diagnostic adds. Lines count from the start of the file, also where a file holds several modules.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from importlib.metadata import version
 
 from jax.extend.mlir import ir
+from jax.interpreters import mlir
 
 from sdy_jax.diagnostics import explain
+from sdy_jax.dialects.cursor import AssemblyError
+from sdy_jax.dialects.source import Source, parsed_position, unknown_ops
 from sdy_jax.errors import ParseError
 from sdy_jax.fatal_mistakes import fatal_mistakes
+from sdy_jax.positions import Lines, Position
+from sdy_jax.representation.attributes import REDUCTION, SAYABLE
+from sdy_jax.representation.dialect_rules import RuleError
+from sdy_jax.representation.sharding import REDUCTION_KINDS
+from sdy_jax.verification import verify_module
 
 SEPARATOR = "// -----"
 
 _SEPARATOR_LINE = re.compile(r"^[ \t]*// -----[ \t]*\r?$", re.MULTILINE)
-_POSITION = re.compile(r'^(?:loc\()?"-":(\d+):(\d+)\)?$')
 _CONSEQUENCE = re.compile(r"failed to (parse|infer)\b")
 _LOCATION = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|(?P<alias>#\w+\s*=\s*)?\bloc\(')
+_REDUCTION = re.compile(rf"({'|'.join(REDUCTION_KINDS)})\b(?=\s*[{{\[])")
 _IN_LOCATION = re.compile(r'"(?:[^"\\\n]|\\.)*"|[()]')
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A place in a file; lines and columns count from 1."""
-
-    line: int
-    column: int
 
 
 class SourceError(ParseError):
@@ -77,36 +77,47 @@ def parse_module(text: str, context: ir.Context, file: str = "-") -> ir.Module:
     for offset, message in fatal_mistakes(text):
         raise _error_in(text, offset, message, file)
     try:
-        return ir.Module.parse(text, context)
+        source = Source(text, context)
+    except AssemblyError as error:
+        raise _error_in(text, error.offset, error.message, file) from None
+    try:
+        module = ir.Module.parse(source.parsed, context)
     except ir.MLIRError as error:
-        raise _source_error(error, text, context, file) from None
+        raise _source_error(error, source, file) from None
+    source.settle(module)
+    for op, message in unknown_ops(module):
+        raise error_at(message, str(op.location), text, file)
+    return module
 
 
 def error_at(message: str, location: str | None, text: str, file: str) -> SourceError:
     """An error about an op of a parsed module, by the op's MLIR location."""
-    position = _position(location) if location else None
-    return SourceError(message, file, position, _excerpt(text, position))
+    position, details = parsed_position(location or ""), []
+    if position is None and location is not None:
+        position = _without_locations(text)
+        details.append(_origin(location, file))
+    return SourceError(message, file, position, [*_excerpt(text, position), *details])
 
 
-def _source_error(error: ir.MLIRError, text: str, context: ir.Context, file: str) -> SourceError:
+def _source_error(error: ir.MLIRError, source: Source, file: str) -> SourceError:
     if not error.error_diagnostics:
         return SourceError(str(error), file)
     first, *others = error.error_diagnostics
-    position = _position(str(first.location))
+    text, position = source.text, source.position(str(first.location))
     details = []
     if position is None:
-        position = _without_locations(text, context)
-        details.append(f"{file}: note: the operation comes from {_inside(str(first.location))}")
+        position = _without_locations(text)
+        details.append(_origin(str(first.location), file))
     shown = _with_found(first.message, text, position)
     # The text of the op that is wrong begins with its name; it can be long.
     context = [*(o.message for o in others if _follows(o.message)), *(note.message[:100] for note in first.notes)]
     message = explain(shown, "\n".join(context))
     for note in first.notes:
         if not note.message.startswith("see current operation"):
-            details.append(f"{_prefix(file, _position(str(note.location)))}: note: {note.message}")
+            details.append(f"{_prefix(file, source.position(str(note.location)))}: note: {note.message}")
     for other in others:
         if not _follows(other.message):
-            details.append(f"{_prefix(file, _position(str(other.location)))}: error: {explain(other.message)}")
+            details.append(f"{_prefix(file, source.position(str(other.location)))}: error: {explain(other.message)}")
     return SourceError(message, file, position, [*_excerpt(text, position), *details])
 
 
@@ -119,46 +130,42 @@ def _with_found(message: str, text: str, position: Position | None) -> str:
     """A complaint about a missing token, with what stands there instead."""
     if position is None or not re.fullmatch(r"(custom op '[\w.]+' )?expected '.+'", message):
         return message
-    line = _line(text, position)[_index(text, position) :].strip()
+    lines = Lines(text)
+    line = lines.line(position)[lines.index(position) :].strip()
+    word = _REDUCTION.match(line)
+    if word and word[0] not in SAYABLE:
+        known, jaxlib = ", ".join(SAYABLE), version("jaxlib")
+        remedy = f'to fix: leave the word out and give the op {{{REDUCTION} = "{word[0]}"}}'
+        return f"reduction `{word[0]}`: the SDY dialect of jaxlib {jaxlib} can say {known} only; {remedy}"
     return f"{message}, got `{line[0]}`" if line else f"{message}, got the end of the line"
 
 
-def _position(location: str) -> Position | None:
-    """Where an MLIR location lies in the parsed text; None for locations that the text gives to its ops."""
-    match = _POSITION.match(location)
-    return Position(int(match[1]), int(match[2])) if match and int(match[1]) else None
-
-
-def _inside(location: str) -> str:
-    return location.removeprefix("loc(").removesuffix(")")
-
-
-def _line(text: str, position: Position) -> str:
-    lines = text.split("\n")
-    return lines[position.line - 1] if position.line <= len(lines) else ""
-
-
-def _index(text: str, position: Position) -> int:
-    """Where in its line a position is: columns count bytes."""
-    return len(_line(text, position).encode()[: position.column - 1].decode(errors="replace"))
+def _origin(location: str, file: str) -> str:
+    return f"{file}: note: the operation comes from {location.removeprefix('loc(').removesuffix(')')}"
 
 
 def _excerpt(text: str, position: Position | None) -> list[str]:
     """The line of a position and a mark under its column."""
     if position is None:
         return []
-    line = _line(text, position).expandtabs(1).rstrip()
+    lines = Lines(text)
+    line = lines.line(position).expandtabs(1).rstrip()
     if not line.strip() or len(line) > 1000:
         return []
-    return [f"  {line}", "  " + " " * _index(text, position) + "^"]
+    return [f"  {line}", "  " + " " * lines.index(position) + "^"]
 
 
-def _without_locations(text: str, context: ir.Context) -> Position | None:
-    """Where the error is that an op with a location of its own hides: the text is parsed again without those."""
+def _without_locations(text: str) -> Position | None:
+    """Where the mistake is that an op with a location of its own hides: the text is read again without those."""
+    bare = _blank_locations(text)
+    if bare == text:
+        return None
     try:
-        ir.Module.parse(_blank_locations(text), context)
-    except ir.MLIRError as error:
-        return next(iter(filter(None, (_position(str(d.location)) for d in error.error_diagnostics))), None)
+        verify_module(parse_module(bare, mlir.make_ir_context()).operation)
+    except SourceError as error:
+        return error.position
+    except RuleError as error:
+        return parsed_position(error.location or "")
     return None
 
 
@@ -185,6 +192,5 @@ def _closing(text: str, start: int) -> int:
 
 
 def _error_in(text: str, offset: int, message: str, file: str) -> SourceError:
-    before = text[:offset].rpartition("\n")[2]
-    position = Position(text.count("\n", 0, offset) + 1, len(before.encode()) + 1)
+    position = Lines(text).position(offset)
     return SourceError(message, file, position, _excerpt(text, position))

@@ -111,6 +111,15 @@ VECTORS: tuple[tuple[str, str, str, str], ...] = (
     ("@m, [{p}, {}, {}]", "reshard -> <@m, [{}, {}], unreduced={p}>", "S1", "S1"),
 )  # fmt: skip
 
+WITH_REDUCTION: tuple[tuple[str, str, str], ...] = (
+    ("@m, [{}, {}, {}]", "all_reduce max {p} -> <@m, [{}, {}, {}]>", "V3"),
+    ("@m, [{}, {}, {}], unreduced=max{p}", "all_reduce max {p} -> <@m, [{}, {}, {}]>", ""),
+    ("@m, [{}, {}, {}], unreduced=max{p,q}", "all_gather [{}, {}, {}] -> <@m, [{}, {}, {}], unreduced=max{p,q}>", "V4"),
+    ("@m, [{}, {}, {}], unreduced=min{p}", "reduce_scatter min [{p}, {}, {}] -> <@m, [{p}, {}, {}]>", ""),
+    ("@m, [{}, {}, {}], unreduced=max{p}", "all_slice [{q}, {}, {}] -> <@m, [{q}, {}, {}], unreduced={p}>", "V1"),
+)
+"""The same for reductions that dialect version 0.10 cannot say: the dialect's verdict is SYNTAX there, later none."""
+
 _ATTRIBUTES = {
     "all_gather": ("gathering_axes", "list_of_axis_ref_lists"),
     "all_slice": ("slicing_axes", "list_of_axis_ref_lists"),

@@ -30,8 +30,9 @@ def digits(axes, mesh):
 class Simulator:
     """The blocks of all devices while a plan runs."""
 
-    def __init__(self, shape, source: TensorSharding, mesh: Mesh, seed: int = 0):
-        self.mesh, self.shape = mesh, shape
+    def __init__(self, shape, source: TensorSharding, mesh: Mesh, seed: int = 0, others=()):
+        """`others`: by symbol, the meshes with the same axes and another order of the devices."""
+        self.mesh, self.shape, self.meshes = mesh, shape, {source.mesh: mesh, **dict(others)}
         self.devices = list(itertools.product(*(range(a.size) for a in mesh.axes)))
         self.dims = [digits(axes, mesh) for axes in source.axes]
         self.unreduced = set(digits(source.unreduced_axes, mesh))
@@ -93,6 +94,7 @@ class Simulator:
             elif step.axes:
                 axes = digits(step.axes, self.mesh)
             getattr(self, step.kind)(step, axes)
+            assert self.mesh == self.meshes.get(step.result.mesh, self.mesh)
             assert self.dims == [digits(a, self.mesh) for a in step.result.axes]
             assert self.unreduced == set(digits(step.result.unreduced_axes, self.mesh))
         return self
@@ -152,7 +154,9 @@ class Simulator:
 
     def collective_permute(self, step, axes):
         after = [digits(a, self.mesh) for a in step.result.axes]
-        assert after != self.dims
+        mesh = self.meshes.get(step.result.mesh, self.mesh)
+        assert after != self.dims or mesh != self.mesh
+        assert not (self.unreduced and mesh != self.mesh)
         open_axes, owners = sorted(self.unreduced), {}
         for p in self.devices:
             key = (self.coordinates(p, open_axes), tuple(self.index(p, a) for a in self.dims))
@@ -164,7 +168,15 @@ class Simulator:
         for before, a in zip(self.dims, after, strict=True):
             assert math.prod(s for *_, s in before) == math.prod(s for *_, s in a)
         self.each(lambda p: old[sources[p]])
-        self.dims = after
+        if not step.wire_bytes:
+            self.assert_nothing_moves(old, self.mesh, mesh)
+        self.dims, self.mesh = after, mesh
+
+    def assert_nothing_moves(self, old, before, after):
+        ids = [mesh.device_ids or range(mesh.size) for mesh in (before, after)]
+        was = dict(zip(ids[0], self.devices, strict=True))
+        for number, device in zip(ids[1], self.devices, strict=True):
+            np.testing.assert_array_equal(old[was[number]], self.blocks[device])
 
     def all_reduce(self, step, axes):
         assert axes

@@ -48,14 +48,6 @@ def ops(text, name):
     return found or re.findall(rf"sdy\.{name}[<(].*", text)
 
 
-def shardings_of(text, op):
-    """The in_shardings and out_shardings of each op."""
-    lines = [line for line in text.splitlines() if f"sdy.{op}" in line]
-    return [
-        tuple(re.findall(rf"{side}_shardings=\[(.*?)\] (?:\w|\()", line) for side in ("in", "out")) for line in lines
-    ]
-
-
 # Each annotation of one array, with what it says in MLIR.
 
 constraint = functools.partial(sdy.sharding_constraint, sharding=P("data", "model"))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
@@ -13,7 +13,6 @@ from sdy_jax.arguments import argument_leaves, match_prefix
 
 PARAMS = {"w1": np.ones((8, 4), np.float32), "w2": np.ones((4, 8), np.float32)}
 X = np.ones((16, 8), np.float32)
-AUTO = (AxisType.Auto,)
 
 
 def f(params, x):
@@ -59,7 +58,7 @@ def test_prefixes_may_end_at_any_depth():
     ]
 
 
-OTHER_MESH = NamedSharding(AbstractMesh((8,), ("z",)), P("z"))
+OTHER_MESH = NamedSharding(AbstractMesh((4,), ("z",)), P("z"))
 
 # in_shardings, and what the message says.
 WRONG_SHARDINGS = {
@@ -69,7 +68,7 @@ WRONG_SHARDINGS = {
     "bad text": ((None, "[{data}]"), ["in_shardings for `x`", "data"]),
     "text with an unknown axis": ((None, '[{"tensor"}, {}]'), ["`x`", "tensor", "data"]),
     "text of another rank": ((None, '[{"data"}]'), ["`x`", "rank 2"]),
-    "another mesh": ((None, OTHER_MESH), ["`x`", '"z"=8', '"data"=2', "use that mesh, or a PartitionSpec"]),
+    "another mesh": ((None, OTHER_MESH), ["`x`", '"z"=4', '"data"=2', "use that mesh, or a PartitionSpec"]),
     "short tuple": ((None,), ["1 entries", "2 positional", "(params, x)", "one entry per argument"]),
     "wrong keys": (({"w1": None, "w3": None}, None), ["`params`", "['w3']", "['w2']", "same structure"]),
     "list for a dict": (([None, None], None), ["`params`", "a list with", "a dict with"]),

@@ -169,7 +169,7 @@ def test_a_bug_is_reported_as_one(run, monkeypatch, tmp_path):
         raise KeyError("x")
 
     monkeypatch.setattr(opt.registry, "run", broken)
-    monkeypatch.setattr(opt.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     status, _, err = run(MODULE)
     assert status == 1
     assert err.startswith("m.mlir: error: this is a bug in sdy_jax: KeyError: 'x'; the traceback is in ")
@@ -184,7 +184,7 @@ def test_a_pass_that_leaves_a_broken_module_is_reported_as_a_bug(run, monkeypatc
         next(op for op in operations if op.operation.name == "sdy.mesh").operation.erase()
 
     monkeypatch.setattr(opt.registry, "run", broken)
-    monkeypatch.setattr(opt.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     status, out, err = run(MODULE)
     assert (status, out) == (1, "")
     assert "a module that is wrong: [S2] func.func @main, argument 0: unknown mesh @mesh" in err
@@ -239,7 +239,7 @@ def test_help_needs_no_jax():
 
 
 def test_public_names_are_where_the_package_says():
-    assert set(sdy_jax.__all__) == {*sdy_jax._HOMES, "passes", "testing"}
+    assert set(sdy_jax.__all__) == {*sdy_jax._HOMES, "passes", "shard", "testing"}
     assert all(getattr(sdy_jax, name) is not None for name in sdy_jax.__all__)
     assert set(sdy_jax.__all__) <= set(dir(sdy_jax))
     with pytest.raises(AttributeError, match="no attribute 'partitoin'"):

@@ -355,7 +355,7 @@ def test_unreduced_values_sum_to_what_they_came_from():
     q = (AxisRef("q"),)
 
     def program(full, block):
-        partial = collectives.sharded_to_unreduced(block, gathered, REFINED)
+        partial = collectives.sharded_to_unreduced(block, gathered, "sum", REFINED)
         marked = [
             collectives.replicated_to_unreduced(full, q, kind, REFINED) for kind in ("sum", "max", "min", "product")
         ]

@@ -4,6 +4,7 @@ import pytest
 
 from sdy_jax.lowering.factors import (
     canonical,
+    digits,
     dimension_axes,
     dividing_prefix,
     factor_axes,
@@ -39,6 +40,13 @@ def test_dividing_prefix(size, given, kept):
 def test_neighbouring_digits_merge():
     assert canonical(axes('"x":(1)2 "x":(2)2 "y"'), MESH) == axes('"x" "y"')
     assert canonical(axes('"x":(2)2 "x":(1)2'), MESH) == axes('"x":(2)2 "x":(1)2')
+
+
+def test_axes_share_a_bit_where_they_overlap():
+    bits = digits(axes('"x" "x":(1)2 "x":(2)2 "y" "t"'), MESH)
+    whole, major, minor, y, t = bits.values()
+    assert whole == major | minor and not major & minor
+    assert not y & t and not (y | t) & whole and y and t
 
 
 def test_a_reshape_deals_an_axis_out_to_two_factors_and_back():

@@ -207,11 +207,11 @@ def test_composites_and_empty_arrays(mesh):
     assert_same(lambda x: (composite(x), x[:0] * 2, x[:, :0].sum(1)), X, mesh=mesh, in_shardings=(BOTH,))
 
 
-def test_a_second_mesh_is_refused_with_both_meshes_named(mesh, mesh_xyz):
-    other = jax.sharding.NamedSharding(mesh_xyz, P("x"))
+def test_a_mesh_of_other_devices_is_refused_with_both_meshes_named(mesh):
+    other = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",)), P("x"))
 
     def constrained(x):
         return jax.lax.with_sharding_constraint(x * 2, other) + 1
 
-    with pytest.raises(sdy.SdyError, match=r'"x"=2.*"data"=2|"data"=2.*"x"=2'):
+    with pytest.raises(sdy.SdyError, match=r'"x"=4.*"data"=2'):
         sdy.partition(constrained, mesh=mesh)(X)

@@ -319,7 +319,7 @@ def test_run_gives_a_new_program_and_leaves_the_one_it_was_given() -> None:
     module = parse(TANH)
     mesh = Graph(module.operation).meshes["mesh"]
     tree = jax.tree.structure(0)
-    program = Program(module.operation.clone().operation, mesh, "mesh", (), ("x",), ("result",), (), tree)
+    program = Program(module.operation.clone().operation, mesh, "mesh", (), ("x",), ("result",), (), (), tree, tree)
     before = str(program.module)
     after = passes.run(program, "sdy-basic-propagate")
     assert str(program.module) == before

@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from reshard_simulator import Simulator
@@ -168,8 +169,15 @@ def test_a_reduction_keeps_its_kind():
     source = TensorSharding.closed("m", [(), ()], axes("x"), "max")
     (step,) = plan_reshard((8, 8), 4, source, sharding("[{},{}]"), Mesh.of(x=2)).steps
     assert (step.kind, step.reduction, step.result) == ("all_reduce", "max", sharding("[{},{}]"))
-    with pytest.raises(ShardingError, match="only sums"):
-        plan_reshard((8, 8), 4, sharding("[{},{}]"), source, Mesh.of(x=2))
+    (step,) = plan_reshard((8, 8), 4, sharding("[{},{}]"), source, Mesh.of(x=2)).steps
+    assert (step.kind, step.reduction, step.result) == ("replicated_to_unreduced", "max", source)
+
+
+def test_another_reduction_of_the_same_axes_comes_after_the_first():
+    source = TensorSharding.closed("m", [(), ()], axes("x"), "max")
+    plan = plan_reshard((8, 8), 4, source, replace(source, reduction="sum"), Mesh.of(x=2))
+    assert [(s.kind, s.reduction) for s in plan.steps] == [("all_reduce", "max"), ("replicated_to_unreduced", "sum")]
+    assert plan.cost == plan.wire_bytes == 256
 
 
 def test_shards_that_do_not_divide_are_refused():

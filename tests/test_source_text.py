@@ -8,6 +8,7 @@ from jax.interpreters import mlir
 
 from sdy_jax.fatal_mistakes import fatal_mistakes
 from sdy_jax.source_text import Position, SourceError, parse_module, split_modules
+from sdy_jax.verification import verify_module
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,40 @@ def test_what_jaxlib_dies_of_is_an_error(text, context):
     found = error(text, context)
     assert found.position is not None
     assert found.message.startswith(("[D1]", "[S2]", "[O2a]"))
+
+
+def nested(depth):
+    """Modules with so many brackets, one in another."""
+    begin = "func.func private @f() attributes {a = "
+    return [
+        f"{begin}{'[' * depth}{']' * depth}}}",
+        f"{begin}affine_map<() -> ({'(' * depth}0{')' * depth})>}}",
+        f"{begin}{'() -> (' * depth}{')' * depth}}}",
+        f"func.func private @f({'tuple<' * depth}i32{'>' * depth})",
+        f"func.func private @f() loc({depth * 'callsite(unknown at '}unknown{')' * depth})",
+        "module {" * depth + "}" * depth,
+        f"func.func @f(%c: i1) {{ {'scf.if %c {' * depth}{'}' * depth} return }}",
+    ]
+
+
+@pytest.mark.parametrize("text", nested(20000), ids=lambda text: text[:45][-8:])
+def test_what_overflows_a_stack_is_an_error(text, context):
+    found = error(text, context)
+    assert found.message.startswith("more than 256 brackets are open here")
+    assert text[found.position.column - 1] in "([{<"
+    assert found.position.line == 1
+
+
+@pytest.mark.parametrize("text", nested(240), ids=lambda text: text[:45][-8:])
+def test_what_is_nested_less_deeply_is_read(text, context):
+    verify_module(parse_module(text, context).operation)
+
+
+def test_brackets_in_strings_and_arrows_do_not_count(context):
+    many = "(" * 1000
+    text = f'// {many}\nfunc.func private @f() attributes {{a = "{many}", b = [{"() -> (), " * 999}i8]}}'
+    assert list(fatal_mistakes(text)) == []
+    parse_module(text, context)
 
 
 @pytest.mark.parametrize(

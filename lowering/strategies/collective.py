@@ -50,12 +50,12 @@ def _reduce_scatter(local: LocalOp, x: jax.Array) -> jax.Array:
 @emitter("sdy.replicated_to_unreduced")
 def _replicated_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
     axes = parse_axes(str(local.op.attributes["axes"]))
-    return collectives.replicated_to_unreduced(x, axes, _kind(local), local.mesh)
+    return collectives.replicated_to_unreduced(x, axes, _kind_to_come(local), local.mesh)
 
 
 @emitter("sdy.sharded_to_unreduced")
 def _sharded_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
-    return collectives.sharded_to_unreduced(x, _lists(local, "axes"), local.mesh)
+    return collectives.sharded_to_unreduced(x, _lists(local, "axes"), _kind_to_come(local), local.mesh)
 
 
 def _lists(local: LocalOp, name: str) -> tuple[Axes, ...]:
@@ -64,3 +64,10 @@ def _lists(local: LocalOp, name: str) -> tuple[Axes, ...]:
 
 def _kind(local: LocalOp) -> str:
     return reduction_from_attributes(local.op.attributes)
+
+
+def _kind_to_come(local: LocalOp) -> str:
+    """How what a conversion makes is to be combined."""
+    (result,) = local.result_shardings
+    assert result is not None
+    return result.reduction

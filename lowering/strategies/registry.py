@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 
-from sdy_jax.graph import Block, Op
+from sdy_jax.graph import Block, Op, Value
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.rule import OpShardingRule
@@ -43,6 +43,9 @@ class LocalOp:
     run_block: Callable[[Block, Sequence[jax.Array]], list[jax.Array]]
     """Computes a block of one of the op's regions from its arguments; outer values are found by themselves."""
 
+    array: Callable[[Value], Any] | None = None
+    """What a value before the op has become, for an op that reads more than its operands."""
+
     def operand_axes(self, operand: int, dim: int) -> tuple[AxisRef, ...]:
         sharding = self.operand_shardings[operand]
         return sharding.axes[dim] if sharding else ()
@@ -61,7 +64,7 @@ class LocalOp:
 
     def block_index(self, axes: Sequence[AxisRef]) -> jax.Array:
         """This device's position along `axes` (row-major, first axis major), an int32 scalar."""
-        return jax.lax.axis_index(self.mesh.names(axes)) if axes else jax.numpy.int32(0)
+        return self.mesh.index(axes) if axes else jax.numpy.int32(0)
 
     def _local(self, shape: tuple[int, ...], sharding: TensorSharding | None) -> tuple[int, ...]:
         return sharding.local_shape(shape, self.mesh.mesh) if sharding else shape
@@ -184,7 +187,9 @@ def rejection(op: Op, mesh: Mesh) -> str | None:
     """Why an op cannot be partitioned over a mesh at all; None for those that can."""
     if op.name in CHECKS:
         return CHECKS[op.name](op, mesh)
-    return REJECTED.get(op.name) or REJECTED.get(op.text("call_target_name"))
+    if op.name == "stablehlo.custom_call":
+        return REJECTED.get(op.text("call_target_name"))
+    return REJECTED.get(op.name)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -23,10 +23,10 @@ from jax.interpreters import mlir
 from sdy_jax.annotate.constraints import sharding_here, stated_here
 from sdy_jax.annotate.identity import Parameters, identity_primitive
 from sdy_jax.annotate.site import Site, create, current_mesh, emission
-from sdy_jax.annotate.specs import Stated, with_dimension
+from sdy_jax.annotate.specs import Stated, check_reduction, with_dimension
 from sdy_jax.arguments import match_prefix
 from sdy_jax.errors import ShardingError
-from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.representation.attributes import REDUCTION, sharding_attributes
 from sdy_jax.representation.collectives import PER_DIMENSION, Axes, SdyCollective
 from sdy_jax.representation.mesh import AxisRef, quoted
 from sdy_jax.representation.sharding import TensorSharding
@@ -133,44 +133,49 @@ def collective_permute(x: Any, out_sharding: Any, sharding: Any = None) -> Any:
     return _on_leaves(SdyCollective("collective_permute"), x, sharding, out_sharding)
 
 
-def all_reduce(x: Any, reduction_axes: Sequence[str | AxisRef], sharding: Any = None) -> Any:
-    """Adds up what an unreduced array holds along axes: `sdy.all_reduce`.
+def all_reduce(x: Any, reduction_axes: Sequence[str | AxisRef], sharding: Any = None, *, reduction: str = "sum") -> Any:
+    """Adds up, or combines otherwise, what an unreduced array holds along axes: `sdy.all_reduce`.
 
     Args:
         x: an array or a tree of arrays. Its sharding says that it is unreduced along the axes: what devices hold are
             terms, and `x` is their sum.
         reduction_axes: the axes.
         sharding: the operand's sharding, as in `all_gather`.
+        reduction: how the terms combine, as the operand's sharding says it (`unreduced=max{"model"}`): sum, max, min
+            or product; and, or, xor of integers' bits or booleans. A NaN among the terms of a max or min is the result.
 
     Returns:
         `x`, whole on every device along these axes; derivatives and `vmap` as for `all_gather`.
 
     Raises:
-        ShardingError: an operand that is not stated to be unreduced along the axes. It is whole already, so that adding
-            it up would multiply it.
+        ShardingError: an operand that is not stated to be unreduced along the axes (it is whole already, so that adding
+            it up would multiply it) or is by another reduction; a reduction that there is not of these numbers.
 
     Example:
         >>> partial = reshard(x @ w, '[{"data"}, {}], unreduced={"model"}')
         >>> whole = all_reduce(partial, ["model"])
+        >>> partial = reshard(x.max(1), '[{"data"}], unreduced=max{"model"}')
+        >>> largest = all_reduce(partial, ["model"], reduction="max")
 
     Source: the SDY dialect reference, `sdy.all_reduce`.
     """
-    return _on_leaves(_flat("all_reduce", reduction_axes), x, sharding)
+    return _on_leaves(_flat("all_reduce", reduction_axes), x, sharding, reduction=reduction)
 
 
-def reduce_scatter(x: Any, reduce_scatter_axes: AxisLists, sharding: Any = None) -> Any:
-    """Adds up what an unreduced array holds along axes, and leaves a block on each device: `sdy.reduce_scatter`.
+def reduce_scatter(x: Any, reduce_scatter_axes: AxisLists, sharding: Any = None, *, reduction: str = "sum") -> Any:
+    """Combines what an unreduced array holds along axes, and leaves a block on each device: `sdy.reduce_scatter`.
 
     Args:
         x: an array or a tree of arrays, unreduced along the axes as for `all_reduce`.
         reduce_scatter_axes: a list of axes per dimension, appended to what splits the dimension already.
         sharding: the operand's sharding, as in `all_gather`.
+        reduction: how the terms combine, as for `all_reduce`.
 
     Returns:
         `x`, split along these axes; derivatives and `vmap` as for `all_gather`.
 
     Raises:
-        ShardingError: an operand that is not stated to be unreduced along the axes.
+        ShardingError: as for `all_reduce`.
 
     Example:
         >>> partial = reshard(x @ w, '[{"data"}, {}], unreduced={"model"}')
@@ -178,7 +183,7 @@ def reduce_scatter(x: Any, reduce_scatter_axes: AxisLists, sharding: Any = None)
 
     Source: the SDY dialect reference, `sdy.reduce_scatter`.
     """
-    return _on_leaves(_per_dimension("reduce_scatter", reduce_scatter_axes), x, sharding)
+    return _on_leaves(_per_dimension("reduce_scatter", reduce_scatter_axes), x, sharding, reduction=reduction)
 
 
 def replicated_to_unreduced(x: Any, axes: Sequence[str | AxisRef], sharding: Any = None) -> Any:
@@ -257,15 +262,20 @@ def _axis(given: Any, place: str) -> AxisRef:
     return parse_axis(f"{quoted(name)}:({digit}") if part else AxisRef(given)
 
 
-def _on_leaves(collective: SdyCollective, x: Any, sharding: Any, target: Any = None) -> Any:
+def _on_leaves(
+    collective: SdyCollective, x: Any, sharding: Any, target: Any = None, reduction: str | None = None
+) -> Any:
     kind = collective.kind
     values = []
     for leaf in match_prefix(sharding, x, "x", kind):
         place, rank = f"{kind} for `{leaf.path}`", jnp.ndim(leaf.value)
         _check(collective, rank, place)
+        if reduction is not None:
+            check_reduction(reduction, jnp.result_type(leaf.value), place)
         stated = None if leaf.spec is None else stated_here(leaf.spec, rank, f"{place}, sharding")
         out = None if target is None else stated_here(target, rank, f"{place}, out_sharding")
-        values.append(collective_p.bind(leaf.value, collective=collective, sharding=stated, target=out, path=leaf.path))
+        parameters: Parameters = {"collective": collective, "sharding": stated, "target": out, "reduction": reduction}
+        values.append(collective_p.bind(leaf.value, path=leaf.path, **parameters))
     return jax.tree.unflatten(jax.tree.structure(x), values)
 
 
@@ -277,7 +287,7 @@ def _check(collective: SdyCollective, rank: int, place: str) -> None:
 
 
 # The primitive. Parameters: the `collective`, the operand's `sharding` and, of a permute, the `target`, both as in
-# `specs` or None, and the `path` of the leaf for messages.
+# `specs` or None, the `reduction` of one that reduces, else None, and the `path` of the leaf for messages.
 
 
 def _batched(parameters: Parameters, position: int, axes: Sequence[str] | None) -> Parameters:
@@ -304,7 +314,7 @@ collective_p = identity_primitive("sdy_collective", batched=_batched, transposed
 
 KIND, PLACE = "sdy.collective", "sdy.place"
 """The attributes of a reshard that stands for a collective until the module is whole: its kind, and what errors name.
-The collective's own attributes are there as well."""
+The collective's own attributes and its reduction are there as well."""
 
 
 @emission(collective_p)
@@ -316,6 +326,7 @@ def _emit(
     collective: SdyCollective,
     sharding: Stated | None,
     target: Stated | None,
+    reduction: str | None,
     path: str,
 ) -> list[ir.Value]:
     """A reshard to the operand's sharding, if it is given, and one in the place of the collective."""
@@ -327,12 +338,14 @@ def _emit(
 
     rank = ir.RankedTensorType(x.type).rank
     if sharding is not None:
-        x = create("sdy.reshard", x, sharding=sharding_to_attribute(here(sharding), x.context))
+        x = create("sdy.reshard", x, **sharding_attributes("sharding", here(sharding), x.context))
     later = here(target) if target is not None else TensorSharding.replicated(site.symbol(ctx, site.mesh), rank)
     said = _on_all_dimensions(collective, rank).attributes
     attributes = {name: ir.Attribute.parse(text, x.context) for name, text in said.items()}
-    attributes |= {KIND: ir.StringAttr.get(collective.kind, x.context), PLACE: ir.StringAttr.get(place, x.context)}
-    return [create("sdy.reshard", x, sharding=sharding_to_attribute(later, x.context), **attributes)]
+    attributes |= sharding_attributes("sharding", later, x.context)
+    words = {KIND: collective.kind, PLACE: place} | ({REDUCTION: reduction} if reduction else {})
+    attributes |= {name: ir.StringAttr.get(word, x.context) for name, word in words.items()}
+    return [create("sdy.reshard", x, **attributes)]
 
 
 def _on_all_dimensions(collective: SdyCollective, rank: int) -> SdyCollective:

@@ -21,9 +21,9 @@ from sdy_jax.annotate.site import (
     lowered_manual_axes,
     traced_manual_axes,
 )
-from sdy_jax.annotate.specs import Stated, check_free, resolved, stated, with_dimension
+from sdy_jax.annotate.specs import Stated, check_free, check_reduction, resolved, stated, with_dimension
 from sdy_jax.arguments import Leaf, match_prefix, padded
-from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -174,6 +174,8 @@ def sharding_here(
     """
     sharding = resolved(spec, aval.ndim, site.mesh, site.symbol(ctx, site.mesh), place)
     check_free(sharding, lowered_manual_axes(ctx), place)
+    if sharding.unreduced_axes:
+        check_reduction(sharding.reduction, aval.dtype, place)
     if isinstance(sharding.mesh, Mesh):
         sharding = replace(sharding, mesh=site.symbol(ctx, sharding.mesh))
     rank = ir.RankedTensorType(type_).rank
@@ -184,18 +186,18 @@ def sharding_here(
 def _emit_constraint(
     site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, *, sharding: Stated, path: str, border: str | None
 ) -> list[ir.Value]:
-    attribute = _attribute(site, ctx, x, sharding, f"sharding_constraint for `{path}`")
+    attributes = _attributes(site, ctx, x, sharding, f"sharding_constraint for `{path}`")
     if border is None:
-        return [create("sdy.sharding_constraint", x, sharding=attribute)]
+        return [create("sdy.sharding_constraint", x, **attributes)]
     site.unfinished = True
-    return [create("sdy.sharding_constraint", x, sharding=attribute, **{BORDER: ir.StringAttr.get(border)})]
+    return [create("sdy.sharding_constraint", x, **attributes, **{BORDER: ir.StringAttr.get(border)})]
 
 
 @emission(reshard_p)
 def _emit_reshard(
     site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, *, sharding: Stated, path: str
 ) -> list[ir.Value]:
-    return [create("sdy.reshard", x, sharding=_attribute(site, ctx, x, sharding, f"reshard for `{path}`"))]
+    return [create("sdy.reshard", x, **_attributes(site, ctx, x, sharding, f"reshard for `{path}`"))]
 
 
 @emission(data_flow_edge_p)
@@ -204,9 +206,11 @@ def _emit_edge(
 ) -> list[ir.Value]:
     site.unfinished = True
     place = f"data_flow_edge for `{path}`"
-    return [create("sdy.data_flow_edge", x, sharding=_attribute(site, ctx, x, sharding, place))]
+    return [create("sdy.data_flow_edge", x, **_attributes(site, ctx, x, sharding, place))]
 
 
-def _attribute(site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, spec: Stated, place: str) -> ir.Attribute:
+def _attributes(
+    site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, spec: Stated, place: str
+) -> dict[str, ir.Attribute]:
     sharding = sharding_here(site, ctx, spec, ctx.avals_in[0], x.type, place)
-    return sharding_to_attribute(sharding, x.context)
+    return sharding_attributes("sharding", sharding, x.context)

@@ -12,8 +12,22 @@ from sdy_jax.annotate.collectives import KIND, PLACE, axes_alone
 from sdy_jax.annotate.site import create
 from sdy_jax.errors import ShardingError
 from sdy_jax.graph import source_line
-from sdy_jax.representation.attributes import mesh_from_attribute, sharding_from_attribute, sharding_to_attribute
-from sdy_jax.representation.collectives import KINDS, SdyCollective, collective_from_attributes, sharding_after
+from sdy_jax.representation.attributes import (
+    mesh_from_attribute,
+    reduction_attributes,
+    reduction_from_attributes,
+    sharding_attributes,
+    sharding_from_attribute,
+    with_reduction,
+)
+from sdy_jax.representation.collectives import (
+    KINDS,
+    REDUCING,
+    UNREDUCING,
+    SdyCollective,
+    collective_from_attributes,
+    sharding_after,
+)
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify import verify_sharding
@@ -47,14 +61,17 @@ def settle_collective(stand_in: ir.Operation) -> None:
             "or sharding_constraint to the operand right before"
         )
     operand = axes_alone(found)
-    target = sharding_from_attribute(attributes["sharding"]) if kind == "collective_permute" else None
+    target = _said_by(stand_in, "sharding") if kind == "collective_permute" else None
+    reduction = reduction_from_attributes(attributes)
+    _check_reduction(collective, reduction, operand, place)
     result = _result(stand_in, collective, operand, target, place)
-    said = {name: ir.Attribute.parse(text, stand_in.context) for name, text in collective.attributes.items()}
+    texts = collective.attributes | (reduction_attributes(kind, reduction) if kind in REDUCING else {})
+    said = {name: ir.Attribute.parse(text, stand_in.context) for name, text in texts.items()}
     with stand_in.location, ir.InsertionPoint(stand_in):
         if operand != found:
-            x = create("sdy.reshard", x, sharding=sharding_to_attribute(operand, stand_in.context))
-        out = sharding_to_attribute(result, stand_in.context)
-        stand_in.results[0].replace_all_uses_with(create(f"sdy.{kind}", x, out_sharding=out, **said))
+            x = create("sdy.reshard", x, **sharding_attributes("sharding", operand, stand_in.context))
+        said |= sharding_attributes("out_sharding", result, stand_in.context)
+        stand_in.results[0].replace_all_uses_with(create(f"sdy.{kind}", x, **said))
     stand_in.erase()
 
 
@@ -65,8 +82,21 @@ def _stated_by(x: ir.Value) -> TensorSharding | None:
     """The sharding that the op states which makes a value, if it is there to state one."""
     if not isinstance(x, ir.OpResult) or x.owner.operation.name not in _STATING:
         return None
-    attributes = x.owner.operation.attributes
-    return sharding_from_attribute(attributes["out_sharding" if "out_sharding" in attributes else "sharding"])
+    op = x.owner.operation
+    return _said_by(op, "out_sharding" if "out_sharding" in op.attributes else "sharding")
+
+
+def _said_by(op: ir.Operation, name: str) -> TensorSharding:
+    return with_reduction(sharding_from_attribute(op.attributes[name]), op.attributes)
+
+
+def _check_reduction(collective: SdyCollective, reduction: str, operand: TensorSharding, place: str) -> None:
+    """What is reduced, or becomes unreduced along more axes, is unreduced by that very reduction."""
+    found = operand.reduction
+    if not operand.unreduced_axes or found == reduction or collective.kind not in REDUCING | UNREDUCING:
+        return
+    remedy = f'say reduction="{found}"' if collective.kind in REDUCING else "reduce it first"
+    raise ShardingError(f"{place}: its operand is unreduced by {found}, not by {reduction}; to fix: {remedy}")
 
 
 def _result(
@@ -76,8 +106,6 @@ def _result(
     mesh = _mesh(op, operand)
     verify_said(collective, operand.rank, mesh, place)
     verify_counted_once(collective, operand, mesh, place)
-    if operand.unreduced_axes and operand.reduction != "sum":
-        raise ShardingError(f"{place}: its operand is combined by {operand.reduction}; it can only be by sum here")
     result = target if target is not None else sharding_after(collective, operand, mesh, place)
     meshes = {s.mesh: _mesh(op, s) for s in (operand, result) if isinstance(s.mesh, str)}
     verify_sharding(result, meshes, operand.rank, f"{place}, result")

@@ -63,7 +63,7 @@ class Site:
         """The symbol of a mesh in the module that is being lowered, which declares it if it does not yet."""
         if mesh not in self._symbols:
             module = ctx.module_context
-            self._symbols[mesh] = declare_mesh(module.module, mesh, module.symbol_table)
+            self._symbols[mesh] = declare_mesh(module.module.operation, mesh, module.symbol_table)
         return self._symbols[mesh]
 
     def fresh_group(self) -> int:

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.arguments import parsed
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.named import from_partition_spec, mesh_from_jax
-from sdy_jax.representation.sharding import OPEN, DimensionSharding, TensorSharding
+from sdy_jax.representation.sharding import OPEN, REDUCTION_KINDS, DimensionSharding, TensorSharding
 from sdy_jax.representation.verify import verify_sharding
 
 Stated = PartitionSpec | TensorSharding
@@ -69,6 +70,16 @@ def resolved(spec: Stated, rank: int, mesh: Mesh, mesh_name: str, place: str) ->
         spec = replace(spec, mesh=mesh_name)
     verify_sharding(spec, {mesh_name: mesh}, rank, place)
     return spec
+
+
+def check_reduction(kind: str, dtype: Any, place: str) -> None:
+    """Raises `ShardingError` if there is no such reduction, or none of these numbers."""
+    if kind not in REDUCTION_KINDS:
+        raise ShardingError(f"{place}: unknown reduction {kind!r}; it is one of {', '.join(REDUCTION_KINDS)}")
+    if kind in ("and", "or", "xor") and not (dtype == jnp.bool_ or jnp.issubdtype(dtype, jnp.integer)):
+        raise ShardingError(f"{place}: reduction {kind!r} of {dtype}; it works on the bits of integers and booleans")
+    if kind in ("max", "min") and jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ShardingError(f"{place}: reduction {kind!r} of {dtype}; complex numbers have sum and product alone")
 
 
 def with_dimension(spec: Stated, position: int, axes: Sequence[str] | None) -> Stated:

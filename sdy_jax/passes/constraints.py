@@ -12,7 +12,7 @@ from sdy_jax.passes.debug_info import write_constraint_edges, write_origins
 from sdy_jax.passes.sharding_rules import write_identity_rule
 from sdy_jax.passes.shardings import COMPUTATIONS, list_of, set_sharding, sharding_of
 from sdy_jax.passes.walk import defining_op, just_after, named, owning_op, rank, users
-from sdy_jax.representation.attributes import sharding_from_attribute, sharding_to_attribute
+from sdy_jax.representation.attributes import sharding_attributes, sharding_from_attribute, with_reduction
 from sdy_jax.representation.sharding import TensorSharding
 
 _CONSTRAINT = "sdy.sharding_constraint"
@@ -31,7 +31,7 @@ def apply_sharding_constraints(
     applied: list[ir.Operation] = []
     for op in list(post_order(module)):
         if op.name == _CONSTRAINT:
-            sharding = sharding_from_attribute(op.attributes["sharding"])
+            sharding = _stated_by(op)
             _redirect_to_end_of_chain(op)
             if _applies(sharding, op.operands[0]) and _apply_constraint(op, sharding):
                 applied.append(op)
@@ -109,11 +109,15 @@ def _applies(sharding: TensorSharding, x: ir.Value) -> bool:
 def _wanted(user: ir.Operation, operand: int) -> list[TensorSharding]:
     """The sharding that a constraint or a manual computation wants its operand to have."""
     if user.name == _CONSTRAINT:
-        return [sharding_from_attribute(user.attributes["sharding"])]
+        return [_stated_by(user)]
     if user.name == _MANUAL:
         given = list_of(user, "in_shardings", len(user.operands))[operand]
         return [given] if given else []
     return []
+
+
+def _stated_by(constraint: ir.Operation) -> TensorSharding:
+    return with_reduction(sharding_from_attribute(constraint.attributes["sharding"]), constraint.attributes)
 
 
 def _belongs_to_edge(x: ir.Value) -> bool:
@@ -158,7 +162,7 @@ def constrain_uses(value: ir.Value, sharding: TensorSharding, location: ir.Locat
         _CONSTRAINT,
         results=[value.type],
         operands=[value],
-        attributes={"sharding": sharding_to_attribute(sharding, value.context)},
+        attributes=sharding_attributes("sharding", sharding, value.context),
         loc=location,
         ip=just_after(value),
     )
@@ -170,7 +174,7 @@ def _set_unreduced(x: ir.Value, sharding: TensorSharding) -> None:
     if owner is None or not sharding.unreduced_axes:
         return
     old = sharding_of(owner) or TensorSharding.fully_open(sharding.mesh, rank(x))
-    set_sharding(owner, replace(old, unreduced_axes=sharding.unreduced_axes))
+    set_sharding(owner, replace(old, unreduced_axes=sharding.unreduced_axes, reduction=sharding.reduction))
 
 
 def constraints_to_reshards(module: ir.Operation) -> None:

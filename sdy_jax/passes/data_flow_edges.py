@@ -13,10 +13,10 @@ from jax.extend.mlir import ir
 
 from sdy_jax.graph import post_order
 from sdy_jax.passes.debug_info import PROPAGATION_EDGES, SHARDING_ORIGINS, sink_attributes
-from sdy_jax.passes.shardings import COMPUTATIONS, list_of, set_list
+from sdy_jax.passes.shardings import COMPUTATIONS, list_of, set_list, sharding_of
 from sdy_jax.passes.walk import body_of, has_static_shape, just_after, named, users
 from sdy_jax.propagation.edges import add_free_axes, erase_manual_axes, manual_axes
-from sdy_jax.representation.attributes import sharding_from_attribute, sharding_to_attribute
+from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.sharding import TensorSharding
 
 EDGE = "sdy.data_flow_edge"
@@ -59,7 +59,7 @@ def _add_edges(owners: Sequence[ir.Value], shardings: Sequence[TensorSharding | 
     for owner, sharding in reversed(list(zip(owners, shardings, strict=True))):
         if not has_static_shape(owner) or edge_of(owner) is not None:
             continue
-        attributes = {} if sharding is None else {"sharding": sharding_to_attribute(sharding, owner.context)}
+        attributes = {} if sharding is None else sharding_attributes("sharding", sharding, owner.context)
         location = owner.owner.owner.location if isinstance(owner, ir.BlockArgument) else owner.owner.location
         edge = ir.Operation.create(
             EDGE, results=[owner.type], operands=[owner], attributes=attributes, loc=location, ip=just_after(owner)
@@ -115,8 +115,7 @@ def _sink(owners: Sequence[ir.Value]) -> list[TensorSharding | None]:
         if edge is None:
             found.append(None)
             continue
-        known = "sharding" in edge.attributes
-        found.append(sharding_from_attribute(edge.attributes["sharding"]) if known else None)
+        found.append(sharding_of(edge.results[0]))
         edge.results[0].replace_all_uses_with(owner)
         edge.erase()
     return found

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import main_function
+from sdy_jax.graph import main_function, module_meshes
 from sdy_jax.passes.call_graph import callee_of, calls_in
 from sdy_jax.passes.constraints import current_sharding
-from sdy_jax.passes.manual import module_meshes
 from sdy_jax.passes.shardings import filled, function_shardings, list_of, set_function_sharding, set_list
 from sdy_jax.passes.walk import body_of, functions, terminator_of
-from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -75,7 +74,7 @@ def _reshard(value: ir.Value, sharding: TensorSharding) -> None:
         "sdy.reshard",
         results=[value.type],
         operands=[value],
-        attributes={"sharding": sharding_to_attribute(sharding, value.context)},
+        attributes=sharding_attributes("sharding", sharding, value.context),
         loc=value.owner.location,
         ip=ir.InsertionPoint.after(value.owner),
     )

@@ -12,7 +12,7 @@ from sdy_jax.graph import has_source_line, main_function, pre_order
 from sdy_jax.passes.call_graph import is_private
 from sdy_jax.passes.shardings import function_shardings, list_of
 from sdy_jax.passes.walk import body_of, functions, named
-from sdy_jax.representation.attributes import sharding_to_attribute
+from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.sharding import TensorSharding
 
 _CALLEE = {"func.call": "callee", "stablehlo.composite": "decomposition"}
@@ -91,7 +91,7 @@ def _constrained(
 ) -> ir.Value:
     if sharding is None:
         return value
-    attributes = {"sharding": sharding_to_attribute(sharding, value.context)}
+    attributes = sharding_attributes("sharding", sharding, value.context)
     op = ir.Operation.create(
         "sdy.sharding_constraint", results=[value.type], operands=[value], attributes=attributes, loc=location, ip=ip
     )

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import source_line
+from sdy_jax.graph import module_meshes, source_line
 from sdy_jax.passes.shardings import list_of, mesh_of
 from sdy_jax.passes.walk import body_of, named
 from sdy_jax.propagation.edges import manual_axes
-from sdy_jax.representation.attributes import mesh_from_attribute, shardings_to_attribute
+from sdy_jax.representation.attributes import manual_axes_to_attribute, shardings_to_attribute
 from sdy_jax.representation.axes import set_difference, sort_and_merge
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -25,16 +25,6 @@ def clean_manual_axes(module: ir.Operation) -> None:
     meshes = module_meshes(module)
     for op in named(module, "sdy.manual_computation"):
         _clean(op, meshes)
-
-
-def module_meshes(module: ir.Operation) -> dict[str, Mesh]:
-    """The meshes of a module by symbol."""
-    ops = (op.operation for op in body_of(module).operations)
-    return {
-        str(ir.StringAttr(op.attributes["sym_name"]).value): mesh_from_attribute(op.attributes["mesh"])
-        for op in ops
-        if op.name == "sdy.mesh"
-    }
 
 
 def _clean(op: ir.Operation, meshes: dict[str, Mesh]) -> None:
@@ -49,8 +39,8 @@ def _clean(op: ir.Operation, meshes: dict[str, Mesh]) -> None:
             )
         return
     mesh = meshes[common] if isinstance(common, str) else common
-    ordered = sorted(manual, key=mesh.positions.__getitem__)
-    op.attributes["manual_axes"] = ir.Attribute.parse(_manual_text(ordered), op.context)
+    ordered = tuple(sorted(manual, key=mesh.positions.__getitem__))
+    op.attributes["manual_axes"] = manual_axes_to_attribute(ordered, op.context)
     for (name, shardings), values in zip(lists.items(), (op.operands, op.results), strict=True):
         if not shardings:
             continue
@@ -60,10 +50,6 @@ def _clean(op: ir.Operation, meshes: dict[str, Mesh]) -> None:
             if s
         ]
         op.attributes[name] = shardings_to_attribute(tuple(cleaned), op.context)
-
-
-def _manual_text(axes: Sequence[str]) -> str:
-    return "#sdy<manual_axes{" + ", ".join(f'"{axis}"' for axis in axes) + "}>"
 
 
 def _common_mesh(shardings: Sequence[TensorSharding], meshes: dict[str, Mesh]) -> str | Mesh | None:

@@ -8,9 +8,8 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import pre_order, source_line
+from sdy_jax.graph import module_meshes, pre_order, source_line
 from sdy_jax.passes.call_graph import UniqueNames
-from sdy_jax.passes.manual import module_meshes
 from sdy_jax.passes.shardings import (
     LISTS,
     SINGLE,

@@ -10,7 +10,7 @@ from collections import Counter
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import post_order
+from sdy_jax.graph import module_meshes, post_order
 from sdy_jax.passes.call_graph import (
     CALL,
     ORIGINAL_NAME,
@@ -21,7 +21,6 @@ from sdy_jax.passes.call_graph import (
     original_name,
 )
 from sdy_jax.passes.data_flow_edges import add_edges_of, sink_edges_of
-from sdy_jax.passes.manual import module_meshes
 from sdy_jax.passes.shardings import filled, function_shardings, list_of, set_function_sharding
 from sdy_jax.passes.walk import body_of, functions, symbol, terminator_of
 from sdy_jax.representation.attributes import shardings_to_attribute

@@ -7,6 +7,7 @@ from typing import overload
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
+from sdy_jax.dialects.printer import module_text
 from sdy_jax.passes import registry
 from sdy_jax.program import Program
 from sdy_jax.source_text import parse_module
@@ -49,7 +50,7 @@ def run(program: Program | str, pipeline: str) -> Program | str:
         return program.with_module(module)
     parsed = parse_module(program, mlir.make_ir_context(), "<text>")
     _run(parsed.operation, pipeline)
-    return str(parsed)
+    return module_text(parsed)
 
 
 def _run(module: ir.Operation, pipeline: str) -> None:

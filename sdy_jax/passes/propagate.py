@@ -13,12 +13,14 @@ from sdy_jax.passes.sharding_groups import synchronize_groups
 from sdy_jax.passes.sharding_rules import drop_rules, write_rules
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.engine import Engine
+from sdy_jax.rules import RuleBook
 
 Strategy = Literal["aggressive", "basic", "basic-then-aggressive"]
 
 
 def _propagate(
     module: ir.Operation,
+    rules: RuleBook | None = None,
     *,
     user_priorities: bool,
     propagation_strategy: Strategy = "aggressive",
@@ -34,6 +36,7 @@ def _propagate(
 
     Args:
       module: a `builtin.module`, edited in place.
+      rules: those of its ops, if somebody else wants to know them, too; made with the same options.
       user_priorities: one propagation per user priority.
       propagation_strategy: how factors propagate.
       run_op_priority_propagation: five fixed points in which more and more ops take part, instead of one.
@@ -54,6 +57,7 @@ def _propagate(
         conservative=conservative_propagation,
         compat=compat,
         recorder=debug.events,
+        rules=rules,
     )
     debug.write(engine)
     if keep_sharding_rules:

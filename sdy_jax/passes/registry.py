@@ -26,6 +26,7 @@ from sdy_jax.passes import (
     func_shardings,
     generic,
     manual,
+    mesh_annotations,
     meshes,
     named_computations,
     pipelines,
@@ -39,6 +40,7 @@ from sdy_jax.passes.debug_info import remove_propagation_debug_info
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.passes.pipeline_text import Step, error_at, parse
 from sdy_jax.passes.save import save_module
+from sdy_jax.passes.simplify_mesh import simplify_mesh
 from sdy_jax.passes.walk import check_bodies
 
 Pass = Callable[..., None]
@@ -86,7 +88,9 @@ PASSES: dict[str, Pass] = {
     "sdy-drop-sharding-and-mesh": meshes.drop_shardings_and_meshes,
     "sdy-save-module": save_module,
     # only ours
+    "import-mesh-annotations": mesh_annotations.import_mesh_annotations,
     "inline-calls": inline_calls,
+    "simplify-mesh": simplify_mesh,
     "synchronize-sharding-groups": sharding_groups.synchronize_groups,
 }
 
@@ -134,6 +138,11 @@ def run(module: ir.Operation, pipeline: str) -> None:
         check_bodies(module)
     for name, arguments in steps:
         PASSES[name](module, **arguments)
+
+
+def is_strict(pipeline: str) -> bool:
+    """Whether no pass of a pipeline is to tolerate modules that it could refuse (`strict=false`)."""
+    return all(arguments.get("strict", True) for _, arguments in _resolved(pipeline))
 
 
 def _resolved(pipeline: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from jax.extend.mlir import ir
 
+from sdy_jax.dialects.printer import module_text
+
 
 def save_module(module: ir.Operation, *, directory: str = "", name: str = "module") -> None:
     """Writes the module to `directory/name.mlir`; without a directory, nothing is written."""
@@ -13,4 +15,4 @@ def save_module(module: ir.Operation, *, directory: str = "", name: str = "modul
         return
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.mlir").write_text(str(module), encoding="utf-8")
+    (folder / f"{name}.mlir").write_text(module_text(module), encoding="utf-8")

@@ -19,6 +19,8 @@ from sdy_jax.representation.attributes import (
     sharding_to_attribute,
     shardings_from_attribute,
     shardings_to_attribute,
+    with_reduction,
+    write_reduction,
 )
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -102,9 +104,11 @@ def sharding_of(value: ir.Value) -> TensorSharding | None:
     op, attributes = value.owner.operation, value.owner.attributes
     for name in SINGLE:
         if op.name.startswith("sdy.") and name in attributes:
-            return sharding_from_attribute(attributes[name])
+            return with_reduction(sharding_from_attribute(attributes[name]), attributes)
     name = "out_shardings" if op.name in COMPUTATIONS else "sdy.sharding"
-    return shardings_from_attribute(attributes[name])[value.result_number] if name in attributes else None
+    if name not in attributes:
+        return None
+    return with_reduction(shardings_from_attribute(attributes[name])[value.result_number], attributes)
 
 
 def set_sharding(value: ir.Value, sharding: TensorSharding) -> None:
@@ -119,6 +123,7 @@ def set_sharding(value: ir.Value, sharding: TensorSharding) -> None:
     op = value.owner.operation
     if op.name in ("sdy.sharding_constraint", "sdy.reshard", "sdy.data_flow_edge"):
         op.attributes["sharding"] = sharding_to_attribute(sharding, op.context)
+        write_reduction(op, [sharding])
         return
     found = [sharding_of(r) for r in op.results]
     found[value.result_number] = sharding
@@ -138,7 +143,10 @@ def set_list(op: ir.Operation, name: str, found: Sequence[TensorSharding | None]
     if not meshes:
         return
     full = (s or TensorSharding.fully_open(meshes[0], rank(v)) for s, v in zip(found, values, strict=True))
-    op.attributes[name] = shardings_to_attribute(tuple(full), op.context)
+    shardings = tuple(full)
+    op.attributes[name] = shardings_to_attribute(shardings, op.context)
+    if name != "in_shardings":
+        write_reduction(op, shardings)
 
 
 def filled(
@@ -153,7 +161,10 @@ def filled(
 
 def list_of(op: ir.Operation, name: str, count: int) -> list[TensorSharding | None]:
     """The shardings in attribute `name`, None for each of `count` values where it is absent."""
-    return list(shardings_from_attribute(op.attributes[name])) if name in op.attributes else [None] * count
+    if name not in op.attributes:
+        return [None] * count
+    found = shardings_from_attribute(op.attributes[name])
+    return list(found) if name == "in_shardings" else [with_reduction(s, op.attributes) for s in found]
 
 
 def mesh_of(meshes: dict[str, Mesh], sharding: TensorSharding) -> Mesh:

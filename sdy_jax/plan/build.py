@@ -6,14 +6,16 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sdy_jax.graph import Graph
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.partition import partition
+from sdy_jax.passes.common_mesh import put_on_mesh
 from sdy_jax.passes.export import export_module
 from sdy_jax.passes.import_ import import_module
 from sdy_jax.passes.propagate import user_priority_propagate
+from sdy_jax.plan.layouts import layout_notes
 from sdy_jax.plan.plan import Plan, boundary_values
 from sdy_jax.program import Program
+from sdy_jax.rules import RuleBook
 
 
 def build_plan(name: str, program: Program, costs: CostModel, source: str = "") -> Plan:
@@ -39,19 +41,21 @@ def _build(name: str, program: Program, costs: CostModel, source: str) -> Plan:
     stages = {"traced": program.module}
     module = program.module.clone().operation
     import_module(module)
+    put_on_mesh(module, program.mesh_name)
     stages["imported"] = module
 
     module = module.clone().operation
-    user_priority_propagate(module)
+    rules = RuleBook()
+    user_priority_propagate(module, rules)
     export_module(module)
     stages["propagated"] = module
 
     module = module.clone().operation
-    report = partition(module, program.mesh_name, costs)
+    report = partition(module, program.mesh_name, costs, rules)
     stages["partitioned"] = module
 
     program = program.with_module(module)
-    arguments, results = boundary_values(Graph(module), program)
+    arguments, results = boundary_values(program)
     count = len(program.constants)
     return Plan(
         name,
@@ -60,7 +64,7 @@ def _build(name: str, program: Program, costs: CostModel, source: str) -> Plan:
         tuple(arguments[:count]),
         tuple(results),
         tuple(report.collectives),
-        tuple(report.notes),
+        (*layout_notes(stages["traced"]), *report.notes),
         stages,
         source,
     )

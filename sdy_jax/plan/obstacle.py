@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sdy_jax.plan.annotations import Annotations
@@ -42,25 +42,21 @@ class Obstacle:
         return "\n".join([self.text, *(f"  <- {line}" for line in self.because)])
 
 
+@dataclass(frozen=True, slots=True)
 class ObstacleTexts:
     """Tells blocks of one propagated program, whose mesh axes have these `sizes`, in words."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        blockers: Blockers,
-        naming: Naming,
-        annotations: Annotations,
-        sizes: dict[str, int],
-        links: Links,
-    ):
-        self._engine, self._blockers, self._naming, self._annotations = engine, blockers, naming, annotations
-        self._sizes, self._links = sizes, links
+    engine: Engine
+    blockers: Blockers
+    naming: Naming
+    annotations: Annotations
+    sizes: Mapping[str, int]
+    links: Links
 
     def obstacle(self, block: Block, steps: int, axis: AxisRef) -> Obstacle:
         """A block in words; `steps` ops lie between it and the value asked for."""
-        naming, item, op = self._naming, block.item, block.item.op
-        operands = len(self._blockers.rule(item).operand_mappings)
+        naming, item, op = self.naming, block.item, block.item.op
+        operands = len(self.blockers.rule(item).operand_mappings)
         site = naming.site_of(op)
         source, target = (naming.role(op, t, operands) for t in (block.source, block.target))
         holder = item.places[block.source]
@@ -78,10 +74,10 @@ class ObstacleTexts:
     def _what(self, block: Block, axis: AxisRef) -> str:
         """The reason with its axes and sizes."""
         candidate = block.candidate or axis
-        name, size = axis_name(candidate), self._blockers.rule(block.item).factor_sizes[block.factor]
+        name, size = axis_name(candidate), self.blockers.rule(block.item).factor_sizes[block.factor]
         axes = ", ".join(f"'{axis_name(a)}'" for a in block.axes)
         place = block.item.places[block.at]
-        dim = f"dim {block.dim} of {self._naming.type_of(place)}" if place != NOWHERE else f"dim {block.dim}"
+        dim = f"dim {block.dim} of {self.naming.type_of(place)}" if place != NOWHERE else f"dim {block.dim}"
         first = f"'{name}' has to come first, and " if candidate.name != axis.name else ""
         texts = {
             Reason.MESHES: f"it lies on another mesh, {self._mesh(place)}",
@@ -101,10 +97,10 @@ class ObstacleTexts:
         return first + texts[block.reason]
 
     def _size(self, axis: AxisRef) -> int:
-        return axis.sub_axis.size if axis.sub_axis else self._sizes[axis.name]
+        return axis.sub_axis.size if axis.sub_axis else self.sizes[axis.name]
 
     def _mesh(self, place: int) -> str:
-        sharding = self._engine.sharding(place)
+        sharding = self.engine.sharding(place)
         return f"@{sharding.mesh}" if sharding is not None else "none"
 
     def _because(self, block: Block) -> Iterator[str]:
@@ -113,11 +109,11 @@ class ObstacleTexts:
         if place == NOWHERE:
             return
         if block.axes and block.reason in (Reason.FACTOR_CONFLICT, Reason.USED, Reason.OVERFLOW):
-            held = axis_at(self._engine.sharding(place), block.dim, block.axes[0])
+            held = axis_at(self.engine.sharding(place), block.dim, block.axes[0])
             if held is not None:
-                yield from self._links(place, block.dim, held)
+                yield from self.links(place, block.dim, held)
         elif block.reason in (Reason.CLOSED, Reason.REPLICATED, Reason.UNREDUCED, Reason.MESHES):
-            yield from (note.text for note in self._annotations.of(place))
+            yield from (note.text for note in self.annotations.of(place))
 
 
 def _allowed(item: Item) -> str:

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import SdyError
-from sdy_jax.graph import Graph
+from sdy_jax.graph import function_shardings, main_function, shape_and_dtype
 from sdy_jax.lowering.report import InsertedCollective, Note
 from sdy_jax.plan.types import bytes_text, short_source, type_text
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.program import Program
 from sdy_jax.representation.sharding import TensorSharding
-
-STAGES = ("traced", "imported", "propagated", "partitioned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +144,7 @@ class Plan:
         rows = [
             (
                 f"{c.kind} {c.detail}".strip(),
-                type_text(c.dtype, c.shape, c.result),
+                type_text(c.dtype, c.shape, c.result, self.program.mesh_name),
                 bytes_text(c.wire_bytes) + (" per iteration" if c.depth else ""),
                 short_source(c.source),
                 f"for {c.cause}",
@@ -160,24 +157,26 @@ class Plan:
         return "\n".join(["notes", *(f"  {note}" for note in self.notes)]) if self.notes else ""
 
 
-def boundary_values(graph: Graph, program: Program) -> tuple[list[BoundaryValue], list[BoundaryValue]]:
+def boundary_values(program: Program) -> tuple[list[BoundaryValue], list[BoundaryValue]]:
     """The arguments (closed-over arrays first) and results of a partitioned program."""
-    count = len(program.constants)
-    paths = [*(f"constant {i}" for i in range(count)), *program.inputs]
-    arguments = [
-        _boundary(path, v.dtype, v.shape, v.sharding, program) for path, v in zip(paths, graph.arguments, strict=True)
-    ]
-    shardings = graph.result_shardings(graph.main)
-    results = [
-        _boundary(path, v.dtype, v.shape, s, program)
-        for path, v, s in zip(program.outputs, graph.outputs, shardings, strict=True)
-    ]
-    return arguments, results
+    main = main_function(program.module)
+    type_ = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    paths = [*(f"constant {i}" for i in range(len(program.constants))), *program.inputs]
+    return (
+        _boundary(paths, type_.inputs, function_shardings(main, "arg_attrs", len(paths)), program),
+        _boundary(program.outputs, type_.results, function_shardings(main, "res_attrs", len(program.outputs)), program),
+    )
 
 
-def _boundary(path: str, dtype: str, shape: Any, sharding: TensorSharding | None, program: Program) -> BoundaryValue:
-    sharding = sharding or TensorSharding.replicated(program.mesh_name, len(shape or ()))
-    return BoundaryValue(path, type_text(dtype, shape, sharding), sharding)
+def _boundary(
+    paths: Sequence[str], types: Sequence[ir.Type], shardings: Sequence[TensorSharding | None], program: Program
+) -> list[BoundaryValue]:
+    found = []
+    for path, type_, stated in zip(paths, types, shardings, strict=True):
+        shape, dtype = shape_and_dtype(type_)
+        sharding = stated or TensorSharding.replicated(program.mesh_name, len(shape or ()))
+        found.append(BoundaryValue(path, type_text(dtype, shape, sharding), sharding))
+    return found
 
 
 def _values(title: str, values: Sequence[BoundaryValue]) -> str:

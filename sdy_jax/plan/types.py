@@ -21,14 +21,22 @@ def axis_name(axis: AxisRef) -> str:
     return axis.name if axis.sub_axis is None else f"{axis.name}:{axis.sub_axis}"
 
 
-def type_text(dtype: str, shape: Sequence[int] | None, sharding: TensorSharding | None) -> str:
-    """`f32[8@data,4@(x,y)]{U:model}`: global shape, axes per dimension, unreduced axes."""
+def type_text(
+    dtype: str, shape: Sequence[int] | None, sharding: TensorSharding | None, mesh_name: str | None = None
+) -> str:
+    """`f32[8@data,4@(x,y)]{U:model}`: global shape, axes per dimension, unreduced axes.
+
+    With the name of the program's mesh, a sharding on another one says so: `f32[8@data] on @other`.
+    """
     if shape is None:
         return dtype
     axes = sharding.axes if sharding else ((),) * len(shape)
     dims = ",".join(f"{n}{_at(a)}" for n, a in zip(shape, axes, strict=True))
     unreduced = sharding.unreduced_axes if sharding else ()
-    return f"{dtype_name(dtype)}[{dims}]" + (f"{{U:{','.join(map(axis_name, unreduced))}}}" if unreduced else "")
+    text = f"{dtype_name(dtype)}[{dims}]" + (f"{{U:{','.join(map(axis_name, unreduced))}}}" if unreduced else "")
+    if mesh_name is None or sharding is None or sharding.mesh == mesh_name or sharding.has_no_axes:
+        return text
+    return f"{text} on @{sharding.mesh}"
 
 
 def _at(axes: Sequence[AxisRef]) -> str:

@@ -17,6 +17,7 @@ from sdy_jax.passes.import_ import import_module
 from sdy_jax.passes.shardings import function_shardings
 from sdy_jax.plan.annotations import Annotations
 from sdy_jax.plan.naming import Named, Naming
+from sdy_jax.plan.obstacle import ObstacleTexts
 from sdy_jax.plan.types import axis_name
 from sdy_jax.plan.why_not import Obstacles, WhyNot
 from sdy_jax.propagation import propagate
@@ -77,7 +78,6 @@ class Why:
     `types` has the values asked for, with their types; `chains` one chain per axis of each.
     """
 
-    asked: str
     types: tuple[tuple[str, str], ...]
     chains: tuple[Chain, ...]
 
@@ -154,7 +154,7 @@ class Explanation:
         found = self.naming.find(value)
         chains = [chain for named in found for chain in self._chains(named)]
         types = dict.fromkeys((named.label, self.naming.type_of(named.place)) for named in found)
-        return Why(value, tuple(types), tuple(chains))
+        return Why(tuple(types), tuple(chains))
 
     def why_not(self, value: str, axis: str, dim: int | None = None) -> WhyNot:
         """What keeps a value from being split along an axis.
@@ -172,7 +172,8 @@ class Explanation:
     @cached_property
     def _obstacles(self) -> Obstacles:
         blockers = Blockers(self.engine)
-        return Obstacles(self.engine, blockers, self.naming, self.annotations, self._sizes, self._link_texts)
+        texts = ObstacleTexts(self.engine, blockers, self.naming, self.annotations, self._sizes, self._link_texts)
+        return Obstacles(texts)
 
     def _link_texts(self, place: int, dim: int, axis: AxisRef) -> Iterator[str]:
         return (link.text for link in self.links(place, dim, axis))

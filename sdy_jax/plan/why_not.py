@@ -9,13 +9,11 @@ from dataclasses import dataclass
 
 from sdy_jax.errors import ParseError, SdyError
 from sdy_jax.graph import Op, Value
-from sdy_jax.plan.annotations import Annotations
-from sdy_jax.plan.naming import Named, Naming
-from sdy_jax.plan.obstacle import Links, Obstacle, ObstacleTexts
+from sdy_jax.plan.naming import Named
+from sdy_jax.plan.obstacle import Obstacle, ObstacleTexts
 from sdy_jax.plan.types import axis_name
-from sdy_jax.propagation.blockers import Block, Blockers
+from sdy_jax.propagation.blockers import Block
 from sdy_jax.propagation.edges import manual_axes
-from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import axis_at, has_axis
 from sdy_jax.propagation.places import NOWHERE
 from sdy_jax.representation.axes import contains
@@ -49,20 +47,11 @@ class WhyNot:
 
 
 class Obstacles:
-    """Finds obstacles in one propagated program, whose mesh axes have these `sizes`."""
+    """Finds obstacles in the program that `texts` tells of."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        blockers: Blockers,
-        naming: Naming,
-        annotations: Annotations,
-        sizes: dict[str, int],
-        links: Links,
-    ):
-        self._engine, self._blockers, self._naming, self._annotations = engine, blockers, naming, annotations
-        self._sizes = sizes
-        self._texts = ObstacleTexts(engine, blockers, naming, annotations, sizes, links)
+    def __init__(self, texts: ObstacleTexts):
+        self._engine, self._blockers, self._naming = texts.engine, texts.blockers, texts.naming
+        self._annotations, self._sizes, self._texts = texts.annotations, texts.sizes, texts
 
     def why_not(self, value: str, axis: str, dim: int | None) -> WhyNot:
         """See `Explanation.why_not`."""

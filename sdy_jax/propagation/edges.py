@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import sdy
 
 from sdy_jax.graph import Op
-from sdy_jax.representation.attributes import shardings_from_attribute
+from sdy_jax.representation.attributes import manual_axes_from_attribute, shardings_from_attribute
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -36,7 +35,7 @@ def manual_axes(op: Op | ir.Operation) -> tuple[str, ...]:
     """The manual axes of a manual computation; none for other ops."""
     if op.name != "sdy.manual_computation" or "manual_axes" not in op.attributes:
         return ()
-    return tuple(str(axis) for axis in sdy.ManualAxesAttr(op.attributes["manual_axes"]))
+    return manual_axes_from_attribute(op.attributes["manual_axes"])
 
 
 def erase_manual_axes(sharding: TensorSharding, manual: Sequence[str]) -> TensorSharding:

@@ -18,6 +18,7 @@ from sdy_jax.propagation.priorities import LEVELS, NEITHER_WAY, WITHOUT_LEVELS, 
 from sdy_jax.propagation.record import Recorder
 from sdy_jax.propagation.solver import NO_SHARDING, STRATEGIES, Solution, Solver, Strategy
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules import RuleBook
 from sdy_jax.rules.dataflow import EdgeKind, calls_by_callee
 
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
@@ -41,6 +42,7 @@ class Engine:
         conservative: bool = False,
         compat: str | None = None,
         recorder: Recorder | None = None,
+        rules: RuleBook | None = None,
     ):
         self._ops = graph.ops
         self.strategies = STRATEGIES[strategy]
@@ -48,7 +50,8 @@ class Engine:
         self._recorder = recorder
         self.places = Places(graph, compat)
         self.solver = Solver(graph.meshes)
-        factory = ItemFactory(graph, self.places, self.solver, conservative, compat)
+        rules = rules or RuleBook(conservative, compat)
+        factory = ItemFactory(graph, self.places, self.solver, rules, conservative)
         self.items = [factory.item_of(op) for op in graph.ops]
         self.result_items = factory.results_of_main()
         self._all: list[Item | None] = [*self.items, *self.result_items]

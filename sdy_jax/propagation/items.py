@@ -37,10 +37,9 @@ class Item(NamedTuple):
 class ItemFactory:
     """Makes the items of one graph."""
 
-    def __init__(self, graph: Graph, places: Places, solver: Solver, conservative: bool, compat: str | None):
+    def __init__(self, graph: Graph, places: Places, solver: Solver, rules: RuleBook, conservative: bool):
         self._graph, self._places, self._solver = graph, places, solver
-        self._conservative = conservative
-        self._rules = RuleBook(conservative, compat)
+        self._rules, self._conservative = rules, conservative
 
     def item_of(self, op: Op) -> Item | None:
         """The item of an op; None: nothing propagates through it."""

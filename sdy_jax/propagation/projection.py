@@ -38,6 +38,7 @@ class TensorProjection:
     factors: dict[int, FactorSharding]
     replicated: Axes = ()
     unreduced: Axes = ()
+    reduction: str = "sum"
 
 
 def project(
@@ -52,7 +53,7 @@ def project(
         return TensorProjection(factors)
     for dim, dimension in zip(mapping, sharding.dimensions, strict=True):
         _project_dimension(dim, dimension, sizes, mesh, factors)
-    return TensorProjection(factors, sharding.replicated_axes, sharding.unreduced_axes)
+    return TensorProjection(factors, sharding.replicated_axes, sharding.unreduced_axes, sharding.reduction)
 
 
 def _project_dimension(
@@ -102,7 +103,7 @@ def unproject(
 ) -> TensorSharding:
     """The tensor sharding of a projection. Axes of a factor behind one that is not full are dropped."""
     dimensions = tuple(_unproject_dimension(tensor, dim, sizes, mesh) for dim in mapping)
-    return TensorSharding(reference, dimensions, tensor.replicated, tensor.unreduced)
+    return TensorSharding(reference, dimensions, tensor.replicated, tensor.unreduced, tensor.reduction)
 
 
 def _unproject_dimension(

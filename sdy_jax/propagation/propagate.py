@@ -6,6 +6,7 @@ from sdy_jax.graph import Graph
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.record import Recorder
 from sdy_jax.propagation.user_priority import run_by_user_priority
+from sdy_jax.rules import RuleBook
 
 
 def propagate(
@@ -17,6 +18,7 @@ def propagate(
     conservative: bool = False,
     compat: str | None = None,
     recorder: Recorder | None = None,
+    rules: RuleBook | None = None,
 ) -> Engine:
     """Spreads the graph's shardings over all its values, and stores the new ones in the graph and its module.
 
@@ -30,6 +32,7 @@ def propagate(
       conservative: leave out factors along which a result's shard is not one operand's shard, and sub-axes.
       compat: `"shardy"` propagates only through ops through which Shardy does.
       recorder: is told each step.
+      rules: those of the ops, where somebody else knows or wants to know them, too; made with the same options.
 
     Returns:
       The engine in its final state; `engine.liveness.dead` are the ops that nothing uses.
@@ -41,6 +44,7 @@ def propagate(
         conservative=conservative,
         compat=compat,
         recorder=recorder,
+        rules=rules,
     )
     if user_priorities:
         run_by_user_priority(engine, graph)

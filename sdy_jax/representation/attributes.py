@@ -6,7 +6,7 @@ ones are the same object of their context). Writing goes through the textual for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
 
+from sdy_jax.errors import UnsupportedError
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis, quoted
 from sdy_jax.representation.propagation_edges import PropagationEdges
 from sdy_jax.representation.rule import OpShardingRule
@@ -27,6 +28,7 @@ def mesh_from_attribute(attribute: ir.Attribute) -> Mesh:
     return Mesh(tuple(MeshAxis(a.name, a.size) for a in axes), tuple(attribute.device_ids))
 
 
+@lru_cache(maxsize=4096)
 def axis_from_attribute(attribute: ir.Attribute) -> AxisRef:
     axis = sdy.AxisRefAttr(attribute)
     if axis.sub_axis_info is None:
@@ -109,22 +111,20 @@ def _parse(text: str, context: ir.Context) -> ir.Attribute:
     return ir.Attribute.parse(text, context)
 
 
-# The reductions that the text of this jaxlib's dialect can say.
-def reduction_code(kind: str) -> int | None:
-    """The dialect's number for a kind of reduction; None where this version of the dialect does not know it."""
-    codes = {known.name.lower(): known.value for known in getattr(sdy, "ReductionOp", ())}
-    return codes.get(kind)
+_REDUCTION_CODES = {kind.name.lower(): kind.value for kind in getattr(sdy, "ReductionOp", ())}
+"""The dialect's numbers for reductions; dialect version 0.10 has none."""
 
+SAYABLE = ("sum", *(kind for kind in _REDUCTION_CODES if kind != "sum"))
+"""The reductions that the text of this jaxlib's dialect can say."""
 
-_SAYABLE = {"sum", *(kind.name.lower() for kind in getattr(sdy, "ReductionOp", ()))}
+REDUCTION = "sdy.reduction_kind"
+"""An op's attribute that names a reduction which the dialect cannot say: the one by which a collective combines, and
+the one of the axes along which its results are unreduced."""
 
 
 def _portable(sharding: TensorSharding) -> TensorSharding:
-    """Without a reduction that the dialect cannot write; collectives name theirs themselves."""
-    return sharding if sharding.reduction in _SAYABLE else replace(sharding, reduction="sum")
-
-
-_REDUCTION_CODES = {kind.name.lower(): kind.value for kind in getattr(sdy, "ReductionOp", ())}
+    """Without a reduction that the dialect cannot write; it is named beside (`REDUCTION`)."""
+    return sharding if sharding.reduction in SAYABLE else replace(sharding, reduction="sum")
 
 
 def reduction_attributes(op: str, reduction: str) -> dict[str, str]:
@@ -134,19 +134,51 @@ def reduction_attributes(op: str, reduction: str) -> dict[str, str]:
     """
     if reduction == "sum":
         return {}
-    if op in ("all_reduce", "reduce_scatter") and reduction in _REDUCTION_CODES:
-        return {"reduction_op": f"{_REDUCTION_CODES[reduction]} : i32"}
-    return {"reduction_kind": f'"{reduction}"'}
+    if reduction not in SAYABLE:
+        return {REDUCTION: f'"{reduction}"'}
+    return {"reduction_op": f"{_REDUCTION_CODES[reduction]} : i32"} if op in ("all_reduce", "reduce_scatter") else {}
 
 
 def reduction_from_attributes(attributes: Mapping[str, ir.Attribute]) -> str:
-    """The reduction of a collective."""
-    if "reduction_kind" in attributes:
-        return str(ir.StringAttr(attributes["reduction_kind"]).value)
-    if "reduction_op" not in attributes:
-        return "sum"
-    code = ir.IntegerAttr(attributes["reduction_op"]).value
-    return next(name for name, known in _REDUCTION_CODES.items() if known == code)
+    """The reduction of a collective that has one."""
+    if REDUCTION in attributes:
+        return str(ir.StringAttr(attributes[REDUCTION]).value)
+    if "reduction_op" in attributes:
+        code = ir.IntegerAttr(attributes["reduction_op"]).value
+        return next(name for name, known in _REDUCTION_CODES.items() if known == code)
+    return "sum"
+
+
+def with_reduction(sharding: TensorSharding, attributes: Mapping[str, ir.Attribute]) -> TensorSharding:
+    """The sharding of an op's result, read from one of the op's attributes, with the reduction that they name."""
+    if sharding.unreduced_axes and REDUCTION in attributes:
+        return replace(sharding, reduction=str(ir.StringAttr(attributes[REDUCTION]).value))
+    return sharding
+
+
+def write_reduction(op: ir.Operation, shardings: Iterable[TensorSharding]) -> None:
+    """Names the reduction of an op's results where their shardings, which the op has already, cannot.
+
+    Raises:
+      UnsupportedError: there are several, of which the dialect cannot say one.
+    """
+    kinds = sorted({s.reduction for s in shardings if s.unreduced_axes})
+    unsaid = [kind for kind in kinds if kind not in SAYABLE]
+    if unsaid and len(kinds) > 1:
+        sayable = ", ".join(SAYABLE)
+        raise UnsupportedError(f"{op.name}: results unreduced by {' and '.join(kinds)}; this jaxlib can say {sayable}")
+    if unsaid:
+        op.attributes[REDUCTION] = ir.StringAttr.get(unsaid[0], op.context)
+    elif kinds and REDUCTION in op.attributes:
+        del op.attributes[REDUCTION]
+
+
+def sharding_attributes(name: str, sharding: TensorSharding, context: ir.Context) -> dict[str, ir.Attribute]:
+    """What says the sharding of an op's only result: the attribute `name` and, where that cannot, its reduction."""
+    said = {name: sharding_to_attribute(sharding, context)}
+    if sharding.unreduced_axes and sharding.reduction not in SAYABLE:
+        said[REDUCTION] = ir.StringAttr.get(sharding.reduction, context)
+    return said
 
 
 def mesh_to_attribute(mesh: Mesh, context: ir.Context) -> ir.Attribute:

@@ -16,6 +16,11 @@ from sdy_jax.representation.mesh import AxisRef, Mesh
 SortKey = tuple[int | str, int, float]
 
 
+def braces(items: Iterable[object]) -> str:
+    """A list as the dialect writes it: `{"x", "y":(1)2}`."""
+    return "{" + ", ".join(map(str, items)) + "}"
+
+
 # Predicates on two axis references.
 
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from sdy_jax.representation.axes import add_or_merge, set_difference, sort_and_merge, suffix_of
+from sdy_jax.representation.axes import add_or_merge, braces, set_difference, sort_and_merge, suffix_of
 from sdy_jax.representation.dialect_rules import fail
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -78,22 +78,24 @@ class SdyCollective:
     def all_axes(self) -> Axes:
         return tuple(axis for axes in self.lists for axis in axes)
 
+    def __str__(self) -> str:
+        """What it says as the dialect prints it: `[{"x"}, {}]`, `{"x"}`, `[{"x"}: 0->1]`; nothing for a permute."""
+        if self.kind == "collective_permute":
+            return ""
+        if self.kind in FLAT:
+            return braces(self.axes)
+        said = (f"{braces(axes)}: {source}->{target}" for axes, source, target in self.params)
+        return f"[{', '.join(said if self.kind == 'all_to_all' else map(braces, self.axes))}]"
+
     @property
     def attributes(self) -> dict[str, str]:
         """The op's attributes as MLIR text."""
         if self.kind == "collective_permute":
             return {}
         if self.kind == "all_to_all":
-            params = ", ".join(f"{_braces(axes)}: {source}->{target}" for axes, source, target in self.params)
-            return {"params": f"#sdy<all_to_all_param_list[{params}]>"}
-        if self.kind in FLAT:
-            return {AXES_ATTRIBUTE[self.kind]: f"#sdy<axis_ref_list{_braces(self.axes)}>"}
-        lists = ", ".join(map(_braces, self.axes))
-        return {AXES_ATTRIBUTE[self.kind]: f"#sdy<list_of_axis_ref_lists[{lists}]>"}
-
-
-def _braces(axes: Axes) -> str:
-    return "{" + ", ".join(map(str, axes)) + "}"
+            return {"params": f"#sdy<all_to_all_param_list{self}>"}
+        kind = "axis_ref_list" if self.kind in FLAT else "list_of_axis_ref_lists"
+        return {AXES_ATTRIBUTE[self.kind]: f"#sdy<{kind}{self}>"}
 
 
 # Reading the attributes.
@@ -184,7 +186,7 @@ def _without_end(axes: Axes, end: Axes, mesh: Mesh, where: str) -> Axes:
     left = axes
     for axis in reversed(end):
         if not left or not suffix_of(axis, left[-1], mesh):
-            fail("C8", where, f"{_braces(axes)} does not end with {_braces(end)}")
+            fail("C8", where, f"{braces(axes)} does not end with {braces(end)}")
         last, rest = left[-1], axis.pre_size // left[-1].pre_size
         left = left[:-1] if rest == 1 else (*left[:-1], AxisRef.sub(last.name, last.pre_size, rest))
     return left

@@ -59,6 +59,11 @@ class OpShardingRule:
         """Per tensor (operands, then results), the factors that occur in it."""
         return tuple(frozenset(f for dim in mapping for f in dim) for mapping in self.mappings)
 
+    @cached_property
+    def joint_factors(self) -> tuple[tuple[int, ...], ...]:
+        """The factors of each dimension that is made of several."""
+        return tuple(factors for mapping in self.mappings for factors in mapping if len(factors) != 1)
+
     def __str__(self) -> str:
         """The text inside `#sdy.op_sharding_rule<...>`."""
         tensors = [

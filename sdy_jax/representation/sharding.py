@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from sdy_jax.representation.axes import braces
 from sdy_jax.representation.hash_once import hash_once
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size, symbol
 
@@ -28,8 +29,8 @@ class DimensionSharding:
     priority: int | None = None
 
     def __str__(self) -> str:
-        items = [*map(str, self.axes), *([] if self.is_closed else ["?"])]
-        return "{" + ", ".join(items) + "}" + ("" if self.priority is None else f"p{self.priority}")
+        items: list[object] = [*self.axes, *([] if self.is_closed else ["?"])]
+        return braces(items) + ("" if self.priority is None else f"p{self.priority}")
 
 
 OPEN = DimensionSharding((), is_closed=False)
@@ -106,9 +107,16 @@ class TensorSharding:
         """The same axes and priorities with every dimension closed; explicit replication is dropped."""
         return replace(self, dimensions=tuple(replace(d, is_closed=True) for d in self.dimensions), replicated_axes=())
 
+    @cached_property
+    def layout(self) -> tuple[str | Mesh | None, tuple[tuple[AxisRef, ...], ...], tuple[AxisRef, ...], str]:
+        """What says which data devices hold: the mesh of the axes, if there are any, the axes per dimension, the
+        unreduced ones, and how those combine."""
+        mesh = self.mesh if self.unreduced_axes or not self.is_fully_replicated else None
+        return mesh, self.axes, self.unreduced_axes, self.reduction if self.unreduced_axes else "sum"
+
     def lies_like(self, other: TensorSharding) -> bool:
-        """Devices hold the same data: equal axes per dimension and equal unreduced axes."""
-        return self.axes == other.axes and self.unreduced_axes == other.unreduced_axes
+        """Devices hold the same data: the layouts are equal."""
+        return self.layout == other.layout
 
     def shard_counts(self, mesh: Mesh) -> tuple[int, ...]:
         """Into how many blocks each dimension is split."""
@@ -123,10 +131,10 @@ class TensorSharding:
         mesh = symbol(self.mesh) if isinstance(self.mesh, str) else f"mesh{self.mesh}"
         text = f"{mesh}, [{', '.join(map(str, self.dimensions))}]"
         if self.replicated_axes:
-            text += f", replicated={{{', '.join(map(str, self.replicated_axes))}}}"
+            text += f", replicated={braces(self.replicated_axes)}"
         if self.unreduced_axes:
             kind = "" if self.reduction == "sum" else self.reduction
-            text += f", unreduced={kind}{{{', '.join(map(str, self.unreduced_axes))}}}"
+            text += f", unreduced={kind}{braces(self.unreduced_axes)}"
         return text
 
 

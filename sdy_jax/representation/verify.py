@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.representation.axes import can_merge, mesh_order, natural_order, overlaps
+from sdy_jax.representation.axes import braces, can_merge, mesh_order, natural_order, overlaps
 from sdy_jax.representation.dialect_rules import fail
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.propagation_edges import PropagationEdges
@@ -154,7 +154,7 @@ def _verify_axis(axis: AxisRef, mesh: Mesh, where: str) -> None:
 def _verify_sorted(rule: str, axes: Sequence[AxisRef], mesh: Mesh, where: str) -> None:
     ordered = sorted(axes, key=lambda axis: mesh_order(mesh, axis))
     if list(axes) != ordered:
-        fail(rule, where, f"{_listed(axes)} is not in mesh order", f"write {_listed(ordered)}")
+        fail(rule, where, f"{braces(axes)} is not in mesh order", f"write {braces(ordered)}")
 
 
 def verify_disjoint(axes: Iterable[AxisRef], where: str = "axis list") -> None:
@@ -164,10 +164,6 @@ def verify_disjoint(axes: Iterable[AxisRef], where: str = "axis list") -> None:
             fail("A2", where, f"axis {a} is used twice", "an axis splits, replicates or is unreduced once per tensor")
         if overlaps(a, b):
             fail("A9" if a.sub_axis and b.sub_axis else "A3", where, f"axes {a} and {b} overlap")
-
-
-def _listed(axes: Iterable[AxisRef]) -> str:
-    return "{" + ", ".join(map(str, axes)) + "}"
 
 
 # Op sharding rules.

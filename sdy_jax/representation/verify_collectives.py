@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from sdy_jax.representation.axes import overlaps, set_difference, sort_axes
+from sdy_jax.representation.axes import braces, overlaps, set_difference, sort_axes
 from sdy_jax.representation.collectives import (
     FLAT,
     PER_DIMENSION,
@@ -30,7 +30,11 @@ STRICT_RULES: Mapping[str, str] = MappingProxyType({
     "V3": "a value is reduced along axes that it is unreduced along, and stays unreduced along its others",
     "V4": "a collective changes how its operand lies",
     "V5": "the shards of a dimension are equal",
-    "V6": "what is computed from the terms of a sum are terms of a sum, unreduced along the same axes",
+    "V6": "what terms flow into, or is computed of them, is unreduced along the same axes and by the same reduction",
+    "V7": "a result is unreduced along the axes along which its op combines, by the op's reduction, and no others",
+    "V8": "terms pass through ops that are linear in them: all operands that are added up are terms, others whole",
+    "V9": "all results of an op are unreduced alike",
+    "V10": "terms are combined by the reduction that they are terms of",
 })  # fmt: skip
 """What our own partitioned modules keep beyond the dialect's rules. A broken one is a mistake of the partitioner."""
 
@@ -60,13 +64,13 @@ def verify_collective(
     expected = sharding_after(collective, operand, result_mesh, where)
     for dim, (wanted, given) in enumerate(zip(expected.axes, result.axes, strict=True)):
         if wanted != given:
-            fail("C9", f"{where}, dimension {dim}", f"the result is {_listed(given)}", f"it would be {_listed(wanted)}")
+            fail("C9", f"{where}, dimension {dim}", f"the result is {braces(given)}", f"it would be {braces(wanted)}")
     if collective.kind == "all_reduce":
         _verify_reduced(collective.axes, operand, result, where)
     if collective.kind == "replicated_to_unreduced":
         _verify_converted(collective.axes, operand, result, where)
     if collective.kind in UNREDUCING and expected.unreduced_axes != result.unreduced_axes:
-        fail("C14", where, f"the result is unreduced along {_listed(result.unreduced_axes)}")
+        fail("C14", where, f"the result is unreduced along {braces(result.unreduced_axes)}")
 
 
 def _verify_permute(
@@ -94,7 +98,7 @@ def verify_said(collective: SdyCollective, rank: int, mesh: Mesh, where: str) ->
         verify_axis_list(axes, mesh, f"{where}, its axes")
     verify_disjoint(collective.all_axes, f"{where}, its axes")
     if collective.kind in FLAT and collective.axes != sort_axes(collective.axes, mesh):
-        fail("C5", where, f"the axes are {_listed(collective.axes)}")
+        fail("C5", where, f"the axes are {braces(collective.axes)}")
     if collective.kind == "all_to_all":
         _verify_params(collective, rank, where)
 
@@ -143,10 +147,10 @@ def verify_counted_once(collective: SdyCollective, operand: TensorSharding, mesh
     axes, unreduced = collective.all_axes, operand.unreduced_axes
     partial = [axis for axis in axes if any(overlaps(axis, other) for other in unreduced)]
     if collective.kind == "all_slice" and partial:
-        _fail("V2", where, f"the operand is unreduced along {_listed(partial)}")
+        _fail("V2", where, f"the operand is unreduced along {braces(partial)}")
     whole = set_difference(axes, unreduced, mesh)
     if collective.kind in REDUCING and whole:
-        _fail("V3", where, f"the operand is not unreduced along {_listed(whole)}, it would be counted repeatedly")
+        _fail("V3", where, f"the operand is not unreduced along {braces(whole)}, it would be counted repeatedly")
 
 
 def verify_strictly(
@@ -161,10 +165,20 @@ def verify_strictly(
     expected = operand if collective.kind == "collective_permute" else sharding_after(collective, operand, mesh, where)
     if result.unreduced_axes != expected.unreduced_axes:
         rule = "V3" if collective.kind in REDUCING else "V1"
-        problem = f"the result is unreduced along {_listed(result.unreduced_axes)}"
-        _fail(rule, where, f"{problem} instead of {_listed(expected.unreduced_axes)}")
+        problem = f"the result is unreduced along {braces(result.unreduced_axes)}"
+        _fail(rule, where, f"{problem} instead of {braces(expected.unreduced_axes)}")
     if result.unreduced_axes and operand.unreduced_axes and result.reduction != operand.reduction:
         _fail("V1", where, f"what was to be combined by {operand.reduction} is by {result.reduction}")
+
+
+def verify_reduction(collective: SdyCollective, reduction: str, operand: TensorSharding, where: str) -> None:
+    """What is reduced is unreduced by that very reduction: V10.
+
+    Raises:
+        RuleError: V10, with both.
+    """
+    if collective.kind in REDUCING and operand.unreduced_axes and operand.reduction != reduction:
+        _fail("V10", where, f"the operand is unreduced by {operand.reduction}, it is reduced by {reduction}")
 
 
 def verify_useful(
@@ -191,7 +205,3 @@ def _fail(rule: str, where: str, problem: str) -> None:
 
 def _flat(lists: Iterable[Axes]) -> Axes:
     return tuple(axis for axes in lists for axis in axes)
-
-
-def _listed(axes: Iterable[object]) -> str:
-    return "{" + ", ".join(map(str, axes)) + "}"

@@ -8,6 +8,7 @@ from sdy_jax.rules import (  # noqa: F401  (each registers its rules)
     elementwise,
     indexing,
     linalg,
+    mesh_collective,
     normalization,
     random,
     reduction,

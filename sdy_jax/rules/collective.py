@@ -24,20 +24,21 @@ def keeps_shape(op: Op, conservative: bool) -> OpShardingRule:
 
 @rule("stablehlo.all_gather")
 def all_gather(op: Op, conservative: bool) -> OpShardingRule:
-    return _exchange(op, op.int("all_gather_dim"))
+    return exchanging(op, op.int("all_gather_dim"))
 
 
 @rule("stablehlo.reduce_scatter")
 def reduce_scatter(op: Op, conservative: bool) -> OpShardingRule:
-    return _exchange(op, op.int("scatter_dimension"))
+    return exchanging(op, op.int("scatter_dimension"))
 
 
 @rule("stablehlo.all_to_all")
 def all_to_all(op: Op, conservative: bool) -> OpShardingRule:
-    return _exchange(op, op.int("split_dimension"), op.int("concat_dimension"))
+    return exchanging(op, op.int("split_dimension"), op.int("concat_dimension"))
 
 
-def _exchange(op: Op, *exchanged: int) -> OpShardingRule:
+def exchanging(op: Op, *exchanged: int) -> OpShardingRule:
+    """One factor per dimension, but for those that are gathered or scattered."""
     operand, result, builder = shape_of(op), result_shape(op), RuleBuilder.of(op)
     for dim, size in enumerate(operand):
         if dim not in exchanged:

@@ -10,6 +10,7 @@ changes anything, and answers the same for ops of equal `signature` unless it is
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from copy import copy
 from typing import TypeVar
 
 from jax.extend.mlir import ir
@@ -39,6 +40,9 @@ NO_RULE = frozenset(
         *names("sdy", "propagation_barrier sharding_group reshard return"),
         *names("stablehlo", "after_all case constant create_token get_tuple_element infeed iota outfeed"),
         *names("stablehlo", "optimization_barrier partition_id recv return send while"),
+        *names("tensor", "extract from_elements"),
+        *names("mesh", "process_linear_index process_multi_index recv send"),
+        *names("shard", "process_linear_index process_multi_index recv send"),
     )
 )
 """Ops through which nothing propagates by design: they have no dimensions in common, or are data-flow ops."""
@@ -111,20 +115,29 @@ class RuleBook:
         self._off = _EXTRA if compat == "shardy" else set()
         self._known: dict[Hashable, OpShardingRule | None] = {}
 
-    def rule_of(self, op: Op) -> OpShardingRule | None:
-        """The op's own `sdy.sharding_rule` if it has one, else the registered rule, else None."""
+    def without_overrides(self) -> RuleBook:
+        """The same book, but with `overrides=False`: what one of the two computes, the other one knows."""
+        book = copy(self)
+        book._overrides = False
+        return book
+
+    def rule_of(self, op: Op, signature: Hashable = None) -> OpShardingRule | None:
+        """The op's own `sdy.sharding_rule` if it has one, else the registered rule, else None.
+
+        `signature` is that of the op, where it is known.
+        """
         own = op.attribute("sdy.sharding_rule")
         if own is None:
-            return self._registered(op)
-        registered = None if self._overrides else self._registered(op)
+            return self._registered(op, signature)
+        registered = None if self._overrides else self._registered(op, signature)
         return registered or self._remember(own, rule_from_attribute)
 
-    def _registered(self, op: Op) -> OpShardingRule | None:
+    def _registered(self, op: Op, signature: Hashable) -> OpShardingRule | None:
         if op.name not in RULES or op.name in self._off:
             return None
         if op.name in _READS_NEIGHBOURS:
             return self._computed(op)
-        signature = op.signature
+        signature = signature or op.signature
         if signature not in self._known:
             self._known[signature] = self._computed(op)
         return self._known[signature]

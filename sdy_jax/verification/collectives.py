@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
+from sdy_jax.representation.attributes import reduction_from_attributes, with_reduction
 from sdy_jax.representation.collectives import SdyCollective, collective_from_attributes
 from sdy_jax.representation.dialect_rules import fail
 from sdy_jax.representation.sharding import TensorSharding
@@ -11,6 +12,7 @@ from sdy_jax.representation.verify_collectives import (
     MAY_LACK_SHARDING,
     verify_collective,
     verify_even,
+    verify_reduction,
     verify_strictly,
     verify_useful,
 )
@@ -18,13 +20,14 @@ from sdy_jax.verification.values import Scope, shape_of, sharding_of, verify_val
 
 
 def check_collective(op: ir.Operation, scope: Scope) -> None:
-    """The rules that jaxlib 0.10.2 has for a collective; in a partitioned module, V1 to V5 as well."""
+    """The rules that jaxlib 0.10.2 has for a collective; in a partitioned module, V1 to V5 and V10 as well."""
     collective, operand, result = _read(op, scope)
     meshes = scope.mesh(operand), scope.mesh(result)
     verify_collective(collective, operand, meshes[0], result, meshes[1], op.name)
     if not scope.partitioned:
         return
     verify_strictly(collective, operand, result, meshes[1], op.name)
+    verify_reduction(collective, reduction_from_attributes(op.attributes), operand, op.name)
     verify_useful(collective, operand, result, meshes[0] == meshes[1], op.name)
     shape = shape_of(op.results[0].type, op.name)
     if shape is not None and not meshes[1].is_maximal:
@@ -36,7 +39,7 @@ def _read(op: ir.Operation, scope: Scope) -> tuple[SdyCollective, TensorSharding
     kind, source, result = op.name.removeprefix("sdy."), op.operands[0], op.results[0]
     if source.type != result.type:
         fail("C4", op.name, f"{source.type} becomes {result.type}")
-    after = verify_value(op.attributes["out_sharding"], result.type, scope, op.name)
+    after = with_reduction(verify_value(op.attributes["out_sharding"], result.type, scope, op.name), op.attributes)
     before = sharding_of(source)
     if before is None:
         if kind not in MAY_LACK_SHARDING:

@@ -12,26 +12,32 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.diagnostics import explain
-from sdy_jax.representation.attributes import manual_axes_from_attribute, mesh_from_attribute
+from sdy_jax.dialects.verification import verify_ops
+from sdy_jax.graph import Graph, module_meshes
+from sdy_jax.representation.attributes import manual_axes_from_attribute
 from sdy_jax.representation.collectives import KINDS
 from sdy_jax.representation.dialect_rules import RuleError
-from sdy_jax.representation.mesh import Mesh
 from sdy_jax.verification import ops
 from sdy_jax.verification.collectives import check_collective
 from sdy_jax.verification.computations import check_manual_computation, check_named_computation
 from sdy_jax.verification.propagation_edges import check_edge_lists, check_edges
-from sdy_jax.verification.unreduced import check_terms
-from sdy_jax.verification.values import Check, Scope, check_own
+from sdy_jax.verification.terms import verify_terms
+from sdy_jax.verification.values import Check, Scope, check_own, location_text
 
 
-def verify_module(module: ir.Operation) -> None:
+def verify_module(module: ir.Operation, strict: bool = True) -> None:
     """Verifies a `builtin.module` and everything in it.
+
+    Args:
+      module: a module, with ops of any known dialect, mesh and shard among them.
+      strict: whether a mesh or shard annotation of an annotated value is an error, where the dialects leave open what
+        it means; else it is a reshard.
 
     Raises:
       ShardingError: the first rule of the dialect that is broken, by its name, with the op and its location; or else
         what jaxlib's verifier finds, which knows the other dialects too.
     """
-    _verify(module, partitioned=False)
+    _verify(module, partitioned=False, strict=strict)
 
 
 def verify_partitioned(module: ir.Operation) -> None:
@@ -43,19 +49,22 @@ def verify_partitioned(module: ir.Operation) -> None:
     _verify(module, partitioned=True)
 
 
-def _verify(module: ir.Operation, partitioned: bool) -> None:
+def _verify(module: ir.Operation, partitioned: bool, strict: bool = True) -> None:
     malformed: Exception | None = None
     try:
         _verify_module(module, frozenset(), partitioned)
+        if partitioned:
+            verify_terms(Graph(module))
     except (KeyError, IndexError) as error:  # an op lacks an attribute or a block: jaxlib says which
         malformed = error
     try:
         module.verify()
     except ir.MLIRError as error:
         first = error.error_diagnostics[0]
-        raise RuleError(explain(first.message), _known(first.location)) from None
+        raise RuleError(explain(first.message), location_text(first.location)) from None
     if malformed is not None:
         raise malformed
+    verify_ops(module, strict)
 
 
 def verify_dialect(module: ir.Operation) -> None:
@@ -64,12 +73,7 @@ def verify_dialect(module: ir.Operation) -> None:
 
 
 def _verify_module(module: ir.Operation, manual: frozenset[str], partitioned: bool) -> None:
-    meshes: dict[str, Mesh] = {}
-    scope = Scope(meshes, manual, partitioned)
-    for op in _inner_ops(module):
-        if op.name == "sdy.mesh":
-            meshes[ir.StringAttr(op.attributes["sym_name"]).value] = mesh_from_attribute(op.attributes["mesh"])
-    _verify_regions(module, scope)
+    _verify_regions(module, Scope(module_meshes(module), manual, partitioned))
 
 
 def _inner_ops(op: ir.Operation) -> Iterator[ir.Operation]:
@@ -97,12 +101,7 @@ def _located(op: ir.Operation, check: Check, scope: Scope) -> None:
     try:
         check(op, scope)
     except RuleError as error:
-        raise RuleError(error.message, _known(op.location)) from None
-
-
-def _known(location: ir.Location) -> str | None:
-    text = str(location).removeprefix("loc(").removesuffix(")")
-    return None if text == "unknown" else text
+        raise RuleError(error.message, location_text(op.location)) from None
 
 
 def _verify_op(op: ir.Operation, scope: Scope) -> None:
@@ -112,8 +111,6 @@ def _verify_op(op: ir.Operation, scope: Scope) -> None:
             check(op, scope)
     if op.name in _OPS:
         _OPS[op.name](op, scope)
-    if scope.partitioned:
-        check_terms(op, scope)
 
 
 _ATTRIBUTES: Mapping[str, Check] = {

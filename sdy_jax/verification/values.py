@@ -13,6 +13,7 @@ from sdy_jax.representation.attributes import (
     manual_axes_from_attribute,
     sharding_from_attribute,
     shardings_from_attribute,
+    with_reduction,
 )
 from sdy_jax.representation.dialect_rules import fail
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -131,10 +132,10 @@ def _result_sharding(op: ir.Operation, number: int) -> TensorSharding | None:
     attributes = op.attributes
     for name in ("sharding", "out_sharding"):
         if op.name.startswith("sdy.") and name in attributes:
-            return sharding_from_attribute(attributes[name])
+            return with_reduction(sharding_from_attribute(attributes[name]), attributes)
     for name in ("sdy.sharding", "out_shardings"):
         if name in attributes:
-            return shardings_from_attribute(attributes[name])[number]
+            return with_reduction(shardings_from_attribute(attributes[name])[number], attributes)
     return None
 
 
@@ -147,3 +148,9 @@ def _inside(sharding: TensorSharding, manual: frozenset[str]) -> TensorSharding:
     dims = tuple(DimensionSharding(free(d.axes), d.is_closed, d.priority) for d in sharding.dimensions)
     lists = free(sharding.replicated_axes), free(sharding.unreduced_axes)
     return replace(sharding, dimensions=dims, replicated_axes=lists[0], unreduced_axes=lists[1])
+
+
+def location_text(location: ir.Location) -> str | None:
+    """A location as MLIR writes it; None where nothing is known."""
+    text = str(location).removeprefix("loc(").removesuffix(")")
+    return None if text == "unknown" else text

@@ -1,0 +1,131 @@
+"""How the tensors of one op lie under assignments, and the least that their reshards can cost.
+
+A search looks at hundreds of assignments, most of which differ in one factor only. So axes lists are numbered within a
+problem (0 is the empty one), a *head* is a tuple of such numbers for the first factors of the rule, and what a head
+means for a tensor is worked out once for all heads that agree on the factors which the tensor depends on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from sdy_jax.lowering.choice import Problem, Way
+from sdy_jax.lowering.factors import Axes, digits, dimension_axes
+from sdy_jax.lowering.reshard_bound import Layout, Placement, fastest, least_time, missing_bytes, shares
+from sdy_jax.lowering.resharding import plan_reshard
+from sdy_jax.lowering.strategies.registry import Strategy
+from sdy_jax.representation.axes import sort_and_merge
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+Head = tuple[int, ...]
+E = TypeVar("E")
+
+_NONE: frozenset[int] = frozenset()
+
+
+_Shares = dict[Head, tuple[bool, tuple[int, int]]]
+"""Of one dimension, by the numbers of its factors' lists: whether it lies alike, and its `shares`."""
+
+
+class Lists:
+    """The axes lists of a problem by number, each with the digits it uses as a bit mask."""
+
+    def __init__(self, lists: Iterable[Axes], mesh: Mesh):
+        self.axes: list[Axes] = list(dict.fromkeys([(), *lists]))
+        self.number = {axes: number for number, axes in enumerate(self.axes)}
+        bits = digits([a for axes in self.axes for a in axes], mesh)
+        self.masks = [sum({bits[axis] for axis in axes}) for axes in self.axes]
+
+
+class TensorView:
+    """One tensor of a problem under the assignments of one strategy.
+
+    `summed`: the factors along which the strategy leaves it partial; `partial`: the axes along which it stays so.
+    """
+
+    def __init__(self, problem: Problem, lists: Lists, tensor: int, summed: frozenset[int], partial: Axes, kind: str):
+        self._problem, self._lists, self._tensor = problem, lists, problem.tensors[tensor]
+        self._mapping, self._is_result = problem.rule.mappings[tensor], tensor >= len(problem.operands)
+        self._summed, self._partial, self._kind = summed, partial, kind
+        self.given = self._tensor.sharding
+        self._never_partial = not partial and not self.given.unreduced_axes
+        self.factors = sorted(problem.rule.factors_of[tensor] | summed)
+        self._bounds: dict[Head, float | None] = {}
+        self._dims: list[tuple[_Shares, Axes, tuple[int, ...]]] = [
+            ({}, axes, factors) for axes, factors in zip(self.given.axes, self._mapping, strict=False)
+        ]
+
+    def bound(self, head: Head) -> float | None:
+        """The least that the reshard from or to the sharding around the op can cost; None where that lies alike."""
+        key = tuple([head[f] for f in self.factors])
+        if key not in self._bounds:
+            is_whole = self._never_partial and not any(map(head.__getitem__, self._summed))
+            least = self._least_of_whole(head) if is_whole else self._least(head)
+            self._bounds[key] = None if least is None else self._tensor.share * least
+        return self._bounds[key]
+
+    def _least(self, head: Head) -> float | None:
+        tensor, given, problem = self._tensor, self.given, self._problem
+        layout = self._layout({f: self._lists.axes[head[f]] for f in self.factors})
+        kind = given.reduction if given.unreduced_axes else "sum"
+        if layout == (given.axes, given.unreduced_axes, kind):
+            return None
+        ends: tuple[Placement, Placement] = self._ends(given, Layout(*layout[:2]))
+        return least_time(tensor.shape, tensor.itemsize, *ends, problem.mesh, problem.costs)
+
+    def _least_of_whole(self, head: Head) -> float | None:
+        """The same where nothing is partial: then each dimension tells its part for itself."""
+        tensor, problem = self._tensor, self._problem
+        found, alike = [], True
+        for known, given, factors in self._dims:
+            numbers = tuple([head[f] for f in factors])
+            if numbers not in known:
+                (axes,) = dimension_axes({f: self._lists.axes[head[f]] for f in factors}, (factors,), problem.mesh)
+                known[numbers] = axes == given, shares(*self._ends(given, axes), problem.mesh)
+            same, share = known[numbers]
+            found.append(share)
+            alike = alike and same
+        if alike:
+            return None
+        whole = math.prod(tensor.shape) * tensor.itemsize
+        return fastest(missing_bytes(whole, found), problem.mesh, problem.costs)
+
+    def _layout(self, assignment: Mapping[int, Axes]) -> tuple[tuple[Axes, ...], Axes, str]:
+        """The axes per dimension, the unreduced ones, and how those combine."""
+        mesh = self._problem.mesh
+        summed = [a for f in sorted(self._summed) for a in assignment[f]]
+        if summed:
+            assignment = {f: () if f in self._summed else assignment[f] for f in self.factors}
+        left = sort_and_merge([*self._partial, *summed], mesh) if summed else self._partial
+        return dimension_axes(assignment, self._mapping, mesh), left, self._kind if left else "sum"
+
+    def sharding(self, way: Way) -> TensorSharding:
+        """What the way wants of the tensor, or makes of it."""
+        assignment = {f: way.assignment[f] for f in self.factors}
+        return TensorSharding.closed(self._problem.mesh_name, *self._layout(assignment))
+
+    def reshard(self, way: Way) -> tuple[float, int]:
+        """What the reshard from or to the sharding around the op costs, and how many collectives it takes."""
+        tensor, problem = self._tensor, self._problem
+        source, target = self._ends(self.given, self.sharding(way))
+        plan = plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs)
+        return tensor.share * plan.cost, sum([1 for step in plan.steps if step.wire_bytes])
+
+    def _ends(self, around: E, inside: E) -> tuple[E, E]:
+        """From where to where the tensor is resharded."""
+        return (inside, around) if self._is_result else (around, inside)
+
+
+def views(problem: Problem, lists: Lists, strategy: Strategy, partial: Axes) -> list[TensorView]:
+    """The tensors under a strategy, with carried operands unreduced along the `partial` axes."""
+    kind = problem.partial_kind if partial else strategy.reduction
+    carried, count = problem.carried if partial else _NONE, len(problem.operands)
+    return [
+        TensorView(problem, lists, i, _NONE, partial if i in carried else (), kind)
+        if i < count
+        else TensorView(problem, lists, i, strategy.partial, partial, kind)
+        for i in range(count + len(problem.results))
+    ]

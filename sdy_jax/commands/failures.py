@@ -1,0 +1,51 @@
+"""What goes wrong while a program is planned or run, in words: no traceback reaches the user."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sdy_jax
+from sdy_jax import lowering, runtime
+from sdy_jax.bug_report import described_bug
+from sdy_jax.commands import UsageError
+from sdy_jax.errors import InternalError, SdyError
+from sdy_jax.source_text import SourceError
+
+_JAX = re.compile(r"[/\\]jax(lib)?[/\\]")
+_OURS = tuple(os.path.join(path, "") for path in (*sdy_jax.__path__, *lowering.__path__, *runtime.__path__))
+
+
+@contextmanager
+def explained(file: str) -> Iterator[None]:
+    """Errors get the file before them, where they do not begin with a line of it; what is our mistake is called so.
+
+    Args:
+      file: the file, or `module:function`.
+
+    Raises:
+      SourceError: in place of every other error.
+    """
+    try:
+        yield
+    except (BrokenPipeError, SourceError, UsageError):
+        raise
+    except InternalError as error:
+        raise SourceError(described_bug(error), file) from error
+    except SdyError as error:
+        place, _, rest = str(error).partition(": ")
+        inside = place.startswith(f"{file}:") and rest
+        raise SourceError(rest if inside else str(error), place if inside else file) from error
+    except Exception as error:
+        raise SourceError(_described(error), file) from error
+
+
+def _described(error: Exception) -> str:
+    """What the user's code raised, with its line; or else a bug of ours."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _JAX.search(frame.filename)]
+    if frames[-1].filename.startswith(_OURS):
+        return described_bug(error)
+    return f"{type(error).__name__}: {error} ({frames[-1].filename}:{frames[-1].lineno})"

@@ -1,0 +1,222 @@
+"""The program that a command line names, partitioned as its options say."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.extend.mlir import ir
+
+from sdy_jax import own_frames
+from sdy_jax.api import PartitionedFunction, partition
+from sdy_jax.arguments import argument_leaves, parameter_names
+from sdy_jax.commands import UsageError, devices
+from sdy_jax.commands.failures import explained
+from sdy_jax.commands.specs import parse_mesh, parse_shardings, parse_types
+from sdy_jax.dialects.annotated_meshes import Devices
+from sdy_jax.dialects.local_program import is_local, run_local
+from sdy_jax.dialects.meshes import DeviceMesh
+from sdy_jax.dialects.resolution import program_mesh, resolved_sizes
+from sdy_jax.dialects.scalars import dtype_of
+from sdy_jax.errors import SdyError, UnsupportedError
+from sdy_jax.graph import Graph, Value
+from sdy_jax.loading import load
+from sdy_jax.passes.mesh_annotations import annotated_mesh
+from sdy_jax.plan.plan import Plan
+from sdy_jax.program import Program
+from sdy_jax.representation.mesh import Mesh, MeshAxis
+
+_FUNCTION = re.compile(r"(?P<module>.+?):(?P<name>[A-Za-z_][\w.]*)")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function that runs on devices, and the types of its arguments: positional ones, and those by keyword.
+
+    It is partitioned, or that of a local program: then `mesh` says on which devices it runs.
+    """
+
+    function: PartitionedFunction | Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    file: str
+    program: Program | None = None
+    mesh: jax.sharding.Mesh | None = None
+
+    def plan(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
+        """The plan for arguments like these.
+
+        Raises:
+          UnsupportedError: the program is local; what it sends, its text says.
+        """
+        if not isinstance(self.function, PartitionedFunction):
+            raise UnsupportedError("a program on local arrays has no plan: its collectives are those of its text")
+        return self.function.plan(*args, **kwargs)
+
+    def headline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+        """What runs, in a few lines."""
+        if self.mesh is None:
+            return self.plan(args, kwargs).summary()
+        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
+        return f"local program on mesh {axes} ({self.mesh.size} devices)"
+
+    @property
+    def paths(self) -> list[str]:
+        """What the arguments' leaves are called."""
+        leaves = argument_leaves(None, self.args, self.kwargs, parameter_names(self.function))
+        return list(self.program.inputs) if self.program else [leaf.path for leaf in leaves]
+
+    @contextmanager
+    def settings(self) -> Iterator[None]:
+        """Files say how many bits their types have, so that jax need not guard against 64."""
+        with jax.enable_x64(True) if self.program else nullcontext():
+            yield
+
+
+def job_of(options: argparse.Namespace) -> Job:
+    """What the options ask for.
+
+    Raises:
+      SdyError: the program cannot be read or found, or the options do not fit it.
+    """
+    match = _FUNCTION.fullmatch(options.program)
+    if match and not os.path.exists(options.program):
+        return _function_job(match["module"], match["name"], options)
+    return _file_job(options)
+
+
+def _file_job(options: argparse.Namespace) -> Job:
+    program = load(options.program, shardings=not options.drop_shardings, any_platform=options.any_platform)
+    if is_local(program.module):
+        return _local_job(program, options)
+    mesh = _mesh(options, program)
+    devices.request(options.devices or mesh.size)
+    with jax.enable_x64(True), explained(_file_name(options)):
+        function = _partitioned(program, mesh, options)
+        args, kwargs = jax.tree.unflatten(program.in_tree, program.in_info)
+    if options.args:
+        args, kwargs = parse_types(options.args, "--args"), {}
+    return Job(function, args, kwargs, _file_name(options), program)
+
+
+def _local_job(program: Program, options: argparse.Namespace) -> Job:
+    """Arguments and results have a leading dimension, with an entry for every device."""
+    for option in ("in_shardings", "out_shardings", "args"):
+        if getattr(options, option):
+            raise UsageError(
+                f"--{option.replace('_', '-')} is not for programs on local arrays, as {options.program} is"
+            )
+    with explained(_file_name(options)):
+        named = program_mesh(program.module)
+        given = parse_mesh(options.mesh) if options.mesh else None
+        sizes = resolved_sizes(named, given.size if given else _count(named, options))
+        mesh = given or Mesh(tuple(MeshAxis(f"axis{i}", size) for i, size in enumerate(sizes)))
+        devices.request(options.devices or mesh.size)
+        on_devices = devices.mesh_on(mesh, options.devices or mesh.size)
+        with jax.enable_x64(True):
+            function = run_local(program.module, on_devices)
+        infos = tuple(_stacked(value, mesh.size) for value in Graph(program.module).arguments)
+    return Job(function, infos, {}, _file_name(options), program, on_devices)
+
+
+def _count(mesh: DeviceMesh, options: argparse.Namespace) -> int:
+    if options.devices:
+        return int(options.devices)
+    sizes = [size for size in mesh.shape if size is not None]
+    if len(sizes) < len(mesh.shape):
+        raise UsageError(f"the mesh @{mesh.symbol} = {mesh} has a size that is not known; say how large by --devices N")
+    return math.prod(sizes)
+
+
+def _stacked(value: Value, count: int) -> jax.ShapeDtypeStruct:
+    """The type of one argument for all devices; sizes that the text leaves open are `?`."""
+    type_ = value.type
+    shape: tuple[Any, ...] = ()
+    if isinstance(type_, ir.RankedTensorType):
+        shape = tuple("?" if type_.is_dynamic_dim(i) else type_.get_dim_size(i) for i in range(type_.rank))
+    return jax.ShapeDtypeStruct((count, *shape), dtype_of(value))
+
+
+def _file_name(options: argparse.Namespace) -> str:
+    return "<stdin>" if options.program == "-" else str(options.program)
+
+
+def _mesh(options: argparse.Namespace, program: Program | None = None) -> Mesh:
+    if options.mesh:
+        return parse_mesh(options.mesh)
+    own = program.mesh if program else Mesh(())
+    if program and not own.axes:  # annotated, if at all, on a mesh whose size the devices decide
+        own, _ = annotated_mesh(program.module, Devices(count=options.devices or jax.device_count()))
+    return own if own.axes else Mesh.of(devices=options.devices or 1)
+
+
+def _partitioned(fun: Any, mesh: Mesh, options: argparse.Namespace) -> PartitionedFunction:
+    given = {
+        name: parse_shardings(text, option)
+        for name, option, text in (
+            ("in_shardings", "--in-shardings", options.in_shardings),
+            ("out_shardings", "--out-shardings", options.out_shardings),
+        )
+        if text
+    }
+    on_devices = devices.mesh_on(mesh, options.devices or mesh.size)
+    with own_frames.called_from("the command line" if given else _file_name(options)):
+        found: PartitionedFunction = partition(fun, mesh=on_devices, on_unknown="ignore", **given)
+    return found
+
+
+# Functions ------------------------------------------------------------------------------------------------------------
+
+
+def _function_job(module: str, name: str, options: argparse.Namespace) -> Job:
+    size = parse_mesh(options.mesh).size if options.mesh else 1
+    devices.request(max(options.devices or 1, size))  # before the module makes arrays
+    with explained(options.program):
+        function = _found(module, name)
+    if not isinstance(function, PartitionedFunction):
+        function = _partitioned(function, _mesh(options), options)
+    elif options.mesh or options.in_shardings or options.out_shardings:
+        raise UsageError(
+            f"{options.program} is partitioned already; leave out --mesh, --in-shardings and --out-shardings"
+        )
+    if not options.args:
+        raise UsageError(f'{options.program} needs the types of its arguments: --args "f32[64,128], i32[]"')
+    return Job(function, parse_types(options.args, "--args"), {}, options.program)
+
+
+def _found(module: str, name: str) -> Callable[..., Any]:
+    """The function of a module, which is imported."""
+    value = _imported(module)
+    for part in name.split("."):
+        if not hasattr(value, part):
+            known = ", ".join(n for n, v in vars(value).items() if callable(v) and not n.startswith("_"))
+            raise SdyError(f"{module} has no {part!r}; it has {known or 'no functions'}")
+        value = getattr(value, part)
+    if not callable(value):
+        raise SdyError(f"{module}:{name} is a {type(value).__name__}; expected a function")
+    return value
+
+
+def _imported(module: str) -> Any:
+    if not module.endswith(".py"):
+        sys.path.insert(0, os.getcwd())
+        return importlib.import_module(module)
+    sys.path.insert(0, str(Path(module).resolve().parent))
+    spec = importlib.util.spec_from_file_location(Path(module).stem, module)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot read {module}")
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found
+    spec.loader.exec_module(found)
+    return found

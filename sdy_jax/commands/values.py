@@ -1,0 +1,155 @@
+"""Arrays of a command: read from and written to numpy's files, made up, and summarized."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sdy_jax.errors import SdyError
+from sdy_jax.source_text import SourceError
+
+_INTEGERS = 10
+"""Made-up integers are smaller than this: they may be indices."""
+
+
+def type_text(info: Any) -> str:
+    """`f32[8,4]`."""
+    kind = str(jax.core.ShapedArray((), info.dtype).str_short(short_dtypes=True)).removesuffix("[]")
+    return f"{kind}[{','.join(map(str, info.shape))}]"
+
+
+def read_inputs(file: str, paths: Sequence[str], infos: Sequence[Any]) -> list[Any]:
+    """The arguments of a program from a file.
+
+    Args:
+      file: an .npz file with arrays `arg0`, `arg1`, ..., or with the arguments' paths as names.
+      paths: what the arguments are called.
+      infos: their shapes and dtypes; a size may be symbolic.
+
+    Raises:
+      SourceError: the file cannot be read, or has other arrays; the message says which, and what would be right.
+    """
+    found = _read(file)
+    names = [f"arg{i}" if f"arg{i}" in found or path not in found else path for i, path in enumerate(paths)]
+    missing = [f"{name}: {type_text(info)}" for name, info in zip(names, infos, strict=True) if name not in found]
+    if missing:
+        raise SourceError(f"has no {', no '.join(missing)}; it has {', '.join(found) or 'nothing'}", file)
+    extra = sorted(set(found) - set(names))
+    if extra:
+        raise SourceError(f"has {', '.join(extra)}, but the program takes only {', '.join(names) or 'nothing'}", file)
+    return [_fitted(found[name], info, name, file) for name, info in zip(names, infos, strict=True)]
+
+
+def _read(file: str) -> Mapping[str, np.ndarray]:
+    try:
+        with open(file, "rb") as opened:
+            archive = np.load(opened, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise SourceError(
+                    "is one array (.npy); expected an .npz file: numpy.savez(FILE, arg0=..., arg1=...)", file
+                )
+            return {name: archive[name] for name in archive.files}
+    except OSError as error:
+        raise SourceError(error.strerror or str(error), file) from None
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise SourceError(f"is no .npz file of numbers: {error}", file) from None
+
+
+def _fitted(array: np.ndarray, info: Any, name: str, file: str) -> Any:
+    is_key = jnp.issubdtype(info.dtype, jax.dtypes.prng_key)
+    wanted = jax.eval_shape(jax.random.key_data, info) if is_key else info
+    array = _with_dtype(array, np.dtype(wanted.dtype))
+    if array.dtype != wanted.dtype or not _has_shape(array.shape, wanted.shape):
+        raise SourceError(f"{name} is {_described(array)}, the program takes {_described(wanted)}", file)
+    return _keys(array, info.dtype) if is_key else array
+
+
+def _keys(words: np.ndarray, dtype: Any) -> jax.Array:
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(jnp.empty((), dtype)))
+
+
+def _described(array: Any) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def _with_dtype(array: np.ndarray, wanted: np.dtype) -> np.ndarray:
+    """The array in the machine's byte order; raw bytes as what they are to be, which numpy's files cannot name."""
+    if array.dtype.kind == "V" and array.dtype.names is None and array.dtype.itemsize == wanted.itemsize:
+        return array.view(wanted)
+    return array.astype(array.dtype.newbyteorder("=")) if not array.dtype.isnative else array
+
+
+def _has_shape(given: Sequence[int], wanted: Sequence[Any]) -> bool:
+    """Of symbolic sizes jax says when the program is called whether they fit."""
+    return len(given) == len(wanted) and all(
+        a == b or not isinstance(b, int) for a, b in zip(given, wanted, strict=True)
+    )
+
+
+def random_inputs(seed: int, infos: Sequence[Any]) -> list[Any]:
+    """Made-up arguments: floats normally distributed, integers from 0 to 9.
+
+    Raises:
+      SdyError: a size is symbolic.
+    """
+    rng = np.random.default_rng(seed)
+    return [_random(rng, info) for info in infos]
+
+
+def _random(rng: np.random.Generator, info: Any) -> Any:
+    if not all(isinstance(n, int) for n in info.shape):
+        raise SdyError(f"an argument is {type_text(info)}; to fix: give the types with sizes as --args")
+    if jnp.issubdtype(info.dtype, jax.dtypes.prng_key):
+        words = jax.eval_shape(jax.random.key_data, info)
+        return _keys(rng.integers(0, 2**32, words.shape, dtype=np.uint32), info.dtype)
+    if jnp.issubdtype(info.dtype, jnp.bool_):
+        return rng.integers(0, 2, info.shape).astype(bool)
+    if jnp.issubdtype(info.dtype, jnp.integer):
+        return rng.integers(0, min(_INTEGERS, int(jnp.iinfo(info.dtype).max) + 1), info.shape).astype(info.dtype)
+    if jnp.issubdtype(info.dtype, jnp.complexfloating):
+        return (rng.standard_normal(info.shape) + 1j * rng.standard_normal(info.shape)).astype(info.dtype)
+    return np.asarray(rng.standard_normal(info.shape)).astype(info.dtype)
+
+
+def to_numpy(result: jax.Array) -> np.ndarray:
+    """A whole result on the host; of random keys, their words."""
+    return np.asarray(jax.random.key_data(result) if jnp.issubdtype(result.dtype, jax.dtypes.prng_key) else result)
+
+
+def write_outputs(file: str, results: Sequence[np.ndarray]) -> None:
+    """
+    Raises:
+      SourceError: the file cannot be written.
+    """
+    arrays: dict[str, Any] = {f"out{i}": result for i, result in enumerate(results)}
+    try:
+        with open(file, "wb") as opened:
+            np.savez(opened, **arrays)
+    except OSError as error:
+        raise SourceError(error.strerror or str(error), file) from None
+
+
+def summary(results: Sequence[np.ndarray]) -> str:
+    """One line per result: its type, and its smallest, largest and mean value."""
+    rows = [(f"out{i}", type_text(result), _figures(result)) for i, result in enumerate(results)]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    return "\n".join(f"  {name:<{widths[0]}}  {kind:<{widths[1]}}  {figures}".rstrip() for name, kind, figures in rows)
+
+
+def _figures(result: np.ndarray) -> str:
+    if not result.size:
+        return ""
+    if result.dtype == bool:
+        return f"{int(result.sum())} of {result.size} true"
+    if result.ndim == 0:
+        return str(result)
+    values = np.abs(result) if np.iscomplexobj(result) else result
+    wide = values.astype(np.float64)
+    odd = int(np.size(wide) - np.isfinite(wide).sum())
+    figures = f"min {wide.min():.6g}  max {wide.max():.6g}  mean {wide.mean():.6g}"
+    return figures + (f"  ({odd} not finite)" if odd else "")

@@ -1,0 +1,363 @@
+"""The ops of the `mesh` dialect and of its newer name, `shard`: the table that everything else is read off.
+
+`_MESH` is the table, in the names of the `mesh` dialect; the `shard` dialect's is derived from it by `RENAMED`. Only
+`shard_shape` differs between them. A format has these elements, separated by spaces:
+
+* `$name`: an attribute or operand, spelled as its kind says (`kinds.KINDS`); a unit attribute is its bare name;
+* `type($name)`: the type of an operand or result; `types(results)`: all results' types, between commas;
+  `functional-type`: the types of all operands and results;
+* `( ... )?`: elements that may be left out, recognized by the first, a word;
+* `attr-dict`: further attributes in braces; anything else stands for itself.
+
+A list of indices may hold values: `$root` with `dynamic="root_dynamic"` takes them for that group of operands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute: its kind in `kinds.KINDS`, its value where absent, and the operands that fill its gaps."""
+
+    name: str
+    kind: str
+    default: Any = REQUIRED
+    dynamic: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A group of operands. `type` is what forms without a functional type leave out: `result` is the result's type."""
+
+    name: str
+    type: str = "result"
+    variadic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """An op: its text, its parts, and what it must keep.
+
+    `results` is their number, None where it varies, and `result` their type: `tensor`, `index` or `sharding`. `rules`
+    are names in the table of the verifier, in the order in which they are checked. Attributes in `unprinted` are read
+    from the pretty form but never printed in it.
+    """
+
+    dialect: str
+    name: str
+    format: str
+    operands: tuple[Operand, ...] = ()
+    attributes: tuple[Attribute, ...] = ()
+    results: int | None = 1
+    result: str = "tensor"
+    pure: bool = True
+    communicates: bool = False
+    rules: tuple[str, ...] = ()
+    unprinted: tuple[str, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """As in text: `mesh.all_gather`."""
+        return f"{self.dialect}.{self.name}"
+
+    @property
+    def segmented(self) -> bool:
+        """Whether `operandSegmentSizes` says where a group of operands ends."""
+        return sum(operand.variadic for operand in self.operands) > 1
+
+    @property
+    def own(self) -> frozenset[str]:
+        """The names of the attributes that belong to the op."""
+        names = {attribute.name for attribute in self.attributes}
+        return frozenset(names | {"operandSegmentSizes"} if self.segmented else names)
+
+
+NOUNS: Mapping[str, str] = MappingProxyType({"mesh": "mesh", "shard": "grid"})
+"""What each dialect calls a mesh."""
+
+RENAMED: Mapping[str, str] = MappingProxyType({"mesh": "grid", "mesh_axes": "grid_axes", "mesh_shape": "grid_shape"})
+"""Ops and attributes of the mesh dialect that have another name in the shard dialect."""
+
+PARSED_NAMES: Mapping[str, str] = MappingProxyType({"sym_name": "sdy_jax.sym_name"})
+"""Attributes that have another name in a parsed module: jaxlib would take a mesh for a symbol, and refuse one that has
+the name of an SDY mesh."""
+
+ALIASES: Mapping[str, str] = MappingProxyType({
+    "scatter_dim": "scatter_axis", **{parsed: name for name, parsed in PARSED_NAMES.items()}
+})  # fmt: skip
+"""Other names of attributes, accepted but never printed."""
+
+_ON = Attribute("mesh", "symbol")
+_AMONG = Attribute("mesh_axes", "axes", ())
+_REDUCTION = Attribute("reduction", "reduction", "sum")
+_ROOT = Attribute("root", "indices", dynamic="root_dynamic")
+_ROOT_VALUES = Operand("root_dynamic", "index", variadic=True)
+_INPUT = Operand("input")
+_SHAPE_OF_ROOT = ("coordinates of root",)
+
+
+def _index(name: str) -> Attribute:
+    return Attribute(name, "index")
+
+
+def _collective(
+    name: str,
+    format_: str,
+    *attributes: Attribute,
+    values: tuple[Operand, ...] = (),
+    rules: tuple[str, ...],
+    pure: bool = True,
+) -> Declaration:
+    """Data movement over groups of devices; `format_` is what follows the axes."""
+    types = "functional-type" if values else "type($input) -> type($result)"
+    return Declaration(
+        "mesh",
+        name,
+        f"$input on $mesh ( mesh_axes = $mesh_axes )? {format_} attr-dict : {types}",
+        (_INPUT, *values),
+        (_ON, _AMONG, *attributes),
+        rules=rules,
+        pure=pure,
+        communicates=True,
+    )
+
+
+_MOVED = ("rank 1", "same rank", "same element type")
+_COORDINATES = Attribute("destination", "indices", dynamic="destination_dynamic")
+_SOURCE = Attribute("source", "indices", None, dynamic="source_dynamic")
+
+_MESH: tuple[Declaration, ...] = (
+    Declaration(
+        "mesh",
+        "mesh",
+        "$sym_name '(' shape = $shape ')' attr-dict",
+        attributes=(Attribute("sym_name", "name"), Attribute("shape", "dimensions")),
+        results=0,
+        rules=("mesh",),
+    ),
+    Declaration(
+        "mesh",
+        "mesh_shape",
+        "$mesh ( axes = $axes )? attr-dict : types(results)",
+        attributes=(_ON, Attribute("axes", "axes", ())),
+        results=None,
+        result="index",
+        rules=("indices of axes",),
+    ),
+    Declaration(
+        "mesh",
+        "process_multi_index",
+        "on $mesh ( axes = $axes )? attr-dict : types(results)",
+        attributes=(_ON, Attribute("axes", "axes", ())),
+        results=None,
+        result="index",
+        rules=("indices of axes",),
+    ),
+    Declaration(
+        "mesh", "process_linear_index", "on $mesh attr-dict : types(results)", attributes=(_ON,), result="index"
+    ),
+    Declaration(
+        "mesh",
+        "neighbors_linear_indices",
+        "on $mesh '[' $device ']' split_axes = $split_axes attr-dict : types(results)",
+        (Operand("device", "index", variadic=True),),
+        (_ON, Attribute("split_axes", "axes")),
+        results=2,
+        result="index",
+        rules=("neighbors",),
+    ),
+    Declaration(
+        "mesh",
+        "sharding",
+        "$mesh split_axes = $split_axes ( partial = $partial_type $partial_axes )? ( halo_sizes = $static_halo_sizes )?"
+        " ( sharded_dims_offsets = $static_sharded_dims_offsets )? attr-dict : type($result)",
+        (
+            Operand("dynamic_sharded_dims_offsets", "i64", variadic=True),
+            Operand("dynamic_halo_sizes", "i64", variadic=True),
+        ),
+        (
+            _ON,
+            Attribute("split_axes", "axis lists"),
+            Attribute("partial_type", "reduction", None),
+            Attribute("partial_axes", "axes", ()),
+            Attribute("static_halo_sizes", "indices", (), dynamic="dynamic_halo_sizes"),
+            Attribute("static_sharded_dims_offsets", "indices", (), dynamic="dynamic_sharded_dims_offsets"),
+        ),
+        result="sharding",
+        rules=("sharding",),
+    ),
+    Declaration(
+        "mesh",
+        "shard",
+        "$src to $sharding $annotate_for_users attr-dict : type($result)",
+        (Operand("src"), Operand("sharding", "sharding")),
+        (Attribute("annotate_for_users", "unit", False),),
+        rules=("same type", "shard"),
+    ),
+    Declaration(
+        "mesh",
+        "get_sharding",
+        "$source attr-dict : type($source) -> type($result)",
+        (Operand("source"),),
+        result="sharding",
+        rules=("known sharding",),
+    ),
+    Declaration(
+        "mesh",
+        "shard_shape",
+        "$shape $sharding $device attr-dict : types(results)",
+        (Operand("sharding", "sharding"), Operand("device", "index")),
+        (Attribute("shape", "dimensions"),),
+        results=None,
+        result="index",
+        rules=("shape of a shard",),
+    ),
+    _collective("all_gather", "gather_axis = $gather_axis", _index("gather_axis"), rules=(*_MOVED, "gathered")),
+    _collective("all_reduce", "( reduction = $reduction )?", _REDUCTION, rules=("same shape", "reduction")),
+    _collective("all_slice", "slice_axis = $slice_axis", _index("slice_axis"), rules=(*_MOVED, "sliced")),
+    _collective(
+        "all_to_all",
+        "split_axis = $split_axis concat_axis = $concat_axis",
+        _index("split_axis"),
+        _index("concat_axis"),
+        rules=(*_MOVED, "exchanged"),
+    ),
+    _collective(
+        "broadcast",
+        "root = $root",
+        _ROOT,
+        values=(_ROOT_VALUES,),
+        rules=("tensors", "same element type", "same shape", *_SHAPE_OF_ROOT),
+    ),
+    _collective(
+        "gather",
+        "gather_axis = $gather_axis root = $root",
+        _index("gather_axis"),
+        _ROOT,
+        values=(_ROOT_VALUES,),
+        rules=(*_MOVED, "gathered", *_SHAPE_OF_ROOT),
+    ),
+    _collective(
+        "reduce",
+        "( reduction = $reduction )? root = $root",
+        _REDUCTION,
+        _ROOT,
+        values=(_ROOT_VALUES,),
+        rules=("tensors", "same shape", "reduction", *_SHAPE_OF_ROOT),
+    ),
+    _collective(
+        "reduce_scatter",
+        "( reduction = $reduction )? scatter_axis = $scatter_axis",
+        _REDUCTION,
+        _index("scatter_axis"),
+        rules=("rank 1", "same rank", "reduction", "sliced"),
+    ),
+    _collective(
+        "scatter",
+        "scatter_axis = $scatter_axis root = $root",
+        _index("scatter_axis"),
+        _ROOT,
+        values=(_ROOT_VALUES,),
+        rules=(*_MOVED, "sliced", *_SHAPE_OF_ROOT),
+    ),
+    _collective(
+        "send",
+        "destination = $destination",
+        _COORDINATES,
+        values=(Operand("destination_dynamic", "index", variadic=True),),
+        rules=(*_MOVED, "same shape", "coordinates of destination"),
+        pure=False,
+    ),
+    _collective(
+        "recv",
+        "( source = $source )?",
+        _SOURCE,
+        values=(Operand("source_dynamic", "index", variadic=True),),
+        rules=(*_MOVED, "same shape", "coordinates of source"),
+        pure=False,
+    ),
+    _collective(
+        "shift",
+        "shift_axis = $shift_axis offset = $offset $rotate",
+        _index("shift_axis"),
+        Attribute("offset", "offset"),
+        Attribute("rotate", "unit", False),
+        rules=(*_MOVED, "same shape", "shift axis"),
+    ),
+    Declaration(
+        "mesh",
+        "update_halo",
+        "$destination on $mesh split_axes = $split_axes ( halo_sizes = $static_halo_sizes )? attr-dict : type($result)",
+        (Operand("destination"), Operand("halo_sizes", "i64", variadic=True)),
+        (
+            _ON,
+            Attribute("split_axes", "axis lists"),
+            Attribute("static_halo_sizes", "indices", (), dynamic="halo_sizes"),
+        ),
+        rules=("rank 1", "same type", "halos"),
+        communicates=True,
+    ),
+)
+
+_SHARD_SHAPE = Declaration(
+    "shard",
+    "shard_shape",
+    "dims = $dims sharding = $sharding device = $device attr-dict : types(results)",
+    (
+        Operand("dims_dynamic", "index", variadic=True),
+        Operand("sharding", "sharding"),
+        Operand("device_dynamic", "index", variadic=True),
+    ),
+    (
+        Attribute("dims", "indices", dynamic="dims_dynamic"),
+        Attribute("device", "indices", dynamic="device_dynamic"),
+    ),
+    results=None,
+    result="index",
+    rules=("shape of a shard",),
+)
+
+
+_WORD = re.compile(r"\w+")
+
+
+def _in_shard(op: Declaration) -> Declaration:
+    """The shard dialect's name for an op of the mesh dialect, and for its attributes."""
+    if op.name == "shard_shape":
+        return _SHARD_SHAPE
+    words = (_WORD.sub(lambda name: RENAMED.get(name[0], name[0]), word) for word in op.format.split())
+    return replace(
+        op,
+        dialect="shard",
+        name=RENAMED.get(op.name, op.name),
+        format=" ".join(words),
+        attributes=tuple(replace(a, name=RENAMED.get(a.name, a.name)) for a in op.attributes),
+        unprinted=("partial_type", "partial_axes") if op.name == "sharding" else (),
+    )
+
+
+OPS: Mapping[str, Declaration] = MappingProxyType({
+    op.full_name: op for op in (*_MESH, *map(_in_shard, _MESH))
+})  # fmt: skip
+"""Every op of both dialects, by its full name."""
+
+
+def own_name(dialect: str, name: str) -> str:
+    """What a dialect calls an op or attribute that has this name in the mesh dialect."""
+    return RENAMED.get(name, name) if dialect == "shard" else name
+
+
+_IN_MESH = {renamed: name for name, renamed in RENAMED.items()}
+
+
+def mesh_name(dialect: str, name: str) -> str:
+    """The name in the mesh dialect of an op or attribute that a dialect calls so."""
+    return _IN_MESH.get(name, name) if dialect == "shard" else name

@@ -1,0 +1,220 @@
+"""Grids, the groups of devices that lists of their axes make, and what all ops check of their parameters.
+
+The *group* of an op with axes `[a, b]` is the devices that agree on every other axis. The *group index* of a device is
+the row-major number of its coordinates in the order of that list, the first axis outermost. An empty list makes groups
+of one device.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax import lax
+
+from sdy_jax.errors import ShardingError
+from sdy_jax.representation.mesh import AxisRef, axes_size
+from sdy_jax.runtime.mesh import RefinedMesh
+
+Axes = Sequence[int]
+Index = int | jax.Array
+Coordinate = int | np.ndarray | jax.Array
+"""Known before the run, for all devices or for each (`[devices]`, by linear index), or a scalar computed in the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A grid on the axes of the surrounding `shard_map`.
+
+    Attributes:
+        mesh: the mesh of the `shard_map`, which may be refined.
+        axes: what each axis of the grid is on that mesh, major to minor. All of them together are all of its axes in
+            their order, so that linear indices are the same.
+        dialect, by_name: how messages speak of the grid: as a mesh or a grid, whose axes in text are numbers; those of
+            Python have names.
+    """
+
+    mesh: RefinedMesh
+    axes: tuple[tuple[AxisRef, ...], ...]
+    dialect: str = "shard"
+    by_name: bool = False
+
+    @classmethod
+    def of(cls, mesh: RefinedMesh, dialect: str = "shard", by_name: bool = False) -> Grid:
+        """The grid whose axes are those of the mesh."""
+        return cls(mesh, tuple((AxisRef(name),) for name in mesh.mesh.axis_names), dialect, by_name)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(axes_size(refs, self.mesh.mesh) for refs in self.axes)
+
+    @property
+    def rank(self) -> int:
+        return len(self.axes)
+
+    @property
+    def noun(self) -> str:
+        return "mesh" if self.dialect == "mesh" else "grid"
+
+    def refs(self, axes: Axes) -> tuple[AxisRef, ...]:
+        """A list of axes on the mesh, in its order."""
+        return tuple(ref for axis in axes for ref in self.axes[axis])
+
+    def names(self, axes: Axes) -> tuple[str, ...]:
+        """The jax axis names of a list of axes, in its order."""
+        return self.mesh.names(self.refs(axes))
+
+    def shape(self, axes: Axes) -> tuple[int, ...]:
+        """The sizes of the axes of a list."""
+        return tuple(self.sizes[axis] for axis in axes)
+
+    def group_size(self, axes: Axes) -> int:
+        return math.prod(self.shape(axes))
+
+    def group_index(self, axes: Axes) -> Index:
+        """The group index of the device that runs this."""
+        refs = self.refs(axes)
+        return self.mesh.index(refs) if refs else 0
+
+    def label(self, axis: int) -> str:
+        return repr(self.axes[axis][0].name) if self.by_name else str(axis)
+
+    def labels(self, axes: Axes) -> str:
+        """A list of axes in a message."""
+        return f"[{', '.join(map(self.label, axes))}]"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def op(function: Callable[Concatenate[Grid, P], R]) -> Callable[Concatenate[Grid, P], R]:
+    """Makes the name of the op, `shard.all_gather`, part of its errors and of what profilers show."""
+
+    @functools.wraps(function)
+    def run(grid: Grid, *args: P.args, **kwargs: P.kwargs) -> R:
+        name = f"{grid.dialect}.{function.__name__.replace('grid', grid.noun)}"
+        try:
+            with jax.named_scope(name):
+                return function(grid, *args, **kwargs)
+        except ShardingError as error:
+            raise ShardingError(f"{name}: {error}") from None
+
+    return run
+
+
+def permute(grid: Grid, x: jax.Array, axes: Axes, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+    """Sends `x` from device to device of each group; `pairs` are group indices, sender first.
+
+    Devices that nobody sends to get zeros. `lax.ppermute` numbers devices in the order of the mesh, whatever the order
+    of the names that it is given, so the numbers are translated.
+    """
+    if not pairs:
+        return jnp.zeros_like(x)
+    if all(sender == receiver for sender, receiver in pairs) and len(pairs) == grid.group_size(axes):
+        return x
+    if x.dtype in (ml_dtypes.int2, ml_dtypes.uint2):  # the CPU's collectives of two-bit integers are wrong
+        return permute(grid, x.astype(jnp.int8), axes, pairs).astype(x.dtype)
+    places = {name: place for place, name in enumerate(jax.sharding.get_abstract_mesh().axis_names)}
+    split = [axis for axis in axes if grid.sizes[axis] > 1]
+    order = sorted(split, key=lambda axis: places[grid.names((axis,))[0]])
+    number = renumbered(grid, split, order)
+    return lax.ppermute(x, grid.names(order), [(int(number[i]), int(number[j])) for i, j in pairs])
+
+
+def renumbered(grid: Grid, axes: Axes, order: Axes) -> np.ndarray:
+    """For each group index over `axes` that over `order`, a permutation of them."""
+    coordinates = np.unravel_index(np.arange(grid.group_size(axes)), grid.shape(axes))
+    along = dict(zip(axes, coordinates, strict=True))
+    return np.ravel_multi_index([along[axis] for axis in order], grid.shape(order))
+
+
+def group_device(grid: Grid, axes: Axes, device: Sequence[Coordinate]) -> Any:
+    """The group index of a device given by its coordinates; -1, no device, where one lies outside of its axis.
+
+    It is known, for all devices or for each, if the coordinates are.
+    """
+    index: Any = 0
+    inside: Any = True
+    for coordinate, size in zip(device, grid.shape(axes), strict=True):
+        index = index * size + coordinate
+        inside = (coordinate >= 0) & (coordinate < size) & inside
+    if isinstance(index, int):
+        return index if inside else -1
+    return (np if isinstance(index, np.ndarray) else jnp).where(inside, index, -1)
+
+
+def position(grid: Grid, axes: Axes, device: Sequence[Coordinate] | Mapping[int, Coordinate]) -> Index:
+    """The group index over `axes` of a device given by its coordinates along all axes of the grid."""
+    return group_device(grid, axes, [device[axis] for axis in axes])
+
+
+def coordinates_in_group(grid: Grid, axes: Axes, index: Coordinate) -> list[Any]:
+    """The coordinates along `axes` of the device with a group index."""
+    found: list[Any] = []
+    for size in reversed(grid.shape(axes)):
+        found.append(index % size)
+        index = index // size
+    return found[::-1]
+
+
+def only_on(grid: Grid, axes: Axes, device: Sequence[Coordinate], x: jax.Array) -> jax.Array:
+    """`x` on a device of each group, zeros on the others."""
+    if not axes:
+        return x
+    return jnp.where(grid.group_index(axes) == group_device(grid, axes, device), x, jnp.zeros_like(x))
+
+
+# What the ops check.
+
+
+def check_axes(grid: Grid, axes: Axes, attribute: str | None = None) -> None:
+    """Raises `ShardingError` if an axis is not one of the grid, or listed twice."""
+    attribute = attribute or f"{grid.noun}_axes"
+    for position, axis in enumerate(axes):
+        if not 0 <= axis < grid.rank:
+            raise ShardingError(f"{attribute} contains {axis}, but the {grid.noun} has axes 0..{grid.rank - 1}")
+        if axis in axes[:position]:
+            raise ShardingError(f"{attribute} = {grid.labels(axes)} repeats axis {grid.label(axis)}")
+
+
+def check_dimension(x: jax.Array, dimension: int, attribute: str) -> None:
+    """Raises `ShardingError` if an attribute names no dimension of `x`."""
+    if x.ndim == 0:
+        raise ShardingError(f"needs a ranked tensor of rank at least 1, got {jax.typeof(x)}")
+    if not 0 <= dimension < x.ndim:
+        raise ShardingError(f"{attribute} = {dimension} is outside 0..{x.ndim - 1}")
+
+
+def piece_size(grid: Grid, x: jax.Array, dimension: int, axes: Axes) -> int:
+    """The length of a device's piece of a dimension that a group shares.
+
+    Raises:
+        ShardingError: the pieces would not be equal.
+    """
+    size, group = int(x.shape[dimension]), grid.group_size(axes)
+    if size % group:
+        raise ShardingError(
+            f"dimension {dimension} of size {size} does not split into {group} equal pieces "
+            f"({grid.noun} axes {grid.labels(axes)})"
+        )
+    return size // group
+
+
+def check_device(grid: Grid, axes: Axes, device: Sequence[Coordinate], attribute: str) -> None:
+    """Raises `ShardingError` if coordinates are not those of a device in its group, as far as they are known."""
+    if len(device) != len(axes):
+        raise ShardingError(f"{attribute} has {len(device)} coordinates for {len(axes)} {grid.noun} axes")
+    for position, (axis, coordinate) in enumerate(zip(axes, device, strict=True)):
+        if isinstance(coordinate, int) and not 0 <= coordinate < grid.sizes[axis]:
+            raise ShardingError(
+                f"{attribute}[{position}] = {coordinate} is outside 0..{grid.sizes[axis] - 1}, "
+                f"the range of {grid.noun} axis {grid.label(axis)}"
+            )

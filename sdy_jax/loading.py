@@ -1,0 +1,201 @@
+"""Programs from files: MLIR text and bytecode, StableHLO portable artifacts, and what `jax.export` serialized."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax import export
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from sdy_jax.arguments import argument_leaves, match_prefix
+from sdy_jax.artifacts import (
+    Kind,
+    binary_module,
+    contents,
+    damage_noticed,
+    exported_of,
+    recognise,
+    text_module,
+)
+from sdy_jax.dialects.annotated_meshes import Devices
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.graph import Graph, Value, main_function, module_meshes
+from sdy_jax.lowering.generic import numpy_dtype
+from sdy_jax.passes.annotations import drop_annotations
+from sdy_jax.passes.mesh_annotations import annotated_mesh
+from sdy_jax.passes.shardings import map_shardings
+from sdy_jax.program import Program
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+
+def load(
+    source: str | os.PathLike[str] | bytes, *, shardings: bool = True, any_platform: bool = False, strict: bool = True
+) -> Program:
+    """A program from a file: one to look at, to run passes on, and to partition.
+
+    The file holds MLIR text (StableHLO with or without SDY), MLIR bytecode, a StableHLO portable artifact, or what
+    `jax.export` serialized; which of them is found out from its bytes. Reading the last kind needs the package
+    flatbuffers. Binary files are trusted to come from where they should: jaxlib's reader is not safe against bytes that
+    somebody made up.
+
+    Args:
+      source: a path, `-` for standard input, or the bytes themselves.
+      shardings: keep the shardings and meshes that the program has. Without them it can be partitioned on any mesh.
+      any_platform: let a `jax.export` file run on platforms that it was not exported for. Right where it holds nothing
+        but StableHLO; calls of a platform's libraries will not be found.
+      strict: refuse a `mesh.shard` of what another has annotated in the same way, which the dialect leaves undefined.
+        Else it reshards.
+
+    Returns:
+      The program. `partition(program, mesh=...)` gives a function of its arguments: of a `jax.export` file those of the
+      exported function, trees included, else one array per argument of `@main`, called `arg0`, `arg1`, ... A mesh may
+      be left out where the program's shardings name one; shardings of its arguments and results hold where no others
+      are given.
+
+    Raises:
+      SdyError: the file is none of these, or damaged. Errors in text have the line and column.
+
+    Example:
+      >>> program = load(b'''
+      ... func.func @main(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+      ...   %y = stablehlo.tanh %x : tensor<8x4xf32>
+      ...   return %y : tensor<8x4xf32>
+      ... }''')
+      >>> program.inputs
+      ('arg0',)
+    """
+    data, file = contents(source)
+    kind = recognise(data, file)
+    with damage_noticed(file):
+        if kind is Kind.EXPORTED:
+            program = _from_exported(exported_of(data, file), file, any_platform)
+        else:
+            program = _from_module(_module_of(data, kind, file, strict))
+    return program if shardings else _without_shardings(program)
+
+
+def _module_of(data: bytes, kind: Kind, file: str, strict: bool) -> ir.Module:
+    context = mlir.make_ir_context()
+    if kind is Kind.TEXT:
+        return text_module(data.decode(), context, file, strict)
+    return binary_module(data, context, file)
+
+
+def _without_shardings(program: Program) -> Program:
+    module = program.module.clone().operation
+    with module.context, ir.Location.unknown(module.context):
+        drop_annotations(module)
+    return replace(program, module=module, mesh=Mesh(()), mesh_name="")
+
+
+def _from_module(module: ir.Module) -> Program:
+    # A copy of its own: an operation does not keep its module object alive.
+    operation = module.operation.clone().operation
+    graph = Graph(operation)
+    results = tuple(map(_type_of, graph.outputs))
+    tree = jax.tree.structure(0 if len(results) == 1 else (0,) * len(results))
+    return Program(
+        operation,
+        *_own_mesh(operation),
+        constants=(),
+        inputs=tuple(f"arg{i}" for i in range(len(graph.arguments))),
+        outputs=_paths(tree, "result"),
+        in_info=tuple(map(_type_of, graph.arguments)),
+        out_info=results,
+        in_tree=jax.tree.structure(((0,) * len(graph.arguments), {})),
+        out_tree=tree,
+        name=_name(operation),
+    )
+
+
+def _type_of(value: Value) -> jax.ShapeDtypeStruct | None:
+    """The shape and dtype of a value; None for what jax has no arrays of, and for tensors whose shape is not static."""
+    try:
+        return None if value.shape is None else jax.ShapeDtypeStruct(value.shape, numpy_dtype(value.dtype))
+    except UnsupportedError:
+        return None
+
+
+def _type_of_aval(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _name(module: ir.Operation) -> str:
+    """What jax called the function, else the name of the module."""
+    name = module.attributes.get("sym_name")
+    return "main" if name is None else str(ir.StringAttr(name).value).removeprefix("jit_")
+
+
+def _from_exported(exported: export.Exported, file: str, any_platform: bool) -> Program:
+    if exported.ordered_effects:
+        effects = ", ".join(map(str, exported.ordered_effects))
+        raise UnsupportedError(f"{file}: {exported.fun_name} has ordered effects ({effects}); it cannot be partitioned")
+    if any_platform:
+        checks = (*exported.disabled_safety_checks, export.DisabledSafetyCheck.platform())
+        exported = replace(exported, disabled_safety_checks=checks)
+    module = binary_module(exported.mlir_module_serialized, mlir.make_ir_context(), file)
+    operation = module.operation.clone().operation
+    if 'mhlo.sharding = "{devices=' in operation.get_asm(large_elements_limit=0):
+        raise UnsupportedError(
+            f"{file}: the program's shardings are in XLA's form (mhlo.sharding), because it was exported with "
+            "jax_use_shardy_partitioner=False; export it with Shardy, or without shardings"
+        )
+    return Program(
+        operation,
+        *_own_mesh(operation),
+        constants=(),
+        inputs=_input_paths(exported, operation),
+        outputs=_paths(exported.out_tree, "result"),
+        in_info=tuple(map(_type_of_aval, exported.in_avals)),
+        out_info=tuple(map(_type_of_aval, exported.out_avals)),
+        in_tree=exported.in_tree,
+        out_tree=exported.out_tree,
+        name=exported.fun_name,
+        exported=exported,
+    )
+
+
+_NAMED = re.compile(r'^loc\("([A-Za-z_]\w*)[^"]*"\)$')
+
+
+def _input_paths(exported: export.Exported, module: ir.Operation) -> tuple[str, ...]:
+    """The leaves of an exported function's arguments, which are called as the module's locations say, if they do."""
+    arguments, named = jax.tree.unflatten(exported.in_tree, range(len(exported.in_avals)))
+    leaves = sorted(exported.module_kept_var_idx)
+    values = list(main_function(module).regions[0].blocks[0].arguments)
+    kept = dict(zip(leaves, values[len(values) - len(leaves) :], strict=True))
+    names = []
+    for argument in arguments:
+        found = {_NAMED.sub(r"\1", str(kept[leaf].location)) for leaf in jax.tree.leaves(argument) if leaf in kept}
+        names += [name for name in found if name.isidentifier()] if len(found) == 1 else []
+    known = len(names) == len(arguments) == len({*names, *named}) - len(named)
+    return tuple(leaf.path for leaf in argument_leaves(None, arguments, named, names if known else ()))
+
+
+def _paths(tree: Any, root: str) -> tuple[str, ...]:
+    numbered = jax.tree.unflatten(tree, range(tree.num_leaves))
+    return tuple(leaf.path for leaf in match_prefix(None, numbered, root, ""))
+
+
+def _own_mesh(module: ir.Operation) -> tuple[Mesh, str]:
+    """The mesh that the shardings of a module are on, and its symbol: the first with axes, or else a declared one."""
+    meshes = module_meshes(module)
+    used: dict[str | Mesh, None] = {}
+
+    def seen(sharding: TensorSharding) -> TensorSharding:
+        used[sharding.mesh] = None
+        return sharding
+
+    map_shardings(module.clone().operation, seen)
+
+    def named(mesh: str | Mesh) -> tuple[Mesh, str]:
+        return (meshes[mesh], mesh) if isinstance(mesh, str) else (mesh, "")
+
+    candidates = (*map(named, used), annotated_mesh(module, Devices()), *map(named, meshes))
+    return next((found for found in candidates if found[0].axes), (Mesh(()), ""))

@@ -1,0 +1,68 @@
+"""The mesh and shard dialects for Python: collectives on local arrays, and shardings with halos, offsets and terms.
+
+The collectives are for the bodies of `jax.shard_map` and `sdy.manual_computation`, also in partitioned functions. They
+can be differentiated, batched and jitted.
+
+    mesh = jax.make_mesh((2, 4), ("data", "model"))
+
+    def body(x):  # (2, 3) per device
+        y = sdy.shard.all_gather(x, grid_axes="model", gather_axis=1)  # (2, 12)
+        return sdy.shard.reduce_scatter(y, grid_axes="model", scatter_axis=1, reduction="max")  # (2, 3)
+
+    jax.shard_map(body, mesh=mesh, in_specs=P("data", "model"), out_specs=P("data", "model"))
+"""
+
+import os
+
+from sdy_jax import lowering, own_frames
+from sdy_jax.shard.collectives import (
+    all_gather,
+    all_reduce,
+    all_slice,
+    all_to_all,
+    broadcast,
+    gather,
+    grid_shape,
+    neighbors_linear_indices,
+    process_linear_index,
+    process_multi_index,
+    reduce,
+    reduce_scatter,
+    scatter,
+    send_recv,
+    shift,
+    update_halo,
+)
+from sdy_jax.shard.grids import with_grid
+from sdy_jax.shard.programs import run_local
+from sdy_jax.shard.shardings import Sharding, get_sharding, reshard, shard, shard_shape, to_global, to_local
+
+__all__ = [
+    "Sharding",
+    "all_gather",
+    "all_reduce",
+    "all_slice",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "get_sharding",
+    "grid_shape",
+    "neighbors_linear_indices",
+    "process_linear_index",
+    "process_multi_index",
+    "reduce",
+    "reduce_scatter",
+    "reshard",
+    "run_local",
+    "scatter",
+    "send_recv",
+    "shard",
+    "shard_shape",
+    "shift",
+    "to_global",
+    "to_local",
+    "update_halo",
+    "with_grid",
+]
+
+own_frames.hide([os.path.dirname(os.path.dirname(__file__)), *lowering.__path__])

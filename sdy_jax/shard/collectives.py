@@ -1,0 +1,483 @@
+"""The ops of the shard dialect on local arrays, for the bodies of `jax.shard_map`.
+
+All functions take `grid`, the mesh whose axes they list: by default that of `with_grid`, or of the surrounding
+`shard_map`. `grid_axes` are its axes by name or position, singly or in a sequence, whose order is that of the devices
+of a group; there is no default. In the shapes below `g` is the number of devices of a group, the product of the sizes
+of the listed axes. `mesh` and `mesh_axes` can be said for `grid` and `grid_axes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sdy_jax.dialects.semantics import exchange, halo, movement, queries, reductions
+from sdy_jax.dialects.semantics.grid import Index
+from sdy_jax.shard.grids import (
+    AnyMesh,
+    AxisNames,
+    Device,
+    axis_numbers,
+    coordinates,
+    dimension,
+    grid_of,
+    listed,
+    mesh_terms,
+    on_devices,
+)
+
+
+@mesh_terms
+def all_gather(x: Any, *, grid_axes: AxisNames, gather_axis: int, grid: AnyMesh | None = None) -> jax.Array:
+    """Joins the arrays of a group along a dimension, on every device of it.
+
+    Args:
+        x: an array of rank 1 or more.
+        grid_axes: the axes whose devices form a group.
+        gather_axis: the dimension, of length `n`.
+        grid: the mesh.
+
+    Returns:
+        The array with dimension `gather_axis` of length `n * g`.
+
+    Raises:
+        SdyError: while tracing: an axis or a dimension that there is not, or a call outside of `jax.shard_map`.
+
+    Example:
+        >>> def body(x):  # (2, 3) per device, 4 devices along "model"
+        ...     return all_gather(x, grid_axes="model", gather_axis=1)  # (2, 12)
+
+    Source: the mesh dialect reference, `mesh.all_gather`.
+    """
+    here, axes = on_devices("all_gather", grid, grid_axes)
+    x = jnp.asarray(x)
+    return movement.all_gather(here, x, axes, dimension(x, gather_axis))
+
+
+@mesh_terms
+def all_reduce(
+    x: Any, *, grid_axes: AxisNames, reduction: str = "sum", dtype: Any = None, grid: AnyMesh | None = None
+) -> jax.Array:
+    """Combines the arrays of a group element by element, on every device of it.
+
+    Args:
+        x: an array.
+        grid_axes: the axes whose devices form a group.
+        reduction: "sum", "max", "min", "product", "average", "bitwise_and", "bitwise_or" or "bitwise_xor". Integers
+            wrap, their average is truncated. Of booleans, sum and max are "or", product and min "and". max and min of
+            floats are NaN if a term is; terms that are equal share the derivative.
+        dtype: the element type of the result, to which terms are converted first; that of `x` by default.
+        grid: the mesh.
+
+    Returns:
+        An array of the shape of `x`.
+
+    Raises:
+        SdyError: while tracing: an unknown kind, a bitwise one of floats, an order of complex numbers, a `dtype` of 64
+            bits without `jax_enable_x64`, an axis that there is not, or a call outside of `jax.shard_map`.
+
+    Example:
+        >>> total = all_reduce(x, grid_axes=("data", "model"), dtype=jnp.float32)
+
+    Source: the mesh dialect reference, `mesh.all_reduce`.
+    """
+    here, axes = on_devices("all_reduce", grid, grid_axes)
+    return reductions.all_reduce(here, jnp.asarray(x), axes, reduction, dtype)
+
+
+@mesh_terms
+def all_slice(x: Any, *, grid_axes: AxisNames, slice_axis: int, grid: AnyMesh | None = None) -> jax.Array:
+    """Keeps each device's piece of its own array; nothing is sent.
+
+    Args:
+        x: an array of rank 1 or more.
+        grid_axes: the axes whose devices share the dimension.
+        slice_axis: the dimension, of length `n`.
+        grid: the mesh.
+
+    Returns:
+        The array with dimension `slice_axis` of length `n / g`: the piece numbered by the device's place in its group.
+
+    Raises:
+        SdyError: while tracing: `n` is no multiple of `g`, an axis or a dimension that there is not, or a call outside
+            of `jax.shard_map`.
+
+    Example:
+        >>> piece = all_slice(x, grid_axes="model", slice_axis=0)
+
+    Source: the mesh dialect reference, `mesh.all_slice`.
+    """
+    here, axes = on_devices("all_slice", grid, grid_axes)
+    x = jnp.asarray(x)
+    return movement.all_slice(here, x, axes, dimension(x, slice_axis))
+
+
+@mesh_terms
+def all_to_all(
+    x: Any, *, grid_axes: AxisNames, split_axis: int, concat_axis: int, grid: AnyMesh | None = None
+) -> jax.Array:
+    """Exchanges pieces: piece j of device i becomes piece i of device j.
+
+    Args:
+        x: an array of rank 1 or more.
+        grid_axes: the axes whose devices form a group.
+        split_axis: the dimension that is cut into `g` pieces.
+        concat_axis: the dimension along which the received pieces are joined.
+        grid: the mesh.
+
+    Returns:
+        The array with `split_axis` of length `n / g` and `concat_axis` of length `m * g`; of the same shape if they are
+        one dimension.
+
+    Raises:
+        SdyError: while tracing: the length of `split_axis` is no multiple of `g`, an axis or a dimension that there is
+            not, or a call outside of `jax.shard_map`.
+
+    Example:
+        >>> y = all_to_all(x, grid_axes="model", split_axis=0, concat_axis=1)  # (8, 3) -> (2, 12)
+
+    Source: the mesh dialect reference, `mesh.all_to_all`.
+    """
+    here, axes = on_devices("all_to_all", grid, grid_axes)
+    x = jnp.asarray(x)
+    return movement.all_to_all(here, x, axes, dimension(x, split_axis), dimension(x, concat_axis))
+
+
+@mesh_terms
+def broadcast(x: Any, *, grid_axes: AxisNames, root: Device, grid: AnyMesh | None = None) -> jax.Array:
+    """Gives every device of a group the array of one of them.
+
+    Args:
+        x: an array; only the root's matters.
+        grid_axes: the axes whose devices form a group.
+        root: the coordinates of the root along `grid_axes`: an integer if it is one axis, else one per axis. They may
+            be traced scalars, equal in the group; a scalar outside of its axis means no device, and zeros everywhere.
+        grid: the mesh.
+
+    Returns:
+        An array of the shape of `x`. -0.0 arrives as 0.0.
+
+    Raises:
+        SdyError: while tracing: a root that there is not, or that has not one coordinate per axis, an axis that there
+            is not, or a call outside of `jax.shard_map`.
+
+    Example:
+        >>> y = broadcast(x, grid_axes=("model", "data"), root=(2, 0))
+
+    Source: the mesh dialect reference, `mesh.broadcast`.
+    """
+    here, axes = on_devices("broadcast", grid, grid_axes)
+    return movement.broadcast(here, jnp.asarray(x), axes, coordinates(root))
+
+
+@mesh_terms
+def gather(x: Any, *, grid_axes: AxisNames, gather_axis: int, root: Device, grid: AnyMesh | None = None) -> jax.Array:
+    """Joins the arrays of a group along a dimension on one device of it; the others get zeros.
+
+    Args:
+        x: an array of rank 1 or more.
+        grid_axes: the axes whose devices form a group.
+        gather_axis: the dimension, of length `n`.
+        root: the coordinates of the root, as in `broadcast`.
+        grid: the mesh.
+
+    Returns:
+        An array with dimension `gather_axis` of length `n * g`.
+
+    Raises:
+        SdyError: as for `all_gather` and `broadcast`.
+
+    Example:
+        >>> y = gather(x, grid_axes="model", gather_axis=0, root=3)
+
+    Source: the mesh dialect reference, `mesh.gather`, which leaves the result off the root undefined.
+    """
+    here, axes = on_devices("gather", grid, grid_axes)
+    x = jnp.asarray(x)
+    return movement.gather(here, x, axes, dimension(x, gather_axis), coordinates(root))
+
+
+@mesh_terms
+def reduce(
+    x: Any,
+    *,
+    grid_axes: AxisNames,
+    root: Device,
+    reduction: str = "sum",
+    dtype: Any = None,
+    grid: AnyMesh | None = None,
+) -> jax.Array:
+    """Combines the arrays of a group on one device of it; the others get zeros.
+
+    Args:
+        x: an array.
+        grid_axes: the axes whose devices form a group.
+        root: the coordinates of the root, as in `broadcast`.
+        reduction: as in `all_reduce`.
+        dtype: as in `all_reduce`.
+        grid: the mesh.
+
+    Returns:
+        An array of the shape of `x`.
+
+    Raises:
+        SdyError: as for `all_reduce` and `broadcast`.
+
+    Example:
+        >>> y = reduce(x, grid_axes="data", root=0, reduction="max")
+
+    Source: the mesh dialect reference, `mesh.reduce`.
+    """
+    here, axes = on_devices("reduce", grid, grid_axes)
+    return reductions.reduce(here, jnp.asarray(x), axes, coordinates(root), reduction, dtype)
+
+
+@mesh_terms
+def reduce_scatter(
+    x: Any,
+    *,
+    grid_axes: AxisNames,
+    scatter_axis: int,
+    reduction: str = "sum",
+    dtype: Any = None,
+    grid: AnyMesh | None = None,
+) -> jax.Array:
+    """Combines the arrays of a group; each device keeps its piece of the result.
+
+    Args:
+        x: an array of rank 1 or more.
+        grid_axes: the axes whose devices form a group.
+        scatter_axis: the dimension, of length `n`, that the devices share.
+        reduction: as in `all_reduce`.
+        dtype: as in `all_reduce`.
+        grid: the mesh.
+
+    Returns:
+        An array with dimension `scatter_axis` of length `n / g`.
+
+    Raises:
+        SdyError: as for `all_reduce` and `all_slice`.
+
+    Example:
+        >>> y = reduce_scatter(x, grid_axes="model", scatter_axis=1, reduction="max")
+
+    Source: the mesh dialect reference, `mesh.reduce_scatter`.
+    """
+    here, axes = on_devices("reduce_scatter", grid, grid_axes)
+    x = jnp.asarray(x)
+    return reductions.reduce_scatter(here, x, axes, dimension(x, scatter_axis), reduction, dtype)
+
+
+@mesh_terms
+def scatter(x: Any, *, grid_axes: AxisNames, scatter_axis: int, root: Device, grid: AnyMesh | None = None) -> jax.Array:
+    """Gives each device of a group its piece of the array of one of them.
+
+    Args:
+        x: an array of rank 1 or more; only the root's matters.
+        grid_axes: the axes whose devices form a group.
+        scatter_axis: the dimension, of length `n`, that the devices share.
+        root: the coordinates of the root, as in `broadcast`.
+        grid: the mesh.
+
+    Returns:
+        An array with dimension `scatter_axis` of length `n / g`.
+
+    Raises:
+        SdyError: as for `all_slice` and `broadcast`.
+
+    Example:
+        >>> y = scatter(x, grid_axes="data", scatter_axis=0, root=1)
+
+    Source: the mesh dialect reference, `mesh.scatter`.
+    """
+    here, axes = on_devices("scatter", grid, grid_axes)
+    x = jnp.asarray(x)
+    return movement.scatter(here, x, axes, dimension(x, scatter_axis), coordinates(root))
+
+
+@mesh_terms
+def send_recv(
+    x: Any, *, grid_axes: AxisNames, source: Device, destination: Device, grid: AnyMesh | None = None
+) -> jax.Array:
+    """Sends an array to one device of the group, and receives one from another: `send` and `recv` of the dialect.
+
+    Args:
+        x: the array that the device sends.
+        grid_axes: the axes whose devices form a group.
+        source: the coordinates of the device to receive from, as `root` in `broadcast`; traced ones may differ from
+            device to device. None, in groups of one device, is the device itself.
+        destination: the coordinates of the device to send to, likewise.
+        grid: the mesh.
+
+    Returns:
+        The array of `source` if that device sends to this one, else zeros. Traced coordinates make all devices of the
+        group gather all arrays, since the exchange is not known before the run.
+
+    Raises:
+        SdyError: while tracing: a device that there is not, coordinates of another number than the axes, `source` None
+            in a group of several devices, or a call outside of `jax.shard_map`.
+
+    Example:
+        >>> size, me = grid_shape("model")[0], process_multi_index("model")[0]
+        >>> y = send_recv(x, grid_axes="model", source=[(me - 1) % size], destination=[(me + 1) % size])
+
+    Source: the mesh dialect reference, `mesh.send` and `mesh.recv`.
+    """
+    here, axes = on_devices("send_recv", grid, grid_axes)
+    sender = None if source is None else coordinates(source)
+    return exchange.send_recv(here, jnp.asarray(x), axes, sender, coordinates(destination))
+
+
+@mesh_terms
+def shift(
+    x: Any,
+    *,
+    shift_axis: int | str,
+    offset: int,
+    rotate: bool = False,
+    grid_axes: AxisNames | None = None,
+    grid: AnyMesh | None = None,
+) -> jax.Array:
+    """Moves arrays along a grid axis, towards higher coordinates.
+
+    Args:
+        x: an array.
+        shift_axis: the grid axis, by name or position.
+        offset: by how many coordinates; negative ones go the other way.
+        rotate: whether what leaves the axis enters at its other end.
+        grid_axes: the axes whose devices form a group, among them `shift_axis`, which alone has an influence; only
+            `shift_axis` by default.
+        grid: the mesh.
+
+    Returns:
+        The array of the device `offset` coordinates lower; zeros where there is none.
+
+    Raises:
+        SdyError: while tracing: `shift_axis` is not among `grid_axes`, an axis that there is not, or a call outside of
+            `jax.shard_map`.
+
+    Example:
+        >>> y = shift(x, shift_axis="model", offset=1, rotate=True)
+
+    Source: the mesh dialect reference, `mesh.shift`.
+    """
+    here, axes = on_devices("shift", grid, shift_axis if grid_axes is None else grid_axes)
+    (along,) = axis_numbers("shard.shift", here, shift_axis, "shift_axis")
+    return movement.shift(here, jnp.asarray(x), axes, along, offset, rotate)
+
+
+@mesh_terms
+def update_halo(
+    x: Any, *, split_axes: Sequence[AxisNames], halo_sizes: Sequence[int], grid: AnyMesh | None = None
+) -> jax.Array:
+    """Fills the halos of blocks with what the neighbouring devices own, also over corners.
+
+    Args:
+        x: the device's block with its halos. Along a split dimension it is `lo + core + hi` long, and the device owns
+            the cells `[lo, lo + core)`; blocks are equal on all devices.
+        split_axes: per dimension the grid axes that split it, major to minor; missing lists are empty.
+        halo_sizes: `lo` and `hi` of each dimension that is split, one after the other.
+        grid: the mesh.
+
+    Returns:
+        The block; halo cells beyond the first and the last device keep what they hold.
+
+    Raises:
+        SdyError: while tracing: more lists than dimensions, not two sizes per split dimension, negative ones or such
+            that are larger than the core, an axis that there is not or is listed twice, or a call outside of
+            `jax.shard_map`.
+
+    Example:
+        >>> y = update_halo(x, split_axes=[["data"], ["model"]], halo_sizes=[1, 1, 0, 2])
+
+    Source: the mesh dialect reference, `mesh.update_halo`.
+    """
+    here, _ = on_devices("update_halo", grid, [name for names in split_axes for name in listed(names)])
+    lists = [axis_numbers("shard.update_halo", here, names, "split_axes") for names in split_axes]
+    return halo.update_halo(here, jnp.asarray(x), lists, tuple(halo_sizes))
+
+
+@mesh_terms
+def grid_shape(axes: AxisNames = (), *, grid: AnyMesh | None = None) -> tuple[int, ...]:
+    """The sizes of grid axes in the listed order, of all if none is listed. It can be called anywhere.
+
+    Raises:
+        SdyError: an axis that there is not, or that is listed twice.
+
+    Example:
+        >>> grid_shape(("model", "data"), grid=jax.sharding.AbstractMesh((2, 4), ("data", "model")))
+        (4, 2)
+
+    Source: the mesh dialect reference, `mesh.mesh_shape`.
+    """
+    here = grid_of(grid)
+    return queries.grid_shape(here, axis_numbers("shard.grid_shape", here, axes, "axes"))
+
+
+@mesh_terms
+def process_multi_index(axes: AxisNames = (), *, grid: AnyMesh | None = None) -> tuple[jax.Array, ...]:
+    """The device's coordinates along grid axes in the listed order, along all if none is listed: integer scalars.
+
+    Raises:
+        SdyError: while tracing: an axis that there is not or is listed twice, or a call outside of `jax.shard_map`.
+
+    Example:
+        >>> row, column = process_multi_index()
+
+    Source: the mesh dialect reference, `mesh.process_multi_index`.
+    """
+    here, numbers = on_devices("process_multi_index", grid, axes if listed(axes) else None)
+    return queries.process_multi_index(here, numbers)
+
+
+@mesh_terms
+def process_linear_index(*, grid: AnyMesh | None = None) -> jax.Array:
+    """The row-major number of the device's coordinates, the last axis fastest: an integer scalar.
+
+    It is a position in the grid, not the id of a `jax.Device`.
+
+    Raises:
+        SdyError: while tracing: a call outside of `jax.shard_map`, or in one that is not manual on all axes.
+
+    Example:
+        >>> me = process_linear_index()
+
+    Source: the mesh dialect reference, `mesh.process_linear_index`.
+    """
+    here, _ = on_devices("process_linear_index", grid)
+    return queries.process_linear_index(here)
+
+
+@mesh_terms
+def neighbors_linear_indices(
+    device: Device = None, *, split_axes: AxisNames, grid: AnyMesh | None = None
+) -> tuple[Index, Index]:
+    """The linear indices of the devices before and after one, as the blocks of a dimension follow each other.
+
+    Args:
+        device: coordinates along all grid axes; those of the device that runs this by default.
+        split_axes: the axes that split the dimension, major to minor.
+        grid: the mesh.
+
+    Returns:
+        The device before and the one after; -1 where there is none. Integers for integers, else integer scalars.
+
+    Raises:
+        SdyError: an axis that there is not or is listed twice, no axes, or coordinates of another number than axes.
+
+    Example:
+        >>> grid = jax.sharding.AbstractMesh((10, 20, 30), ("x", "y", "z"))
+        >>> neighbors_linear_indices((1, 2, 3), split_axes="y", grid=grid)
+        (633, 693)
+
+    Source: the mesh dialect reference, `mesh.neighbors_linear_indices`.
+    """
+    if device is None:
+        here, every = on_devices("neighbors_linear_indices", grid)
+        device = queries.process_multi_index(here, every)
+    here = grid_of(grid)
+    axes = axis_numbers("shard.neighbors_linear_indices", here, split_axes, "split_axes")
+    return queries.neighbors_linear_indices(here, coordinates(device), axes)

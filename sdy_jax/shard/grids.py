@@ -1,0 +1,147 @@
+"""Which grid a call means, and which of its axes and devices: what users write, as the semantics take it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+
+from sdy_jax.annotate.site import traced_manual_axes
+from sdy_jax.dialects.semantics.grid import Axes, Coordinate, Grid
+from sdy_jax.errors import ShardingError
+from sdy_jax.representation.named import mesh_from_jax
+from sdy_jax.runtime.mesh import RefinedMesh
+
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+AxisNames = int | str | Sequence[int | str]
+"""Grid axes by position or name, singly or in the order that counts."""
+
+Device = Any
+"""Coordinates of a device: an integer, or a sequence of integers and scalars, one per axis."""
+
+_current: ContextVar[AnyMesh | None] = ContextVar("sdy_jax_grid", default=None)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextmanager
+def with_grid(mesh: AnyMesh) -> Iterator[None]:
+    """While this lasts, calls without `grid` mean `mesh` instead of the mesh of the surrounding `shard_map`.
+
+    Args:
+        mesh: a `jax.sharding.Mesh` or `AbstractMesh`. Its axes have names of the surrounding mesh's, and their sizes;
+            their order, which may be another, is that of linear indices, and what integers as axes refer to.
+
+    Example:
+        >>> mesh = jax.sharding.AbstractMesh((10, 20, 30), ("x", "y", "z"))
+        >>> with with_grid(mesh):
+        ...     neighbors_linear_indices((1, 2, 3), split_axes="y")
+        (633, 693)
+    """
+    token = _current.set(mesh)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def mesh_terms(function: Callable[P, R]) -> Callable[P, R]:
+    """Lets `mesh` and `mesh_axes` be said for `grid` and `grid_axes`."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for term in ("mesh", "mesh_axes"):
+            if term in kwargs:
+                name = term.replace("mesh", "grid")
+                if name in kwargs:
+                    raise ShardingError(f"shard.{function.__name__}: got both {name} and {term}; give one of them")
+                kwargs[name] = kwargs.pop(term)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def grid_of(mesh: AnyMesh | None) -> Grid:
+    """The grid that a call means: `mesh` if it is given, else that of `with_grid`, else that of the `shard_map`."""
+    return _grid_on(mesh or _current.get() or jax.sharding.get_abstract_mesh())
+
+
+@functools.lru_cache(maxsize=64)
+def _grid_on(mesh: AnyMesh) -> Grid:
+    return Grid.of(RefinedMesh.of(mesh_from_jax(mesh)), by_name=True)
+
+
+def on_devices(op: str, mesh: AnyMesh | None, names: AxisNames | None = None) -> tuple[Grid, tuple[int, ...]]:
+    """The grid of a call that devices make, and the axes that it lists; None lists all.
+
+    Raises:
+        ShardingError: an axis that the grid lacks, or that the code around the call is not manual on.
+    """
+    grid = grid_of(mesh)
+    if not grid.rank:
+        given = [] if names is None else listed(names)
+        what = f"grid axis {given[0]!r}" if given else "the grid"
+        raise ShardingError(f"shard.{op}: {what} is not manual here; call it inside jax.shard_map")
+    axes = tuple(range(grid.rank)) if names is None else axis_numbers(f"shard.{op}", grid, names)
+    _check_manual(op, grid, axes)
+    return grid, axes
+
+
+def _check_manual(op: str, grid: Grid, axes: Axes) -> None:
+    manual = traced_manual_axes()
+    surrounding = jax.sharding.get_abstract_mesh()
+    sizes = dict(zip(map(str, surrounding.axis_names), surrounding.axis_sizes, strict=True))
+    for axis in axes:
+        (name,) = grid.names((axis,))
+        if name not in manual:
+            raise ShardingError(f"shard.{op}: grid axis {name!r} is not manual here; call it inside jax.shard_map")
+        if sizes[name] != grid.sizes[axis]:
+            raise ShardingError(
+                f"shard.{op}: grid axis {name!r} has size {grid.sizes[axis]}, but {sizes[name]} devices lie along it"
+            )
+
+
+def listed(names: AxisNames) -> list[int | str]:
+    return [names] if isinstance(names, (int, str)) else list(names)
+
+
+def axis_numbers(place: str, grid: Grid, names: AxisNames, attribute: str = "grid_axes") -> tuple[int, ...]:
+    """Axes given by position or name, as positions. Positions out of range are left to the op to refuse."""
+    return tuple(_axis_number(place, grid, name, attribute) for name in listed(names))
+
+
+def _axis_number(place: str, grid: Grid, name: int | str, attribute: str) -> int:
+    positions = grid.mesh.mesh.positions
+    if not isinstance(name, str):
+        number = operator.index(name)
+        if not 0 <= number < grid.rank:
+            raise ShardingError(f"{place}: {attribute} contains {number}, but the grid has axes 0..{grid.rank - 1}")
+        return number
+    if name not in positions:
+        raise ShardingError(
+            f"{place}: {attribute} contains {name!r}, but the axes of the grid are {', '.join(positions)}"
+        )
+    return positions[name]
+
+
+def coordinates(device: Device) -> tuple[Coordinate, ...]:
+    """The coordinates of a device: integers as far as they are known while tracing."""
+    if not isinstance(device, (list, tuple)) and np.ndim(device) == 0:
+        return (_coordinate(device),)
+    return tuple(map(_coordinate, device))
+
+
+def _coordinate(value: Any) -> Coordinate:
+    return value if isinstance(value, jax.core.Tracer) else operator.index(value)
+
+
+def dimension(x: jax.Array, axis: int) -> int:
+    """A tensor axis, of which negative ones count from the end. What is out of range is left to the op to refuse."""
+    return axis + x.ndim if -x.ndim <= axis < 0 else axis

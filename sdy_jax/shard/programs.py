@@ -1,0 +1,54 @@
+"""Programs in text of the mesh and shard dialects, for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.interpreters import mlir
+
+from sdy_jax.artifacts import text_module
+from sdy_jax.dialects import local_program
+from sdy_jax.dialects.local_program import Specs
+from sdy_jax.program import Program
+
+
+def run_local(
+    program: Program | str, mesh: jax.sharding.Mesh | None = None, in_specs: Specs = None, out_specs: Specs = None
+) -> Callable[..., Any]:
+    """A program on local arrays, one that communicates by ops of the mesh or shard dialect, as a function.
+
+    Args:
+        program: its text, or what `sdy.load` found in a file. Ops of `stablehlo`, `chlo`, `arith` (on integers, and the
+            usual ones on floats), `scf.if`, `scf.for`, `tensor.from_elements` and `tensor.extract` may stand between.
+        mesh: the devices. Its axes are those of the program's mesh in order, and give `?` its size. By default the
+            first devices of the machine; one `?` is then as large as they allow.
+        in_specs, out_specs: how arguments and results lie on the mesh, a `PartitionSpec` for all or one each. By
+            default arrays have a leading dimension with an entry per device, in the order of linear indices:
+            `(devices, *local shape)`.
+
+    Returns:
+        A jitted function of global arrays, whose blocks are the program's arguments. It returns one array, or a tuple
+        if the program has not just one result.
+
+    Raises:
+        SdyError: the text is wrong, with its line and column; the mesh does not fit the devices; an op cannot be run.
+            On a call: arguments that do not fit, or sizes that were not known and break a rule of an op.
+
+    Example:
+        >>> total = run_local('''
+        ... mesh.mesh @m(shape = 2x4)
+        ... func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+        ...   %0 = mesh.all_reduce %x on @m mesh_axes = [0, 1] : tensor<3xf32> -> tensor<3xf32>
+        ...   return %0 : tensor<3xf32>
+        ... }''')
+        >>> total(jnp.ones((8, 3))).shape
+        (8, 3)
+
+    Source: the mesh dialect reference, "Collective Communication Operations".
+    """
+    if isinstance(program, str):
+        module = text_module(program, mlir.make_ir_context(), "<text>")
+        return local_program.run_local(module.operation, mesh, in_specs, out_specs)
+    return local_program.run_local(program.module, mesh, in_specs, out_specs)
