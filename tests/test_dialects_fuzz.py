@@ -20,7 +20,7 @@ def run(first: int, count: int) -> None:
         [sys.executable, str(_PROGRAM), str(first), str(count)],
         capture_output=True,
         text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_PROGRAM.parent)},
     )
     lines = done.stdout.splitlines()
     assert done.returncode == 0, f"seed {lines[-1] if lines else 'none'}: {done.stderr[-2000:]}"
