@@ -18,6 +18,7 @@ from sdy_jax.lowering.meshes import Meshes
 from sdy_jax.lowering.recompute import Known, Recomputation, recomputation
 from sdy_jax.lowering.report import Moved, PartitionReport
 from sdy_jax.lowering.resharding import Collective, ReshardPlan
+from sdy_jax.lowering.strategies.manual import state_body_arguments
 from sdy_jax.lowering.text import axes_of, collective_attributes
 from sdy_jax.representation.attributes import sharding_to_attribute, shardings_to_attribute
 from sdy_jax.representation.mesh import Mesh
@@ -193,6 +194,8 @@ class Placement:
         producer = value.defining_op
         if value.sharding is None and (producer is None or producer.attribute("out_shardings") is None):
             self._graph.set_sharding(value, sharding)
+        if isinstance(value.owner, Block):
+            state_body_arguments(self._graph, value.owner.parent, self._placed.__getitem__)
 
     def _plan(self, value: Value, source: TensorSharding, target: TensorSharding) -> ReshardPlan:
         return self.meshes.plan(value.shape or (), value.itemsize, source, target, self._costs)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from sdy_jax.api import PartitionedFunction, PartitionWarning, partition
     from sdy_jax.errors import InternalError, ParseError, SdyError, ShardingError, UnsupportedError
-    from sdy_jax.loading import load
+    from sdy_jax.loading import load, loads
     from sdy_jax.lowering.cost import CostModel
     from sdy_jax.plan.plan import Plan
     from sdy_jax.program import Program
@@ -66,6 +66,7 @@ __all__ = [
     "collective_permute",
     "data_flow_edge",
     "load",
+    "loads",
     "manual_computation",
     "named_computation",
     "partition",
@@ -106,7 +107,7 @@ _MODULES = {
     ),
     "sdy_jax.api": ("PartitionedFunction", "PartitionWarning", "partition"),
     "sdy_jax.errors": ("InternalError", "ParseError", "SdyError", "ShardingError", "UnsupportedError"),
-    "sdy_jax.loading": ("load",),
+    "sdy_jax.loading": ("load", "loads"),
     "sdy_jax.lowering.cost": ("CostModel",),
     "sdy_jax.plan.plan": ("Plan",),
     "sdy_jax.program": ("Program",),

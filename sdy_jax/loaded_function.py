@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import jax
@@ -24,7 +25,8 @@ from jax.interpreters import mlir
 from sdy_jax.arguments import Leaf, Spec, argument_leaves, match_prefix
 from sdy_jax.dialects.annotated_meshes import Devices
 from sdy_jax.dialects.local_program import is_local
-from sdy_jax.dialects.view import is_dialect_op
+from sdy_jax.dialects.meshes import device_meshes, rename_mesh, symbols
+from sdy_jax.dialects.view import is_dialect_op, view
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.graph import function_shardings, main_function, module_meshes, set_function_shardings
 from sdy_jax.jax_internals import with_module
@@ -298,13 +300,27 @@ def _lower(
         context.context.allow_unregistered_dialects = True
     merged = ir.Module.parse(module, context.context)
     types = _types(main_function(merged.operation)).results
-    meshes = [op.operation for op in merged.body.operations if is_dialect_op(op.operation)]
-    for op in meshes:  # no symbols to jax
-        op.detach_from_parent()
+    meshes = _meshes_to_add(merged.operation, context.module.operation)
     called = mlir.merge_mlir_modules(context.module, name, merged, context.symbol_table)
     for op in meshes:
         ir.InsertionPoint.at_block_begin(context.module.body).insert(op)
     return list(func.CallOp(types, ir.FlatSymbolRefAttr.get(called), list(operands)).results)
+
+
+def _meshes_to_add(module: ir.Operation, caller: ir.Operation) -> list[ir.Operation]:
+    """The mesh and shard dialects' meshes of a module that its caller has not, under names that are free there; taken
+    out of the module, because jax knows them for no symbols."""
+    known, taken, added = device_meshes(caller), symbols(caller), []
+    for key, mesh in device_meshes(module).items():
+        if mesh.symbol in taken and known.get(key) != mesh:
+            used = taken | symbols(module)
+            rename_mesh(module, mesh, next(name for n in count(1) if (name := f"{mesh.symbol}_{n}") not in used))
+    for op in [op.operation for op in module.regions[0].blocks[0].operations if is_dialect_op(op.operation)]:
+        op.detach_from_parent()
+        call = view(op)
+        if (call.dialect, call["sym_name"]) not in known:
+            added.append(op)
+    return added
 
 
 mlir.register_lowering(program_p, _lower)

@@ -45,7 +45,7 @@ def load(
     somebody made up.
 
     Args:
-      source: a path, `-` for standard input, or the bytes themselves.
+      source: a path, `-` for standard input, or the bytes themselves. For text there is `loads`.
       shardings: keep the shardings and meshes that the program has. Without them it can be partitioned on any mesh.
       any_platform: let a `jax.export` file run on platforms that it was not exported for. Right where it holds nothing
         but StableHLO; calls of a platform's libraries will not be found.
@@ -77,6 +77,34 @@ def load(
             program = _from_exported(exported_of(data, file), file, any_platform)
         else:
             program = _from_module(_module_of(data, kind, file, strict))
+    return program if shardings else _without_shardings(program)
+
+
+def loads(text: str, *, shardings: bool = True, strict: bool = True) -> Program:
+    """A program from MLIR text: `load` for a string that is the program, not the path of one.
+
+    Args:
+      text: StableHLO, with or without SDY and the mesh and shard dialects, whose ops may be in the pretty or in the
+        generic form.
+      shardings, strict: as for `load`.
+
+    Returns:
+      The program. One on local arrays, which communicates itself, runs by `sdy_jax.shard.run_local(program)`.
+
+    Raises:
+      SdyError: the text is wrong; with its line and column.
+
+    Example:
+      >>> program = loads('''
+      ... func.func @main(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+      ...   %y = stablehlo.tanh %x : tensor<8x4xf32>
+      ...   return %y : tensor<8x4xf32>
+      ... }''')
+      >>> program.inputs
+      ('arg0',)
+    """
+    with damage_noticed("<text>"):
+        program = _from_module(text_module(text, mlir.make_ir_context(), "<text>", strict))
     return program if shardings else _without_shardings(program)
 
 

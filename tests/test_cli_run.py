@@ -493,6 +493,19 @@ def test_annotations_of_the_mesh_dialect_partition_a_program(run):
     np.testing.assert_allclose(sdy.partition(sdy.load("m.mlir"))(normal(4, 8)), np.tanh(normal(4, 8)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("command", [["plan"], ["run", "--random", 0]], ids=["plan", "run"])
+def test_a_rule_that_is_broken_on_the_devices_is_said_at_its_place(run, command):
+    Path("m.mlir").write_text("""
+mesh.mesh @m(shape = 2x4)
+func.func @main(%x: tensor<8x16xf32>) -> tensor<8x16xf32> {
+  %s = mesh.sharding @m split_axes = [[0]] : !mesh.sharding
+  %a = mesh.shard %x to %s : tensor<8x16xf32>
+  return %a : tensor<8x16xf32>
+}""")
+    status, _, err = run(command[0], "m.mlir", "--mesh", "x=8", *command[1:])
+    assert (status, err) == (1, "m.mlir:2:1: error: mesh.mesh: @m is 2x4, the devices form 8\n")
+
+
 def test_local_programs_take_an_entry_for_every_device(run):
     Path("m.mlir").write_text(LOCAL)
     x = np.arange(24).reshape(6, 2, 2).astype(ml_dtypes.bfloat16)

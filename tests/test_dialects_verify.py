@@ -524,3 +524,14 @@ def test_a_pair_is_in_one_block():
     inside = f"{send}\n%c = arith.constant true\nscf.if %c {{ {recv} }}"
     text = function(inside, "%x: tensor<4xf32>").replace("%0 = ", "%0 = ^", 1)
     check_mistake(text, "this send has no matching recv")
+
+
+@pytest.mark.parametrize("shape", ["4x2", "8", "2x?x4"])
+def test_an_sdy_mesh_of_the_same_name_has_the_same_sizes(shape):
+    sdy_mesh = 'sdy.mesh @m = <["a"=2, "b"=4]>\n'
+    for form in ("mesh.mesh", "shard.grid"):
+        check_mistake(f"{sdy_mesh}^{form} @m(shape = {shape})", f"@m is {shape}, but sdy.mesh @m is <")
+
+
+def test_sizes_that_are_not_known_are_those_of_the_sdy_mesh():
+    optimize('sdy.mesh @m = <["a"=2, "b"=4]>\nmesh.mesh @m(shape = ?x4)', "", "m.mlir")

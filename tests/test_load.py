@@ -90,6 +90,14 @@ def test_a_plan_names_lines_of_the_file(tmp_path, monkeypatch):
     assert "stablehlo.dot_general at model.mlir:12" in str(plan.why("result[0]"))
 
 
+def test_text_is_loaded_without_a_file():
+    program = sdy.loads(TEXT)
+    np.testing.assert_allclose(sdy.partition(program)(X, W)[0], X @ W, rtol=1e-5)
+    assert "sdy" not in str(sdy.loads(TEXT, shardings=False).module)
+    with pytest.raises(sdy.SdyError, match="<text>:1:1: error"):
+        sdy.loads("model.mlir")
+
+
 def test_the_files_program_stays_as_it_is():
     program = sdy.load(TEXT.encode())
     before = str(program.module)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import shard_model as model
+from dialect_texts import in_shard
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 from shard_devices import grid_mesh
@@ -15,8 +16,7 @@ from shard_vectors import VECTORS
 
 import sdy_jax as sdy
 from sdy_jax.dialects.local_program import is_local, run_local
-from sdy_jax.dialects.meshes import DeviceMesh
-from sdy_jax.dialects.resolution import resolved_sizes
+from sdy_jax.dialects.meshes import DeviceMesh, resolved_sizes
 from sdy_jax.graph import Graph
 from sdy_jax.lowering.generic import mlir_name
 from sdy_jax.rules import RuleBook
@@ -687,3 +687,34 @@ def test_sharding_rules_keep_what_is_exchanged_whole(op, rule):
     text = f"shard.grid @m(shape = 2x4)\nfunc.func @main(%a: tensor<8x3xf32>) {{\n {op}\n return\n}}"
     module = read(text)
     assert str(RuleBook().rule_of(Graph(module).main.blocks[0].ops[0])) == rule
+
+
+def reduced_on(shape, dialect="mesh"):
+    text = f"""
+sdy.mesh @named = <["a"=2, "b"=4]>
+mesh.mesh @m(shape = {shape})
+func.func @main(%x: tensor<8x16xf32>) -> tensor<8x16xf32> {{
+  %y = sdy.manual_computation(%x)
+      in_shardings=[<@named, [{{"a"}}, {{"b"}}]>] out_shardings=[<@named, [{{"a"}}, {{"b"}}]>]
+      manual_axes={{"a", "b"}} (%l: tensor<4x4xf32>) {{
+    %r = mesh.all_reduce %l on @m mesh_axes = [0] : tensor<4x4xf32> -> tensor<4x4xf32>
+    sdy.return %r : tensor<4x4xf32>
+  }} : (tensor<8x16xf32>) -> tensor<8x16xf32>
+  return %y : tensor<8x16xf32>
+}}"""
+    text = text if dialect == "mesh" else in_shard(text)
+    return sdy.partition(sdy.loads(text), mesh=jax.make_mesh((2, 4), ("a", "b")), on_unknown="ignore")
+
+
+def test_programs_whose_meshes_have_one_name_run_in_one_function():
+    x = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    programs = [reduced_on("2x4"), reduced_on("8"), reduced_on("2x4"), reduced_on("8", "shard")]
+    blocks = x.reshape(2, 4, 4, 4)
+    rows, total = np.tile(blocks.sum(0, keepdims=True), (2, 1, 1, 1)), blocks.sum((0, 2), keepdims=True)
+    wanted = [rows.reshape(8, 16), np.tile(total, (2, 1, 4, 1)).reshape(8, 16)]
+    mesh = jax.make_mesh((2, 4), ("a", "b"))
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        chosen = [programs[i] for i in order]
+        found = sdy.partition(lambda x: [f(x) for f in chosen], mesh=mesh, on_unknown="ignore")(x)  # noqa: B023
+        for i, y in zip(order, found, strict=True):
+            np.testing.assert_allclose(y, wanted[i % 2], rtol=1e-5, atol=1e-5)

@@ -227,3 +227,21 @@ def test_text_with_a_reduction_that_the_dialect_cannot_say_is_told_how_to(kind, 
     )
     with pytest.raises(SourceError, match=problem + rf".* give the op {named(kind)}"):
         parse_module(text, mlir.make_ir_context(), "m.mlir")
+
+
+@pytest.mark.parametrize("kind", ["sum", "max"])
+def test_a_constraint_makes_the_terms_of_an_argument_that_comes_whole(kind):
+    """Import gives the argument the constraint's sharding; arrays that are passed hold values."""
+
+    def stated(x):
+        return sdy.sharding_constraint(x, unreduced(kind))
+
+    functions = [
+        lambda x: stated(x) * 1.0,
+        lambda x: jax.jit(lambda y: stated(y) * 1.0)(x) + x,
+        lambda x: (stated(x), 2 * x)[1],
+    ]
+    x = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    for function, factor in zip(functions, (1, 2, 2), strict=True):
+        found = sdy.partition(function, mesh=MESH, on_unknown="ignore")(x)
+        np.testing.assert_allclose(found, factor * x, rtol=1e-6)

@@ -336,3 +336,23 @@ def test_no_change_of_one_statement_goes_unnoticed(name):
         tried.append(what)
         assert is_refused(copy), what
     assert {what.split(": ")[1] for what in tried} == {"whole", "terms", "left out"}
+
+
+def test_an_argument_of_a_computation_says_where_it_lies_when_a_collective_takes_it():
+    text = """
+sdy.mesh @mesh = <["a"=2, "b"=4]>
+func.func @main(%x: tensor<8x16xf32>) -> tensor<8xf32> {
+  %0 = sdy.named_computation<"f">(%x) (%y: tensor<8x16xf32>) {
+    %1 = sdy.reshard %y <@mesh, [{}, {}], unreduced={"b"}> : tensor<8x16xf32>
+    %2 = stablehlo.constant dense<0.0> : tensor<f32>
+    %3 = stablehlo.reduce(%1 init: %2) applies stablehlo.add across dimensions = [1]
+        : (tensor<8x16xf32>, tensor<f32>) -> tensor<8xf32>
+    sdy.return %3 : tensor<8xf32>
+  } : (tensor<8x16xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}"""
+    function = sdy.partition(sdy.loads(text), mesh=MESH, on_unknown="ignore")
+    module = function.plan(X[:8]).stages["partitioned"]
+    verify_partitioned(module)
+    assert "replicated_to_unreduced" in str(module)
+    np.testing.assert_allclose(function(X[:8]), X[:8].sum(1), rtol=1e-5)

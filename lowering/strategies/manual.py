@@ -63,6 +63,13 @@ def settle_edges(
     return outcome
 
 
+def state_body_arguments(graph: Graph, op: Op, sharding_of: Callable[[Value], TensorSharding]) -> None:
+    """Writes where the arguments of a computation's body lie, if the computation does not say it."""
+    if op.name in _COMPUTATIONS and "in_shardings" not in op.attributes:
+        edges = [edge for edge in edges_of(op) if edge.kind is EdgeKind.BODY_ARGUMENT]
+        _store(graph, op, edges, [sharding_of(edge.owner) for edge in edges])
+
+
 def _both_sides(op: Op, edge: DataFlowEdge, outer: TensorSharding) -> EdgeSharding:
     inner = erase_manual_axes(outer, manual_axes(op))
     sides = (outer, inner) if edge.kind is EdgeKind.BODY_ARGUMENT else (inner, outer)

@@ -10,6 +10,7 @@ needs all updates on every device; moving them is never more than combining whol
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -117,12 +118,50 @@ _LAX: dict[str | None, Callable[..., jax.Array]] = {
 def _scattered(
     local: LocalOp, numbers: ScatterDimensionNumbers, operands: Sequence[jax.Array], in_order: bool
 ) -> list[jax.Array]:
-    """The op on one device; lax knows it for one input, a few combiners, and index vectors along the last dimension."""
+    """The op on one device, in a form that XLA computes rightly."""
+    count = len(operands) // 2
+    inputs, indices, updates = _told_apart(operands[:count]), operands[count], operands[count + 1 :]
+    if numbers.scatter_dims_to_operand_dims:
+        return _emitted(local, numbers, (*inputs, indices, *updates), in_order)
+    # Of updates of one element at no index, XLA keeps the first only: put all at index 0 of a new dimension.
+    vector = numbers.index_vector_dim
+    zeros = jnp.zeros((*indices.shape[:vector], 1, *indices.shape[vector + 1 :]), indices.dtype)
+    found = _emitted(local, _with_index(numbers), (*(x[None] for x in inputs), zeros, *updates), in_order)
+    return [lax.squeeze(x, [0]) for x in found]
+
+
+def _told_apart(inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """The inputs, such that XLA cannot find two to be equal: on CPUs it then updates both in one buffer.
+
+    Each is chosen over a value of its own, by a condition that XLA does not see to be false.
+    """
+    if len(inputs) == 1:
+        return list(inputs)
+    never = lax.optimization_barrier(jnp.zeros(len(inputs), bool))
+    others = lax.optimization_barrier([jnp.zeros((), x.dtype) for x in inputs])
+    return [jnp.where(never[k], other, x) for k, (x, other) in enumerate(zip(inputs, others, strict=True))]
+
+
+def _with_index(numbers: ScatterDimensionNumbers) -> ScatterDimensionNumbers:
+    """Those of inputs with one more dimension, of size one, in front, which is the only one with an index."""
+    return dataclasses.replace(
+        numbers,
+        inserted_window_dims=(0, *(d + 1 for d in numbers.inserted_window_dims)),
+        input_batching_dims=tuple(d + 1 for d in numbers.input_batching_dims),
+        scatter_dims_to_operand_dims=(0,),
+    )
+
+
+def _emitted(
+    local: LocalOp, numbers: ScatterDimensionNumbers, operands: Sequence[jax.Array], in_order: bool
+) -> list[jax.Array]:
+    """lax knows the op for one input, a few combiners, and index vectors along the last dimension."""
     body = local.op.blocks[0]
     function: Callable[..., jax.Array] | None = lax.scatter if returns_new(body) else _LAX.get(reduction_kind(body))
     if function is None or len(operands) != 3 or numbers.index_vector_dim != operands[1].ndim - 1:
         shapes = [x.shape for x in operands[: len(operands) // 2]]
-        return re_emit(local, *operands, result_shapes=shapes, attributes={"indices_are_sorted": str(in_order).lower()})
+        attributes = {"indices_are_sorted": str(in_order).lower(), "scatter_dimension_numbers": _text(numbers)}
+        return re_emit(local, *operands, result_shapes=shapes, attributes=attributes)
     dims = lax.ScatterDimensionNumbers(
         update_window_dims=numbers.update_window_dims,
         inserted_window_dims=numbers.inserted_window_dims,
@@ -133,6 +172,12 @@ def _scattered(
     unique = local.op.flag("unique_indices")
     # The op drops what is out of bounds: the mode only says so, and lowers to nothing but the op.
     return [function(*operands, dims, indices_are_sorted=in_order, unique_indices=unique, mode="drop")]
+
+
+def _text(numbers: ScatterDimensionNumbers) -> str:
+    """The attribute's MLIR text."""
+    fields = (f"{name} = {list(n) if isinstance(n, tuple) else n}" for name, n in dataclasses.asdict(numbers).items())
+    return f"#stablehlo.scatter<{', '.join(fields)}>"
 
 
 def _own_targets(

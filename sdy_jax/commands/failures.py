@@ -13,6 +13,8 @@ from sdy_jax import lowering, runtime
 from sdy_jax.bug_report import described_bug
 from sdy_jax.commands import UsageError
 from sdy_jax.errors import InternalError, SdyError
+from sdy_jax.positions import Position
+from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.source_text import SourceError
 
 _JAX = re.compile(r"[/\\]jax(lib)?[/\\]")
@@ -35,12 +37,21 @@ def explained(file: str) -> Iterator[None]:
         raise
     except InternalError as error:
         raise SourceError(described_bug(error), file) from error
+    except RuleError as error:
+        position = _position(error, file)
+        raise SourceError(error.message if position else str(error), file, position) from error
     except SdyError as error:
         place, _, rest = str(error).partition(": ")
         inside = place.startswith(f"{file}:") and rest
         raise SourceError(rest if inside else str(error), place if inside else file) from error
     except Exception as error:
         raise SourceError(_described(error), file) from error
+
+
+def _position(error: RuleError, file: str) -> Position | None:
+    """The place in the file that an error is about, if its location has one."""
+    match = re.search(rf'"{re.escape(file)}":(\d+):(\d+)', error.location or "")
+    return Position(int(match[1]), int(match[2])) if match else None
 
 
 def _described(error: Exception) -> str:

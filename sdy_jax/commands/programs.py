@@ -26,8 +26,8 @@ from sdy_jax.commands.failures import explained
 from sdy_jax.commands.specs import parse_mesh, parse_shardings, parse_types
 from sdy_jax.dialects.annotated_meshes import Devices
 from sdy_jax.dialects.local_program import is_local, run_local
-from sdy_jax.dialects.meshes import DeviceMesh
-from sdy_jax.dialects.resolution import program_mesh, resolved_sizes
+from sdy_jax.dialects.meshes import DeviceMesh, resolved_sizes
+from sdy_jax.dialects.resolution import program_mesh
 from sdy_jax.dialects.scalars import dtype_of
 from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.graph import Graph, Value

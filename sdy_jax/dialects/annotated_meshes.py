@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sdy_jax.dialects.meshes import DeviceMesh
-from sdy_jax.dialects.resolution import resolved_sizes
+from sdy_jax.dialects.meshes import DeviceMesh, resolved_sizes
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh, MeshAxis
 
@@ -56,12 +55,12 @@ def annotated_meshes(meshes: Iterable[DeviceMesh], declared: Mapping[str, Mesh],
 
 def _resolved(mesh: DeviceMesh, declared: Mesh | None, devices: Devices) -> Mesh:
     if declared is not None:
-        if not _fits(mesh, declared):
+        if not mesh.has_the_sizes_of(declared):
             raise MeshError(
                 mesh.symbol, f"@{mesh.symbol} is {mesh}, but sdy.mesh @{mesh.symbol} is {declared}; they are one mesh"
             )
         return declared
-    if devices.mesh is not None and _fits(mesh, devices.mesh):
+    if devices.mesh is not None and mesh.has_the_sizes_of(devices.mesh):
         return devices.mesh
     return _named(_sizes(mesh, devices), devices.axis_names)
 
@@ -79,15 +78,9 @@ def _sizes(mesh: DeviceMesh, devices: Devices) -> tuple[int, ...]:
         raise MeshError(mesh.symbol, str(error)) from None
 
 
-def _fits(mesh: DeviceMesh, other: Mesh) -> bool:
-    return mesh.rank == len(other.axes) and all(
-        size in (None, axis.size) for size, axis in zip(mesh.shape, other.axes, strict=True)
-    )
-
-
 def _check_some_fits(meshes: Sequence[DeviceMesh], devices: Devices) -> None:
     """The mesh of the program is one of those that it is annotated with."""
-    if devices.mesh is None or not meshes or any(_fits(mesh, devices.mesh) for mesh in meshes):
+    if devices.mesh is None or not meshes or any(mesh.has_the_sizes_of(devices.mesh) for mesh in meshes):
         return
     form = "x".join(str(axis.size) for axis in devices.mesh.axes)
     raise MeshError(meshes[0].symbol, f"@{meshes[0].symbol} is {meshes[0]}, the devices form {form}")

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from sdy_jax.dialects import scalars
 from sdy_jax.dialects.resolution import fill_meshes, mesh_on_devices, program_mesh, refined_mesh, resolved
-from sdy_jax.dialects.view import dialect_ops, location_of
+from sdy_jax.dialects.view import dialect_ops, enclosing, location_of
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.graph import Graph, Op, Value, main_function
 from sdy_jax.lowering.emit import local_function
@@ -35,16 +35,8 @@ def is_local(module: ir.Operation) -> bool:
     return any(
         op.declaration.communicates or op.name.startswith("process")
         for op in dialect_ops(main_function(module))
-        if not _in_manual_computation(op.operation)
+        if enclosing(op.operation, "sdy.manual_computation") is None
     )
-
-
-def _in_manual_computation(op: ir.Operation) -> bool:
-    while op.name != "builtin.module":
-        if op.name == "sdy.manual_computation":
-            return True
-        op = op.parent.operation
-    return False
 
 
 def run_local(

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.mlir import ir
 
 from sdy_jax.dialects.emitters import parts_of
-from sdy_jax.dialects.meshes import DeviceMesh, device_meshes
+from sdy_jax.dialects.meshes import DeviceMesh, device_meshes, resolved_sizes
 from sdy_jax.dialects.view import DialectOp, dialect_ops, is_dialect_op, view
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.graph import main_function, pre_order
@@ -83,25 +83,6 @@ def refined_mesh(module: ir.Operation, mesh: Mesh) -> RefinedMesh:
             )
         cuts += [ref for refs in parts for ref in refs]
     return RefinedMesh.of(mesh, cuts)
-
-
-def resolved_sizes(named: DeviceMesh, count: int) -> tuple[int, ...]:
-    """The sizes of a mesh on `count` devices. A mesh without `?` may leave some of them out.
-
-    Raises:
-        ShardingError: the devices do not fill it, an axis has size 0, or several sizes are not known.
-    """
-    known = [size for size in named.shape if size is not None]
-    for axis, size in enumerate(named.shape):
-        if size == 0:
-            raise ShardingError(f"axis {axis} of @{named.symbol} has size 0")
-    open_ = named.rank - len(known)
-    if open_ > 1:
-        raise ShardingError(f"@{named.symbol} = {named} has several unknown sizes; pass a mesh")
-    product = math.prod(known)
-    if count < product or (open_ and count % product):
-        raise ShardingError(f"{count} devices do not fill @{named.symbol} = {named}")
-    return tuple(count // product if size is None else size for size in named.shape)
 
 
 def resolved(module: ir.Operation, mesh: jax.sharding.Mesh, shapes: Sequence[Shape]) -> ir.Operation:

@@ -108,6 +108,15 @@ def dialect_ops(inside: ir.Operation) -> Iterator[DialectOp]:
             yield view(op)
 
 
+def enclosing(op: ir.Operation, *names: str) -> ir.Operation | None:
+    """The nearest op of these names that an op is in."""
+    while op.parent is not None:
+        op = op.parent.operation
+        if op.name in names:
+            return op
+    return None
+
+
 def view(op: ir.Operation) -> DialectOp:
     """The op as Python values.
 

@@ -24,7 +24,7 @@ from jax.extend.mlir import ir
 from sdy_jax.dialects.annotated_meshes import Devices, MeshError, annotated_meshes
 from sdy_jax.dialects.meshes import device_meshes
 from sdy_jax.dialects.verification import verify_ops
-from sdy_jax.dialects.view import DialectOp, dialect_ops, location_of
+from sdy_jax.dialects.view import DialectOp, dialect_ops, enclosing, location_of
 from sdy_jax.errors import ShardingError
 from sdy_jax.graph import module_meshes, pre_order
 from sdy_jax.passes.mesh_shards import PLACES, replace_annotations
@@ -111,15 +111,7 @@ def _ops_of(module: ir.Operation) -> list[DialectOp]:
     """The mesh and shard ops of a module; those of modules inside have other meshes."""
     if not module.context.allow_unregistered_dialects:
         return []
-    return [op for op in dialect_ops(module) if _enclosing(op.operation, "builtin.module") == module]
-
-
-def _enclosing(op: ir.Operation, name: str) -> ir.Operation | None:
-    while op.parent is not None:
-        op = op.parent.operation
-        if op.name == name:
-            return op
-    return None
+    return [op for op in dialect_ops(module) if enclosing(op.operation, "builtin.module") == module]
 
 
 def _is_local(ops: list[DialectOp]) -> bool:

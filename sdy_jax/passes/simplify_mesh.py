@@ -25,8 +25,7 @@ from jax.extend.mlir import ir
 from sdy_jax.dialects.meshes import DeviceMesh, device_meshes
 from sdy_jax.dialects.ops import OPS, own_name
 from sdy_jax.dialects.shardings import defining
-from sdy_jax.dialects.verification.scope import enclosing
-from sdy_jax.dialects.view import DialectOp, is_dialect_op, view
+from sdy_jax.dialects.view import DialectOp, enclosing, is_dialect_op, view
 from sdy_jax.graph import pre_order
 
 Meshes: TypeAlias = Mapping[tuple[str, str], DeviceMesh]

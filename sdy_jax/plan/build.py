@@ -5,7 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+from jax.extend.mlir import ir
+
+from sdy_jax.graph import function_shardings, main_function, set_function_shardings
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.partition import partition
 from sdy_jax.passes.common_mesh import put_on_mesh
@@ -51,6 +55,7 @@ def _build(name: str, program: Program, costs: CostModel, source: str) -> Plan:
     stages["propagated"] = module
 
     module = module.clone().operation
+    _keep_arguments_whole(module, program.module)
     report = partition(module, program.mesh_name, costs, rules)
     stages["partitioned"] = module
 
@@ -68,3 +73,19 @@ def _build(name: str, program: Program, costs: CostModel, source: str) -> Plan:
         stages,
         source,
     )
+
+
+def _keep_arguments_whole(module: ir.Operation, traced: ir.Operation) -> None:
+    """Import gives an argument the sharding of a constraint on it, terms included. The arrays that are passed hold
+    values, and so does an argument of which the program itself states no terms; the constraint makes them."""
+    main = main_function(module)
+    count = len(main.regions[0].blocks[0].arguments)
+    given = function_shardings(main_function(traced), "arg_attrs", count)
+    found = function_shardings(main, "arg_attrs", count)
+    whole = {
+        i: replace(sharding, unreduced_axes=(), reduction="sum")
+        for i, sharding in enumerate(found)
+        if sharding is not None and sharding.unreduced_axes and given[i] is None
+    }
+    if whole:
+        set_function_shardings(main, "arg_attrs", count, whole)

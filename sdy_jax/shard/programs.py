@@ -20,8 +20,9 @@ def run_local(
     """A program on local arrays, one that communicates by ops of the mesh or shard dialect, as a function.
 
     Args:
-        program: its text, or what `sdy.load` found in a file. Ops of `stablehlo`, `chlo`, `arith` (on integers, and the
-            usual ones on floats), `scf.if`, `scf.for`, `tensor.from_elements` and `tensor.extract` may stand between.
+        program: its text, or what `sdy.load` or `sdy.loads` made of it. Ops of `stablehlo`, `chlo`, `arith` (on
+            integers, and the usual ones on floats), `scf.if`, `scf.for`, `tensor.from_elements` and `tensor.extract`
+            may stand between.
         mesh: the devices. Its axes are those of the program's mesh in order, and give `?` its size. By default the
             first devices of the machine; one `?` is then as large as they allow.
         in_specs, out_specs: how arguments and results lie on the mesh, a `PartitionSpec` for all or one each. By

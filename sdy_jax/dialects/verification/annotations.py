@@ -9,8 +9,8 @@ from jax.extend.mlir import ir
 from sdy_jax.dialects.ops import own_name
 from sdy_jax.dialects.pairs import pair_up
 from sdy_jax.dialects.shardings import defining, stated_sharding
-from sdy_jax.dialects.verification.scope import Scope, enclosing, shape_of
-from sdy_jax.dialects.view import DialectOp, location_of
+from sdy_jax.dialects.verification.scope import Scope, shape_of
+from sdy_jax.dialects.view import DialectOp, enclosing, location_of
 from sdy_jax.representation.dialect_rules import RuleError
 
 _CHAINS = {

@@ -10,8 +10,9 @@ from jax.extend.mlir import ir
 from sdy_jax.dialects.meshes import device_meshes
 from sdy_jax.dialects.verification import devices, shardings, tensors
 from sdy_jax.dialects.verification.annotations import check_annotations, check_locality, check_pairs
-from sdy_jax.dialects.verification.scope import Rule, Scope, check_axes, enclosing
-from sdy_jax.dialects.view import DialectOp, dialect_ops, fail, is_dialect_op
+from sdy_jax.dialects.verification.scope import Rule, Scope, check_axes
+from sdy_jax.dialects.view import DialectOp, dialect_ops, enclosing, fail, is_dialect_op
+from sdy_jax.graph import module_meshes
 
 RULES: Mapping[str, Rule] = {
     "tensors": tensors.tensors,
@@ -65,7 +66,7 @@ def _by_module(module: ir.Operation) -> dict[ir.Operation, list[DialectOp]]:
 
 
 def _verify(module: ir.Operation, ops: list[DialectOp], strict: bool) -> None:
-    scope = Scope(device_meshes(module), _symbols(module, ops))
+    scope = Scope(device_meshes(module), module_meshes(module), _symbols(module, ops))
     for op in ops:
         _check(op, scope)
     _check_ends(ops)

@@ -10,6 +10,7 @@ from jax.extend.mlir import ir
 from sdy_jax.dialects.meshes import DeviceMesh
 from sdy_jax.dialects.ops import own_name
 from sdy_jax.dialects.view import DialectOp
+from sdy_jax.representation.mesh import Mesh
 
 Shape = tuple[int | None, ...]
 """Sizes, None where they are not known."""
@@ -19,9 +20,16 @@ _ON_MEMREFS = ("all_reduce", "update_halo")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The meshes of the module around an op, by dialect and symbol, and its other symbols with what defines them."""
+    """What is known in the module around an op.
+
+    Attributes:
+        meshes: those of the dialects, by dialect and symbol.
+        declared: those of SDY, by symbol.
+        symbols: what defines each of the other symbols.
+    """
 
     meshes: Mapping[tuple[str, str], DeviceMesh]
+    declared: Mapping[str, Mesh]
     symbols: Mapping[str, ir.Operation]
 
     def mesh(self, op: DialectOp) -> DeviceMesh:
@@ -74,12 +82,3 @@ def check_result(op: DialectOp, expected: Sequence[int | None]) -> None:
     for number, (got, want) in enumerate(zip(shape_of(op, op.result), expected, strict=True)):
         if got is not None and got != want:
             op.fail(f"result dimension {number} is {got}, expected {'?' if want is None else want}")
-
-
-def enclosing(op: ir.Operation, *names: str) -> ir.Operation | None:
-    """The nearest op of these names that an op is in."""
-    while op.parent is not None:
-        op = op.parent.operation
-        if op.name in names:
-            return op
-    return None
