@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -32,7 +32,8 @@ from sdy_jax.lowering.generic import numpy_dtype
 from sdy_jax.lowering.strategies.manual import manual_axes_around
 from sdy_jax.lowering.strategies.registry import LocalOp, check, emitter
 from sdy_jax.representation.dialect_rules import RuleError
-from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis, axes_size
+from sdy_jax.runtime.device_orders import expressed
 from sdy_jax.runtime.mesh import RefinedMesh
 
 
@@ -226,32 +227,15 @@ def parts_of(named: DeviceMesh, mesh: Mesh) -> tuple[tuple[AxisRef, ...], ...] |
 
     On a 2x4 mesh with axes `a` and `b`, those of 4x2 are `a` with `b:(1)2`, and `b:(2)2`.
     """
-    if named.rank == len(mesh.axes) and all(n in (None, a.size) for n, a in zip(named.shape, mesh.axes, strict=True)):
+    if named.has_the_sizes_of(mesh):
         return tuple((AxisRef(axis.name),) for axis in mesh.axes)
     if None in named.shape or named.group_size(range(named.rank)) != mesh.size:
         return None
-    found, start = [], 1
-    for size in named.shape:
-        refs = _span(mesh, start, start * (size or 1))
-        if refs is None:
-            return None
-        found.append(refs)
-        start *= size or 1
-    return tuple(found)
-
-
-def _span(mesh: Mesh, start: int, end: int) -> tuple[AxisRef, ...] | None:
-    """The parts of axes between two numbers of blocks, into which all that precedes splits the devices."""
-    refs, before = [], 1
-    for axis in mesh.axes:
-        after = before * axis.size
-        low, high = max(start, before), min(end, after)
-        if low < high:
-            if low % before or high % low or after % high:
-                return None
-            refs.append(AxisRef.canonical(axis.name, low // before, high // low, mesh))
-        before = after
-    return tuple(refs)
+    own = Mesh(tuple(MeshAxis(f"axis{number}", size or 1) for number, size in enumerate(named.shape)))
+    positions = replace(mesh, device_ids=())
+    found = [expressed(AxisRef(axis.name), own, positions) for axis in own.axes]
+    known = tuple(refs for refs in found if refs is not None)
+    return known if len(known) == named.rank else None
 
 
 @check(*_NAMES)
