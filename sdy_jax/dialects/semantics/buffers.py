@@ -20,16 +20,6 @@ from sdy_jax.lowering import collectives
 _COUNTING = {"sum": "sum", "product": "product", "bitwise_xor": "xor"}
 
 
-def local_buffer(grid: Grid, x: jax.Array, layout: Layout) -> jax.Array:
-    """The device's buffer of a tensor that every device holds. Nothing is sent.
-
-    Padding and the halos beyond the tensor's edges are zeros.
-    """
-    for dim, dimension in enumerate(dimensions(layout, grid, x.shape)):
-        x = cut(grid, x, dim, dimension)
-    return as_terms(grid, x, layout.partial, layout.partial_axes)
-
-
 def cut(grid: Grid, x: jax.Array, dim: int, dimension: Dimension) -> jax.Array:
     """The device's part of a dimension of a tensor, with its halo."""
     if not dimension.axes:
