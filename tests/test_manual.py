@@ -850,3 +850,25 @@ def test_groups_follow_a_mesh_that_is_unified_with_another():
     module = parse(twice + manual(all_reduce(groups, ADD)))
     import_module(module.operation)
     assert module.operation.verify() and "@again" not in str(module)
+
+
+@pytest.mark.parametrize("border", ["in", "out"])
+def test_the_border_keeps_axes_free_for_dimensions_that_wait_for_their_priority(border):
+    """An axis that is given to dimension 0 later does not come to dimension 1 before."""
+    waiting, open_ = '[{"x", ?}p1, {?}]', "[{?}, {?}]"
+    given, returned = (waiting, open_) if border == "in" else (open_, waiting)
+    text = f"""func.func @main(
+        %arg0: tensor<8x16xf32> {{sdy.sharding = #sdy.sharding<@mesh, [{{?}}, {{"y", "x", ?}}]>}}
+      ) -> tensor<8x16xf32> {{
+      %0 = stablehlo.negate %arg0 : tensor<8x16xf32>
+      %1 = sdy.manual_computation(%0) in_shardings=[<@mesh, {given}>] out_shardings=[<@mesh, {returned}>]
+          manual_axes={{}} (%arg1: tensor<8x16xf32>) {{
+        %3 = stablehlo.tanh %arg1 : tensor<8x16xf32>
+        sdy.return %3 : tensor<8x16xf32>
+      }} : (tensor<8x16xf32>) -> tensor<8x16xf32>
+      %2 = stablehlo.abs %1 : tensor<8x16xf32>
+      return %2 : tensor<8x16xf32>
+    }}"""
+    module, _ = planned(text)
+    assert f'{border}_shardings=[<@mesh, [{{"x"}}, {{"y"}}]>]' in str(module)
+    np.testing.assert_allclose(run(module, X)[0], np.abs(np.tanh(-X)), rtol=1e-6)

@@ -115,7 +115,11 @@ def _in_shardys_terms(match: re.Match[str]) -> str:
 
 
 def difference(case: Case, oracle: Oracle) -> str | None:
-    """The first lines that differ; empty where nothing does; None where the oracle rejects the program or dies."""
+    """The first lines that differ; empty where nothing does.
+
+    None where the oracle rejects the program, dies, or makes a module that it would not read itself: it may give an
+    axis to two dimensions where one waits for its user priority.
+    """
     program = case.program
     passes = case.passes(program.features)
     theirs = oracle.run(program.text, passes)
@@ -124,6 +128,8 @@ def difference(case: Case, oracle: Oracle) -> str | None:
     mine = ours(program.text, passes)
     if mine == theirs:
         return ""
+    if oracle.ask(program.text, passes.split(",")) is None:
+        return None
     pairs = zip([*mine.splitlines(), ""], [*theirs.splitlines(), ""], strict=False)
     return next(f"ours:   {a.strip()}\ntheirs: {b.strip()}" for a, b in pairs if a != b)
 

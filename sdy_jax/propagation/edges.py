@@ -69,11 +69,22 @@ def add_free_axes(outer: TensorSharding, inner: TensorSharding, manual: Sequence
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The border of a manual computation that an edge crosses: its manual axes and the outer sharding given there."""
+    """The border of a manual computation that an edge crosses: its manual axes and the outer sharding given there.
+
+    `kept` are the axes that dimensions of this sharding wait for, which nothing else may take before that. (Shardy
+    forgets them here, and may give an axis to two dimensions.)
+    """
 
     outer: TensorSharding
     manual: tuple[str, ...]
     kind: EdgeKind
+    kept: tuple[AxisRef, ...] = ()
+
+    def keeping(self, axes: Sequence[AxisRef]) -> View:
+        """The border while some dimensions wait for these axes."""
+        kept = tuple(axis for axis in axes if axis.name not in self.manual)
+        given = tuple(axis for axis in self.outer.replicated_axes if axis not in self.kept)
+        return replace(self, outer=replace(self.outer, replicated_axes=given + kept), kept=kept)
 
     def seen(self, sharding: TensorSharding | None) -> TensorSharding | None:
         """The edge's sharding as its sources see it."""

@@ -17,6 +17,7 @@ from sdy_jax.propagation.places import NOWHERE, Places
 from sdy_jax.propagation.priorities import LEVELS, NEITHER_WAY, WITHOUT_LEVELS, Directions
 from sdy_jax.propagation.record import Recorder
 from sdy_jax.propagation.solver import NO_SHARDING, STRATEGIES, Solution, Solver, Strategy
+from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook
 from sdy_jax.rules.dataflow import EdgeKind, calls_by_callee
@@ -89,6 +90,13 @@ class Engine:
 
     def assign(self, place: int, sharding: TensorSharding | None) -> None:
         self._store(place, self.solver.shardings.number(sharding))
+
+    def keep_free(self, place: int, axes: Sequence[AxisRef]) -> None:
+        """Gives these axes to nobody at a border of a manual computation: dimensions of its edge wait for them."""
+        for reader in self._readers[place]:
+            item = self._all[reader]
+            if item is not None and item.view is not None and item.places[-1] == place:
+                self._all[reader] = item._replace(view=item.view.keeping(axes))
 
     def _store(self, place: int, number: int) -> None:
         self._current[place] = number

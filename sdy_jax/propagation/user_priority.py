@@ -12,7 +12,7 @@ from sdy_jax.graph import Graph, Value
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.places import NOWHERE, Places
 from sdy_jax.representation.axes import sort_axes
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import CLOSED, TensorSharding
 
 
@@ -33,6 +33,7 @@ def run_by_user_priority(engine: Engine, graph: Graph) -> None:
         for priority in sorted({d.priority for d in original.dimensions if d.priority}):
             waiting.setdefault(priority, []).append(_Waiting(place, original))
         engine.assign(place, first_turn(original, _mesh(graph, original)))
+        engine.keep_free(place, _axes_after(original, 0))
     engine.run()
     for priority in sorted(waiting):
         engine.priority = priority
@@ -40,11 +41,17 @@ def run_by_user_priority(engine: Engine, graph: Graph) -> None:
             present = engine.sharding(entry.place)
             if present is not None and not _is_dead(engine, entry.place):
                 engine.assign(entry.place, take_turn(present, entry.original, priority))
+                engine.keep_free(entry.place, _axes_after(entry.original, priority))
         engine.run()
 
 
 def _has_priorities(sharding: TensorSharding) -> bool:
     return any(d.priority is not None for d in sharding.dimensions)
+
+
+def _axes_after(sharding: TensorSharding, priority: int) -> list[AxisRef]:
+    """The axes of the dimensions whose turn comes later."""
+    return [axis for d in sharding.dimensions if (d.priority or 0) > priority for axis in d.axes]
 
 
 def _mesh(graph: Graph, sharding: TensorSharding) -> Mesh:
@@ -68,11 +75,10 @@ def _places_in_order(graph: Graph, places: Places) -> list[int]:
 
 def first_turn(sharding: TensorSharding, mesh: Mesh) -> TensorSharding:
     """The sharding as priority 0 sees it."""
-    held = [axis for d in sharding.dimensions if d.priority for axis in d.axes]
     return replace(
         sharding,
         dimensions=tuple(CLOSED if d.priority else replace(d, priority=None) for d in sharding.dimensions),
-        replicated_axes=sort_axes((*sharding.replicated_axes, *held), mesh),
+        replicated_axes=sort_axes((*sharding.replicated_axes, *_axes_after(sharding, 0)), mesh),
     )
 
 
