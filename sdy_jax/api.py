@@ -14,19 +14,18 @@ import jax
 from sdy_jax import lowering, own_frames, runtime
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.arguments import SPEC_TYPES, Leaf, abstracted, argument_leaves, match_prefix, parameter_names
+from sdy_jax.derivatives import Partition
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
-from sdy_jax.graph import Graph
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.loaded_function import LoadedFunction, prepared
 from sdy_jax.lowering.cost import CostModel
-from sdy_jax.lowering.emit import local_function, used_axes
 from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.plan import BoundaryValue, Plan
 from sdy_jax.plan.warn import PartitionWarning, report_notes
+from sdy_jax.planned_call import PlannedCall
 from sdy_jax.program import Program, from_function
 from sdy_jax.representation.named import mesh_from_jax
-from sdy_jax.runtime.boundary import Boundary, auto_mesh, check_devices, concrete_mesh, on_parts
-from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.runtime.boundary import auto_mesh, check_devices, concrete_mesh, on_parts
 from sdy_jax.statics import StaticParameters, Statics
 
 __all__ = ["PartitionWarning", "PartitionedFunction", "partition"]
@@ -142,7 +141,7 @@ class PartitionedFunction:
         self._source = own_frames.caller_line()
         self._parameters = parameter_names(fun)
         self._statics = StaticParameters.of(fun, static_argnums, static_argnames)
-        self._plans: dict[Any, Plan] = {}
+        self._calls: dict[Any, PlannedCall] = {}
 
         @functools.wraps(fun, updated=())
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -187,12 +186,12 @@ class PartitionedFunction:
 
     def clear_cache(self) -> None:
         """Forgets plans and compiled programs."""
-        self._plans.clear()
+        self._calls.clear()
         self._jitted.clear_cache()
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments like these (arrays or `ShapeDtypeStruct`s); nothing runs."""
-        return self._planned(*self._statics.split(args, kwargs))
+        return self._planned(*self._statics.split(args, kwargs)).plan
 
     def _through_jit(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls jit; where it refuses the arguments, says which of them in our words."""
@@ -219,32 +218,39 @@ class PartitionedFunction:
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """What jit traces: plan, then the per-device program on shards."""
         dynamic, named, statics = self._statics.split(args, kwargs)
-        leaves = jax.tree.leaves((dynamic, named))
-        plan = self._planned(dynamic, named, statics)
-        _check_whole((*plan.arguments, *plan.results))
-        program = plan.program
-        graph = Graph(program.module)
-        refined = RefinedMesh.of(program.mesh, used_axes(graph))
-        boundary = Boundary(
-            self._jax_mesh(),
-            refined,
-            [v.sharding for v in (*plan.constants, *plan.arguments)],
-            [v.sharding for v in plan.results],
-        )
-        results = boundary(local_function(graph, refined), [*program.constants, *leaves], program.out_info)
-        return jax.tree.unflatten(program.out_tree, results)
+        call = self._planned(dynamic, named, statics)
+        _check_whole((*call.plan.arguments, *call.plan.results))
+        return call(*jax.tree.leaves((dynamic, named)))
 
-    def _planned(self, args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> Plan:
+    def _planned(self, args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> PlannedCall:
         mesh = self._jax_mesh()
         leaves = self._leaves(args, kwargs, statics)
         tree = jax.tree.structure((tuple(args), kwargs))
         key = (mesh, tree, tuple(_signature(leaf) for leaf in leaves), statics.key, _settings())
-        if key in self._plans:
-            return self._plans[key]
-        plan = self._made(leaves, tree, statics, mesh)
-        if not any(isinstance(c, jax.core.Tracer) for c in plan.program.constants):  # those end with their trace
-            self._plans[key] = plan
-        return plan
+        if key in self._calls:
+            return self._calls[key]
+        call = PlannedCall(self._made(leaves, tree, statics, mesh), mesh, self._of_derivatives())
+        if not call.outer:  # those end with their trace
+            self._calls[key] = call
+        return call
+
+    def _of_derivatives(self) -> Partition | None:
+        """How the functions are partitioned that compute derivatives. Programs from text have those of their ops."""
+        if isinstance(self._fun, LoadedFunction) and not self._fun.has_derivatives:
+            return None
+
+        def partitioned(fun: Callable[..., Any], in_shardings: Any, out_shardings: Any) -> PartitionedFunction:
+            made: PartitionedFunction = partition(
+                fun,
+                mesh=self._jax_mesh(),
+                in_shardings=in_shardings,
+                out_shardings=out_shardings,
+                costs=self._costs,
+                on_unknown=self._on_unknown,
+            )
+            return made
+
+        return partitioned
 
     def _leaves(self, args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> list[Leaf]:
         """The dynamic arguments' leaves: abstract values and specifications."""

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 import jax
@@ -39,7 +41,7 @@ shard_alike_p: Any = getattr(shard_alike, "shard_alike_p", None)
 
 def trace_and_lower(
     fun: Any, avals: tuple[Any, ...], platform: str, rules: Any = ()
-) -> tuple[Any, Any, tuple[Any, ...]]:
+) -> tuple[Any, Any, Any, tuple[Any, ...]]:
     """Traces a flat function and lowers it to StableHLO.
 
     Args:
@@ -49,20 +51,36 @@ def trace_and_lower(
         rules: lowering rules that take precedence over those registered with jax, as (primitive, rule).
 
     Returns:
-        The MLIR module, jax's record of the outputs (`out_info`), and the arrays and tracers that the function closes
-        over: they are the first arguments of the module's main function.
+        The MLIR module, the traced function as a closed jaxpr, jax's record of the outputs (`out_info`), and the arrays
+        and tracers that the function closes over: they are the first arguments of the module's main function. The
+        jaxpr's first ones are the tracers among them.
     """
     with config.use_simplified_jaxpr_constants(True):
         traced = jax.jit(fun, keep_unused=True).trace(*avals)
-        lowered = traced.lower(
-            lowering_platforms=(platform,),
-            _private_parameters=mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True),
-        )
+        parameters = mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True)
+        lowered = _outside_of_mlir(lambda: traced.lower(lowering_platforms=(platform,), _private_parameters=parameters))
     constants = (*lowered._lowering.const_args, *traced._consts)
     module = lowered.compiler_ir("stablehlo")
     if _has_symbolic_parts(module):
         module = refine_polymorphic_shapes(module)
-    return module, traced.out_info, constants
+    return module, traced.jaxpr, traced.out_info, constants
+
+
+def _outside_of_mlir(lower: Callable[[], Any]) -> Any:
+    """Lowers where no MLIR context is current, as jax must. While it lowers another module there is one; a thread of
+    its own has none, and is given the settings of this one."""
+    try:
+        ir.Context.current  # noqa: B018
+    except ValueError:
+        return lower()
+    x64, mesh = config.enable_x64.value, jax.sharding.get_abstract_mesh()
+
+    def lower_here() -> Any:
+        with config.use_simplified_jaxpr_constants(True), jax.enable_x64(x64), jax.sharding.use_abstract_mesh(mesh):
+            return lower()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(copy_context().run, lower_here).result()
 
 
 def _has_symbolic_parts(module: ir.Module) -> bool:

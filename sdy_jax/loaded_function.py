@@ -138,6 +138,11 @@ class LoadedFunction:
         self._in, self._out = _take_boundary(program, module, mesh)
         self._call = _caller(program, module)
 
+    @property
+    def has_derivatives(self) -> bool:
+        """Whether the program brings derivatives of its own, as files from `jax.export` may."""
+        return self._program.exported is not None and self._program.exported.has_vjp()
+
     def arguments(self, given: Spec) -> Spec:
         """`in_shardings`, with the program's own where nothing is given."""
         arguments, named = jax.tree.unflatten(self._program.in_tree, self._program.in_info)

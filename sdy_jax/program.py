@@ -14,6 +14,7 @@ from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.meshes import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.arguments import Leaf, match_prefix, padded, resolve
+from sdy_jax.errors import SdyError
 from sdy_jax.graph import main_function, set_function_shardings
 from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.mesh import Mesh
@@ -33,6 +34,8 @@ class Program:
 
     The `main` of a program that `sdy.load` found in a `jax.export` file is called as `exported` says; `partition`
     brings it to that form. The mesh of a loaded program is the one that its shardings are on, empty if it has none.
+
+    `jaxpr` is the function that was traced, of the tracers among `constants` and of the input leaves.
     """
 
     module: ir.Operation
@@ -47,6 +50,7 @@ class Program:
     out_tree: PyTreeDef
     name: str = "main"
     exported: Exported | None = None
+    jaxpr: Any = None
 
     def with_module(self, module: ir.Operation) -> Program:
         """The same program at another stage."""
@@ -73,7 +77,7 @@ def from_function(
 
     def flat_fun(*flat: Any) -> list[Any]:
         args, kwargs = jax.tree.unflatten(tree, flat)
-        flat_out, structure = jax.tree.flatten(fun(*args, **kwargs))
+        flat_out, structure = jax.tree.flatten(_arrays(fun(*args, **kwargs)))
         out_tree.append(structure)
         return flat_out
 
@@ -81,26 +85,41 @@ def from_function(
     with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh), tracing(site):
         avals = tuple(leaf.value for leaf in leaves)
         platform = platform_of(jax_mesh.devices.flat[0])
-        module, out_info, constants = trace_and_lower(flat_fun, avals, platform, site.lowering_rules)
-    if site.unfinished:
-        finish(module.operation)
+        module, jaxpr, out_info, constants = trace_and_lower(flat_fun, avals, platform, site.lowering_rules)
     outputs = match_prefix(out_shardings, jax.tree.unflatten(out_tree[-1], out_info), "result", "out_shardings")
-    mesh_name = declare_mesh(module.operation, mesh)
-    # A copy of its own: an operation does not keep the module object alive that jax made.
-    program = Program(
-        module.operation.clone().operation,
-        mesh,
-        mesh_name,
-        constants,
-        tuple(leaf.path for leaf in leaves),
-        tuple(leaf.path for leaf in outputs),
-        avals,
-        tuple(out_info),
-        tree,
-        out_tree[-1],
-    )
-    _annotate(program, leaves, outputs, jax_mesh)
+    with module.context, ir.Location.unknown(module.context):
+        if site.unfinished:
+            finish(module.operation)
+        mesh_name = declare_mesh(module.operation, mesh)
+        # A copy of its own: an operation does not keep the module object alive that jax made.
+        program = Program(
+            module.operation.clone().operation,
+            mesh,
+            mesh_name,
+            constants,
+            tuple(leaf.path for leaf in leaves),
+            tuple(leaf.path for leaf in outputs),
+            avals,
+            tuple(out_info),
+            tree,
+            out_tree[-1],
+            jaxpr=jaxpr,
+        )
+        _annotate(program, leaves, outputs, jax_mesh)
     return program
+
+
+def _arrays(result: Any) -> Any:
+    """The tree itself, if all its leaves are arrays or numbers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(result):
+        try:
+            jax.typeof(leaf)
+        except TypeError:
+            raise SdyError(
+                f"`result{jax.tree_util.keystr(path)}` is a {type(leaf).__name__} ({leaf!r:.60}); a partitioned "
+                "function returns arrays and numbers, in trees of any kind"
+            ) from None
+    return result
 
 
 def platform_of(device: jax.Device) -> str:

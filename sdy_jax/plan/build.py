@@ -24,7 +24,8 @@ from sdy_jax.rules import RuleBook
 
 def build_plan(name: str, program: Program, costs: CostModel, source: str = "") -> Plan:
     """Propagates and partitions a traced program; `source` is the line at which its shardings are given."""
-    with _collection_paused():
+    context = program.module.context
+    with _collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
         return _build(name, program, costs, source)
 
 

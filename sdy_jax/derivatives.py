@@ -1,0 +1,259 @@
+"""Derivatives of a partitioned program: those of the function that was partitioned, partitioned in turn.
+
+StableHLO no longer shows `stop_gradient`, custom rules or how ties of a maximum are shared, so the partitioned program
+itself must not be differentiated. Instead the function is linearized: one partitioned function returns its results with
+what the derivative needs (the residuals), a second one maps residuals and tangents to tangents, and a third one, the
+transpose of the second, residuals and cotangents to cotangents. All of them have derivatives in the same way, so orders
+and modes mix freely. None is planned before it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding
+
+from sdy_jax.plan.plan import BoundaryValue, Plan
+from sdy_jax.representation.sharding import TensorSharding
+
+Flat = Callable[..., Sequence[Any]]
+"""A function of arrays that returns a sequence of them."""
+
+Specs = Sequence[TensorSharding]
+
+
+class Planned(Protocol):
+    """A partitioned function."""
+
+    def __call__(self, *arguments: Any) -> Any: ...
+
+    def plan(self, *arguments: Any) -> Plan: ...
+
+
+Partition = Callable[[Callable[..., Any], Any, Any], Planned]
+"""`partition(fun, in_shardings, out_shardings)`: how the functions of derivatives are partitioned."""
+
+
+def differentiable(run: Flat, plain: Flat, inputs: Specs, outputs: Specs, partition: Partition) -> Flat:
+    """`run` with the derivatives of `plain`, which computes the same on one device.
+
+    Args:
+        run: the partitioned program as a function of its operands.
+        plain: the function that was partitioned, of the same operands.
+        inputs, outputs: how the program's operands and results are laid out; their tangents and cotangents lie alike.
+        partition: how the functions of the derivatives are partitioned.
+    """
+
+    @jax.custom_jvp
+    def call(*operands: Any) -> tuple[Any, ...]:
+        return tuple(run(*operands))
+
+    @functools.cache
+    def linearized(moving: tuple[int, ...]) -> _Linearized:
+        return _Linearized(plain, moving, inputs, outputs, partition)
+
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
+        results, residuals, linear = linearized(moving).at(primals)
+        dots: list[Any] = [np.zeros(y.shape, jax.dtypes.float0) for y in results]
+        smooth = [i for i, y in enumerate(results) if _is_smooth(y)]
+        if smooth:
+            types = tuple(jax.typeof(results[i]).to_tangent_aval() for i in smooth)
+            moved = linear_map_p.bind(*residuals, *(tangents[i] for i in moving), linear=linear, types=types)
+            for i, dot in zip(smooth, moved, strict=True):
+                dots[i] = dot
+        return tuple(results), tuple(dots)
+
+    call.defjvp(rule, symbolic_zeros=True)
+    return call
+
+
+def specs(values: Iterable[BoundaryValue], types: Iterable[Any]) -> list[TensorSharding]:
+    """How a plan lays out values at its border, as specifications; those of keys do not speak of their raw words."""
+    pairs = zip((value.sharding for value in values), types, strict=True)
+    return [replace(s, dimensions=s.dimensions[: len(t.shape)]) for s, t in pairs]
+
+
+def _is_smooth(value: Any) -> bool:
+    """Whether a value has tangents."""
+    return bool(jnp.issubdtype(value.dtype, np.inexact))
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class LinearMap:
+    """A function that is linear in its arguments after the first `residuals`, and its transpose.
+
+    `forward(*residuals, *tangents)` gives tangents of results, `backward(*residuals, *cotangents)` the cotangents of
+    the tangents.
+    """
+
+    forward: Flat
+    backward: Flat
+    residuals: int
+
+
+class _Linearized:
+    """A function's results with the residuals of its derivative, from one partitioned function.
+
+    A residual that is an operand or a result already is not returned again, and constants stay where they are.
+    """
+
+    def __init__(self, plain: Flat, moving: tuple[int, ...], inputs: Specs, outputs: Specs, partition: Partition):
+        self._plain, self._moving, self._partition = plain, moving, partition
+        self._inputs, self._outputs = list(inputs), list(outputs)
+        self._known = partition(self._trace, tuple(inputs), (self._outputs, None))
+        self._linear: LinearMap | None = None
+        # What tracing finds out:
+        self._tree: Any = None
+        self._leaves: list[Any] = []
+        self._sources: dict[int, int] = {}
+        """By leaf, the number of its residual among operands, results and what else the traced function returns."""
+        self._smooth: list[int] = []
+        self._tangents: list[Any] = []
+
+    def at(self, operands: Sequence[Any]) -> tuple[Sequence[Any], list[Any], LinearMap]:
+        """The results, the residuals and the derivative."""
+        results, others = self._known(*operands)
+        if self._linear is None:
+            self._linear = self._derivative_at(operands)
+        values = [*operands, *results, *others]
+        return results, [values[i] for i in self._sources.values()], self._linear
+
+    def _derivative_at(self, operands: Sequence[Any]) -> LinearMap:
+        plan = self._known.plan(*operands)
+        lie = [*self._inputs, *specs(plan.results, plan.program.out_info)]
+        residuals = [lie[i] for i in self._sources.values()]
+        inputs = [self._inputs[i] for i in self._moving]
+        outputs = [self._outputs[i] for i in self._smooth]
+        return LinearMap(
+            self._partition(self._forward, (*residuals, *inputs), outputs),
+            self._partition(self._backward, (*residuals, *outputs), inputs),
+            len(residuals),
+        )
+
+    def _trace(self, *operands: Any) -> tuple[list[Any], list[Any]]:
+        """The results, and the residuals that are neither operands nor results."""
+
+        def of_moving(*moving: Any) -> list[Any]:
+            return list(self._plain(*_replaced(operands, self._moving, moving)))
+
+        primals = [operands[i] for i in self._moving]
+        results, tangents = jax.linearize(of_moving, *primals)
+        self._tangents = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in primals]
+        self._smooth = [i for i, y in enumerate(results) if _is_smooth(y)]
+        self._leaves, self._tree = jax.tree.flatten(tangents)
+        values = [*operands, *results]
+        numbers = {id(value): number for number, value in enumerate(values)}
+        self._sources = {}
+        for place, leaf in enumerate(self._leaves):
+            if not isinstance(leaf, jax.core.Tracer):
+                continue
+            if id(leaf) not in numbers:
+                numbers[id(leaf)] = len(values)
+                values.append(leaf)
+            self._sources[place] = numbers[id(leaf)]
+            self._leaves[place] = None  # a tracer must not outlive its trace
+        return results, values[len(operands) + len(results) :]
+
+    def _derivative(self, residuals: Sequence[Any]) -> Flat:
+        """The tangents of the smooth results, as a function of those of the moving operands."""
+        push: Flat = jax.tree.unflatten(self._tree, _replaced(self._leaves, list(self._sources), residuals))
+
+        def smooth(*tangents: Any) -> list[Any]:
+            moved = push(*tangents)
+            return [moved[i] for i in self._smooth]
+
+        return smooth
+
+    def _forward(self, *values: Any) -> Sequence[Any]:
+        count = len(self._sources)
+        return self._derivative(values[:count])(*values[count:])
+
+    def _backward(self, *values: Any) -> Sequence[Any]:
+        count = len(self._sources)
+        transposed = jax.linear_transpose(self._derivative(values[:count]), *self._tangents)
+        return list(transposed(list(values[count:])))
+
+
+def _replaced(values: Sequence[Any], places: Sequence[int], new: Sequence[Any]) -> list[Any]:
+    replaced = list(values)
+    for place, value in zip(places, new, strict=True):
+        replaced[place] = value
+    return replaced
+
+
+def _forward(*values: Any, linear: LinearMap, types: Any) -> Sequence[Any]:
+    return linear.forward(*values)
+
+
+linear_map_p = Primitive("sdy_linear_map")
+linear_map_p.multiple_results = True
+linear_map_p.def_impl(_forward)
+linear_map_p.def_abstract_eval(lambda *_, linear, types: types)
+mlir.register_lowering(linear_map_p, mlir.lower_fun(_forward, multiple_results=True))
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, linear: LinearMap, types: Any) -> tuple[Any, Any]:
+    count = linear.residuals
+    results = linear_map_p.bind(*primals, linear=linear, types=types)
+    moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero) and t.dtype != jax.dtypes.float0]
+    if all(i >= count for i in moving):
+        moved = map(ad.instantiate_zeros, tangents[count:])
+        return results, linear_map_p.bind(*primals[:count], *moved, linear=linear, types=types)
+
+    def of_moving(*values: Any) -> list[Any]:
+        return list(linear.forward(*_replaced(primals, moving, values)))
+
+    return results, jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])[1]
+
+
+def _transpose(cotangents: Sequence[Any], *values: Any, linear: LinearMap, types: Any) -> list[Any]:
+    residuals, tangents = values[: linear.residuals], values[linear.residuals :]
+    pulled = linear.backward(*residuals, *map(ad.instantiate_zeros, cotangents))
+    wanted = [_like(t.aval, x) if ad.is_undefined_primal(t) else None for t, x in zip(tangents, pulled, strict=True)]
+    return [*(None for _ in residuals), *wanted]
+
+
+def _like(type_: Any, x: Any) -> Any:
+    """A cotangent with its tangent's type: on Explicit axes a type has a sharding."""
+    own = jax.typeof(x).sharding
+    if own.spec == type_.sharding.spec:
+        return x
+    return jax.sharding.reshard(x, NamedSharding(own.mesh, type_.sharding.spec))
+
+
+def _batch(values: Sequence[Any], dims: Sequence[int | None], *, linear: LinearMap, types: Any) -> tuple[Any, Any]:
+    """`vmap` of the map: all tangents are given the new dimension, so that the transpose has it as well."""
+    size = next(x.shape[d] for x, d in zip(values, dims, strict=True) if d is not None)
+    count = linear.residuals
+    tangents = [batching.bdim_at_front(x, d, size) for x, d in zip(values[count:], dims[count:], strict=True)]
+    of_residuals = tuple(dims[:count])
+    batched = LinearMap(
+        _mapped(linear.forward, of_residuals, size), _mapped(linear.backward, of_residuals, size), count
+    )
+    types = tuple(jax.core.ShapedArray((size, *t.shape), t.dtype) for t in types)
+    results = linear_map_p.bind(*values[:count], *tangents, linear=batched, types=types)
+    return results, [0] * len(results)
+
+
+def _mapped(fun: Flat, of_residuals: tuple[int | None, ...], size: int) -> Flat:
+    def mapped(*values: Any) -> Sequence[Any]:
+        dims = (*of_residuals, *(0,) * (len(values) - len(of_residuals)))
+        results: Sequence[Any] = jax.vmap(lambda *xs: list(fun(*xs)), dims, axis_size=size)(*values)
+        return results
+
+    return mapped
+
+
+ad.primitive_jvps[linear_map_p] = _jvp
+ad.primitive_transposes[linear_map_p] = _transpose
+batching.primitive_batchers[linear_map_p] = _batch

@@ -1,0 +1,68 @@
+"""A plan as a function of arrays, which runs partitioned and has the derivatives of the function that was planned."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+
+from sdy_jax.derivatives import Flat, Partition, differentiable, specs
+from sdy_jax.graph import Graph
+from sdy_jax.lowering.emit import local_function, used_axes
+from sdy_jax.plan.plan import Plan
+from sdy_jax.runtime.boundary import Boundary
+from sdy_jax.runtime.mesh import RefinedMesh
+
+
+class PlannedCall:
+    """A plan, called with the leaves of its arguments on a mesh.
+
+    Its derivatives are partitioned by `partition`; without one they are those of the partitioned program.
+    """
+
+    def __init__(self, plan: Plan, mesh: jax.sharding.Mesh, partition: Partition | None):
+        self.plan = plan
+        self._mesh, self._partition = mesh, partition
+        self._closed_over = [isinstance(c, jax.core.Tracer) for c in plan.program.constants]
+
+    @property
+    def outer(self) -> list[jax.core.Tracer]:
+        """The values of an outer trace that the function closes over; the plan ends with that trace."""
+        return [c for c in self.plan.program.constants if isinstance(c, jax.core.Tracer)]
+
+    def __call__(self, *leaves: Any) -> Any:
+        """The results, in the function's tree."""
+        return jax.tree.unflatten(self.plan.program.out_tree, self._call(*self.outer, *leaves))
+
+    @cached_property
+    def _call(self) -> Flat:
+        """The function of the outer values, then of the leaves."""
+        plan, program = self.plan, self.plan.program
+        if self._partition is None:
+            return self._run
+        outer = [v for v, c in zip(plan.constants, program.constants, strict=True) if isinstance(c, jax.core.Tracer)]
+        inputs = specs((*outer, *plan.arguments), (*self.outer, *program.in_info))
+        outputs = specs(plan.results, program.out_info)
+        return differentiable(self._run, jaxpr_as_fun(program.jaxpr), inputs, outputs, self._partition)
+
+    @cached_property
+    def _run(self) -> Flat:
+        plan, program = self.plan, self.plan.program
+        graph = Graph(program.module)
+        refined = RefinedMesh.of(program.mesh, used_axes(graph))
+        boundary = Boundary(
+            self._mesh,
+            refined,
+            [v.sharding for v in (*plan.constants, *plan.arguments)],
+            [v.sharding for v in plan.results],
+        )
+        function = local_function(graph, refined)
+
+        def run(*operands: Any) -> list[Any]:
+            rest = iter(operands)
+            constants = [next(rest) if isinstance(c, jax.core.Tracer) else c for c in program.constants]
+            return boundary(function, [*constants, *rest], program.out_info)
+
+        return run
