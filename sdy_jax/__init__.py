@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     )
     from sdy_jax.api import PartitionedFunction, PartitionWarning, partition
     from sdy_jax.errors import InternalError, ParseError, SdyError, ShardingError, UnsupportedError
-    from sdy_jax.loading import load, loads
+    from sdy_jax.loading import Program, load, loads
     from sdy_jax.lowering.cost import CostModel
     from sdy_jax.plan.plan import Plan
-    from sdy_jax.program import Program
     from sdy_jax.representation import AxisRef, DimensionSharding, Mesh, MeshAxis, OpShardingRule, TensorSharding
 
 __all__ = [
@@ -107,10 +106,9 @@ _MODULES = {
     ),
     "sdy_jax.api": ("PartitionedFunction", "PartitionWarning", "partition"),
     "sdy_jax.errors": ("InternalError", "ParseError", "SdyError", "ShardingError", "UnsupportedError"),
-    "sdy_jax.loading": ("load", "loads"),
+    "sdy_jax.loading": ("Program", "load", "loads"),
     "sdy_jax.lowering.cost": ("CostModel",),
     "sdy_jax.plan.plan": ("Plan",),
-    "sdy_jax.program": ("Program",),
     "sdy_jax.representation": ("AxisRef", "DimensionSharding", "Mesh", "MeshAxis", "OpShardingRule", "TensorSharding"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

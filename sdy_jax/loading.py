@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -23,15 +24,43 @@ from sdy_jax.artifacts import (
     text_module,
 )
 from sdy_jax.dialects.annotated_meshes import Devices
+from sdy_jax.dialects.local_program import Specs, run_local
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.graph import Graph, Value, main_function, module_meshes
 from sdy_jax.lowering.generic import numpy_dtype
 from sdy_jax.passes.annotations import drop_annotations
 from sdy_jax.passes.mesh_annotations import annotated_mesh
 from sdy_jax.passes.shardings import map_shardings
-from sdy_jax.program import Program
+from sdy_jax.program import Program as AnyProgram
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
+
+
+@dataclass(frozen=True, slots=True)
+class Program(AnyProgram):
+    """A program from a file or from text, as the mesh and shard dialects' users know it."""
+
+    @staticmethod
+    def from_text(text: str) -> Program:
+        """The program that a string holds, in StableHLO, SDY and the mesh and shard dialects: as `loads`."""
+        return loads(text)
+
+    def run_local(
+        self, mesh: jax.sharding.Mesh | None = None, in_specs: Specs = None, out_specs: Specs = None
+    ) -> Callable[..., Any]:
+        """A program on local arrays as a function of global ones: as `sdy_jax.shard.run_local`.
+
+        Example:
+            >>> total = Program.from_text('''
+            ... mesh.mesh @m(shape = 2x4)
+            ... func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+            ...   %0 = mesh.all_reduce %x on @m mesh_axes = [0, 1] : tensor<3xf32> -> tensor<3xf32>
+            ...   return %0 : tensor<3xf32>
+            ... }''').run_local()
+            >>> total(jnp.ones((8, 3))).shape
+            (8, 3)
+        """
+        return run_local(self.module, mesh, in_specs, out_specs)
 
 
 def load(

@@ -670,6 +670,9 @@ def test_text_is_run_by_one_call():
     np.testing.assert_array_equal(total(x), 2 * x)
     program = sdy.load(SUM.format(shape="2x4", type="f32").encode())
     np.testing.assert_array_equal(sdy.shard.run_local(program)(x), 2 * x)
+    same = sdy.Program.from_text(str(program.module))
+    assert isinstance(same, sdy.Program) and isinstance(program, sdy.Program)
+    np.testing.assert_array_equal(same.run_local()(x), 2 * x)
     with pytest.raises(sdy.SdyError, match=r"<text>:4:\d+: error: mesh\.all_reduce: no mesh named @n"):
         sdy.shard.run_local(SUM.format(shape="2x4", type="f32").replace("on @m", "on @n"))
 
