@@ -187,9 +187,9 @@ class Meshes:
 
 
 def _shardings_of(computation: Op) -> Iterator[TensorSharding]:
-    """The shardings at the border of a computation and in it."""
-    for name in ("in_shardings", "out_shardings"):
-        if name in computation.attributes:
-            yield from shardings_from_attribute(computation.attributes[name])
+    """The shardings at the borders of a computation and of those in it, and of all results there."""
     for op in computation.walk():
+        for name in ("in_shardings", "out_shardings"):
+            if name in op.attributes:
+                yield from shardings_from_attribute(op.attributes[name])
         yield from (v.sharding for v in op.results if v.sharding is not None)

@@ -317,6 +317,23 @@ REFUSED = {
         UnsupportedError,
         "manual on x",
     ),
+    "a named computation on another mesh in a manual one": (
+        main(
+            f"""%1 = sdy.manual_computation(%0) in_shardings=[<@mesh, [{{"x"}}, {{}}]>]
+                  out_shardings=[<@mesh, [{{"x"}}, {{}}]>] manual_axes={{"x"}} (%2: tensor<8x16xf32>) {{
+                  %3 = sdy.named_computation<"f">(%2)
+                      in_shardings=[<@reversed, [{{}}, {{"y"}}]>] (%4: tensor<8x16xf32>) {{
+                    sdy.return %4 : tensor<8x16xf32>
+                  }} : (tensor<8x16xf32>) -> tensor<8x16xf32>
+                  sdy.return %3 : tensor<8x16xf32>
+                }} : ({M}) -> {M}
+                return %1 : {M}""",
+            [""],
+            "",
+        ),
+        UnsupportedError,
+        "manual on x",
+    ),
 }
 
 
