@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sdy_jax.lowering.choice import Problem
-from sdy_jax.lowering.factors import Assignment, Axes, dividing_prefix, factor_axes, is_contiguous
+from sdy_jax.lowering.factors import Assignment, Axes, are_apart, dividing_prefix, factor_axes, is_contiguous
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import overlaps, truncate_overlaps
 from sdy_jax.representation.mesh import axes_size
+from sdy_jax.representation.rule import OpShardingRule
 
 Space = list[list[Axes]]
 """Per factor, the lists that it may have: the assignments are all combinations in which no axis is used twice."""
@@ -43,18 +44,11 @@ def agreed_assignment(lists: Space) -> Assignment | None:
     return tuple([found[0] if found else () for found in lists])
 
 
-def fits_together(problem: Problem, assignment: Assignment) -> bool:
-    """No axis is used twice, and every shard is one block."""
-    used = [a for axes in assignment for a in axes]
-    if len({a.name for a in used}) < len(used) and any(overlaps(a, b) for a, b in itertools.combinations(used, 2)):
-        return False
-    return is_contiguous(assignment, problem.rule, problem.mesh)
-
-
 def candidates_of(problem: Problem, lists: Space) -> Space:
     """All that the factors may have in any strategy."""
-    sizes, mesh = problem.rule.factor_sizes, problem.mesh
-    every = [_leading_parts([*found, *_movable(problem, f, lists)]) for f, found in enumerate(lists)]
+    sizes, mesh, takers = problem.rule.factor_sizes, problem.mesh, _takers(problem.rule)
+    taken = [_movable(problem, f, lists) if f in takers else [] for f in range(len(lists))]
+    every = [_leading_parts([*found, *more]) for found, more in zip(lists, taken, strict=True)]
     return [[a for a in found if not n % axes_size(a, mesh)] for n, found in zip(sizes, every, strict=True)]
 
 
@@ -73,17 +67,20 @@ def _splittable(strategy: Strategy, space: Space) -> Space:
     return [found if f in strategy.splittable else [()] for f, found in enumerate(space)]
 
 
+def _takers(rule: OpShardingRule) -> frozenset[int]:
+    """The factors of an operand and of every result that has any."""
+    count = len(rule.operand_mappings)
+    results = [factors for factors in rule.factors_of[count:] if factors]
+    return frozenset[int]().union(*rule.factors_of[:count]).intersection(*results) if results else frozenset()
+
+
 def _movable(problem: Problem, factor: int, lists: Space) -> list[Axes]:
     """Lists of other factors that this one could take over (by all_to_all), so that the work stays shared out.
 
-    Offered to pass-through factors of an operand and every result, alone and behind what the factor has itself.
+    They are offered alone and behind what the factor has itself.
     """
-    rule, count = problem.rule, len(problem.operands)
-    operands, results = rule.factors_of[:count], [f for f in rule.factors_of[count:] if f]
-    if not (any(factor in t for t in operands) and results and all(factor in t for t in results)):
-        return []
     others = [axes for f, found in enumerate(lists) if f != factor for axes in found if axes]
-    size, mesh = rule.factor_sizes[factor], problem.mesh
+    size, mesh = problem.rule.factor_sizes[factor], problem.mesh
     moved = [
         dividing_prefix(size, (*own, *axes), mesh)
         for own in dict.fromkeys([(), *lists[factor]])
@@ -95,9 +92,11 @@ def _movable(problem: Problem, factor: int, lists: Space) -> list[Axes]:
 
 def _leading_parts(found: Sequence[Axes]) -> list[Axes]:
     """Every leading part of every list, shortest first, and the joins of two that share no axis."""
+    if not found:
+        return [()]
     parts = list(dict.fromkeys([(), *(axes[:i] for axes in found for i in range(1, len(axes) + 1))]))
     joins = [(*p, *q) for p, q in itertools.permutations(parts[1:], 2) if not any(overlaps(a, b) for a in p for b in q)]
-    return list(dict.fromkeys([*parts, *joins]))
+    return list(dict.fromkeys([*parts, *joins])) if joins else parts
 
 
 def _greedy_assignments(problem: Problem, strategy: Strategy, space: Space) -> Iterator[Assignment]:
@@ -121,4 +120,4 @@ def _is_valid(problem: Problem, strategy: Strategy, assignment: Assignment) -> b
     for factor, axes in enumerate(assignment):
         if axes and (factor not in strategy.splittable or rule.factor_sizes[factor] % axes_size(axes, mesh)):
             return False
-    return fits_together(problem, assignment)
+    return are_apart([a for axes in assignment for a in axes]) and is_contiguous(assignment, rule, mesh)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from sdy_jax.lowering.cost import CostModel
-from sdy_jax.lowering.factors import Assignment, Axes
+from sdy_jax.lowering.factors import Assignment, Axes, are_apart
 from sdy_jax.lowering.strategies.registry import Strategy
-from sdy_jax.representation.axes import overlaps, sort_and_merge
+from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
@@ -47,50 +45,38 @@ class Way(NamedTuple):
     partial: Axes = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """How an op runs: its strategy, and the sharding that each operand must and each result will have."""
+class Choice(NamedTuple):
+    """How an op runs: the sharding that each operand must have, then the one that each result will have."""
 
-    strategy: Strategy
-    assignment: Assignment
-    operands: tuple[TensorSharding, ...]
-    results: tuple[TensorSharding, ...]
+    shardings: tuple[TensorSharding, ...]
     gathered: tuple[int, ...] = ()
     """Factors whose tensors are sharded along them but that the op cannot run split along."""
     inside: tuple[InsideCollective, ...] = ()
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One op with the shardings around it. `results` carry the declared shardings.
+class Problem(NamedTuple):
+    """One op with the shardings around it. `tensors` are operands, then results, which carry the declared shardings.
 
     `carried`: the operands that must be partial for the results to be so; none where partial operands must be reduced.
     """
 
     rule: OpShardingRule
     strategies: tuple[Strategy, ...]
-    operands: tuple[Tensor, ...]
-    results: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]
     mesh_name: str
     mesh: Mesh
     costs: CostModel
     carried: frozenset[int] = frozenset()
 
-    @cached_property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.operands + self.results
-
-    @cached_property
+    @property
     def partial_axes(self) -> Axes:
         """The axes along which carried operands are partial, in mesh order; none if they are parts of one another."""
         if not self.carried:
             return ()
-        found = list(dict.fromkeys(a for i in self.carried for a in self.operands[i].sharding.unreduced_axes))
-        apart = not any(overlaps(a, b) for a, b in itertools.combinations(found, 2))
-        return sort_and_merge(found, self.mesh) if apart else ()
+        found = list(dict.fromkeys(a for i in self.carried for a in self.tensors[i].sharding.unreduced_axes))
+        return sort_and_merge(found, self.mesh) if are_apart(found) else ()
 
     @property
     def partial_kind(self) -> str:
-        return next(
-            self.operands[i].sharding.reduction for i in self.carried if self.operands[i].sharding.unreduced_axes
-        )
+        shardings = [self.tensors[i].sharding for i in self.carried]
+        return next(sharding.reduction for sharding in shardings if sharding.unreduced_axes)

@@ -10,11 +10,11 @@ Source: spec of the partitioner, sections 2.1, 2.2, 2.4 and 2.7.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from sdy_jax.lowering.assignments import agreed_assignment, factor_lists, fits_together
+from sdy_jax.lowering.assignments import agreed_assignment, factor_lists
 from sdy_jax.lowering.choice import Choice, InsideCollective, Problem, Tensor, Way
-from sdy_jax.lowering.factors import Assignment, Axes
+from sdy_jax.lowering.factors import Assignment, Axes, are_apart
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.lowering.ways import SLACK, Option, Ways
 from sdy_jax.representation.axes import mesh_order
@@ -34,47 +34,46 @@ Key = tuple[float, int, bool, int, tuple[object, ...]]
 def choose(problem: Problem) -> Choice:
     """The cheapest way to run the op; ties go to fewer collectives, later reductions, more parallel work, then
     the smaller encoding."""
-    settled = _settled_assignment(problem)
-    if settled is not None:
-        operands, results = (tuple([t.sharding for t in tensors]) for tensors in (problem.operands, problem.results))
-        return Choice(problem.strategies[0], settled, operands, results)
+    if _is_settled(problem):
+        return Choice(tuple([tensor.sharding for tensor in problem.tensors]))
     lists = factor_lists(problem)
     option = _cheapest_option(problem, Ways(problem, lists), agreed_assignment(lists))
-    strategy, shardings, count = option.way.strategy, option.shardings(), len(problem.operands)
-    gathered = tuple([f for f, found in enumerate(lists) if f not in strategy.splittable and any(found)])
-    operands, results = tuple(shardings[:count]), tuple(shardings[count:])
-    return Choice(strategy, option.way.assignment, operands, results, gathered, option.inside)
+    splittable = option.way.strategy.splittable
+    gathered = tuple([f for f, found in enumerate(lists) if f not in splittable and any(found)])
+    return Choice(option.shardings(), gathered, option.inside)
 
 
-def _settled_assignment(problem: Problem) -> Assignment | None:
-    """The assignment with which the only strategy runs the op on its tensors as they lie, if there is one.
+def _is_settled(problem: Problem) -> bool:
+    """Whether the only strategy runs the op on its tensors as they lie.
 
-    That is the usual case, and needs no search. Dimensions of several factors that are split are not looked at here.
+    That is the usual case, and needs no search. Dimensions of several factors that are split are not looked at here, so
+    every shard is one block.
     """
     strategy, *others = problem.strategies
     if others:
-        return None
+        return False
     found: dict[int, Axes] = {}
     for tensor, mapping in zip(problem.tensors, problem.rule.mappings, strict=True):
-        if tensor.sharding.unreduced_axes or tensor.sharding.rank != len(mapping):
-            return None
-        for axes, factors in zip(tensor.sharding.axes, mapping, strict=True):
+        lists = tensor.sharding.axes
+        if tensor.sharding.unreduced_axes or len(lists) != len(mapping):
+            return False
+        for axes, factors in zip(lists, mapping, strict=True):
             if axes and len(factors) > 1:
-                return None
+                return False
             for factor in factors:
                 if found.setdefault(factor, axes) != axes:
-                    return None
-    assignment = tuple([found.get(factor, ()) for factor in range(len(problem.rule.factor_sizes))])
-    return assignment if _runs_apart(problem, strategy, assignment) else None
+                    return False
+    return _runs_apart(problem, strategy, {factor: axes for factor, axes in found.items() if axes})
 
 
-def _runs_apart(problem: Problem, strategy: Strategy, assignment: Assignment) -> bool:
-    """Whether the strategy can run the op so, without communicating or leaving anything partial."""
-    split = {factor for factor, axes in enumerate(assignment) if axes}
-    if not split <= strategy.splittable - strategy.partial or any(split & i.factors for i in strategy.inside):
+def _runs_apart(problem: Problem, strategy: Strategy, split: Mapping[int, Axes]) -> bool:
+    """Whether the strategy can run the op split so, without communicating or leaving anything partial."""
+    factors = split.keys()
+    if not factors <= strategy.splittable - strategy.partial or any(factors & i.factors for i in strategy.inside):
         return False
     sizes, mesh = problem.rule.factor_sizes, problem.mesh
-    return all(not sizes[f] % axes_size(assignment[f], mesh) for f in split) and fits_together(problem, assignment)
+    divides = all(not sizes[factor] % axes_size(axes, mesh) for factor, axes in split.items())
+    return divides and are_apart([a for axes in split.values() for a in axes])
 
 
 def _cheapest_option(problem: Problem, ways: Ways, agreed: Assignment | None) -> Option:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import NamedTuple
 
-from sdy_jax.graph import Op, Value
+from sdy_jax.graph import Op
 from sdy_jax.lowering.choose import Choice, Problem, Tensor, choose
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.placement import Placement, has_one_user
@@ -18,29 +19,34 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook
 from sdy_jax.rules.registry import depends_on_signature_only
 
+Shardings = tuple[TensorSharding, ...]
+"""Of an op's operands, then of its results."""
+
 _NONE: frozenset[int] = frozenset()
 _UNREDUCED = attrgetter("unreduced_axes")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kind:
-    """What the problems of ops have in common that differ in shardings only. Each is its own key."""
+    """What the problems of ops have in common that differ in shardings only. Each is its own key.
+
+    `tensors`: shape and bytes per element of operands, then results.
+    """
 
     rule: OpShardingRule
     strategies: tuple[Strategy, ...]
+    tensors: tuple[tuple[tuple[int, ...], float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """An op's rule, how it runs, and the shardings of that on the meshes of the program.
+class Decision(NamedTuple):
+    """An op's rule, how it runs, and the shardings of that (operands, then results) on the meshes of the program.
 
     `at_rest`: everything lies as it is needed and declared, and there is nothing to tell.
     """
 
     rule: OpShardingRule
     choice: Choice
-    operands: tuple[TensorSharding, ...]
-    results: tuple[TensorSharding, ...]
+    shardings: Shardings
     at_rest: bool
 
 
@@ -59,14 +65,15 @@ class Decisions:
         kind = self._kind_of(op)
         if kind is None:
             return None
-        placed = [self._placement[value] for value in op.operands]
-        declared = [self._placement.declared(value) for value in op.results]
-        carried = self._carried(op, placed, declared) if any(map(_UNREDUCED, placed)) else _NONE
+        placed = self._placement.of(op.operands)
+        around = (*placed, *map(self._placement.declared, op.results))
+        carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
         often = self._often(op)
-        key = (kind, carried, often, *placed, *declared)
-        if key not in self._made:
-            self._made[key] = self._decided(op, kind, placed, declared, carried, often)
-        return self._made[key]
+        key = (kind, carried, often, around)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._decided(op, kind, around, carried, often)
+        return made
 
     def _kind_of(self, op: Op) -> _Kind | None:
         rule = None
@@ -76,56 +83,54 @@ class Decisions:
                 return None
         signature = op.signature
         key = (signature, op.attribute("sdy.sharding_rule"), rule)
-        if key not in self._kinds:
+        kind = self._kinds.get(key)
+        if kind is None:
             rule = rule or self._rules.rule_of(op, signature)
-            self._kinds[key] = self._new_kind(op, rule) if rule else None
-        return self._kinds[key]
+            kind = self._kinds[key] = self._new_kind(op, rule) if rule else None
+        return kind
 
     def _new_kind(self, op: Op, rule: OpShardingRule) -> _Kind:
         """Additions and subtractions of one shape are of one kind, too."""
-        kind = _Kind(rule, strategies_of(op, rule))
-        tensors = tuple([(v.shape, v.itemsize) for v in (*op.operands, *op.results)])
+        tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
+        kind = _Kind(rule, strategies_of(op, rule), tensors)
         return self._alike.setdefault((kind.rule, kind.strategies, tensors), kind)
 
     def _decided(
-        self,
-        op: Op,
-        kind: _Kind,
-        placed: Sequence[TensorSharding],
-        declared: Sequence[TensorSharding],
-        carried: frozenset[int],
-        often: tuple[int, ...],
+        self, op: Op, kind: _Kind, around: Shardings, carried: frozenset[int], often: tuple[int, ...]
     ) -> Decision:
-        mesh = self._mesh_of(op, placed, declared)
-        operands, results = _tensors(op.operands, placed, mesh), _tensors(op.results, declared, mesh)
-        if often:
-            operands = tuple([t._replace(share=1 / times) for t, times in zip(operands, often, strict=True)])
-        problem = Problem(kind.rule, kind.strategies, operands, results, mesh, self._meshes.base, self._costs, carried)
+        mesh = self._mesh_of(op, around)
+        given = [s if s.mesh == mesh else replace(s, mesh=mesh) for s in around]
+        tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, given, strict=True)]
+        for number, times in enumerate(often):
+            tensors[number] = tensors[number]._replace(share=1 / times)
+        problem = Problem(kind.rule, kind.strategies, tuple(tensors), mesh, self._meshes.base, self._costs, carried)
         choice = choose(problem)
-        wanted, made = (tuple([self._meshes.settled(s, s.rank) for s in c]) for c in (choice.operands, choice.results))
-        alike = all(a is b or a.lies_like(b) for a, b in zip((*placed, *declared), (*wanted, *made), strict=True))
-        return Decision(kind.rule, choice, wanted, made, alike and not choice.gathered and not choice.inside)
+        shardings = choice.shardings
+        if mesh != self._meshes.base_name:
+            shardings = tuple([self._meshes.settled(s, s.rank) for s in shardings])
+        alike = all(a is b or a.lies_like(b) for a, b in zip(around, shardings, strict=True))
+        return Decision(kind.rule, choice, shardings, alike and not choice.gathered and not choice.inside)
 
     def _often(self, op: Op) -> tuple[int, ...]:
         """How often the op runs for each time that an operand is made; nothing where that is once for all of them.
 
         What comes into a loop is resharded before the loop.
         """
-        if op.parent is None or op.parent.parent is None:
+        if op.block is None or op.block.parent.block is None:
             return ()
         often = tuple([times_as_often(op, value) for value in op.operands])
         return often if max(often, default=1) > 1 else ()
 
-    def _mesh_of(self, op: Op, placed: Sequence[TensorSharding], declared: Sequence[TensorSharding]) -> str:
-        return self._meshes.name_of_op((*placed, *declared), (*op.operands, *op.results))
+    def _mesh_of(self, op: Op, around: Shardings) -> str:
+        return self._meshes.name_of_op(around, (*op.operands, *op.results))
 
-    def _carried(self, op: Op, placed: Sequence[TensorSharding], declared: Sequence[TensorSharding]) -> frozenset[int]:
+    def _carried(self, op: Op, placed: Sequence[TensorSharding], around: Shardings) -> frozenset[int]:
         """The operands to keep partial, so that the results are, where the op lets partial results pass."""
         partial = {i: sharding for i, sharding in enumerate(placed) if sharding.unreduced_axes}
         if len({(s.reduction, s.mesh) for s in partial.values()}) != 1:
             return _NONE
         kind, mesh = next((s.reduction, s.mesh) for s in partial.values())
-        if mesh != self._mesh_of(op, placed, declared):
+        if mesh != self._mesh_of(op, around):
             return _NONE
         wanted = carries(op, kind, frozenset(partial)) or _NONE
         # Making other operands partial pays only where the result can meet another partial value.
@@ -137,12 +142,3 @@ def _can_pass_on(op: Op, kind: str) -> bool:
         return False
     user, number = op.results[0].uses[0]
     return carries(user, kind, frozenset([number])) is not None
-
-
-def _tensors(values: Sequence[Value], shardings: Sequence[TensorSharding], mesh: str) -> tuple[Tensor, ...]:
-    return tuple(
-        [
-            Tensor(v.shape or (), v.itemsize, s if s.mesh == mesh else replace(s, mesh=mesh))
-            for v, s in zip(values, shardings, strict=True)
-        ]
-    )

@@ -7,10 +7,11 @@ the sharding `[{"x"}]` with x = 4 gives `i` the sub-axis `"x":(1)2` and `j` `"x"
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from sdy_jax.representation.axes import merge_neighbours
+from sdy_jax.representation.axes import merge_neighbours, overlaps
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 
@@ -37,7 +38,7 @@ def dividing_prefix(size: int, axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
     return canonical(kept, mesh)
 
 
-def canonical(axes: Iterable[AxisRef], mesh: Mesh) -> Axes:
+def canonical(axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
     """The canonical form of a list: no axis of size one, consecutive digits of an axis joined."""
     kept = [axis for axis in axes if axis.size(mesh) > 1]
     return merge_neighbours(kept, mesh) if len(kept) > 1 else tuple(kept)
@@ -74,14 +75,20 @@ def dimension_axes(
     assignment: Mapping[int, Axes] | Sequence[Axes], mapping: TensorMapping, mesh: Mesh
 ) -> tuple[Axes, ...]:
     """The axes of each dimension of a tensor under an assignment of axes to factors."""
-    return tuple(
-        [
-            canonical(
-                assignment[factors[0]] if len(factors) == 1 else [a for f in factors for a in assignment[f]], mesh
-            )
-            for factors in mapping
-        ]
-    )
+    return tuple([joined_axes(assignment, factors, mesh) for factors in mapping])
+
+
+def joined_axes(assignment: Mapping[int, Axes] | Sequence[Axes], factors: tuple[int, ...], mesh: Mesh) -> Axes:
+    """The axes of one dimension that is made of these factors."""
+    axes = assignment[factors[0]] if len(factors) == 1 else [a for f in factors for a in assignment[f]]
+    return canonical(axes, mesh) if axes else ()
+
+
+def are_apart(axes: Sequence[AxisRef]) -> bool:
+    """Whether no two of them share a digit."""
+    if len({axis.name for axis in axes}) == len(axes):
+        return True
+    return not any(overlaps(a, b) for a, b in itertools.combinations(axes, 2))
 
 
 def is_contiguous(assignment: Sequence[Axes], rule: OpShardingRule, mesh: Mesh) -> bool:

@@ -8,11 +8,11 @@ means for a tensor is worked out once for all heads that agree on the factors wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from sdy_jax.lowering.choice import Problem, Way
-from sdy_jax.lowering.factors import Axes, digits, dimension_axes
+from sdy_jax.lowering.factors import Axes, digits, dimension_axes, joined_axes
 from sdy_jax.lowering.reshard_bound import Layout, Placement, fastest, least_time, missing_bytes, shares
 from sdy_jax.lowering.resharding import plan_reshard
 from sdy_jax.lowering.strategies.registry import Strategy
@@ -34,10 +34,16 @@ class Lists:
     """The axes lists of a problem by number, each with the digits it uses as a bit mask."""
 
     def __init__(self, lists: Iterable[Axes], mesh: Mesh):
-        self.axes: list[Axes] = list(dict.fromkeys([(), *lists]))
-        self.number = {axes: number for number, axes in enumerate(self.axes)}
+        self.number: dict[Axes, int] = {(): 0}
+        for axes in lists:
+            self.number.setdefault(axes, len(self.number))
+        self.axes = list(self.number)
         bits = digits([a for axes in self.axes for a in axes], mesh)
         self.masks = [sum({bits[axis] for axis in axes}) for axes in self.axes]
+
+    def assignment(self, head: Head) -> list[Axes]:
+        """The lists that a head stands for."""
+        return [self.axes[number] for number in head]
 
 
 class TensorView:
@@ -48,7 +54,7 @@ class TensorView:
 
     def __init__(self, problem: Problem, lists: Lists, tensor: int, summed: frozenset[int], partial: Axes, kind: str):
         self._problem, self._lists, self._tensor = problem, lists, problem.tensors[tensor]
-        self._mapping, self._is_result = problem.rule.mappings[tensor], tensor >= len(problem.operands)
+        self._mapping, self._is_result = problem.rule.mappings[tensor], tensor >= len(problem.rule.operand_mappings)
         self._summed, self._partial, self._kind = summed, partial, kind
         self.given = self._tensor.sharding
         self._never_partial = not partial and not self.given.unreduced_axes
@@ -69,7 +75,7 @@ class TensorView:
 
     def _least(self, head: Head) -> float | None:
         tensor, given, problem = self._tensor, self.given, self._problem
-        layout = self._layout({f: self._lists.axes[head[f]] for f in self.factors})
+        layout = self._layout(self._lists.assignment(head))
         kind = given.reduction if given.unreduced_axes else "sum"
         if layout == (given.axes, given.unreduced_axes, kind):
             return None
@@ -83,7 +89,7 @@ class TensorView:
         for known, given, factors in self._dims:
             numbers = tuple([head[f] for f in factors])
             if numbers not in known:
-                (axes,) = dimension_axes({f: self._lists.axes[head[f]] for f in factors}, (factors,), problem.mesh)
+                axes = joined_axes(self._lists.assignment(head), factors, problem.mesh)
                 known[numbers] = axes == given, shares(*self._ends(given, axes), problem.mesh)
             same, share = known[numbers]
             found.append(share)
@@ -93,7 +99,7 @@ class TensorView:
         whole = math.prod(tensor.shape) * tensor.itemsize
         return fastest(missing_bytes(whole, found), problem.mesh, problem.costs)
 
-    def _layout(self, assignment: Mapping[int, Axes]) -> tuple[tuple[Axes, ...], Axes, str]:
+    def _layout(self, assignment: Mapping[int, Axes] | Sequence[Axes]) -> tuple[tuple[Axes, ...], Axes, str]:
         """The axes per dimension, the unreduced ones, and how those combine."""
         mesh = self._problem.mesh
         summed = [a for f in sorted(self._summed) for a in assignment[f]]
@@ -104,8 +110,7 @@ class TensorView:
 
     def sharding(self, way: Way) -> TensorSharding:
         """What the way wants of the tensor, or makes of it."""
-        assignment = {f: way.assignment[f] for f in self.factors}
-        return TensorSharding.closed(self._problem.mesh_name, *self._layout(assignment))
+        return TensorSharding.closed(self._problem.mesh_name, *self._layout(way.assignment))
 
     def reshard(self, way: Way) -> tuple[float, int]:
         """What the reshard from or to the sharding around the op costs, and how many collectives it takes."""
@@ -122,10 +127,10 @@ class TensorView:
 def views(problem: Problem, lists: Lists, strategy: Strategy, partial: Axes) -> list[TensorView]:
     """The tensors under a strategy, with carried operands unreduced along the `partial` axes."""
     kind = problem.partial_kind if partial else strategy.reduction
-    carried, count = problem.carried if partial else _NONE, len(problem.operands)
+    carried, count = problem.carried if partial else _NONE, len(problem.rule.operand_mappings)
     return [
         TensorView(problem, lists, i, _NONE, partial if i in carried else (), kind)
         if i < count
         else TensorView(problem, lists, i, strategy.partial, partial, kind)
-        for i in range(count + len(problem.results))
+        for i in range(len(problem.tensors))
     ]

@@ -76,7 +76,7 @@ class Meshes:
 
     def name_of_op(self, shardings: Sequence[TensorSharding], values: Sequence[Value]) -> str:
         """The mesh on which an op runs: the one with most bytes of values that are not whole; the first of equals."""
-        if all(sharding.mesh == self.base_name for sharding in shardings):
+        if {sharding.mesh for sharding in shardings} == {self.base_name}:
             return self.base_name
         found: dict[str, float] = {}
         for sharding, value in zip(shardings, values, strict=True):

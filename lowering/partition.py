@@ -47,8 +47,8 @@ def partition(module: ir.Operation, mesh_name: str, costs: CostModel, rules: Rul
     Returns:
         What was inserted.
     """
-    use_invariants_from_outside(module)
     graph = Graph(module)
+    use_invariants_from_outside(graph)
     partitioner = _Partitioner(graph, mesh_name, costs, rules or RuleBook())
     partitioner.run()
     return partitioner.report
@@ -75,7 +75,8 @@ class _Partitioner:
         self._visit_block(block)
         self._return(block.terminator)
         for op in reversed(self.unneeded):
-            self.placement.remove(op)
+            op.mlir.erase()
+        self.placement.sweep()
 
     def _return(self, terminator: Op) -> None:
         wanted = self.graph.result_shardings(self.graph.main)
@@ -145,9 +146,10 @@ class _Partitioner:
             self.placement.rest(op)
             return
         self._tell(op, decision)
-        for number, sharding in enumerate(decision.operands):
+        count = len(op.operands)
+        for number, sharding in enumerate(decision.shardings[:count]):
             self.placement.require(op, number, sharding)
-        for result, sharding in zip(op.results, decision.results, strict=True):
+        for result, sharding in zip(op.results, decision.shardings[count:], strict=True):
             self.placement.settle(op, result, sharding, following)
 
     def _visit_unruled(self, op: Op, following: Op) -> None:
@@ -161,9 +163,10 @@ class _Partitioner:
         if has_dimensions and not (silent and all(placement[v].is_fully_replicated for v in op.operands)):
             self.report.note(op, "has no sharding rule; it is computed replicated")
         for result in op.results:
+            made = placement.declared(result) if free else placement.replicated(result)
             # Every device makes the whole value: it is nobody's part of a sum, even where it is declared to be.
-            whole = replace(placement.declared(result), unreduced_axes=())
-            placement.settle(op, result, whole if free else placement.replicated(result), following)
+            whole = replace(made, unreduced_axes=()) if made.unreduced_axes else made
+            placement.settle(op, result, whole, following)
 
     def _accumulate(self, op: Op, edge: DataFlowEdge, wanted: dict[Slot, TensorSharding]) -> None:
         """A loop that only adds partial results up carries a partial sum, which is reduced once, after the loop."""
@@ -189,7 +192,7 @@ class _Partitioner:
         for factor in choice.gathered:
             self._note_gathered(op, decision, factor)
         for inside in choice.inside:
-            sharding = (*decision.operands, *decision.results)[inside.tensor]
+            sharding = decision.shardings[inside.tensor]
             moved = Moved(inside.kind, inside.axes, braces(inside.axes), sharding, inside.wire_bytes)
             self.report.add(moved, values[inside.tensor], op, op)
 

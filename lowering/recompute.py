@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 from sdy_jax.graph import Op, Value
 from sdy_jax.lowering.cost import CostModel
-from sdy_jax.lowering.factors import Assignment, dimension_axes, factor_axes, is_contiguous
-from sdy_jax.lowering.resharding import ReshardPlan
+from sdy_jax.lowering.factors import Assignment, are_apart, dimension_axes, factor_axes, is_contiguous
 from sdy_jax.lowering.strategies.registry import strategies_of
-from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
@@ -32,11 +30,13 @@ _MAKES_FROM_NOTHING = frozenset({"stablehlo.iota", "stablehlo.constant", "sdy.co
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a search may ask: where values are, the rules of ops, what a reshard takes, the mesh and the prices."""
+    """What a search may ask: what a value stands for, where it is expected, an op's rule, what it costs to have a value
+    in a sharding, the mesh and the prices."""
 
+    origin: Callable[[Value], Value]
     placed: Callable[[Value], TensorSharding]
     rule_of: Callable[[Op], OpShardingRule | None]
-    plan: Callable[[Value, TensorSharding, TensorSharding], ReshardPlan]
+    cost: Callable[[Value, TensorSharding], float]
     mesh: Mesh
     costs: CostModel
 
@@ -56,10 +56,9 @@ def recomputation(value: Value, target: TensorSharding, known: Known) -> Recompu
 
 def _cheapest(value: Value, target: TensorSharding, known: Known, depth: int) -> tuple[float, Recomputation | None]:
     """The cost of having a value in a sharding, and how to make it anew if that is what it takes."""
+    value = known.origin(value)
     source = known.placed(value)
-    if source.lies_like(target):
-        return 0.0, None
-    moved = known.plan(value, source, target).cost
+    moved = known.cost(value, target)
     if not moved or not depth or source.unreduced_axes or target.unreduced_axes:
         return moved, None
     made = _made_anew(value, target, known, depth, moved)
@@ -109,7 +108,7 @@ def _gives(assignment: Assignment, rule: OpShardingRule, target: TensorSharding,
         dimension_axes(assignment, rule.result_mappings[0], mesh) == target.axes
         and all(n % axes_size(axes, mesh) == 0 for n, axes in zip(rule.factor_sizes, assignment, strict=True))
         and is_contiguous(assignment, rule, mesh)
-        and not any(overlaps(a, b) for i, a in enumerate(used) for b in used[:i])
+        and are_apart(used)
     )
 
 

@@ -6,11 +6,13 @@ where they are written and are not among the inserted ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sdy_jax.graph import Op, Value
+from jax.extend.mlir import ir
+
+from sdy_jax.graph import Op, Value, source_line
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -31,11 +33,16 @@ class InsertedCollective:
     shape: tuple[int, ...]
     result: TensorSharding
     wire_bytes: float
-    source: str
+    location: ir.Location
     cause: str
     """The op that needed it."""
     depth: int
     """How many loops it is inside."""
+
+    @property
+    def source(self) -> str:
+        """The line of the user's code that needed it. MLIR takes long to say it, so it says it only when asked."""
+        return source_line(self.location)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +75,20 @@ class PartitionReport:
     notes: dict[Note, None] = field(default_factory=dict)
     """In order, each once."""
 
-    def add(self, moved: Moved, value: Value, at: Op, cause: Op) -> None:
+    def add(self, moved: Moved, value: Value, at: Op, cause: Op) -> InsertedCollective:
         """Notes a collective that moves a value, beside the op `at`, because of another."""
         kind, axes, detail, result, wire_bytes = moved
         shape, depth = value.shape or (), _loop_depth(at)
-        self.collectives.append(
-            InsertedCollective(
-                kind, axes, detail, value.dtype, shape, result, wire_bytes, cause.source, cause.name, depth
-            )
+        record = InsertedCollective(
+            kind, axes, detail, value.dtype, shape, result, wire_bytes, cause.mlir.location, cause.name, depth
         )
+        self.collectives.append(record)
+        return record
+
+    def drop(self, records: Iterable[InsertedCollective]) -> None:
+        """Forgets collectives that turned out not to be needed."""
+        dropped = set(map(id, records))
+        self.collectives = [record for record in self.collectives if id(record) not in dropped]
 
     def note(self, op: Op | None, message: str) -> None:
         """Notes what could not be split; `op` is None for an argument."""

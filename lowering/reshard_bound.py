@@ -71,7 +71,10 @@ def _parted(have: Sequence[AxisRef], want: Sequence[AxisRef]) -> bool:
     They have where the lists differ at one place first: one device is first along one axis and last along the other.
     Parts of one axis may agree in their leading digits.
     """
-    return next((a.name != b.name for a, b in zip(have, want, strict=False) if a != b), False)
+    for a, b in zip(have, want, strict=False):
+        if a != b:
+            return a.name != b.name
+    return False
 
 
 def _least_to_reduce(whole: float, source: Placement, target: Placement, mesh: Mesh) -> float:
@@ -79,10 +82,6 @@ def _least_to_reduce(whole: float, source: Placement, target: Placement, mesh: M
     if target.unreduced_axes:
         return 0.0
     group = axes_size(source.unreduced_axes, mesh)
-    every = math.prod(mesh.sizes[name] for name in _names(source, target))
+    names = {a.name for end in (source, target) for axes in (*end.axes, end.unreduced_axes) for a in axes}
+    every = math.prod([mesh.sizes[name] for name in names])
     return whole * (group - 2) / every + whole / axes_size((a for axes in target.axes for a in axes), mesh)
-
-
-def _names(*shardings: Placement) -> Iterable[str]:
-    axes = (a for s in shardings for listed in (*s.axes, s.unreduced_axes) for a in listed)
-    return {axis.name: None for axis in axes}

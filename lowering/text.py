@@ -16,11 +16,6 @@ def collective_attributes(step: Collective) -> dict[str, str]:
     return step.op.attributes | (reduction_attributes(step.kind, step.reduction) if combines else {})
 
 
-def axes_of(step: Collective) -> tuple[AxisRef, ...]:
-    """All axes that a step runs over; none for a permute, which may involve any."""
-    return step.op.all_axes
-
-
 def scope_name(op: str, axes: Iterable[AxisRef], source: str) -> str:
     """What profilers show for a collective: its kind, its axes and the source line that caused it."""
     names = "_".join(f"{a.name}.{a.pre_size}.{a.sub_axis.size}" if a.sub_axis else a.name for a in axes)

@@ -30,10 +30,10 @@ class Option(NamedTuple):
     bounds: list[float | None]
     least: float
 
-    def shardings(self) -> list[TensorSharding]:
+    def shardings(self) -> tuple[TensorSharding, ...]:
         """Of operands, then results."""
         both = zip(self.tensors, self.bounds, strict=True)
-        return [tensor.given if bound is None else tensor.sharding(self.way) for tensor, bound in both]
+        return tuple([tensor.given if bound is None else tensor.sharding(self.way) for tensor, bound in both])
 
 
 class Ways:
@@ -44,12 +44,14 @@ class Ways:
         several = [spaces(problem, strategy, candidates, found) for strategy in problem.strategies]
         few = [space for listed in several if len(listed) > 1 for space in listed]
         every = [axes for space in (candidates, *few) for axes in itertools.chain(*space)]
-        self._lists = Lists([*every, problem.partial_axes], problem.mesh)
+        partial_axes = problem.partial_axes
+        self._lists = Lists([*every, partial_axes], problem.mesh)
         number = self._lists.number
+        numbered = [[[[number[axes] for axes in f] for f in space] for space in listed] for listed in several]
         self._modes = [
-            (_Mode(problem, self._lists, strategy, partial), [[[number[a] for a in f] for f in s] for s in listed])
-            for strategy, listed in zip(problem.strategies, several, strict=True)
-            for partial in dict.fromkeys([(), problem.partial_axes])
+            (_Mode(problem, self._lists, strategy, partial), listed)
+            for strategy, listed in zip(problem.strategies, numbered, strict=True)
+            for partial in dict.fromkeys([(), partial_axes])
         ]
 
     def options(self, limit: float) -> list[Option]:
@@ -79,10 +81,10 @@ class _Mode:
 
     def options(self, space: Sequence[Sequence[int]], limit: float) -> list[Option]:
         """The ways with these lists per factor, by number, that may cost no more than the limit."""
-        problem, axes = self._problem, self._lists.axes
+        problem = self._problem
         heads = self._heads(space, limit)
         if problem.rule.joint_factors:
-            heads = [h for h in heads if is_contiguous([axes[n] for n in h], problem.rule, problem.mesh)]
+            heads = [h for h in heads if is_contiguous(self._lists.assignment(h), problem.rule, problem.mesh)]
         return [self.option(head) for head in heads]
 
     def allows(self, head: Head) -> bool:
@@ -93,12 +95,12 @@ class _Mode:
             if used & mask or (number and factor in self._whole):
                 return False
             used |= mask
-        return is_contiguous([self._lists.axes[n] for n in head], self._problem.rule, self._problem.mesh)
+        return is_contiguous(self._lists.assignment(head), self._problem.rule, self._problem.mesh)
 
     def option(self, head: Head) -> Option:
         """The way with these lists, one per factor."""
-        problem, axes = self._problem, self._lists.axes
-        way = Way(self._strategy, tuple([axes[number] for number in head]), self._partial)
+        problem = self._problem
+        way = Way(self._strategy, tuple(self._lists.assignment(head)), self._partial)
         work, inside = problem.costs.flop * _work(problem, way), _inside_collectives(problem, way)
         bounds = [tensor.bound(head) for tensor in self._tensors]
         least = work + sum([bound or 0.0 for bound in bounds]) + sum([c.time for c in inside])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from jax.extend.mlir import ir
@@ -70,6 +71,9 @@ class Value:
 
     def __repr__(self) -> str:
         return f"<{self.mlir.get_name()}: {self.type}>"
+
+
+_TYPE = attrgetter("type")
 
 
 class Block:
@@ -142,11 +146,11 @@ class Op:
 
         Ops with regions compare what their regions compute. Shardings and rules are left out.
         """
-        operands, results = tuple([v.type for v in self.operands]), tuple([v.type for v in self.results])
+        operands, results = tuple(map(_TYPE, self.operands)), tuple(map(_TYPE, self.results))
         # Read anew: hardly any op is asked for more, and to keep the attributes of all takes longer than to read them.
         found = read_attributes(self.mlir) if self._attributes is None else self._attributes
         attributes = tuple([item for item in found.items() if not item[0].startswith("sdy.")])
-        return (self.name, operands, results, attributes, tuple([_block_key(block) for block in self.blocks]))
+        return (self.name, operands, results, attributes, tuple(map(_block_key, self.blocks)))
 
     @property
     def source(self) -> str:
@@ -278,6 +282,14 @@ class Graph:
             _read_argument_shardings(parent.mlir, block.arguments)
         block.ops = [self._read(child.operation, block) for child in mlir.operations]
         return block
+
+    def replace_uses(self, value: Value, other: Value) -> None:
+        """Lets all that use a value use another one, here and in the module; in `other.uses` they come last."""
+        value.mlir.replace_all_uses_with(other.mlir)
+        for op, number in value.uses:
+            op.operands[number] = other
+        other.uses += value.uses
+        value.uses = []
 
     def result_shardings(self, function: Op) -> list[TensorSharding | None]:
         """The sharding attributes on a function's results, None where there is none."""

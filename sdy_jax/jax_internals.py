@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -30,6 +31,8 @@ from jax._src.mesh import get_concrete_mesh
 from jax.extend.core import jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
+
+from sdy_jax.errors import SdyError
 
 try:
     from jax._src import shard_alike  # type: ignore[attr-defined, unused-ignore]
@@ -57,30 +60,57 @@ def trace_and_lower(
     """
     with config.use_simplified_jaxpr_constants(True):
         traced = jax.jit(fun, keep_unused=True).trace(*avals)
-        parameters = mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True)
-        lowered = _outside_of_mlir(lambda: traced.lower(lowering_platforms=(platform,), _private_parameters=parameters))
+        lower = _in_a_thread(traced.lower) if _is_lowering() else traced.lower
+        lowered = lower(
+            lowering_platforms=(platform,),
+            _private_parameters=mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True),
+        )
     constants = (*lowered._lowering.const_args, *traced._consts)
     module = lowered.compiler_ir("stablehlo")
     if _has_symbolic_parts(module):
-        module = refine_polymorphic_shapes(module)
+        module = _refined(module)
     return module, traced.jaxpr, traced.out_info, constants
 
 
-def _outside_of_mlir(lower: Callable[[], Any]) -> Any:
-    """Lowers where no MLIR context is current, as jax must. While it lowers another module there is one; a thread of
-    its own has none, and is given the settings of this one."""
+def _is_lowering() -> bool:
+    """Whether an MLIR context is current, as it is while jax lowers something."""
     try:
-        ir.Context.current  # noqa: B018
+        return ir.Context.current is not None
     except ValueError:
-        return lower()
+        return False
+
+
+def _in_a_thread(lower: Callable[..., Any]) -> Callable[..., Any]:
+    """jax lowers only where no MLIR context is current: in a thread of its own, with the settings of this one."""
     x64, mesh = config.enable_x64.value, jax.sharding.get_abstract_mesh()
 
-    def lower_here() -> Any:
+    def lower_there(**parameters: Any) -> Any:
         with config.use_simplified_jaxpr_constants(True), jax.enable_x64(x64), jax.sharding.use_abstract_mesh(mesh):
-            return lower()
+            return lower(**parameters)
 
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(copy_context().run, lower_here).result()
+    def run(**parameters: Any) -> Any:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(copy_context().run, lower_there, **parameters).result()
+
+    return run
+
+
+_REFUSED = re.compile(r"error: (?:loc\(callsite\(\"shape_assertion\".*?\)\): )?([^\n]*?)(?:  Using the following|\n|$)")
+
+
+def _refined(module: ir.Module) -> ir.Module:
+    """The module with the sizes that it is called with.
+
+    Raises:
+        SdyError: they break a rule of an exported function.
+    """
+    try:
+        return refine_polymorphic_shapes(module)
+    except ValueError as error:
+        said = _REFUSED.search(str(error.__cause__))
+        if said is None:
+            raise
+        raise SdyError(f"sizes do not fit the symbolic ones of an exported function: {said[1]}") from None
 
 
 def _has_symbolic_parts(module: ir.Module) -> bool:

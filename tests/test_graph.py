@@ -36,6 +36,19 @@ def test_uses_are_in_program_order_and_the_use_list_in_the_modules_order() -> No
     assert _names(value.use_list()) == [("stablehlo.multiply", 1), ("stablehlo.multiply", 0), ("stablehlo.add", 0)]
 
 
+def test_replaced_uses_are_replaced_here_and_in_the_module() -> None:
+    module = parse(_DIAMOND)
+    graph = Graph(module.operation)
+    tanh, _, multiply, _ = graph.main.blocks[0].ops
+    y = graph.arguments[1]
+    graph.replace_uses(tanh.results[0], y)
+    assert multiply.operands == [y, y] and list(multiply.mlir.operands) == [y.mlir, y.mlir]
+    assert not tanh.results[0].uses
+    own, *new = _names(y.uses)
+    assert own == ("stablehlo.add", 1)
+    assert new == [("stablehlo.add", 0), ("stablehlo.multiply", 0), ("stablehlo.multiply", 1)]
+
+
 def test_a_redirected_use_list_is_turned_round() -> None:
     module = parse(_DIAMOND)
     body = module.body.operations[1].regions[0].blocks[0]

@@ -41,6 +41,7 @@ def _axes(attributes: Any) -> tuple[AxisRef, ...]:
     return tuple(axis_from_attribute(a) for a in attributes)
 
 
+@lru_cache(maxsize=4096)
 def _dimension(attribute: ir.Attribute) -> DimensionSharding:
     dim = sdy.DimensionShardingAttr(attribute)
     return DimensionSharding(_axes(dim.axes), dim.is_closed, dim.priority)
@@ -107,7 +108,8 @@ def manual_axes_from_attribute(attribute: ir.Attribute) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _parse(text: str, context: ir.Context) -> ir.Attribute:
+def attribute_from_text(text: str, context: ir.Context) -> ir.Attribute:
+    """What MLIR parses, once per text."""
     return ir.Attribute.parse(text, context)
 
 
@@ -182,26 +184,26 @@ def sharding_attributes(name: str, sharding: TensorSharding, context: ir.Context
 
 
 def mesh_to_attribute(mesh: Mesh, context: ir.Context) -> ir.Attribute:
-    return _parse(f"#sdy.mesh{mesh}", context)
+    return attribute_from_text(f"#sdy.mesh{mesh}", context)
 
 
 @lru_cache(maxsize=4096)
 def sharding_to_attribute(sharding: TensorSharding, context: ir.Context) -> ir.Attribute:
-    return _parse(f"#sdy.sharding<{_portable(sharding)}>", context)
+    return attribute_from_text(f"#sdy.sharding<{_portable(sharding)}>", context)
 
 
 @lru_cache(maxsize=4096)
 def shardings_to_attribute(shardings: tuple[TensorSharding, ...], context: ir.Context) -> ir.Attribute:
-    return _parse(f"#sdy.sharding_per_value<{per_value(map(_portable, shardings))}>", context)
+    return attribute_from_text(f"#sdy.sharding_per_value<{per_value(map(_portable, shardings))}>", context)
 
 
 def rule_to_attribute(rule: OpShardingRule, context: ir.Context) -> ir.Attribute:
-    return _parse(f"#sdy.op_sharding_rule<{rule}>", context)
+    return attribute_from_text(f"#sdy.op_sharding_rule<{rule}>", context)
 
 
 def propagation_edges_to_attribute(edges: PropagationEdges, context: ir.Context) -> ir.Attribute:
-    return _parse(f"#sdy.propagation_edges<{edges}>", context)
+    return attribute_from_text(f"#sdy.propagation_edges<{edges}>", context)
 
 
 def manual_axes_to_attribute(names: tuple[str, ...], context: ir.Context) -> ir.Attribute:
-    return _parse(f"#sdy<manual_axes{{{', '.join(map(quoted, names))}}}>", context)
+    return attribute_from_text(f"#sdy<manual_axes{{{', '.join(map(quoted, names))}}}>", context)

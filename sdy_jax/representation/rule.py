@@ -62,7 +62,7 @@ class OpShardingRule:
     @cached_property
     def joint_factors(self) -> tuple[tuple[int, ...], ...]:
         """The factors of each dimension that is made of several."""
-        return tuple(factors for mapping in self.mappings for factors in mapping if len(factors) != 1)
+        return tuple([factors for mapping in self.mappings for factors in mapping if len(factors) != 1])
 
     def __str__(self) -> str:
         """The text inside `#sdy.op_sharding_rule<...>`."""

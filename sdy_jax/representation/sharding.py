@@ -71,7 +71,8 @@ class TensorSharding:
         reduction: str = "sum",
     ) -> TensorSharding:
         """The closed sharding with these axes per dimension."""
-        return cls(mesh, tuple(DimensionSharding(tuple(a)) for a in axes), (), tuple(unreduced), reduction)
+        dimensions = tuple([DimensionSharding(tuple(a)) if a else CLOSED for a in axes])
+        return cls(mesh, dimensions, (), tuple(unreduced), reduction)
 
     @property
     def rank(self) -> int:

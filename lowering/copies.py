@@ -1,0 +1,198 @@
+"""Where the values of a program are: where their ops make them, and where reshards have brought them.
+
+Each user takes the copy that is nearest. A value that only stands for another, as the result of a sharding constraint
+does, is wherever that one is. What nobody uses in the end is swept away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from jax.extend.mlir import ir
+
+from sdy_jax.graph import Block, Graph, Op, Value
+from sdy_jax.lowering.cost import CostModel
+from sdy_jax.lowering.recompute import Known, Recomputation, recomputation
+from sdy_jax.lowering.report import InsertedCollective, Moved, PartitionReport
+from sdy_jax.lowering.resharding import Collective, ReshardPlan
+from sdy_jax.lowering.strategies.manual import state_body_arguments
+from sdy_jax.lowering.text import collective_attributes
+from sdy_jax.representation.attributes import attribute_from_text, sharding_to_attribute, shardings_to_attribute
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules.dataflow import edges_of
+
+Plan = Callable[[Value, TensorSharding, TensorSharding], ReshardPlan]
+
+
+class Copy(NamedTuple):
+    """A sharding in which a value is there, and the MLIR value that is it."""
+
+    sharding: TensorSharding
+    mlir: ir.Value
+
+
+class Copies:
+    """The copies of a program's values.
+
+    `placed` says in which sharding users expect a value. As long as nothing else is noted here, that is where it is.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        placed: Mapping[Value, TensorSharding],
+        plan: Plan,
+        rule_of: Callable[[Op], OpShardingRule | None],
+        mesh: Mesh,
+        costs: CostModel,
+        report: PartitionReport,
+    ):
+        self._graph, self._placed, self._plan, self._report = graph, placed, plan, report
+        self._known = Known(self._origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
+        self._origins: dict[Value, Value] = {}
+        self._noted: dict[Value, dict[object, Copy]] = {}
+        """By layout."""
+        self._spare: list[tuple[ir.Operation, InsertedCollective | None]] = []
+        """Ops that may have no users in the end: collectives, ops that run again, and what they stand in for."""
+
+    def __contains__(self, value: Value) -> bool:
+        """Whether anything is noted of a value."""
+        return value in self._origins or value in self._noted
+
+    def note(self, value: Value, sharding: TensorSharding, mlir: ir.Value) -> None:
+        """Notes where a value is that is not, or no longer, placed there."""
+        self._noted[value] = {sharding.layout: Copy(sharding, mlir)}
+
+    def stand_for(self, value: Value, other: Value) -> None:
+        """Notes that a value is nothing but another one."""
+        self._origins[value] = self._origin(other)
+
+    def take(self, value: Value, target: TensorSharding, user: Op) -> ir.Value:
+        """The copy in the target sharding. If there is none it is made, by moving another or by making it anew."""
+        origin = self._origin(value)
+        if value.shape is None:
+            return origin.mlir
+        if value not in self and self._placed[value].lies_like(target):
+            return value.mlir
+        copies = self._copies(value)
+        if target.layout not in copies:
+            if self._has_to_be_reduced_first(value, target):
+                self.take(value, self._placed[value], user)
+            # Beside the value, before the op that (perhaps deep inside) uses it: loop invariants move once.
+            before = _ancestor_in(origin, user)
+            again = recomputation(origin, target, self._known)
+            if again is None:
+                self.move(value, target, before, user)
+            else:
+                copies[target.layout] = Copy(target, self._made_anew(again, target, before))
+        return copies[target.layout].mlir
+
+    def move(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> None:
+        """Inserts the collectives that bring a value to the target sharding."""
+        nearest, producer = self._nearest(value, target), self._origin(value).defining_op
+        self.state(self._origin(value))
+        if nearest.sharding.unreduced_axes and producer is not None:
+            cause = producer
+        current = nearest.mlir
+        for step in self._plan(value, nearest.sharding, target).steps:
+            said = step.op
+            moved = Moved(step.kind, said.all_axes, str(said), step.result, step.wire_bytes)
+            record = self._report.add(moved, value, before, cause)
+            current = _create(step, current, cause, before)
+            self._spare.append((current.owner, record))
+        self._copies(value)[target.layout] = Copy(target, current)
+
+    def state(self, value: Value) -> None:
+        """States where a value lies if nothing does: the dialect wants to see it on what a collective takes."""
+        sharding, value = self._placed[value], _owner(value)
+        producer = value.defining_op
+        if value.sharding is None and (producer is None or producer.attribute("out_shardings") is None):
+            self._graph.set_sharding(value, sharding)
+        if isinstance(value.owner, Block):
+            state_body_arguments(self._graph, value.owner.parent, self._placed.__getitem__)
+
+    def sweep(self) -> None:
+        """Erases what nobody uses: values that were made anew for all their users, and what was moved for them."""
+        erased, dropped = set[int](), []
+        for op, record in reversed(self._spare):
+            if id(op) in erased or any(True for result in op.results for _ in result.uses):
+                continue
+            erased.add(id(op))
+            op.erase()
+            if record is not None:
+                dropped.append(record)
+        self._report.drop(dropped)
+
+    def _origin(self, value: Value) -> Value:
+        return self._origins.get(value, value)
+
+    def _copies(self, value: Value) -> dict[object, Copy]:
+        origin = self._origin(value)
+        if origin not in self._noted:
+            self.note(origin, self._placed[origin], origin.mlir)
+        return self._noted[origin]
+
+    def _nearest(self, value: Value, target: TensorSharding) -> Copy:
+        """The copy from which the target costs least; a partial one only where there is no whole one."""
+        copies = list(self._copies(value).values())
+        if len(copies) == 1:
+            return copies[0]
+        usable = [copy for copy in copies if not copy.sharding.unreduced_axes] or copies
+        return min(usable, key=lambda copy: self._plan(value, copy.sharding, target).cost)
+
+    def _cost(self, value: Value, target: TensorSharding) -> float:
+        """What it costs to have a value in a sharding."""
+        if target.layout in self._copies(value):
+            return 0.0
+        return self._plan(value, self._nearest(value, target).sharding, target).cost
+
+    def _has_to_be_reduced_first(self, value: Value, target: TensorSharding) -> bool:
+        """A value that is partial as yet, but whole for its users, is reduced once for all of them."""
+        placed = self._placed[value]
+        if placed.unreduced_axes or placed.lies_like(target) or len(value.uses) == 1:
+            return False
+        return all(copy.sharding.unreduced_axes for copy in self._copies(value).values())
+
+    def _made_anew(self, again: Recomputation, target: TensorSharding, before: Op) -> ir.Value:
+        operands = [self.take(v, s, before) for v, s in zip(again.op.operands, again.operands, strict=False)]
+        clone = again.op.mlir.clone(ir.InsertionPoint(before.mlir)).operation
+        for number, operand in enumerate(operands):
+            clone.operands[number] = operand
+        clone.attributes["sdy.sharding"] = shardings_to_attribute((target,), clone.context)
+        self._spare += [(clone, None), (again.op.mlir, None)]
+        return clone.results[0]
+
+
+def _create(step: Collective, operand: ir.Value, cause: Op, before: Op) -> ir.Value:
+    """The sdy op of one step, before another op, at the location of the op that needed it."""
+    context = cause.mlir.context
+    attributes = {name: attribute_from_text(text, context) for name, text in collective_attributes(step).items()}
+    attributes["out_sharding"] = sharding_to_attribute(step.result, context)
+    op = ir.Operation.create(
+        f"sdy.{step.kind}",
+        results=[operand.type],
+        operands=[operand],
+        attributes=attributes,
+        loc=cause.mlir.location,
+        ip=ir.InsertionPoint(before.mlir),
+    )
+    return op.results[0]
+
+
+def _owner(value: Value) -> Value:
+    """The value that carries the sharding: what owns the edge by which a loop passes a value into its body."""
+    if not isinstance(value.owner, Block):
+        return value
+    return next((edge.owner for edge in edges_of(value.owner.parent) if value in edge.targets), value)
+
+
+def _ancestor_in(value: Value, op: Op) -> Op:
+    """The op in the block of `value` that is, or contains, `op`."""
+    home = value.owner if isinstance(value.owner, Block) else value.owner.block
+    while op.block is not home:
+        assert op.parent is not None
+        op = op.parent
+    return op
