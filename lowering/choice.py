@@ -18,12 +18,14 @@ class Tensor(NamedTuple):
     """What the choice must know of an operand or result: its shape, bytes per element and sharding.
 
     `share`: how often it is resharded for each time that the op runs, less than once where it comes into a loop.
+    `copies`: where an operand really is, if that is not just where it is expected.
     """
 
     shape: tuple[int, ...]
     itemsize: float
     sharding: TensorSharding
     share: float = 1.0
+    copies: tuple[TensorSharding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,29 +53,28 @@ class Copies:
         self._graph, self._placed, self._plan, self._report = graph, placed, plan, report
         self._known = Known(self._origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
         self._origins: dict[Value, Value] = {}
-        self._noted: dict[Value, dict[object, Copy]] = {}
-        """By layout."""
+        self._by_layout: dict[Value, dict[object, Copy]] = {}
+        self.noted: set[Value] = set()
+        """The values that may be elsewhere than where users expect them."""
         self._spare: list[tuple[ir.Operation, InsertedCollective | None]] = []
         """Ops that may have no users in the end: collectives, ops that run again, and what they stand in for."""
 
-    def __contains__(self, value: Value) -> bool:
-        """Whether anything is noted of a value."""
-        return value in self._origins or value in self._noted
-
     def note(self, value: Value, sharding: TensorSharding, mlir: ir.Value) -> None:
         """Notes where a value is that is not, or no longer, placed there."""
-        self._noted[value] = {sharding.layout: Copy(sharding, mlir)}
+        self._by_layout[value] = {sharding.layout: Copy(sharding, mlir)}
+        self.noted.add(value)
 
     def stand_for(self, value: Value, other: Value) -> None:
         """Notes that a value is nothing but another one."""
         self._origins[value] = self._origin(other)
+        self.noted.add(value)
 
     def take(self, value: Value, target: TensorSharding, user: Op) -> ir.Value:
         """The copy in the target sharding. If there is none it is made, by moving another or by making it anew."""
         origin = self._origin(value)
         if value.shape is None:
             return origin.mlir
-        if value not in self and self._placed[value].lies_like(target):
+        if value not in self.noted and self._placed[value].lies_like(target):
             return value.mlir
         copies = self._copies(value)
         if target.layout not in copies:
@@ -105,6 +104,10 @@ class Copies:
             self._spare.append((current.owner, record))
         self._copies(value)[target.layout] = Copy(target, current)
 
+    def of(self, value: Value) -> tuple[TensorSharding, ...]:
+        """Where a value of which something is noted can be taken from."""
+        return tuple([copy.sharding for copy in self._usable(value)])
+
     def state(self, value: Value) -> None:
         """States where a value lies if nothing does: the dialect wants to see it on what a collective takes."""
         sharding, value = self._placed[value], _owner(value)
@@ -131,17 +134,19 @@ class Copies:
 
     def _copies(self, value: Value) -> dict[object, Copy]:
         origin = self._origin(value)
-        if origin not in self._noted:
+        if origin not in self._by_layout:
             self.note(origin, self._placed[origin], origin.mlir)
-        return self._noted[origin]
+        return self._by_layout[origin]
 
     def _nearest(self, value: Value, target: TensorSharding) -> Copy:
-        """The copy from which the target costs least; a partial one only where there is no whole one."""
+        """The copy from which the target costs least."""
+        copies = self._usable(value)
+        return min(copies, key=lambda copy: self._plan(value, copy.sharding, target).cost)
+
+    def _usable(self, value: Value) -> list[Copy]:
+        """Partial copies only where there is no whole one."""
         copies = list(self._copies(value).values())
-        if len(copies) == 1:
-            return copies[0]
-        usable = [copy for copy in copies if not copy.sharding.unreduced_axes] or copies
-        return min(usable, key=lambda copy: self._plan(value, copy.sharding, target).cost)
+        return [copy for copy in copies if not copy.sharding.unreduced_axes] or copies
 
     def _cost(self, value: Value, target: TensorSharding) -> float:
         """What it costs to have a value in a sharding."""

@@ -68,11 +68,11 @@ class Decisions:
         placed = self._placement.of(op.operands)
         around = (*placed, *map(self._placement.declared, op.results))
         carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
-        often = self._often(op)
-        key = (kind, carried, often, around)
+        often, copies = self._often(op), self._placement.copies_of(op.operands)
+        key = (kind, carried, often, around, copies)
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = self._decided(op, kind, around, carried, often)
+            made = self._made[key] = self._decided(op, kind, around, carried, often, copies)
         return made
 
     def _kind_of(self, op: Op) -> _Kind | None:
@@ -96,13 +96,22 @@ class Decisions:
         return self._alike.setdefault((kind.rule, kind.strategies, tensors), kind)
 
     def _decided(
-        self, op: Op, kind: _Kind, around: Shardings, carried: frozenset[int], often: tuple[int, ...]
+        self,
+        op: Op,
+        kind: _Kind,
+        around: Shardings,
+        carried: frozenset[int],
+        often: tuple[int, ...],
+        copies: tuple[Shardings, ...],
     ) -> Decision:
         mesh = self._mesh_of(op, around)
         given = [s if s.mesh == mesh else replace(s, mesh=mesh) for s in around]
         tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, given, strict=True)]
         for number, times in enumerate(often):
             tensors[number] = tensors[number]._replace(share=1 / times)
+        for number, found in enumerate(copies):
+            there = tuple([s if s.mesh == mesh else replace(s, mesh=mesh) for s in found])
+            tensors[number] = tensors[number]._replace(copies=there)
         problem = Problem(kind.rule, kind.strategies, tuple(tensors), mesh, self._meshes.base, self._costs, carried)
         choice = choose(problem)
         shardings = choice.shardings

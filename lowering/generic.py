@@ -14,12 +14,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax import lax
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 
 from sdy_jax.errors import InternalError, UnsupportedError
 from sdy_jax.graph import Op, Value
@@ -242,3 +244,20 @@ def _move_in(module: ir.Module, operands: Sequence[ir.Value]) -> list[ir.Value]:
 
 
 mlir.register_lowering(stablehlo_op_p, _lower)
+
+
+def _batch(operands: Sequence[Any], dims: Sequence[int | None], **parameters: Any) -> tuple[list[jax.Array], list[int]]:
+    """`vmap` of an op that only its text knows: one element after the other."""
+    mapped = [jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True) if dim is not None]
+
+    def on_element(elements: list[jax.Array]) -> list[jax.Array]:
+        rest = iter(elements)
+        found = [x if dim is None else next(rest) for x, dim in zip(operands, dims, strict=True)]
+        results: list[jax.Array] = stablehlo_op_p.bind(*found, **parameters)
+        return results
+
+    results = lax.map(on_element, mapped)
+    return results, [0] * len(results)
+
+
+batching.primitive_batchers[stablehlo_op_p] = _batch

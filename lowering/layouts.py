@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 from sdy_jax.lowering.choice import Problem, Way
@@ -24,10 +25,14 @@ Head = tuple[int, ...]
 E = TypeVar("E")
 
 _NONE: frozenset[int] = frozenset()
+_COST = attrgetter("cost")
 
 
 _Shares = dict[Head, tuple[bool, tuple[int, int]]]
 """Of one dimension, by the numbers of its factors' lists: whether it lies alike, and its `shares`."""
+
+_Dims = list[tuple[_Shares, Axes, tuple[int, ...]]]
+"""Of the dimensions of one sharding around the op: what is known, the axes, the factors."""
 
 
 class Lists:
@@ -50,18 +55,20 @@ class TensorView:
     """One tensor of a problem under the assignments of one strategy.
 
     `summed`: the factors along which the strategy leaves it partial; `partial`: the axes along which it stays so.
+    `around`: the shardings from which an operand can be taken, or the one that a result is brought to.
     """
 
     def __init__(self, problem: Problem, lists: Lists, tensor: int, summed: frozenset[int], partial: Axes, kind: str):
         self._problem, self._lists, self._tensor = problem, lists, problem.tensors[tensor]
         self._mapping, self._is_result = problem.rule.mappings[tensor], tensor >= len(problem.rule.operand_mappings)
         self._summed, self._partial, self._kind = summed, partial, kind
-        self.given = self._tensor.sharding
-        self._never_partial = not partial and not self.given.unreduced_axes
+        self.around = self._tensor.copies or (self._tensor.sharding,)
+        self._never_partial = not partial and not any(s.unreduced_axes for s in self.around)
         self.factors = sorted(problem.rule.factors_of[tensor] | summed)
         self._bounds: dict[Head, float | None] = {}
-        self._dims: list[tuple[_Shares, Axes, tuple[int, ...]]] = [
-            ({}, axes, factors) for axes, factors in zip(self.given.axes, self._mapping, strict=False)
+        self._dims: list[_Dims] = [
+            [({}, axes, factors) for axes, factors in zip(around.axes, self._mapping, strict=False)]
+            for around in self.around
         ]
 
     def bound(self, head: Head) -> float | None:
@@ -69,12 +76,14 @@ class TensorView:
         key = tuple([head[f] for f in self.factors])
         if key not in self._bounds:
             is_whole = self._never_partial and not any(map(head.__getitem__, self._summed))
-            least = self._least_of_whole(head) if is_whole else self._least(head)
-            self._bounds[key] = None if least is None else self._tensor.share * least
+            pairs = zip(self.around, self._dims, strict=True)
+            least = [self._least_of_whole(head, dims) if is_whole else self._least(head, s) for s, dims in pairs]
+            apart = [cost for cost in least if cost is not None]
+            self._bounds[key] = self._tensor.share * min(apart) if len(apart) == len(least) else None
         return self._bounds[key]
 
-    def _least(self, head: Head) -> float | None:
-        tensor, given, problem = self._tensor, self.given, self._problem
+    def _least(self, head: Head, given: TensorSharding) -> float | None:
+        tensor, problem = self._tensor, self._problem
         layout = self._layout(self._lists.assignment(head))
         kind = given.reduction if given.unreduced_axes else "sum"
         if layout == (given.axes, given.unreduced_axes, kind):
@@ -82,11 +91,11 @@ class TensorView:
         ends: tuple[Placement, Placement] = self._ends(given, Layout(*layout[:2]))
         return least_time(tensor.shape, tensor.itemsize, *ends, problem.mesh, problem.costs)
 
-    def _least_of_whole(self, head: Head) -> float | None:
+    def _least_of_whole(self, head: Head, dims: _Dims) -> float | None:
         """The same where nothing is partial: then each dimension tells its part for itself."""
         tensor, problem = self._tensor, self._problem
         found, alike = [], True
-        for known, given, factors in self._dims:
+        for known, given, factors in dims:
             numbers = tuple([head[f] for f in factors])
             if numbers not in known:
                 axes = joined_axes(self._lists.assignment(head), factors, problem.mesh)
@@ -112,11 +121,18 @@ class TensorView:
         """What the way wants of the tensor, or makes of it."""
         return TensorSharding.closed(self._problem.mesh_name, *self._layout(way.assignment))
 
+    def wanted(self, way: Way, bound: float | None) -> TensorSharding:
+        """The same; the sharding around the op itself where that is it, as its `bound` tells."""
+        return self.around[0] if bound is None and len(self.around) == 1 else self.sharding(way)
+
     def reshard(self, way: Way) -> tuple[float, int]:
         """What the reshard from or to the sharding around the op costs, and how many collectives it takes."""
         tensor, problem = self._tensor, self._problem
-        source, target = self._ends(self.given, self.sharding(way))
-        plan = plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs)
+        inside, plans = self.sharding(way), []
+        for around in self.around:
+            source, target = self._ends(around, inside)
+            plans.append(plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs))
+        plan = min(plans, key=_COST)
         return tensor.share * plan.cost, sum([1 for step in plan.steps if step.wire_bytes])
 
     def _ends(self, around: E, inside: E) -> tuple[E, E]:

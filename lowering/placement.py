@@ -5,7 +5,7 @@ For every value that has been placed, `self[value]` is that sharding. Where the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from sdy_jax.graph import Graph, Op, Value
@@ -46,6 +46,13 @@ class Placement:
     def of(self, values: Iterable[Value]) -> list[TensorSharding]:
         """Where each of them is."""
         return [self._placed[value] for value in values]
+
+    def copies_of(self, values: Sequence[Value]) -> tuple[tuple[TensorSharding, ...], ...]:
+        """Where each of them can be taken from; empty if all are just where they are expected."""
+        noted = self._copies.noted
+        if noted.isdisjoint(values):
+            return ()
+        return tuple([self._copies.of(value) if value in noted else () for value in values])
 
     def __contains__(self, value: Value) -> bool:
         return value in self._placed
@@ -109,8 +116,8 @@ class Placement:
 
     def rest(self, op: Op) -> None:
         """Lets an op use its operands as they are placed, and make its results as they are declared."""
-        for number, value in enumerate(op.operands):
-            if value in self._copies:
+        if not self._copies.noted.isdisjoint(op.operands):
+            for number, value in enumerate(op.operands):
                 self.require(op, number, self._placed[value])
         for result in op.results:
             self._placed[result] = self._declared[result]

@@ -33,7 +33,7 @@ class Option(NamedTuple):
     def shardings(self) -> tuple[TensorSharding, ...]:
         """Of operands, then results."""
         both = zip(self.tensors, self.bounds, strict=True)
-        return tuple([tensor.given if bound is None else tensor.sharding(self.way) for tensor, bound in both])
+        return tuple([tensor.wanted(self.way, bound) for tensor, bound in both])
 
 
 class Ways:

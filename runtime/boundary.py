@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,8 @@ class Boundary:
     ):
         self._user_mesh = mesh
         self._mesh = auto_mesh(mesh)
+        types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        self._explicit = tuple(name for name, kind in types if kind == AxisType.Explicit)
         self._refined = refined
         self._refined_mesh = refined.to_jax(mesh.devices)
         self._in, self._out = tuple(in_shardings), tuple(out_shardings)
@@ -46,12 +49,20 @@ class Boundary:
     ) -> list[Any]:
         """Calls `function` on the shards of `arguments`; `out_info` has the types of the results."""
         raw = [_raw(x) for x in arguments]
-        results = self._on_shards(function, raw)
+        results = self._on_shards(function, raw, self._whole(arguments, out_info))
         return [_wrapped(x, info) for x, info in zip(results, out_info, strict=True)]
 
-    def _on_shards(self, function: Callable[..., tuple[jax.Array, ...]], arguments: Sequence[jax.Array]) -> Any:
+    def _on_shards(
+        self, function: Callable[..., tuple[jax.Array, ...]], arguments: Sequence[jax.Array], whole: Sequence[bool]
+    ) -> Any:
+        everywhere = NamedSharding(self._mesh, PartitionSpec())
+
         def laid_out(*xs: jax.Array) -> tuple[jax.Array, ...]:
-            xs = tuple(self._constrained(x, s) for x, s in zip(xs, self._in, strict=True))
+            xs = tuple(
+                jax.lax.with_sharding_constraint(x, everywhere) if is_whole else x
+                for x, is_whole in zip(xs, whole, strict=True)
+            )
+            xs = tuple(self._constrained(x, s) for x, s in zip(self._on_user_axes(xs), self._in, strict=True))
             with jax.sharding.use_abstract_mesh(self._refined_mesh.abstract_mesh):
                 ys = jax.shard_map(
                     function,
@@ -62,10 +73,32 @@ class Boundary:
                 )(*xs)
             return tuple(self._constrained(y, s) for y, s in zip(ys, self._out, strict=True))
 
-        if AxisType.Explicit not in self._user_mesh.axis_types:
+        if not self._explicit:
             return laid_out(*arguments)
-        out = tuple(NamedSharding(self._user_mesh, self._coarse_spec(s)) for s in self._out)
-        return jax.sharding.auto_axes(laid_out, axes=self._user_mesh.axis_names, out_sharding=out)(*arguments)
+        out = tuple(NamedSharding(self._user_mesh, self._typed_spec(s)) for s in self._out)
+        return jax.sharding.auto_axes(laid_out, axes=self._explicit, out_sharding=out)(*arguments)
+
+    def _whole(self, arguments: Sequence[Any], out_info: Sequence[Any]) -> list[bool]:
+        """Per argument, whether it must enter as its type says: on every device.
+
+        Where all axes are Explicit, jit gives a donated argument's memory to a result of the same type. If no device
+        holds the argument yet, XLA lays it out as its first use wants it, and then the two have different sizes.
+        """
+        if len(self._explicit) < len(self._user_mesh.axis_names):
+            return [False] * len(arguments)
+        results = {(i.shape, i.dtype) for i, s in zip(out_info, self._out, strict=True) if not any(self._typed_spec(s))}
+        return [(x.shape, x.dtype) in results and not any(jax.typeof(x).sharding.spec) for x in arguments]
+
+    def _on_user_axes(self, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """The arrays, of which the first is stated to lie on the user's mesh in any way.
+
+        jit names the axes of results after the first mesh that it comes upon. That is to be the refined one only if
+        there are results that the user's axes cannot say.
+        """
+        if not xs or any(map(has_sub_axes, self._out)):
+            return xs
+        anyhow = PartitionSpec(*(PartitionSpec.UNCONSTRAINED,) * xs[0].ndim)
+        return (jax.lax.with_sharding_constraint(xs[0], NamedSharding(self._mesh, anyhow)), *xs[1:])
 
     def _constrained(self, x: jax.Array, sharding: TensorSharding) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, self.named(sharding))
@@ -76,12 +109,12 @@ class Boundary:
             return NamedSharding(self._refined_mesh, self._refined.spec(sharding))
         return NamedSharding(self._mesh, to_partition_spec(sharding))
 
-    def _coarse_spec(self, sharding: TensorSharding) -> PartitionSpec:
-        """The spec on whole axes: each dimension up to its first sub-axis."""
+    def _typed_spec(self, sharding: TensorSharding) -> PartitionSpec:
+        """What a type can say of a sharding: each dimension up to its first sub-axis, or axis that is not Explicit."""
         names = []
         for axes in sharding.axes:
-            cut = next((i for i, a in enumerate(axes) if a.sub_axis), len(axes))
-            names.append(tuple(a.name for a in axes[:cut]) or None)
+            sayable = itertools.takewhile(lambda a: not a.sub_axis and a.name in self._explicit, axes)
+            names.append(tuple(a.name for a in sayable) or None)
         return PartitionSpec(*names)
 
 

@@ -312,8 +312,9 @@ class PartitionedFunction:
 
 _ON_EXPLICIT_AXES = (
     "sdy_jax traces a partitioned function with Auto axes, also on a mesh with Explicit ones. In the function, leave "
-    "out mesh= of jax.shard_map and constrain by a PartitionSpec instead of a NamedSharding, or make the mesh with "
-    "axis_types=(jax.sharding.AxisType.Auto, ...)"
+    "out mesh= of jax.shard_map, constrain by a PartitionSpec instead of a NamedSharding, and pass arrays that lie on "
+    "the mesh as arguments instead of closing over them; or make the mesh with axis_types=(jax.sharding.AxisType.Auto, "
+    "...)"
 )
 
 

@@ -54,7 +54,7 @@ _OTHERS = (
 _SUPPORTED = ", ".join(kind.value for kind in Kind)
 
 # A flatbuffer begins with the offset of its root table. That of jax.export has its version as the first field; versions
-# from 2 to 11 are in use with jax 0.10 to 0.12.
+# from 2 to 12 are in use with jax 0.10 to 0.12.
 _VERSIONS = range(1, 64)
 
 
@@ -67,13 +67,19 @@ def contents(source: str | os.PathLike[str] | bytes) -> tuple[bytes, str]:
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source), "<bytes>"
     if source == "-":
-        return sys.stdin.buffer.read(), "<stdin>"
+        return _standard_input(), "<stdin>"
     name = os.fspath(source)
     try:
         with open(name, "rb") as file:
             return file.read(), name
     except (OSError, ValueError) as error:  # a name may hold a NUL
         raise SourceError(getattr(error, "strerror", None) or str(error), name) from None
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None:
+        raise SourceError("standard input is closed", "<stdin>")
+    return sys.stdin.buffer.read()
 
 
 def recognise(data: bytes, file: str) -> Kind:
@@ -109,7 +115,7 @@ def _is_exported(data: bytes) -> bool:
         (version,) = struct.unpack_from("<H", data, root + first)
     except struct.error:
         return False
-    return root > 4 and size >= 8 and first >= 4 and version in _VERSIONS
+    return root >= 4 and root - back >= 4 and size >= 8 and first >= 4 and version in _VERSIONS
 
 
 def text_module(text: str, context: ir.Context, file: str, strict: bool = True) -> ir.Module:

@@ -88,6 +88,8 @@ compared with the plain one. The exit status is 1 if something essential is brok
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit status: 0, 1 where the input is bad, 2 where the options are."""
+    if sys.stdout is None:  # it is closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     options = _parser().parse_args(arguments)
     try:
         status = int(import_module(f"sdy_jax.commands.{options.command}").run(options))
@@ -98,6 +100,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:  # who reads our output has stopped; nothing may be flushed to them at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.filename is not None:
+            terminal.print_error(SdyError(described_bug(error)))
+        else:  # of writing our output: those of the user's files are explained where these are opened
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            terminal.print_error(SdyError(f"<stdout>: error: {error.strerror or error}"))
         return 1
     except KeyboardInterrupt:
         return 130
@@ -161,7 +170,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     inputs.add_argument("--inputs", metavar="FILE.npz", help="the arguments")
     inputs.add_argument(
         "--random",
-        type=int,
+        type=_seed,
         metavar="SEED",
         help="make up the arguments: floats are normally distributed, integers are from 0 to 9",
     )
@@ -212,3 +221,9 @@ def _count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of devices")
     return number
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed, which is a whole number from 0 on")
+    return int(text)

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import jax
@@ -90,7 +91,7 @@ def _in_a_thread(lower: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(**parameters: Any) -> Any:
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(copy_context().run, lower_there, **parameters).result()
+            return thread.submit(copy_context().run, partial(lower_there, **parameters)).result()
 
     return run
 

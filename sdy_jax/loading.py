@@ -25,7 +25,7 @@ from sdy_jax.artifacts import (
 )
 from sdy_jax.dialects.annotated_meshes import Devices
 from sdy_jax.dialects.local_program import Specs, run_local
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.graph import Graph, Value, main_function, module_meshes
 from sdy_jax.lowering.generic import numpy_dtype
 from sdy_jax.passes.annotations import drop_annotations
@@ -132,6 +132,10 @@ def loads(text: str, *, shardings: bool = True, strict: bool = True) -> Program:
       >>> program.inputs
       ('arg0',)
     """
+    if not isinstance(text, str):
+        raise SdyError(
+            f"loads got a {type(text).__name__}; expected the text of a program. Bytes and files are read by load"
+        )
     with damage_noticed("<text>"):
         program = _from_module(text_module(text, mlir.make_ir_context(), "<text>", strict))
     return program if shardings else _without_shardings(program)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
+from sdy_jax.artifacts import contents
 from sdy_jax.bug_report import described_bug
 from sdy_jax.dialects.printer import module_text
 from sdy_jax.errors import InternalError, ParseError, SdyError
@@ -22,16 +21,7 @@ def read(path: str) -> str:
     Raises:
       SourceError: there is no such file, or it holds no text.
     """
-    if path == "-":
-        return _decoded(sys.stdin.buffer.read(), "<stdin>")
-    try:
-        with open(path, "rb") as file:
-            return _decoded(file.read(), path)
-    except OSError as error:
-        raise SourceError(error.strerror or str(error), path) from None
-
-
-def _decoded(data: bytes, file: str) -> str:
+    data, file = contents(path)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

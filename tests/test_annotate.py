@@ -426,6 +426,42 @@ def test_an_edge_can_be_named_by_a_carry_and_through_a_call(traced):
     assert "call @" in text and carry in text
 
 
+def test_the_array_of_an_edge_may_be_used_otherwise(mesh):
+    annotate = functools.partial(sdy.data_flow_edge, sharding=P("data"))
+
+    def twice(x):
+        doubled = lax.fori_loop(0, 2, lambda _, s: s * 2, x)
+        return annotate(annotate(doubled)) + annotate(doubled) * doubled
+
+    assert_same(twice, X, mesh=mesh)
+    assert_same(jax.grad(lambda x: twice(x).sum()), X, mesh=mesh)
+
+
+CALLING_LOOPS = {
+    "fori_loop": lambda f, x: lax.fori_loop(0, 2, lambda _, s: f(s), x),
+    "scan": lambda f, x: lax.scan(lambda s, _: (f(s), s.sum()), x, None, length=2)[0],
+}
+
+
+@pytest.mark.parametrize("loop", CALLING_LOOPS.values(), ids=CALLING_LOOPS)
+def test_an_edge_can_be_named_by_the_carry_of_a_loop_whose_body_jax_calls(mesh, loop):
+    def step(s):
+        s = sdy.data_flow_edge(s, P("data"))
+        return jnp.sin(s) + s
+
+    assert sdy.partition(lambda x: loop(step, x), mesh=mesh).plan(X).results[0].type == "f32[8@data,16]"
+    assert_same(lambda x: loop(step, x), X, mesh=mesh)
+
+
+def test_an_edge_has_one_sharding(traced):
+    def twice(x):
+        y = lax.fori_loop(0, 2, lambda _, s: s * 2, x)
+        return sdy.data_flow_edge(sdy.data_flow_edge(y, P("data")), P("model"))
+
+    with pytest.raises(sdy.ShardingError, match=r'its edge is to be <@mesh, \[\{"model"\}.*<@mesh, \[\{"data"\}'):
+        traced(twice, X)
+
+
 def test_an_edge_that_does_not_exist_is_an_error(traced):
     with pytest.raises(
         sdy.ShardingError, match=r"data_flow_edge at .*a result of stablehlo.sine; .*sharding_constraint"

@@ -117,6 +117,15 @@ def test_donated_buffers_are_gone(mesh, how):
     assert x.is_deleted() and not y.is_deleted()
 
 
+@pytest.mark.parametrize("size", [14, 16])
+@pytest.mark.parametrize("specs", [(P("model"), P()), (P("model"), P("model")), (P(), P("model")), (P("model"), None)])
+def test_a_donated_array_that_no_device_holds_yet_gets_its_result(explicit, size, specs):
+    f = sdy.partition(lambda x: x + 1, mesh=explicit, in_shardings=specs[0], out_shardings=specs[1], donate_argnums=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where the two have different layouts, nothing can be donated
+        np.testing.assert_array_equal(f(jnp.arange(float(size))), np.arange(size) + 1)
+
+
 def test_under_an_outer_jit_scan_vmap_and_grad(mesh):
     f = sdy.partition(square, mesh=mesh, in_shardings=P("data"))
     np.testing.assert_allclose(jax.jit(lambda x: f(x) + 1)(X), X @ X.T + 1, rtol=1e-5)
@@ -125,6 +134,13 @@ def test_under_an_outer_jit_scan_vmap_and_grad(mesh):
     np.testing.assert_allclose(scanned(X)[0], X * 8)
     np.testing.assert_allclose(jax.vmap(f)(np.stack([X, -X])), np.stack([X @ X.T] * 2), rtol=1e-5)
     np.testing.assert_allclose(jax.grad(lambda x: (f(x) ** 2).sum())(X), 4 * X @ X.T @ X, rtol=1e-4)
+
+
+def test_ops_that_are_copied_as_text_are_mapped_too(mesh):
+    spectrum = lambda x: jnp.abs(jnp.fft.fft(x)) + jnp.linalg.svd(x, compute_uv=False)  # noqa: E731
+    f = sdy.partition(spectrum, mesh=mesh, in_shardings=P("data"), on_unknown="ignore")
+    x = np.random.default_rng(2).standard_normal((3, 4, 4)).astype(np.float32)
+    np.testing.assert_allclose(jax.vmap(f)(x), jax.vmap(spectrum)(x), rtol=1e-4)
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["direct", "in jit"])
@@ -151,6 +167,20 @@ def test_explicit_meshes_type_arguments_and_results(explicit):
     assert result.sharding.mesh == explicit and str(jax.typeof(result)) == "float32[8@data,8@model]"
     assert not f.plan(x, w).collectives
     np.testing.assert_allclose(result, X @ W, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kinds", [(AxisType.Explicit, AxisType.Auto), (AxisType.Auto, AxisType.Explicit)])
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["direct", "in jit"])
+def test_types_on_a_mesh_of_both_kinds_name_its_explicit_axes(kinds, wrap):
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=kinds)
+    f = sdy.partition(
+        jnp.matmul, mesh=mesh, in_shardings=(P("data"), P(None, "model")), out_shardings=P("data", "model")
+    )
+    result = wrap(f)(X, W)
+    np.testing.assert_allclose(result, X @ W, rtol=1e-5)
+    assert result.sharding.is_equivalent_to(NamedSharding(mesh, P("data", "model")), 2)
+    typed = jax.make_jaxpr(f)(X, W).out_avals[0].sharding.spec
+    assert typed == (P("data", None) if kinds[0] == AxisType.Explicit else P(None, "model"))
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -306,6 +336,14 @@ def test_results_split_by_parts_of_axes(axis_type, out):
     if out is not None and axis_type == AxisType.Auto and "?" not in out:
         assert len({str(shard.index) for shard in result.addressable_shards}) == 2
         assert plan.results[0].sharding.shard_counts(plan.program.mesh) == (2,)
+
+
+def test_results_have_the_users_axes_though_arguments_are_split_by_parts_of_them():
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    f = sdy.partition(lambda x, y: (x + 1, y * 2), mesh=mesh, in_shardings=P("model"), on_unknown="ignore")
+    for x in (jnp.arange(14.0), jax.device_put(jnp.arange(14.0), NamedSharding(mesh, P()))):
+        assert f.plan(x, x).arguments[0].type == "f32[14@model:(1)2]"
+        assert [y.sharding.mesh for y in f(x, x)] == [mesh] * 2
 
 
 def test_a_result_that_propagation_splits_by_a_part_of_an_axis_is_laid_out_on_whole_axes():

@@ -112,6 +112,12 @@ def test_arguments_that_are_no_arrays(mesh, use, wrong):
         getattr(run, use)({**PARAMS, "w1": wrong}, X)
 
 
+def test_a_result_that_is_no_array_is_named(mesh):
+    f = sdy.partition(lambda x: {"loss": x, "name": ["adam"]}, mesh=mesh)
+    with pytest.raises(sdy.SdyError, match=r"`result\['name'\]\[0\]` is a str \('adam'\); .* returns arrays"):
+        f(np.ones(8))
+
+
 @pytest.mark.parametrize("use", ["__call__", "plan", "lower"])
 def test_static_arguments_must_be_hashable(mesh, use):
     run = sdy.partition(lambda x, n: x, mesh=mesh, static_argnames="n")

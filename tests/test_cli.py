@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 
@@ -244,6 +245,27 @@ def test_public_names_are_where_the_package_says():
     assert set(sdy_jax.__all__) <= set(dir(sdy_jax))
     with pytest.raises(AttributeError, match="no attribute 'partitoin'"):
         _ = sdy_jax.partitoin
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
+def test_output_that_cannot_be_written_is_an_error(tmp_path):
+    path = tmp_path / "m.mlir"
+    path.write_text(MODULE)
+    command = f"{sys.executable} -m sdy_jax opt {path} > /dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "<stdout>: error: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "error"),
+    [("m.mlir >&-", 0, ""), ("- <&-", 1, "<stdin>: error: standard input is closed\n")],
+    ids=["output", "input"],
+)
+def test_closed_streams(tmp_path, ending, status, error):
+    (tmp_path / "m.mlir").write_text(MODULE)
+    command = f"{sys.executable} -m sdy_jax opt {ending}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (status, error)
 
 
 def test_a_reader_that_stops_is_no_error(tmp_path):

@@ -171,7 +171,7 @@ def test_callable_objects_are_functions(model):
         (("model_of_test:number",), 1, "model_of_test:number is a int; expected a function"),
         (("model_of_test:mlp",), 2, 'needs the types of its arguments: --args "f32[64,128], i32[]"'),
         (("model_of_test:partitioned", "--mesh", "x=2"), 2, "is partitioned already; leave out --mesh"),
-        (("no_such_module:f",), 1, "error: ModuleNotFoundError: No module named 'no_such_module'"),
+        (("no_such_module:f",), 1, "error: there is no module 'no_such_module', neither installed nor in "),
         (("no_such_file.py:f",), 1, "No such file or directory"),
         (("model_of_test:wrong", "--args", "f32[8]"), 1, "model_of_test:wrong: error: KeyError: 'x' ("),
         (
@@ -299,6 +299,45 @@ def test_missing_inputs_are_said(run):
 def test_outputs_that_cannot_be_written_are_an_error(run):
     status, _, err = run("run", "m.mlir", "--random", 0, "--outputs", "none/out.npz")
     assert (status, err) == (1, "none/out.npz: error: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x93NUMPY...", "is one array (.npy); expected an .npz file: numpy.savez(FILE, arg0=..., arg1=...)"),
+        (b"hello", "is no archive of arrays; expected an .npz file: numpy.savez(FILE, arg0=..., arg1=...)"),
+        (b"PK\x03\x04", "is no .npz file of numbers: "),
+    ],
+)
+def test_inputs_that_are_no_archive(run, content, message):
+    Path("in.npz").write_bytes(content)
+    status, _, err = run("run", "m.mlir", "--inputs", "in.npz")
+    assert status == 1 and err.startswith(f"in.npz: error: {message}")
+
+
+@pytest.mark.parametrize("seed", ["-1", "x", "1.5"])
+def test_what_is_no_seed(run, capsys, seed):
+    with pytest.raises(SystemExit, match="2"):
+        run("run", "m.mlir", f"--random={seed}")
+    assert f"{seed!r} is no seed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("wrong.py:f", "{here}/wrong.py:2:7: error: SyntaxError: invalid syntax\n"),
+        ("none.py:f", "none.py:f: error: No such file or directory\n"),
+    ],
+)
+def test_functions_that_cannot_be_imported(run, function, error):
+    Path("wrong.py").write_text("import jax\ndef f(:\n")
+    status, _, err = run("plan", function, "--mesh", "x=8", "--args", "f32[8]")
+    assert (status, err) == (1, error.format(here=os.getcwd()))
+
+
+def test_a_file_without_a_function_is_named(run):
+    Path("empty.mlir").write_text("")
+    assert run("plan", "empty.mlir")[2].startswith("empty.mlir: error: the module has no function")
 
 
 def elementwise(op, type_):

@@ -362,6 +362,9 @@ ERRORS = {
     "blocks": (lambda x: sdy.collective_permute(x, P("b"), P("a")), r"\[C11\].*2 shards become 4"),
     "no list": (lambda x: sdy.all_gather(x, "b", P("b")), r"all_gather: got 'b', expected a list"),
     "no axis": (lambda x: sdy.all_reduce(x, [3], P("b")), r"all_reduce: got 3 for an axis"),
+    "no part": (lambda x: sdy.all_reduce(x, ["b:(1"], P("b")), r"all_reduce: got 'b:\(1' for an axis, expected a name"),
+    "one move": (lambda x: sdy.all_to_all(x, (["a"], 0, 1), P("a")), r"all_to_all: got \['a'\] for a parameter"),
+    "no moves": (lambda x: sdy.all_to_all(x, None, P("a")), r"all_to_all: got None, expected a list"),
 }
 
 

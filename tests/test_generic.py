@@ -64,6 +64,13 @@ def test_an_op_runs_eagerly_and_jitted(function: Any, name: str) -> None:
     np.testing.assert_allclose(jitted, function(X), 1e-6)
 
 
+def test_an_op_is_mapped_over_some_of_its_operands() -> None:
+    op = find(graph_of(jnp.arctan2, X, X), "stablehlo.atan2")
+    both = jnp.stack([X, 2 * X, -X], axis=1)
+    found = jax.vmap(lambda x: re_emit(whole(op), x, X)[0], in_axes=1)(both)
+    np.testing.assert_allclose(found, jax.vmap(lambda x: jnp.arctan2(x, X), in_axes=1)(both), 1e-6)
+
+
 def test_custom_calls_keep_their_layouts_and_configuration() -> None:
     spd = X.T @ X + jnp.eye(4)
     op = find(graph_of(jnp.linalg.eigh, spd), "stablehlo.custom_call")

@@ -332,6 +332,30 @@ def test_an_exported_derivative_is_used(mesh):
     np.testing.assert_allclose(jax.grad(sdy.partition(program, mesh=mesh, in_shardings=P("data")))(x), np.cos(x), 1e-5)
 
 
+def test_exported_derivatives_of_second_order_are_read(mesh):
+    program = sdy.load(exported(lambda x: (jnp.sin(x) ** 2).sum(), like(normal(8))).serialize(vjp_order=2))
+    f, x = sdy.partition(program, mesh=mesh, in_shardings=P("data")), normal(8)
+    np.testing.assert_allclose(jax.grad(f)(x), np.sin(2 * x), 1e-4)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_sizes_that_break_a_rule_of_symbolic_ones_are_an_error(mesh, size):
+    (n,) = export.symbolic_shape("n", constraints=["n >= 4", "mod(n, 2) == 0"])
+    halves = exported(lambda x: x.reshape(x.shape[0] // 2, 2).sum(1), jax.ShapeDtypeStruct((n,), np.float32))
+    f = sdy.partition(reload(halves), mesh=mesh)
+    np.testing.assert_allclose(f(np.ones(6, np.float32)), np.full(3, 2.0))
+    with pytest.raises(
+        sdy.SdyError, match=r"sizes do not fit the symbolic ones of an exported function: (number|Input)"
+    ):
+        f(np.ones(size, np.float32))
+
+
+@pytest.mark.parametrize("text", [b"func.func", None])
+def test_what_is_no_text(text):
+    with pytest.raises(sdy.SdyError, match=r"loads got a .*; expected the text of a program"):
+        sdy.loads(text)
+
+
 def test_types_of_64_bits(mesh):
     with jax.enable_x64(True):
         program = reload(exported(lambda x: x + 2.0**-40, jax.ShapeDtypeStruct((8,), jnp.float64)))

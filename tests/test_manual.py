@@ -375,6 +375,35 @@ def test_written_collectives_are_not_among_the_inserted(mesh):
     assert "stablehlo.all_reduce[data] test_manual.py" in text
 
 
+@pytest.mark.parametrize(
+    ("specs", "axes", "message"),
+    [
+        (
+            P("data"),
+            {"data"},
+            "in_shardings for `x`: dimension 0 of size 7 does not split into 2 equal blocks along data",
+        ),
+        (
+            P(None, ("model", "data")),
+            {"data", "model"},
+            "of size 4 does not split into 8 equal blocks along model, data",
+        ),
+        (P(None, None, "data"), {"data"}, "has 3 entries for a value of rank 2"),
+    ],
+)
+def test_arguments_that_have_no_equal_blocks_are_named(mesh, specs, axes, message):
+    f = sdy.manual_computation(lambda x: x, in_shardings=specs, out_shardings=specs, manual_axes=axes)
+    with pytest.raises(sdy.ShardingError, match=message):
+        sdy.partition(lambda x: f(x), mesh=mesh)(X[:7, :4])
+
+
+def test_axes_are_manual_once(mesh):
+    manual = functools.partial(sdy.manual_computation, in_shardings=P("data"), out_shardings=P("data"))
+    inner = manual(lambda x: x * 2, manual_axes="data")
+    with pytest.raises(sdy.ShardingError, match="names 'data', on which the code around is manual"):
+        sdy.partition(lambda x: manual(inner, manual_axes="data")(x), mesh=mesh)(X)
+
+
 def test_host_callbacks_inside_are_refused_with_the_line(mesh):
     def on_blocks(x):
         return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)

@@ -147,6 +147,18 @@ def test_dtypes(mesh, dtype):
         assert_same(lambda a: (a.any(), a.all(1), a.sum(), a ^ a[::-1]), x, mesh=mesh, in_shardings=(BOTH,))
 
 
+def test_a_transform_keeps_its_layout_between_collectives_that_want_another(mesh):
+    def body(z):
+        y = jnp.fft.fft(jax.lax.all_gather(z, "data", axis=1, tiled=True))
+        piece = jax.lax.dynamic_slice_in_dim(y, jax.lax.axis_index("data") * 5, 5, 1)
+        return jax.lax.all_gather(piece, "data", axis=1, tiled=True)
+
+    specs = {"in_specs": P(None, "data"), "out_specs": P(), "check_vma": False}
+    f = sdy.partition(lambda z: jax.shard_map(body, **specs)(z), mesh=mesh)
+    z = np.arange(60, dtype=np.complex64).reshape(6, 10)
+    np.testing.assert_allclose(f(z), np.fft.fft(z), rtol=1e-4, atol=1e-3)
+
+
 def test_out_shardings_are_obeyed(mesh):
     f = sdy.partition(lambda x, w: x @ w, mesh=mesh, in_shardings=(COLUMNS, P("model", None)), out_shardings=BOTH)
     assert f(X, W).sharding.spec == BOTH

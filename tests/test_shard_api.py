@@ -97,6 +97,13 @@ def traced(function, mesh, shape=(4, 12), spec=P("data", "model"), **options):
             partial(sdy.shard.update_halo, split_axes=[[], [], [1]], halo_sizes=[0, 0]),
             "3 lists, the tensor 2 dimensions",
         ),
+        (partial(sdy.shard.all_gather, grid_axes=0, gather_axis="x"), "gather_axis is 'x', expected an integer"),
+        (partial(sdy.shard.shift, shift_axis=0, offset=1.5), "shard.shift: offset is 1.5, expected an integer"),
+        (partial(sdy.shard.broadcast, grid_axes=0, root=None), "shard.broadcast: root is None, expected an integer"),
+        (partial(sdy.shard.update_halo, split_axes=[[0]], halo_sizes=[1.0, 1]), "a halo size is 1.0, expected"),
+        (partial(sdy.shard.all_reduce, grid_axes=[1.5]), "shard.all_reduce: an entry of grid_axes is 1.5"),
+        (lambda x: sdy.shard.shift(x, shift_axis=0, offset=x[0, 0]), "known while tracing"),
+        (lambda x: sdy.shard.shard(x, P("data")), "shard.shard: got P('data',), expected a sdy_jax.shard.Sharding"),
         (partial(sdy.shard.all_reduce, grid_axes=0, mesh_axes=0), "shard.all_reduce: got both grid_axes and mesh_axes"),
         (lambda x: sdy.shard.all_gather(x[0, 0], grid_axes=0, gather_axis=0), "rank at least 1, got float32[]"),
         (lambda x: sdy.shard.neighbors_linear_indices((0,), split_axes=0), "1 device coordinates for a grid of rank 2"),
@@ -116,6 +123,23 @@ def test_what_is_refused(mesh, call, message):
         traced(call, mesh)
     assert str(error.value).startswith("shard.")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (partial(sdy.shard.all_reduce, grid_axes=None), "got None for grid axes, expected names or positions of axes"),
+        (partial(sdy.shard.all_reduce, grid_axes=0, grid=3), "grid is 3, expected a jax.sharding.Mesh or AbstractMesh"),
+    ],
+)
+def test_grids_and_axes_that_are_none(mesh, call, message):
+    with pytest.raises(sdy.SdyError, match=message):
+        traced(call, mesh)
+
+
+def test_what_is_no_program():
+    with pytest.raises(sdy.SdyError, match="run_local got a NoneType; expected the text of a program"):
+        sdy.shard.run_local(None)
 
 
 def test_outside_of_shard_map(mesh):
@@ -314,9 +338,9 @@ def test_the_sharding_of_an_array(mesh):
     x = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P(None, ("model", "data"))))
     assert sdy.shard.get_sharding(x) == Sharding([[], [1, 0]], grid=mesh)
     for unknown in (jnp.ones(8), np.ones(8)):
-        with pytest.raises(sdy.SdyError, match=r"is not known here; annotate it with shard\.shard"):
+        with pytest.raises(sdy.SdyError, match=r"is not known here; put it on a mesh by jax\.device_put"):
             sdy.shard.get_sharding(unknown)
-    with pytest.raises(sdy.SdyError, match="is not known here"):
+    with pytest.raises(sdy.SdyError, match="is not known here; ask the plan of the function"):
         jax.jit(sdy.shard.get_sharding)(x)
 
 

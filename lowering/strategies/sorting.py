@@ -6,6 +6,7 @@ import functools
 
 import jax
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from sdy_jax.graph import Graph, Op
 from sdy_jax.lowering.generic import numpy_dtype, re_emit
@@ -49,4 +50,6 @@ def _top_k(local: LocalOp, operand: jax.Array) -> list[jax.Array]:
 
 @emitter("stablehlo.fft")
 def _fft(local: LocalOp, operand: jax.Array) -> jax.Array:
-    return lax.fft(operand, local.op.text("fft_type"), local.op.ints("fft_length"))
+    result = lax.fft(operand, local.op.text("fft_type"), local.op.ints("fft_length"))
+    # XLA:CPU lays a transform's operand out like its result, and cannot transform what an all_gather wants there.
+    return with_layout_constraint(result, Layout(tuple(range(result.ndim))))

@@ -11,6 +11,7 @@ is written is usually the only candidate.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ from sdy_jax.annotate.identity import Parameters, identity_primitive
 from sdy_jax.annotate.site import Site, create, current_mesh, emission
 from sdy_jax.annotate.specs import Stated, check_reduction, with_dimension
 from sdy_jax.arguments import match_prefix
-from sdy_jax.errors import ShardingError
+from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.representation.attributes import REDUCTION, sharding_attributes
 from sdy_jax.representation.collectives import PER_DIMENSION, Axes, SdyCollective
 from sdy_jax.representation.mesh import AxisRef, quoted
@@ -105,9 +106,8 @@ def all_to_all(x: Any, params: Sequence[tuple[Sequence[str | AxisRef], int, int]
 
     Source: the SDY dialect reference, `sdy.all_to_all`.
     """
-    place = "all_to_all"
-    moves = tuple((_axes(axes, place), int(source), int(target)) for axes, source, target in params)
-    return _on_leaves(SdyCollective(place, params=moves), x, sharding)
+    moves = tuple(map(_move, _sequence(params, "all_to_all", '[(["a"], 0, 1)]')))
+    return _on_leaves(SdyCollective("all_to_all", params=moves), x, sharding)
 
 
 def collective_permute(x: Any, out_sharding: Any, sharding: Any = None) -> Any:
@@ -242,6 +242,16 @@ def _flat(kind: str, axes: Sequence[str | AxisRef]) -> SdyCollective:
     return SdyCollective(kind, _axes(axes, kind))
 
 
+def _move(given: Any) -> tuple[Axes, int, int]:
+    """A parameter of an all_to_all."""
+    try:
+        axes, source, target = given[0], operator.index(given[1]), operator.index(given[2])
+    except (TypeError, LookupError):
+        example = '(["a"], 0, 1): axes, and the dimensions from and to which they move'
+        raise ShardingError(f"all_to_all: got {given!r} for a parameter, expected one such as {example}") from None
+    return _axes(axes, "all_to_all"), source, target
+
+
 def _axes(axes: Sequence[str | AxisRef], place: str) -> Axes:
     return tuple(_axis(axis, place) for axis in _sequence(axes, place, '["a"]'))
 
@@ -259,7 +269,12 @@ def _axis(given: Any, place: str) -> AxisRef:
     if not isinstance(given, str):
         raise ShardingError(f"{place}: got {given!r} for an axis, expected its name")
     name, part, digit = given.rpartition(":(")
-    return parse_axis(f"{quoted(name)}:({digit}") if part else AxisRef(given)
+    try:
+        return parse_axis(f"{quoted(name)}:({digit}") if part else AxisRef(given)
+    except ParseError:
+        raise ShardingError(
+            f'{place}: got {given!r} for an axis, expected a name, or a part such as "a:(1)2"'
+        ) from None
 
 
 def _on_leaves(

@@ -164,6 +164,10 @@ data_flow_edge_p = identity_primitive("data_flow_edge", batched=_batched, transp
 BORDER = "sdy.border"
 """The attribute by which `finish` finds constraints at the border of a manual computation."""
 
+EDGE = "sdy.edge"
+"""The attribute of a reshard that stands for a data-flow edge until the module is whole: the dialect wants the array of
+an edge to have no other users, which only holds of those that import makes."""
+
 
 def sharding_here(
     site: Site, ctx: mlir.LoweringRuleContext, spec: Stated, aval: Any, type_: ir.Type, place: str
@@ -205,8 +209,8 @@ def _emit_edge(
     site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, *, sharding: Stated, path: str
 ) -> list[ir.Value]:
     site.unfinished = True
-    place = f"data_flow_edge for `{path}`"
-    return [create("sdy.data_flow_edge", x, **_attributes(site, ctx, x, sharding, place))]
+    attributes = _attributes(site, ctx, x, sharding, f"data_flow_edge for `{path}`")
+    return [create("sdy.reshard", x, **attributes, **{EDGE: ir.UnitAttr.get()})]
 
 
 def _attributes(

@@ -5,9 +5,11 @@ jax lowers many functions on their own and moves or calls the result, so a rule 
 
 from __future__ import annotations
 
+from typing import Any
+
 from jax.extend.mlir import ir
 
-from sdy_jax.annotate.constraints import BORDER
+from sdy_jax.annotate.constraints import BORDER, EDGE
 from sdy_jax.annotate.finish_collectives import is_unfinished, settle_collective
 from sdy_jax.errors import ShardingError
 from sdy_jax.graph import pre_order, source_line
@@ -19,7 +21,6 @@ from sdy_jax.representation.attributes import (
 from sdy_jax.representation.sharding import TensorSharding
 
 _MANUAL = "sdy.manual_computation"
-_EDGE = "sdy.data_flow_edge"
 
 # The owners of edges, with the attribute that keeps the shardings of edges at results, and at block arguments.
 
@@ -38,12 +39,12 @@ def finish(module: ir.Operation) -> None:
     """Completes the annotations of a module that jax has lowered, in place.
 
     Raises:
-        ShardingError: a `data_flow_edge` for a value that is on no edge, or a collective whose operand's sharding is
-            not stated or does not fit.
+        ShardingError: a `data_flow_edge` for a value that is on no edge, or on one that is stated to have another
+            sharding; or a collective whose operand's sharding is not stated or does not fit.
     """
     ops = pre_order(module)
     borders = [op for op in ops if BORDER in op.attributes]
-    edges = [op for op in ops if op.name == _EDGE]
+    edges = [op for op in ops if EDGE in op.attributes]
     collectives = [op for op in ops if is_unfinished(op)]
     for op in borders:
         _settle_border(op)
@@ -108,7 +109,15 @@ def _settle_edge(edge: ir.Operation) -> None:
             f"data_flow_edge at {source_line(edge.location)}: its array is {_described(x)}; edges are what loops, "
             "branches, optimization_barrier and computations return, for all else there is sharding_constraint"
         )
-    _write(*owner, sharding_from_attribute(edge.attributes["sharding"]))
+    sharding = sharding_from_attribute(edge.attributes["sharding"])
+    op, name, number = owner
+    own = _shardings(op, name, sharding.mesh)[number]
+    if not _refines(sharding, own):
+        raise ShardingError(
+            f"data_flow_edge at {source_line(edge.location)}: its edge is to be <{sharding}>, and is stated to be "
+            f"<{own}> elsewhere; all of an edge has one sharding"
+        )
+    _write(op, name, number, sharding)
     edge.results[0].replace_all_uses_with(x)
     edge.erase()
 
@@ -128,27 +137,45 @@ def _owner(x: ir.Value) -> tuple[ir.Operation, str, int] | None:
             return _owner(_returned(op, number))
         return (op, _OF_RESULTS[op.name], number) if op.name in _OF_RESULTS else None
     op, number = x.owner.owner.operation, x.arg_number
+    if op.name == "func.func":
+        calls = _calls(op)
+        return _owner(calls[0].operands[number]) if len(calls) == 1 else None
     return (op, _OF_ARGUMENTS[op.name], number) if op.name in _OF_ARGUMENTS else None
 
 
 def _returned(call: ir.Operation, number: int) -> ir.Value:
     """What the called function returns as result `number`."""
-    module = call
-    while module.name != "builtin.module":
-        module = module.parent.operation
-    callee = ir.SymbolTable(module)[ir.FlatSymbolRefAttr(call.attributes["callee"]).value].operation
+    callee = ir.SymbolTable(_module(call))[_callee(call)].operation
     block = callee.regions[0].blocks[0]
     return block.operations[len(block.operations) - 1].operands[number]
 
 
+def _calls(function: ir.Operation) -> list[ir.Operation]:
+    name = ir.StringAttr(function.attributes["sym_name"]).value
+    return [op for op in pre_order(_module(function)) if op.name == "func.call" and _callee(op) == name]
+
+
+def _callee(call: ir.Operation) -> str:
+    return str(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
+
+
+def _module(op: ir.Operation) -> ir.Operation:
+    while op.name != "builtin.module":
+        op = op.parent.operation
+    return op
+
+
 def _write(op: ir.Operation, name: str, number: int, sharding: TensorSharding) -> None:
-    if name in op.attributes:
-        shardings = list(shardings_from_attribute(op.attributes[name]))
-    else:
-        values = op.operands if name == "in_shardings" else op.results
-        shardings = [TensorSharding.fully_open(sharding.mesh, _rank(value.type)) for value in values]
+    shardings = _shardings(op, name, sharding.mesh)
     shardings[number] = sharding
     op.attributes[name] = shardings_to_attribute(tuple(shardings), op.context)
+
+
+def _shardings(op: ir.Operation, name: str, mesh: Any) -> list[TensorSharding]:
+    if name in op.attributes:
+        return list(shardings_from_attribute(op.attributes[name]))
+    values = op.operands if name == "in_shardings" else op.results
+    return [TensorSharding.fully_open(mesh, _rank(value.type)) for value in values]
 
 
 def _rank(type_: ir.Type) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate import regions
 from sdy_jax.annotate.constraints import sharding_constraint_p, stated_here
-from sdy_jax.annotate.site import current_mesh
+from sdy_jax.annotate.site import current_mesh, traced_manual_axes
 from sdy_jax.annotate.specs import PARTITION
 from sdy_jax.arguments import SPEC_TYPES, Leaf, argument_leaves, match_prefix, parameter_names, parsed
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
@@ -82,10 +83,14 @@ def manual_computation(
     def call(*args: Any, **kwargs: Any) -> Any:
         flat, _ = regions.flattened(fun, args, kwargs)
         leaves = argument_leaves(in_shardings, args, kwargs, names, inputs)
+        on_mesh = _mesh(mesh, manual)
+        in_specs = tuple(_manual_part(leaf.spec, manual, f"{inputs} for `{leaf.path}`") for leaf in leaves)
+        for leaf, spec in zip(leaves, in_specs, strict=True):
+            _check_blocks(leaf, spec, mesh, f"{inputs} for `{leaf.path}`")
         mapped = jax.shard_map(
             flat,
-            mesh=_mesh(mesh, manual),
-            in_specs=tuple(_manual_part(leaf.spec, manual, f"{inputs} for `{leaf.path}`") for leaf in leaves),
+            mesh=on_mesh,
+            in_specs=in_specs,
             out_specs=out_specs,
             axis_names=manual,
             check_vma=check_vma,
@@ -109,7 +114,25 @@ def _mesh(mesh: jax.sharding.Mesh | None, manual: frozenset[str]) -> jax.shardin
     if missing:
         axes = ", ".join(map(str, known.axis_names)) or "none; pass mesh, or call it under jax.set_mesh"
         raise ShardingError(f"manual_computation: manual_axes names {missing[0]!r}; the axes of the mesh are: {axes}")
+    around = sorted(manual & traced_manual_axes())
+    if around:
+        raise ShardingError(f"manual_computation: manual_axes names {around[0]!r}, on which the code around is manual")
     return mesh if partition is None else None
+
+
+def _check_blocks(leaf: Leaf, spec: PartitionSpec, mesh: jax.sharding.Mesh | None, place: str) -> None:
+    """Manual axes split an argument into equal blocks."""
+    shape, sizes = jnp.shape(leaf.value), (mesh or jax.sharding.get_abstract_mesh()).shape
+    if len(spec) > len(shape):
+        raise ShardingError(f"{place}: {spec} has {len(spec)} entries for a value of rank {len(shape)}")
+    for dim, entry in enumerate(spec):
+        names = (entry,) if isinstance(entry, str) else entry or ()
+        count = math.prod(sizes[name] for name in names)
+        if shape[dim] % count:
+            raise ShardingError(
+                f"{place}: dimension {dim} of size {shape[dim]} does not split into {count} equal blocks along "
+                f"{', '.join(names)}; a manual computation has blocks of one size"
+            )
 
 
 def _manual_part(spec: Any, manual: frozenset[str], place: str) -> PartitionSpec:

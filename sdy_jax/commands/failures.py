@@ -44,6 +44,9 @@ def explained(file: str) -> Iterator[None]:
         place, _, rest = str(error).partition(": ")
         inside = place.startswith(f"{file}:") and rest
         raise SourceError(rest if inside else str(error), place if inside else file) from error
+    except SyntaxError as error:
+        position = Position(error.lineno or 1, error.offset or 1)
+        raise SourceError(f"{type(error).__name__}: {error.msg}", error.filename or file, position) from error
     except Exception as error:
         raise SourceError(_described(error), file) from error
 

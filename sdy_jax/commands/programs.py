@@ -97,7 +97,8 @@ def job_of(options: argparse.Namespace) -> Job:
 
 
 def _file_job(options: argparse.Namespace) -> Job:
-    program = load(options.program, shardings=not options.drop_shardings, any_platform=options.any_platform)
+    with explained(_file_name(options)):
+        program = load(options.program, shardings=not options.drop_shardings, any_platform=options.any_platform)
     if is_local(program.module):
         return _local_job(program, options)
     mesh = _mesh(options, program)
@@ -208,10 +209,21 @@ def _found(module: str, name: str) -> Callable[..., Any]:
     return value
 
 
+def _module_called(name: str) -> Any:
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # what the module imports
+        raise SdyError(f"there is no module {error.name!r}, neither installed nor in {os.getcwd()}") from None
+
+
 def _imported(module: str) -> Any:
     if not module.endswith(".py"):
-        sys.path.insert(0, os.getcwd())
-        return importlib.import_module(module)
+        return _module_called(module)
+    if not os.path.exists(module):
+        raise SdyError("No such file or directory")
     sys.path.insert(0, str(Path(module).resolve().parent))
     spec = importlib.util.spec_from_file_location(Path(module).stem, module)
     if spec is None or spec.loader is None:

@@ -13,6 +13,9 @@ import numpy as np
 from sdy_jax.errors import SdyError
 from sdy_jax.source_text import SourceError
 
+_ONE_ARRAY, _ARCHIVE = b"\x93NUMPY", b"PK"
+"""What numpy's files of one array begin with, and those of several."""
+
 _INTEGERS = 10
 """Made-up integers are smaller than this: they may be indices."""
 
@@ -48,12 +51,15 @@ def read_inputs(file: str, paths: Sequence[str], infos: Sequence[Any]) -> list[A
 def _read(file: str) -> Mapping[str, np.ndarray]:
     try:
         with open(file, "rb") as opened:
+            kind = opened.read(len(_ONE_ARRAY))
+            if not kind.startswith(_ARCHIVE):
+                what = "one array (.npy)" if kind == _ONE_ARRAY else "no archive of arrays"
+                raise SourceError(f"is {what}; expected an .npz file: numpy.savez(FILE, arg0=..., arg1=...)", file)
+            opened.seek(0)
             archive = np.load(opened, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise SourceError(
-                    "is one array (.npy); expected an .npz file: numpy.savez(FILE, arg0=..., arg1=...)", file
-                )
             return {name: archive[name] for name in archive.files}
+    except SourceError:
+        raise
     except OSError as error:
         raise SourceError(error.strerror or str(error), file) from None
     except (ValueError, EOFError, zipfile.BadZipFile) as error:

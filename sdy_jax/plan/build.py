@@ -57,6 +57,7 @@ def _build(name: str, program: Program, costs: CostModel, source: str) -> Plan:
 
     module = module.clone().operation
     _keep_arguments_whole(module, program.module)
+    _locate_return(module, source)
     report = partition(module, program.mesh_name, costs, rules)
     stages["partitioned"] = module
 
@@ -74,6 +75,17 @@ def _build(name: str, program: Program, costs: CostModel, source: str) -> Plan:
         stages,
         source,
     )
+
+
+def _locate_return(module: ir.Operation, source: str) -> None:
+    """What moves at the end of a function moves for the shardings of its results; jax says the line of its call."""
+    block = main_function(module).regions[0].blocks[0]
+    last = block.operations[len(block.operations) - 1].operation
+    file, _, line = source.rpartition(":")
+    if file and line.isdigit():
+        last.location = ir.Location.file(file, int(line), 0)
+    elif source:
+        last.location = ir.Location.name(source)
 
 
 def _keep_arguments_whole(module: ir.Operation, traced: ir.Operation) -> None:

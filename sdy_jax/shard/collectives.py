@@ -24,9 +24,11 @@ from sdy_jax.shard.grids import (
     coordinates,
     dimension,
     grid_of,
+    integer,
     listed,
     mesh_terms,
     on_devices,
+    on_every_axis,
 )
 
 
@@ -170,7 +172,7 @@ def broadcast(x: Any, *, grid_axes: AxisNames, root: Device, grid: AnyMesh | Non
     Source: the mesh dialect reference, `mesh.broadcast`.
     """
     here, axes = on_devices("broadcast", grid, grid_axes)
-    return movement.broadcast(here, jnp.asarray(x), axes, coordinates(root))
+    return movement.broadcast(here, jnp.asarray(x), axes, coordinates(root, "shard.broadcast: root"))
 
 
 @mesh_terms
@@ -197,7 +199,7 @@ def gather(x: Any, *, grid_axes: AxisNames, gather_axis: int, root: Device, grid
     """
     here, axes = on_devices("gather", grid, grid_axes)
     x = jnp.asarray(x)
-    return movement.gather(here, x, axes, dimension(x, gather_axis), coordinates(root))
+    return movement.gather(here, x, axes, dimension(x, gather_axis), coordinates(root, "shard.gather: root"))
 
 
 @mesh_terms
@@ -232,7 +234,7 @@ def reduce(
     Source: the mesh dialect reference, `mesh.reduce`.
     """
     here, axes = on_devices("reduce", grid, grid_axes)
-    return reductions.reduce(here, jnp.asarray(x), axes, coordinates(root), reduction, dtype)
+    return reductions.reduce(here, jnp.asarray(x), axes, coordinates(root, "shard.reduce: root"), reduction, dtype)
 
 
 @mesh_terms
@@ -295,7 +297,7 @@ def scatter(x: Any, *, grid_axes: AxisNames, scatter_axis: int, root: Device, gr
     """
     here, axes = on_devices("scatter", grid, grid_axes)
     x = jnp.asarray(x)
-    return movement.scatter(here, x, axes, dimension(x, scatter_axis), coordinates(root))
+    return movement.scatter(here, x, axes, dimension(x, scatter_axis), coordinates(root, "shard.scatter: root"))
 
 
 @mesh_terms
@@ -327,8 +329,10 @@ def send_recv(
     Source: the mesh dialect reference, `mesh.send` and `mesh.recv`.
     """
     here, axes = on_devices("send_recv", grid, grid_axes)
-    sender = None if source is None else coordinates(source)
-    return exchange.send_recv(here, jnp.asarray(x), axes, sender, coordinates(destination))
+    sender = None if source is None else coordinates(source, "shard.send_recv: source")
+    return exchange.send_recv(
+        here, jnp.asarray(x), axes, sender, coordinates(destination, "shard.send_recv: destination")
+    )
 
 
 @mesh_terms
@@ -397,7 +401,8 @@ def update_halo(
     """
     here, _ = on_devices("update_halo", grid, [name for names in split_axes for name in listed(names)])
     lists = [axis_numbers("shard.update_halo", here, names, "split_axes") for names in split_axes]
-    return halo.update_halo(here, jnp.asarray(x), lists, tuple(halo_sizes))
+    sizes = tuple(integer(size, "shard.update_halo: a halo size") for size in halo_sizes)
+    return halo.update_halo(here, jnp.asarray(x), lists, sizes)
 
 
 @mesh_terms
@@ -429,7 +434,10 @@ def process_multi_index(axes: AxisNames = (), *, grid: AnyMesh | None = None) ->
 
     Source: the mesh dialect reference, `mesh.process_multi_index`.
     """
-    here, numbers = on_devices("process_multi_index", grid, axes if listed(axes) else None)
+    given = listed(axes)
+    here, numbers = (
+        on_devices("process_multi_index", grid, given) if given else on_every_axis("process_multi_index", grid)
+    )
     return queries.process_multi_index(here, numbers)
 
 
@@ -447,7 +455,7 @@ def process_linear_index(*, grid: AnyMesh | None = None) -> jax.Array:
 
     Source: the mesh dialect reference, `mesh.process_linear_index`.
     """
-    here, _ = on_devices("process_linear_index", grid)
+    here, _ = on_every_axis("process_linear_index", grid)
     return queries.process_linear_index(here)
 
 
@@ -476,8 +484,8 @@ def neighbors_linear_indices(
     Source: the mesh dialect reference, `mesh.neighbors_linear_indices`.
     """
     if device is None:
-        here, every = on_devices("neighbors_linear_indices", grid)
+        here, every = on_every_axis("neighbors_linear_indices", grid)
         device = queries.process_multi_index(here, every)
     here = grid_of(grid)
     axes = axis_numbers("shard.neighbors_linear_indices", here, split_axes, "split_axes")
-    return queries.neighbors_linear_indices(here, coordinates(device), axes)
+    return queries.neighbors_linear_indices(here, coordinates(device, "shard.neighbors_linear_indices: device"), axes)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 import jax
 import numpy as np
@@ -52,8 +52,11 @@ def with_grid(mesh: AnyMesh) -> Iterator[None]:
         _current.reset(token)
 
 
+_INTEGERS = ("gather_axis", "slice_axis", "scatter_axis", "split_axis", "concat_axis", "offset")
+
+
 def mesh_terms(function: Callable[P, R]) -> Callable[P, R]:
-    """Lets `mesh` and `mesh_axes` be said for `grid` and `grid_axes`."""
+    """Lets `mesh` and `mesh_axes` be said for `grid` and `grid_axes`, and keywords of integers be integers only."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -63,13 +66,29 @@ def mesh_terms(function: Callable[P, R]) -> Callable[P, R]:
                 if name in kwargs:
                     raise ShardingError(f"shard.{function.__name__}: got both {name} and {term}; give one of them")
                 kwargs[name] = kwargs.pop(term)
+        for name in kwargs.keys() & _INTEGERS:
+            kwargs[name] = integer(kwargs[name], f"shard.{function.__name__}: {name}")
         return function(*args, **kwargs)
 
     return call
 
 
+def integer(value: Any, what: str) -> int:
+    """An integer that a user gave.
+
+    Raises:
+        ShardingError: it is none, or not known while tracing.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ShardingError(f"{what} is {value!r}, expected an integer that is known while tracing") from None
+
+
 def grid_of(mesh: AnyMesh | None) -> Grid:
     """The grid that a call means: `mesh` if it is given, else that of `with_grid`, else that of the `shard_map`."""
+    if not isinstance(mesh, AnyMesh | None):
+        raise ShardingError(f"grid is {mesh!r}, expected a jax.sharding.Mesh or AbstractMesh")
     return _grid_on(mesh or _current.get() or jax.sharding.get_abstract_mesh())
 
 
@@ -78,20 +97,24 @@ def _grid_on(mesh: AnyMesh) -> Grid:
     return Grid.of(RefinedMesh.of(mesh_from_jax(mesh)), by_name=True)
 
 
-def on_devices(op: str, mesh: AnyMesh | None, names: AxisNames | None = None) -> tuple[Grid, tuple[int, ...]]:
-    """The grid of a call that devices make, and the axes that it lists; None lists all.
+def on_devices(op: str, mesh: AnyMesh | None, names: AxisNames) -> tuple[Grid, tuple[int, ...]]:
+    """The grid of a call that devices make, and the axes that it lists.
 
     Raises:
         ShardingError: an axis that the grid lacks, or that the code around the call is not manual on.
     """
-    grid = grid_of(mesh)
+    grid, given = grid_of(mesh), listed(names)
     if not grid.rank:
-        given = [] if names is None else listed(names)
         what = f"grid axis {given[0]!r}" if given else "the grid"
         raise ShardingError(f"shard.{op}: {what} is not manual here; call it inside jax.shard_map")
-    axes = tuple(range(grid.rank)) if names is None else axis_numbers(f"shard.{op}", grid, names)
+    axes = axis_numbers(f"shard.{op}", grid, given)
     _check_manual(op, grid, axes)
     return grid, axes
+
+
+def on_every_axis(op: str, mesh: AnyMesh | None) -> tuple[Grid, tuple[int, ...]]:
+    """The grid of a call that devices make, and all its axes; raises as `on_devices`."""
+    return on_devices(op, mesh, range(grid_of(mesh).rank))
 
 
 def _check_manual(op: str, grid: Grid, axes: Axes) -> None:
@@ -109,7 +132,11 @@ def _check_manual(op: str, grid: Grid, axes: Axes) -> None:
 
 
 def listed(names: AxisNames) -> list[int | str]:
-    return [names] if isinstance(names, (int, str)) else list(names)
+    if isinstance(names, (str, SupportsIndex)):
+        return [names]  # type: ignore[list-item]
+    if not isinstance(names, Iterable):
+        raise ShardingError(f"got {names!r} for grid axes, expected names or positions of axes")
+    return list(names)
 
 
 def axis_numbers(place: str, grid: Grid, names: AxisNames, attribute: str = "grid_axes") -> tuple[int, ...]:
@@ -120,7 +147,7 @@ def axis_numbers(place: str, grid: Grid, names: AxisNames, attribute: str = "gri
 def _axis_number(place: str, grid: Grid, name: int | str, attribute: str) -> int:
     positions = grid.mesh.mesh.positions
     if not isinstance(name, str):
-        number = operator.index(name)
+        number = integer(name, f"{place}: an entry of {attribute}")
         if not 0 <= number < grid.rank:
             raise ShardingError(f"{place}: {attribute} contains {number}, but the grid has axes 0..{grid.rank - 1}")
         return number
@@ -131,15 +158,15 @@ def _axis_number(place: str, grid: Grid, name: int | str, attribute: str) -> int
     return positions[name]
 
 
-def coordinates(device: Device) -> tuple[Coordinate, ...]:
-    """The coordinates of a device: integers as far as they are known while tracing."""
+def coordinates(device: Device, what: str) -> tuple[Coordinate, ...]:
+    """The coordinates of a device: integers as far as they are known while tracing. `what` names them in errors."""
     if not isinstance(device, (list, tuple)) and np.ndim(device) == 0:
-        return (_coordinate(device),)
-    return tuple(map(_coordinate, device))
+        return (_coordinate(device, what),)
+    return tuple(_coordinate(value, what) for value in device)
 
 
-def _coordinate(value: Any) -> Coordinate:
-    return value if isinstance(value, jax.core.Tracer) else operator.index(value)
+def _coordinate(value: Any, what: str) -> Coordinate:
+    return value if isinstance(value, jax.core.Tracer) else integer(value, what)
 
 
 def dimension(x: jax.Array, axis: int) -> int:

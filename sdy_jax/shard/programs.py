@@ -11,6 +11,7 @@ from jax.interpreters import mlir
 from sdy_jax.artifacts import text_module
 from sdy_jax.dialects import local_program
 from sdy_jax.dialects.local_program import Specs
+from sdy_jax.errors import SdyError
 from sdy_jax.program import Program
 
 
@@ -52,4 +53,8 @@ def run_local(
     if isinstance(program, str):
         module = text_module(program, mlir.make_ir_context(), "<text>")
         return local_program.run_local(module.operation, mesh, in_specs, out_specs)
+    if not isinstance(program, Program):
+        raise SdyError(
+            f"run_local got a {type(program).__name__}; expected the text of a program, or what sdy_jax.load returned"
+        )
     return local_program.run_local(program.module, mesh, in_specs, out_specs)

@@ -205,6 +205,8 @@ def shard(x: Any, sharding: Sharding, *, annotate_for_users: bool = False) -> An
 
     Source: the mesh dialect reference, `mesh.shard`.
     """
+    if not isinstance(sharding, Sharding):
+        raise ShardingError(f"shard.shard: got {sharding!r}, expected a sdy_jax.shard.Sharding")
     x = jnp.asarray(x)
     is_average = sharding.partial is not None and sharding.partial[0] not in PARTIAL_IN_SDY
     if sharding.halo_sizes or sharding.sharded_dims_offsets or is_average:
@@ -233,11 +235,13 @@ def get_sharding(x: Any) -> Sharding:
 
     Source: the shard dialect page, `shard.get_sharding`.
     """
-    known = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    traced = isinstance(x, jax.core.Tracer)
+    known = None if traced else getattr(x, "sharding", None)
     if not isinstance(known, jax.sharding.NamedSharding):
-        raise ShardingError(
-            f"shard.get_sharding: the sharding of {jax.typeof(x)} is not known here; annotate it with shard.shard"
+        advice = (
+            "ask the plan of the function, made after its trace" if traced else "put it on a mesh by jax.device_put"
         )
+        raise ShardingError(f"shard.get_sharding: the sharding of {jax.typeof(x)} is not known here; {advice}")
     return Sharding.from_sdy(from_named_sharding(known, x.ndim, "mesh"), known.mesh)
 
 
@@ -267,7 +271,9 @@ def shard_shape(
     Source: the mesh dialect reference, `mesh.shard_shape`.
     """
     here = sharding._grid(grid)
-    return queries.shard_shape(here, tuple(dims), sharding.layout(here), coordinates(device))  # type: ignore[return-value]
+    return queries.shard_shape(
+        here, tuple(dims), sharding.layout(here), coordinates(device, "shard.shard_shape: device")
+    )  # type: ignore[return-value]
 
 
 def reshard(x: Any, source: Sharding, target: Sharding, *, shape: Sequence[int] | None = None) -> jax.Array:
