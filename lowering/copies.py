@@ -60,7 +60,7 @@ class Copies:
         """Ops that may have no users in the end: collectives, ops that run again, and what they stand in for."""
 
     def note(self, value: Value, sharding: TensorSharding, mlir: ir.Value) -> None:
-        """Notes where a value is that is not, or no longer, placed there."""
+        """Notes as what and where a value is, which is not as it is placed, or not as what its op makes."""
         self._by_layout[value] = {sharding.layout: Copy(sharding, mlir)}
         self.noted.add(value)
 
