@@ -168,7 +168,8 @@ def test_lookups(mesh, table, ids):
 )
 def test_lookups_of_any_type_are_exact(dtype):
     x = jnp.asarray(np.round(floats(16, 16) * 4)).astype(dtype)
-    plan = check(lambda t, i: (rows(t, i), windows(t, i), row(t, i[1])), [x, PAIRS[:, 0]], [P("y"), P("x")], P())
+    check(lambda t, i: (rows(t, i), windows(t, i)), [x, PAIRS[:, 0]], [P("y"), P("x")], P())
+    plan = check(lambda t, i: row(t, i[1]), [x, PAIRS[:, 0]], [P("y"), P("x")], P())
     assert any(c.kind == "all_reduce" for c in plan.collectives), plan
 
 
