@@ -105,13 +105,11 @@ class Decisions:
         copies: tuple[Shardings, ...],
     ) -> Decision:
         mesh = self._mesh_of(op, around)
-        given = [s if s.mesh == mesh else replace(s, mesh=mesh) for s in around]
-        tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, given, strict=True)]
+        tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, _on_mesh(around, mesh), strict=True)]
         for number, times in enumerate(often):
             tensors[number] = tensors[number]._replace(share=1 / times)
         for number, found in enumerate(copies):
-            there = tuple([s if s.mesh == mesh else replace(s, mesh=mesh) for s in found])
-            tensors[number] = tensors[number]._replace(copies=there)
+            tensors[number] = tensors[number]._replace(copies=_on_mesh(found, mesh))
         problem = Problem(kind.rule, kind.strategies, tuple(tensors), mesh, self._meshes.base, self._costs, carried)
         choice = choose(problem)
         shardings = choice.shardings
@@ -144,6 +142,11 @@ class Decisions:
         wanted = carries(op, kind, frozenset(partial)) or _NONE
         # Making other operands partial pays only where the result can meet another partial value.
         return wanted if wanted == set(partial) or _can_pass_on(op, kind) else _NONE
+
+
+def _on_mesh(shardings: Shardings, mesh: str) -> Shardings:
+    """The shardings, their axes taken for those of one mesh."""
+    return tuple([s if s.mesh == mesh else replace(s, mesh=mesh) for s in shardings])
 
 
 def _can_pass_on(op: Op, kind: str) -> bool:

@@ -21,7 +21,7 @@ from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 
 
 class Placement:
-    """The shardings of a program's values, and the reshards between them."""
+    """In which shardings the users of a program's values expect them."""
 
     def __init__(
         self,

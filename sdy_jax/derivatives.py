@@ -63,14 +63,13 @@ def differentiable(run: Flat, plain: Flat, inputs: Specs, outputs: Specs, partit
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
-        results, residuals, linear = linearized(moving).at(primals)
+        function = linearized(moving)
+        results, residuals, linear = function.at(primals)
         dots: list[Any] = [np.zeros(y.shape, jax.dtypes.float0) for y in results]
-        smooth = [i for i, y in enumerate(results) if _is_smooth(y)]
-        if smooth:
-            types = tuple(jax.typeof(results[i]).to_tangent_aval() for i in smooth)
+        if function.smooth:
+            types = tuple(jax.typeof(results[i]).to_tangent_aval() for i in function.smooth)
             moved = linear_map_p.bind(*residuals, *(tangents[i] for i in moving), linear=linear, types=types)
-            for i, dot in zip(smooth, moved, strict=True):
-                dots[i] = dot
+            dots = _replaced(dots, function.smooth, moved)
         return tuple(results), tuple(dots)
 
     call.defjvp(rule, symbolic_zeros=True)
@@ -81,11 +80,6 @@ def specs(values: Iterable[BoundaryValue], types: Iterable[Any]) -> list[TensorS
     """How a plan lays out values at its border, as specifications; those of keys do not speak of their raw words."""
     pairs = zip((value.sharding for value in values), types, strict=True)
     return [replace(s, dimensions=s.dimensions[: len(t.shape)]) for s, t in pairs]
-
-
-def _is_smooth(value: Any) -> bool:
-    """Whether a value has tangents."""
-    return bool(jnp.issubdtype(value.dtype, np.inexact))
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -117,7 +111,8 @@ class _Linearized:
         self._leaves: list[Any] = []
         self._sources: dict[int, int] = {}
         """By leaf, the number of its residual among operands, results and what else the traced function returns."""
-        self._smooth: list[int] = []
+        self.smooth: list[int] = []
+        """The numbers of the results that have tangents."""
         self._tangents: list[Any] = []
 
     def at(self, operands: Sequence[Any]) -> tuple[Sequence[Any], list[Any], LinearMap]:
@@ -133,7 +128,7 @@ class _Linearized:
         lie = [*self._inputs, *specs(plan.results, plan.program.out_info)]
         residuals = [lie[i] for i in self._sources.values()]
         inputs = [self._inputs[i] for i in self._moving]
-        outputs = [self._outputs[i] for i in self._smooth]
+        outputs = [self._outputs[i] for i in self.smooth]
         return LinearMap(
             self._partition(self._forward, (*residuals, *inputs), outputs),
             self._partition(self._backward, (*residuals, *outputs), inputs),
@@ -149,7 +144,7 @@ class _Linearized:
         primals = [operands[i] for i in self._moving]
         results, tangents = jax.linearize(of_moving, *primals)
         self._tangents = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in primals]
-        self._smooth = [i for i, y in enumerate(results) if _is_smooth(y)]
+        self.smooth = [i for i, y in enumerate(results) if jnp.issubdtype(y.dtype, np.inexact)]
         self._leaves, self._tree = jax.tree.flatten(tangents)
         values = [*operands, *results]
         numbers = {id(value): number for number, value in enumerate(values)}
@@ -170,7 +165,7 @@ class _Linearized:
 
         def smooth(*tangents: Any) -> list[Any]:
             moved = push(*tangents)
-            return [moved[i] for i in self._smooth]
+            return [moved[i] for i in self.smooth]
 
         return smooth
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ class PlannedCall:
     @property
     def outer(self) -> list[jax.core.Tracer]:
         """The values of an outer trace that the function closes over; the plan ends with that trace."""
-        return [c for c in self.plan.program.constants if isinstance(c, jax.core.Tracer)]
+        return list(compress(self.plan.program.constants, self._closed_over))
 
     def __call__(self, *leaves: Any) -> Any:
         """The results, in the function's tree."""
@@ -42,7 +43,7 @@ class PlannedCall:
         plan, program = self.plan, self.plan.program
         if self._partition is None:
             return self._run
-        outer = [v for v, c in zip(plan.constants, program.constants, strict=True) if isinstance(c, jax.core.Tracer)]
+        outer = compress(plan.constants, self._closed_over)
         inputs = specs((*outer, *plan.arguments), (*self.outer, *program.in_info))
         outputs = specs(plan.results, program.out_info)
         return differentiable(self._run, jaxpr_as_fun(program.jaxpr), inputs, outputs, self._partition)
@@ -62,7 +63,8 @@ class PlannedCall:
 
         def run(*operands: Any) -> list[Any]:
             rest = iter(operands)
-            constants = [next(rest) if isinstance(c, jax.core.Tracer) else c for c in program.constants]
+            pairs = zip(program.constants, self._closed_over, strict=True)
+            constants = [next(rest) if is_outer else constant for constant, is_outer in pairs]
             return boundary(function, [*constants, *rest], program.out_info)
 
         return run
