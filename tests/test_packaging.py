@@ -1,25 +1,34 @@
-"""What `pip install` puts where: every package is listed, under the one name `sdy_jax`."""
+"""What a checkout and `pip install` hold: one package, whole in place, under the one name `sdy_jax`."""
 
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+from setuptools import find_packages
+
 ROOT = Path(__file__).parent.parent
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+FIND = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
 
 
-def test_every_package_is_listed():
-    found = set()
-    for name, wing in SETUPTOOLS["package-dir"].items():
-        for init in (ROOT / wing).rglob("__init__.py"):
-            found.add(".".join((name, *init.parent.relative_to(ROOT / wing).parts)))
-    assert found == set(SETUPTOOLS["packages"])
+def modules():
+    for folder, _, files in os.walk(ROOT / "sdy_jax", followlinks=True):
+        yield from (Path(folder) / name for name in files if name.endswith(".py"))
 
 
-def test_every_module_lies_in_a_package():
-    for wing in SETUPTOOLS["package-dir"].values():
-        for module in (ROOT / wing).rglob("*.py"):
-            assert (module.parent / "__init__.py").exists(), module
+def test_every_module_lies_in_a_package_that_is_installed():
+    installed = set(find_packages(str(ROOT), **FIND))
+    assert {".".join(path.parent.relative_to(ROOT).parts) for path in modules()} == installed
 
 
-def test_installed_under_one_name():
-    assert {name.split(".")[0] for name in SETUPTOOLS["packages"]} == {"sdy_jax"}
+@pytest.mark.parametrize("wing", ["lowering", "runtime"])
+def test_the_wings_are_part_of_the_package_in_place(wing):
+    assert (ROOT / "sdy_jax" / wing).samefile(ROOT / wing)
+
+
+def test_it_runs_from_the_root_without_an_install():
+    code = "import sdy_jax.lowering, sdy_jax.runtime; print(sdy_jax.lowering.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).is_relative_to(ROOT / "sdy_jax" / "lowering")
