@@ -21,19 +21,19 @@ from sdy_jax.artifacts import (
     damage_noticed,
     exported_of,
     recognise,
-    text_module,
 )
 from sdy_jax.dialects.annotated_meshes import Devices
 from sdy_jax.dialects.local_program import Specs, run_local
+from sdy_jax.drop_annotations import drop_annotations
 from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.graph import Graph, Value, main_function, module_meshes
 from sdy_jax.lowering.generic import numpy_dtype
-from sdy_jax.passes.annotations import drop_annotations
 from sdy_jax.passes.mesh_annotations import annotated_mesh
 from sdy_jax.passes.shardings import map_shardings
 from sdy_jax.program import Program as AnyProgram
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.verified_text import text_module
 
 
 @dataclass(frozen=True, slots=True)

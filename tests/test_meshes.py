@@ -24,11 +24,11 @@ from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.graph import Graph
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.partition import partition
+from sdy_jax.lowering.verify_partitioned import verify_partitioned
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_axis, parse_mesh
 from sdy_jax.runtime.device_orders import common_part, expressed, expressed_part
-from sdy_jax.verification.module import verify_partitioned
 
 MESHES = """
 sdy.mesh @mesh = <["x"=2, "y"=4]>

@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.graph import Graph
+from sdy_jax.lowering.verify_partitioned import verify_partitioned
 from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import AxisRef
-from sdy_jax.verification import verify_partitioned
 
 CONTEXT = mlir.make_ir_context()
 T = "tensor<8x8xf32>"

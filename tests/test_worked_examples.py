@@ -19,8 +19,8 @@ from jax.interpreters.mlir import make_ir_context
 
 import sdy_jax as sdy
 from sdy_jax.lowering.cost import CostModel
+from sdy_jax.lowering.verify_partitioned import verify_partitioned
 from sdy_jax.testing import assert_same
-from sdy_jax.verification.module import verify_partitioned
 
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("x", "y"))
 f32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)

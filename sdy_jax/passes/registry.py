@@ -17,6 +17,7 @@ from typing import Any, Literal
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
+from sdy_jax.extensions import load_extensions
 from sdy_jax.passes import (
     boundary,
     call_graph,
@@ -26,7 +27,6 @@ from sdy_jax.passes import (
     func_shardings,
     generic,
     manual,
-    mesh_annotations,
     meshes,
     named_computations,
     pipelines,
@@ -40,7 +40,6 @@ from sdy_jax.passes.debug_info import remove_propagation_debug_info
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.passes.pipeline_text import Step, error_at, parse
 from sdy_jax.passes.save import save_module
-from sdy_jax.passes.simplify_mesh import simplify_mesh
 from sdy_jax.passes.walk import check_bodies
 
 Pass = Callable[..., None]
@@ -88,11 +87,10 @@ PASSES: dict[str, Pass] = {
     "sdy-drop-sharding-and-mesh": meshes.drop_shardings_and_meshes,
     "sdy-save-module": save_module,
     # only ours
-    "import-mesh-annotations": mesh_annotations.import_mesh_annotations,
     "inline-calls": inline_calls,
-    "simplify-mesh": simplify_mesh,
     "synchronize-sharding-groups": sharding_groups.synchronize_groups,
 }
+"""Extensions add theirs."""
 
 PIPELINES: dict[str, Callable[..., pipelines.Steps]] = {
     "sdy-import-pipeline": pipelines.import_pipeline,
@@ -147,6 +145,7 @@ def is_strict(pipeline: str) -> bool:
 
 def _resolved(pipeline: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The passes of a pipeline with the arguments for them."""
+    load_extensions()
     for step in parse(pipeline):
         name = full_name(step.name, pipeline, step.position)
         given = _arguments(step, options_of(name), pipeline)

@@ -8,7 +8,6 @@ from sdy_jax.rules import (  # noqa: F401  (each registers its rules)
     elementwise,
     indexing,
     linalg,
-    mesh_collective,
     normalization,
     random,
     reduction,

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from jax.extend.mlir import ir
 
+from sdy_jax.extensions import load_extensions
 from sdy_jax.graph import Op
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.rule import OpShardingRule
@@ -111,6 +112,7 @@ class RuleBook:
     """
 
     def __init__(self, conservative: bool = False, compat: str | None = None, overrides: bool = True):
+        load_extensions()
         self._conservative, self._overrides = conservative, overrides
         self._off = _EXTRA if compat == "shardy" else set()
         self._known: dict[Hashable, OpShardingRule | None] = {}

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 from jax.interpreters import mlir
 
-from sdy_jax.artifacts import text_module
 from sdy_jax.dialects import local_program
 from sdy_jax.dialects.local_program import Specs
 from sdy_jax.errors import SdyError
 from sdy_jax.program import Program
+from sdy_jax.verified_text import text_module
 
 
 def run_local(

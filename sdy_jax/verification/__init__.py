@@ -3,6 +3,6 @@
 The rules have the names of `representation.dialect_rules`; those of other dialects are left to jaxlib's verifier.
 """
 
-from sdy_jax.verification.module import verify_dialect, verify_module, verify_partitioned
+from sdy_jax.verification.module import verify_dialect, verify_module
 
-__all__ = ["verify_dialect", "verify_module", "verify_partitioned"]
+__all__ = ["verify_dialect", "verify_module"]

@@ -6,14 +6,14 @@ besides by `_OPS`, by the op's name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from jax.extend.mlir import ir
 
 from sdy_jax.diagnostics import explain
-from sdy_jax.dialects.verification import verify_ops
-from sdy_jax.graph import Graph, module_meshes
+from sdy_jax.extensions import load_extensions
+from sdy_jax.graph import module_meshes
 from sdy_jax.representation.attributes import manual_axes_from_attribute
 from sdy_jax.representation.collectives import KINDS
 from sdy_jax.representation.dialect_rules import RuleError
@@ -21,8 +21,10 @@ from sdy_jax.verification import ops
 from sdy_jax.verification.collectives import check_collective
 from sdy_jax.verification.computations import check_manual_computation, check_named_computation
 from sdy_jax.verification.propagation_edges import check_edge_lists, check_edges
-from sdy_jax.verification.terms import verify_terms
 from sdy_jax.verification.values import Check, Scope, check_own, location_text
+
+EXTENSIONS: list[Callable[[ir.Operation, bool], None]] = []
+"""The verifiers of dialects that jaxlib does not know; each takes the module and `strict`, as `verify_module` does."""
 
 
 def verify_module(module: ir.Operation, strict: bool = True) -> None:
@@ -40,11 +42,11 @@ def verify_module(module: ir.Operation, strict: bool = True) -> None:
     _verify(module, partitioned=False, strict=strict)
 
 
-def verify_partitioned(module: ir.Operation) -> None:
-    """Verifies a module that this package has partitioned, more strictly: the `STRICT_RULES` hold as well.
+def verify_collectives_strictly(module: ir.Operation) -> None:
+    """Verifies a partitioned module as `verify_module` does, its collectives by V1 to V5 and V10 as well.
 
     Raises:
-      ShardingError: as `verify_module`; the mistake is the partitioner's.
+      ShardingError: as `verify_module`.
     """
     _verify(module, partitioned=True)
 
@@ -53,8 +55,6 @@ def _verify(module: ir.Operation, partitioned: bool, strict: bool = True) -> Non
     malformed: Exception | None = None
     try:
         _verify_module(module, frozenset(), partitioned)
-        if partitioned:
-            verify_terms(Graph(module))
     except (KeyError, IndexError) as error:  # an op lacks an attribute or a block: jaxlib says which
         malformed = error
     try:
@@ -64,7 +64,9 @@ def _verify(module: ir.Operation, partitioned: bool, strict: bool = True) -> Non
         raise RuleError(explain(first.message), location_text(first.location)) from None
     if malformed is not None:
         raise malformed
-    verify_ops(module, strict)
+    load_extensions()
+    for verify in EXTENSIONS:
+        verify(module, strict)
 
 
 def verify_dialect(module: ir.Operation) -> None:

@@ -1,4 +1,4 @@
-"""Whether a partitioned module takes the terms of a reduction for its result somewhere: V6 to V9.
+"""Verifying partitioned modules: whether one takes the terms of a reduction for its result somewhere, V6 to V9.
 
 Nothing here knows an op by name. Rules, strategies and data-flow edges say what an op combines, what it lets pass and
 where values flow; the axes that the module states must be those that follow. Collectives have rules of their own.
@@ -26,6 +26,7 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify_collectives import STRICT_RULES
 from sdy_jax.rules import RuleBook
 from sdy_jax.rules.dataflow import edges_of_calls, is_data_flow
+from sdy_jax.verification.module import verify_collectives_strictly
 from sdy_jax.verification.values import location_text
 
 
@@ -43,7 +44,17 @@ class _Terms:
 _WHOLE = _Terms()
 
 
-def verify_terms(graph: Graph) -> None:
+def verify_partitioned(module: ir.Operation) -> None:
+    """Verifies a module that this package has partitioned: the `STRICT_RULES` hold as well as the dialect's.
+
+    Raises:
+      ShardingError: as `verify_module`; the mistake is the partitioner's.
+    """
+    verify_collectives_strictly(module)
+    _verify_terms(Graph(module))
+
+
+def _verify_terms(graph: Graph) -> None:
     """Verifies V6 to V9 in a module whose collectives are known to be right.
 
     Raises:

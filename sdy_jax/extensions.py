@@ -1,0 +1,19 @@
+"""Rooms that others know of only by what they register: the mesh and shard dialects.
+
+They bring sharding rules, emitters, passes and checks of their own, which stand in the same registries as those of
+StableHLO and SDY. The rooms below them must not import them, so each registry asks for them here before it is used.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+_EXTENSIONS = ("sdy_jax.shard.registration",)
+
+
+@cache
+def load_extensions() -> None:
+    """Imports what registers itself, once."""
+    for module in _EXTENSIONS:
+        import_module(module)

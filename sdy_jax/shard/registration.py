@@ -1,0 +1,15 @@
+"""What the mesh and shard dialects bring to the registries of other rooms."""
+
+from __future__ import annotations
+
+from sdy_jax.dialects import emitters  # noqa: F401  (registers emitters and checks)
+from sdy_jax.dialects.verification import verify_ops
+from sdy_jax.passes import mesh_annotations
+from sdy_jax.passes.registry import PASSES
+from sdy_jax.passes.simplify_mesh import simplify_mesh
+from sdy_jax.rules import mesh_collective  # noqa: F401  (registers rules)
+from sdy_jax.verification.module import EXTENSIONS
+
+PASSES["import-mesh-annotations"] = mesh_annotations.import_mesh_annotations
+PASSES["simplify-mesh"] = simplify_mesh
+EXTENSIONS.append(verify_ops)
