@@ -14,7 +14,7 @@ from jax.extend.mlir import ir
 from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.recompute import Known, Recomputation, recomputation
-from sdy_jax.lowering.report import InsertedCollective, Moved, PartitionReport
+from sdy_jax.lowering.report import CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.resharding import Collective, ReshardPlan
 from sdy_jax.lowering.strategies.manual import state_body_arguments
 from sdy_jax.lowering.text import collective_attributes
@@ -56,7 +56,7 @@ class Copies:
         self._by_layout: dict[Value, dict[object, Copy]] = {}
         self.noted: set[Value] = set()
         """The values that may be elsewhere than where users expect them."""
-        self._spare: list[tuple[ir.Operation, InsertedCollective | None]] = []
+        self._spare: list[tuple[ir.Operation, CollectiveRecord | None]] = []
         """Ops that may have no users in the end: collectives, ops that run again, and what they stand in for."""
 
     def note(self, value: Value, sharding: TensorSharding, mlir: ir.Value) -> None:

@@ -1,25 +1,24 @@
-"""What the partitioner did beside rewriting the module: the collectives it inserted, and what it could not split.
-
-Collectives that the program holds itself (`psum` and others in the body of a `jax.shard_map`) are the user's: they stay
-where they are written and are not among the inserted ones.
-"""
+"""What the partitioner reports beside rewriting the module: the collectives that run, and what could not be split."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jax.extend.mlir import ir
 
 from sdy_jax.graph import Op, Value, source_line
+from sdy_jax.lowering.trips import executions
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 
+Origin = Literal["partitioner", "user"]
+
 
 @dataclass(frozen=True, slots=True)
-class InsertedCollective:
-    """A collective that the partitioner inserted. `wire_bytes` is per device and per execution.
+class CollectiveRecord:
+    """A collective of the partitioned program. `wire_bytes` is per device and per execution.
 
     `axes` are all axes it runs over; `detail` is what it moves, as the dialect writes it (`{"model"}`,
     `[{"x"}: 0->1]`); `dtype` and `shape` are those of the global value (in a manual computation: of the value that is
@@ -38,6 +37,13 @@ class InsertedCollective:
     """The op that needed it."""
     depth: int
     """How many loops it is inside."""
+    times: int = 1
+    """Executions per call: the product of the trip counts of the loops around it. A loop whose count is unknown counts
+    as one trip."""
+    times_known: bool = True
+    """Whether the trip counts of all loops around it are known. Where they are not, it runs `times` or more often."""
+    origin: Origin = "partitioner"
+    """Whether the partitioner inserted it or the program holds it itself (`psum` in the body of a `jax.shard_map`)."""
 
     @property
     def source(self) -> str:
@@ -58,7 +64,7 @@ class Note:
 
 
 class Moved(NamedTuple):
-    """What an inserted collective moves, as in `InsertedCollective`."""
+    """What a collective moves, as in `CollectiveRecord`."""
 
     kind: str
     axes: tuple[AxisRef, ...]
@@ -71,21 +77,32 @@ class Moved(NamedTuple):
 class PartitionReport:
     """What the partitioner did beside rewriting the module."""
 
-    collectives: list[InsertedCollective] = field(default_factory=list)
+    collectives: list[CollectiveRecord] = field(default_factory=list)
     notes: dict[Note, None] = field(default_factory=dict)
     """In order, each once."""
 
-    def add(self, moved: Moved, value: Value, at: Op, cause: Op) -> InsertedCollective:
-        """Notes a collective that moves a value, beside the op `at`, because of another."""
-        kind, axes, detail, result, wire_bytes = moved
-        shape, depth = value.shape or (), _loop_depth(at)
-        record = InsertedCollective(
-            kind, axes, detail, value.dtype, shape, result, wire_bytes, cause.mlir.location, cause.name, depth
+    def add(self, moved: Moved, value: Value, at: Op, cause: Op, origin: Origin = "partitioner") -> CollectiveRecord:
+        """Records a collective that moves a value, beside the op `at`, because of another."""
+        runs = executions(at)
+        record = CollectiveRecord(
+            moved.kind,
+            moved.axes,
+            moved.detail,
+            value.dtype,
+            value.shape or (),
+            moved.result,
+            moved.wire_bytes,
+            cause.mlir.location,
+            cause.name,
+            runs.depth,
+            runs.times,
+            runs.known,
+            origin,
         )
         self.collectives.append(record)
         return record
 
-    def drop(self, records: Iterable[InsertedCollective]) -> None:
+    def drop(self, records: Iterable[CollectiveRecord]) -> None:
         """Forgets collectives that turned out not to be needed."""
         dropped = set(map(id, records))
         self.collectives = [record for record in self.collectives if id(record) not in dropped]
@@ -93,13 +110,3 @@ class PartitionReport:
     def note(self, op: Op | None, message: str) -> None:
         """Notes what could not be split; `op` is None for an argument."""
         self.notes[Note(op.name, op.source, message) if op else Note("argument", "", message)] = None
-
-
-def _loop_depth(op: Op) -> int:
-    return sum(1 for parent in _parents(op) if parent.name == "stablehlo.while")
-
-
-def _parents(op: Op) -> Iterator[Op]:
-    while op.parent is not None:
-        op = op.parent
-        yield op

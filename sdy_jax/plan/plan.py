@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import SdyError
 from sdy_jax.graph import function_shardings, main_function, shape_and_dtype
-from sdy_jax.lowering.report import InsertedCollective, Note
+from sdy_jax.lowering.report import CollectiveRecord, Note
 from sdy_jax.plan.types import bytes_text, short_source, type_text
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
@@ -46,7 +46,7 @@ class Plan:
     arguments: tuple[BoundaryValue, ...]
     constants: tuple[BoundaryValue, ...]
     results: tuple[BoundaryValue, ...]
-    collectives: tuple[InsertedCollective, ...]
+    collectives: tuple[CollectiveRecord, ...]
     notes: tuple[Note, ...]
     stages: Mapping[str, ir.Operation]
     source: str = ""
