@@ -202,6 +202,10 @@ def check(seeds):
     return compared
 
 
+def fuzz(seed):
+    check([seed])
+
+
 @needs_oracle
 def test_random_programs_are_explained_as_the_oracle_explains_them():
     assert check(range(12)) > 18

@@ -28,6 +28,10 @@ def run(first: int, count: int) -> None:
     assert len(lines) == count
 
 
+def fuzz(seed: int) -> None:
+    run(100 * seed, 100)
+
+
 def test_modules_with_mistakes_give_errors():
     run(0, 300)
 

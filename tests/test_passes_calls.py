@@ -338,6 +338,10 @@ def _check_random(seeds: range) -> None:
             assert _after_all(text, steps) == theirs, f"seed {seed}, {_id(steps)}\n{text}"
 
 
+def fuzz(seed: int) -> None:
+    _check_random(range(20 * seed, 20 * seed + 20))
+
+
 @oracle_of_0_10
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_random_programs_with_calls_become_what_the_oracle_makes_of_them(first: int) -> None:

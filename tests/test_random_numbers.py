@@ -7,7 +7,6 @@ comparison or where a number is rounded to.
 from __future__ import annotations
 
 import re
-import secrets
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -131,10 +130,28 @@ def check(seeds: Iterable[int]) -> Counter[str]:
     return counts
 
 
+def fuzz(seed: int) -> None:
+    """One random program; one that fails is reported at the fewest steps that do."""
+    try:
+        check([seed])
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n\nthe first steps that fail:\n{_first_failing(seed)}") from error
+
+
+def _first_failing(seed: int) -> str:
+    for steps in range(1, 20):
+        text = text_of(seed, steps)
+        try:
+            wrong = outcome(text, seed).startswith("WRONG")
+        except Exception:
+            wrong = True
+        if wrong:
+            return text
+    return text_of(seed)
+
+
 def test_random_programs_return_what_they_return_on_one_device():
-    first = secrets.randbelow(2**31)
-    print(f"programs {first} to {first + 59}")
-    counts = check(range(first, first + 60))
+    counts = check(range(1000, 1060))
     assert counts["same"] >= 30, counts
 
 

@@ -1,7 +1,6 @@
 """Random programs on random meshes and shardings: the same numbers partitioned as on one device."""
 
 import random
-import secrets
 
 import jax
 import jax.numpy as jnp
@@ -79,8 +78,12 @@ def check(seed, count):
             raise AssertionError(f"seed {seed}, program {number}, mesh {dict(mesh.shape)}, {specs}") from error
 
 
+def fuzz(seed):
+    check(seed, 3)
+
+
 def test_random_programs():
-    check(secrets.randbelow(2**31), 12)
+    check(0, 12)
 
 
 @pytest.mark.slow

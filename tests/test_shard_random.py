@@ -101,7 +101,14 @@ def as_type(values, dtype):
 
 @pytest.mark.parametrize("sizes", GRIDS, ids=lambda sizes: "x".join(map(str, sizes)))
 def test_random_calls_are_those_of_the_model(sizes):
-    rng = np.random.default_rng(sizes)
+    check(sizes, np.random.default_rng(sizes))
+
+
+def fuzz(seed):
+    check(GRIDS[seed % len(GRIDS)], np.random.default_rng(seed))
+
+
+def check(sizes, rng):
     cases = []
     for number in range(96):
         op = OPS[number % len(OPS)]
