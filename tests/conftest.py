@@ -7,9 +7,20 @@ if _DEVICE_COUNT not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICE_COUNT}=8".strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import gc
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _caches_cleared() -> Iterator[None]:
+    """What a module has compiled is of no use to the next one, and takes gigabytes by the end."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

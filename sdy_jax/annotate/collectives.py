@@ -55,8 +55,10 @@ def all_gather(x: Any, gathering_axes: AxisLists, sharding: Any = None) -> Any:
         ShardingError: axes that the operand's dimensions do not end with, or an operand whose sharding is not stated.
 
     Example:
-        >>> x = reshard(x, P(("data", "model"), None))
-        >>> x = all_gather(x, [["model"], []])  # now P("data", None)
+        >>> rows = P(("data", "model"))
+        >>> f = sdy.partition(lambda x: all_gather(x, [["model"], []], sharding=rows), mesh=mesh)
+        >>> f.plan(jnp.ones((8, 4))).results[0].type
+        'f32[8@data,4]'
 
     Source: the SDY dialect reference, `sdy.all_gather`.
     """
@@ -79,7 +81,9 @@ def all_slice(x: Any, slicing_axes: AxisLists, sharding: Any = None) -> Any:
             whose sharding is not stated.
 
     Example:
-        >>> x = all_slice(x, [["model"], []], sharding=P("data", None))  # now P(("data", "model"), None)
+        >>> f = sdy.partition(lambda x: all_slice(x, [["model"], []], sharding=P("data")), mesh=mesh)
+        >>> f.plan(jnp.ones((8, 4))).results[0].type
+        'f32[8@(data,model),4]'
 
     Source: the SDY dialect reference, `sdy.all_slice`.
     """
@@ -102,7 +106,9 @@ def all_to_all(x: Any, params: Sequence[tuple[Sequence[str | AxisRef], int, int]
         ShardingError: parameters that do not fit, or an operand whose sharding is not stated.
 
     Example:
-        >>> x = all_to_all(x, [(["model"], 0, 1)], sharding=P("model", None))  # now P(None, "model")
+        >>> f = sdy.partition(lambda x: all_to_all(x, [(["model"], 0, 1)], sharding=P("model")), mesh=mesh)
+        >>> f.plan(jnp.ones((8, 4))).results[0].type
+        'f32[8,4@model]'
 
     Source: the SDY dialect reference, `sdy.all_to_all`.
     """
@@ -126,7 +132,10 @@ def collective_permute(x: Any, out_sharding: Any, sharding: Any = None) -> Any:
         ShardingError: another number of blocks, or an operand whose sharding is not stated.
 
     Example:
-        >>> x = collective_permute(x, P(("model", "data")), sharding=P(("data", "model")))
+        >>> turned = P(("model", "data"))
+        >>> f = sdy.partition(lambda x: collective_permute(x, turned, sharding=P(("data", "model"))), mesh=mesh)
+        >>> f.plan(jnp.ones((8, 4))).results[0].type
+        'f32[8@(model,data),4]'
 
     Source: the SDY dialect reference, `sdy.collective_permute`.
     """
@@ -152,10 +161,12 @@ def all_reduce(x: Any, reduction_axes: Sequence[str | AxisRef], sharding: Any = 
             it up would multiply it) or is by another reduction; a reduction that there is not of these numbers.
 
     Example:
-        >>> partial = reshard(x @ w, '[{"data"}, {}], unreduced={"model"}')
-        >>> whole = all_reduce(partial, ["model"])
-        >>> partial = reshard(x.max(1), '[{"data"}], unreduced=max{"model"}')
-        >>> largest = all_reduce(partial, ["model"], reduction="max")
+        >>> def product(x, w):
+        ...     partial = sdy.reshard(x @ w, '[{"data"}, {}], unreduced={"model"}')
+        ...     return all_reduce(partial, ["model"])
+        >>> f = sdy.partition(product, mesh=mesh, in_shardings=(P("data", "model"), P("model")))
+        >>> f(jnp.ones((8, 4)), jnp.ones((4, 4)))[0].tolist()
+        [4.0, 4.0, 4.0, 4.0]
 
     Source: the SDY dialect reference, `sdy.all_reduce`.
     """
@@ -178,8 +189,12 @@ def reduce_scatter(x: Any, reduce_scatter_axes: AxisLists, sharding: Any = None,
         ShardingError: as for `all_reduce`.
 
     Example:
-        >>> partial = reshard(x @ w, '[{"data"}, {}], unreduced={"model"}')
-        >>> split = reduce_scatter(partial, [[], ["model"]])
+        >>> def product(x, w):
+        ...     partial = sdy.reshard(x @ w, '[{"data"}, {}], unreduced={"model"}')
+        ...     return reduce_scatter(partial, [[], ["model"]])
+        >>> f = sdy.partition(product, mesh=mesh, in_shardings=(P("data", "model"), P("model")))
+        >>> f.plan(jnp.ones((8, 4)), jnp.ones((4, 4))).results[0].type
+        'f32[8@data,4@model]'
 
     Source: the SDY dialect reference, `sdy.reduce_scatter`.
     """
@@ -202,7 +217,11 @@ def replicated_to_unreduced(x: Any, axes: Sequence[str | AxisRef], sharding: Any
         ShardingError: axes in use, or an operand whose sharding is not stated.
 
     Example:
-        >>> terms = replicated_to_unreduced(bias, ["model"], sharding=P(None))
+        >>> def added(bias):  # counts once, although every device along "model" adds it
+        ...     terms = replicated_to_unreduced(bias, ["model"], sharding=P(None))
+        ...     return all_reduce(terms, ["model"])
+        >>> sdy.partition(added, mesh=mesh)(jnp.ones(4)).tolist()
+        [1.0, 1.0, 1.0, 1.0]
 
     Source: the SDY dialect reference, `sdy.replicated_to_unreduced`.
     """
@@ -224,7 +243,10 @@ def sharded_to_unreduced(x: Any, axes: AxisLists, sharding: Any = None) -> Any:
         ShardingError: axes that the operand's dimensions do not end with, or an operand whose sharding is not stated.
 
     Example:
-        >>> terms = sharded_to_unreduced(x, [["model"], []], sharding=P("model", None))
+        >>> def whole(x):  # each device adds its rows, with zeros in place of the others
+        ...     return all_reduce(sharded_to_unreduced(x, [["model"], []], sharding=P("model")), ["model"])
+        >>> sdy.partition(whole, mesh=mesh)(jnp.ones((4, 2))).sum().item()
+        8.0
 
     Source: the SDY dialect reference, `sdy.sharded_to_unreduced`.
     """

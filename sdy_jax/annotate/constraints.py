@@ -52,9 +52,11 @@ def sharding_constraint(x: Any, sharding: Any) -> Any:
         ParseError: text that is no sharding.
 
     Example:
-        >>> @partition(mesh=jax.make_mesh((2, 4), ("data", "model")))
+        >>> @sdy.partition(mesh=mesh)
         ... def layer(x, w):
         ...     return sharding_constraint(x @ w, '[{"data"}, {"model", ?}]')
+        >>> layer.plan(jnp.ones((8, 4)), jnp.ones((4, 8))).results[0].type
+        'f32[8@data,8@model]'
 
     Source: the compiler API reference, "Sharding Constraint".
     """
@@ -80,8 +82,9 @@ def reshard(x: Any, sharding: Any) -> Any:
         ParseError: text that is no sharding.
 
     Example:
-        >>> rows = reshard(x, P("data", None))
-        >>> columns = reshard(rows, P(None, "data"))  # an all-to-all
+        >>> columns = sdy.partition(lambda x: reshard(x, P(None, "data")), mesh=mesh, in_shardings=P("data"))
+        >>> [c.kind for c in columns.plan(jnp.ones((8, 4))).collectives]
+        ['all_to_all']
 
     Source: the SDY dialect reference, `sdy.reshard`.
     """
@@ -110,7 +113,10 @@ def data_flow_edge(x: Any, sharding: Any = None) -> Any:
         ParseError: text that is no sharding.
 
     Example:
-        >>> state = data_flow_edge(lax.fori_loop(0, 10, step, state), P("data"))
+        >>> def run(state):
+        ...     return data_flow_edge(jax.lax.fori_loop(0, 10, lambda i, x: jnp.sin(x), state), P("data"))
+        >>> sdy.partition(run, mesh=mesh).plan(jnp.ones(8)).results[0].type
+        'f32[8@data]'
 
     Source: the SDY dialect reference, `sdy.data_flow_edge`.
     """

@@ -37,8 +37,11 @@ def sharding_group(x: Any, group_id: int) -> Any:
         ShardingError: a negative group, or members of different shapes.
 
     Example:
-        >>> x = sharding_group(x, 0)
-        >>> y = sharding_group(jnp.zeros_like(x), 0)  # sharded as `x` is
+        >>> def zeros(x):
+        ...     return sharding_group(x, 0), sharding_group(jnp.zeros_like(x), 0)
+        >>> plan = sdy.partition(zeros, mesh=mesh, in_shardings=P("data")).plan(jnp.ones((8, 4)))
+        >>> plan.results[1].type
+        'f32[8@data,4]'
 
     Source: the compiler API reference, "Shard As"; the SDY dialect reference, `sdy.sharding_group`.
     """
@@ -69,7 +72,10 @@ def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
         ShardingError: different trees, or a pair of different shapes; the message names it.
 
     Example:
-        >>> params, momentum = shard_alike(params, momentum)
+        >>> def zeros(x):
+        ...     return shard_alike(x, jnp.zeros_like(x))
+        >>> sdy.partition(zeros, mesh=mesh, in_shardings=P("data")).plan(jnp.ones((8, 4))).results[1].type
+        'f32[8@data,4]'
 
     Source: the compiler API reference, "Shard As".
     """

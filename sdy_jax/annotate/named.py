@@ -48,8 +48,9 @@ def named_computation(
 
     Example:
         >>> @named_computation("attention")
-        ... def attend(q, k, v): ...
-        >>> mlp = named_computation(mlp, in_shardings=(P("data"), None))
+        ... def attend(q, k, v):
+        ...     return jax.nn.softmax(q @ k.T) @ v
+        >>> mlp = named_computation(lambda x, w: jnp.tanh(x @ w), name="mlp", in_shardings=(P("data"), None))
 
     Source: the SDY dialect reference, `sdy.named_computation`.
     """

@@ -59,8 +59,14 @@ def run_local(
             sizes that were not known break a rule of an op.
 
     Example:
-        >>> function = run_local(module)
-        >>> function(np.arange(8))  # tensor<i32> on each of eight devices
+        >>> program = sdy.loads('''
+        ... mesh.mesh @m(shape = 2x4)
+        ... func.func @main(%x: tensor<i32>) -> tensor<i32> {
+        ...   %0 = mesh.all_reduce %x on @m mesh_axes = [0, 1] : tensor<i32> -> tensor<i32>
+        ...   return %0 : tensor<i32>
+        ... }''')
+        >>> run_local(program.module)(np.arange(8)).tolist()  # a tensor<i32> on each of eight devices
+        [28, 28, 28, 28, 28, 28, 28, 28]
     """
     module = module.clone().operation
     inline_calls(module)

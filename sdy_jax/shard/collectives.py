@@ -49,8 +49,11 @@ def all_gather(x: Any, *, grid_axes: AxisNames, gather_axis: int, grid: AnyMesh 
         SdyError: while tracing: an axis or a dimension that there is not, or a call outside of `jax.shard_map`.
 
     Example:
-        >>> def body(x):  # (2, 3) per device, 4 devices along "model"
+        >>> def body(x):  # (2, 3) on each device, 4 of them along "model"
         ...     return all_gather(x, grid_axes="model", gather_axis=1)  # (2, 12)
+        >>> split = P("data", "model")
+        >>> jax.shard_map(body, mesh=mesh, in_specs=split, out_specs=split)(jnp.ones((4, 12))).shape
+        (4, 48)
 
     Source: the mesh dialect reference, `mesh.all_gather`.
     """
@@ -82,7 +85,10 @@ def all_reduce(
             bits without `jax_enable_x64`, an axis that there is not, or a call outside of `jax.shard_map`.
 
     Example:
-        >>> total = all_reduce(x, grid_axes=("data", "model"), dtype=jnp.float32)
+        >>> body = lambda x: all_reduce(x, grid_axes=("data", "model"), dtype=jnp.float32)
+        >>> each = P(("data", "model"))
+        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(8)).tolist()
+        [28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0]
 
     Source: the mesh dialect reference, `mesh.all_reduce`.
     """
@@ -108,7 +114,9 @@ def all_slice(x: Any, *, grid_axes: AxisNames, slice_axis: int, grid: AnyMesh | 
             of `jax.shard_map`.
 
     Example:
-        >>> piece = all_slice(x, grid_axes="model", slice_axis=0)
+        >>> body = lambda x: all_slice(x, grid_axes="model", slice_axis=0)
+        >>> jax.shard_map(body, mesh=mesh, in_specs=P("data"), out_specs=P(("data", "model")))(jnp.arange(8)).tolist()
+        [0, 1, 2, 3, 4, 5, 6, 7]
 
     Source: the mesh dialect reference, `mesh.all_slice`.
     """
@@ -139,7 +147,10 @@ def all_to_all(
             not, or a call outside of `jax.shard_map`.
 
     Example:
-        >>> y = all_to_all(x, grid_axes="model", split_axis=0, concat_axis=1)  # (8, 3) -> (2, 12)
+        >>> body = lambda x: all_to_all(x, grid_axes="model", split_axis=0, concat_axis=1)  # (8, 3) -> (2, 12)
+        >>> split = P(("data", "model"))
+        >>> jax.shard_map(body, mesh=mesh, in_specs=split, out_specs=split)(jnp.ones((64, 3))).shape
+        (16, 12)
 
     Source: the mesh dialect reference, `mesh.all_to_all`.
     """
@@ -167,7 +178,10 @@ def broadcast(x: Any, *, grid_axes: AxisNames, root: Device, grid: AnyMesh | Non
             is not, or a call outside of `jax.shard_map`.
 
     Example:
-        >>> y = broadcast(x, grid_axes=("model", "data"), root=(2, 0))
+        >>> body = lambda x: broadcast(x, grid_axes=("model", "data"), root=(2, 0))
+        >>> each = P(("data", "model"))
+        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(8)).tolist()
+        [2, 2, 2, 2, 2, 2, 2, 2]
 
     Source: the mesh dialect reference, `mesh.broadcast`.
     """
@@ -193,7 +207,10 @@ def gather(x: Any, *, grid_axes: AxisNames, gather_axis: int, root: Device, grid
         SdyError: as for `all_gather` and `broadcast`.
 
     Example:
-        >>> y = gather(x, grid_axes="model", gather_axis=0, root=3)
+        >>> body = lambda x: gather(x, grid_axes="model", gather_axis=0, root=3)
+        >>> each = P(("data", "model"))
+        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(8))[12:16].tolist()  # of a root
+        [0, 1, 2, 3]
 
     Source: the mesh dialect reference, `mesh.gather`, which leaves the result off the root undefined.
     """
@@ -229,7 +246,10 @@ def reduce(
         SdyError: as for `all_reduce` and `broadcast`.
 
     Example:
-        >>> y = reduce(x, grid_axes="data", root=0, reduction="max")
+        >>> body = lambda x: reduce(x, grid_axes="data", root=0, reduction="max")
+        >>> each = P(("data", "model"))
+        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(8))[:4].tolist()  # on the roots
+        [4, 5, 6, 7]
 
     Source: the mesh dialect reference, `mesh.reduce`.
     """
@@ -264,7 +284,10 @@ def reduce_scatter(
         SdyError: as for `all_reduce` and `all_slice`.
 
     Example:
-        >>> y = reduce_scatter(x, grid_axes="model", scatter_axis=1, reduction="max")
+        >>> body = lambda x: reduce_scatter(x, grid_axes="model", scatter_axis=0, reduction="max")
+        >>> each = P(("data", "model"))
+        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(32)).tolist()
+        [12, 13, 14, 15, 28, 29, 30, 31]
 
     Source: the mesh dialect reference, `mesh.reduce_scatter`.
     """
@@ -291,7 +314,10 @@ def scatter(x: Any, *, grid_axes: AxisNames, scatter_axis: int, root: Device, gr
         SdyError: as for `all_slice` and `broadcast`.
 
     Example:
-        >>> y = scatter(x, grid_axes="data", scatter_axis=0, root=1)
+        >>> body = lambda x: scatter(x, grid_axes="data", scatter_axis=0, root=1)
+        >>> each = P(("data", "model"))
+        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(16)).tolist()
+        [8, 10, 12, 14, 9, 11, 13, 15]
 
     Source: the mesh dialect reference, `mesh.scatter`.
     """
@@ -323,8 +349,12 @@ def send_recv(
             in a group of several devices, or a call outside of `jax.shard_map`.
 
     Example:
-        >>> size, me = grid_shape("model")[0], process_multi_index("model")[0]
-        >>> y = send_recv(x, grid_axes="model", source=[(me - 1) % size], destination=[(me + 1) % size])
+        >>> def body(x):  # to the next device along "model"
+        ...     size, me = grid_shape("model")[0], process_multi_index("model")[0]
+        ...     return send_recv(x, grid_axes="model", source=[(me - 1) % size], destination=[(me + 1) % size])
+        >>> split = P(("data", "model"))
+        >>> jax.shard_map(body, mesh=mesh, in_specs=split, out_specs=split)(jnp.arange(8)).tolist()
+        [3, 0, 1, 2, 7, 4, 5, 6]
 
     Source: the mesh dialect reference, `mesh.send` and `mesh.recv`.
     """
@@ -364,7 +394,10 @@ def shift(
             `jax.shard_map`.
 
     Example:
-        >>> y = shift(x, shift_axis="model", offset=1, rotate=True)
+        >>> body = lambda x: shift(x, shift_axis="model", offset=1, rotate=True)
+        >>> each = P(("data", "model"))
+        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(8)).tolist()
+        [3, 0, 1, 2, 7, 4, 5, 6]
 
     Source: the mesh dialect reference, `mesh.shift`.
     """
@@ -395,7 +428,10 @@ def update_halo(
             `jax.shard_map`.
 
     Example:
-        >>> y = update_halo(x, split_axes=[["data"], ["model"]], halo_sizes=[1, 1, 0, 2])
+        >>> body = lambda x: update_halo(x, split_axes=[["model"]], halo_sizes=[0, 1])  # the last of two elements
+        >>> x = jnp.array([1, 0, 2, 0, 3, 0, 4, 0])
+        >>> jax.shard_map(body, mesh=mesh, in_specs=P("model"), out_specs=P("model"))(x).tolist()
+        [1, 2, 2, 3, 3, 4, 4, 0]
 
     Source: the mesh dialect reference, `mesh.update_halo`.
     """
@@ -430,7 +466,9 @@ def process_multi_index(axes: AxisNames = (), *, grid: AnyMesh | None = None) ->
         SdyError: while tracing: an axis that there is not or is listed twice, or a call outside of `jax.shard_map`.
 
     Example:
-        >>> row, column = process_multi_index()
+        >>> body = lambda: process_multi_index()[1][None]
+        >>> jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=P(("data", "model")))().tolist()
+        [0, 1, 2, 3, 0, 1, 2, 3]
 
     Source: the mesh dialect reference, `mesh.process_multi_index`.
     """
@@ -451,7 +489,9 @@ def process_linear_index(*, grid: AnyMesh | None = None) -> jax.Array:
         SdyError: while tracing: a call outside of `jax.shard_map`, or in one that is not manual on all axes.
 
     Example:
-        >>> me = process_linear_index()
+        >>> body = lambda: process_linear_index()[None]
+        >>> jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=P(("data", "model")))().tolist()
+        [0, 1, 2, 3, 4, 5, 6, 7]
 
     Source: the mesh dialect reference, `mesh.process_linear_index`.
     """

@@ -42,7 +42,7 @@ def with_grid(mesh: AnyMesh) -> Iterator[None]:
     Example:
         >>> mesh = jax.sharding.AbstractMesh((10, 20, 30), ("x", "y", "z"))
         >>> with with_grid(mesh):
-        ...     neighbors_linear_indices((1, 2, 3), split_axes="y")
+        ...     sdy.shard.neighbors_linear_indices((1, 2, 3), split_axes="y")
         (633, 693)
     """
     token = _current.set(mesh)

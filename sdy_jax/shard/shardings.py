@@ -292,7 +292,9 @@ def reshard(x: Any, source: Sharding, target: Sharding, *, shape: Sequence[int] 
         SdyError: while tracing: two grids, shardings that do not fit the tensor, or a call outside of `jax.shard_map`.
 
     Example:
-        >>> columns = reshard(rows, Sharding([["x"]]), Sharding([[], ["x"]]))  # an all-to-all
+        >>> body = lambda rows: reshard(rows, Sharding([["model"]]), Sharding([[], ["model"]]))  # an all-to-all
+        >>> jax.shard_map(body, mesh=mesh, in_specs=P("model"), out_specs=P(None, "model"))(jnp.ones((4, 8))).shape
+        (4, 8)
 
     Source: the mesh dialect reference, `mesh.shard`: an annotation for users is a reshard.
     """
