@@ -184,13 +184,19 @@ def all_reduce(x: jax.Array, axes: Axes, kind: str, mesh: RefinedMesh) -> jax.Ar
     if x.dtype == jnp.bool_:
         return _bool_from(all_reduce(x.astype(jnp.uint8), axes, _BOOL_AS_UINT8[kind], mesh))
     group = mesh.group(axes)
-    if kind == "sum":
-        return lax.psum(x, **group)
-    if kind in _NATIVE and jnp.issubdtype(x.dtype, jnp.integer):
+    if not has_native_all_reduce(kind, x.dtype):
+        return _generic_all_reduce(x, group, axes_size(axes, mesh.mesh), kind)
+    if kind == "sum" or jnp.issubdtype(x.dtype, jnp.integer):
         return _NATIVE[kind](x, **group)
-    if kind in _NATIVE and x.dtype in _KEYS:
-        return _extreme_of_floats(x, group, kind)
-    return _generic_all_reduce(x, group, axes_size(axes, mesh.mesh), kind)
+    return _extreme_of_floats(x, group, kind)
+
+
+def has_native_all_reduce(kind: str, dtype: Any) -> bool:
+    """Whether an `all_reduce` of a kind is one collective, not one made of moves; booleans travel as integers."""
+    dtype = np.dtype(dtype)
+    if kind == "sum" or dtype == np.bool_:
+        return True
+    return kind in _NATIVE and (jnp.issubdtype(dtype, jnp.integer) or dtype in _KEYS)
 
 
 @_as_bytes(_TWO_BITS | _FOUR_BITS)

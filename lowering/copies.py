@@ -16,6 +16,7 @@ from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.recompute import Known, Recomputation, recomputation
 from sdy_jax.lowering.report import CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.resharding import Collective, ReshardPlan
+from sdy_jax.lowering.sent import sent_by_step
 from sdy_jax.lowering.strategies.manual import state_body_arguments
 from sdy_jax.lowering.text import collective_attributes
 from sdy_jax.representation.attributes import attribute_from_text, sharding_to_attribute, shardings_to_attribute
@@ -50,7 +51,7 @@ class Copies:
         costs: CostModel,
         report: PartitionReport,
     ):
-        self._graph, self._placed, self._plan, self._report = graph, placed, plan, report
+        self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
         self._known = Known(self._origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
         self._origins: dict[Value, Value] = {}
         self._by_layout: dict[Value, dict[object, Copy]] = {}
@@ -98,7 +99,8 @@ class Copies:
         current = nearest.mlir
         for step in self._plan(value, nearest.sharding, target).steps:
             said = step.op
-            moved = Moved(step.kind, said.all_axes, str(said), step.result, step.wire_bytes)
+            sent = sent_by_step(step, value, self._mesh)
+            moved = Moved(step.kind, said.all_axes, str(said), step.result, sent)
             record = self._report.add(moved, value, before, cause)
             current = _create(step, current, cause, before)
             self._spare.append((current.owner, record))

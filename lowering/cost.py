@@ -118,7 +118,7 @@ class CostModel:
 
         `collective_permute` is charged in full: do not ask for one that moves nothing.
         """
-        return _row(kind)[0](group, bytes_in, bytes_out) if group > 1 else 0.0
+        return wire_bytes(kind, group, bytes_in, bytes_out)
 
     def time(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, bytes_in: float, bytes_out: float) -> float:
         """The time of a collective over `axes`: latency per hop, and its bytes over the slowest of the axes."""
@@ -139,6 +139,11 @@ class CostModel:
     def is_default(self) -> bool:
         """Time is the number of bytes."""
         return not self.latency and all(value == 1.0 for value in dict(self.bandwidth).values())
+
+
+def wire_bytes(kind: str, group: int, bytes_in: float, bytes_out: float) -> float:
+    """`CostModel.wire_bytes`, which is the same for all models."""
+    return _row(kind)[0](group, bytes_in, bytes_out) if group > 1 else 0.0
 
 
 def _row(kind: str) -> tuple[_Bytes, _Hops]:

@@ -11,7 +11,7 @@ of its results has, for all later users, its declared sharding.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jax.extend.mlir import ir
@@ -24,9 +24,11 @@ from sdy_jax.lowering.invariants import use_invariants_from_outside
 from sdy_jax.lowering.placement import Placement
 from sdy_jax.lowering.regions import forget_shardings_inside
 from sdy_jax.lowering.report import Moved, PartitionReport
+from sdy_jax.lowering.sent import reduce_by_bytes
 from sdy_jax.lowering.strategies.manual import settle_edges
-from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection
+from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection, sent_by
 from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
+from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook, has_no_rule_silently
 from sdy_jax.rules.dataflow import DataFlowEdge, accumulator, is_data_flow
@@ -142,6 +144,7 @@ class _Partitioner:
         if decision is None:
             self._visit_unruled(op, following)
             return
+        self._report_sent(op, decision.shardings)
         if decision.at_rest:
             self.placement.rest(op)
             return
@@ -159,6 +162,7 @@ class _Partitioner:
         free = silent and not op.operands
         for number, value in enumerate(op.operands):
             placement.require(op, number, placement.replicated(value))
+        self._report_sent(op, [placement.replicated(value) for value in (*op.operands, *op.results)])
         has_dimensions = any(value.rank for value in (*op.operands, *op.results))
         if has_dimensions and not (silent and all(placement[v].is_fully_replicated for v in op.operands)):
             self.report.note(op, "has no sharding rule; it is computed replicated")
@@ -193,8 +197,18 @@ class _Partitioner:
             self._note_gathered(op, decision, factor)
         for inside in choice.inside:
             sharding = decision.shardings[inside.tensor]
-            moved = Moved(inside.kind, inside.axes, braces(inside.axes), sharding, inside.wire_bytes)
-            self.report.add(moved, values[inside.tensor], op, op)
+            value, size = values[inside.tensor], axes_size(inside.axes, self.mesh)
+            sent = reduce_by_bytes(sharding.local_shape(value.shape or (), self.mesh), value.itemsize, size)
+            moved = Moved(inside.kind, inside.axes, braces(inside.axes), sharding, sent)
+            self.report.add(moved, value, op, op)
+
+    def _report_sent(self, op: Op, shardings: Sequence[TensorSharding]) -> None:
+        """Reports the collectives that the op is by itself."""
+        count = len(op.operands)
+        for sent in sent_by(op, self.mesh, shardings[:count]):
+            value, sharding = op.results[sent.result], shardings[count + sent.result]
+            moved = Moved(sent.kind, sent.axes, sent.detail, sharding, sent.wire_bytes)
+            self.report.add(moved, value, op, op, "user")
 
     def _note_gathered(self, op: Op, decision: Decision, factor: int) -> None:
         for operand, mapping in enumerate(decision.rule.operand_mappings):

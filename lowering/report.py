@@ -8,10 +8,18 @@ from typing import Literal, NamedTuple
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import Op, Value, source_line
+from sdy_jax.graph import Block, Op, Value, source_line
 from sdy_jax.lowering.trips import executions
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
+
+
+class Branch(NamedTuple):
+    """A branch of a conditional, by their numbers: that of the conditional in the program, and that of the branch."""
+
+    conditional: int
+    number: int
+
 
 Origin = Literal["partitioner", "user"]
 
@@ -44,6 +52,13 @@ class CollectiveRecord:
     """Whether the trip counts of all loops around it are known. Where they are not, it runs `times` or more often."""
     origin: Origin = "partitioner"
     """Whether the partitioner inserted it or the program holds it itself (`psum` in the body of a `jax.shard_map`)."""
+    branches: tuple[Branch, ...] = ()
+    """The branches that it is in, outermost first."""
+
+    @property
+    def total_wire_bytes(self) -> float:
+        """Bytes that a device sends in all executions."""
+        return self.wire_bytes * self.times
 
     @property
     def source(self) -> str:
@@ -80,6 +95,7 @@ class PartitionReport:
     collectives: list[CollectiveRecord] = field(default_factory=list)
     notes: dict[Note, None] = field(default_factory=dict)
     """In order, each once."""
+    _conditionals: dict[Op, int] = field(default_factory=dict)
 
     def add(self, moved: Moved, value: Value, at: Op, cause: Op, origin: Origin = "partitioner") -> CollectiveRecord:
         """Records a collective that moves a value, beside the op `at`, because of another."""
@@ -98,9 +114,14 @@ class PartitionReport:
             runs.times,
             runs.known,
             origin,
+            tuple([self._branch(block) for block in runs.branches]),
         )
         self.collectives.append(record)
         return record
+
+    def _branch(self, block: Block) -> Branch:
+        conditional = self._conditionals.setdefault(block.parent, len(self._conditionals))
+        return Branch(conditional, block.parent.blocks.index(block))
 
     def drop(self, records: Iterable[CollectiveRecord]) -> None:
         """Forgets collectives that turned out not to be needed."""

@@ -22,26 +22,32 @@ UNKNOWN = 10
 class Executions(NamedTuple):
     """How often an op runs per call of the program: `times` or, unless that is `known`, more often.
 
-    `depth` is the number of loops around it.
+    `depth` is the number of loops around it; `branches` are the blocks of conditionals that it is in, outermost first.
     """
 
     times: int
     known: bool
     depth: int
+    branches: tuple[Block, ...]
 
 
 def executions(op: Op) -> Executions:
-    """How often an op runs. A loop with an unknown count is taken for one trip; a condition is tested once more."""
-    times, known, depth = 1, True, 0
+    """How often an op runs if all branches around it are taken.
+
+    A loop with an unknown count is taken for one trip; its condition is tested once more.
+    """
+    times, known, depth, branches = 1, True, 0, list[Block]()
     block = op.block
     while block is not None:
-        loop = block.parent
-        if loop.name == "stablehlo.while":
-            count = trip_count(loop)
-            times *= (1 if count is None else count) + (block is loop.blocks[0])
+        around = block.parent
+        if around.name == "stablehlo.while":
+            count = trip_count(around)
+            times *= (1 if count is None else count) + (block is around.blocks[0])
             known, depth = known and count is not None, depth + 1
-        block = loop.block
-    return Executions(times, known, depth)
+        elif around.name in ("stablehlo.case", "stablehlo.if"):
+            branches.insert(0, block)
+        block = around.block
+    return Executions(times, known, depth, tuple(branches))
 
 
 def times_as_often(op: Op, value: Value) -> int:

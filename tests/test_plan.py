@@ -72,7 +72,7 @@ def test_head_arguments_and_results(layers):
 def test_collectives_in_loops_are_marked(loop):
     inside = [c for c in loop.collectives if c.depth]
     assert inside
-    assert str(loop).count("per iteration") == len(inside)
+    assert str(loop).count(" x 3 ") == len(inside)
 
 
 def test_summary_counts_by_kind(layers):

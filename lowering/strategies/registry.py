@@ -1,11 +1,13 @@
 """The registries of what is known about running an op on shards.
 
-Three tables, filled by the family modules of this package:
+Four tables, filled by the family modules of this package:
 
 * `STRATEGIES`: op -> the ways to run it. A strategy says which factors of the op's sharding rule may stay sharded,
   along which of them the results are partial and of which kind, and what the emitter communicates. An op that is not
   in the table has the default: pass-through factors stay sharded, every other dimension is gathered first.
 * `CHECKS`: op -> why one like this cannot run on shards at all, if so.
+* `SENT`: op -> the collectives that one like this is by itself, as the program's author wrote it. What an emitter
+  communicates beyond that, its strategies say.
 * `EMITTERS`: op -> how to compute the local results from the local operands, as lax calls.
 
 Contract of an emitter: it is called inside `jax.shard_map` with the op's local operands as positional arguments and
@@ -98,6 +100,18 @@ class Strategy:
     work: frozenset[int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A collective that the program holds itself: its kind, the axes that it runs over and their text, the index of the
+    result that it makes, and the bytes that each device sends."""
+
+    kind: str
+    axes: tuple[AxisRef, ...]
+    detail: str
+    result: int
+    wire_bytes: float
+
+
 FORWARDING = frozenset(
     (
         *names("sdy", "reshard sharding_constraint propagation_barrier data_flow_edge func_data_flow_edge"),
@@ -126,9 +140,12 @@ REJECTED = {
 Emitter = Callable[..., Any]
 StrategyFunction = Callable[[Op, OpShardingRule], list[Strategy]]
 Check = Callable[[Op, Mesh], str | None]
+SentFunction = Callable[[Op, Mesh, Sequence[TensorSharding]], list[Sent]]
+"""`sent(op, mesh, shardings)`, with the shardings of the operands."""
 
 CHECKS: dict[str, Check] = {}
 EMITTERS: dict[str, Emitter] = {}
+SENT: dict[str, SentFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
 
 
@@ -166,6 +183,24 @@ def check(*names: str) -> Callable[[Check], Check]:
         return function
 
     return register
+
+
+def sends(*names: str) -> Callable[[SentFunction], SentFunction]:
+    """Registers which collectives ops of these names are."""
+
+    def register(function: SentFunction) -> SentFunction:
+        for name in names:
+            assert name not in SENT, f"two functions say what {name} sends"
+            SENT[name] = function
+        return function
+
+    return register
+
+
+def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent]:
+    """The collectives that an op is by itself, with operands in these shardings."""
+    found = SENT.get(op.name)
+    return found(op, mesh, operands) if found else []
 
 
 def pass_through_factors(rule: OpShardingRule) -> frozenset[int]:

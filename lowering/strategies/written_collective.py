@@ -8,6 +8,7 @@ run over those axes; others are named by mesh position.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,15 +19,19 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.graph import Op
+from sdy_jax.graph import Op, Value
 from sdy_jax.lowering import collectives
+from sdy_jax.lowering.cost import wire_bytes
 from sdy_jax.lowering.generic import stablehlo_op_p
 from sdy_jax.lowering.groups import axes_of_groups, device_groups, device_pairs, spans
+from sdy_jax.lowering.sent import all_reduce_bytes, gathered_bytes
 from sdy_jax.lowering.strategies.manual import manual_axes_around
 from sdy_jax.lowering.strategies.monoids import reduction_kind
-from sdy_jax.lowering.strategies.registry import LocalOp, check, emitter
+from sdy_jax.lowering.strategies.registry import LocalOp, Sent, check, emitter, sends
 from sdy_jax.lowering.text import scope_name
+from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sharding import TensorSharding
 
 _GROUPED = (
     "stablehlo.all_gather",
@@ -67,7 +72,7 @@ def _spanning(op: Op, mesh: Mesh, groups: Sequence[tuple[int, ...]]) -> str | No
 
 def _free_axes(op: Op, mesh: Mesh) -> list[AxisRef]:
     manual = manual_axes_around(op)
-    return [axis for axis in map(AxisRef, mesh.axis_names) if axis not in manual]
+    return [axis for axis in _whole_axes(mesh) if axis not in manual]
 
 
 @check("stablehlo.partition_id")
@@ -97,6 +102,50 @@ def _team(local: LocalOp) -> _Team:
     if axes is None:
         return _Team(len(groups[0]), None, local.mesh.axis_names, [list(group) for group in groups])
     return _Team(len(groups[0]), axes, local.mesh.names(axes), None)
+
+
+@sends(*_GROUPED)
+def _sent_in_groups(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent]:
+    """One collective per operand, as they are emitted."""
+    groups = device_groups(op, mesh)
+    axes, size, kind = axes_of_groups(groups, _whole_axes(mesh), mesh), len(groups[0]), _short(op.name)
+    if size == 1:
+        return []
+    detail = str([list(group) for group in groups]) if axes is None else braces(axes)
+    sent = [_bytes_in_groups(op, value, s, mesh, size, axes) for value, s in zip(op.operands, operands, strict=True)]
+    return [Sent(kind, axes or (), detail, index, wire) for index, wire in enumerate(sent)]
+
+
+def _bytes_in_groups(
+    op: Op, value: Value, sharding: TensorSharding, mesh: Mesh, size: int, axes: Sequence[AxisRef] | None
+) -> float:
+    """What a device sends of one operand."""
+    shape, kind = sharding.local_shape(value.shape or (), mesh), _short(op.name)
+    block = value.itemsize * math.prod(shape)
+    if kind == "all_reduce":
+        reduction = reduction_kind(op.blocks[0])
+        if reduction == "sum" or (reduction is not None and axes is not None):
+            return all_reduce_bytes(reduction, shape, value.itemsize, value.dtype, size)
+    if kind in ("all_gather", "all_reduce", "collective_broadcast"):
+        return gathered_bytes(block, size)
+    return wire_bytes(kind, size, block, block)
+
+
+@sends("stablehlo.collective_permute")
+def _sent_in_pairs(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent]:
+    moved = [pair for pair in device_pairs(op, mesh) if pair[0] != pair[1]]
+    axes = tuple(axis for axis in _whole_axes(mesh) if spans(moved, [axis], mesh))
+    ((value, sharding),) = zip(op.operands, operands, strict=True)
+    block = value.itemsize * math.prod(sharding.local_shape(value.shape or (), mesh))
+    return [Sent("collective_permute", axes, braces(axes), 0, block if moved else 0.0)]
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("stablehlo.")
+
+
+def _whole_axes(mesh: Mesh) -> list[AxisRef]:
+    return [AxisRef(name) for name in mesh.axis_names]
 
 
 Exchange = Callable[[LocalOp, _Team, jax.Array], jax.Array]

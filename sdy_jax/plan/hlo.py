@@ -2,7 +2,8 @@
 
 Reads the text of optimised HLO (`compiled.as_text()`). Everything is told from the operands of a collective, so that
 synchronous and asynchronous (`-start`) forms, tuples and combined collectives are one case. Ops in a while loop count
-once per trip where XLA knows the number of trips, else once; each branch of a conditional counts once.
+once per trip where XLA knows the number of trips, else once, and those of its condition once more; of a conditional the
+branch counts that sends most.
 
     ENTRY %main (p: f32[4,8]) -> f32[4,8] {
       %p = f32[4,8]{1,0} parameter(0)
@@ -40,7 +41,7 @@ class HloCollective:
 
     `group_size`: devices per group; for a collective-permute the number of devices that send to another one.
     `bytes`: local bytes of its operands. `wire_bytes`: bytes that a device sends in one execution. `count`: executions
-    per run of the program.
+    per run of the program, 0 in a branch that sends less than another one.
     """
 
     kind: str
@@ -83,6 +84,8 @@ def totals(collectives: Iterable[HloCollective]) -> HloTotals:
     """Sums of executions and wire bytes."""
     by_kind: dict[str, tuple[int, float]] = {}
     for collective in collectives:
+        if not collective.count:
+            continue
         count, wire = by_kind.get(collective.kind, (0, 0.0))
         by_kind[collective.kind] = count + collective.count, wire + collective.total_wire_bytes
     return HloTotals(sum(c for c, _ in by_kind.values()), sum(w for _, w in by_kind.values()), by_kind)
@@ -121,18 +124,46 @@ class _Module:
         return cls(computations, entry, devices, types)
 
     def executions(self) -> dict[str, int]:
-        """How often each computation runs; those not reached from the entry run 0 times."""
+        """How often each computation runs; those not reached from the entry, or by the largest branches, run 0 times.
+
+        Every computation is visited once, after all that call it.
+        """
         counts = dict.fromkeys(self.computations, 0)
-
-        def visit(name: str, times: int) -> None:
-            counts[name] += times
-            for instruction in self.computations[name]:
-                trips = _trip_count(instruction)
-                for called in _called(instruction):
-                    visit(called, times * trips)
-
-        visit(self.entry, 1)
+        counts[self.entry] = 1
+        sent = self._sent()
+        for name in reversed(sent):
+            for called, runs in self._calls(name, sent):
+                counts[called] += runs * counts[name]
         return counts
+
+    def _sent(self) -> dict[str, float]:
+        """The bytes that each computation sends per execution; those that are called come before those that call."""
+        sent: dict[str, float] = {}
+
+        def visit(name: str) -> None:
+            if name in sent:
+                return
+            for instruction in self.computations[name]:
+                for called in _called(instruction):
+                    visit(called)
+            own = [_collective(i, self, 1).wire_bytes for i in self.computations[name] if i.opcode in WIRE_BYTES]
+            sent[name] = sum(own) + sum(runs * sent[called] for called, runs in self._calls(name, sent))
+
+        visit(self.entry)
+        return sent
+
+    def _calls(self, name: str, sent: dict[str, float]) -> Iterator[tuple[str, int]]:
+        """The computations that one of them runs, and how often."""
+        for instruction in self.computations[name]:
+            called = _called(instruction)
+            if instruction.opcode == "conditional":
+                yield max(called, key=sent.__getitem__), 1
+            elif instruction.opcode == "while":
+                body, condition = _body_and_condition(instruction)
+                yield body, _trip_count(instruction)
+                yield condition, _trip_count(instruction) + 1
+            else:
+                yield from ((each, 1) for each in called)
 
     def bytes_of(self, operand: str) -> int:
         if operand not in self.types:
@@ -148,6 +179,7 @@ _SHAPE = re.compile(r"\b([a-z]+)(\d*)(?:[a-z]\w*)?\[([\d,<= ]*)\]")
 _CALLED = re.compile(r"\b(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}")
 _METADATA = re.compile(r'metadata=\{(?:[^{}"]|"[^"]*")*\}')  # holds the user's names, which may look like anything
+_LOOP = re.compile(r"\b(body|condition)=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
@@ -196,6 +228,11 @@ def _called(instruction: _Instruction) -> list[str]:
     for branches in _BRANCHES.findall(instruction.attributes):
         names += [branch.strip().lstrip("%") for branch in branches.split(",")]
     return names
+
+
+def _body_and_condition(instruction: _Instruction) -> tuple[str, str]:
+    found = dict(_LOOP.findall(instruction.attributes))
+    return found["body"], found["condition"]
 
 
 def _trip_count(instruction: _Instruction) -> int:

@@ -11,6 +11,7 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import SdyError
 from sdy_jax.graph import function_shardings, main_function, shape_and_dtype
 from sdy_jax.lowering.report import CollectiveRecord, Note
+from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.types import bytes_text, short_source, type_text
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
@@ -35,7 +36,7 @@ class Plan:
         name: the function's name.
         program: the partitioned program.
         arguments, results: the boundary values, closed-over arrays excluded.
-        collectives: one record per collective of the partitioned program.
+        collectives: one record per collective of the partitioned program, the user's own included.
         notes: what was gathered or computed replicated because it cannot be split, by op and source line.
         stages: the module after each stage of planning.
         source: the source line at which the shardings of arguments and results are given; may be empty.
@@ -53,8 +54,16 @@ class Plan:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes that each device sends, every collective counted once (loops: per iteration)."""
-        return sum(c.wire_bytes for c in self.collectives)
+        """Bytes that each device sends per call: loops count once per trip, conditionals as their largest branch.
+
+        Where the trip count of a loop is unknown (`totals.known` is False), it counts as one trip: this is the least.
+        """
+        return self.totals.wire_bytes
+
+    @cached_property
+    def totals(self) -> PlanTotals:
+        """The sums over `collectives`."""
+        return PlanTotals.of(self.collectives)
 
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""
@@ -108,13 +117,10 @@ class Plan:
         return Explanation(self.stages["imported"], given, inputs, outputs, short_source(self.source))
 
     def summary(self) -> str:
-        """One line per kind of collective: how many, how many bytes."""
+        """One line per kind of collective: how many executions, how many bytes."""
         lines = [self._headline()]
-        for kind in sorted({c.kind for c in self.collectives}):
-            found = [c for c in self.collectives if c.kind == kind]
-            lines.append(
-                f"  {len(found):4d} x {kind:<22} {bytes_text(sum(c.wire_bytes for c in found)):>10} per device"
-            )
+        for kind, (count, wire) in self.totals.by_kind().items():
+            lines.append(f"  {count:4d} x {kind:<22} {bytes_text(wire):>10} per device")
         if self.notes:
             lines.append(f"  {len(self.notes):4d} notes: print the plan to read them")
         return "\n".join(lines)
@@ -132,22 +138,23 @@ class Plan:
 
     def _headline(self) -> str:
         axes = ", ".join(f"{axis.name}={axis.size}" for axis in self.program.mesh.axes)
-        count = len(self.collectives)
+        count, least = len(self.collectives), "" if self.totals.known else "at least "
         return (
             f"plan of {self.name} on mesh {axes} ({self.program.mesh.size} devices): {count} "
-            f"collective{'' if count == 1 else 's'}, {bytes_text(self.wire_bytes)} on the wire per device"
+            f"collective{'' if count == 1 else 's'}, {least}{bytes_text(self.wire_bytes)} on the wire per device"
         )
 
     def _collectives(self) -> str:
         if not self.collectives:
             return "collectives: none"
+        counted = set(map(id, self.totals.counted))
         rows = [
             (
                 f"{c.kind} {c.detail}".strip(),
                 type_text(c.dtype, c.shape, c.result, self.program.mesh_name),
-                bytes_text(c.wire_bytes) + (" per iteration" if c.depth else ""),
+                _sent(c, id(c) in counted),
                 short_source(c.source),
-                f"for {c.cause}",
+                "the user's" if c.origin == "user" else f"for {c.cause}",
             )
             for c in self.collectives
         ]
@@ -177,6 +184,13 @@ def _boundary(
         sharding = stated or TensorSharding.replicated(program.mesh_name, len(shape or ()))
         found.append(BoundaryValue(path, type_text(dtype, shape, sharding), sharding))
     return found
+
+
+def _sent(record: CollectiveRecord, is_counted: bool) -> str:
+    """`3.0 KiB x 12`: bytes and executions, with a `?` where there may be more of them."""
+    times = f" x {record.times}" if record.times != 1 else ""
+    more = "" if record.times_known else " x ?"
+    return f"{bytes_text(record.wire_bytes)}{times}{more}{'' if is_counted else ' in a smaller branch'}"
 
 
 def _values(title: str, values: Sequence[BoundaryValue]) -> str:

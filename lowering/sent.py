@@ -1,0 +1,46 @@
+"""Bytes that collectives on local arrays send: the counterpart of `collectives.py`, in numbers.
+
+Shapes are those of one device's blocks; `group` is the number of devices that a collective joins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from sdy_jax.graph import Value
+from sdy_jax.lowering.collectives import has_native_all_reduce
+from sdy_jax.lowering.cost import wire_bytes
+from sdy_jax.lowering.generic import numpy_dtype
+from sdy_jax.lowering.resharding import Collective
+from sdy_jax.representation.mesh import Mesh, axes_size
+
+
+def sent_by_step(step: Collective, value: Value, mesh: Mesh) -> float:
+    """What a device sends in one step of a reshard of a value."""
+    if step.kind != "all_reduce":
+        return step.wire_bytes
+    shape = step.result.local_shape(value.shape or (), mesh)
+    return all_reduce_bytes(step.reduction, shape, value.itemsize, value.dtype, axes_size(step.axes, mesh))
+
+
+def all_reduce_bytes(kind: str, shape: Sequence[int], itemsize: float, dtype: str, group: int) -> float:
+    """What a device sends in `collectives.all_reduce`; `dtype` is MLIR's."""
+    if has_native_all_reduce(kind, numpy_dtype(dtype)):
+        block = itemsize * math.prod(shape)
+        return wire_bytes("all_reduce", group, block, block)
+    return reduce_by_bytes(shape, itemsize, group)
+
+
+def reduce_by_bytes(shape: Sequence[int], itemsize: float, group: int) -> float:
+    """What a device sends in `collectives.all_reduce_by`, which is made of moves, for one array."""
+    size = math.prod(shape)
+    if group == 2 or size < group:
+        return gathered_bytes(itemsize * size, group)
+    chunks = itemsize * -(-size // group) * group
+    return wire_bytes("all_reduce", group, chunks, chunks)  # an all_to_all and an all_gather
+
+
+def gathered_bytes(block: float, group: int) -> float:
+    """What a device sends in an all_gather of blocks."""
+    return wire_bytes("all_gather", group, block, group * block)
