@@ -13,7 +13,7 @@ import jax
 
 from sdy_jax import lowering, own_frames, runtime
 from sdy_jax.annotate.constraints import constrained
-from sdy_jax.arguments import SPEC_TYPES, Leaf, abstracted, argument_leaves, match_prefix, parameter_names
+from sdy_jax.arguments import SPEC_TYPES, Leaf, Parameters, abstracted, argument_leaves, match_prefix
 from sdy_jax.derivatives import Partition
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.jax_internals import context_mesh
@@ -56,10 +56,11 @@ def partition(
             decorator.
         mesh: the mesh to run on, with Auto or Explicit axes. By default that of a loaded program, or the one set by
             `jax.set_mesh`.
-        in_shardings: a prefix tree for the positional arguments; each entry is None (propagation decides), a
-            `PartitionSpec`, a `NamedSharding`, the text of an SDY sharding such as `'[{"data"}, {?}p1]'`, or a
-            `TensorSharding`. A sharding may be on another mesh of the same devices, in an order that axes of this one
-            can say. Keyword arguments take the entry of the parameter of their name.
+        in_shardings: a prefix tree for the arguments: one sharding for all, or a tuple with an entry per positional
+            parameter that is not static, and then, all or none, per keyword-only one. Each entry is None (propagation
+            decides), a `PartitionSpec`, a `NamedSharding`, the text of an SDY sharding such as
+            `'[{"data"}, {?}p1]'`, or a `TensorSharding`. A sharding may be on another mesh of the same devices, in an
+            order that axes of this one can say. Keyword arguments take the entry of the parameter of their name.
         out_shardings: likewise for the results.
         static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline, compiler_options: as in
             `jax.jit`.
@@ -139,7 +140,7 @@ class PartitionedFunction:
         self._costs, self._on_unknown = costs, on_unknown
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._source = own_frames.caller_line()
-        self._parameters = parameter_names(fun)
+        self._parameters = Parameters.of(fun)
         self._statics = StaticParameters.of(fun, static_argnums, static_argnames)
         self._calls: dict[Any, PlannedCall] = {}
 
@@ -209,7 +210,7 @@ class PartitionedFunction:
         try:
             dynamic, named, statics = self._statics.split(args, kwargs)
             self._leaves(dynamic, named, statics)
-            for leaf in argument_leaves(self._in, dynamic, named, self._dynamic_names(statics)):
+            for leaf in argument_leaves(self._in, dynamic, named, self._dynamic(statics)):
                 check_devices(leaf.path, leaf.value, self._jax_mesh())
         except SdyError as error:
             return error
@@ -257,7 +258,7 @@ class PartitionedFunction:
         axes = self._jax_mesh().axis_names
         if isinstance(self._fun, LoadedFunction):
             self._fun.check(args, kwargs)
-        given = argument_leaves(self._in, args, kwargs, self._dynamic_names(statics))
+        given = argument_leaves(self._in, args, kwargs, self._dynamic(statics))
         return [abstracted(leaf, axes) for leaf in given]
 
     def _made(self, leaves: list[Leaf], tree: Any, statics: Statics, mesh: jax.sharding.Mesh) -> Plan:
@@ -294,7 +295,7 @@ class PartitionedFunction:
                 f"function partitioned on {mesh_from_jax(mesh)}; use one mesh"
             )
         dynamic, named, statics = self._statics.split(args, kwargs)
-        leaves = argument_leaves(self._in, dynamic, named, self._dynamic_names(statics))
+        leaves = argument_leaves(self._in, dynamic, named, self._dynamic(statics))
         values = [constrained(leaf, "in_shardings") for leaf in leaves]
         dynamic, named = jax.tree.unflatten(jax.tree.structure((dynamic, named)), values)
         result = self._fun(*statics.merged(dynamic), **named, **dict(statics.named))
@@ -303,8 +304,9 @@ class PartitionedFunction:
         ]
         return jax.tree.unflatten(jax.tree.structure(result), outputs)
 
-    def _dynamic_names(self, statics: Statics) -> list[str]:
-        return [name for i, name in enumerate(self._parameters) if i not in statics.positions]
+    def _dynamic(self, statics: Statics) -> Parameters:
+        """The parameters without the static ones."""
+        return self._parameters.without({*self._statics.positions, *statics.positions}, self._statics.names)
 
     def _jax_mesh(self) -> jax.sharding.Mesh:
         return concrete_mesh(context_mesh() if self._mesh is None else self._mesh)

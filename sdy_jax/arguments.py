@@ -7,7 +7,7 @@ A specification is None (propagation decides), a `PartitionSpec`, a `NamedShardi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,22 +38,45 @@ class Leaf:
     spec: Spec
 
 
-def parameter_names(fun: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of a function's positional parameters; empty where it has no signature."""
-    try:
-        parameters = inspect.signature(fun).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(p.name for p in parameters if p.kind in positional)
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What a function's parameters are called: entries of `in_shardings` go with them, the positional ones first.
+
+    `*args` and `**kwargs` have no names here; both lists are empty where a function has no signature.
+    """
+
+    positional: tuple[str, ...] = ()
+    keyword_only: tuple[str, ...] = ()
+    function: str = ""
+
+    @classmethod
+    def of(cls, fun: Callable[..., Any]) -> Parameters:
+        name = str(getattr(fun, "__name__", type(fun).__name__))
+        try:
+            parameters = inspect.signature(fun).parameters.values()
+        except (TypeError, ValueError):
+            return cls(function=name)
+        positional = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+        return cls(positional, tuple(p.name for p in parameters if p.kind == p.KEYWORD_ONLY), name)
+
+    def without(self, positions: Container[int], names: Container[str]) -> Parameters:
+        """The others."""
+        positional = tuple(p for i, p in enumerate(self.positional) if i not in positions and p not in names)
+        return replace(self, positional=positional, keyword_only=tuple(p for p in self.keyword_only if p not in names))
 
 
 def argument_leaves(
-    specs: Spec, args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str], where: str = "in_shardings"
+    specs: Spec,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    parameters: Parameters | Sequence[str],
+    where: str = "in_shardings",
 ) -> list[Leaf]:
     """The leaves of `(args, kwargs)` in jax's order, each with its path and specification.
 
-    `names` are the parameter names of `args` (and of keyword arguments that `specs` may speak of by position).
+    `parameters` are those of the function without its static ones, or the names of the positional ones. A tuple of
+    specifications goes with the positional parameters, or with these and the keyword-only ones after them; parameters
+    at the end that are not passed may have no entry.
 
     Raises:
         ShardingError: the specifications do not match the arguments' tree.
@@ -63,22 +86,44 @@ def argument_leaves(
             f"{where} is a {type(specs).__name__}; give one sharding for all arguments, or a tuple with "
             "one entry per argument"
         )
-    each = list(specs) if isinstance(specs, (tuple, list)) and not isinstance(specs, SPEC_TYPES) else None
-    if each is not None and len(each) not in (len(args), len(args) + len(kwargs)):
-        given = ", ".join(names[: len(args)]) or "none"
-        raise ShardingError(
-            f"{where} has {len(each)} entries, the function was called with {len(args)} positional "
-            f"arguments ({given}); give one entry per argument that is not static, None where propagation decides"
-        )
+    if not isinstance(parameters, Parameters):
+        parameters = Parameters(tuple(parameters))
+    named = parameters.keyword_only
+    if not parameters.positional and not named:  # no signature, or `**kwargs` only: as jax orders them
+        named = tuple(sorted(kwargs))
+    count = max(len(parameters.positional), len(args))
+    roots = (*parameters.positional, *(f"args[{i}]" for i in range(len(parameters.positional), count)))
+    entries = _entries(specs, replace(parameters, positional=roots, keyword_only=named), len(args), kwargs, where)
     leaves: list[Leaf] = []
-    for i, argument in enumerate(args):
-        root = names[i] if i < len(names) else f"args[{i}]"
-        leaves += match_prefix(specs if each is None else each[i], argument, root, where)
+    for root, argument in zip(roots, args, strict=False):
+        leaves += match_prefix(entries[root], argument, root, where)
     for name in sorted(kwargs):
-        position = names.index(name) if name in names else None
-        spec = specs if each is None else each[position] if position is not None and position < len(each) else None
-        leaves += match_prefix(spec, kwargs[name], name, where)
+        leaves += match_prefix(entries.get(name), kwargs[name], name, where)
     return leaves
+
+
+def _entries(
+    specs: Spec, parameters: Parameters, passed: int, kwargs: dict[str, Any], where: str
+) -> Mapping[str, Spec]:
+    """The specification of each parameter; `passed` are the positional arguments of the call.
+
+    Raises:
+        ShardingError: a tuple leaves out positional arguments that are passed, or has entries for none.
+    """
+    positional, named = parameters.positional, parameters.keyword_only
+    names = (*positional, *named)
+    if isinstance(specs, SPEC_TYPES):
+        return dict.fromkeys((*names, *kwargs), specs)
+    needed = max((i + 1 for i, name in enumerate(positional) if i < passed or name in kwargs), default=0)
+    if not needed <= len(specs) <= len(positional) and len(specs) != len(names):
+        raise ShardingError(
+            f"{where}{f' of {parameters.function}' if parameters.function else ''} has {len(specs)} "
+            f"entr{'y' if len(specs) == 1 else 'ies'} for {len(positional)} positional arguments "
+            f"({', '.join(positional) or 'none'})"
+            + (f" and {len(named)} keyword-only ones ({', '.join(named)})" if named else "")
+            + "; give one entry per argument that is not static, None where propagation decides"
+        )
+    return dict(zip(names, specs, strict=False))
 
 
 def abstracted(leaf: Leaf, axis_names: tuple[str, ...]) -> Leaf:

@@ -22,7 +22,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
 from jax.interpreters import mlir
 
-from sdy_jax.arguments import Leaf, Spec, argument_leaves, match_prefix
+from sdy_jax.arguments import Leaf, Parameters, Spec, argument_leaves, match_prefix
 from sdy_jax.dialects.annotated_meshes import Devices
 from sdy_jax.dialects.local_program import is_local
 from sdy_jax.dialects.meshes import device_meshes, rename_mesh, symbols
@@ -146,7 +146,7 @@ class LoadedFunction:
     def arguments(self, given: Spec) -> Spec:
         """`in_shardings`, with the program's own where nothing is given."""
         arguments, named = jax.tree.unflatten(self._program.in_tree, self._program.in_info)
-        leaves = argument_leaves(given, arguments, named, self._names)
+        leaves = argument_leaves(given, arguments, named, Parameters(self._names, function=self.__name__))
         arguments, named = jax.tree.unflatten(self._program.in_tree, _filled(leaves, self._in))
         return (*arguments, *(named[name] for name in sorted(named)))
 

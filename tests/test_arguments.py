@@ -58,6 +58,104 @@ def test_prefixes_may_end_at_any_depth():
     ]
 
 
+def named(x, *, w, b=None):
+    return x @ w if b is None else x @ w + b
+
+
+def with_default(x, scale=2.0, *, offset=1.0):
+    return x * scale + offset
+
+
+def of_many(x, *rest, last):
+    return x + sum(rest) + last
+
+
+def static_first(n, x, *, y, mode="add"):
+    return n * x + y if mode == "add" else n * x - y
+
+
+# A function, its call, in_shardings, and the types of the arguments that say so.
+ENTRIES = {
+    "keyword-only parameters come after the positional ones": (
+        named,
+        ((X,), {"w": np.ones((8, 4), np.float32)}),
+        {"in_shardings": (P("data"), P(None, "model"), None)},
+        ["f32[8,4@model]", "f32[16@data,8]"],
+    ),
+    "in the order of the signature": (
+        named,
+        ((X,), {"b": np.ones(4, np.float32), "w": np.ones((8, 4), np.float32)}),
+        {"in_shardings": (None, P("data"), P("model"))},
+        ["f32[4@model]", "f32[8@data,4]", "f32[16,8@data]"],
+    ),
+    "keyword-only parameters may have none": (
+        named,
+        ((X,), {"w": np.ones((8, 4), np.float32)}),
+        {"in_shardings": (P("data"),)},
+        ["f32[8,4]", "f32[16@data,8]"],
+    ),
+    "one for all": (
+        named,
+        ((X,), {"w": np.ones((8, 4), np.float32)}),
+        {"in_shardings": P("data")},
+        ["f32[8@data,4]", "f32[16@data,8]"],
+    ),
+    "defaults that are not passed": (with_default, ((X,), {}), {"in_shardings": (P("data"), None)}, ["f32[16@data,8]"]),
+    "nor have entries": (with_default, ((X,), {}), {"in_shardings": (P("data"),)}, ["f32[16@data,8]"]),
+    "all entries, no default passed": (
+        with_default,
+        ((X,), {}),
+        {"in_shardings": (P("data"), None, None)},
+        ["f32[16@data,8]"],
+    ),
+    "any number of arguments": (
+        of_many,
+        ((X, X, X), {"last": X}),
+        {"in_shardings": (P("data"), P("model"), P("model"), P(None, "model"))},
+        ["f32[16,8@model]", "f32[16@data,8]", "f32[16@model,8]", "f32[16@model,8]"],
+    ),
+    "static arguments have none": (
+        static_first,
+        ((3, X), {"y": X, "mode": "add"}),
+        {"in_shardings": (P("data"), P("model")), "static_argnums": 0, "static_argnames": "mode"},
+        ["f32[16@data,8]", "f32[16@model,8]"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_parameter_takes_its_entry(mesh, name):
+    fun, (args, kwargs), options, types = ENTRIES[name]
+    run = sdy.partition(fun, mesh=mesh, **options)
+    stated = {a.path: str(a.sharding) for a in run.plan(*args, **kwargs).arguments}
+    assert sorted(a.type for a in run.plan(*args, **kwargs).arguments) == sorted(types), stated
+    np.testing.assert_allclose(run(*args, **kwargs), fun(*args, **kwargs), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fun", "args", "kwargs", "specs", "words"),
+    [
+        (
+            named,
+            (X,),
+            {"w": X.T},
+            (None,) * 2,
+            ["named has 2 entries for 1 pos", "(x) and 2 keyword-only", "(w, b)"],
+        ),
+        (named, (X,), {"w": X.T}, (), ["of named has 0 entries"]),
+        (with_default, (X, 2.0), {}, (None,), ["of with_default has 1 entry for 2 positional arguments (x, scale)"]),
+        (with_default, (X,), {"scale": 2.0}, (None,), ["1 entry for 2 positional"]),
+        (of_many, (X, X), {"last": X}, (None,), ["of of_many has 1 entry for 2 positional arguments (x, args[1])"]),
+        (of_many, (X, X), {"last": X}, (None,) * 4, ["4 entries for 2 positional", "1 keyword-only ones (last)"]),
+        (lambda *xs: xs[0], (X,), {}, (None, None), ["of <lambda> has 2 entries for 1 positional arguments (args[0])"]),
+    ],
+)
+def test_too_many_and_too_few_entries(mesh, fun, args, kwargs, specs, words):
+    with pytest.raises(sdy.ShardingError) as caught:
+        sdy.partition(fun, mesh=mesh, in_shardings=specs)(*args, **kwargs)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
 OTHER_MESH = NamedSharding(AbstractMesh((4,), ("z",)), P("z"))
 
 # in_shardings, and what the message says.
@@ -69,7 +167,8 @@ WRONG_SHARDINGS = {
     "text with an unknown axis": ((None, '[{"tensor"}, {}]'), ["`x`", "tensor", "data"]),
     "text of another rank": ((None, '[{"data"}]'), ["`x`", "rank 2"]),
     "another mesh": ((None, OTHER_MESH), ["`x`", '"z"=4', '"data"=2', "use that mesh, or a PartitionSpec"]),
-    "short tuple": ((None,), ["1 entries", "2 positional", "(params, x)", "one entry per argument"]),
+    "short tuple": ((None,), ["of f has 1 entry", "2 positional", "(params, x)", "one entry per argument"]),
+    "long tuple": ((None, None, P()), ["of f has 3 entries", "2 positional", "(params, x)", "one entry per argument"]),
     "wrong keys": (({"w1": None, "w3": None}, None), ["`params`", "['w3']", "['w2']", "same structure"]),
     "list for a dict": (([None, None], None), ["`params`", "a list with", "a dict with"]),
     "container for an array": (({"w1": [P()], "w2": None}, None), ["params['w1']", "list", "single array"]),

@@ -15,7 +15,7 @@ from sdy_jax.annotate import regions
 from sdy_jax.annotate.constraints import sharding_constraint_p, stated_here
 from sdy_jax.annotate.site import current_mesh, traced_manual_axes
 from sdy_jax.annotate.specs import PARTITION
-from sdy_jax.arguments import SPEC_TYPES, Leaf, argument_leaves, match_prefix, parameter_names, parsed
+from sdy_jax.arguments import SPEC_TYPES, Leaf, Parameters, argument_leaves, match_prefix, parsed
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import mesh_from_jax
@@ -71,7 +71,7 @@ def manual_computation(
     manual = frozenset([manual_axes] if isinstance(manual_axes, str) else manual_axes)
     if not manual:
         raise ShardingError("manual_computation: manual_axes is empty; name at least one axis, or call the function")
-    names = parameter_names(fun)
+    parameters = Parameters.of(fun)
     inputs, outputs = "manual_computation, in_shardings", "manual_computation, out_shardings"
     out_specs = jax.tree.map(
         lambda spec: _manual_part(spec, manual, outputs),
@@ -82,7 +82,7 @@ def manual_computation(
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
         flat, _ = regions.flattened(fun, args, kwargs)
-        leaves = argument_leaves(in_shardings, args, kwargs, names, inputs)
+        leaves = argument_leaves(in_shardings, args, kwargs, parameters, inputs)
         on_mesh = _mesh(mesh, manual)
         in_specs = tuple(_manual_part(leaf.spec, manual, f"{inputs} for `{leaf.path}`") for leaf in leaves)
         for leaf, spec in zip(leaves, in_specs, strict=True):

@@ -16,7 +16,7 @@ from sdy_jax.annotate.constraints import sharding_here, stated_here
 from sdy_jax.annotate.regions import Region
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.annotate.specs import Stated, with_dimension
-from sdy_jax.arguments import Leaf, argument_leaves, match_prefix, parameter_names
+from sdy_jax.arguments import Leaf, Parameters, argument_leaves, match_prefix
 from sdy_jax.errors import SdyError
 from sdy_jax.jax_internals import lower_region
 from sdy_jax.representation.attributes import shardings_to_attribute
@@ -61,12 +61,12 @@ def named_computation(
     if not callable(fun):
         raise SdyError(f"named_computation got a {type(fun).__name__}; expected a function or a name")
     title = name or str(getattr(fun, "__name__", type(fun).__name__))
-    names = parameter_names(fun)
+    parameters = Parameters.of(fun)
 
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
         flat, leaves = regions.flattened(jax.named_call(fun, name=title), args, kwargs)
-        given = argument_leaves(in_shardings, args, kwargs, names)
+        given = argument_leaves(in_shardings, args, kwargs, parameters)
         traced = regions.trace(flat, leaves)
         result = jax.tree.unflatten(traced.out_tree, traced.region.out_avals)
         wanted = match_prefix(out_shardings, result, "result", "out_shardings")

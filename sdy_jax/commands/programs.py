@@ -20,7 +20,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax import own_frames
 from sdy_jax.api import PartitionedFunction, partition
-from sdy_jax.arguments import argument_leaves, parameter_names
+from sdy_jax.arguments import Parameters, argument_leaves
 from sdy_jax.commands import UsageError, devices
 from sdy_jax.commands.failures import explained
 from sdy_jax.commands.specs import parse_mesh, parse_shardings, parse_types
@@ -74,7 +74,7 @@ class Job:
     @property
     def paths(self) -> list[str]:
         """What the arguments' leaves are called."""
-        leaves = argument_leaves(None, self.args, self.kwargs, parameter_names(self.function))
+        leaves = argument_leaves(None, self.args, self.kwargs, Parameters.of(self.function))
         return list(self.program.inputs) if self.program else [leaf.path for leaf in leaves]
 
     @contextmanager
