@@ -19,6 +19,7 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.cost import CostModel
+from sdy_jax.lowering.dead_code import erase_dead_code
 from sdy_jax.lowering.decisions import Decision, Decisions
 from sdy_jax.lowering.invariants import use_invariants_from_outside
 from sdy_jax.lowering.placement import Placement
@@ -51,6 +52,7 @@ def partition(module: ir.Operation, mesh_name: str, costs: CostModel, rules: Rul
     """
     graph = Graph(module)
     use_invariants_from_outside(graph)
+    graph = erase_dead_code(graph)
     partitioner = _Partitioner(graph, mesh_name, costs, rules or RuleBook())
     partitioner.run()
     return partitioner.report
@@ -198,7 +200,8 @@ class _Partitioner:
         for inside in choice.inside:
             sharding = decision.shardings[inside.tensor]
             value, size = values[inside.tensor], axes_size(inside.axes, self.mesh)
-            sent = reduce_by_bytes(sharding.local_shape(value.shape or (), self.mesh), value.itemsize, size)
+            shape = sharding.local_shape(value.shape or (), self.mesh)
+            sent = reduce_by_bytes(shape, value.itemsize, size, is_used=bool(value.uses))
             moved = Moved(inside.kind, inside.axes, braces(inside.axes), sharding, sent)
             self.report.add(moved, value, op, op)
 

@@ -32,13 +32,16 @@ def all_reduce_bytes(kind: str, shape: Sequence[int], itemsize: float, dtype: st
     return reduce_by_bytes(shape, itemsize, group)
 
 
-def reduce_by_bytes(shape: Sequence[int], itemsize: float, group: int) -> float:
-    """What a device sends in `collectives.all_reduce_by`, which is made of moves, for one array."""
+def reduce_by_bytes(shape: Sequence[int], itemsize: float, group: int, is_used: bool = True) -> float:
+    """What a device sends in `collectives.all_reduce_by`, which is made of moves, for one array.
+
+    A result that `is_used` by nothing takes part in the reduction of chunks, but is not gathered again.
+    """
     size = math.prod(shape)
     if group == 2 or size < group:
         return gathered_bytes(itemsize * size, group)
     chunks = itemsize * -(-size // group) * group
-    return wire_bytes("all_reduce", group, chunks, chunks)  # an all_to_all and an all_gather
+    return wire_bytes("all_reduce" if is_used else "all_to_all", group, chunks, chunks)
 
 
 def gathered_bytes(block: float, group: int) -> float:
