@@ -18,8 +18,8 @@ from random_programs.loops import random_loops, random_spec
 import sdy_jax as sdy
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "examples")]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import train_lm
 from workloads import MESHES, WORKLOADS
 
@@ -71,12 +71,10 @@ def test_fully_sharded_weights_are_gathered_in_every_step():
 
 def test_nested_loops_multiply(mesh):
     def nested(x):
-        def outer(_, c):
-            return jax.lax.scan(lambda c, _: (jnp.cos(c) - c.max(1, keepdims=True), None), jnp.sin(c), None, length=3)[
-                0
-            ]
+        def centred(c, _):
+            return jnp.cos(c) - c.max(1, keepdims=True), None
 
-        return jax.lax.fori_loop(0, 5, outer, x)
+        return jax.lax.fori_loop(0, 5, lambda _, c: jax.lax.scan(centred, jnp.sin(c), None, length=3)[0], x)
 
     plan = agreed(nested, f32(8, 16), mesh=mesh, in_shardings=P("data", "model"), out_shardings=P("data", "model"))
     assert [(c.times, c.depth) for c in plan.collectives] == [(15, 2)]
@@ -122,11 +120,11 @@ def test_a_conditional_counts_as_its_largest_branch(mesh):
 
     specs = {"in_shardings": (None, *(P("data", "model"),) * 2), "out_shardings": P("data", "model")}
     plan = agreed(branches, jax.ShapeDtypeStruct((), "int32"), f32(8, 16), f32(8, 16), mesh=mesh, **specs)
-    by_branch = {
-        b: sum(c.total_wire_bytes for c in plan.collectives if c.branches == b) for b in [(), ((0, 0),), ((0, 1),)]
-    }
-    assert 0 < by_branch[(0, 0),] < by_branch[(0, 1),]
-    assert plan.wire_bytes == by_branch[()] + by_branch[(0, 1),]
+    outside, smaller, larger = (
+        sum(c.total_wire_bytes for c in plan.collectives if c.branches == branches)
+        for branches in [(), ((0, 0),), ((0, 1),)]
+    )
+    assert 0 < smaller < larger and plan.wire_bytes == outside + larger
     assert " in a smaller branch " in str(plan)
 
 
