@@ -159,7 +159,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--why", metavar="VALUE", help="print why a value is sharded as it is, back to the annotations")
     shown.add_argument(
         "--stage",
-        choices=("imported", "propagated", "partitioned"),
+        choices=("traced", "imported", "propagated", "partitioned"),
         help="print the module after this stage instead of the report",
     )
 

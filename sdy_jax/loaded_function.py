@@ -33,6 +33,7 @@ from sdy_jax.jax_internals import with_module
 from sdy_jax.passes.debug_info import remove_propagation_debug_info
 from sdy_jax.passes.device_numbers import renumber_devices
 from sdy_jax.passes.mesh_annotations import annotated_mesh, import_annotations
+from sdy_jax.passes.written_collectives import settle_written_collectives
 from sdy_jax.program import Program, platform_of
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import mesh_from_jax
@@ -135,6 +136,8 @@ class LoadedFunction:
         self.__name__ = program.name
         self.__signature__ = _signature(self._names)
         module = program.module.clone().operation
+        with module.context, ir.Location.unknown(module.context):
+            settle_written_collectives(module)
         self._in, self._out = _take_boundary(program, module, mesh)
         self._call = _caller(program, module)
 

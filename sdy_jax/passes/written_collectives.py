@@ -1,0 +1,58 @@
+"""Collectives that a text holds: the shardings that they take and make, stated where nothing can change them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jax.extend.mlir import ir
+
+from sdy_jax.passes.constraints import current_sharding
+from sdy_jax.passes.shardings import sharding_of
+from sdy_jax.passes.walk import named
+from sdy_jax.representation.attributes import sharding_attributes
+from sdy_jax.representation.collectives import KINDS, REDUCING
+from sdy_jax.representation.sharding import TensorSharding
+
+_NAMES = tuple(f"sdy.{kind}" for kind in KINDS)
+
+
+def settle_written_collectives(module: ir.Operation) -> None:
+    """Puts a reshard to the operand's sharding before each collective whose operand might be sharded otherwise: an
+    argument of a function, for which a caller may choose, or a value with open dimensions. What a collective states is
+    closed.
+
+    Args:
+      module: a `builtin.module` whose collectives verify, edited in place.
+    """
+    for op in named(module, *_NAMES):
+        operand, result = current_sharding(op.operands[0]), sharding_of(op.results[0])
+        if operand is not None and _may_change(op.operands[0], operand, op.name):
+            _reshard_operand(op, _closed(operand))
+        if result is not None and result != _closed(result):
+            for name, attribute in sharding_attributes("out_sharding", _closed(result), op.context).items():
+                op.attributes[name] = attribute
+
+
+def _may_change(value: ir.Value, sharding: TensorSharding, user: str) -> bool:
+    if isinstance(value, ir.BlockArgument) and value.owner.owner.operation.name == "func.func":
+        return True
+    # Between an op and the reduction of its terms, which it does not state to be terms, nothing may come.
+    is_reduced = user.removeprefix("sdy.") in REDUCING and not sharding.unreduced_axes
+    return sharding != _closed(sharding) and not is_reduced
+
+
+def _closed(sharding: TensorSharding) -> TensorSharding:
+    closed = TensorSharding.closed(sharding.mesh, sharding.axes, sharding.unreduced_axes, sharding.reduction)
+    return replace(closed, replicated_axes=sharding.replicated_axes)
+
+
+def _reshard_operand(op: ir.Operation, sharding: TensorSharding) -> None:
+    new = ir.Operation.create(
+        "sdy.reshard",
+        results=[op.operands[0].type],
+        operands=[op.operands[0]],
+        attributes=sharding_attributes("sharding", sharding, op.context),
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    op.operands[0] = new.results[0]
