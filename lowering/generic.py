@@ -24,8 +24,9 @@ from jax.extend.mlir.dialects import func
 from jax.interpreters import batching, mlir
 
 from sdy_jax.errors import InternalError, UnsupportedError
-from sdy_jax.graph import Op, Value
+from sdy_jax.graph import Op, Value, pre_order
 from sdy_jax.representation.attributes import REDUCTION
+from sdy_jax.symbols import referenced_functions
 
 if TYPE_CHECKING:
     from sdy_jax.lowering.strategies.registry import LocalOp  # the strategies' modules import this one
@@ -138,9 +139,7 @@ def _module_text(
         copy.operands[number] = argument
     for result, type_ in zip(copy.results, result_types, strict=True):
         result.set_type(type_)
-    for name in _GLOBAL_ATTRIBUTES:
-        if name in copy.attributes:
-            del copy.attributes[name]
+    _forget_global(copy.operation)
     for name, value in attributes.items():
         copy.attributes[name] = ir.Attribute.parse(value, context)
     _copy_called_functions(op, module)
@@ -163,33 +162,21 @@ def _local_type(value: Value, shape: Sequence[int]) -> ir.Type:
         return ir.RankedTensorType.get(list(shape), type_.element_type, type_.encoding)
 
 
-def _called_symbols(op: ir.Operation) -> list[str]:
-    """The functions that an op or an op in its regions names, as custom calls and composites do."""
-    found: list[str] = []
-    for name in ("decomposition", "callee", "called_computations"):
-        if name in op.attributes:
-            attribute = op.attributes[name]
-            symbols = [attribute] if isinstance(attribute, ir.FlatSymbolRefAttr) else list(ir.ArrayAttr(attribute))
-            found += [ir.FlatSymbolRefAttr(s).value for s in symbols]
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                found += _called_symbols(inner.operation)
-    return found
-
-
 def _copy_called_functions(op: Op, module: ir.Module) -> None:
-    waiting, copied = _called_symbols(op.mlir.operation), set[str]()
-    if not waiting:
-        return
-    table = ir.SymbolTable(_enclosing_module(op.mlir.operation))
-    while waiting:
-        name = waiting.pop()
-        if name in copied:
-            continue
-        copied.add(name)
-        function = table[name].operation.clone(ip=ir.InsertionPoint(module.body))
-        waiting += _called_symbols(function)
+    """Copies the functions that an op or an op in its regions names, as custom calls and composites do."""
+    for function in referenced_functions(op.mlir, _enclosing_module(op.mlir)):
+        copy = function.clone(ip=ir.InsertionPoint(module.body)).operation
+        for inner in pre_order(copy):
+            _forget_global(inner)
+        for side in ("arg_attrs", "res_attrs"):
+            if side in copy.attributes:
+                del copy.attributes[side]
+
+
+def _forget_global(op: ir.Operation) -> None:
+    for name in _GLOBAL_ATTRIBUTES:
+        if name in op.attributes:
+            del op.attributes[name]
 
 
 def _enclosing_module(op: ir.Operation) -> ir.Operation:

@@ -72,8 +72,8 @@ class Placement:
 
     def stated(self, value: Value, sharding: TensorSharding | None) -> TensorSharding:
         """A sharding that is stated for a value, as it can be: closed, on a mesh of the program, and cut back to axes
-        that divide each dimension; replicated where none is stated."""
-        if sharding is None or value.shape is None:
+        that divide each dimension; replicated where none is stated, and where there are no elements to split."""
+        if sharding is None or value.shape is None or 0 in value.shape:
             return self.replicated(value)
         key = (sharding, value.shape)
         found = self._even.get(key)

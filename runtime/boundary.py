@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import compress, takewhile
 from typing import Any
 
 import jax
@@ -49,11 +50,15 @@ class Boundary:
     ) -> list[Any]:
         """Calls `function` on the shards of `arguments`; `out_info` has the types of the results."""
         raw = [_raw(x) for x in arguments]
-        results = self._on_shards(function, raw, self._whole(arguments, out_info))
+        results = self._on_shards(function, raw, self._whole(arguments, out_info), list(map(_raw_type, out_info)))
         return [_wrapped(x, info) for x, info in zip(results, out_info, strict=True)]
 
     def _on_shards(
-        self, function: Callable[..., tuple[jax.Array, ...]], arguments: Sequence[jax.Array], whole: Sequence[bool]
+        self,
+        function: Callable[..., tuple[jax.Array, ...]],
+        arguments: Sequence[jax.Array],
+        whole: Sequence[bool],
+        types: Sequence[jax.ShapeDtypeStruct],
     ) -> Any:
         everywhere = NamedSharding(self._mesh, PartitionSpec())
 
@@ -63,20 +68,36 @@ class Boundary:
                 for x, is_whole in zip(xs, whole, strict=True)
             )
             xs = tuple(self._constrained(x, s) for x, s in zip(self._on_user_axes(xs), self._in, strict=True))
-            with jax.sharding.use_abstract_mesh(self._refined_mesh.abstract_mesh):
-                ys = jax.shard_map(
-                    function,
-                    mesh=self._refined_mesh,
-                    in_specs=tuple(map(self._refined.spec, self._in)),
-                    out_specs=tuple(map(self._refined.spec, self._out)),
-                    check_vma=False,  # what is replicated along which axes only the plan knows
-                )(*xs)
+            ys = self._mapped(function, xs, types)
             return tuple(self._constrained(y, s) for y, s in zip(ys, self._out, strict=True))
 
         if not self._explicit:
             return laid_out(*arguments)
         out = tuple(NamedSharding(self._user_mesh, self._typed_spec(s)) for s in self._out)
         return jax.sharding.auto_axes(laid_out, axes=self._explicit, out_sharding=out)(*arguments)
+
+    def _mapped(
+        self, function: Callable[..., tuple[jax.Array, ...]], xs: Sequence[jax.Array], types: Sequence[Any]
+    ) -> list[jax.Array]:
+        """`function` in `shard_map`. Arrays without elements stay outside: XLA folds them to constants, and does not
+        compile a `shard_map` all of whose operands are."""
+        given, made = [x.size > 0 for x in xs], [math.prod(t.shape) > 0 for t in types]
+
+        def on_elements(*some: jax.Array) -> tuple[jax.Array, ...]:
+            rest = iter(some)
+            full = [next(rest) if g else jnp.empty(x.shape, x.dtype) for x, g in zip(xs, given, strict=True)]
+            return tuple(compress(function(*full), made))
+
+        with jax.sharding.use_abstract_mesh(self._refined_mesh.abstract_mesh):
+            found = jax.shard_map(
+                on_elements,
+                mesh=self._refined_mesh,
+                in_specs=tuple(map(self._refined.spec, compress(self._in, given))),
+                out_specs=tuple(map(self._refined.spec, compress(self._out, made))),
+                check_vma=False,  # what is replicated along which axes only the plan knows
+            )(*compress(xs, given))
+        rest = iter(found)
+        return [next(rest) if m else jnp.empty(t.shape, t.dtype) for t, m in zip(types, made, strict=True)]
 
     def _whole(self, arguments: Sequence[Any], out_info: Sequence[Any]) -> list[bool]:
         """Per argument, whether it must enter as its type says: on every device.
@@ -113,7 +134,7 @@ class Boundary:
         """What a type can say of a sharding: each dimension up to its first sub-axis, or axis that is not Explicit."""
         names = []
         for axes in sharding.axes:
-            sayable = itertools.takewhile(lambda a: not a.sub_axis and a.name in self._explicit, axes)
+            sayable = takewhile(lambda a: not a.sub_axis and a.name in self._explicit, axes)
             names.append(tuple(a.name for a in sayable) or None)
         return PartitionSpec(*names)
 
@@ -206,6 +227,11 @@ def _raw(x: Any) -> Any:
     if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return x
     return jax.random.key_data(x)
+
+
+def _raw_type(info: Any) -> Any:
+    """The type of `_raw` of a value of this type."""
+    return jax.eval_shape(_raw, info) if jnp.issubdtype(info.dtype, jax.dtypes.prng_key) else info
 
 
 def _wrapped(x: jax.Array, info: Any) -> Any:

@@ -196,7 +196,10 @@ def _name(module: ir.Operation) -> str:
 def _from_exported(exported: export.Exported, file: str, any_platform: bool) -> Program:
     if exported.ordered_effects:
         effects = ", ".join(map(str, exported.ordered_effects))
-        raise UnsupportedError(f"{file}: {exported.fun_name} has ordered effects ({effects}); it cannot be partitioned")
+        raise UnsupportedError(
+            f"{file}: {exported.fun_name} has ordered effects ({effects}), which cannot be partitioned yet; to fix: "
+            "export a function that returns the values, and print them or call back with them outside"
+        )
     if any_platform:
         checks = (*exported.disabled_safety_checks, export.DisabledSafetyCheck.platform())
         exported = replace(exported, disabled_safety_checks=checks)

@@ -14,8 +14,8 @@ from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.meshes import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.arguments import Leaf, match_prefix, padded, resolve
-from sdy_jax.errors import SdyError
-from sdy_jax.graph import main_function, set_function_shardings
+from sdy_jax.errors import SdyError, UnsupportedError
+from sdy_jax.graph import main_function, pre_order, set_function_shardings, source_line
 from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -86,6 +86,7 @@ def from_function(
         avals = tuple(leaf.value for leaf in leaves)
         platform = platform_of(jax_mesh.devices.flat[0])
         module, jaxpr, out_info, constants = trace_and_lower(flat_fun, avals, platform, site.lowering_rules)
+    _refuse_ordered_effects(module.operation)
     outputs = match_prefix(out_shardings, jax.tree.unflatten(out_tree[-1], out_info), "result", "out_shardings")
     with module.context, ir.Location.unknown(module.context):
         if site.unfinished:
@@ -107,6 +108,26 @@ def from_function(
         )
         _annotate(program, leaves, outputs, jax_mesh)
     return program
+
+
+def _refuse_ordered_effects(module: ir.Operation) -> None:
+    """
+    Raises:
+        UnsupportedError: the module takes and returns tokens, by which jax orders effects; with the line of the first.
+    """
+    if not any(map(_is_token, main_function(module).regions[0].blocks[0].arguments)):
+        return
+    calls = (op for op in pre_order(module) if op.name == "stablehlo.custom_call")
+    sources = [source_line(op.location) for op in calls if any(map(_is_token, op.operands))]
+    raise UnsupportedError(
+        f"{sources[0] if sources else source_line(module.location)}: ordered effects, such as those of "
+        "jax.debug.print(..., ordered=True) and io_callback(..., ordered=True), are not supported inside a partitioned "
+        "function yet; to fix: return the value from the function, and print it or call back with it outside"
+    )
+
+
+def _is_token(value: ir.Value) -> bool:
+    return str(value.type) == "!stablehlo.token"
 
 
 def _arrays(result: Any) -> Any:

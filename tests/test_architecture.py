@@ -13,6 +13,7 @@ FLOORS = {
     "sdy_jax.errors": 0,
     "sdy_jax.representation": 1,
     "sdy_jax.graph": 2,
+    "sdy_jax.symbols": 2,
     "sdy_jax.rules": 2,
     "sdy_jax.arguments": 2,
     "sdy_jax.statics": 2,

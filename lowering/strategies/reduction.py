@@ -28,6 +28,7 @@ from sdy_jax.lowering.strategies.registry import (
 from sdy_jax.lowering.strategies.shards import has_padding, is_leader, mask_padding
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.runtime.apart import apart
 
 _LAX: dict[str, Callable[..., jax.Array]] = {
     "sum": lax.reduce_sum,
@@ -113,10 +114,12 @@ def _may_repeat(local: LocalOp) -> bool:
     known = [x for v in local.op.operands[count:] if (x := known_scalar(v)) is not None]
     if len(known) < count:
         return False
-    with jax.ensure_compile_time_eval():
+
+    def combined() -> list[np.ndarray]:
         inits = [jnp.asarray(x) for x in known]
-        again = _body(local)(inits, inits)
-    return all(np.asarray(x).tobytes() == y.tobytes() for x, y in zip(again, known, strict=True))
+        return [np.asarray(x) for x in _body(local)(inits, inits)]
+
+    return all(x.tobytes() == y.tobytes() for x, y in zip(apart(combined), known, strict=True))
 
 
 def _from_everywhere(

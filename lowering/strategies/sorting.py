@@ -12,6 +12,7 @@ from sdy_jax.graph import Graph, Op
 from sdy_jax.lowering.generic import numpy_dtype, re_emit
 from sdy_jax.lowering.strategies.monoids import expression
 from sdy_jax.lowering.strategies.registry import LocalOp, emitter
+from sdy_jax.runtime.apart import apart
 
 
 @emitter("stablehlo.sort")
@@ -32,12 +33,14 @@ def _num_keys(op: Op) -> int | None:
 @functools.cache
 def _comparator(dtypes: tuple[str, ...], num_keys: int) -> tuple[str, ...]:
     """What lax.sort compares by, for operands of these element types."""
-    with jax.enable_x64(True):
-        operands = [jax.ShapeDtypeStruct((2,), numpy_dtype(dtype)) for dtype in dtypes]
-        lowered = jax.jit(lambda *xs: lax.sort(xs, num_keys=num_keys)).lower(*operands)
-    graph = Graph(lowered.compiler_ir("stablehlo").operation)  # type: ignore[union-attr]
-    sort = next(op for op in graph.main.walk() if op.name == "stablehlo.sort")
-    return expression(sort.blocks[0])
+    operands = [jax.ShapeDtypeStruct((2,), numpy_dtype(dtype)) for dtype in dtypes]
+
+    def lowered() -> tuple[str, ...]:
+        module = jax.jit(lambda *xs: lax.sort(xs, num_keys=num_keys)).lower(*operands).compiler_ir("stablehlo")
+        graph = Graph(module.operation)  # type: ignore[union-attr]
+        return expression(next(op for op in graph.main.walk() if op.name == "stablehlo.sort").blocks[0])
+
+    return apart(lowered)
 
 
 @emitter("chlo.top_k")

@@ -8,10 +8,10 @@ from collections.abc import Hashable, Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import pre_order
 from sdy_jax.passes.same_computation import computation_of
 from sdy_jax.passes.shardings import function_shardings
 from sdy_jax.passes.walk import body_of, functions, named, symbol
+from sdy_jax.symbols import references
 
 CALL = "func.call"
 ORIGINAL_NAME = "sdy.original_func_name"
@@ -191,37 +191,20 @@ def _kind(function: ir.Operation, known: dict[str, ir.Operation]) -> tuple[Hasha
 
 def remove_unused_functions(module: ir.Operation) -> None:
     """Symbol dead-code elimination: private functions to which nothing that stays refers are removed."""
+    remove_all_but(module, "")
+
+
+def remove_all_but(module: ir.Operation, start: str) -> None:
+    """Removes private functions, other than the one named `start`, to which nothing that stays refers."""
     known = functions(module)
     waiting = [op.operation for op in body_of(module).operations]
-    waiting = [op for op in waiting if op.name != "func.func" or not is_private(op)]
-    used: set[str] = set()
+    waiting = [op for op in waiting if op.name != "func.func" or not is_private(op) or symbol(op) == start]
+    used = {start}
     while waiting:
-        for name in _references(waiting.pop()):
+        for name in references(waiting.pop()):
             if name in known and name not in used:
                 used.add(name)
                 waiting.append(known[name])
     for name, function in known.items():
         if is_private(function) and name not in used:
             function.erase()
-
-
-def _references(op: ir.Operation) -> Iterator[str]:
-    """The names that the attributes of an op and of the ops inside it refer to."""
-    for inner in pre_order(op):
-        attributes = inner.attributes
-        for name in attributes:
-            if not name.startswith("sdy.") and name != "value":  # constants: large, and no place for a symbol
-                yield from _symbols(attributes[name])
-
-
-def _symbols(attribute: ir.Attribute) -> Iterator[str]:
-    if isinstance(attribute, ir.FlatSymbolRefAttr):
-        yield str(attribute.value)
-    elif isinstance(attribute, ir.SymbolRefAttr):
-        yield str(attribute.value[0])
-    elif isinstance(attribute, ir.ArrayAttr):
-        for element in attribute:
-            yield from _symbols(element)
-    elif isinstance(attribute, ir.DictAttr):
-        for item in attribute:
-            yield from _symbols(item.attr)

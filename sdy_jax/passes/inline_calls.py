@@ -1,4 +1,4 @@
-"""Every call and every composite is replaced by the body it stands for; functions left without a caller are removed.
+"""Every call and every composite is replaced by the body it stands for; functions that nothing names then are removed.
 
 A function's argument and result shardings mean: the caller's values pass through a sharding constraint there.
 """
@@ -9,9 +9,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.graph import has_source_line, main_function, pre_order
-from sdy_jax.passes.call_graph import is_private
+from sdy_jax.passes.call_graph import remove_all_but
 from sdy_jax.passes.shardings import function_shardings, list_of
-from sdy_jax.passes.walk import body_of, functions, named
+from sdy_jax.passes.walk import body_of, functions, named, symbol
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -20,7 +20,8 @@ _CALLEE = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 
 
 def inline_calls(module: ir.Operation) -> None:
-    """Inlines all calls, nested ones and those inside regions included, and keeps only the main function.
+    """Inlines all calls, nested ones and those inside regions included. Beside the main function and public ones, what
+    other ops name stays, such as the computations of custom calls.
 
     Raises:
       ShardingError: a function calls itself, directly or through others.
@@ -31,10 +32,7 @@ def inline_calls(module: ir.Operation) -> None:
     done: dict[str, bool] = {}
     for name in known:
         _inline_into(name, known, done)
-    main = main_function(module)
-    for function in known.values():
-        if function != main and is_private(function):
-            function.erase()
+    remove_all_but(module, symbol(main_function(module)))
 
 
 def _inline_into(name: str, known: dict[str, ir.Operation], done: dict[str, bool]) -> None:
