@@ -19,7 +19,7 @@ from sdy_jax.lowering.collectives import collective_permute
 from sdy_jax.lowering.strategies import EMITTERS, LocalOp
 from sdy_jax.lowering.strategies.manual import edge_shardings
 from sdy_jax.lowering.text import scope_name
-from sdy_jax.representation.collectives import AXES_ATTRIBUTE, KINDS, parse_axes, parse_params
+from sdy_jax.representation.collectives import KINDS, collective_from_attributes
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -79,12 +79,7 @@ def used_axes(graph: Graph) -> list[AxisRef]:
 
 
 def _collective_axes(op: Op) -> Iterable[AxisRef]:
-    name = AXES_ATTRIBUTE.get(op.name.removeprefix("sdy."))
-    if name:
-        return parse_axes(str(op.attributes[name]))
-    if "params" in op.attributes:
-        return [a for axes, _, _ in parse_params(str(op.attributes["params"])) for a in axes]
-    return ()
+    return collective_from_attributes(op.name.removeprefix("sdy."), op.attributes).all_axes
 
 
 class _Emission:

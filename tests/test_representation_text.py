@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
 
+import sdy_jax as sdy
 from sdy_jax.errors import ParseError
 from sdy_jax.representation import (
     REDUCTION_KINDS,
@@ -24,6 +29,7 @@ from sdy_jax.representation import (
     parse_sharding,
     parse_shardings,
 )
+from sdy_jax.representation.collectives import SdyCollective, collective_from_attributes
 from sdy_jax.representation.propagation_edges import AxisSpread, EdgeValue, PropagationStep
 from sdy_jax.representation.sharding import per_value
 
@@ -180,3 +186,23 @@ def test_mistakes_are_shown_with_their_column(parse, text, column, expected):
 def test_factor_symbols_go_on_after_z():
     assert [factor_symbol(f) for f in (0, 17, 18, 30)] == ["i", "z", "z_1", "z_13"]
     assert parse_rule("([zz_1z_12])->([i])").operand_mappings == (((17, 18, 29),),)
+
+
+def test_axes_of_collectives_are_read_by_the_same_grammar():
+    odd = AxisRef('a"b')
+    split = AxisRef.sub("y", 1, 2)
+    for said in (
+        SdyCollective("all_gather", ((odd, split), ())),
+        SdyCollective("all_reduce", (odd,)),
+        SdyCollective("all_to_all", params=(((odd,), 0, 1), ((split,), 1, 0))),
+        SdyCollective("all_slice", ()),
+    ):
+        assert collective_from_attributes(said.kind, said.attributes) == said
+
+
+def test_an_axis_may_have_any_name():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ('a"b', "y"))
+    product = sdy.partition(jnp.dot, mesh=mesh, in_shardings=(P(None, 'a"b'), P('a"b')), out_shardings=P("y"))
+    x = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    np.testing.assert_allclose(product(x, x), x @ x)
+    assert "all_reduce" in {c.kind for c in product.plan(x, x).collectives}

@@ -13,7 +13,7 @@ from test_resharding import mesh_of, random_sharding, sharding
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.resharding import plan_reshard
 from sdy_jax.representation.attributes import sharding_from_attribute
-from sdy_jax.representation.collectives import AXES_ATTRIBUTE, parse_axes, parse_params
+from sdy_jax.representation.collectives import collective_from_attributes
 from sdy_jax.representation.mesh import axes_size
 
 MESHES = ("x=8", "x=2 y=4", "x=4 y=2", "x=2 y=2 z=2", "x=2 y=3", "x=4 y=4", "x=2 y=2 z=2 w=2", "x=6 y=2")
@@ -70,16 +70,14 @@ def wire_bytes(op, case):
     kind = op.name.removeprefix("sdy.")
     if not op.name.startswith("sdy."):
         return 0
-    group = mesh.size if kind == "collective_permute" else axes_size(axes_of(op, kind), mesh)
+    group = (
+        mesh.size
+        if kind == "collective_permute"
+        else axes_size(collective_from_attributes(kind, op.attributes).all_axes, mesh)
+    )
     producer = op.operands[0].owner
     ends = (source if isinstance(producer, ir.Block) else out_sharding(producer), out_sharding(op))
     return COSTS.wire_bytes(kind, group, *(math.prod(s.local_shape(shape, mesh)) * 4 for s in ends))
-
-
-def axes_of(op, kind):
-    if kind in AXES_ATTRIBUTE:
-        return parse_axes(str(op.attributes[AXES_ATTRIBUTE[kind]]))
-    return [a for group, _, _ in parse_params(str(op.attributes["params"])) for a in group]
 
 
 def out_sharding(op):

@@ -8,23 +8,23 @@ from sdy_jax.lowering import collectives
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.lowering.strategies.registry import LocalOp, emitter
 from sdy_jax.representation.attributes import reduction_from_attributes
-from sdy_jax.representation.collectives import Axes, parse_axes, parse_axis_lists, parse_params
+from sdy_jax.representation.collectives import SdyCollective, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 
 
 @emitter("sdy.all_gather")
 def _all_gather(local: LocalOp, x: jax.Array) -> jax.Array:
-    return collectives.all_gather(x, _lists(local, "gathering_axes"), local.mesh)
+    return collectives.all_gather(x, _said(local).axes, local.mesh)
 
 
 @emitter("sdy.all_slice")
 def _all_slice(local: LocalOp, x: jax.Array) -> jax.Array:
-    return collectives.all_slice(x, _lists(local, "slicing_axes"), local.mesh)
+    return collectives.all_slice(x, _said(local).axes, local.mesh)
 
 
 @emitter("sdy.all_to_all")
 def _all_to_all(local: LocalOp, x: jax.Array) -> jax.Array:
-    return collectives.all_to_all(x, parse_params(str(local.op.attributes["params"])), local.mesh)
+    return collectives.all_to_all(x, _said(local).params, local.mesh)
 
 
 @emitter("sdy.collective_permute")
@@ -38,28 +38,26 @@ def _collective_permute(local: LocalOp, x: jax.Array) -> jax.Array:
 
 @emitter("sdy.all_reduce")
 def _all_reduce(local: LocalOp, x: jax.Array) -> jax.Array:
-    axes = parse_axes(str(local.op.attributes["reduction_axes"]))
-    return collectives.all_reduce(x, axes, _kind(local), local.mesh)
+    return collectives.all_reduce(x, _said(local).axes, _kind(local), local.mesh)
 
 
 @emitter("sdy.reduce_scatter")
 def _reduce_scatter(local: LocalOp, x: jax.Array) -> jax.Array:
-    return collectives.reduce_scatter(x, _lists(local, "reduce_scatter_axes"), _kind(local), local.mesh)
+    return collectives.reduce_scatter(x, _said(local).axes, _kind(local), local.mesh)
 
 
 @emitter("sdy.replicated_to_unreduced")
 def _replicated_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
-    axes = parse_axes(str(local.op.attributes["axes"]))
-    return collectives.replicated_to_unreduced(x, axes, _kind_to_come(local), local.mesh)
+    return collectives.replicated_to_unreduced(x, _said(local).axes, _kind_to_come(local), local.mesh)
 
 
 @emitter("sdy.sharded_to_unreduced")
 def _sharded_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
-    return collectives.sharded_to_unreduced(x, _lists(local, "axes"), _kind_to_come(local), local.mesh)
+    return collectives.sharded_to_unreduced(x, _said(local).axes, _kind_to_come(local), local.mesh)
 
 
-def _lists(local: LocalOp, name: str) -> tuple[Axes, ...]:
-    return parse_axis_lists(str(local.op.attributes[name]))
+def _said(local: LocalOp) -> SdyCollective:
+    return collective_from_attributes(local.op.name.removeprefix("sdy."), local.op.attributes)
 
 
 def _kind(local: LocalOp) -> str:

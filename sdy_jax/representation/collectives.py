@@ -11,20 +11,19 @@
 | replicated_to_unreduced | a list | the operand's | the operand's and the list |
 | sharded_to_unreduced | a list per dimension | as for all_gather | the operand's and all lists |
 
-The dialect's bindings do not expose these attributes, so they are read from their text.
+The dialect's bindings do not expose these attributes, so they are parsed from their text.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from sdy_jax.representation.axes import add_or_merge, braces, set_difference, sort_and_merge, suffix_of
 from sdy_jax.representation.dialect_rules import fail
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+from sdy_jax.representation.text import parse_axes, parse_axis_lists, parse_moves
 
 Axes = tuple[AxisRef, ...]
 Params = tuple[tuple[Axes, int, int], ...]
@@ -98,39 +97,12 @@ class SdyCollective:
         return {AXES_ATTRIBUTE[self.kind]: f"#sdy<{kind}{self}>"}
 
 
-# Reading the attributes.
-
-_AXIS = re.compile(r'"([^"]+)"(?::\((-?\d+)\)(-?\d+))?')
-_LIST = re.compile(r"\{([^}]*)\}")
-_PARAM = re.compile(r"\{([^}]*)\}: (-?\d+)->(-?\d+)")
-
-
-@lru_cache(maxsize=4096)
-def parse_axes(text: str) -> Axes:
-    """`{"x", "y":(1)2}` as axis references."""
-    return tuple(
-        AxisRef(n) if not size else AxisRef.sub(n, int(pre), int(size)) for n, pre, size in _AXIS.findall(text)
-    )
-
-
-@lru_cache(maxsize=4096)
-def parse_axis_lists(text: str) -> tuple[Axes, ...]:
-    """`#sdy<list_of_axis_ref_lists[{"x"}, {}]>` as one axis list per dimension."""
-    return tuple(parse_axes(inner) for inner in _LIST.findall(text))
-
-
-@lru_cache(maxsize=4096)
-def parse_params(text: str) -> Params:
-    """`#sdy<all_to_all_param_list[{"x"}: 0->1]>` as (axes, source dim, target dim)."""
-    return tuple((parse_axes(axes), int(source), int(target)) for axes, source, target in _PARAM.findall(text))
-
-
 def collective_from_attributes(kind: str, attributes: Mapping[str, object]) -> SdyCollective:
     """What an op of this kind says, from its attributes or their text."""
     if kind == "collective_permute":
         return SdyCollective(kind)
     if kind == "all_to_all":
-        return SdyCollective(kind, params=parse_params(str(attributes["params"])))
+        return SdyCollective(kind, params=parse_moves(str(attributes["params"])))
     text = str(attributes[AXES_ATTRIBUTE[kind]])
     return SdyCollective(kind, parse_axes(text) if kind in FLAT else parse_axis_lists(text))
 

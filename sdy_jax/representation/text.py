@@ -7,6 +7,9 @@
     tail      ", replicated={" axes "}"  |  ", unreduced=" kind? "{" axes "}"
     rule      "([i, k], [k, j])->([i, j]) {i=8, j=4, k=16} reduction={k}"
     per value "[" "<sharding>" , ... "]"
+    axes      "{" axis , ... "}"
+    lists     "[" axes , ... "]"
+    moves     "[" axes ": source->target" , ... "]"
     edges     "[{step-0 = [{" axis " = operand-0 -> [operand-1, result-0]}]}]"
 
 Each form may be wrapped in `<...>` or in its attribute, `#sdy.sharding<...>`. `str` prints what these functions parse:
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NoReturn, TypeVar
 
 from sdy_jax.errors import ParseError
@@ -26,6 +30,7 @@ from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 from sdy_jax.representation.sharding import REDUCTION_KINDS, DimensionSharding, TensorSharding
 
 T = TypeVar("T")
+Axes = tuple[AxisRef, ...]
 
 _SPACE = re.compile(r"\s*")
 _STRING = re.compile(r'"((?:[^"\\\n]|\\(?:[0-9A-Fa-f]{2}|["\\nt]))*)"')
@@ -55,6 +60,24 @@ def parse_axis(text: str) -> AxisRef:
     axis = _axis(scanner)
     scanner.end()
     return axis
+
+
+@lru_cache(maxsize=1 << 12)
+def parse_axes(text: str) -> Axes:
+    """A list of axes, `{"x", "y":(1)2}`, or `#sdy<axis_ref_list{"x"}>`."""
+    return _unwrapped(text, "#sdy", lambda scanner: _axes(_after(scanner, "axis_ref_list")))
+
+
+@lru_cache(maxsize=1 << 12)
+def parse_axis_lists(text: str) -> tuple[Axes, ...]:
+    """A list of axes per dimension, `[{"x"}, {}]`, or `#sdy<list_of_axis_ref_lists[{"x"}, {}]>`."""
+    return _unwrapped(text, "#sdy", lambda scanner: _list(_after(scanner, "list_of_axis_ref_lists"), _axes))
+
+
+@lru_cache(maxsize=1 << 12)
+def parse_moves(text: str) -> tuple[tuple[Axes, int, int], ...]:
+    """The (axes, source, target) of an all-to-all, `[{"x"}: 0->1]`, or `#sdy<all_to_all_param_list[{"x"}: 0->1]>`."""
+    return _unwrapped(text, "#sdy", lambda scanner: _list(_after(scanner, "all_to_all_param_list"), _move))
 
 
 def parse_sharding(text: str, mesh: str | Mesh | None = None) -> TensorSharding:
@@ -186,6 +209,30 @@ def _axis(scanner: _Scanner) -> AxisRef:
     pre_size = _integer(scanner)
     scanner.expect(")")
     return AxisRef.sub(name, pre_size, _integer(scanner))
+
+
+def _axes(scanner: _Scanner) -> Axes:
+    scanner.expect("{")
+    return scanner.items(_axis, "}")
+
+
+def _list(scanner: _Scanner, item: Callable[[_Scanner], T]) -> tuple[T, ...]:
+    scanner.expect("[")
+    return scanner.items(item, "]")
+
+
+def _after(scanner: _Scanner, word: str) -> _Scanner:
+    """The scanner behind a word that may be left out."""
+    scanner.accept(word)
+    return scanner
+
+
+def _move(scanner: _Scanner) -> tuple[Axes, int, int]:
+    axes = _axes(scanner)
+    scanner.expect(":")
+    source = _integer(scanner)
+    scanner.expect("->")
+    return axes, source, _integer(scanner)
 
 
 # Meshes.
