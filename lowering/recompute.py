@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from sdy_jax.graph import Op, Value
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.factors import Assignment, are_apart, dimension_axes, factor_axes, is_contiguous
-from sdy_jax.lowering.strategies.registry import strategies_of
+from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, strategies_of
 from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
@@ -23,9 +23,6 @@ from sdy_jax.rules.predicates import is_elementwise
 
 # Longer chains than this are moved where they are: a mask made of two iotas is four ops deep.
 _DEPTH = 6
-
-_MAKES_FROM_LESS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.transpose", "stablehlo.reshape"})
-_MAKES_FROM_NOTHING = frozenset({"stablehlo.iota", "stablehlo.constant", "sdy.constant"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +82,9 @@ def _made_anew(
 
 def _operand_shardings(op: Op, target: TensorSharding, known: Known) -> tuple[TensorSharding, ...] | None:
     """What the operands must be sharded like for the result to be sharded like `target`; None if that cannot be."""
-    if op.name in _MAKES_FROM_NOTHING:
+    if op.name in REMATERIALIZABLE and not op.operands:
         return ()
-    if op.name not in _MAKES_FROM_LESS and not (is_elementwise(op) and op.name.startswith(("stablehlo", "chlo"))):
+    if op.name not in REMATERIALIZABLE and not (is_elementwise(op) and op.name.startswith(("stablehlo", "chlo"))):
         return None
     rule = known.rule_of(op)
     if rule is None or rule.reduction or rule.need_replication or rule.permutation:

@@ -70,11 +70,8 @@ def wire_bytes(op, case):
     kind = op.name.removeprefix("sdy.")
     if not op.name.startswith("sdy."):
         return 0
-    group = (
-        mesh.size
-        if kind == "collective_permute"
-        else axes_size(collective_from_attributes(kind, op.attributes).all_axes, mesh)
-    )
+    axes = collective_from_attributes(kind, op.attributes).all_axes
+    group = mesh.size if kind == "collective_permute" else axes_size(axes, mesh)
     producer = op.operands[0].owner
     ends = (source if isinstance(producer, ir.Block) else out_sharding(producer), out_sharding(op))
     return COSTS.wire_bytes(kind, group, *(math.prod(s.local_shape(shape, mesh)) * 4 for s in ends))

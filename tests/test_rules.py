@@ -8,6 +8,7 @@ import jaxlib
 import numpy as np
 import pytest
 from jax.extend.mlir import ir, passmanager
+from jax.extend.mlir.dialects import chlo, stablehlo
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import check
@@ -17,10 +18,13 @@ from random_programs.indexing import overwrite
 from random_programs.tensors import FAMILIES, Case, Family, Shape, Tensor, comparator, reducer, some_shape
 
 from sdy_jax.graph import Graph, Value
+from sdy_jax.lowering.strategies import EMITTERS, STRATEGIES
+from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.rules import RuleBook, has_no_rule_silently
 from sdy_jax.rules.dataflow import edges_of
-from sdy_jax.rules.elementwise import CHLO_BINARY, CHLO_UNARY
+from sdy_jax.rules.elementwise_table import ELEMENTWISE
+from sdy_jax.rules.linearity import LINEAR
 from sdy_jax.rules.predicates import is_elementwise
 from sdy_jax.rules.registry import RULES
 
@@ -465,7 +469,13 @@ def test_elementwise_ops() -> None:
     assert [is_elementwise(op) for op in ops] == [True] * 4 + [False] * 4
 
 
-@pytest.mark.parametrize("name", [*CHLO_UNARY, *CHLO_BINARY, "stablehlo.add", "stablehlo.tan"])
+def test_every_name_in_the_registries_is_that_of_an_op() -> None:
+    known = {getattr(op, "OPERATION_NAME", None) for dialect in (chlo, stablehlo) for op in vars(dialect).values()}
+    registered = {*RULES, *ELEMENTWISE, *LINEAR, *EMITTERS, *STRATEGIES, *REMATERIALIZABLE}
+    assert {name for name in registered if name.startswith(("stablehlo.", "chlo."))} <= known
+
+
+@pytest.mark.parametrize("name", [*(n for n in ELEMENTWISE if n.startswith("chlo.")), "stablehlo.add", "stablehlo.tan"])
 def test_shardy_takes_the_same_ops_for_elementwise(name: str) -> None:
     # Constant splitting copies element-wise ops on constants for each of their users.
     f = Tensor((8,))

@@ -1,25 +1,17 @@
-"""Ops through which partial results may pass before they are reduced.
-
-If f is linear, the sum of f over partial values is f of their sum: a product's partial results may be negated,
-transposed, scaled and added to other partial results first, and reduced once, where it is cheapest. What only moves
-elements around lets partial results of every kind pass.
-Source: spec of the partitioner, section 2.7.
-"""
+"""Which operands of an op must be unreduced for its results to be so, as `rules.linearity` says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from sdy_jax.graph import Op
 from sdy_jax.lowering.strategies.monoids import is_identity, reduction_kind
+from sdy_jax.rules.linearity import LINEAR, Linear
 
 Operands = frozenset[int]
-Linearity = Callable[[Op, Operands], Operands | None]
-"""From an op and its partial operands to the operands that must be partial so that its results are, or None."""
 
 
 def _data(op: Op, partial: Operands) -> Operands | None:
-    """The first operand is data, the others say where to find it."""
     return partial if partial == {0} else None
 
 
@@ -28,7 +20,6 @@ def _every(op: Op, partial: Operands) -> Operands:
 
 
 def _terms(op: Op, partial: Operands) -> Operands:
-    """All but known zeros, which count any number of times."""
     return partial | {i for i, value in enumerate(op.operands) if not is_identity(value, "sum")}
 
 
@@ -41,7 +32,6 @@ def _branches(op: Op, partial: Operands) -> Operands | None:
 
 
 def _one_factor(op: Op, partial: Operands) -> Operands | None:
-    """Linear in each operand, not in both at once."""
     return partial if len(partial) == 1 else None
 
 
@@ -50,7 +40,6 @@ def _numerator(op: Op, partial: Operands) -> Operands | None:
 
 
 def _summed(op: Op, partial: Operands) -> Operands | None:
-    """A reduction by the sum; an initial value that is not zero is made partial too, so that it counts once."""
     return _terms(op, partial) if reduction_kind(op.blocks[0]) == "sum" else None
 
 
@@ -58,52 +47,26 @@ def _is_inexact(dtype: str) -> bool:
     return dtype.startswith(("f", "bf", "complex"))
 
 
-_MOVES: Mapping[str, Linearity] = {
-    "stablehlo.reshape": _data,
-    "stablehlo.transpose": _data,
-    "stablehlo.broadcast_in_dim": _data,
-    "stablehlo.slice": _data,
-    "stablehlo.reverse": _data,
-    "stablehlo.dynamic_slice": _data,
-    "stablehlo.gather": _data,
-    "stablehlo.concatenate": _every,
-    "stablehlo.select": _branches,
+_WANTED: dict[Linear, Callable[[Op, Operands], Operands | None]] = {
+    Linear.DATA: _data,
+    Linear.EVERY: _every,
+    Linear.TERMS: _terms,
+    Linear.BRANCHES: _branches,
+    Linear.ONE_FACTOR: _one_factor,
+    Linear.NUMERATOR: _numerator,
+    Linear.UPDATED: _updated,
+    Linear.SUMMED: _summed,
 }
-"""Partial results of every kind pass through these."""
-
-LINEAR: Mapping[str, Mapping[str, Linearity]] = {
-    "sum": {
-        **_MOVES,
-        "stablehlo.negate": _data,
-        "stablehlo.real": _data,
-        "stablehlo.imag": _data,
-        "stablehlo.complex": _every,
-        "stablehlo.add": _terms,
-        "stablehlo.subtract": _terms,
-        "stablehlo.multiply": _one_factor,
-        "stablehlo.divide": _numerator,
-        "stablehlo.dot_general": _one_factor,
-        "stablehlo.convolution": _one_factor,
-        "stablehlo.pad": _terms,
-        "stablehlo.dynamic_update_slice": _updated,
-        "stablehlo.reduce": _summed,
-        "stablehlo.reduce_window": _summed,
-    },
-    "max": {**_MOVES, "stablehlo.maximum": _every},
-    "min": {**_MOVES, "stablehlo.minimum": _every},
-}
-"""Kind of the partial results -> op -> whether and how they pass.
-
-Conversions are missing: they would round each partial result instead of the total."""
 
 
 def carries(op: Op, kind: str, partial: Operands) -> Operands | None:
-    """The operands that must be partial of `kind` for the results to be so too; None where partials cannot pass.
+    """The operands that must be unreduced of `kind` for the results to be so too; None where they cannot pass.
 
-    Of a kind other than the sum, a value that is not partial cannot be made so: then all must be there already.
+    Of a kind other than the sum, a value that is not unreduced cannot be made so: then all must be there already.
     """
-    linear = LINEAR.get(kind, _MOVES).get(op.name)
-    wanted = linear(op, partial) if linear else None
+    passing = LINEAR.get(op.name, {})
+    linear = passing.get(kind, passing.get("*"))
+    wanted = _WANTED[linear](op, partial) if linear else None
     if wanted is None or not partial <= wanted or (kind != "sum" and wanted != partial):
         return None
     return wanted

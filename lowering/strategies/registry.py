@@ -1,6 +1,6 @@
 """The registries of what is known about running an op on shards.
 
-Four tables, filled by the family modules of this package:
+Tables, filled by the family modules of this package:
 
 * `STRATEGIES`: op -> the ways to run it. A strategy says which factors of the op's sharding rule may stay sharded,
   along which of them the results are partial and of which kind, and what the emitter communicates. An op that is not
@@ -8,6 +8,7 @@ Four tables, filled by the family modules of this package:
 * `CHECKS`: op -> why one like this cannot run on shards at all, if so.
 * `SENT`: op -> the collectives that one like this is by itself, as the program's author wrote it. What an emitter
   communicates beyond that, its strategies say.
+* `REMATERIALIZABLE`: the ops that make much of little.
 * `EMITTERS`: op -> how to compute the local results from the local operands, as lax calls.
 
 Contract of an emitter: it is called inside `jax.shard_map` with the op's local operands as positional arguments and
@@ -147,6 +148,7 @@ CHECKS: dict[str, Check] = {}
 EMITTERS: dict[str, Emitter] = {}
 SENT: dict[str, SentFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
+REMATERIALIZABLE: set[str] = set()
 
 
 def emitter(*names: str) -> Callable[[Emitter], Emitter]:
@@ -201,6 +203,14 @@ def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent
     """The collectives that an op is by itself, with operands in these shardings."""
     found = SENT.get(op.name)
     return found(op, mesh, operands) if found else []
+
+
+def rematerializable(*names: str) -> None:
+    """Registers ops that make a value of less, or of nothing: they may run again where that costs less than a move.
+
+    Element-wise ops may do so as well.
+    """
+    REMATERIALIZABLE.update(names)
 
 
 def pass_through_factors(rule: OpShardingRule) -> frozenset[int]:

@@ -12,9 +12,12 @@ from sdy_jax.lowering.strategies.registry import (
     Strategy,
     emitter,
     pass_through_factors,
+    rematerializable,
     strategies,
 )
 from sdy_jax.representation.rule import OpShardingRule
+
+rematerializable("stablehlo.broadcast_in_dim", "stablehlo.transpose", "stablehlo.reshape")
 
 
 @emitter("stablehlo.broadcast_in_dim")

@@ -19,8 +19,8 @@ from sdy_jax.dialects.meshes import DeviceMesh, device_meshes, resolved_sizes
 from sdy_jax.dialects.view import DialectOp, dialect_ops, is_dialect_op, view
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.graph import main_function, pre_order
-from sdy_jax.lowering.strategies.elementwise import ELEMENTWISE
 from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.rules.elementwise_table import ELEMENTWISE
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.verification import verify_module
 

@@ -6,6 +6,7 @@ from sdy_jax.graph import Op
 from sdy_jax.representation.rule import FactorType, OpShardingRule
 from sdy_jax.rules.attributes import ConvolutionDimensionNumbers, convolution_dimension_numbers
 from sdy_jax.rules.builder import PERMUTATION, REDUCTION, Dim, RuleBuilder, result_shape, shape_of
+from sdy_jax.rules.linearity import Linear, passes_unreduced
 from sdy_jax.rules.registry import rule
 
 
@@ -47,3 +48,6 @@ def _add_space(builder: RuleBuilder, op: Op, dims: ConvolutionDimensionNumbers) 
             if factor > 1:
                 builder.add((inside, on_kernel), (on_result,), factor, kind)
                 rest //= factor
+
+
+passes_unreduced("stablehlo.convolution", {"sum": Linear.ONE_FACTOR})

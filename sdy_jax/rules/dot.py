@@ -6,6 +6,7 @@ from sdy_jax.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.attributes import Dims, DotDimensionNumbers, dot_dimension_numbers
 from sdy_jax.rules.builder import REDUCTION, RuleBuilder, result_shape, shape_of
+from sdy_jax.rules.linearity import Linear, passes_unreduced
 from sdy_jax.rules.registry import rule
 
 
@@ -39,3 +40,6 @@ def _contraction(op: Op, numbers: DotDimensionNumbers) -> OpShardingRule:
 
 def _others(rank: int, dims: Dims) -> list[int]:
     return [dim for dim in range(rank) if dim not in dims]
+
+
+passes_unreduced("stablehlo.dot_general", {"sum": Linear.ONE_FACTOR})

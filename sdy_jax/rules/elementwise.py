@@ -5,42 +5,20 @@ from __future__ import annotations
 from sdy_jax.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
-from sdy_jax.rules.registry import names, rule
-
-STABLEHLO_ELEMENTWISE = names(
-    "stablehlo",
-    """
-    abs add and atan2 cbrt ceil count_leading_zeros compare complex convert cosine divide exponential
-    exponential_minus_one floor imag is_finite log_plus_one log logistic maximum minimum multiply negate not or popcnt
-    power real reduce_precision remainder round_nearest_even round_nearest_afz rsqrt shift_left shift_right_arithmetic
-    shift_right_logical sign sine sqrt subtract tan tanh xor
-    """,
-)
-
-CHLO_UNARY = names(
-    "chlo",
-    """
-    _asin_acos_kernel acos acosh asin asinh atan atanh bessel_i1e conj constant_like cosh digamma erf erf_inv erfc
-    is_inf is_neg_inf is_pos_inf lgamma sinh square tan
-    """,
-)
-
-CHLO_BINARY = names("chlo", "mulhi next_after polygamma zeta")
+from sdy_jax.rules.elementwise_table import ELEMENTWISE
+from sdy_jax.rules.linearity import passes_unreduced
+from sdy_jax.rules.registry import rule
 
 
-@rule("sdy.sharding_constraint", *STABLEHLO_ELEMENTWISE)
 def elementwise(op: Op, conservative: bool) -> OpShardingRule:
-    """One factor per dimension of the result, shared by all tensors; scalars stay out."""
+    """One factor per dimension of the result, shared by all tensors; scalars (bounds, predicates) stay out."""
     return RuleBuilder.of(op).pointwise(result_shape(op)).build()
 
 
-rule(*CHLO_UNARY, *CHLO_BINARY, "stablehlo.map", extra=True)(elementwise)
-
-
-@rule("stablehlo.clamp", "stablehlo.select")
-def with_scalars(op: Op, conservative: bool) -> OpShardingRule:
-    """Like other element-wise ops; scalar bounds or predicates apply to all elements and are left out."""
-    return elementwise(op, conservative)
+rule("sdy.sharding_constraint", *(name for name, known in ELEMENTWISE.items() if known.in_shardy))(elementwise)
+rule(*(name for name, known in ELEMENTWISE.items() if not known.in_shardy), extra=True)(elementwise)
+for _name, _known in ELEMENTWISE.items():
+    passes_unreduced(_name, _known.passes)
 
 
 @rule("stablehlo.bitcast_convert")

@@ -21,6 +21,7 @@ from sdy_jax.rules.builder import (
     result_shape,
     shape_of,
 )
+from sdy_jax.rules.linearity import Linear, passes_unreduced
 from sdy_jax.rules.registry import rule
 
 _REDUCERS = frozenset(f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum"))
@@ -166,3 +167,6 @@ def _combiner(value: Value, old: Value, new: Value) -> str | None:
         return None
     known = op.name in _REDUCERS or (op.name in _BOOLEAN_REDUCERS and value.dtype == "i1")
     return op.name if known else None
+
+
+passes_unreduced("stablehlo.gather", {"*": Linear.DATA})

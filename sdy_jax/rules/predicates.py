@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from sdy_jax.graph import Op
-from sdy_jax.rules.elementwise import CHLO_UNARY, STABLEHLO_ELEMENTWISE
+from sdy_jax.rules.elementwise_table import ELEMENTWISE
 from sdy_jax.rules.registry import names
 
-_ELEMENTWISE = frozenset(
-    (
-        *STABLEHLO_ELEMENTWISE,
-        *CHLO_UNARY,
-        *names("stablehlo", "clamp select"),
-        *names("sdy", "sharding_constraint reshard propagation_barrier"),
-    )
-)
+_ANNOTATIONS = names("sdy", "sharding_constraint reshard propagation_barrier")
+_EARLY = frozenset((*_ANNOTATIONS, *(name for name, known in ELEMENTWISE.items() if known.early)))
 
 
 def is_elementwise(op: Op) -> bool:
@@ -24,4 +18,4 @@ def is_elementwise(op: Op) -> bool:
     """
     if op.name == "stablehlo.bitcast_convert":
         return op.operands[0].shape == op.results[0].shape
-    return op.name in _ELEMENTWISE
+    return op.name in _EARLY

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sdy_jax.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.builder import REDUCTION, RuleBuilder, shape_of
+from sdy_jax.rules.linearity import Linear, passes_unreduced
 from sdy_jax.rules.registry import rule
 
 
@@ -21,3 +22,6 @@ def reduce(op: Op, conservative: bool) -> OpShardingRule:
         builder.add(inputs, (out,) * count, size)
         out += 1
     return builder.build()
+
+
+passes_unreduced("stablehlo.reduce", {"sum": Linear.SUMMED})

@@ -7,6 +7,7 @@ import math
 from sdy_jax.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.builder import RuleBuilder, Shape, result_shape, shape_of
+from sdy_jax.rules.linearity import Linear, passes_unreduced
 from sdy_jax.rules.registry import rule
 
 
@@ -138,3 +139,8 @@ def _catch_up(behind: _Side, ahead: _Side) -> int:
         return missing
     common = math.gcd(behind.rest, ahead.rest)
     return behind.rest // common if behind.rest > common else behind.rest
+
+
+passes_unreduced("stablehlo.reshape", {"*": Linear.DATA})
+passes_unreduced("stablehlo.transpose", {"*": Linear.DATA})
+passes_unreduced("stablehlo.broadcast_in_dim", {"*": Linear.DATA})

@@ -15,6 +15,7 @@ from sdy_jax.rules.builder import (
     result_shape,
     shape_of,
 )
+from sdy_jax.rules.linearity import Linear, passes_unreduced
 from sdy_jax.rules.registry import rule
 
 CONSTANT_OPS = frozenset({"stablehlo.constant", "sdy.constant", "chlo.constant", "arith.constant"})
@@ -103,3 +104,11 @@ def changed_sizes_blocked(op: Op) -> OpShardingRule:
         else:
             builder.add_all(dim, size, NEED_REPLICATION, blocked=True)
     return builder.build()
+
+
+passes_unreduced("stablehlo.slice", {"*": Linear.DATA})
+passes_unreduced("stablehlo.reverse", {"*": Linear.DATA})
+passes_unreduced("stablehlo.dynamic_slice", {"*": Linear.DATA})
+passes_unreduced("stablehlo.concatenate", {"*": Linear.EVERY})
+passes_unreduced("stablehlo.pad", {"sum": Linear.TERMS})
+passes_unreduced("stablehlo.dynamic_update_slice", {"sum": Linear.UPDATED})

@@ -6,6 +6,7 @@ from sdy_jax.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.attributes import window
 from sdy_jax.rules.builder import NEED_REPLICATION, PASS_THROUGH, PERMUTATION, RuleBuilder, result_shape, shape_of
+from sdy_jax.rules.linearity import Linear, passes_unreduced
 from sdy_jax.rules.registry import rule
 
 
@@ -30,3 +31,6 @@ def select_and_scatter(op: Op, conservative: bool) -> OpShardingRule:
         builder.add((None, dim, None), (None,), source[dim], NEED_REPLICATION, blocked=conservative)
         builder.add((dim, None, None), (dim,), size, PERMUTATION, blocked=conservative)
     return builder.build()
+
+
+passes_unreduced("stablehlo.reduce_window", {"sum": Linear.SUMMED})

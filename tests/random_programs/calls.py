@@ -6,7 +6,7 @@ import random
 
 from random_programs.tensors import Case, Tensor, adder, family, i64s, reducer
 from sdy_jax.rules import custom_call as custom_call_rules
-from sdy_jax.rules.elementwise import CHLO_BINARY, CHLO_UNARY
+from sdy_jax.rules.elementwise_table import ELEMENTWISE
 from sdy_jax.rules.registry import SILENT_TARGETS
 
 GROUPS = "replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>"
@@ -100,7 +100,11 @@ def chlo_op(name: str, f: Tensor) -> Case:
     x = {"chlo._asin_acos_kernel": f.of("complex<f32>"), "chlo.mulhi": f.of("i32")}.get(name, f)
     result = x.of("i1") if name.startswith("chlo.is_") else x
     attributes = "value = 1.0 : f32" if name == "chlo.constant_like" else ""
-    return Case(name, [x] * (2 if name in CHLO_BINARY else 1), [result], attributes)
+    return Case(name, [x] * (2 if name in _BINARY else 1), [result], attributes)
+
+
+CHLO = tuple(name for name in ELEMENTWISE if name.startswith("chlo."))
+_BINARY = {"chlo.mulhi", "chlo.next_after", "chlo.polygamma", "chlo.zeta"}
 
 
 @family
@@ -112,7 +116,7 @@ def higher_level(rng: random.Random, x: Tensor) -> Case | None:
         k = rng.randint(1, x.shape[-1])
         out = Tensor((*x.shape[:-1], k))
         return Case("chlo.top_k", [x], [out, out.of("i32")], f"k = {k} : i64")
-    return chlo_op(rng.choice((*CHLO_UNARY, *CHLO_BINARY)), x)
+    return chlo_op(rng.choice(CHLO), x)
 
 
 @family
