@@ -110,6 +110,7 @@ PLAN_IMPORT: Steps = (
     "sdy-lift-inlined-meshes",
     "sdy-remove-size-one-axes",
     "inline-calls",
+    "sdy-explicit-gather-scatter-batching",
     "sdy-constant-or-scalar-splitter",
     "sdy-manual-axes-cleanup",
     "sdy-add-data-flow-edges",

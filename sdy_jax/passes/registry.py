@@ -19,6 +19,7 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.extensions import load_extensions
 from sdy_jax.passes import (
+    batching,
     boundary,
     call_graph,
     constraints,
@@ -63,6 +64,7 @@ PASSES: dict[str, Pass] = {
     "sdy-sharding-group-import": sharding_groups.import_sharding_groups,
     "sdy-add-func-data-flow-edges": func_data_flow_edges.add_func_data_flow_edges,
     "sdy-pre-order-funcs": call_graph.order_functions,
+    "sdy-explicit-gather-scatter-batching": batching.make_batching_explicit,
     "sdy-populate-op-sharding-rules": sharding_rules.populate_op_sharding_rules,
     # propagation
     "sdy-basic-propagate": propagate.basic_propagate,
@@ -102,7 +104,6 @@ PIPELINES: dict[str, Callable[..., pipelines.Steps]] = {
 PARTITIONING = frozenset(
     {
         "sdy-convert-global-to-local",
-        "sdy-explicit-gather-scatter-batching",
         "sdy-insert-explicit-reshards",
         "sdy-optimize-collectives",
         "sdy-pad-for-divisibility",
