@@ -106,6 +106,11 @@ class Copies:
             self._spare.append((current.owner, record))
         self._copies(value)[target.layout] = Copy(target, current)
 
+    def keep(self, op: Op, record: InsertedCollective) -> None:
+        """Notes a collective that stays where it is, between values that state their shardings."""
+        self.state(self._origin(op.operands[0]))
+        self._spare.append((op.mlir, record))
+
     def of(self, value: Value) -> tuple[TensorSharding, ...]:
         """Where a value of which something is noted can be taken from."""
         return tuple([copy.sharding for copy in self._usable(value)])

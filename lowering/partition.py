@@ -28,6 +28,8 @@ from sdy_jax.lowering.report import Moved, PartitionReport
 from sdy_jax.lowering.sent import reduce_by_bytes
 from sdy_jax.lowering.strategies.manual import settle_edges
 from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection, sent_by
+from sdy_jax.lowering.written import as_written, is_written_collective
+from sdy_jax.representation.attributes import attribute_from_text
 from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sharding import TensorSharding
@@ -38,7 +40,13 @@ Slot = tuple[Op, int]
 """An operand: the op and its number."""
 
 
-def partition(module: ir.Operation, mesh_name: str, costs: CostModel, rules: RuleBook | None = None) -> PartitionReport:
+def partition(
+    module: ir.Operation,
+    mesh_name: str,
+    costs: CostModel,
+    rules: RuleBook | None = None,
+    optimize_collectives: bool = False,
+) -> PartitionReport:
     """Rewrites a propagated module in place.
 
     Args:
@@ -46,6 +54,7 @@ def partition(module: ir.Operation, mesh_name: str, costs: CostModel, rules: Rul
         mesh_name: the mesh of the program.
         costs: what collectives and computing cost.
         rules: those that propagation used, so that none is computed twice.
+        optimize_collectives: sdy collectives that the module holds may be replaced by cheaper ones; else they stay.
 
     Returns:
         What was inserted.
@@ -53,7 +62,7 @@ def partition(module: ir.Operation, mesh_name: str, costs: CostModel, rules: Rul
     graph = Graph(module)
     use_invariants_from_outside(graph)
     graph = erase_dead_code(graph)
-    partitioner = _Partitioner(graph, mesh_name, costs, rules or RuleBook())
+    partitioner = _Partitioner(graph, mesh_name, costs, rules or RuleBook(), optimize_collectives)
     partitioner.run()
     return partitioner.report
 
@@ -61,9 +70,11 @@ def partition(module: ir.Operation, mesh_name: str, costs: CostModel, rules: Rul
 class _Partitioner:
     """One walk over a program."""
 
-    def __init__(self, graph: Graph, mesh_name: str, costs: CostModel, rules: RuleBook):
+    def __init__(
+        self, graph: Graph, mesh_name: str, costs: CostModel, rules: RuleBook, optimize_collectives: bool = False
+    ):
         rules = rules.without_overrides()
-        self.graph = graph
+        self.graph, self.costs, self.optimize_collectives = graph, costs, optimize_collectives
         self.report = PartitionReport()
         self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report)
         self.decisions = Decisions(self.placement, rules, costs)
@@ -99,6 +110,8 @@ class _Partitioner:
             raise UnsupportedError(f"{op.source}: {reason}")
         if is_data_flow(op):
             self._visit_data_flow(op, following)
+        elif is_written_collective(op) and not self.optimize_collectives:
+            self._run_as_written(op)
         elif is_forwarding(op):
             self._forward(op)
         elif is_ignored(op):
@@ -136,6 +149,21 @@ class _Partitioner:
         is_wanted = result.sharding is not None and result.uses
         self.placement.forward(op, self.placement.declared(result) if is_wanted else self.placement[op.operands[0]])
         self.unneeded.append(op)
+
+    def _run_as_written(self, op: Op) -> None:
+        """A collective of the user's stays, between the shardings that it states."""
+        placement, operand, result = self.placement, op.operands[0], op.results[0]
+        declared = () if operand.sharding is None else (placement.declared(operand),)
+        target = placement.declared(result)
+        written = as_written(op, (*declared, placement[operand]), target, self.mesh)
+        if written is None:
+            self._forward(op)
+            return
+        placement.require(op, 0, written.source)
+        placement.place([result], target)
+        for name, text in written.said.attributes.items():
+            op.mlir.attributes[name] = attribute_from_text(text, op.mlir.context)
+        placement.keep(op, self.report.add(written.moved(operand, self.mesh, self.costs), operand, op, op))
 
     def _visit_plain(self, op: Op, following: Op) -> None:
         if op.blocks:

@@ -13,7 +13,7 @@ from sdy_jax.lowering.copies import Copies
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.factors import dividing_prefix
 from sdy_jax.lowering.meshes import Meshes
-from sdy_jax.lowering.report import PartitionReport
+from sdy_jax.lowering.report import InsertedCollective, PartitionReport
 from sdy_jax.lowering.resharding import ReshardPlan
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
@@ -138,6 +138,10 @@ class Placement:
         else:  # who asks for terms gets them
             self._copies.note(result, target, self._copies.take(operand, target, op))
         self._copies.state(operand)
+
+    def keep(self, op: Op, record: InsertedCollective) -> None:
+        """Lets a collective of the program's own stay, unless nobody uses its result in the end."""
+        self._copies.keep(op, record)
 
     def settle(self, op: Op, result: Value, produced: TensorSharding, following: Op) -> None:
         """Notes the sharding that an op produces a result in.
