@@ -106,7 +106,7 @@ class Copies:
             self._spare.append((current.owner, record))
         self._copies(value)[target.layout] = Copy(target, current)
 
-    def keep(self, op: Op, record: InsertedCollective) -> None:
+    def keep(self, op: Op, record: CollectiveRecord) -> None:
         """Notes a collective that stays where it is, between values that state their shardings."""
         self.state(self._origin(op.operands[0]))
         self._spare.append((op.mlir, record))

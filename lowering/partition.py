@@ -28,7 +28,7 @@ from sdy_jax.lowering.report import Moved, PartitionReport
 from sdy_jax.lowering.sent import reduce_by_bytes
 from sdy_jax.lowering.strategies.manual import settle_edges
 from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection, sent_by
-from sdy_jax.lowering.written import as_written, is_written_collective
+from sdy_jax.lowering.written import as_written, is_reduction, is_written_collective
 from sdy_jax.representation.attributes import attribute_from_text
 from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
 from sdy_jax.representation.mesh import axes_size
@@ -157,13 +157,21 @@ class _Partitioner:
         target = placement.declared(result)
         written = as_written(op, (*declared, placement[operand]), target, self.mesh)
         if written is None:
+            self._say_replaced(op)
             self._forward(op)
             return
         placement.require(op, 0, written.source)
         placement.place([result], target)
         for name, text in written.said.attributes.items():
             op.mlir.attributes[name] = attribute_from_text(text, op.mlir.context)
-        placement.keep(op, self.report.add(written.moved(operand, self.mesh, self.costs), operand, op, op))
+        moved = written.moved(operand, self.mesh, self.costs)
+        placement.keep(op, self.report.add(moved, operand, op, op, origin="user"))
+
+    def _say_replaced(self, op: Op) -> None:
+        """A reduction of what is not stated to be unreduced is that of the op before it, and no other runs instead."""
+        source, target = self.placement[op.operands[0]], self.placement.declared(op.results[0])
+        if not is_reduction(op) and not source.lies_like(target):
+            self.report.note(op, f"cannot lead from <{source}> to <{target}>; other collectives run in its place")
 
     def _visit_plain(self, op: Op, following: Op) -> None:
         if op.blocks:

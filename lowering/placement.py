@@ -13,7 +13,7 @@ from sdy_jax.lowering.copies import Copies
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.factors import dividing_prefix
 from sdy_jax.lowering.meshes import Meshes
-from sdy_jax.lowering.report import InsertedCollective, PartitionReport
+from sdy_jax.lowering.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.resharding import ReshardPlan
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
@@ -139,7 +139,7 @@ class Placement:
             self._copies.note(result, target, self._copies.take(operand, target, op))
         self._copies.state(operand)
 
-    def keep(self, op: Op, record: InsertedCollective) -> None:
+    def keep(self, op: Op, record: CollectiveRecord) -> None:
         """Lets a collective of the program's own stay, unless nobody uses its result in the end."""
         self._copies.keep(op, record)
 

@@ -55,6 +55,11 @@ def is_written_collective(op: Op) -> bool:
     return op.name in _NAMES
 
 
+def is_reduction(op: Op) -> bool:
+    """Whether the op combines what devices hold."""
+    return op.name.removeprefix("sdy.") in REDUCING
+
+
 def as_written(op: Op, sources: Iterable[TensorSharding], target: TensorSharding, mesh: Mesh) -> Written | None:
     """How a collective runs that states the sharding `target`: from the first of `sources` that it fits; None: not."""
     said = _without_size_one(collective_from_attributes(op.name.removeprefix("sdy."), op.attributes), mesh)

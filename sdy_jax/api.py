@@ -48,6 +48,7 @@ def partition(
     compiler_options: dict[str, Any] | None = None,
     costs: CostModel | None = None,
     on_unknown: str = "warn",
+    optimize_collectives: bool = False,
 ) -> Any:
     """Partitions a function over a mesh: like `jax.jit`, with explicit collectives chosen by cost and a readable plan.
 
@@ -67,6 +68,8 @@ def partition(
         costs: what communication costs; by default one unit per byte on the wire.
         on_unknown: what to do with an op, or a dimension of one, that cannot be split: "warn" (gather, compute
             replicated, warn once per op and source line), "error", or "ignore" (the plan still says it).
+        optimize_collectives: whether collectives that the function holds itself (`all_gather`, `all_to_all`, ...) may
+            be replaced by cheaper ones between the same shardings. By default they keep their place and kind.
 
     Returns:
         A `PartitionedFunction`; with `fun=None`, a decorator that makes one.
@@ -93,6 +96,7 @@ def partition(
         "compiler_options": compiler_options,
         "costs": costs,
         "on_unknown": on_unknown,
+        "optimize_collectives": optimize_collectives,
     }
     if fun is None:
         return lambda f: PartitionedFunction(f, **options)
@@ -127,6 +131,7 @@ class PartitionedFunction:
         compiler_options: dict[str, Any] | None,
         costs: CostModel | None,
         on_unknown: str,
+        optimize_collectives: bool,
     ):
         if not callable(fun):
             raise SdyError(f"partition got a {type(fun).__name__}; expected a function")
@@ -138,6 +143,7 @@ class PartitionedFunction:
         self._fun, self._mesh = fun, mesh
         self._in, self._out = in_shardings, out_shardings
         self._costs, self._on_unknown = costs, on_unknown
+        self._optimize_collectives = optimize_collectives
         self._name = getattr(fun, "__name__", type(fun).__name__)
         self._source = own_frames.caller_line()
         self._parameters = Parameters.of(fun)
@@ -248,6 +254,7 @@ class PartitionedFunction:
                 out_shardings=out_shardings,
                 costs=self._costs,
                 on_unknown=self._on_unknown,
+                optimize_collectives=self._optimize_collectives,
             )
             return made
 
@@ -266,7 +273,7 @@ class PartitionedFunction:
             self._inner(statics, mesh), leaves, tree, self._out, mesh_from_jax(mesh), auto_mesh(mesh)
         )
         costs = self._costs or CostModel.of_platform(mesh.devices.flat[0].platform)
-        plan = build_plan(self._name, program, costs, self._source)
+        plan = build_plan(self._name, program, costs, self._source, self._optimize_collectives)
         report_notes(plan.notes, self._on_unknown)
         return plan
 

@@ -206,6 +206,11 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--any-platform", action="store_true", help="run a jax.export file on platforms that it was not exported for"
     )
+    parser.add_argument(
+        "--optimize-collectives",
+        action="store_true",
+        help="let cheaper collectives take the place of those that the program holds itself",
+    )
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,8 @@ sharding has to be known where the collective stands, and that of the result fol
 states it (`sharding=`), or if the operand is the result of `reshard`, `sharding_constraint` or another of these
 functions, called right before in the same jitted function. Its open dimensions count as closed here.
 
-The partitioner brings the array from the one sharding to the other by the cheapest collectives, of which the one that
-is written is usually the only candidate.
+The collective runs where it is written, as the plan says of it (`origin="user"`), unless the program is partitioned
+with `optimize_collectives=True`, or a size does not divide: then the cheapest collectives between the same shardings do.
 """
 
 from __future__ import annotations

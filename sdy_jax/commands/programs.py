@@ -113,7 +113,7 @@ def _file_job(options: argparse.Namespace) -> Job:
 
 def _local_job(program: Program, options: argparse.Namespace) -> Job:
     """Arguments and results have a leading dimension, with an entry for every device."""
-    for option in ("in_shardings", "out_shardings", "args"):
+    for option in ("in_shardings", "out_shardings", "args", "optimize_collectives"):
         if getattr(options, option):
             raise UsageError(
                 f"--{option.replace('_', '-')} is not for programs on local arrays, as {options.program} is"
@@ -173,7 +173,9 @@ def _partitioned(fun: Any, mesh: Mesh, options: argparse.Namespace) -> Partition
     }
     on_devices = devices.mesh_on(mesh, options.devices or mesh.size)
     with own_frames.called_from("the command line" if given else _file_name(options)):
-        found: PartitionedFunction = partition(fun, mesh=on_devices, on_unknown="ignore", **given)
+        found: PartitionedFunction = partition(
+            fun, mesh=on_devices, on_unknown="ignore", optimize_collectives=options.optimize_collectives, **given
+        )
     return found
 
 
@@ -187,9 +189,10 @@ def _function_job(module: str, name: str, options: argparse.Namespace) -> Job:
         function = _found(module, name)
     if not isinstance(function, PartitionedFunction):
         function = _partitioned(function, _mesh(options), options)
-    elif options.mesh or options.in_shardings or options.out_shardings:
+    elif options.mesh or options.in_shardings or options.out_shardings or options.optimize_collectives:
         raise UsageError(
-            f"{options.program} is partitioned already; leave out --mesh, --in-shardings and --out-shardings"
+            f"{options.program} is partitioned already; leave out --mesh, --in-shardings, --out-shardings and "
+            "--optimize-collectives"
         )
     if not options.args:
         raise UsageError(f'{options.program} needs the types of its arguments: --args "f32[64,128], i32[]"')

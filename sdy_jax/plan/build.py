@@ -22,11 +22,16 @@ from sdy_jax.program import Program
 from sdy_jax.rules import RuleBook
 
 
-def build_plan(name: str, program: Program, costs: CostModel, source: str = "") -> Plan:
-    """Propagates and partitions a traced program; `source` is the line at which its shardings are given."""
+def build_plan(
+    name: str, program: Program, costs: CostModel, source: str = "", optimize_collectives: bool = False
+) -> Plan:
+    """Propagates and partitions a traced program; `source` is the line at which its shardings are given.
+
+    With `optimize_collectives`, sdy collectives that the program holds may be replaced by cheaper ones.
+    """
     context = program.module.context
     with _collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
-        return _build(name, program, costs, source)
+        return _build(name, program, costs, source, optimize_collectives)
 
 
 @contextmanager
@@ -42,7 +47,7 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _build(name: str, program: Program, costs: CostModel, source: str) -> Plan:
+def _build(name: str, program: Program, costs: CostModel, source: str, optimize_collectives: bool) -> Plan:
     stages = {"traced": program.module}
     module = program.module.clone().operation
     import_module(module)
@@ -58,7 +63,7 @@ def _build(name: str, program: Program, costs: CostModel, source: str) -> Plan:
     module = module.clone().operation
     _keep_arguments_whole(module, program.module)
     _locate_return(module, source)
-    report = partition(module, program.mesh_name, costs, rules)
+    report = partition(module, program.mesh_name, costs, rules, optimize_collectives)
     stages["partitioned"] = module
 
     program = program.with_module(module)
