@@ -74,7 +74,7 @@ class _Partitioner:
         self, graph: Graph, mesh_name: str, costs: CostModel, rules: RuleBook, optimize_collectives: bool = False
     ):
         rules = rules.without_overrides()
-        self.graph, self.costs, self.optimize_collectives = graph, costs, optimize_collectives
+        self.graph, self.optimize_collectives = graph, optimize_collectives
         self.report = PartitionReport()
         self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report)
         self.decisions = Decisions(self.placement, rules, costs)
@@ -164,7 +164,7 @@ class _Partitioner:
         placement.place([result], target)
         for name, text in written.said.attributes.items():
             op.mlir.attributes[name] = attribute_from_text(text, op.mlir.context)
-        moved = written.moved(operand, self.mesh, self.costs)
+        moved = written.moved(operand, self.mesh)
         placement.keep(op, self.report.add(moved, operand, op, op, origin="user"))
 
     def _say_replaced(self, op: Op) -> None:

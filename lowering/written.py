@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.graph import Op, Value
-from sdy_jax.lowering.cost import CostModel
+from sdy_jax.lowering.cost import wire_bytes
 from sdy_jax.lowering.report import Moved
+from sdy_jax.lowering.resharding import Collective
+from sdy_jax.lowering.sent import sent_by_step
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.collectives import (
     FLAT,
@@ -40,14 +42,15 @@ class Written:
     source: TensorSharding
     target: TensorSharding
 
-    def moved(self, value: Value, mesh: Mesh, costs: CostModel) -> Moved:
+    def moved(self, value: Value, mesh: Mesh) -> Moved:
         """What it sends of a value."""
         said, blocks = self.said, math.prod(self.source.shard_counts(mesh))
         size = math.prod(value.shape or ()) * value.itemsize
         before, after = size / blocks, size / math.prod(self.target.shard_counts(mesh))
         axes = said.all_axes if said.kind != "collective_permute" else _permuted(self.source, self.target, mesh)
-        sent = costs.wire_bytes(said.kind, axes_size(axes, mesh), before, after)
-        return Moved(said.kind, said.all_axes, str(said), self.target, sent)
+        wire = wire_bytes(said.kind, axes_size(axes, mesh), before, after)
+        step = Collective(said.kind, said.axes, said.params, self.target, wire, self.source.reduction)
+        return Moved(said.kind, said.all_axes, str(said), self.target, sent_by_step(step, value, mesh))
 
 
 def is_written_collective(op: Op) -> bool:

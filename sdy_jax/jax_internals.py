@@ -96,6 +96,15 @@ def _in_a_thread(lower: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def refined(module: ir.Module) -> ir.Module:
+    """A module whose main has arguments of static shape, with all other shapes made static; in a context of its own.
+
+    Raises:
+        ValueError: they cannot be; its cause says why.
+    """
+    return refine_polymorphic_shapes(module)
+
+
 _REFUSED = re.compile(r"error: (?:loc\(callsite\(\"shape_assertion\".*?\)\): )?([^\n]*?)(?:  Using the following|\n|$)")
 
 
@@ -106,7 +115,7 @@ def _refined(module: ir.Module) -> ir.Module:
         SdyError: they break a rule of an exported function.
     """
     try:
-        return refine_polymorphic_shapes(module)
+        return refined(module)
     except ValueError as error:
         said = _REFUSED.search(str(error.__cause__))
         if said is None:

@@ -6,6 +6,7 @@ others are merged into the module that calls them.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import re
@@ -30,6 +31,7 @@ from sdy_jax.dialects.view import is_dialect_op, view
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.graph import function_shardings, main_function, module_meshes, set_function_shardings
 from sdy_jax.jax_internals import with_module
+from sdy_jax.lowering.generic import numpy_dtype
 from sdy_jax.passes.debug_info import remove_propagation_debug_info
 from sdy_jax.passes.device_numbers import renumber_devices
 from sdy_jax.passes.mesh_annotations import annotated_mesh, import_annotations
@@ -38,6 +40,7 @@ from sdy_jax.program import Program, platform_of
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.symbolic_sizes import has_open_sizes, with_sizes
 
 
 def prepared(
@@ -183,8 +186,8 @@ def _check_types(program: Program) -> None:
     for path, info in zip((*program.inputs, *program.outputs), (*program.in_info, *program.out_info), strict=True):
         if info is None:
             raise UnsupportedError(
-                f"`{path}` of {program.name} is no array of static shape; write its sizes into the module, or export "
-                "the function by jax.export with symbolic shapes, which get their sizes when it is called"
+                f"`{path}` of {program.name} is no array: a program that is called from Python takes and returns "
+                "tensors of known rank"
             )
 
 
@@ -209,7 +212,8 @@ def _typed(path: str, info: Any) -> str:
 
 
 def _type_text(info: Any) -> str:
-    return str(jax.core.ShapedArray(info.shape, info.dtype).str_short(short_dtypes=True))
+    scalar = str(jax.core.ShapedArray((), info.dtype).str_short(short_dtypes=True))
+    return f"{scalar.removesuffix('[]')}[{','.join(map(str, info.shape))}]"
 
 
 def _check_type(path: str, wanted: Any, value: Any) -> None:
@@ -275,14 +279,25 @@ def _caller(program: Program, module: ir.Operation) -> Any:
 
 def _merged(program: Program, module: ir.Operation) -> Any:
     ir.SymbolTable(module).set_symbol_name(main_function(module), "main")
-    text, foreign = _bytecode(module), module.context.allow_unregistered_dialects
-    results = tuple(jax.core.ShapedArray(info.shape, info.dtype) for info in program.out_info)
+    foreign, is_open = module.context.allow_unregistered_dialects, has_open_sizes(module)
+
+    @functools.cache
+    def made_for(shapes: tuple[tuple[int, ...], ...]) -> tuple[bytes, tuple[Any, ...]]:
+        """The module for arguments of these shapes, and the types of its results."""
+        sized = with_sizes(module, shapes) if is_open else module
+        return _bytecode(sized), tuple(map(_aval, _types(main_function(sized)).results))
 
     def call(*arguments: Any) -> Any:
+        text, results = made_for(tuple(jax.typeof(x).shape for x in arguments) if is_open else ())
         found = program_p.bind(*arguments, module=text, name=program.name, results=results, foreign=foreign)
         return jax.tree.unflatten(program.out_tree, found)
 
     return call
+
+
+def _aval(type_: ir.Type) -> jax.core.ShapedArray:
+    tensor = ir.RankedTensorType(type_)
+    return jax.core.ShapedArray(tuple(tensor.shape), numpy_dtype(str(tensor.element_type)))
 
 
 def _bytecode(module: ir.Operation) -> bytes:

@@ -176,9 +176,14 @@ def _from_module(module: ir.Module) -> Program:
 
 
 def _type_of(value: Value) -> jax.ShapeDtypeStruct | None:
-    """The shape and dtype of a value; None for what jax has no arrays of, and for tensors whose shape is not static."""
+    """The shape and dtype of a value, with `?` for sizes that the text leaves open; None for what jax has no arrays
+    of."""
+    type_ = value.mlir.type
+    if not isinstance(type_, ir.RankedTensorType):
+        return None
+    sizes: list[Any] = ["?" if type_.is_dynamic_dim(i) else type_.get_dim_size(i) for i in range(type_.rank)]
     try:
-        return None if value.shape is None else jax.ShapeDtypeStruct(value.shape, numpy_dtype(value.dtype))
+        return jax.ShapeDtypeStruct(tuple(sizes), numpy_dtype(str(type_.element_type)))
     except UnsupportedError:
         return None
 

@@ -44,6 +44,7 @@ FLOORS = {
     "sdy_jax.dialects.view": 2,
     "sdy_jax.verification": 3,
     "sdy_jax.artifacts": 3,
+    "sdy_jax.symbolic_sizes": 3,
     "sdy_jax.runtime": 2,
     "sdy_jax.propagation": 3,
     "sdy_jax.lowering": 3,
