@@ -7,11 +7,15 @@ meshes whose devices are in another order is brought there on entry and back on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax.extend.mlir import ir
 
 from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering import generic
@@ -23,6 +27,46 @@ from sdy_jax.representation.collectives import KINDS, collective_from_attributes
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
+
+
+class NotedOp(NamedTuple):
+    """An op by its name and place: its module may be gone."""
+
+    name: str
+    location: ir.Location
+
+
+_noted: ContextVar[list[NotedOp] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noting_ops() -> Iterator[list[NotedOp]]:
+    """Lists the ops that functions traced meanwhile compute. What they become says by its location which one it is of:
+    `noted_index`."""
+    ops: list[NotedOp] = []
+    token = _noted.set(ops)
+    try:
+        yield ops
+    finally:
+        _noted.reset(token)
+
+
+_SCOPE = re.compile(r"\bsdy_op_(\d+)\b")
+
+
+def noted_index(location: str) -> int | None:
+    """The index in the list of `noting_ops` of the innermost op that an op with this MLIR location is of."""
+    found = _SCOPE.findall(location)
+    return int(found[-1]) if found else None
+
+
+def _noted_scope(op: Op) -> AbstractContextManager[Any]:
+    ops = _noted.get()
+    if ops is None:
+        return nullcontext()
+    ops.append(NotedOp(op.name, op.mlir.location))
+    return jax.named_scope(f"sdy_op_{len(ops) - 1}")
+
 
 _COLLECTIVES = frozenset(f"sdy.{kind}" for kind in KINDS)
 
@@ -93,7 +137,8 @@ class _Emission:
         """Computes a block and returns what its terminator returns."""
         self._arrays.update(zip(block.arguments, arguments, strict=True))
         for op in block.ops[:-1]:
-            self._arrays.update(zip(op.results, self._compute(op), strict=True))
+            with _noted_scope(op):
+                self._arrays.update(zip(op.results, self._compute(op), strict=True))
         return [self._arrays[v] for v in block.terminator.operands]
 
     def _mesh_of(self, shardings: Iterable[TensorSharding | None]) -> RefinedMesh:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from sdy_jax.artifacts import (
     recognise,
 )
 from sdy_jax.dialects.annotated_meshes import Devices
-from sdy_jax.dialects.local_program import Specs, run_local
+from sdy_jax.dialects.local_program import Specs
 from sdy_jax.drop_annotations import drop_annotations
 from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.graph import Graph, Value, main_function, module_meshes
@@ -33,6 +32,7 @@ from sdy_jax.passes.shardings import map_shardings
 from sdy_jax.program import Program as AnyProgram
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.shard.programs import LocalProgram, run_local
 from sdy_jax.verified_text import text_module
 
 
@@ -47,7 +47,7 @@ class Program(AnyProgram):
 
     def run_local(
         self, mesh: jax.sharding.Mesh | None = None, in_specs: Specs = None, out_specs: Specs = None
-    ) -> Callable[..., Any]:
+    ) -> LocalProgram:
         """A program on local arrays as a function of global ones: as `sdy_jax.shard.run_local`.
 
         Example:
@@ -60,7 +60,7 @@ class Program(AnyProgram):
             >>> total(jnp.ones((8, 3))).shape
             (8, 3)
         """
-        return run_local(self.module, mesh, in_specs, out_specs)
+        return run_local(self, mesh, in_specs, out_specs)
 
 
 def load(

@@ -553,7 +553,11 @@ def test_local_programs_take_an_entry_for_every_device(run):
     assert (found["out0"].view(ml_dtypes.bfloat16) == np.repeat(gathered, 3, axis=0)).all()
     assert found["out1"].tolist() == [n << 40 for n in (3, 5, 7, 3, 5, 7)]
     status, out, _ = run("run", "m.mlir", "--mesh", "x=2,y=3", "--inputs", "in.npz")
-    assert (status, out.splitlines()[0]) == (0, "local program on mesh x=2, y=3 (6 devices)")
+    assert (status, out.splitlines()[0].partition(":")[0]) == (
+        0,
+        "plan of main on local arrays, on mesh x=2, y=3 (6 devices)",
+    )
+    assert run("plan", "m.mlir", "--devices", 6, "--args", "bf16[6,2,2], i64[6]")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -572,7 +576,7 @@ def test_local_programs_take_an_entry_for_every_device(run):
             2,
             "error: --in-shardings is not for programs on local arrays",
         ),
-        (("plan", "--devices", 4), 1, "m.mlir: error: a program on local arrays has no plan"),
+        (("plan", "--devices", 4), 1, "m.mlir: error: the program takes bf16[4,2,?], i64[4]; to fix: give the types"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else "",
 )

@@ -16,8 +16,7 @@ def run(options: argparse.Namespace) -> int:
     """Prints what is asked for."""
     job = job_of(options)
     with explained(job.file), job.settings():
-        if job.mesh is None:
-            _check_sizes(job)
+        _check_sizes(job)
         plan = job.plan(job.args, job.kwargs)
         if options.why:
             print(plan.why(options.why))

@@ -25,17 +25,18 @@ from sdy_jax.commands import UsageError, devices
 from sdy_jax.commands.failures import explained
 from sdy_jax.commands.specs import parse_mesh, parse_shardings, parse_types
 from sdy_jax.dialects.annotated_meshes import Devices
-from sdy_jax.dialects.local_program import is_local, run_local
+from sdy_jax.dialects.local_program import is_local
 from sdy_jax.dialects.meshes import DeviceMesh, resolved_sizes
 from sdy_jax.dialects.resolution import program_mesh
 from sdy_jax.dialects.scalars import dtype_of
-from sdy_jax.errors import SdyError, UnsupportedError
+from sdy_jax.errors import SdyError
 from sdy_jax.graph import Graph, Value
 from sdy_jax.loading import load
 from sdy_jax.passes.mesh_annotations import annotated_mesh
 from sdy_jax.plan.plan import Plan
 from sdy_jax.program import Program
 from sdy_jax.representation.mesh import Mesh, MeshAxis
+from sdy_jax.shard.programs import LocalProgram, run_local
 
 _FUNCTION = re.compile(r"(?P<module>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
@@ -47,7 +48,7 @@ class Job:
     It is partitioned, or that of a local program: then `mesh` says on which devices it runs.
     """
 
-    function: PartitionedFunction | Callable[..., Any]
+    function: PartitionedFunction | LocalProgram
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     file: str
@@ -55,21 +56,12 @@ class Job:
     mesh: jax.sharding.Mesh | None = None
 
     def plan(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
-        """The plan for arguments like these.
-
-        Raises:
-          UnsupportedError: the program is local; what it sends, its text says.
-        """
-        if not isinstance(self.function, PartitionedFunction):
-            raise UnsupportedError("a program on local arrays has no plan: its collectives are those of its text")
+        """The plan for arguments like these."""
         return self.function.plan(*args, **kwargs)
 
     def headline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
         """What runs, in a few lines."""
-        if self.mesh is None:
-            return self.plan(args, kwargs).summary()
-        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        return f"local program on mesh {axes} ({self.mesh.size} devices)"
+        return self.plan(args, kwargs).summary()
 
     @property
     def paths(self) -> list[str]:
@@ -113,7 +105,7 @@ def _file_job(options: argparse.Namespace) -> Job:
 
 def _local_job(program: Program, options: argparse.Namespace) -> Job:
     """Arguments and results have a leading dimension, with an entry for every device."""
-    for option in ("in_shardings", "out_shardings", "args", "optimize_collectives"):
+    for option in ("in_shardings", "out_shardings", "optimize_collectives"):
         if getattr(options, option):
             raise UsageError(
                 f"--{option.replace('_', '-')} is not for programs on local arrays, as {options.program} is"
@@ -126,8 +118,10 @@ def _local_job(program: Program, options: argparse.Namespace) -> Job:
         devices.request(options.devices or mesh.size)
         on_devices = devices.mesh_on(mesh, options.devices or mesh.size)
         with jax.enable_x64(True):
-            function = run_local(program.module, on_devices)
+            function = run_local(program, on_devices)
         infos = tuple(_stacked(value, mesh.size) for value in Graph(program.module).arguments)
+    if options.args:
+        infos = tuple(parse_types(options.args, "--args"))
     return Job(function, infos, {}, _file_name(options), program, on_devices)
 
 

@@ -18,7 +18,7 @@ from sdy_jax.dialects.resolution import fill_meshes, mesh_on_devices, program_me
 from sdy_jax.dialects.view import dialect_ops, enclosing, location_of
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.graph import Graph, Op, Value, main_function
-from sdy_jax.lowering.emit import local_function
+from sdy_jax.lowering.emit import NotedOp, local_function, noting_ops
 from sdy_jax.lowering.generic import mlir_name, numpy_dtype
 from sdy_jax.lowering.strategies.registry import EMITTERS
 from sdy_jax.passes.inline_calls import inline_calls
@@ -39,10 +39,10 @@ def is_local(module: ir.Operation) -> bool:
     )
 
 
-def run_local(
-    module: ir.Operation, mesh: jax.sharding.Mesh | None = None, in_specs: Specs = None, out_specs: Specs = None
-) -> Callable[..., Any]:
+class LocalFunction:
     """A local program as a function of global arrays, whose blocks are the arguments of the program.
+
+    Called, it returns one array, or a tuple if the program has not one result.
 
     Args:
         module: a verified module with one function, or one named `main`. It is not changed.
@@ -50,9 +50,6 @@ def run_local(
             devices of the machine; one `?` is then as large as they allow.
         in_specs, out_specs: how arguments and results lie on the mesh, one for all or one each. By default arrays have
             a leading dimension of one entry per device, in the order of linear indices: `(devices, *local shape)`.
-
-    Returns:
-        A jitted function. It returns one array, or a tuple if the program has not one result.
 
     Raises:
         SdyError: here, when the mesh does not fit the devices; on a call, when arguments do not fit the program, or
@@ -65,36 +62,59 @@ def run_local(
         ...   %0 = mesh.all_reduce %x on @m mesh_axes = [0, 1] : tensor<i32> -> tensor<i32>
         ...   return %0 : tensor<i32>
         ... }''')
-        >>> run_local(program.module)(np.arange(8)).tolist()  # a tensor<i32> on each of eight devices
+        >>> LocalFunction(program.module)(np.arange(8)).tolist()  # a tensor<i32> on each of eight devices
         [28, 28, 28, 28, 28, 28, 28, 28]
     """
-    module = module.clone().operation
-    inline_calls(module)
-    own = mesh_on_devices(program_mesh(module), mesh)
-    _check_widths(module)
-    arguments, outputs = _boundary(module)
-    refined = _refined(module, own)
-    jax_mesh = refined.to_jax(own.devices)
-    every = PartitionSpec(jax_mesh.axis_names)
-    mapped = jax.shard_map(
-        _body(module, own, refined, in_specs is None, out_specs is None),
-        mesh=jax_mesh,
-        in_specs=_one_each(in_specs, every, refined),
-        out_specs=_one_each(out_specs, every, refined),
-        check_vma=False,
-    )
-    jitted, single = jax.jit(mapped), len(outputs) == 1
 
-    def call(*given: Any) -> Any:
-        results = jitted(*_checked(arguments, given, own, in_specs is None))
-        return results[0] if single else results
+    def __init__(
+        self,
+        module: ir.Operation,
+        mesh: jax.sharding.Mesh | None = None,
+        in_specs: Specs = None,
+        out_specs: Specs = None,
+    ):
+        self.module = module.clone().operation
+        inline_calls(self.module)
+        self.mesh = mesh_on_devices(program_mesh(self.module), mesh)
+        _check_widths(self.module)
+        graph = Graph(self.module)
+        self.arguments, self.outputs = graph.arguments, graph.outputs
+        self.name = str(ir.StringAttr(graph.main.mlir.attributes["sym_name"]).value)
+        self.stacked_in, self.stacked_out = in_specs is None, out_specs is None
+        self._specs = in_specs, out_specs
+        self._refined = _refined(self.module, self.mesh)
+        self._jitted = self._new_jitted()
 
-    return call
+    def __call__(self, *given: Any) -> Any:
+        results = self._jitted(*self._checked([jnp.asarray(x) for x in given]))
+        return results[0] if len(self.outputs) == 1 else results
 
+    def lower(self, *given: Any) -> Any:
+        """As `jax.jit(fun).lower`; arguments may be `ShapeDtypeStruct`s."""
+        return self._jitted.lower(*self._checked(given))
 
-def _boundary(module: ir.Operation) -> tuple[Sequence[Value], Sequence[Value]]:
-    graph = Graph(module)
-    return graph.arguments, graph.outputs
+    def lowered_noting_ops(self, *given: Any) -> tuple[Any, list[NotedOp]]:
+        """The program lowered, and the ops that its parts are of, by `sdy_jax.lowering.emit.noted_index`."""
+        with noting_ops() as ops:
+            lowered = self._new_jitted().lower(*self._checked(given))
+        return lowered, ops
+
+    def _checked(self, given: Sequence[Any]) -> list[Any]:
+        return _checked(self.arguments, given, self.mesh, self.stacked_in)
+
+    def _new_jitted(self) -> Any:
+        """A function of its own, which is traced anew."""
+        in_specs, out_specs = self._specs
+        jax_mesh = self._refined.to_jax(self.mesh.devices)
+        every = PartitionSpec(jax_mesh.axis_names)
+        mapped = jax.shard_map(
+            _body(self.module, self.mesh, self._refined, self.stacked_in, self.stacked_out),
+            mesh=jax_mesh,
+            in_specs=_one_each(in_specs, every, self._refined),
+            out_specs=_one_each(out_specs, every, self._refined),
+            check_vma=False,
+        )
+        return jax.jit(mapped)
 
 
 def _refined(module: ir.Operation, mesh: jax.sharding.Mesh) -> RefinedMesh:
@@ -135,14 +155,12 @@ def _body(
     return body
 
 
-def _checked(
-    values: Sequence[Value], arguments: Sequence[Any], mesh: jax.sharding.Mesh, stacked: bool
-) -> list[jax.Array]:
+def _checked(values: Sequence[Value], arguments: Sequence[Any], mesh: jax.sharding.Mesh, stacked: bool) -> list[Any]:
     if len(values) != len(arguments):
         raise ShardingError(f"got {len(arguments)} arguments, the program takes {len(values)}")
     arrays = []
     for value, argument in zip(values, arguments, strict=True):
-        x, dtype = jnp.asarray(argument), scalars.dtype_of(value)
+        x, dtype = argument, scalars.dtype_of(value)
         if x.dtype != dtype:
             raise ShardingError(f"argument {value.index} has elements of {x.dtype}, expected {value.type}")
         if stacked and (x.ndim == 0 or x.shape[0] != mesh.size):

@@ -154,11 +154,14 @@ class Plan:
                 type_text(c.dtype, c.shape, c.result, self.program.mesh_name),
                 _sent(c, id(c) in counted),
                 short_source(c.source),
-                "the user's" if c.origin == "user" else f"for {c.cause}",
+                self._cause(c),
             )
             for c in self.collectives
         ]
         return "collectives (bytes per device)\n" + _table(rows)
+
+    def _cause(self, record: CollectiveRecord) -> str:
+        return "the user's" if record.origin == "user" else f"for {record.cause}"
 
     def _notes(self) -> str:
         return "\n".join(["notes", *(f"  {note}" for note in self.notes)]) if self.notes else ""
