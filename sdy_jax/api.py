@@ -22,7 +22,7 @@ from sdy_jax.lowering.cost import CostModel
 from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.plan import BoundaryValue, Plan
 from sdy_jax.plan.warn import PartitionWarning, report_notes
-from sdy_jax.planned_call import PlannedCall
+from sdy_jax.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.program import Program, from_function
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.runtime.boundary import auto_mesh, check_devices, concrete_mesh, on_parts
@@ -275,7 +275,7 @@ class PartitionedFunction:
         costs = self._costs or CostModel.of_platform(mesh.devices.flat[0].platform)
         plan = build_plan(self._name, program, costs, self._source, self._optimize_collectives)
         report_notes(plan.notes, self._on_unknown)
-        return plan
+        return with_dialect_collectives(plan, mesh)
 
     def _inner(self, statics: Statics, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
         """The user's function of its dynamic arguments; partitioned functions that it calls are inlined."""

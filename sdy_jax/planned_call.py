@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from itertools import compress
 from typing import Any
@@ -12,9 +13,18 @@ from jax.extend.core import jaxpr_as_fun
 from sdy_jax.derivatives import Flat, Partition, differentiable, specs
 from sdy_jax.graph import Graph
 from sdy_jax.lowering.emit import local_function, used_axes
+from sdy_jax.plan.local import dialect_collectives, has_dialect_collectives
 from sdy_jax.plan.plan import Plan
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.mesh import RefinedMesh
+
+
+def with_dialect_collectives(plan: Plan, mesh: jax.sharding.Mesh) -> Plan:
+    """The plan with what ops of the mesh and shard dialects send, which is known when the program is lowered."""
+    if not has_dialect_collectives(plan.program.module):
+        return plan
+    found = dialect_collectives(PlannedCall(plan, mesh, None).lower, plan.program.mesh)
+    return replace(plan, collectives=(*plan.collectives, *found))
 
 
 class PlannedCall:
@@ -32,6 +42,11 @@ class PlannedCall:
     def outer(self) -> list[jax.core.Tracer]:
         """The values of an outer trace that the function closes over; the plan ends with that trace."""
         return list(compress(self.plan.program.constants, self._closed_over))
+
+    def lower(self) -> Any:
+        """The call lowered, as `jax.jit` lowers it."""
+        program = self.plan.program
+        return jax.jit(lambda *xs: self._run(*xs)).lower(*map(jax.typeof, self.outer), *program.in_info)
 
     def __call__(self, *leaves: Any) -> Any:
         """The results, in the function's tree."""

@@ -251,3 +251,32 @@ def test_python_functions_in_shard_map_are_counted_too():
         str(body.__code__.co_firstlineno + 1),
         str(body.__code__.co_firstlineno + 2),
     ]
+
+
+MANUAL = """
+sdy.mesh @mesh = <["a"=2, "b"=4]>
+mesh.mesh @devices(shape = 2x4)
+func.func @main(%x: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {"b"}]>}) -> tensor<8x16xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"a"}, {"b"}]>] out_shardings=[<@mesh, [{"a"}, {"b"}]>]
+      manual_axes={"a", "b"} (%y: tensor<4x4xf32>) {
+    %1 = mesh.all_reduce %y on @devices mesh_axes = [1] : tensor<4x4xf32> -> tensor<4x4xf32>
+    %2 = mesh.shift %1 on @devices mesh_axes = [0] shift_axis = 0 offset = 1 rotate : tensor<4x4xf32> -> tensor<4x4xf32>
+    sdy.return %2 : tensor<4x4xf32>
+  } : (tensor<8x16xf32>) -> tensor<8x16xf32>
+  return %0 : tensor<8x16xf32>
+}
+"""
+
+
+def test_ops_in_manual_computations_of_whole_programs_are_counted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.mlir").write_text(MANUAL)
+    run, x = sdy.partition(sdy.load("m.mlir")), jnp.ones((8, 16))
+    plan = run.plan(x)
+    assert [(c.kind, c.wire_bytes, c.cause, c.source) for c in plan.collectives if c.origin == "user"] == [
+        ("all_reduce", 96, "mesh.all_reduce", "m.mlir:7"),
+        ("collective_permute", 64, "mesh.shift", "m.mlir:8"),
+    ]
+    found = totals(collectives_in_hlo(run.lower(x).compile().as_text()))
+    assert found.wire_bytes == plan.wire_bytes
+    np.testing.assert_array_equal(jax.jit(run)(x)[:, :4], 4 * x[:, :4])

@@ -6,7 +6,7 @@ made of: a broadcast is a sum of which all terms but one are zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,10 @@ import jax
 from jax.extend.mlir import ir
 
 from sdy_jax.dialects.local_program import LocalFunction
+from sdy_jax.dialects.view import dialect_ops
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.graph import Graph, Op, Value
-from sdy_jax.lowering.emit import NotedOp, noted_index
+from sdy_jax.graph import Graph, Op, Value, main_function
+from sdy_jax.lowering.emit import NotedOp, noted_index, noting_ops
 from sdy_jax.lowering.report import CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.strategies.registry import sent_by
 from sdy_jax.passes.inline_calls import inline_calls
@@ -115,10 +116,10 @@ def _on_devices(paths: Sequence[str], values: Sequence[Value], stacked: bool) ->
         yield BoundaryValue(path, type_text(value.dtype, shape, None), TensorSharding.replicated("", len(shape)))
 
 
-def _records(manual: Op, ops: Sequence[NotedOp], mesh: Mesh) -> Iterator[CollectiveRecord]:
+def _records(around: Op, ops: Sequence[NotedOp], mesh: Mesh) -> Iterator[CollectiveRecord]:
     """The collectives of the lowered program, each with the op that it is of."""
     report = PartitionReport()
-    for op in manual.walk():
+    for op in around.walk():
         whole = [TensorSharding.replicated("", value.rank) for value in op.operands]
         for sent in sent_by(op, mesh, whole):
             index, value = noted_index(str(op.mlir.location)), op.results[sent.result]
@@ -126,3 +127,19 @@ def _records(manual: Op, ops: Sequence[NotedOp], mesh: Mesh) -> Iterator[Collect
             moved = Moved(sent.kind, sent.axes, sent.detail, result, sent.wire_bytes)
             record = report.add(moved, value, op, op, "user")
             yield record if index is None else replace(record, cause=ops[index].name, location=ops[index].location)
+
+
+def has_dialect_collectives(module: ir.Operation) -> bool:
+    """Whether ops of the mesh and shard dialects communicate in a program on whole tensors, in manual computations."""
+    return any(op.declaration.communicates for op in dialect_ops(main_function(module)))
+
+
+def dialect_collectives(lower: Callable[[], Any], mesh: Mesh) -> list[CollectiveRecord]:
+    """What ops of the mesh and shard dialects send in a program that `lower` traces anew and lowers."""
+    with noting_ops() as ops:
+        lowered = lower()
+    module = lowered.compiler_ir("stablehlo").operation.clone().operation
+    with module.context, ir.Location.unknown(module.context):
+        inline_calls(module)
+    records = _records(Graph(module).main, ops, mesh)
+    return [record for record in records if record.cause.startswith(("mesh.", "shard."))]
