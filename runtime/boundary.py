@@ -139,19 +139,16 @@ class Boundary:
         return PartitionSpec(*names)
 
 
-def on_parts(spec: Any, mesh: jax.sharding.Mesh | None) -> NamedSharding | None:
-    """The jax sharding of a result that the user splits by parts of axes; None for every other specification.
+def splits_by_parts(spec: Any, mesh: jax.sharding.Mesh) -> bool:
+    """A specification splits by parts of axes of a mesh.
 
-    jit must be told these: it looks for shardings that nobody stated on the axes of the arguments' mesh only.
+    jit must be told of results that are stated so: it looks for shardings on the axes of the arguments' mesh only.
     """
     try:
-        sharding = None if mesh is None else _on_axes_of(spec, mesh)
+        sharding = _on_axes_of(spec, mesh)
     except SdyError:
-        return None  # said when the function is called, with the result's path
-    if mesh is None or sharding is None or not has_sub_axes(sharding) or not sharding.is_fully_closed:
-        return None
-    refined = RefinedMesh.of(mesh_from_jax(mesh), [axis for axes in sharding.axes for axis in axes])
-    return NamedSharding(refined.to_jax(mesh.devices), refined.spec(sharding))
+        return False  # said when the function is planned, with the result's path
+    return sharding is not None and has_sub_axes(sharding)
 
 
 def _on_axes_of(spec: Any, mesh: jax.sharding.Mesh) -> TensorSharding | None:

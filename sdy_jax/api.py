@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import os
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 
 from sdy_jax import lowering, own_frames, runtime
 from sdy_jax.annotate.constraints import constrained
-from sdy_jax.arguments import SPEC_TYPES, Leaf, Parameters, abstracted, argument_leaves, match_prefix
+from sdy_jax.arguments import SPEC_TYPES, Parameters, argument_leaves, match_prefix
+from sdy_jax.call import Arguments, Layouts
 from sdy_jax.derivatives import Partition
+from sdy_jax.dispatch import Choice, Dispatch
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.loaded_function import LoadedFunction, prepared
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.plan.build import build_plan
+from sdy_jax.plan.moves import Move
 from sdy_jax.plan.plan import BoundaryValue, Plan
-from sdy_jax.plan.warn import PartitionWarning, report_notes
+from sdy_jax.plan.warn import PartitionWarning, report_notes, warn_of
 from sdy_jax.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.program import Program, from_function
 from sdy_jax.representation.named import mesh_from_jax
-from sdy_jax.runtime.boundary import auto_mesh, check_devices, concrete_mesh, on_parts
+from sdy_jax.runtime.boundary import auto_mesh, check_devices, concrete_mesh, splits_by_parts
 from sdy_jax.statics import StaticParameters, Statics
 
 __all__ = ["PartitionWarning", "PartitionedFunction", "partition"]
@@ -115,6 +120,9 @@ class PartitionedFunction:
     Under another partitioned function's trace it is inlined, and its shardings become sharding constraints.
     """
 
+    _is_inner = False
+    """Its results go to other functions of ours only, and may be split by parts of axes."""
+
     def __init__(
         self,
         fun: Callable[..., Any],
@@ -140,6 +148,20 @@ class PartitionedFunction:
         if mesh is not None:
             concrete_mesh(mesh)
         functools.update_wrapper(self, fun, updated=())
+        self._options = {
+            "mesh": mesh,
+            "in_shardings": in_shardings,
+            "out_shardings": out_shardings,
+            "static_argnums": static_argnums,
+            "static_argnames": static_argnames,
+            "donate_argnums": donate_argnums,
+            "donate_argnames": donate_argnames,
+            "keep_unused": keep_unused,
+            "inline": inline,
+            "compiler_options": compiler_options,
+            "costs": costs,
+            "on_unknown": on_unknown,
+        }
         self._fun, self._mesh = fun, mesh
         self._in, self._out = in_shardings, out_shardings
         self._costs, self._on_unknown = costs, on_unknown
@@ -150,27 +172,16 @@ class PartitionedFunction:
         self._statics = StaticParameters.of(fun, static_argnums, static_argnames)
         self._calls: dict[Any, PlannedCall] = {}
 
-        @functools.wraps(fun, updated=())
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return self._run(*args, **kwargs)
-
-        self._jitted: Any = jax.jit(
-            run,
-            static_argnums=self._statics.positions,
-            static_argnames=self._statics.names,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-            keep_unused=keep_unused,
-            inline=inline,
-            compiler_options=compiler_options,
-            **_told(out_shardings, mesh),
-        )
+        self._jitted: dict[Any, Any] = {}
+        self._dispatch = Dispatch(self._choice, context_mesh if mesh is None else None)
+        self._moved: set[str] = set()
+        """The arguments of which was said that they are moved."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         outer = getattr(_tracing, "mesh", None)
         if outer is not None:
             return self._inlined(args, kwargs, outer)
-        return self._through_jit(self._jitted, args, kwargs)
+        return self._through_jit(None, args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As an attribute of a class it is a method."""
@@ -178,11 +189,11 @@ class PartitionedFunction:
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.jit(fun).trace`: the traced program of the partitioned function."""
-        return self._through_jit(self._jitted.trace, args, kwargs)
+        return self._through_jit("trace", args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.jit(fun).lower`; the result's `compile()` gives the executable."""
-        return self._through_jit(self._jitted.lower, args, kwargs)
+        return self._through_jit("lower", args, kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The shapes and dtypes of the results; nothing is planned or run."""
@@ -193,17 +204,43 @@ class PartitionedFunction:
 
     def clear_cache(self) -> None:
         """Forgets plans and compiled programs."""
+        self._dispatch.forget()
         self._calls.clear()
-        self._jitted.clear_cache()
+        for jitted in self._jitted.values():
+            jitted.clear_cache()
+        self._jitted.clear()
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan for arguments like these (arrays or `ShapeDtypeStruct`s); nothing runs."""
-        return self._planned(*self._statics.split(args, kwargs)).plan
+        """The plan for arguments like these (arrays or `ShapeDtypeStruct`s); nothing runs.
 
-    def _through_jit(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls jit; where it refuses the arguments, says which of them in our words."""
+        Of arrays on a mesh it knows how they lie, and of `ShapeDtypeStruct`s with a sharding: where `in_shardings`
+        leaves them open they start from that, and where it states something else, the plan says what is `moved`.
+        """
+        call = self._arguments(args, kwargs)
+        plan = self._planned(call).plan
+        moves = call.moves(plan)
+        return dataclasses.replace(plan, moves=moves) if moves else plan
+
+    def __copy__(self) -> PartitionedFunction:
+        """A function of its own with the same options; plans and compiled programs are made again."""
+        return self._renewed(self._fun, type(self).__new__(type(self)))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PartitionedFunction:
+        """As `__copy__`, of a copy of the function: of a method, that of the copied object."""
+        new = memo[id(self)] = type(self).__new__(type(self))
+        fun = self._fun if isinstance(self._fun, LoadedFunction) else copy.deepcopy(self._fun, memo)
+        return self._renewed(fun, new)
+
+    def _renewed(self, fun: Callable[..., Any], new: PartitionedFunction) -> PartitionedFunction:
+        new.__init__(fun, **self._options)  # type: ignore[misc]
+        new._source = self._source
+        return new
+
+    def _through_jit(self, method: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the jitted function, or a method of it; where it refuses the arguments, says which in our words."""
         try:
-            return call(*args, **kwargs)
+            jitted = self._dispatch(args, kwargs)
+            return (jitted if method is None else getattr(jitted, method))(*args, **kwargs)
         except SdyError:
             raise
         except (TypeError, ValueError):
@@ -214,29 +251,65 @@ class PartitionedFunction:
 
     def _argument_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SdyError | None:
         try:
-            dynamic, named, statics = self._statics.split(args, kwargs)
-            self._leaves(dynamic, named, statics)
-            for leaf in argument_leaves(self._in, dynamic, named, self._dynamic(statics)):
-                check_devices(leaf.path, leaf.value, self._jax_mesh())
+            call = self._arguments(args, kwargs)
+            for leaf in call.given:
+                check_devices(leaf.path, leaf.value, call.mesh)
         except SdyError as error:
             return error
         return None
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        """What jit traces: plan, then the per-device program on shards."""
-        dynamic, named, statics = self._statics.split(args, kwargs)
-        call = self._planned(dynamic, named, statics)
-        _check_whole((*call.plan.arguments, *call.plan.results))
-        return call(*jax.tree.leaves((dynamic, named)))
+    def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Choice:
+        """The jitted function for a call. Says what will be moved, once per argument."""
+        call = self._arguments(args, kwargs)
+        if call.may_move and not self._is_inner:
+            self._report(call.moves(self._planned(call).plan))
+        must_name = self._is_inner or call.bring_other_meshes or _states_parts(self._out, call.mesh)
+        results = self._planned(call).results if must_name else None
+        return Choice(self._jitted_for(call.layouts, results, call.mesh), results is None)
 
-    def _planned(self, args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> PlannedCall:
-        mesh = self._jax_mesh()
-        leaves = self._leaves(args, kwargs, statics)
-        tree = jax.tree.structure((tuple(args), kwargs))
-        key = (mesh, tree, tuple(_signature(leaf) for leaf in leaves), statics.key, _settings())
+    def _report(self, moves: Iterable[Move]) -> None:
+        new = [move for move in moves if move.path not in self._moved]
+        self._moved |= {move.path for move in new}
+        if self._on_unknown != "ignore":
+            warn_of([f"{self._source}: argument: {move.message(self._name)}" for move in new])
+
+    def _jitted_for(self, layouts: Layouts, results: Any, mesh: jax.sharding.Mesh) -> Any:
+        """The jitted function for arguments with these layouts; `results` is the tree of the results' shardings that
+        jit could not find out."""
+        leaves, tree = jax.tree.flatten(results)
+        key = (mesh, layouts, tree, tuple(leaves))
+        if key not in self._jitted:
+
+            @functools.wraps(self._fun, updated=())
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return self._run(args, kwargs, layouts)
+
+            options = {name: self._options[name] for name in _OPTIONS_OF_JIT}
+            if results is not None:
+                options["out_shardings"] = results
+            self._jitted[key] = jax.jit(
+                run, static_argnums=self._statics.positions, static_argnames=self._statics.names, **options
+            )
+        return self._jitted[key]
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts) -> Any:
+        """What jit traces: plan, then the per-device program on shards."""
+        call = self._planned(self._arguments(args, kwargs, layouts))
+        _check_whole((*call.plan.arguments, *call.plan.results))
+        return call(*jax.tree.leaves(self._statics.split(args, kwargs)[:2]))
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts | None = None) -> Arguments:
+        dynamic, named, statics = self._statics.split(args, kwargs)
+        if isinstance(self._fun, LoadedFunction):
+            self._fun.check(dynamic, named)
+        given = argument_leaves(self._in, dynamic, named, self._dynamic(statics))
+        return Arguments.of(given, jax.tree.structure((dynamic, named)), statics, self._jax_mesh(), layouts)
+
+    def _planned(self, arguments: Arguments) -> PlannedCall:
+        key = (*arguments.key, _settings())
         if key in self._calls:
             return self._calls[key]
-        call = PlannedCall(self._made(leaves, tree, statics, mesh), mesh, self._of_derivatives())
+        call = PlannedCall(self._made(arguments), arguments.mesh, self._of_derivatives())
         if not call.outer:  # those end with their trace
             self._calls[key] = call
         return call
@@ -260,17 +333,15 @@ class PartitionedFunction:
 
         return partitioned
 
-    def _leaves(self, args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> list[Leaf]:
-        """The dynamic arguments' leaves: abstract values and specifications."""
-        axes = self._jax_mesh().axis_names
-        if isinstance(self._fun, LoadedFunction):
-            self._fun.check(args, kwargs)
-        given = argument_leaves(self._in, args, kwargs, self._dynamic(statics))
-        return [abstracted(leaf, axes) for leaf in given]
-
-    def _made(self, leaves: list[Leaf], tree: Any, statics: Statics, mesh: jax.sharding.Mesh) -> Plan:
+    def _made(self, arguments: Arguments) -> Plan:
+        mesh = arguments.mesh
         program = from_function(
-            self._inner(statics, mesh), leaves, tree, self._out, mesh_from_jax(mesh), auto_mesh(mesh)
+            self._inner(arguments.statics, mesh),
+            arguments.leaves,
+            arguments.tree,
+            self._out,
+            mesh_from_jax(mesh),
+            auto_mesh(mesh),
         )
         costs = self._costs or CostModel.of_platform(mesh.devices.flat[0].platform)
         plan = build_plan(self._name, program, costs, self._source, self._optimize_collectives)
@@ -336,10 +407,14 @@ def _check_whole(values: Sequence[BoundaryValue]) -> None:
             )
 
 
-def _told(out_shardings: Any, mesh: jax.sharding.Mesh | None) -> dict[str, Any]:
-    """What jit must know of the results beforehand: the shardings that it could not find out."""
-    told = jax.tree.map(lambda spec: on_parts(spec, mesh), out_shardings, is_leaf=lambda x: isinstance(x, SPEC_TYPES))
-    return {"out_shardings": told} if jax.tree.leaves(told) else {}
+def _states_parts(out_shardings: Any, mesh: jax.sharding.Mesh) -> bool:
+    stated = jax.tree.map(
+        lambda spec: splits_by_parts(spec, mesh), out_shardings, is_leaf=lambda x: isinstance(x, SPEC_TYPES)
+    )
+    return any(jax.tree.leaves(stated))
+
+
+_OPTIONS_OF_JIT = ("donate_argnums", "donate_argnames", "keep_unused", "inline", "compiler_options")
 
 
 # The settings of jax that change what a function traces to.
@@ -354,7 +429,3 @@ _SETTINGS = (
 
 def _settings() -> tuple[Any, ...]:
     return tuple(getattr(jax.config, name) for name in _SETTINGS)
-
-
-def _signature(leaf: Leaf) -> tuple[Any, ...]:
-    return (leaf.value.shape, leaf.value.dtype, leaf.value.weak_type, leaf.spec)

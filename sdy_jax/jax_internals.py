@@ -9,6 +9,7 @@
 * `refine_polymorphic_shapes`: gives a module of symbolic shapes the sizes that it is called with. jax does that only
   right before it compiles.
 * `Exported._in_named_shardings` and its like: a program that is partitioned has its shardings from the partitioner.
+* `JVPTracer.primal` and its like: where an array lies that is differentiated eagerly; a tracer hides it.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
 """
 
@@ -153,6 +154,13 @@ def with_module(exported: export.Exported, module: bytes) -> export.Exported:
 def context_mesh() -> jax.sharding.Mesh | None:
     """The mesh of `jax.set_mesh`, under a trace as well; empty or None if there is none."""
     return get_concrete_mesh()
+
+
+def primal_of(x: Any) -> Any:
+    """The array inside of tracers that differentiate it; everything else as it is."""
+    while isinstance(x, jax.core.Tracer) and (primal := getattr(x, "primal", None)) is not None:
+        x = primal
+    return x
 
 
 def weakly_typed(x: jax.Array) -> jax.Array:

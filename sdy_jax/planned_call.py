@@ -16,6 +16,7 @@ from sdy_jax.lowering.emit import local_function, used_axes
 from sdy_jax.plan.local import dialect_collectives, has_dialect_collectives
 from sdy_jax.plan.plan import Plan
 from sdy_jax.runtime.boundary import Boundary
+from sdy_jax.runtime.layouts import named
 from sdy_jax.runtime.mesh import RefinedMesh
 
 
@@ -47,6 +48,12 @@ class PlannedCall:
         """The call lowered, as `jax.jit` lowers it."""
         program = self.plan.program
         return jax.jit(lambda *xs: self._run(*xs)).lower(*map(jax.typeof, self.outer), *program.in_info)
+
+    @property
+    def results(self) -> Any:
+        """The jax shardings of the results, in the function's tree."""
+        shardings = specs(self.plan.results, self.plan.program.out_info)
+        return jax.tree.unflatten(self.plan.program.out_tree, [named(s, self._mesh) for s in shardings])
 
     def __call__(self, *leaves: Any) -> Any:
         """The results, in the function's tree."""

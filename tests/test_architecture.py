@@ -56,6 +56,8 @@ FLOORS = {
     "sdy_jax.loaded_function": 5,
     "sdy_jax.derivatives": 5,
     "sdy_jax.planned_call": 5,
+    "sdy_jax.call": 5,
+    "sdy_jax.dispatch": 5,
     "sdy_jax.api": 6,
     "sdy_jax.opt": 6,
     "sdy_jax.commands": 6,

@@ -11,6 +11,7 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import SdyError
 from sdy_jax.graph import function_shardings, main_function, shape_and_dtype
 from sdy_jax.lowering.report import CollectiveRecord, Note
+from sdy_jax.plan.moves import Move
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.types import bytes_text, short_source, type_text
 from sdy_jax.plan.why import Explanation, Why, given_arguments
@@ -39,6 +40,7 @@ class Plan:
         collectives: one record per collective of the partitioned program, the user's own included.
         notes: what was gathered or computed replicated because it cannot be split, by op and source line.
         stages: the module after each stage of planning.
+        moves: the arguments that lie otherwise than they enter the program, where it was made from arrays.
         source: the source line at which the shardings of arguments and results are given; may be empty.
     """
 
@@ -51,6 +53,7 @@ class Plan:
     notes: tuple[Note, ...]
     stages: Mapping[str, ir.Operation]
     source: str = ""
+    moves: tuple[Move, ...] = ()
 
     @property
     def wire_bytes(self) -> float:
@@ -131,6 +134,7 @@ class Plan:
             _values("arguments", self.arguments),
             _values("closed-over arrays", self.constants),
             _values("results", self.results),
+            self._moves(),
             self._collectives(),
             self._notes(),
         ]
@@ -162,6 +166,10 @@ class Plan:
 
     def _cause(self, record: CollectiveRecord) -> str:
         return "the user's" if record.origin == "user" else f"for {record.cause}"
+
+    def _moves(self) -> str:
+        rows = [(move.path, f"{move.before} -> {move.after}", bytes_text(move.bytes)) for move in self.moves]
+        return "moves at the border (bytes that a device receives)\n" + _table(rows) if rows else ""
 
     def _notes(self) -> str:
         return "\n".join(["notes", *(f"  {note}" for note in self.notes)]) if self.notes else ""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.lowering.report import Note
 
 
 class PartitionWarning(UserWarning):
-    """Something is gathered or computed replicated because it cannot be split; it names the op and the source line."""
+    """Something is gathered or computed replicated because it cannot be split, or an argument is moved because it lies
+    otherwise than stated; it names the op or the argument, and the source line."""
 
 
 def report_notes(notes: Sequence[Note], on_unknown: str) -> None:
@@ -23,9 +24,14 @@ def report_notes(notes: Sequence[Note], on_unknown: str) -> None:
     if on_unknown == "error" and notes:
         raise UnsupportedError("cannot be split, and on_unknown='error':\n" + "\n".join(map(str, notes)))
     if on_unknown == "warn":
-        level = _users_stack_level()
-        for text in dict.fromkeys(map(str, notes)):
-            warnings.warn(text, PartitionWarning, stacklevel=level)
+        warn_of(map(str, notes))
+
+
+def warn_of(texts: Iterable[str]) -> None:
+    """Warns of each once, at the user's line that called us."""
+    level = _users_stack_level()
+    for text in dict.fromkeys(texts):
+        warnings.warn(text, PartitionWarning, stacklevel=level)
 
 
 def _users_stack_level() -> int:

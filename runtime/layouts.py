@@ -1,0 +1,63 @@
+"""Where arrays lie: the shardings that arguments bring along, in words of a function's mesh, and those of results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from sdy_jax.jax_internals import primal_of
+from sdy_jax.representation.named import has_sub_axes, mesh_from_jax, to_partition_spec
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.runtime.device_orders import can_express, on_devices_of
+from sdy_jax.runtime.mesh import RefinedMesh
+
+
+def layout_of(x: Any) -> NamedSharding | None:
+    """The sharding of an array on a mesh, or that a `ShapeDtypeStruct` states; None where nothing is known.
+
+    An array that is differentiated eagerly lies where its value does. Under a trace only types are known, and an array
+    on a single device goes wherever a function wants it.
+    """
+    x = primal_of(x)
+    sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def is_on(sharding: NamedSharding, mesh: jax.sharding.Mesh) -> bool:
+    """A sharding is on this mesh, or on one with its axes and devices; axis types do not count."""
+    own = sharding.mesh
+    if own is mesh:
+        return True
+    if (own.axis_names, own.axis_sizes) != (mesh.axis_names, mesh.axis_sizes):
+        return False
+    return not isinstance(own, jax.sharding.Mesh) or own.devices.tolist() == mesh.devices.tolist()
+
+
+def as_specification(sharding: NamedSharding, mesh: jax.sharding.Mesh) -> PartitionSpec | NamedSharding | None:
+    """A sharding as a specification for a function on `mesh`; equal ones for shardings on its axes that are equal.
+
+    None: the mesh has no axes for it, or other devices.
+    """
+    if is_on(sharding, mesh):
+        return _shortened(sharding.spec)
+    own = on_devices_of(sharding.mesh, mesh) if isinstance(sharding.mesh, jax.sharding.Mesh) else None
+    return sharding if own is not None and can_express(own, mesh_from_jax(mesh)) else None
+
+
+def _shortened(spec: PartitionSpec) -> PartitionSpec:
+    """Without the entries at the end that say nothing."""
+    entries = list(spec.partitions)
+    while entries and not entries[-1]:
+        entries.pop()
+    return spec.update(partitions=tuple(entries)) if len(entries) < len(spec.partitions) else spec
+
+
+def named(sharding: TensorSharding, mesh: jax.sharding.Mesh) -> NamedSharding:
+    """The jax sharding of a value at the border: on the mesh itself where its axes can say it, else on a mesh whose
+    axes are the parts of them that are used."""
+    if not has_sub_axes(sharding):
+        return NamedSharding(mesh, to_partition_spec(sharding))
+    refined = RefinedMesh.of(mesh_from_jax(mesh), [axis for axes in sharding.axes for axis in axes])
+    return NamedSharding(refined.to_jax(mesh.devices), refined.spec(sharding))

@@ -1,0 +1,62 @@
+"""Which jitted function a call goes to: jit's types do not say how arrays on Auto axes lie, and plans start from that.
+
+Finding out must cost next to nothing. A call's key is the tree of its arguments and what Python knows of each leaf
+without looking closer: the sharding of an array, the class of everything else. A call like the one before it compares
+two lists, mostly by identity, because arrays of one origin share their sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A jitted function for a call, and for all with its key if it `lasts`."""
+
+    jitted: Any
+    lasts: bool
+
+
+class Dispatch:
+    """Remembers the choices of `choose(args, kwargs)` by the key of the call, and by `surroundings()`, a mesh or None.
+
+    Choices for tracers are never kept: they may stand for arrays that lie in any way.
+    """
+
+    def __init__(
+        self,
+        choose: Callable[[tuple[Any, ...], dict[str, Any]], Choice],
+        surroundings: Callable[[], jax.sharding.Mesh | None] | None,
+    ):
+        self._choose, self._surroundings = choose, surroundings
+        self._last: tuple[Any, Any, list[Any], Any] = (None, None, [], None)
+        self._known: dict[Any, Any] = {}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        around = None if self._surroundings is None else self._surroundings()
+        key = [getattr(x, "sharding", x.__class__) for x in leaves]
+        last_around, last_tree, last_key, jitted = self._last
+        if jitted is not None and key == last_key and tree == last_tree and around is last_around:
+            return jitted
+        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+            return self._choose(args, kwargs).jitted
+        whole = (around, tree, *key)
+        jitted = self._known.get(whole)
+        if jitted is None:
+            choice = self._choose(args, kwargs)
+            if not choice.lasts:
+                return choice.jitted
+            jitted = self._known[whole] = choice.jitted
+        self._last = (around, tree, key, jitted)
+        return jitted
+
+    def forget(self) -> None:
+        """The choices made so far no longer hold."""
+        self._last = (None, None, [], None)
+        self._known.clear()

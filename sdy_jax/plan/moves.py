@@ -1,0 +1,94 @@
+"""Moves at the border: arguments that lie otherwise than the program takes them, which XLA moves before it starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from sdy_jax.arguments import Leaf, resolve
+from sdy_jax.plan.types import bytes_text, type_text
+from sdy_jax.representation.named import mesh_from_jax
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.runtime.layouts import as_specification, layout_of, named
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An argument that is moved on entry: its path, its types before and after, and the bytes that a device receives
+    (the most that one device has not yet). They are no part of `Plan.wire_bytes`, which counts our own collectives."""
+
+    path: str
+    before: str
+    after: str
+    bytes: int
+
+    def message(self, function: str) -> str:
+        """What to do about it."""
+        return (
+            f"`{self.path}` lies as {self.before}, {function} takes it as {self.after}: each call moves it first "
+            f"({bytes_text(self.bytes)} to a device); to fix: pass it as it is taken, by jax.device_put, or leave its "
+            "entry of in_shardings None to take it as it lies"
+        )
+
+
+def moves_at_border(
+    leaves: Iterable[Leaf], entering: Iterable[TensorSharding], mesh: jax.sharding.Mesh
+) -> tuple[Move, ...]:
+    """The moves of a call.
+
+    Args:
+        leaves: the arguments' leaves as they were given.
+        entering: how the program takes them, on `mesh`.
+    """
+    found = (_move(leaf, sharding, mesh) for leaf, sharding in zip(leaves, entering, strict=True))
+    return tuple(move for move in found if move is not None)
+
+
+def _move(leaf: Leaf, entering: TensorSharding, mesh: jax.sharding.Mesh) -> Move | None:
+    own = layout_of(leaf.value)
+    if own is None or not isinstance(own.mesh, jax.sharding.Mesh) or own.device_set != {*mesh.devices.flat}:
+        return None  # nothing is known, or jit will not take it
+    shape, dtype = leaf.value.shape, leaf.value.dtype
+    target = named(TensorSharding(entering.mesh, entering.dimensions[: len(shape)]), mesh)
+    if own.is_equivalent_to(target, len(shape)):
+        return None
+    plain = jax.core.ShapedArray(shape, dtype).str_short(short_dtypes=True)
+    return Move(
+        leaf.path,
+        _type(plain, leaf, own, mesh),
+        _with_axes(plain, shape, entering),
+        _received(own, target, shape) * dtype.itemsize,
+    )
+
+
+def _type(plain: str, leaf: Leaf, own: NamedSharding, mesh: jax.sharding.Mesh) -> str:
+    spec = as_specification(own, mesh)
+    if spec is None:
+        return f"{plain} as {own.spec} on {mesh_from_jax(own.mesh)}"
+    base = mesh_from_jax(mesh)
+    rank = len(leaf.value.shape)
+    return _with_axes(plain, leaf.value.shape, resolve(Leaf(leaf.path, None, spec), rank, base, "", "arguments", mesh))
+
+
+def _with_axes(plain: str, shape: Sequence[int], sharding: TensorSharding | None) -> str:
+    """The type `f32[8,4]` with axes."""
+    if sharding is None:
+        return plain
+    return type_text(plain.partition("[")[0], shape, TensorSharding("", sharding.dimensions[: len(shape)]))
+
+
+def _received(own: NamedSharding, target: NamedSharding, shape: tuple[int, ...]) -> int:
+    """The elements that a device holds afterwards and did not hold before, at most."""
+    before, after = own.devices_indices_map(shape), target.devices_indices_map(shape)
+    return max(_missing(before[device], block, shape) for device, block in after.items())
+
+
+def _missing(held: Any, wanted: Any, shape: tuple[int, ...]) -> int:
+    bounds = [(w.indices(n)[:2], h.indices(n)[:2]) for w, h, n in zip(wanted, held, shape, strict=True)]
+    size = math.prod(stop - start for (start, stop), _ in bounds)
+    return size - math.prod(max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in bounds)
