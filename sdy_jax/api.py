@@ -320,16 +320,10 @@ class PartitionedFunction:
             return None
 
         def partitioned(fun: Callable[..., Any], in_shardings: Any, out_shardings: Any) -> PartitionedFunction:
-            made: PartitionedFunction = partition(
-                fun,
-                mesh=self._jax_mesh(),
-                in_shardings=in_shardings,
-                out_shardings=out_shardings,
-                costs=self._costs,
-                on_unknown=self._on_unknown,
-                optimize_collectives=self._optimize_collectives,
-            )
-            return made
+            options: dict[str, Any] = {**dict.fromkeys(self._options), "keep_unused": False, "inline": False}
+            options |= {"mesh": self._jax_mesh(), "in_shardings": in_shardings, "out_shardings": out_shardings}
+            options |= {"costs": self._costs, "on_unknown": self._on_unknown}
+            return _InnerFunction(fun, **options | {"optimize_collectives": self._optimize_collectives})
 
         return partitioned
 
@@ -344,7 +338,14 @@ class PartitionedFunction:
             auto_mesh(mesh),
         )
         costs = self._costs or CostModel.of_platform(mesh.devices.flat[0].platform)
-        plan = build_plan(self._name, program, costs, self._source, self._optimize_collectives)
+        plan = build_plan(
+            self._name,
+            program,
+            costs,
+            self._source,
+            optimize_collectives=self._optimize_collectives,
+            inner=self._is_inner,
+        )
         report_notes(plan.notes, self._on_unknown)
         return with_dialect_collectives(plan, mesh)
 
@@ -388,6 +389,12 @@ class PartitionedFunction:
 
     def _jax_mesh(self) -> jax.sharding.Mesh:
         return concrete_mesh(context_mesh() if self._mesh is None else self._mesh)
+
+
+class _InnerFunction(PartitionedFunction):
+    """A function of a derivative."""
+
+    _is_inner = True
 
 
 _ON_EXPLICIT_AXES = (

@@ -23,6 +23,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding
 
 from sdy_jax.plan.plan import BoundaryValue, Plan
+from sdy_jax.representation.named import on_whole_axes
 from sdy_jax.representation.sharding import TensorSharding
 
 Flat = Callable[..., Sequence[Any]]
@@ -129,9 +130,10 @@ class _Linearized:
         residuals = [lie[i] for i in self._sources.values()]
         inputs = [self._inputs[i] for i in self._moving]
         outputs = [self._outputs[i] for i in self.smooth]
+        cotangents = [on_whole_axes(sharding) for sharding in inputs]
         return LinearMap(
             self._partition(self._forward, (*residuals, *inputs), outputs),
-            self._partition(self._backward, (*residuals, *outputs), inputs),
+            self._partition(self._backward, (*residuals, *outputs), cotangents),
             len(residuals),
         )
 

@@ -31,7 +31,7 @@ def built(monkeypatch):
     """The names of the functions that were planned."""
     names = []
     build = api.build_plan
-    monkeypatch.setattr(api, "build_plan", lambda name, *rest: names.append(name) or build(name, *rest))
+    monkeypatch.setattr(api, "build_plan", lambda name, *rest, **how: names.append(name) or build(name, *rest, **how))
     return names
 
 

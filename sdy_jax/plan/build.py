@@ -16,6 +16,7 @@ from sdy_jax.passes.common_mesh import put_on_mesh
 from sdy_jax.passes.export import export_module
 from sdy_jax.passes.import_ import import_module
 from sdy_jax.passes.propagate import user_priority_propagate
+from sdy_jax.plan.even_results import put_results_on_whole_axes
 from sdy_jax.plan.layouts import layout_notes
 from sdy_jax.plan.plan import Plan, boundary_values
 from sdy_jax.program import Program
@@ -23,15 +24,27 @@ from sdy_jax.rules import RuleBook
 
 
 def build_plan(
-    name: str, program: Program, costs: CostModel, source: str = "", optimize_collectives: bool = False
+    name: str,
+    program: Program,
+    costs: CostModel,
+    source: str = "",
+    *,
+    optimize_collectives: bool = False,
+    inner: bool = False,
 ) -> Plan:
-    """Propagates and partitions a traced program; `source` is the line at which its shardings are given.
+    """Propagates and partitions a traced program.
 
-    With `optimize_collectives`, sdy collectives that the program holds may be replaced by cheaper ones.
+    Args:
+        name: what the function is called.
+        program: the traced program.
+        costs: what communication costs.
+        source: the line at which the program's shardings are given.
+        optimize_collectives: sdy collectives that the program holds may be replaced by cheaper ones.
+        inner: the results stay among our own functions, and may be split by parts of axes that nobody stated.
     """
     context = program.module.context
     with _collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
-        return _build(name, program, costs, source, optimize_collectives)
+        return _build(name, program, costs, source, optimize_collectives, inner)
 
 
 @contextmanager
@@ -47,7 +60,7 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _build(name: str, program: Program, costs: CostModel, source: str, optimize_collectives: bool) -> Plan:
+def _build(name: str, program: Program, costs: CostModel, source: str, optimize_collectives: bool, inner: bool) -> Plan:
     stages = {"traced": program.module}
     module = program.module.clone().operation
     import_module(module)
@@ -62,6 +75,7 @@ def _build(name: str, program: Program, costs: CostModel, source: str, optimize_
 
     module = module.clone().operation
     _keep_arguments_whole(module, program.module)
+    notes = [] if inner else put_results_on_whole_axes(module, program, source)
     _locate_return(module, source)
     report = partition(module, program.mesh_name, costs, rules, optimize_collectives)
     stages["partitioned"] = module
@@ -76,7 +90,7 @@ def _build(name: str, program: Program, costs: CostModel, source: str, optimize_
         tuple(arguments[:count]),
         tuple(results),
         tuple(report.collectives),
-        (*layout_notes(stages["traced"]), *report.notes),
+        (*layout_notes(stages["traced"]), *notes, *report.notes),
         stages,
         source,
     )

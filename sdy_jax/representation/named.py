@@ -8,6 +8,8 @@ nothing about the layout, and are dropped, as `jax.jit` does.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import jax
@@ -79,6 +81,13 @@ def has_sub_axes(sharding: TensorSharding) -> bool:
     """A dimension or the unreduced list of the sharding uses a part of an axis."""
     lists = (*sharding.axes, sharding.unreduced_axes)
     return any(axis.sub_axis is not None for axes in lists for axis in axes)
+
+
+def on_whole_axes(sharding: TensorSharding) -> TensorSharding:
+    """The sharding with each dimension's axes up to the first part of one: what a `PartitionSpec` can say of it."""
+    whole = (tuple(takewhile(lambda axis: axis.sub_axis is None, axes)) for axes in sharding.axes)
+    dimensions = tuple(replace(d, axes=axes) for d, axes in zip(sharding.dimensions, whole, strict=True))
+    return replace(sharding, dimensions=dimensions)
 
 
 def _entry_names(entry: Any) -> tuple[Any, ...]:

@@ -1,0 +1,71 @@
+"""Results as jax knows arrays: split by whole axes of the user's mesh, evenly.
+
+An array of 20 elements has no `NamedSharding` over 8 devices, and what is split by a part of an axis has none on the
+user's mesh. So a result keeps the leading axes of each dimension that divide it, and the program is partitioned for
+that; parts of axes remain where `out_shardings` name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jax.extend.mlir import ir
+
+from sdy_jax.graph import function_shardings, main_function, set_function_shardings, shape_and_dtype
+from sdy_jax.lowering.report import Note
+from sdy_jax.plan.types import type_text
+from sdy_jax.program import Program
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.named import has_sub_axes
+from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+
+
+def put_results_on_whole_axes(module: ir.Operation, traced: Program, source: str) -> list[Note]:
+    """Rewrites the shardings of main's results in a propagated module. Returns what the user is to know of those that
+    `out_shardings` of the traced program state otherwise; `source` is the line at which these are given."""
+    main = main_function(module)
+    values = main.regions[0].blocks[0].operations[len(main.regions[0].blocks[0].operations) - 1].operands
+    stated = function_shardings(main_function(traced.module), "res_attrs", len(values))
+    found = function_shardings(main, "res_attrs", len(values))
+    changed, notes = dict[int, TensorSharding](), list[Note]()
+    for i, (value, sharding) in enumerate(zip(values, found, strict=True)):
+        shape, dtype = shape_and_dtype(value.type)
+        said = stated[i]
+        if shape is None or sharding is None or sharding.mesh != traced.mesh_name or (said and has_sub_axes(said)):
+            continue
+        whole = _on_whole_axes(sharding, shape, traced.mesh)
+        if whole.axes != sharding.axes:
+            changed[i] = whole
+        if said is not None and not _keeps(whole, said):
+            notes.append(Note("result", source, _message(traced.outputs[i], dtype, shape, whole, said)))
+    if changed:
+        set_function_shardings(main, "res_attrs", len(values), changed)
+    return notes
+
+
+def _on_whole_axes(sharding: TensorSharding, shape: Sequence[int], mesh: Mesh) -> TensorSharding:
+    dims = zip(sharding.dimensions, shape, strict=True)
+    return replace(sharding, dimensions=tuple(replace(d, axes=_dividing(d, n, mesh)) for d, n in dims))
+
+
+def _dividing(dim: DimensionSharding, size: int, mesh: Mesh) -> tuple[AxisRef, ...]:
+    """The longest leading list of whole axes that divides the dimension."""
+    count = 0
+    for axis in dim.axes:
+        if axis.sub_axis is not None or not size or size % axes_size(dim.axes[: count + 1], mesh):
+            break
+        count += 1
+    return dim.axes[:count]
+
+
+def _keeps(sharding: TensorSharding, stated: TensorSharding) -> bool:
+    return all(axes[: len(own)] == own for axes, own in zip(sharding.axes, stated.axes, strict=True))
+
+
+def _message(path: str, dtype: str, shape: Sequence[int], whole: TensorSharding, stated: TensorSharding) -> str:
+    wanted = type_text(dtype, shape, stated)
+    return (
+        f"`{path}` arrives as {type_text(dtype, shape, whole)} instead of {wanted}: an array is split evenly; to fix: "
+        "pad it to a multiple of the number of its blocks, or state what divides it"
+    )
