@@ -111,7 +111,13 @@ def partition(
     return PartitionedFunction(fun, **options)
 
 
-_tracing = threading.local()
+class _Tracing(threading.local):
+    """The mesh of the partitioned function that is being traced. A default by the class is found faster than none."""
+
+    mesh: jax.sharding.Mesh | None = None
+
+
+_tracing = _Tracing()
 
 
 class PartitionedFunction:
@@ -178,9 +184,8 @@ class PartitionedFunction:
         """The arguments of which was said that they are moved."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        outer = getattr(_tracing, "mesh", None)
-        if outer is not None:
-            return self._inlined(args, kwargs, outer)
+        if _tracing.mesh is not None:
+            return self._inlined(args, kwargs, _tracing.mesh)
         return self._through_jit(None, args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -353,7 +358,7 @@ class PartitionedFunction:
         """The user's function of its dynamic arguments; partitioned functions that it calls are inlined."""
 
         def fun(*args: Any, **kwargs: Any) -> Any:
-            outer, _tracing.mesh = getattr(_tracing, "mesh", None), mesh
+            outer, _tracing.mesh = _tracing.mesh, mesh
             try:
                 return self._fun(*statics.merged(args), **kwargs, **dict(statics.named))
             except ValueError as error:

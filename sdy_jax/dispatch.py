@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+_flatten = jax.tree_util.default_registry.flatten  # 0.3 us; jax.tree.flatten takes 0.8 (2026-11)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -38,7 +40,7 @@ class Dispatch:
         self._known: dict[Any, Any] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs))
+        leaves, tree = _flatten((args, kwargs), None)
         around = None if self._surroundings is None else self._surroundings()
         key = [getattr(x, "sharding", x.__class__) for x in leaves]
         last_around, last_tree, last_key, jitted = self._last

@@ -37,7 +37,7 @@ def put_results_on_whole_axes(module: ir.Operation, traced: Program, source: str
         whole = _on_whole_axes(sharding, shape, traced.mesh)
         if whole.axes != sharding.axes:
             changed[i] = whole
-        if said is not None and not _keeps(whole, said):
+        if said is not None and not _keeps(whole, said, traced.mesh):
             notes.append(Note("result", source, _message(traced.outputs[i], dtype, shape, whole, said)))
     if changed:
         set_function_shardings(main, "res_attrs", len(values), changed)
@@ -59,8 +59,14 @@ def _dividing(dim: DimensionSharding, size: int, mesh: Mesh) -> tuple[AxisRef, .
     return dim.axes[:count]
 
 
-def _keeps(sharding: TensorSharding, stated: TensorSharding) -> bool:
-    return all(axes[: len(own)] == own for axes, own in zip(sharding.axes, stated.axes, strict=True))
+def _keeps(sharding: TensorSharding, stated: TensorSharding, mesh: Mesh) -> bool:
+    """A result is split by what is stated, and maybe more; axes of size one do not count."""
+
+    def long(axes: Sequence[AxisRef]) -> list[AxisRef]:
+        return [axis for axis in axes if axis.size(mesh) > 1]
+
+    pairs = ((long(axes), long(own)) for axes, own in zip(sharding.axes, stated.axes, strict=True))
+    return all(axes[: len(own)] == own for axes, own in pairs)
 
 
 def _message(path: str, dtype: str, shape: Sequence[int], whole: TensorSharding, stated: TensorSharding) -> str:
