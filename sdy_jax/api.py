@@ -167,6 +167,7 @@ class PartitionedFunction:
             "compiler_options": compiler_options,
             "costs": costs,
             "on_unknown": on_unknown,
+            "optimize_collectives": optimize_collectives,
         }
         self._fun, self._mesh = fun, mesh
         self._in, self._out = in_shardings, out_shardings
