@@ -183,16 +183,25 @@ def concrete_mesh(mesh: object) -> jax.sharding.Mesh:
         ShardingError: there is no mesh, or it has no devices (an AbstractMesh).
     """
     if mesh is None or getattr(mesh, "empty", False):
+        mesh = jax.sharding.get_abstract_mesh()
+    if isinstance(mesh, jax.sharding.Mesh):
+        return mesh
+    if getattr(mesh, "empty", False):
         raise ShardingError(
             "partition needs a mesh: pass mesh=jax.make_mesh(shape, names), or call the function under jax.set_mesh"
         )
-    if isinstance(mesh, jax.sharding.Mesh):
-        return mesh
     size = getattr(mesh, "size", None)
-    needed = f"; it needs {size} devices" if isinstance(size, int) else ""
+    if not isinstance(mesh, jax.sharding.AbstractMesh | Mesh) or not isinstance(size, int):
+        raise ShardingError(
+            f"partition got the {type(mesh).__name__} {mesh}, which has no devices; "
+            "pass mesh=jax.make_mesh(shape, names)"
+        )
+    shape = tuple(mesh.sizes.values()) if isinstance(mesh, Mesh) else mesh.axis_sizes
+    count = jax.device_count()
+    virtual = f', after jax.config.update("jax_num_cpu_devices", {size}) if virtual ones will do, as they do for a plan'
     raise ShardingError(
-        f"partition got the {type(mesh).__name__} {mesh}, which has no devices{needed}, {jax.device_count()} are at "
-        "hand; pass mesh=jax.make_mesh(shape, names)"
+        f"partition got the {type(mesh).__name__} {mesh}, which has no devices; it needs {size} devices, {count} are "
+        f"at hand; to fix: pass mesh=jax.make_mesh({shape}, {mesh.axis_names}){virtual if size > count else ''}"
     )
 
 
