@@ -10,7 +10,6 @@ from sdy_jax.bug_report import described_bug
 from sdy_jax.dialects.printer import module_text
 from sdy_jax.errors import InternalError, ParseError, SdyError
 from sdy_jax.passes import registry
-from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.source_text import SourceError, error_at, parse_module
 from sdy_jax.verification import verify_module
 
@@ -56,8 +55,7 @@ def optimize(text: str, pipeline: str, file: str, generic: bool = False) -> str:
     except InternalError as error:
         raise SourceError(described_bug(error), file) from error
     except SdyError as error:
-        message = error.message if isinstance(error, RuleError) else str(error)
-        raise error_at(message, getattr(error, "location", None), text, file) from error
+        raise error_at(error, getattr(error, "location", None), text, file) from error
     except Exception as error:
         raise SourceError(described_bug(error), file) from error
 

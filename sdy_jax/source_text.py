@@ -16,8 +16,8 @@ from jax.interpreters import mlir
 
 from sdy_jax.diagnostics import explain
 from sdy_jax.dialects.cursor import AssemblyError
-from sdy_jax.dialects.source import Source, parsed_position, unknown_ops
-from sdy_jax.errors import ParseError
+from sdy_jax.dialects.source import Source, name_in, parsed_position, unknown_ops
+from sdy_jax.errors import ParseError, SdyError
 from sdy_jax.fatal_mistakes import fatal_mistakes
 from sdy_jax.positions import Lines, Position
 from sdy_jax.representation.attributes import REDUCTION, SAYABLE
@@ -84,19 +84,30 @@ def parse_module(text: str, context: ir.Context, file: str = "-") -> ir.Module:
         module = ir.Module.parse(source.parsed, context)
     except ir.MLIRError as error:
         raise _source_error(error, source, file) from None
-    source.settle(module)
+    source.settle(module, file)
     for op, message in unknown_ops(module):
-        raise error_at(message, str(op.location), text, file)
+        raise error_at(SdyError(message), str(op.location), text, file)
     return module
 
 
-def error_at(message: str, location: str | None, text: str, file: str) -> SourceError:
-    """An error about an op of a parsed module, by the op's MLIR location."""
-    position, details = parsed_position(location or ""), []
+def error_at(error: SdyError, location: str | None, text: str, file: str) -> SourceError:
+    """An error about an op of a parsed module, by the op's MLIR location, with the text's names for values."""
+    message = _in_own_names(error, text, file) if isinstance(error, RuleError) else str(error)
+    position, details = parsed_position(location or "", file), []
     if position is None and location is not None:
         position = _without_locations(text)
         details.append(_origin(location, file))
     return SourceError(message, file, position, [*_excerpt(text, position), *details])
+
+
+def _in_own_names(error: RuleError, text: str, file: str) -> str:
+    """The message with the names that values have in the text; printers number them anew."""
+    message = error.message
+    for printed, (location, result) in error.values.items():
+        position = parsed_position(location, file)
+        name = name_in(text, position, result) if position else None
+        message = re.sub(rf"{re.escape(printed)}(?![\w.$#-])", name or printed, message)
+    return message
 
 
 def _source_error(error: ir.MLIRError, source: Source, file: str) -> SourceError:

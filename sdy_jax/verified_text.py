@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from jax.extend.mlir import ir
 
 from sdy_jax.representation.dialect_rules import RuleError
@@ -21,21 +19,5 @@ def text_module(text: str, context: ir.Context, file: str, strict: bool = True) 
     try:
         verify_module(module.operation, strict)
     except RuleError as error:
-        raise error_at(error.message, error.location, text, file) from None
-    _name_file(module.operation, file)
+        raise error_at(error, error.location, text, file) from None
     return module
-
-
-_PARSED = re.compile(r'^loc\("-":(\d+):(\d+)\)$')
-
-
-def _name_file(module: ir.Operation, file: str) -> None:
-    """The parser calls every file `-`; ops get the name by which the user knows it."""
-
-    def rename(op: ir.Operation) -> ir.WalkResult:
-        match = _PARSED.match(str(op.location))
-        if match:
-            op.location = ir.Location.file(file, int(match[1]), int(match[2]), op.context)
-        return ir.WalkResult.ADVANCE
-
-    module.walk(rename)

@@ -20,6 +20,7 @@ from sdy_jax.dialects.reader import rewrite
 from sdy_jax.dialects.statement import Statement, generic_form, make_statement, read_generic
 from sdy_jax.dialects.view import dialect_ops
 from sdy_jax.graph import pre_order
+from sdy_jax.opt import optimize
 from sdy_jax.positions import Position
 from sdy_jax.source_text import SourceError, parse_module
 from sdy_jax.verification import verify_module
@@ -319,7 +320,7 @@ func.func @f(%x: tensor<4x3xf32>) -> tensor<4x6xf32> {
 }"""
     lines = text.encode().split(b"\n")
     for op in pre_order(parsed(text).operation)[1:]:
-        match = re.fullmatch(r'loc\("-":(\d+):(\d+)\)', str(op.location))
+        match = re.fullmatch(r'loc\("m.mlir":(\d+):(\d+)\)', str(op.location))
         assert match is not None
         found = lines[int(match[1]) - 1][int(match[2]) - 1 :].decode()
         assert found.startswith(op.name.replace("func.return", "return"))
@@ -358,3 +359,43 @@ def test_an_error_has_the_users_place(statement, place, message):
 
 def test_a_module_without_the_dialects_still_knows_no_others():
     assert re.search("unregistered|unknown dialect", error('"foo.bar"() : () -> ()').message)
+
+
+VALID = {
+    "a recv that does not say from whom": """
+mesh.mesh @m(shape = 2x4)
+func.func @f(%0: tensor<4xf32>) -> tensor<4xf32> {
+  %1 = mesh.send %0 on @m mesh_axes = [0] destination = [1] : (tensor<4xf32>) -> tensor<4xf32>
+  %2 = mesh.recv %0 on @m mesh_axes = [0] : (tensor<4xf32>) -> tensor<4xf32>
+  return %2 : tensor<4xf32>
+}""",
+    "a generic reduction": """
+mesh.mesh @m(shape = 2x4)
+func.func @f(%0: tensor<4xf32>) -> tensor<4xf64> {
+  %1 = mesh.all_reduce %0 on @m mesh_axes = [0] reduction = <generic> : tensor<4xf32> -> tensor<4xf64>
+  %2 = mesh.reduce %1 on @m mesh_axes = [0] reduction = generic root = [1] : (tensor<4xf64>) -> tensor<4xf64>
+  return %2 : tensor<4xf64>
+}""",
+    "shardings as arguments of functions and blocks": """
+mesh.mesh @m(shape = 2x4)
+func.func private @f(%s: !mesh.sharding, %a: tensor<8xf32>) -> (tensor<8xf32>, !mesh.sharding) {
+  %0 = mesh.shard %a to %s : tensor<8xf32>
+  return %0, %s : tensor<8xf32>, !mesh.sharding
+}
+func.func @main(%a: tensor<8xf32>, %s: !mesh.sharding) -> tensor<8xf32> {
+  %0:2 = call @f(%s, %a) : (!mesh.sharding, tensor<8xf32>) -> (tensor<8xf32>, !mesh.sharding)
+  cf.br ^bb1(%0#1: !mesh.sharding)
+^bb1(%t: !mesh.sharding):
+  %1 = mesh.shard %a to %t annotate_for_users : tensor<8xf32>
+  return %1 : tensor<8xf32>
+}""",
+}
+
+
+@pytest.mark.parametrize("dialect", ["mesh", "shard"])
+@pytest.mark.parametrize("name", VALID)
+def test_what_cannot_run_is_valid_text_all_the_same(name, dialect):
+    text = VALID[name] if dialect == "mesh" else in_shard(VALID[name])
+    once = optimize(text, "", "-")
+    assert optimize(once, "", "-") == once
+    assert optimize(optimize(text, "", "-", generic=True), "", "-") == once

@@ -197,6 +197,59 @@ def test_who_waits_for_no_device_receives_zeros():
     assert told[:, 0].tolist() == [0, 1, 2, 0]
 
 
+def exchange(destination):
+    return f"""
+mesh.mesh @m(shape = 4)
+func.func @main(%a: tensor<2xi32>, %d: index) -> tensor<2xi32> {{
+  %i = mesh.process_linear_index on @m : index
+  %c1 = arith.constant 1 : index
+  %c4 = arith.constant 4 : index
+  %sum = arith.addi %i, %c1 : index
+  %next = arith.remui %sum, %c4 : index
+  %s = mesh.send %a on @m mesh_axes = [0] destination = [{destination}] : (tensor<2xi32>, index) -> tensor<2xi32>
+  %r = mesh.recv %a on @m mesh_axes = [0] : (tensor<2xi32>) -> tensor<2xi32>
+  return %r : tensor<2xi32>
+}}""".replace("(tensor<2xi32>, index) ->", "(tensor<2xi32>) ->" if destination == "1" else "(tensor<2xi32>, index) ->")
+
+
+def test_a_recv_without_a_source_gets_what_is_sent_to_it():
+    given = np.arange(8, dtype=np.int32).reshape(4, 2)
+    got = runnable(exchange("%next"))(given, np.zeros(4, np.int32))
+    np.testing.assert_array_equal(got, np.roll(given, 1, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("destination", "message"),
+    [
+        ("1", "mesh.recv: recv needs a source: devices 0, 1, 2, 3 all send to device 1"),
+        ("%d", "mesh.recv: recv needs a source: destinations that are computed in the run do not say who sends"),
+    ],
+)
+def test_a_recv_needs_a_source_where_nothing_else_says_who_sends(destination, message):
+    function = runnable(exchange(destination))
+    with pytest.raises(sdy.SdyError) as caught:
+        function(np.zeros((4, 2), np.int32), np.zeros(4, np.int32))
+    assert str(caught.value) == f'{message} (at "-":10:8)'
+
+
+def test_what_is_valid_but_cannot_run():
+    generic = runnable("""
+mesh.mesh @m(shape = 4)
+func.func @main(%a: tensor<2xi32>) -> tensor<2xi32> {
+  %r = mesh.all_reduce %a on @m mesh_axes = [0] reduction = generic : tensor<2xi32> -> tensor<2xi32>
+  return %r : tensor<2xi32>
+}""")
+    with pytest.raises(sdy.SdyError, match=r'^mesh.all_reduce: reduction = generic names no .* \(at "-":4:8\)'):
+        generic(np.zeros((4, 2), np.int32))
+    with pytest.raises(sdy.SdyError, match=r"^argument 1 is of type !mesh.sharding, which no array is; to fix: state"):
+        runnable("""
+mesh.mesh @m(shape = 4)
+func.func @main(%a: tensor<2xi32>, %s: !mesh.sharding) -> tensor<2xi32> {
+  %r = mesh.all_reduce %a on @m mesh_axes = [0] : tensor<2xi32> -> tensor<2xi32>
+  return %r : tensor<2xi32>
+}""")
+
+
 def test_groups_may_exchange_differently():
     """The first row rotates; in the second, everyone waits for somebody who sends to another."""
     text = """

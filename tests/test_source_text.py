@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from dialect_breaks import EDGES, MANUAL
 from jax.interpreters import mlir
 
 from sdy_jax.fatal_mistakes import fatal_mistakes
+from sdy_jax.opt import optimize
 from sdy_jax.source_text import Position, SourceError, parse_module, split_modules
 from sdy_jax.verification import verify_module
 
@@ -125,3 +128,29 @@ def test_brackets_in_strings_and_arrows_do_not_count(context):
 def test_what_only_looks_fatal_is_accepted(text, context):
     assert list(fatal_mistakes(text)) == []
     parse_module(text, context)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("func.func @f(%given: T) {\n  %g = mesh.get_sharding %given : T -> S", "%given"),
+        ("func.func @f(%e: i1,\n   %x.y-z: T) {\n  %g = mesh.get_sharding %x.y-z : T -> S", "%x.y-z"),
+        (
+            "func.func @f() {\n  %made = stablehlo.constant dense<1.0> : T\n  %g = mesh.get_sharding %made : T -> S",
+            "%made",
+        ),
+        (
+            "func.func @f(%p: T) {\n"
+            '  %a, %b:2 =\n    "stablehlo.custom_call"(%p) {call_target_name = "é"} : (T) -> (T, T, T)\n'
+            "  %g = mesh.get_sharding %b#1 : T -> S",
+            "%b#1",
+        ),
+    ],
+)
+def test_messages_call_values_as_the_text_does(text, name):
+    text = re.sub(r"\bT\b", "tensor<4xf32>", re.sub(r"\bS\b", "!mesh.sharding", text))
+    with pytest.raises(SourceError) as caught:
+        optimize(f"mesh.mesh @m(shape = 2)\n{text}\n  return\n}}", "", "é b.mlir")
+    found = str(caught.value).split("\n")[0]
+    message = f"mesh.get_sharding: the sharding of {name} is not known here; annotate it with mesh.shard"
+    assert re.fullmatch(rf"é b.mlir:\d:8: error: {re.escape(message)}", found)

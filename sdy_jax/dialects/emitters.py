@@ -8,6 +8,7 @@ computes from constants need no dynamic exchange.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -190,7 +191,7 @@ def _compute(local: LocalOp, *operands: Any) -> Sequence[Any]:
     except RuleError:
         raise
     except (ShardingError, UnsupportedError) as error:
-        message = str(error).removeprefix(f"{op.operation.name}: ")
+        message = re.sub(rf"^{op.dialect}\.\w+: ", "", str(error))
         raise RuleError(f"{op.operation.name}: {message}", location_of(op.operation)) from None
     return results if isinstance(results, tuple) else (results,)
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from sdy_jax.dialects import scalars
 from sdy_jax.dialects.resolution import fill_meshes, mesh_on_devices, program_mesh, refined_mesh, resolved
-from sdy_jax.dialects.view import dialect_ops, enclosing, location_of
+from sdy_jax.dialects.view import SHARDING_TYPES, dialect_ops, enclosing, location_of
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.graph import Graph, Op, Value, main_function
 from sdy_jax.lowering.emit import NotedOp, local_function, noting_ops
@@ -79,6 +79,7 @@ class LocalFunction:
         _check_widths(self.module)
         graph = Graph(self.module)
         self.arguments, self.outputs = graph.arguments, graph.outputs
+        _check_arrays(self.arguments)
         self.name = str(ir.StringAttr(graph.main.mlir.attributes["sym_name"]).value)
         self.stacked_in, self.stacked_out = in_specs is None, out_specs is None
         self._specs = in_specs, out_specs
@@ -115,6 +116,16 @@ class LocalFunction:
             check_vma=False,
         )
         return jax.jit(mapped)
+
+
+def _check_arrays(arguments: Sequence[Value]) -> None:
+    """Raises `UnsupportedError` for an argument that no array can be."""
+    for argument in arguments:
+        if str(argument.type) in SHARDING_TYPES:
+            raise UnsupportedError(
+                f"argument {argument.index} is of type {argument.type}, which no array is; "
+                "to fix: state the sharding inside the program"
+            )
 
 
 def _refined(module: ir.Operation, mesh: jax.sharding.Mesh) -> RefinedMesh:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 
 from jax.extend.mlir import ir
 
@@ -14,13 +14,42 @@ from sdy_jax.dialects.reader import Rewritten, foreign, mentions, rewrite, unkno
 from sdy_jax.graph import pre_order
 from sdy_jax.positions import Lines, Position
 
-_POSITION = re.compile(r'^(?:loc\()?"-":(\d+):(\d+)\)?$')
+_POSITION = re.compile(r'^(?:loc\()?("(?:[^"\\]|\\.)*"):(\d+):(\d+)\)?$')
+_RESULTS = re.compile(r"(%[\w.$-]+(?::\d+)?(?:\s*,\s*%[\w.$-]+(?::\d+)?)*)\s*=\s*$")
+_VALUE = re.compile(r"%[\w.$-]+")
 
 
-def parsed_position(location: str) -> Position | None:
-    """Where an MLIR location lies in the parsed text; None for locations that the text gives to its ops."""
+def parsed_position(location: str, file: str = "-") -> Position | None:
+    """Where in a file an MLIR location lies, which the parser calls `-`; None for other files, and without a line."""
     match = _POSITION.match(location)
-    return Position(int(match[1]), int(match[2])) if match and int(match[1]) else None
+    if match is None or match[1] != quoted(file):
+        return None
+    return Position(int(match[2]), int(match[3])) if int(match[2]) else None
+
+
+@cache
+def quoted(file: str) -> str:
+    """A file's name as MLIR writes it in locations."""
+    return str(ir.Location.file(file, 1, 1, ir.Context())).removeprefix("loc(").removesuffix(":1:1)")
+
+
+def name_in(text: str, position: Position, result: int | None) -> str | None:
+    """What a text calls a value.
+
+    Args:
+      position: the op's that has it as its result of this number, or an argument's own, which is no result.
+    """
+    offset = Lines(text).offset(position)
+    if result is None:
+        match = _VALUE.match(text, offset)
+        return match[0] if match else None
+    before = _RESULTS.search(text[max(0, offset - 1000) : offset])
+    for entry in before[1].split(",") if before else ():
+        name, _, count = entry.strip().partition(":")
+        if result < int(count or 1):
+            return f"{name}#{result}" if count else name
+        result -= int(count or 1)
+    return None
 
 
 class Source:
@@ -50,17 +79,24 @@ class Source:
     def _parsed_lines(self) -> Lines:
         return Lines(self.parsed)
 
-    def settle(self, module: ir.Module) -> None:
-        """Gives the ops of the parsed module their locations in the user's text.
+    def settle(self, module: ir.Module, file: str) -> None:
+        """Gives the ops of the parsed module, and the arguments of its blocks, their locations in the user's file.
 
         A text may itself give locations that look like places in it; they cannot be told from them, and stay.
         """
-        if self.parsed is self.text or '"-":' in self.text:
+        if '"-":' in self.text or (self.parsed is self.text and file == "-"):
             return
+
+        def settled(location: ir.Location) -> ir.Location | None:
+            place = self.position(str(location))
+            return place and ir.Location.file(file, place.line, place.column, module.context)
+
         for op in pre_order(module.operation):
-            position = self.position(str(op.location))
-            if position is not None:
-                op.location = ir.Location.file("-", position.line, position.column, module.context)
+            if location := settled(op.location):
+                op.location = location
+            for value in (value for region in op.regions for block in region.blocks for value in block.arguments):
+                if location := settled(value.location):
+                    value.set_location(location)
 
 
 def _rewritten(text: str, context: ir.Context) -> Rewritten:

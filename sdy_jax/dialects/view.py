@@ -25,6 +25,9 @@ from sdy_jax.representation.dialect_rules import RuleError
 
 SEGMENTS = "operandSegmentSizes"
 
+SHARDING_TYPES = tuple(f"!{dialect}.sharding" for dialect in NOUNS)
+"""The types of values that are shardings."""
+
 
 @dataclass(frozen=True, slots=True)
 class DialectOp:
@@ -74,17 +77,24 @@ class DialectOp:
     def result(self) -> ir.Value:
         return self.operation.results[0]
 
-    def fail(self, message: str) -> NoReturn:
-        """Says what is wrong with the op.
+    def fail(self, message: str, *values: ir.Value) -> NoReturn:
+        """Says what is wrong with the op; `values` are those that the message names.
 
         Raises:
           RuleError: always.
         """
-        fail(self.operation, message)
+        fail(self.operation, message, *values)
 
 
-def fail(op: ir.Operation, message: str) -> NoReturn:
-    raise RuleError(f"{op.name}: {message}", location_of(op))
+def fail(op: ir.Operation, message: str, *values: ir.Value) -> NoReturn:
+    raise RuleError(f"{op.name}: {message}", location_of(op), dict(map(_named, values)))
+
+
+def _named(value: ir.Value) -> tuple[str, tuple[str, int | None]]:
+    """What a message calls a value, and where the text has the user's name for it."""
+    if isinstance(value, ir.BlockArgument):
+        return value.get_name(), (str(value.location), None)
+    return value.get_name(), (str(value.owner.location), ir.OpResult(value).result_number)
 
 
 def location_of(op: ir.Operation) -> str | None:

@@ -5,6 +5,8 @@ A function's argument and result shardings mean: the caller's values pass throug
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
@@ -19,6 +21,10 @@ _CALLEE = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 """The ops that stand for a function's body, and the attribute that names the function."""
 
 
+Functions = Mapping[str, ir.Operation]
+"""Functions of a module by symbol."""
+
+
 def inline_calls(module: ir.Operation) -> None:
     """Inlines all calls, nested ones and those inside regions included. Beside the main function and public ones, what
     other ops name stays, such as the computations of custom calls.
@@ -29,14 +35,35 @@ def inline_calls(module: ir.Operation) -> None:
     known = functions(module)
     if len(known) < 2:
         return
-    done: dict[str, bool] = {}
-    for name in known:
-        _inline_into(name, known, done)
+    _inline_all(known, known)
     remove_all_but(module, symbol(main_function(module)))
 
 
-def _inline_into(name: str, known: dict[str, ir.Operation], done: dict[str, bool]) -> None:
-    """Inlines the callees first, so that a copied body holds no call."""
+def inline_functions(module: ir.Operation, chosen: Callable[[ir.Operation], bool]) -> None:
+    """Inlines all calls of some of the functions, which are removed then, unless one is the main function.
+
+    Raises:
+      ShardingError: one of them calls itself, directly or through others of them.
+    """
+    known = functions(module)
+    inlined = {name: function for name, function in known.items() if chosen(function)}
+    if not inlined:
+        return
+    _inline_all(known, inlined)
+    main = main_function(module)
+    for function in inlined.values():
+        if function != main:
+            function.erase()
+
+
+def _inline_all(known: Functions, inlined: Functions) -> None:
+    done: dict[str, bool] = {}
+    for name in known:
+        _inline_into(name, known, inlined, done)
+
+
+def _inline_into(name: str, known: Functions, inlined: Functions, done: dict[str, bool]) -> None:
+    """Inlines the callees first, so that a copied body holds no call of what is to be inlined."""
     if done.get(name):
         return
     if name in done:
@@ -46,8 +73,9 @@ def _inline_into(name: str, known: dict[str, ir.Operation], done: dict[str, bool
         callee = str(ir.FlatSymbolRefAttr(call.attributes[_CALLEE[call.name]]).value)
         if callee not in known:
             raise ShardingError(f"call of @{callee}, which the module does not define (in @{name})")
-        _inline_into(callee, known, done)
-        _inline_call(call, known[callee])
+        if callee in inlined:
+            _inline_into(callee, known, inlined, done)
+            _inline_call(call, known[callee])
     done[name] = True
 
 

@@ -24,9 +24,10 @@ from jax.extend.mlir import ir
 from sdy_jax.dialects.annotated_meshes import Devices, MeshError, annotated_meshes
 from sdy_jax.dialects.meshes import device_meshes
 from sdy_jax.dialects.verification import verify_ops
-from sdy_jax.dialects.view import DialectOp, dialect_ops, enclosing, location_of
+from sdy_jax.dialects.view import SHARDING_TYPES, DialectOp, dialect_ops, enclosing, location_of
 from sdy_jax.errors import ShardingError
 from sdy_jax.graph import module_meshes, pre_order
+from sdy_jax.passes.inline_calls import inline_functions
 from sdy_jax.passes.mesh_shards import PLACES, replace_annotations
 from sdy_jax.representation.attributes import mesh_to_attribute
 from sdy_jax.representation.dialect_rules import RuleError
@@ -67,6 +68,7 @@ def import_annotations(module: ir.Operation, devices: Devices | None = None, str
         return
     modules = [op for op in pre_order(module) if op.name == "builtin.module" and not _is_local(_ops_of(op))]
     for inside in modules:
+        inline_functions(inside, _passes_shardings)
         _resolve_meshes(inside, devices or Devices())
     verify_ops(module, strict)
     for inside in modules:
@@ -118,6 +120,12 @@ def _is_local(ops: list[DialectOp]) -> bool:
     """A program on local arrays: devices communicate, and nothing is annotated."""
     names = {op.name for op in ops}
     return "shard" not in names and any(op.declaration.communicates or op.name in PLACES for op in ops)
+
+
+def _passes_shardings(function: ir.Operation) -> bool:
+    """Whether a function takes or returns a sharding. What it says of its tensors is known where it is called."""
+    type_ = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    return any(str(part) in SHARDING_TYPES for part in (*type_.inputs, *type_.results))
 
 
 # Meshes ---------------------------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ from sdy_jax.dialects.kinds import GAP
 from sdy_jax.dialects.meshes import DeviceMesh
 from sdy_jax.dialects.shardings import StatedSharding, defining, normalized, stated_sharding
 from sdy_jax.dialects.to_sdy import PARTIAL_IN_SDY, axis_numbers, tensor_sharding
-from sdy_jax.dialects.view import DialectOp, is_dialect_op, location_of
+from sdy_jax.dialects.view import DialectOp, fail, is_dialect_op
 from sdy_jax.errors import ShardingError
 from sdy_jax.graph import module_meshes
 from sdy_jax.passes.mesh_queries import answer_mesh_shape, answer_shard_shape
 from sdy_jax.passes.shardings import set_sharding, sharding_of
 from sdy_jax.passes.walk import defining_op, owning_op, symbol
 from sdy_jax.representation.attributes import sharding_attributes
-from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.sharding import TensorSharding
 
 LAYOUT = "sdy_jax.layout"
@@ -52,8 +51,8 @@ class _Annotations:
         self.meshes = module_meshes(module)
         self.stated: dict[ir.Value, StatedSharding] = {}
         for op in self.ops:
-            if op.name in ("sharding", "get_sharding"):
-                self.stated[op.result] = self._stated(op)
+            if op.name in ("sharding", "get_sharding") and (stated := self._stated(op)):
+                self.stated[op.result] = stated
         self.before = {
             op.result: before for op in self.ops if op.name == "shard" and (before := defining(op["src"], "shard"))
         }
@@ -65,7 +64,7 @@ class _Annotations:
             if op.name == "mesh_shape":
                 answer_mesh_shape(op, self._device_mesh(op.dialect, op.mesh))
             elif op.name == "shard_shape":
-                stated = self.stated[op["sharding"]]
+                stated = self._of(op)
                 answer_shard_shape(op, stated, self._mesh(stated))
         for op in self.ops:
             if op.name == "shard":
@@ -91,11 +90,19 @@ class _Annotations:
     def _device_mesh(self, dialect: str, name: str) -> DeviceMesh:
         return DeviceMesh(dialect, name, tuple(axis.size for axis in self.meshes[name].axes))
 
-    def _stated(self, op: DialectOp) -> StatedSharding:
-        """The sharding that an op of a sharding type stands for."""
+    def _of(self, op: DialectOp) -> StatedSharding:
+        """The sharding that an op is given."""
+        given: ir.Value = op["sharding"]
+        if given not in self.stated:
+            message = f"what sharding {given.get_name()} is, is not known here; state it by {op.dialect}.sharding"
+            op.fail(message, given)
+        return self.stated[given]
+
+    def _stated(self, op: DialectOp) -> StatedSharding | None:
+        """The sharding that an op of a sharding type stands for; None where it is that of a value without one."""
         shard = defining(op["source"], "shard") if op.name == "get_sharding" else None
         if shard is not None:
-            return self.stated[shard["sharding"]]
+            return self.stated.get(shard["sharding"])
         if op.name == "get_sharding":
             return self._of_sdy(op)
         stated = stated_sharding(op.result)
@@ -131,11 +138,11 @@ class _Annotations:
         before = self.before.get(op.result)
         if before is None or before["annotate_for_users"]:
             return False
-        stated, first = self.stated[op["sharding"]], self.stated[before["sharding"]]
+        stated, first = self._of(op), self._of(before)
         return not stated.means_the_same(first, self._mesh(first), _shape(op.result))
 
     def _normalized(self, op: DialectOp) -> StatedSharding:
-        stated = self.stated[op["sharding"]]
+        stated = self._of(op)
         shape, mesh = _shape(op.result), self._mesh(stated)
         found = normalized(stated, mesh, shape)
         for dimension in found.split_dimensions if found.halos else ():
@@ -225,10 +232,8 @@ class _Annotation:
         if own == sharding:
             return True
         if own is not None and not own.is_fully_replicated_and_open:
-            raise RuleError(
-                f"{self.op.name}: {self.value.get_name()} has two different shardings, <{own}> and here <{sharding}>",
-                location_of(self.op),
-            )
+            name = self.value.get_name()
+            fail(self.op, f"{name} has two different shardings, <{own}> and here <{sharding}>", self.value)
         maker = defining_op(self.value)
         is_result = maker is not None and not maker.name.startswith("sdy.") and not is_dialect_op(maker)
         if is_result or self._is_argument:

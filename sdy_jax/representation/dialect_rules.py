@@ -87,10 +87,14 @@ class RuleError(ShardingError):
     """A broken rule.
 
     `message` is `[RULE] what and why`; `location`, in `str` as well, is the op's as MLIR writes it, where known.
+    `values` are the values that the message speaks of: what it calls each, the location of its op, or its own if it is
+    an argument, and as which result it has it.
     """
 
-    def __init__(self, message: str, location: str | None = None):
-        self.message, self.location = message, location
+    def __init__(
+        self, message: str, location: str | None = None, values: Mapping[str, tuple[str, int | None]] | None = None
+    ):
+        self.message, self.location, self.values = message, location, values or {}
         super().__init__(message if location is None else f"{message} (at {location})")
 
 

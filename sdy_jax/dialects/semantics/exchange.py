@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -37,14 +37,12 @@ def send_recv(
     """The input of the device `source`, if that one's `destination` is this device; else zeros.
 
     Coordinates may differ from device to device. Unless they are known for each before the run, all inputs of the group
-    are gathered.
+    are gathered. Without a source, a device receives from the one whose destination it is; that must be known.
     """
     check_axes(grid, axes)
     check_device(grid, axes, destination, "destination")
     if source is None:
-        if grid.group_size(axes) > 1:
-            raise ShardingError("recv needs a source: a permutation is built before the run")
-        return x
+        return _received(grid, x, axes, group_device(grid, axes, destination) if axes else 0)
     check_device(grid, axes, source, "source")
     if not axes:
         return x
@@ -54,6 +52,37 @@ def send_recv(
     if not isinstance(sender, jax.Array) and not isinstance(receiver, jax.Array):
         return permute(grid, x, range(grid.rank), known_pairs(grid, axes, sender, receiver))
     return _exchanged(grid, x, axes, _here(grid, sender), _here(grid, receiver))
+
+
+def _received(grid: Grid, x: jax.Array, axes: Axes, receiver: int | np.ndarray | jax.Array) -> jax.Array:
+    """What each device gets of what is sent to it.
+
+    Raises:
+        ShardingError: it is not known before the run who sends to a device, or several do.
+    """
+    if grid.group_size(axes) == 1:
+        return x
+    if isinstance(receiver, jax.Array):
+        raise ShardingError("recv needs a source: destinations that are computed in the run do not say who sends")
+    pairs = [
+        (int(position(grid, range(grid.rank), place)), int(position(grid, range(grid.rank), other)))
+        for place, other in _addressed(grid, axes, receiver)
+    ]
+    receivers = [number for _, number in pairs]
+    doubly = next((number for number in receivers if receivers.count(number) > 1), None)
+    if doubly is not None:
+        senders = [sender for sender, number in pairs if number == doubly]
+        raise ShardingError(f"recv needs a source: devices {', '.join(map(str, senders))} all send to device {doubly}")
+    return permute(grid, x, range(grid.rank), pairs)
+
+
+def _addressed(grid: Grid, axes: Axes, receiver: int | np.ndarray) -> Iterator[tuple[Sequence[int], dict[int, int]]]:
+    """Each device that sends to one of its group, and that one, by their coordinates."""
+    places = list(itertools.product(*map(range, grid.sizes)))
+    for place, index in zip(places, np.broadcast_to(receiver, len(places)), strict=True):
+        if index >= 0:
+            coordinates = coordinates_in_group(grid, axes, int(index))
+            yield place, dict(enumerate(place)) | dict(zip(axes, coordinates, strict=True))
 
 
 def known_pairs(

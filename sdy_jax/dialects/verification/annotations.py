@@ -40,12 +40,12 @@ def check_annotations(shards: Sequence[DialectOp], scope: Scope, strict: bool) -
             sort = (before["annotate_for_users"], for_users)
             tolerated = not strict and sort[0] == sort[1]
             if sort in _CHAINS and not tolerated and _differ(before, op, scope):
-                op.fail(_CHAINS[sort].format(value=value.get_name(), place=_place(before)))
+                op.fail(_CHAINS[sort].format(value=value.get_name(), place=_place(before)), value)
         if for_users:
             continue
         first = plain.setdefault(value, op)
         if _differ(first, op, scope):
-            op.fail(f"{value.get_name()} has two different shardings, here and at {_place(first)}")
+            op.fail(f"{value.get_name()} has two different shardings, here and at {_place(first)}", value)
 
 
 def _differ(one: DialectOp, other: DialectOp, scope: Scope) -> bool:
@@ -57,26 +57,22 @@ def _differ(one: DialectOp, other: DialectOp, scope: Scope) -> bool:
 
 
 def _place(op: DialectOp) -> str:
-    """The line and column of an op, or the location that the text gives it."""
-    return (location_of(op.operation) or "an unknown place").removeprefix('"-":')
+    """Where an op is, as the start of an error says it."""
+    return (location_of(op.operation) or "an unknown place").replace('"', "")
 
 
-def check_pairs(block: Iterable[DialectOp], scope: Scope) -> None:
+def check_pairs(block: Iterable[DialectOp]) -> None:
     """Each send of a block has its recv, and each recv its send.
 
     Raises:
-      RuleError: for the first op of the block, in its order, that is in no pair, or for a recv that needs a source.
+      RuleError: for the first op of the block, in its order, that is in no pair.
     """
-    pairs, alone = pair_up(block)
+    _, alone = pair_up(block)
     for op in alone:
         if op.name == "recv":
             op.fail("this recv has no earlier matching send")
         same = f"same {op.noun}, {own_name(op.dialect, 'mesh_axes')} and type, later in the block"
         op.fail(f"this send has no matching recv ({same})")
-    for _, recv in pairs:
-        group = scope.mesh(recv).group_size(recv.axes)
-        if recv["source"] is None and group is not None and group > 1:
-            recv.fail("recv needs a source: a permutation is built before the run")
 
 
 def check_locality(ops: Iterable[DialectOp]) -> None:

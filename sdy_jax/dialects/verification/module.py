@@ -72,7 +72,7 @@ def _verify(module: ir.Operation, ops: list[DialectOp], strict: bool) -> None:
     _check_ends(ops)
     check_annotations([op for op in ops if op.name == "shard"], scope, strict)
     for block in _blocks(ops):
-        check_pairs(block, scope)
+        check_pairs(block)
     check_locality(ops)
 
 

@@ -72,7 +72,7 @@ def _check_ascending(op: DialectOp, dimension: int, offsets: Sequence[Size]) -> 
 
 def shard(op: DialectOp, scope: Scope) -> None:
     """A sharding fits the tensor that it is for."""
-    shape, stated = shape_of(op, op["src"]), _stated(op)
+    shape, stated = shape_of(op, op["src"]), stated_sharding(op["sharding"])
     if stated is None:
         return
     if stated.partial is not None:
@@ -83,14 +83,6 @@ def shard(op: DialectOp, scope: Scope) -> None:
     _check_rank(op, stated, len(shape))
     _check_ends(op, stated, shape, on)
     _check_halos(op, stated, shape, on)
-
-
-def _stated(op: DialectOp) -> StatedSharding | None:
-    """The sharding that an op is given; None where it is that of a value whose sharding nothing states here."""
-    given: ir.Value = op["sharding"]
-    if defining(given, "sharding", "get_sharding") is None:
-        op.fail(f"sharding must come from {op.dialect}.sharding")
-    return stated_sharding(given)
 
 
 def _check_rank(op: DialectOp, stated: StatedSharding, rank: int) -> None:
@@ -120,7 +112,7 @@ def known_sharding(op: DialectOp, scope: Scope) -> None:
     source: ir.Value = op["source"]
     shape_of(op, source)
     if defining(source, "shard") is None and not _has_sdy_sharding(source):
-        op.fail(f"the sharding of {source.get_name()} is not known here; annotate it with {op.dialect}.shard")
+        op.fail(f"the sharding of {source.get_name()} is not known here; annotate it with {op.dialect}.shard", source)
 
 
 def _has_sdy_sharding(value: ir.Value) -> bool:
@@ -137,7 +129,7 @@ def shape_of_a_shard(op: DialectOp, scope: Scope) -> None:
     given = len(op.operation.results)
     if given != len(sizes):
         op.fail(f"{given} results, expected {len(sizes)}")
-    stated = _stated(op)
+    stated = stated_sharding(op["sharding"])
     on = scope.meshes.get((stated.dialect, stated.mesh)) if stated else None
     if stated is None or on is None:
         return
