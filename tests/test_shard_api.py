@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -327,6 +328,56 @@ def test_shard_states_shardings_of_a_partitioned_function(mesh):
     text = function.plan(x, w).mlir("propagated")
     assert '%arg0: tensor<4x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}' in text
     assert sdy.shard.shard(x, Sharding([["data"]])) is not None  # outside of a partition
+
+
+ROWS, COLUMNS = Sharding([["data"]]), Sharding([[], ["model"]])
+UNDEFINED = {
+    "two plain ones in a chain": (
+        lambda x, shard: shard(shard(x, ROWS), COLUMNS),
+        "shard.shard: the array is already sharded at PLACE; use annotate_for_users to reshard for its users",
+    ),
+    "two plain ones of one array": (
+        lambda x, shard: shard(x, ROWS) + shard(x, COLUMNS),
+        "shard.shard: the array has two different shardings, here and at PLACE",
+    ),
+    "two for users in a chain": (
+        lambda x, shard: shard(shard(x, ROWS, annotate_for_users=True), COLUMNS, annotate_for_users=True),
+        "shard.shard: the array is already annotated for its users at PLACE; annotate the value itself a second time"
+        " for other users",
+    ),
+    "a plain one after one for users": (
+        lambda x, shard: shard(shard(x, ROWS, annotate_for_users=True), COLUMNS),
+        "shard.shard: the array is annotated for its users at PLACE and cannot be given another sharding after that",
+    ),
+}
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.vmap, jax.jit], ids=["plain", "vmap", "jit"])
+@pytest.mark.parametrize("name", UNDEFINED)
+def test_undefined_usages_of_shard_are_refused(mesh, name, around):
+    function, message = UNDEFINED[name]
+
+    def inner(x):
+        return function(x, sdy.shard.shard)
+
+    x = jnp.ones((4, 8)) if around is not jax.vmap else jnp.ones((3, 4, 8))
+    with pytest.raises(sdy.SdyError) as caught:
+        sdy.partition(around(inner), mesh=mesh, on_unknown="ignore").plan(x)
+    place = rf"{re.escape(__file__)}:{function.__code__.co_firstlineno}"
+    assert re.match(re.escape(message).replace("PLACE", place) + "(\n|$)", str(caught.value))
+
+
+def test_usages_of_shard_that_are_defined(mesh):
+    users = partial(sdy.shard.shard, annotate_for_users=True)
+
+    @sdy.partition(mesh=mesh, on_unknown="ignore")
+    def function(x):
+        y = sdy.shard.shard(sdy.shard.shard(x, ROWS), Sharding([["data"], []]))  # the same once more
+        return users(y, COLUMNS) + users(y, Sharding([["model"]])) * jnp.sin(y)
+
+    x = jnp.arange(32.0).reshape(4, 8)
+    np.testing.assert_allclose(function(x), x + x * jnp.sin(x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(jax.grad(lambda x: function(x).sum())(x), 1 + jnp.sin(x) + x * jnp.cos(x), rtol=1e-4, atol=1e-4)
 
 
 def test_shard_warns_of_what_it_cannot_state(mesh):

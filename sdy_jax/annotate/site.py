@@ -8,7 +8,9 @@ used inside a partition and outside, and the primitives' parameters never depend
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -51,6 +53,8 @@ class Site:
         """Shape and argument path of the first member of each sharding group."""
         self.unfinished = False
         """Whether something was emitted that `finish` has to complete."""
+        self.notes: dict[Hashable, list[tuple[weakref.ref[Any], Any]]] = defaultdict(list)
+        """What was said of arrays while tracing, by the subject and the array's `id`."""
         self._symbols: dict[Mesh, str] = {}
         self._fresh = 0
 
@@ -70,6 +74,17 @@ class Site:
         """A group that nobody else has: negative, and so never one that the user numbered."""
         self._fresh -= 1
         return self._fresh
+
+    def note(self, subject: str, x: Any, said: Any) -> Any:
+        """Notes what is said of an array about a subject, unless something has been; returns what was said first."""
+        found = self.noted(subject, x)
+        if found is None:
+            self.notes[subject, id(x)].append((weakref.ref(x), said))
+        return said if found is None else found
+
+    def noted(self, subject: str, x: Any) -> Any:
+        """What was said of an array, None if nothing was. An `id` may be that of an array that is no more."""
+        return next((said for ref, said in self.notes.get((subject, id(x)), ()) if ref() is x), None)
 
     def join_group(self, group: int, shape: tuple[int, ...], path: str) -> None:
         """Records a member.
@@ -93,6 +108,11 @@ def tracing(site: Site) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def current_site() -> Site | None:
+    """The partition that is being traced; None outside."""
+    return _current.get()
 
 
 def current_mesh() -> Mesh | None:

@@ -13,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdy_jax.annotate import sharding_constraint
-from sdy_jax.annotate.site import current_mesh
+from sdy_jax.annotate.site import Site, current_mesh, current_site
 from sdy_jax.dialects.semantics import buffers, queries, resharding
 from sdy_jax.dialects.semantics.grid import Grid
 from sdy_jax.dialects.semantics.layout import Layout, check_layout, even_shape, normalized, sharding_text, trimmed
 from sdy_jax.dialects.to_sdy import KIND_OF_REDUCTION, PARTIAL_IN_SDY, check_expressible, tensor_sharding
+from sdy_jax.dialects.verification.annotations import CHAINS, TWICE
 from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.own_frames import caller_line
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.named import from_named_sharding
 from sdy_jax.representation.sharding import TensorSharding
@@ -191,7 +193,9 @@ def shard(x: Any, sharding: Sharding, *, annotate_for_users: bool = False) -> An
         `vmap` as for `sharding_constraint`, which this is; outside of a partitioned function nothing happens.
 
     Raises:
-        SdyError: a sharding that does not fit the array or the mesh.
+        SdyError: a sharding that does not fit the array or the mesh; or another one for an array that has been given
+            one, where the dialect leaves open what that means: two plain ones, two for users in a chain, or a plain one
+            after one for users.
 
     Warns:
         UserWarning: halos, offsets or a partial average. They say how local buffers look, and a partitioned function
@@ -207,7 +211,7 @@ def shard(x: Any, sharding: Sharding, *, annotate_for_users: bool = False) -> An
     """
     if not isinstance(sharding, Sharding):
         raise ShardingError(f"shard.shard: got {sharding!r}, expected a sdy_jax.shard.Sharding")
-    x = jnp.asarray(x)
+    given, stated, x = x, sharding, jnp.asarray(x)
     is_average = sharding.partial is not None and sharding.partial[0] not in PARTIAL_IN_SDY
     if sharding.halo_sizes or sharding.sharded_dims_offsets or is_average:
         text = "shard.shard: averages, halos and offsets are of local buffers; of the sharding only its axes are stated"
@@ -217,7 +221,42 @@ def shard(x: Any, sharding: Sharding, *, annotate_for_users: bool = False) -> An
     mesh = sharding.grid if sharding.grid is not None else current_mesh()
     if mesh is None and not grid_of(None).rank:
         return x
-    return sharding_constraint(x, sharding.to_sdy(mesh, rank=x.ndim))
+    constrained = sharding_constraint(x, sharding.to_sdy(mesh, rank=x.ndim))
+    site = current_site()
+    if site is not None:
+        said = _Annotation.of(stated._grid(mesh), stated, annotate_for_users)
+        _check_annotations(site, given, constrained, said)
+    return constrained
+
+
+@dataclass(frozen=True, slots=True)
+class _Annotation:
+    """What a `shard` has said, and where."""
+
+    sharding: tuple[Layout, Mesh]
+    for_users: bool
+    place: str
+
+    @classmethod
+    def of(cls, grid: Grid, sharding: Sharding, for_users: bool) -> _Annotation:
+        return cls((normalized(sharding.layout(grid), grid), grid.mesh.mesh), for_users, caller_line())
+
+
+def _check_annotations(site: Site, x: Any, constrained: Any, said: _Annotation) -> None:
+    """Raises `ShardingError` for what the dialect leaves undefined, as in text: see `CHAINS`.
+
+    An array is known by its object. Functions that are traced by themselves see others.
+    """
+    before = site.noted("result of shard", x)
+    if before is not None and before.sharding != said.sharding:
+        mistake = CHAINS.get((before.for_users, said.for_users))
+        if mistake is not None:
+            raise ShardingError(f"shard.shard: {mistake.format(value='the array', place=before.place)}")
+    if not said.for_users and isinstance(x, jax.Array):
+        first = site.note("shard", x, said)
+        if first.sharding != said.sharding:
+            raise ShardingError(f"shard.shard: {TWICE.format(value='the array', place=first.place)}")
+    site.note("result of shard", constrained, said)
 
 
 def get_sharding(x: Any) -> Sharding:

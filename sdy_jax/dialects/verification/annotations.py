@@ -13,13 +13,16 @@ from sdy_jax.dialects.verification.scope import Scope, shape_of
 from sdy_jax.dialects.view import DialectOp, enclosing, location_of
 from sdy_jax.representation.dialect_rules import RuleError
 
-_CHAINS = {
+CHAINS = {
     (False, False): "{value} is already sharded at {place}; use annotate_for_users to reshard for its users",
     (True, True): "{value} is already annotated for its users at {place}; annotate the value itself a second time for"
     " other users",
     (True, False): "{value} is annotated for its users at {place} and cannot be given another sharding after that",
 }
 """What is wrong with a shard of a shard's result; each of the two is for users of its result, or not."""
+
+TWICE = "{value} has two different shardings, here and at {place}"
+"""What is wrong with two shards of one value, neither of them for users."""
 
 
 def check_annotations(shards: Sequence[DialectOp], scope: Scope, strict: bool) -> None:
@@ -39,13 +42,13 @@ def check_annotations(shards: Sequence[DialectOp], scope: Scope, strict: bool) -
         if before is not None:
             sort = (before["annotate_for_users"], for_users)
             tolerated = not strict and sort[0] == sort[1]
-            if sort in _CHAINS and not tolerated and _differ(before, op, scope):
-                op.fail(_CHAINS[sort].format(value=value.get_name(), place=_place(before)), value)
+            if sort in CHAINS and not tolerated and _differ(before, op, scope):
+                op.fail(CHAINS[sort].format(value=value.get_name(), place=_place(before)), value)
         if for_users:
             continue
         first = plain.setdefault(value, op)
         if _differ(first, op, scope):
-            op.fail(f"{value.get_name()} has two different shardings, here and at {_place(first)}", value)
+            op.fail(TWICE.format(value=value.get_name(), place=_place(first)), value)
 
 
 def _differ(one: DialectOp, other: DialectOp, scope: Scope) -> bool:
