@@ -572,6 +572,27 @@ def test_a_partition_spec_leaves_a_manual_computation_open_to_free_axes(traced):
     assert "in_shardings=[<@mesh, [{?}, {?}]>]" in text
 
 
+def test_a_manual_computation_may_have_no_manual_axes(mesh):
+    text = """
+sdy.mesh @mesh = <["data"=2, "model"=4]>
+func.func @main(%x: tensor<8x16xf32>) -> tensor<8x16xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"data"}, {?}]>] out_shardings=[<@mesh, [{?}, {"model"}]>]
+      manual_axes={} (%y: tensor<8x16xf32>) {
+    %1 = stablehlo.sine %y : tensor<8x16xf32>
+    sdy.return %1 : tensor<8x16xf32>
+  } : (tensor<8x16xf32>) -> tensor<8x16xf32>
+  return %0 : tensor<8x16xf32>
+}"""
+    sine = sdy.manual_computation(
+        jnp.sin, in_shardings='[{"data"}, {?}]', out_shardings='[{?}, {"model"}]', manual_axes=()
+    )
+    plans = [sdy.partition(fun, mesh=mesh).plan(X) for fun in (sine, sdy.loads(text))]
+    assert [str(plan.results[0].sharding) for plan in plans] == ['@mesh, [{"data"}, {"model"}]'] * 2
+    for function in (sine, sdy.partition(sine, mesh=mesh), sdy.partition(jax.jit(sine), mesh=mesh)):
+        np.testing.assert_allclose(function(X), np.sin(X), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda x: sine(x).sum())(X), np.cos(X), rtol=1e-6)
+
+
 def test_manual_computations_nest(traced):
     def inner(x):
         part = functools.partial(sdy.manual_computation, jnp.sin, manual_axes="model")
@@ -646,7 +667,6 @@ double = functools.partial(sdy.manual_computation, lambda x: x * 2, out_sharding
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: double(in_shardings=P(), manual_axes=()), "manual_axes is empty"),
         (
             lambda: double(in_shardings=P("rows"), manual_axes="rows"),
             "names 'rows'; the axes of the mesh are: data, mod",
@@ -669,7 +689,7 @@ double = functools.partial(sdy.manual_computation, lambda x: x * 2, out_sharding
         ),
         (lambda: double(in_shardings=3, manual_axes="data"), "manual_computation, in_shardings is a int"),
     ],
-    ids=["no axis", "unknown axis", "order", "part of an axis", "unreduced", "unknown free axis", "no sharding"],
+    ids=["unknown axis", "order", "part of an axis", "unreduced", "unknown free axis", "no sharding"],
 )
 def test_mistakes_about_manual_computations(traced, make, message):
     with pytest.raises(sdy.SdyError, match=message):

@@ -377,7 +377,9 @@ def test_usages_of_shard_that_are_defined(mesh):
 
     x = jnp.arange(32.0).reshape(4, 8)
     np.testing.assert_allclose(function(x), x + x * jnp.sin(x), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(jax.grad(lambda x: function(x).sum())(x), 1 + jnp.sin(x) + x * jnp.cos(x), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        jax.grad(lambda x: function(x).sum())(x), 1 + jnp.sin(x) + x * jnp.cos(x), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_shard_warns_of_what_it_cannot_state(mesh):

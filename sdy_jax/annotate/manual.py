@@ -44,7 +44,8 @@ def manual_computation(
             axes that a sharding does not name are replicated. A `PartitionSpec` leaves all dimensions open to free
             axes, as `jax.shard_map` does; the text of an SDY sharding says which are open. None names no axis.
         out_shardings: likewise of the results.
-        manual_axes: the names of the manual axes.
+        manual_axes: the names of the manual axes. Without any, blocks are whole arrays, and the shardings constrain
+            what goes in and comes out.
         mesh: the mesh, where it is not the partition's or that of `jax.set_mesh`.
         check_vma: as in `jax.shard_map`.
 
@@ -69,8 +70,6 @@ def manual_computation(
     if not callable(fun):
         raise SdyError(f"manual_computation got a {type(fun).__name__}; expected a function")
     manual = frozenset([manual_axes] if isinstance(manual_axes, str) else manual_axes)
-    if not manual:
-        raise ShardingError("manual_computation: manual_axes is empty; name at least one axis, or call the function")
     parameters = Parameters.of(fun)
     inputs, outputs = "manual_computation, in_shardings", "manual_computation, out_shardings"
     out_specs = jax.tree.map(
@@ -87,14 +86,16 @@ def manual_computation(
         in_specs = tuple(_manual_part(leaf.spec, manual, f"{inputs} for `{leaf.path}`") for leaf in leaves)
         for leaf, spec in zip(leaves, in_specs, strict=True):
             _check_blocks(leaf, spec, mesh, f"{inputs} for `{leaf.path}`")
-        mapped = jax.shard_map(
-            flat,
-            mesh=on_mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            axis_names=manual,
-            check_vma=check_vma,
-        )
+        mapped = flat
+        if manual:  # to `shard_map`, no axes are all of them
+            mapped = jax.shard_map(
+                flat,
+                mesh=on_mesh,
+                in_specs=in_specs,
+                out_specs=out_specs,
+                axis_names=manual,
+                check_vma=check_vma,
+            )
         out = mapped(*(_at_border(leaf, manual, "in", inputs) for leaf in leaves))
         results = match_prefix(out_shardings, out, "result", outputs)
         return jax.tree.unflatten(
@@ -183,4 +184,4 @@ def _at_border(leaf: Leaf, manual: frozenset[str], side: str, where: str) -> Any
     if not free and all(not d.is_closed and d.priority is None for d in sharding.dimensions):
         return leaf.value
     stated = stated_here(sharding, jnp.ndim(leaf.value), place)
-    return sharding_constraint_p.bind(leaf.value, sharding=stated, path=leaf.path, border=side)
+    return sharding_constraint_p.bind(leaf.value, sharding=stated, path=leaf.path, border=side if manual else None)
