@@ -6,14 +6,18 @@ import re
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from jax.extend.mlir import ir, passmanager
 from random_programs import RandomProgram
+from sdy_oracle import run_passes
 from sharding_dump import dump, parse, run_oracle
 
+import sdy_jax as sdy
 from sdy_jax import passes
 from sdy_jax.errors import ParseError, ShardingError, UnsupportedError
 from sdy_jax.graph import Graph
+from sdy_jax.opt import optimize
 from sdy_jax.passes.export import export_module
 from sdy_jax.passes.import_ import import_module
 from sdy_jax.passes.pipeline_text import parse as parse_passes
@@ -264,6 +268,39 @@ def test_an_unknown_option_is_an_error_that_names_the_known_ones() -> None:
 def test_an_option_with_a_value_that_it_cannot_have_is_an_error(step: str, allowed: str) -> None:
     with pytest.raises(ParseError, match=f"it may be {allowed}"):
         run(parse("").operation, step)
+
+
+DEAD = """
+sdy.mesh @mesh = <["a"=2, "b"=2, "c"=4]>
+sdy.mesh @m = <["a"=2, "b"=4]>
+func.func @main(%x: tensor<8x16xf32>) -> tensor<8x16xf32> {
+  %0 = stablehlo.sine %x : tensor<8x16xf32>
+  %1 = sdy.sharding_constraint %0 <@m, [{"a"}, {}]> : tensor<8x16xf32>
+  %2 = sdy.sharding_constraint %0 <@m, [{"b"}, {}]> : tensor<8x16xf32>
+  %3 = stablehlo.cosine %2 : tensor<8x16xf32>
+  %4 = sdy.reshard %3 <@m, [{}, {"b"}]> : tensor<8x16xf32>
+  %5 = sdy.reshard %0 <@m, [{}, {"b"}]> : tensor<8x16xf32>
+  %6 = sdy.reshard %5 <@m, [{"a"}, {"b"}]> : tensor<8x16xf32>
+  %7 = sdy.manual_computation(%6) in_shardings=[<@m, [{"a"}, {}]>] out_shardings=[<@m, [{"a"}, {}]>] manual_axes={"a"}
+      (%y: tensor<4x16xf32>) {
+    %8 = stablehlo.sine %y : tensor<4x16xf32>
+    %9 = sdy.reshard %8 <@m, [{}, {"b"}]> : tensor<4x16xf32>
+    sdy.return %y : tensor<4x16xf32>
+  } : (tensor<8x16xf32>) -> tensor<8x16xf32>
+  return %7 : tensor<8x16xf32>
+}"""
+
+
+@pytest.mark.parametrize("pipeline", ["sdy-propagation-pipeline", "sdy-export-pipeline"])
+def test_what_nothing_uses_goes_as_in_the_oracle(pipeline: str) -> None:
+    (expected,) = run_passes([(DEAD, pipeline)])
+    assert expected is not None
+    assert expected.count("sdy.reshard") == 2 and "cosine" not in expected
+    assert optimize(DEAD, pipeline, "-").strip() == expected.strip()
+    kept = optimize(DEAD, "sdy-export-pipeline{avoid-export-for-partitioning=true}", "-")
+    assert kept.count("sdy.sharding_constraint") == 2 and kept.count("sdy.reshard") == 4
+    plan = sdy.partition(sdy.loads(DEAD)).plan(np.ones((8, 16), np.float32))
+    assert not plan.collectives
 
 
 def test_nothing_runs_if_a_later_pass_is_not_known() -> None:

@@ -26,5 +26,9 @@ def _run(module: ir.Operation, name: str) -> None:
         at_end.insert(op)
 
 
-canonicalize = partial(_run, name="canonicalize")
+def canonicalize(module: ir.Operation, *, enable_patterns: str = "") -> None:
+    """MLIR's pass. With `none` for its patterns it only folds, and removes what is dead."""
+    _run(module, f"canonicalize{{enable-patterns={enable_patterns}}}" if enable_patterns else "canonicalize")
+
+
 cse = partial(_run, name="cse")

@@ -1,7 +1,8 @@
 """Lists of passes under one name: Shardy's three pipelines, and our own.
 
 What comes after `sdy-close-shardings` in Shardy's export (explicit reshards, collectives) is partitioning; our
-pipelines end there, with the rules dropped. Everything before it is in Shardy's order with Shardy's options.
+pipelines end there, with dead ops removed, such as the reshards of constraints that nothing uses, and with the rules
+dropped. Everything before it is in Shardy's order with Shardy's options.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _CALLS_TO_COMPUTATIONS = ("sdy-flatten-call-graph", "symbol-dce", "sdy-import-fu
 _PROPAGATE = ("sdy-pre-order-funcs", "sdy-user-priority-propagate{keep-sharding-rules=true}")
 _AFTER_CALLS = ("sdy-unflatten-call-graph", "symbol-dce", "sdy-insert-func-call-reshards")
 _NO_MORE_CONSTRAINTS = ("sdy-remove-sharding-groups", "func.func(sdy-sharding-constraint-to-reshard)")
+_NO_DEAD_OPS = "canonicalize{enable-patterns=none}"
 _BOUNDARY = ("sdy-update-non-divisible-input-output-shardings", "sdy-remove-sub-axes-in-input-output-shardings")
 
 
@@ -99,6 +101,7 @@ def export_pipeline(
         "sdy-close-shardings",
         *((f"sdy-save-module{{directory={{{dump_directory}}} name=00.after_propagation}}",) if dump_directory else ()),
         *(("sdy-remove-propagation-debug-info",) if debug else ()),
+        *(() if avoid_export_for_partitioning else (_NO_DEAD_OPS,)),
         *(() if keep_sharding_rules else ("func.func(sdy-drop-sharding-rules)",)),
     )
 
