@@ -150,6 +150,8 @@ def _add_opt(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split-input-file", action="store_true", help=_SPLIT)
     generic = "print every op in MLIR's generic form, which any MLIR tool with the program's dialects can read"
     parser.add_argument("--generic", action="store_true", help=generic)
+    strict = "check the module for the rules that the SDY dialect documents and jaxlib does not enforce, too"
+    parser.add_argument("--strict", action="store_true", help=strict)
     parser.add_argument("file", metavar="FILE", help="MLIR text, or - for standard input")
 
 

@@ -10,7 +10,7 @@ from sdy_jax.bug_report import described_bug
 from sdy_jax.dialects.printer import module_text
 from sdy_jax.errors import InternalError, ParseError, SdyError
 from sdy_jax.passes import registry
-from sdy_jax.source_text import SourceError, error_at, parse_module
+from sdy_jax.source_text import SourceError, check_device_ids, error_at, parse_module
 from sdy_jax.verification import verify_module
 
 
@@ -28,7 +28,7 @@ def read(path: str) -> str:
         raise SourceError(f"this is no UTF-8 text: {found}", file) from None
 
 
-def optimize(text: str, pipeline: str, file: str, generic: bool = False) -> str:
+def optimize(text: str, pipeline: str, file: str, generic: bool = False, strict: bool = False) -> str:
     """Parses a module, runs passes on it, and prints it; both modules are verified.
 
     Args:
@@ -36,6 +36,7 @@ def optimize(text: str, pipeline: str, file: str, generic: bool = False) -> str:
       pipeline: the passes, as `passes.registry.run` takes them.
       file: the name for errors.
       generic: print all ops in the generic form, as tools read it that know the mesh and shard dialects.
+      strict: check the given module for the documented rules, too, that jaxlib does not enforce.
 
     Raises:
       SourceError: the module is wrong, or a pass rejects it.
@@ -44,7 +45,9 @@ def optimize(text: str, pipeline: str, file: str, generic: bool = False) -> str:
     try:
         with mlir.make_ir_context() as context, ir.Location.unknown(context):
             module = parse_module(text, context, file)
-            verify_module(module.operation, registry.is_strict(pipeline))
+            if strict:
+                check_device_ids(text, file)
+            verify_module(module.operation, strict, tolerant=not registry.is_strict(pipeline))
             registry.run(module.operation, pipeline)
             _verify_result(module.operation)
             return module_text(module, generic)

@@ -21,7 +21,7 @@ from sdy_jax.errors import ParseError, SdyError
 from sdy_jax.fatal_mistakes import fatal_mistakes
 from sdy_jax.positions import Lines, Position
 from sdy_jax.representation.attributes import REDUCTION, SAYABLE
-from sdy_jax.representation.dialect_rules import RuleError
+from sdy_jax.representation.dialect_rules import DOCUMENTED_RULES, RuleError
 from sdy_jax.representation.sharding import REDUCTION_KINDS
 from sdy_jax.verification import verify_module
 
@@ -31,6 +31,9 @@ _SEPARATOR_LINE = re.compile(r"^[ \t]*// -----[ \t]*\r?$", re.MULTILINE)
 _CONSEQUENCE = re.compile(r"failed to (parse|infer)\b")
 _LOCATION = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|(?P<alias>#\w+\s*=\s*)?\bloc\(')
 _REDUCTION = re.compile(rf"({'|'.join(REDUCTION_KINDS)})\b(?=\s*[{{\[])")
+_DEVICE_IDS = re.compile(
+    r'"(?:[^"\\\n]|\\.)*"\s*=\s*\d+\s*\]\s*,\s*device_ids\s*=\s*\[(?P<ids>[\d,\s]*)\]|"(?:[^"\\\n]|\\.)*"|//[^\n]*'
+)
 _IN_LOCATION = re.compile(r'"(?:[^"\\\n]|\\.)*"|[()]')
 
 
@@ -88,6 +91,19 @@ def parse_module(text: str, context: ir.Context, file: str = "-") -> ir.Module:
     for op, message in unknown_ops(module):
         raise error_at(SdyError(message), str(op.location), text, file)
     return module
+
+
+def check_device_ids(text: str, file: str) -> None:
+    """Checks rule M7, which no module can break: the parser leaves the device ids out that it is about.
+
+    Raises:
+      SourceError: a mesh in the text has device ids that are 0, 1, 2, ... in order.
+    """
+    for match in _DEVICE_IDS.finditer(text):
+        ids = [int(number) for number in (match["ids"] or "").split(",") if number.strip()]
+        if ids and ids == list(range(len(ids))):
+            problem = f"[M7] sdy.mesh: its device ids are 0..{len(ids) - 1} in order; {DOCUMENTED_RULES['M7']}"
+            raise _error_in(text, match.start("ids"), problem, file)
 
 
 def error_at(error: SdyError, location: str | None, text: str, file: str) -> SourceError:

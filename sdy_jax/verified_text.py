@@ -10,14 +10,14 @@ from sdy_jax.verification import verify_module
 
 
 def text_module(text: str, context: ir.Context, file: str, strict: bool = True) -> ir.Module:
-    """A verified module from text; its ops know their lines in the file. `strict` is as for `verify_module`.
+    """A verified module from text; its ops know their lines in the file. `strict` is as for `load`.
 
     Raises:
       SourceError: the text is no module, or breaks a rule of a dialect.
     """
     module = parse_module(text, context, file)
     try:
-        verify_module(module.operation, strict)
+        verify_module(module.operation, tolerant=not strict)
     except RuleError as error:
         raise error_at(error, error.location, text, file) from None
     return module

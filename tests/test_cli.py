@@ -275,3 +275,11 @@ def test_a_reader_that_stops_is_no_error(tmp_path):
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+def test_strict_checks_are_asked_for(run):
+    text = 'sdy.mesh @m = <["a"=2], device_ids=[0, 1]>'
+    assert run(text)[0] == 0
+    status, _, err = run(text, "--strict")
+    assert status == 1
+    assert err.startswith("m.mlir:1:37: error: [M7] sdy.mesh: its device ids are 0..1 in order; device ids that are 0")

@@ -16,7 +16,8 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.representation.dialect_rules import RULES
+from sdy_jax.opt import optimize
+from sdy_jax.representation.dialect_rules import DOCUMENTED_RULES, RULES
 from sdy_jax.source_text import SourceError, parse_module
 from sdy_jax.verification import verify_dialect, verify_module
 
@@ -45,6 +46,120 @@ def test_broken_modules_built_in_python_are_rejected_by_the_name_of_the_rule(bro
 
 def test_every_rule_is_broken_somewhere():
     assert {b.rule for b in BREAKS} == set(RULES)
+
+
+# The rules that jaxlib does not enforce.
+
+
+def _manual(manual: str) -> str:
+    shardings = '<@mesh, [{"a", "b"}]>'
+    return f"""
+sdy.mesh @mesh = <["a"=2, "b"=2]>
+func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {{
+  %0 = sdy.manual_computation(%x) in_shardings=[{shardings}] out_shardings=[{shardings}] manual_axes={manual}
+      (%y: tensor<2xf32>) {{
+    sdy.return %y : tensor<2xf32>
+  }} : (tensor<8xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}}"""
+
+
+def _split(type_: str, axes: str = '{"a"}') -> str:
+    return f"""
+sdy.mesh @mesh = <["a"=2, "b"=2]>
+func.func @main(%x: {type_} {{sdy.sharding = #sdy.sharding<@mesh, [{{}}, {axes}]>}}) -> {type_} {{
+  return %x : {type_}
+}}"""
+
+
+REPLICATED = """
+sdy.mesh @mesh = <["a"=2, "b"=2]>
+func.func @main(%x: tensor<8xf32>) -> tensor<4xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"b"}]SAID>]
+      out_shardings=[<@mesh, [{}], replicated={"a", "b"}>] manual_axes={"a", "b"} (%y: tensor<4xf32>) {
+    sdy.return %y : tensor<4xf32>
+  } : (tensor<8xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}"""
+PART = """
+sdy.mesh @mesh = <["a"=4, "b"=2]>
+func.func @main(%x: tensor<8xf32>) -> tensor<4xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"a":(1)2}]>] out_shardings=[<@mesh, [{}], replicated={"a"}>]
+      manual_axes={"a"} (%y: tensor<4xf32>) {
+    sdy.return %y : tensor<4xf32>
+  } : (tensor<8xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}"""
+
+DOCUMENTED = [
+    (
+        "M8",
+        'sdy.mesh @m = <["a"=2, "b"=2]>\nsdy.mesh @e = <[]>\nsdy.mesh @n = <["c"=8]>',
+        'sdy.mesh @m = <["a"=2, "b"=2]>\nsdy.mesh @o = <[], device_ids=[0]>\nsdy.mesh @n = <["c"=4]>',
+        "sdy.mesh @n: it has 8 devices, @m 4; the meshes of a module have one number of devices",
+    ),
+    (
+        "S10",
+        _split("tensor<8x0xf32>"),
+        _split("tensor<0x8xf32>"),
+        'func.func @main, argument 0, dimension 1: it has size 0 and is split along {"a"};',
+    ),
+    (
+        "O2i",
+        REPLICATED.replace("SAID", ""),
+        REPLICATED.replace("SAID", ', replicated={"a"}'),
+        'sdy.manual_computation, operand 0: <@mesh, [{"b"}]> does not name the manual axis "a"; the sharding of each',
+    ),
+    (
+        "O2j",
+        _manual('{"b", "a"}'),
+        _manual('{"a", "b"}'),
+        'sdy.manual_computation: the manual axes are {"b", "a"}; write {"a", "b"}',
+    ),
+    (
+        "O2k",
+        PART,
+        PART.replace(":(1)2", "").replace('"a"=4', '"a"=2'),
+        'sdy.manual_computation, operand 0: <@mesh, [{"a":(1)2}]> names "a":(1)2, a part of a manual axis;',
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "broken", "good", "message"), DOCUMENTED)
+def test_what_is_documented_is_checked_where_checks_are_strict(rule, broken, good, message, context):
+    module = parse_module(broken, context).operation
+    verify_module(module)  # as jaxlib
+    with pytest.raises(ShardingError, match=re.escape(f"[{rule}] {message}")):
+        verify_module(module, strict=True)
+    verify_module(parse_module(good, context).operation, strict=True)
+    assert optimize(broken, "", "m.mlir")
+    with pytest.raises(SourceError, match=r"^m\.mlir:\d+:\d+: error: " + re.escape(f"[{rule}] {message}")):
+        optimize(broken, "", "m.mlir", strict=True)
+    assert optimize(good, "", "m.mlir", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("broken", "column"),
+    [
+        ('sdy.mesh @m = <["a"=2, "b"=2], device_ids=[0, 1, 2, 3]>', 44),
+        ('sdy.mesh @"device_ids=[0]" = <["a"=1, "b"=1], device_ids=[ 0 ]>', 59),
+        (_split("tensor<8x8xf32>").replace("@mesh,", 'mesh<["a"=2], device_ids=[0, 1]>,'), 93),
+    ],
+)
+def test_device_ids_in_their_usual_order_are_not_written_where_checks_are_strict(broken, column):
+    assert optimize(broken, "", "m.mlir")
+    with pytest.raises(SourceError) as caught:
+        optimize(broken, "", "m.mlir", strict=True)
+    assert re.match(
+        rf"m\.mlir:\d:{column}: error: \[M7\] sdy.mesh: its device ids are 0..\d in order;", str(caught.value)
+    )
+    good = 'sdy.mesh @m = <["a"=2, "b"=2], device_ids=[0, 2, 1, 3]>  // [0, 1]\nsdy.mesh @n = <[], device_ids=[0]>'
+    assert optimize(good, "", "m.mlir", strict=True)
+
+
+def test_every_documented_rule_is_broken_somewhere():
+    assert {"M7", *(rule for rule, *_ in DOCUMENTED)} == set(DOCUMENTED_RULES)
+    assert not set(DOCUMENTED_RULES) & set(RULES)
 
 
 # Breaks that are no change of an attribute.

@@ -16,7 +16,7 @@ def run(options: argparse.Namespace) -> int:
     text = read(options.file)
 
     def transform(part: str) -> str:
-        return optimize(part, options.pipeline, name, options.generic)
+        return optimize(part, options.pipeline, name, options.generic, options.strict)
 
     if options.split_input_file:
         return _print_each(text, transform)

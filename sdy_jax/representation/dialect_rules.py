@@ -82,6 +82,17 @@ RULES: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 """What each rule demands. Numbers left out are cases that are valid."""
 
+DOCUMENTED_RULES: Mapping[str, str] = MappingProxyType({
+    "M7": "device ids that are 0, 1, 2, ... in order are left out",
+    "M8": "the meshes of a module have one number of devices, but for those of a single device and empty ones",
+    "S10": "a dimension of size 0 is not split",
+    "O2i": "the sharding of each operand and result of a manual computation names every manual axis, which splits a"
+    " dimension there or is explicitly replicated",
+    "O2j": "manual axes are in the order of the mesh",
+    "O2k": "the shardings of a manual computation have manual axes whole, not in parts",
+})  # fmt: skip
+"""What the references demand besides, and jaxlib accepts: for checks that are to be strict."""
+
 
 class RuleError(ShardingError):
     """A broken rule.
@@ -100,4 +111,4 @@ class RuleError(ShardingError):
 
 def fail(rule: str, where: str, problem: str, remedy: str | None = None) -> NoReturn:
     """Says that `where` breaks a rule, and what would be right: the rule's own words unless there are better ones."""
-    raise RuleError(f"[{rule}] {where}: {problem}; {remedy or RULES[rule]}")
+    raise RuleError(f"[{rule}] {where}: {problem}; {remedy or RULES.get(rule) or DOCUMENTED_RULES[rule]}")

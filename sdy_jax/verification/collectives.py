@@ -24,7 +24,7 @@ def check_collective(op: ir.Operation, scope: Scope) -> None:
     collective, operand, result = _read(op, scope)
     meshes = scope.mesh(operand), scope.mesh(result)
     verify_collective(collective, operand, meshes[0], result, meshes[1], op.name)
-    if not scope.partitioned:
+    if not scope.rules.partitioned:
         return
     verify_strictly(collective, operand, result, meshes[1], op.name)
     verify_reduction(collective, reduction_from_attributes(op.attributes), operand, op.name)

@@ -12,6 +12,7 @@ from sdy_jax.representation.attributes import manual_axes_from_attribute
 from sdy_jax.representation.dialect_rules import fail
 from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.verification import strict
 from sdy_jax.verification.values import Scope, shape_of, verify_shardings
 
 
@@ -38,6 +39,16 @@ def check_manual_computation(op: ir.Operation, scope: Scope) -> None:
     _verify_common_mesh(op, manual, values)
     for value in values:
         _verify_local(value, manual)
+    if scope.rules.strict:
+        _verify_documented(op, manual, values)
+
+
+def _verify_documented(op: ir.Operation, manual: Sequence[str], values: Sequence[_ManualValue]) -> None:
+    mesh = next((value.mesh for value in values if value.mesh.axes), None)
+    if mesh is not None:
+        strict.check_manual_axes(manual, mesh, op.name)
+    for value in values:
+        strict.check_manual_value(value.sharding, manual, value.where)
 
 
 def _sides(op: ir.Operation) -> Iterator[tuple[str, str, list[ir.Type], list[ir.Type]]]:

@@ -21,25 +21,27 @@ from sdy_jax.verification import ops
 from sdy_jax.verification.collectives import check_collective
 from sdy_jax.verification.computations import check_manual_computation, check_named_computation
 from sdy_jax.verification.propagation_edges import check_edge_lists, check_edges
-from sdy_jax.verification.values import Check, Scope, check_own, location_text
+from sdy_jax.verification.values import Check, Rules, Scope, check_own, location_text
 
 EXTENSIONS: list[Callable[[ir.Operation, bool], None]] = []
-"""The verifiers of dialects that jaxlib does not know; each takes the module and `strict`, as `verify_module` does."""
+"""The verifiers of dialects that jaxlib does not know; each takes the module, and whether annotations of what is
+annotated are refused."""
 
 
-def verify_module(module: ir.Operation, strict: bool = True) -> None:
+def verify_module(module: ir.Operation, strict: bool = False, *, tolerant: bool = False) -> None:
     """Verifies a `builtin.module` and everything in it.
 
     Args:
       module: a module, with ops of any known dialect, mesh and shard among them.
-      strict: whether a mesh or shard annotation of an annotated value is an error, where the dialects leave open what
-        it means; else it is a reshard.
+      strict: whether the `DOCUMENTED_RULES` hold as well, which jaxlib does not enforce.
+      tolerant: whether a mesh or shard annotation of an annotated value, where the dialects leave open what it means,
+        is a reshard; else it is an error.
 
     Raises:
       ShardingError: the first rule of the dialect that is broken, by its name, with the op and its location; or else
         what jaxlib's verifier finds, which knows the other dialects too.
     """
-    _verify(module, partitioned=False, strict=strict)
+    _verify(module, Rules(strict=strict), tolerant)
 
 
 def verify_collectives_strictly(module: ir.Operation) -> None:
@@ -48,13 +50,13 @@ def verify_collectives_strictly(module: ir.Operation) -> None:
     Raises:
       ShardingError: as `verify_module`.
     """
-    _verify(module, partitioned=True)
+    _verify(module, Rules(partitioned=True))
 
 
-def _verify(module: ir.Operation, partitioned: bool, strict: bool = True) -> None:
+def _verify(module: ir.Operation, rules: Rules, tolerant: bool = False) -> None:
     malformed: Exception | None = None
     try:
-        _verify_module(module, frozenset(), partitioned)
+        _verify_module(module, frozenset(), rules)
     except (KeyError, IndexError) as error:  # an op lacks an attribute or a block: jaxlib says which
         malformed = error
     try:
@@ -66,16 +68,16 @@ def _verify(module: ir.Operation, partitioned: bool, strict: bool = True) -> Non
         raise malformed
     load_extensions()
     for verify in EXTENSIONS:
-        verify(module, strict)
+        verify(module, not tolerant)
 
 
 def verify_dialect(module: ir.Operation) -> None:
     """Verifies the rules of the SDY dialect alone."""
-    _verify_module(module, frozenset(), partitioned=False)
+    _verify_module(module, frozenset(), Rules())
 
 
-def _verify_module(module: ir.Operation, manual: frozenset[str], partitioned: bool) -> None:
-    _verify_regions(module, Scope(module_meshes(module), manual, partitioned))
+def _verify_module(module: ir.Operation, manual: frozenset[str], rules: Rules) -> None:
+    _verify_regions(module, Scope(module_meshes(module), manual, rules))
 
 
 def _inner_ops(op: ir.Operation) -> Iterator[ir.Operation]:
@@ -90,7 +92,7 @@ def _verify_regions(op: ir.Operation, scope: Scope) -> None:
     for inner in _inner_ops(op):
         _located(inner, _verify_op, scope)
         if inner.name == "builtin.module":
-            _verify_module(inner, scope.manual, scope.partitioned)
+            _verify_module(inner, scope.manual, scope.rules)
         elif inner.name == "sdy.manual_computation":
             manual = scope.manual.union(manual_axes_from_attribute(inner.attributes["manual_axes"]))
             _verify_regions(inner, replace(scope, manual=manual, seen=set()))

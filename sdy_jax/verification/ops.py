@@ -12,6 +12,7 @@ from sdy_jax.representation.dialect_rules import RULES, fail
 from sdy_jax.representation.rule import factor_symbol
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify import verify_mesh, verify_rule, verify_sharding
+from sdy_jax.verification import strict
 from sdy_jax.verification.values import Scope, check_own, maker_of, verify_shardings, verify_value
 
 
@@ -60,6 +61,8 @@ def _static_shape(type_: ir.Type) -> tuple[int, ...] | None:
 def check_mesh(op: ir.Operation, scope: Scope) -> None:
     name = ir.StringAttr(op.attributes["sym_name"]).value
     verify_mesh(scope.meshes[name], f"sdy.mesh @{name}")
+    if scope.rules.strict:
+        strict.check_device_count(name, scope.meshes)
 
 
 def check_function(op: ir.Operation, scope: Scope) -> None:

@@ -19,19 +19,28 @@ from sdy_jax.representation.dialect_rules import fail
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 from sdy_jax.representation.verify import verify_sharding
+from sdy_jax.verification import strict
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds besides jaxlib's rules: `STRICT_RULES` in partitioned modules, `DOCUMENTED_RULES` in strict checks."""
+
+    partitioned: bool = False
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What holds where an op stands: the meshes of its module, and the axes that computations around it are manual on.
 
-    `partitioned` modules keep stricter rules. `seen` has the shardings that were found right, each with the types of
+    `seen` has the shardings that were found right, each with the types of
     its values: modules repeat them.
     """
 
     meshes: Mapping[str, Mesh]
     manual: frozenset[str]
-    partitioned: bool = False
+    rules: Rules
     seen: set[tuple[ir.Attribute | ir.Type, ...]] = field(default_factory=set)
 
     def mesh(self, sharding: TensorSharding) -> Mesh:
@@ -56,7 +65,10 @@ def verify_value(attribute: ir.Attribute, type_: ir.Type, scope: Scope, where: s
 def _verify_sharding(sharding: TensorSharding, type_: ir.Type | None, scope: Scope, where: str) -> None:
     mesh = sharding.mesh if isinstance(sharding.mesh, Mesh) else scope.meshes.get(sharding.mesh)
     on_one_device = mesh is not None and mesh.is_maximal  # then the type does not matter
-    verify_sharding(sharding, scope.meshes, None if on_one_device else shape_of(type_, where), where)
+    shape = None if on_one_device else shape_of(type_, where)
+    verify_sharding(sharding, scope.meshes, shape, where)
+    if scope.rules.strict:
+        strict.check_sharding(sharding, shape, where)
     for axis in _axes(sharding):
         if axis.name in scope.manual:
             fail("S8", where, f"axis {axis} is manual in a computation around it", "use other axes here")
