@@ -222,11 +222,11 @@ EXAMPLES = [
     ),
     (
         solved(True, "NO_TRANSPOSE"),
-        "([i, j, l], [i, j, k])->([i, l, k]) {i=2, j=4, k=5, l=4} need_replication={j, k, l}",
+        "([i, j, l], [i, j, k])->([i, l, k]) {i=2, j=4, k=5, l=4} need_replication={j, l}",
     ),
     (
         solved(False, "TRANSPOSE"),
-        "([i, k, l], [i, j, k])->([i, j, l]) {i=2, j=5, k=4, l=4} need_replication={j, k, l}",
+        "([i, k, l], [i, j, k])->([i, j, l]) {i=2, j=5, k=4, l=4} need_replication={k, l}",
     ),
     (RANDOM_BITS, "([i])->([i], [j, k]) {i=2, j=4, k=6} need_replication={i} blocked_propagation={i}"),
     (reshaped((8,), (2, 4)), "([ij])->([i, j]) {i=2, j=4}"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sdy_jax.graph import Op
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.rules.linalg import independent_columns
 
 
 @strategies("stablehlo.custom_call")
@@ -12,9 +13,14 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
     """Along pass-through factors that every result has and some operand: the same call on a block gives that block.
 
     Rules of linear algebra calls list matrix dimensions as pass-through factors of one tensor; those cannot be split.
+    Independent columns can be, even if there are results beside them, which are then the same on every device.
     """
     count = len(rule.operand_mappings)
     operands, results = rule.factors_of[:count], [f for f in rule.factors_of[count:] if f]
     everywhere = frozenset.intersection(*results) if results else frozenset()
     shared = {f for f in pass_through_factors(rule) & everywhere if any(f in t for t in operands)}
+    columns = independent_columns(op)
+    if columns is not None:
+        operand, _, dim = columns
+        shared |= {f for f in rule.operand_mappings[operand][dim] if f in pass_through_factors(rule)}
     return [Strategy("on_blocks", frozenset(shared))]

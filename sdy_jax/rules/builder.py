@@ -79,6 +79,10 @@ class RuleBuilder:
             self.add_all(dim, size, kind if dim in special else PASS_THROUGH)
         return self
 
+    def has_factor(self, tensor: int, dim: int) -> bool:
+        """Whether a dimension has a factor yet; operands are counted first, then results."""
+        return bool(self._tensors[tensor][dim])
+
     def build(self) -> OpShardingRule:
         """The finished rule."""
         for tensor in self._tensors:

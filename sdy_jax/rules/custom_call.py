@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sdy_jax.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
+from sdy_jax.rules.linalg import library_call
 from sdy_jax.rules.registry import rule
 from sdy_jax.rules.slicing import changed_sizes_blocked
 
@@ -107,3 +108,9 @@ def custom_call(op: Op, conservative: bool) -> OpShardingRule | None:
     """By target; unknown targets have no rule unless the op carries its own."""
     by_target = TARGETS.get(op.text("call_target_name"))
     return by_target(op) if by_target else None
+
+
+@rule("stablehlo.custom_call", reads_neighbours=True, beyond=True)
+def custom_call_of_libraries(op: Op, conservative: bool) -> OpShardingRule | None:
+    """By target, too: the functions of linear algebra libraries, for which Shardy has no rules."""
+    return custom_call(op, conservative) or library_call(op)

@@ -1,11 +1,22 @@
-"""Rules of matrix decompositions and solvers: batch dimensions pass, matrix dimensions are needed whole."""
+"""Rules of matrix decompositions and solvers: batch dimensions pass, matrix dimensions are needed whole.
+
+Beyond Shardy, the right-hand sides of a linear system pass too, and the calls of LAPACK and its like on accelerators
+have rules of their own. Their names and the dimensions of their operands are those that jax lowers to (0.10 and 0.12
+agree). The tests run those for CPUs; those for GPUs and TPUs are known from what jax lowers for these platforms.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jax.extend.mlir import ir
+
 from sdy_jax.graph import Op
-from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
-from sdy_jax.rules.registry import rule
+from sdy_jax.representation.rule import FactorType, OpShardingRule
+from sdy_jax.rules.builder import NEED_REPLICATION, PASS_THROUGH, Dim, RuleBuilder, result_shape, shape_of
+from sdy_jax.rules.registry import WRITTEN_BY_JAX, rule
 
 
 @rule("stablehlo.cholesky")
@@ -16,10 +27,18 @@ def cholesky(op: Op, conservative: bool) -> OpShardingRule:
 
 @rule("stablehlo.triangular_solve")
 def triangular_solve(op: Op, conservative: bool) -> OpShardingRule:
-    """Solves `a x = b`, or `x a = b` where `left_side` is false.
+    """Solves `a x = b`, or `x a = b` where `left_side` is false."""
+    return _triangular_solve(op, NEED_REPLICATION)
 
-    Of a's two matrix dimensions one is contracted with x; the other one lies along b.
-    """
+
+@rule("stablehlo.triangular_solve", beyond=True)
+def triangular_solve_by_right_hand_sides(op: Op, conservative: bool) -> OpShardingRule:
+    """The columns of b (its rows in `x a = b`) are systems of their own."""
+    return _triangular_solve(op, PASS_THROUGH)
+
+
+def _triangular_solve(op: Op, right_hand_sides: FactorType) -> OpShardingRule:
+    """Of a's two matrix dimensions one is contracted with x; the other one lies along b."""
     a, b = shape_of(op, 0), shape_of(op, 1)
     row, column = len(a) - 2, len(a) - 1
     left = op.flag("left_side")
@@ -29,9 +48,114 @@ def triangular_solve(op: Op, conservative: bool) -> OpShardingRule:
     solved, free = (row, column) if left else (column, row)  # of b and x
 
     builder = RuleBuilder.of(op).pointwise(a[:-2])
-    along_a = ((kept, solved), (None,), a[kept])
-    along_b = ((None, free), (free,), b[free])
-    for operands, results, size in (along_a, along_b) if left else (along_b, along_a):
-        builder.add(operands, results, size, NEED_REPLICATION)
+    along_a = ((kept, solved), (None,), a[kept], NEED_REPLICATION)
+    along_b = ((None, free), (free,), b[free], right_hand_sides)
+    for operands, results, size, kind in (along_a, along_b) if left else (along_b, along_a):
+        builder.add(operands, results, size, kind)
     builder.add((contracted, None), (solved,), a[contracted], NEED_REPLICATION)
     return builder.build()
+
+
+# Calls of libraries.
+
+_PROBLEM_RANK = (
+    (re.compile(r"lapack_[sdcz](potrf|geev|gehrd|getrf|geqrf|geqp3|gees|gesdd|gesvd|trsm|gtsv)_ffi"), 2),
+    (re.compile(r"lapack_[sdcz](syevd|heevd|orgqr|ungqr|ormqr|unmqr|sytrd|hetrd)_ffi"), 2),
+    (re.compile(r"tridiagonal_solve_perturbed_ffi|LuDecomposition"), 2),
+    (re.compile(r"(cu|hip)solver_(potrf|geev|syevd|orgqr|ormqr|getrf|geqrf|gesvdj|gesvdp|gesdd|gesvd|sytrd)_ffi"), 2),
+    (re.compile(r"(cu|hip)(sparse_gtsv2_ffi|_tridiagonal_solve_perturbed|hybrid_(eig_real|eig_comp|geqp3))"), 2),
+    (re.compile(r"(cu|hip)_lu_pivots_to_permutation"), 1),
+)
+"""What one problem of a target takes: matrices (rank 2, beside vectors perhaps) or vectors. Dimensions before these are
+batch dimensions."""
+
+
+def batch_dimensions(op: Op) -> int:
+    """How many leading dimensions of all operands and results of a library's call number problems of their own.
+
+    jax writes it on the call where it knows it. It does not in programs of symbolic sizes, nor did older versions; then
+    it is known from the target. 0 where nothing is known.
+    """
+    ranks = [v.rank for v in op.operands]
+    count = _written_count(op)
+    if count is None and ranks:
+        target = op.text("call_target_name")
+        count = next((max(ranks) - rank for pattern, rank in _PROBLEM_RANK if pattern.fullmatch(target)), 0)
+    leading = {(v.shape or ())[:count] for v in (*op.operands, *op.results)}
+    return count if count and count > 0 and len(leading) == 1 and len(leading.pop()) == count else 0
+
+
+def _written_count(op: Op) -> int | None:
+    attributes = op.attributes.get("mhlo.frontend_attributes")
+    if attributes is None or "num_batch_dims" not in ir.DictAttr(attributes):
+        return None
+    text = ir.StringAttr(ir.DictAttr(attributes)["num_batch_dims"]).value
+    return int(text) if text.isdecimal() else None
+
+
+_SOLVERS = (
+    (re.compile(r"lapack_[sdcz]trsm_ffi"), 1, 0),
+    (re.compile(r"lapack_[sdcz]gtsv_ffi"), 3, 3),
+    (re.compile(r"(cu|hip)sparse_gtsv2_ffi"), 3, 0),
+    (re.compile(r"(lapack_[sdcz](or|un)mqr|(cu|hip)solver_ormqr)_ffi"), 2, 0),
+)
+"""Targets that apply one matrix to many columns (many rows from the right), with the operand and the result that hold
+these. What else they return does not depend on them."""
+
+_RIGHT = ("side = 82 : ui8", "left = false")
+"""How calls say that the matrix is on the right; 82 is `R`."""
+
+
+def independent_columns(op: Op) -> tuple[int, int, int] | None:
+    """The operand and the result of a library's call that consist of independent columns, and the dimension that
+    numbers these in both; rows where the matrix is applied from the right. None for other calls."""
+    target = op.text("call_target_name")
+    found = next(((v, r) for pattern, v, r in _SOLVERS if pattern.fullmatch(target)), None)
+    if found is None or len(op.operands) <= found[0] or len(op.results) <= found[1]:
+        return None
+    rank, settings = op.operands[found[0]].rank, str(op.attributes.get("mhlo.backend_config"))
+    from_right = any(said in settings for said in _RIGHT)
+    return (*found, rank - 2 if from_right else rank - 1) if rank >= 2 else None
+
+
+def library_call(op: Op) -> OpShardingRule | None:
+    """Batches of problems, and the columns of those that have independent ones; None where there is neither."""
+    count, columns = batch_dimensions(op), independent_columns(op)
+    if not count and columns is None:
+        return None
+    builder = _with_batches(op, count)
+    if columns is not None:
+        operand, result, dim = columns
+        operands, results = _only(len(op.operands), operand, dim), _only(len(op.results), result, dim)
+        builder.add(operands, results, shape_of(op, operand)[dim])
+    return _whole_otherwise(builder, op, NEED_REPLICATION).build()
+
+
+def batch_rule(op: Op) -> OpShardingRule | None:
+    """The rule that jax writes on calls with batch dimensions: every other dimension has a factor of its own."""
+    count = _written_count(op)
+    if count is None:
+        return None
+    return replace(_whole_otherwise(_with_batches(op, count), op, PASS_THROUGH).build(), is_custom=True)
+
+
+WRITTEN_BY_JAX["stablehlo.custom_call"] = batch_rule
+
+
+def _with_batches(op: Op, count: int) -> RuleBuilder:
+    return RuleBuilder.of(op).pointwise(shape_of(op)[:count])
+
+
+def _only(count: int, tensor: int, dim: int) -> list[Dim]:
+    return [dim if number == tensor else None for number in range(count)]
+
+
+def _whole_otherwise(builder: RuleBuilder, op: Op, kind: FactorType) -> RuleBuilder:
+    """Every dimension without a factor gets one of its own."""
+    shapes: Sequence[tuple[int, ...]] = [v.shape or () for v in (*op.operands, *op.results)]
+    for number, shape in enumerate(shapes):
+        for dim, size in enumerate(shape):
+            if not builder.has_factor(number, dim):
+                every = _only(len(shapes), number, dim)
+                builder.add(every[: len(op.operands)], every[len(op.operands) :], size, kind)
+    return builder

@@ -24,6 +24,12 @@ RuleFunction = Callable[[Op, bool], OpShardingRule | None]
 AnyRule = TypeVar("AnyRule", bound=RuleFunction)
 
 RULES: dict[str, RuleFunction] = {}
+BEYOND: dict[str, RuleFunction] = {}
+"""Rules of ours that say more than Shardy's of the same ops."""
+
+WRITTEN_BY_JAX: dict[str, Callable[[Op], OpShardingRule | None]] = {}
+"""By op name, the rule that jax itself writes on such an op when it lowers it. It says no more than ours does."""
+
 _READS_NEIGHBOURS: set[str] = set()
 _EXTRA: set[str] = set()
 
@@ -62,19 +68,24 @@ SILENT_TARGETS = frozenset(
 """Targets of custom calls that are opaque by design."""
 
 
-def rule(*names: str, reads_neighbours: bool = False, extra: bool = False) -> Callable[[AnyRule], AnyRule]:
+def rule(
+    *names: str, reads_neighbours: bool = False, extra: bool = False, beyond: bool = False
+) -> Callable[[AnyRule], AnyRule]:
     """Registers the rule of the ops with these names.
 
     Args:
         names: op names, dialect included.
         reads_neighbours: the rule also depends on the ops around it, so it is not shared between equal ops.
         extra: Shardy has no rule for these ops; `compat="shardy"` switches ours off.
+        beyond: Shardy's rule of these ops, which is registered too, keeps more whole than it needs to;
+            `compat="shardy"` switches to that one.
     """
+    rules = BEYOND if beyond else RULES
 
     def register(function: AnyRule) -> AnyRule:
         for name in names:
-            assert name not in RULES, f"two rules for {name}"
-            RULES[name] = function
+            assert name not in rules, f"two rules for {name}"
+            rules[name] = function
         if reads_neighbours:
             _READS_NEIGHBOURS.update(names)
         if extra:
@@ -105,8 +116,9 @@ class RuleBook:
     Args:
         conservative: leave out factors along which a shard of the result is not one shard of the operand (windows,
             slices, pads, concatenated and spatial dimensions).
-        compat: `"shardy"` has rules for exactly the ops that Shardy has rules for; None also for those that plainly
-            have one (`chlo.erf`, `stablehlo.map`, ...).
+        compat: `"shardy"` has exactly the rules that Shardy has; None also those of ops that plainly have one
+            (`chlo.erf`, `stablehlo.map`, ...), and for a few ops rules that keep less whole (the columns of linear
+            systems, the batches of LAPACK's functions).
         overrides: whether an `sdy.sharding_rule` on an op replaces its registered rule, as it does for propagation.
             Without, it only speaks for ops that have no other: what an op computes does not depend on it.
     """
@@ -115,6 +127,7 @@ class RuleBook:
         load_extensions()
         self._conservative, self._overrides = conservative, overrides
         self._off = _EXTRA if compat == "shardy" else set()
+        self._beyond = {} if compat == "shardy" else BEYOND
         self._known: dict[Hashable, OpShardingRule | None] = {}
 
     def without_overrides(self) -> RuleBook:
@@ -124,15 +137,21 @@ class RuleBook:
         return book
 
     def rule_of(self, op: Op, signature: Hashable = None) -> OpShardingRule | None:
-        """The op's own `sdy.sharding_rule` if it has one, else the registered rule, else None.
+        """The op's own `sdy.sharding_rule` if somebody gave it one, else the registered rule, else None.
 
         `signature` is that of the op, where it is known.
         """
         own = op.attribute("sdy.sharding_rule")
         if own is None:
             return self._registered(op, signature)
-        registered = None if self._overrides else self._registered(op, signature)
-        return registered or self._remember(own, rule_from_attribute)
+        given = self._remember(own, rule_from_attribute)
+        registered = self._registered(op, signature) if self._gives_way(op, given) else None
+        return registered or given
+
+    def _gives_way(self, op: Op, own: OpShardingRule | None) -> bool:
+        """Whether the registered rule comes before the op's own one."""
+        written = WRITTEN_BY_JAX.get(op.name) if self._beyond else None
+        return not self._overrides or (written is not None and written(op) == own)
 
     def _registered(self, op: Op, signature: Hashable) -> OpShardingRule | None:
         if op.name not in RULES or op.name in self._off:
@@ -145,7 +164,8 @@ class RuleBook:
         return self._known[signature]
 
     def _computed(self, op: Op) -> OpShardingRule | None:
-        return RULES[op.name](op, self._conservative) if _has_static_tensors(op) else None
+        found = self._beyond.get(op.name) or RULES[op.name]
+        return found(op, self._conservative) if _has_static_tensors(op) else None
 
     def _remember(self, own: ir.Attribute, read: Callable[[ir.Attribute], OpShardingRule]) -> OpShardingRule | None:
         if own not in self._known:
