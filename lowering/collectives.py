@@ -184,11 +184,13 @@ def all_reduce(x: jax.Array, axes: Axes, kind: str, mesh: RefinedMesh) -> jax.Ar
     if x.dtype == jnp.bool_:
         return _bool_from(all_reduce(x.astype(jnp.uint8), axes, _BOOL_AS_UINT8[kind], mesh))
     group = mesh.group(axes)
+    size = axes_size(axes, mesh.mesh)
     if not has_native_all_reduce(kind, x.dtype):
-        return _generic_all_reduce(x, group, axes_size(axes, mesh.mesh), kind)
-    if kind == "sum" or jnp.issubdtype(x.dtype, jnp.integer):
-        return _NATIVE[kind](x, **group)
-    return _extreme_of_floats(x, group, kind)
+        return _generic_all_reduce(x, group, size, kind)
+    if kind == "sum":
+        return lax.psum(x, **group)
+    extreme = _extreme_of_integers if jnp.issubdtype(x.dtype, jnp.integer) else _extreme_of_floats
+    return extreme(x, group, size, kind)
 
 
 def has_native_all_reduce(kind: str, dtype: Any) -> bool:
@@ -210,10 +212,12 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
             continue
         group, size = mesh.group(axes), axes_size(axes, mesh.mesh)
         _chunk(x, dim, size)
+        generic = functools.partial(_generic_reduce_scatter, group=group, count=size, dim=dim, kind=kind)
         if kind == "sum":
-            x = lax.psum_scatter(x, **group, scatter_dimension=dim, tiled=True)
+            native = functools.partial(lax.psum_scatter, **group, scatter_dimension=dim, tiled=True)
+            x = _native(x, native, generic, _SCATTERED_BY_PARTS)
         else:
-            x = _generic_reduce_scatter(x, group, size, dim, kind)
+            x = generic(x)
     return x
 
 
@@ -302,6 +306,7 @@ def _generic_all_reduce(x: jax.Array, group: Group, count: int, kind: str) -> ja
 
 
 def _generic_reduce_scatter(x: jax.Array, group: Group, count: int, dim: int, kind: str) -> jax.Array:
+    """As many bytes as a reduce-scatter sends."""
     return _reduce(_terms_of_chunk(x, group, count, dim), dim, kind)
 
 
@@ -324,12 +329,35 @@ _KEYS = {
 }
 
 
-def _extreme_of_floats(x: jax.Array, group: Group, kind: str) -> jax.Array:
+# What TPUs have no 64-bit registers for, their compiler splits into 32-bit halves, but not in every collective
+# (libtpu 0.0.52): extremes of integers, and sums of floats and complex numbers where each device keeps a part.
+_REDUCED_BY_PARTS = frozenset(map(np.dtype, (jnp.int64, jnp.uint64)))
+_SCATTERED_BY_PARTS = frozenset(map(np.dtype, (jnp.float64, jnp.complex64, jnp.complex128)))
+
+
+def _native(
+    x: jax.Array,
+    native: Callable[[jax.Array], jax.Array],
+    generic: Callable[[jax.Array], jax.Array],
+    by_parts: frozenset[np.dtype[Any]],
+) -> jax.Array:
+    """The collective of lax, or on TPUs, where they lack it for this type, the one that is made of moves."""
+    if x.dtype not in by_parts:
+        return native(x)
+    return lax.platform_dependent(x, tpu=generic, default=native)
+
+
+def _extreme_of_integers(x: jax.Array, group: Group, count: int, kind: str) -> jax.Array:
+    generic = functools.partial(_generic_all_reduce, group=group, count=count, kind=kind)
+    return _native(x, functools.partial(_NATIVE[kind], **group), generic, _REDUCED_BY_PARTS)
+
+
+def _extreme_of_floats(x: jax.Array, group: Group, count: int, kind: str) -> jax.Array:
     key = _KEYS[x.dtype]
     limits = jnp.iinfo(key)
     nan = np.array(limits.max if kind == "max" else limits.min, key)
     ordered = jnp.where(jnp.isnan(x), nan, _swap_negatives(lax.bitcast_convert_type(x, key)))
-    return lax.bitcast_convert_type(_swap_negatives(_NATIVE[kind](ordered, **group)), x.dtype)
+    return lax.bitcast_convert_type(_swap_negatives(_extreme_of_integers(ordered, group, count, kind)), x.dtype)
 
 
 def _swap_negatives(bits: jax.Array) -> jax.Array:
