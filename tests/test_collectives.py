@@ -347,6 +347,23 @@ def test_max_and_min_keep_nan_and_infinities(dtype, sign):
         np.testing.assert_array_equal(part.reshape(2, 4), by_row)
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.float64, np.complex64], ids=lambda t: np.dtype(t).name)
+def test_collectives_that_tpus_lack_are_made_of_moves(dtype, monkeypatch):
+    taken = []
+
+    def as_on_tpus(x, *, tpu, default):
+        taken.append(x.dtype)
+        return tpu(x)
+
+    monkeypatch.setattr(collectives.lax, "platform_dependent", as_on_tpus)
+    with jax.enable_x64(True):
+        test_all_reduce_combines_the_terms_of_a_group(dtype)
+        test_reduce_scatter_is_all_reduce_then_all_slice(dtype)
+        if dtype == np.float64:
+            test_max_and_min_keep_nan_and_infinities(dtype, 1.0)
+    assert taken
+
+
 def test_unreduced_values_sum_to_what_they_came_from():
     x = values(np.float32)
     spread = sharding(quote('[{p}, {}, {"q":(1)2}]'))

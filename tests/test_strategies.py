@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE, check, op
+
+import sdy_jax as sdy
 
 RNG = np.random.default_rng(0)
 
@@ -358,6 +361,20 @@ def test_right_hand_sides_are_solved_where_they_lie(left, spec):
         args = [a, floats(4, *map(int, shape.split("x")))]
         check(solve, args, [P(), spec], spec, kinds="", wire_bytes=0, atol=1e-5)
         check(solve, args, [P("x", "y"), P(None, "y", "x")], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["Cholesky", "CompactWyHelper", "Eigh", "InvertDiagBlocksLowerTriangular", "InvertDiagBlocksUpperTriangular", "Qr"],
+)
+def test_batches_of_matrices_are_split_and_matrices_are_not(target):
+    """The calls of TPUs, which the CPU cannot run."""
+    results = {"Eigh": ["4x8x8xf32", "4x8xf32"], "Qr": ["4x8x8xf32", "4x8xf32"]}.get(target, ["4x8x8xf32"])
+    types = ", ".join(f"tensor<{t}>" for t in results)
+    call = op(f"stablehlo.custom_call @{target}(%a) : (tensor<4x8x8xf32>) -> {f'({types})'}", *results)
+    for spec in (P("x", "y"), P("x", None, "y"), P("x")):
+        plan = sdy.partition(call, mesh=PLANE, in_shardings=spec).plan(floats(4, 8, 8))
+        assert re.search(r"@\w+\(.*<@mesh, \[\{\"x\"[^}]*\}, \{\}, \{\}\]>", plan.mlir("partitioned")), plan
 
 
 def pooled(x):

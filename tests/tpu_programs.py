@@ -1,0 +1,156 @@
+"""Programs that compile for slices of TPUs; run by `test_tpu_compile`, in a process that has libtpu."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_collective_ops
+import test_emitters
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from test_collective_ops import workloads
+from tpu_plugin import assert_compiles, failure, shapes, tpu_mesh
+
+import sdy_jax as sdy
+
+LAYOUTS = {"8": ((8,), ("a",)), "2x4": ((2, 4), ("a", "b")), "2x2x2": ((2, 2, 2), ("a", "b", "c"))}
+WORDS = np.zeros((64, 32), np.float32)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", workloads())
+def test_models(name, layout):
+    sizes, names = LAYOUTS[layout]
+    workload, mesh = workloads()[name], tpu_mesh(*sizes, names=names)
+    ins, outs = workload.shardings(layout)
+    step = sdy.partition(workload.step(mesh, layout), mesh=mesh, in_shardings=ins, out_shardings=outs)
+    assert not failure(step, *workload.arguments)
+
+
+SPECS = [P("x", "y"), P("y"), P(None, "y"), P()]
+
+
+def fits(spec, shape, mesh):
+    return len(spec) <= len(shape) and not any(n % mesh.shape[a] for n, a in zip(shape, spec, strict=False) if a)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("name", test_emitters.CASES)
+def test_families(name, spec):
+    function, *args = test_emitters.CASES[name]
+    mesh = tpu_mesh(4, 2, names=("x", "y"))
+    if not fits(spec, args[0].shape, mesh):
+        pytest.skip("jit does not take such a sharding of the argument")
+    problem = failure(sdy.partition(function, mesh=mesh, in_shardings=(spec, *[P()] * (len(args) - 1))), *shapes(args))
+    if not problem:
+        return
+    results = jax.tree.leaves(jax.eval_shape(function, *args))
+    for number in range(len(results)):
+        one = lambda *given, number=number: jax.tree.leaves(function(*given))[number]  # noqa: E731
+        assert_compiles(one, *args, mesh=mesh, in_shardings=(spec, *[P()] * (len(args) - 1)))
+
+
+TRANSFORMS = {
+    "fft": jnp.fft.fft,
+    "fft along the first dimension": lambda x: jnp.fft.fft(x, axis=0),
+    "fft in two dimensions": lambda x: jnp.abs(jnp.fft.fft2(x)),
+    "real fft and back": lambda x: jnp.fft.irfft(jnp.fft.rfft(x.real)),
+    "convolution by ffts": lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.fft.fft(x[::-1])),
+    "its gradient": jax.grad(lambda x: jnp.sum(jnp.abs(jnp.fft.fft2(x)) ** 2)),
+}
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P("x", "y"), P(("x", "y"))], ids=str)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_split_transforms(name, spec):
+    x = jax.ShapeDtypeStruct((64, 32), jnp.float32 if name == "its gradient" else jnp.complex64)
+    mesh = tpu_mesh(4, 4, names=("x", "y"))
+    assert not failure(sdy.partition(TRANSFORMS[name], mesh=mesh, in_shardings=spec, out_shardings=spec), x)
+
+
+MOVES = {
+    "all_gather": (lambda x: x, P("x", "y"), P()),
+    "all_slice": (lambda x: x, P(), P("x", "y")),
+    "all_to_all": (lambda x: x, P("x"), P(None, "x")),
+    "all_to_all of two": (lambda x: x, P("x", "y"), P("y", "x")),
+    "all_to_all of a part": (lambda x: x, '[{"x":(1)2}, {}]', '[{}, {"x":(1)2}]'),
+    "collective_permute": (lambda x: x, P(("x", "y")), P(("y", "x"))),
+    "permute of parts": (lambda x: x, '[{"x":(2)2}, {}]', '[{"x":(1)2}, {}]'),
+    "sum": (lambda x: jnp.sum(x, 0), P("x", "y"), P("y")),
+    "sum, scattered": (lambda x: jnp.sum(x, 0), P("x"), P("x")),
+    "largest": (lambda x: jnp.max(x, 0), P("x", "y"), P("y")),
+    "smallest": (lambda x: jnp.min(x, 0), P("x", "y"), P()),
+    "product": (lambda x: jnp.prod(x, 0), P("x", "y"), P("y")),
+    "sort": (lambda x: jnp.sort(x, 0), P("x", "y"), P("x", "y")),
+    "cumulative sum": (lambda x: jnp.cumsum(x, 0), P("x", "y"), P("x", "y")),
+    "roll": (lambda x: jnp.roll(x, 3, 0), P("x", "y"), P("x", "y")),
+    "rows": (lambda x: x[np.array([1, 5, 63, 2])], P("x", "y"), P(None, "y")),
+    "updated rows": (lambda x: x.at[np.array([1, 5, 63, 1])].add(x[:4]), P("x", "y"), P("x", "y")),
+    "window": (lambda x: lax.dynamic_slice(x, (3, 1), (20, 8)), P("x", "y"), P()),
+    "uneven inside": (lambda x: jnp.concatenate([x[:13], x[14:]]) * 2, P("x", "y"), P()),
+}
+TYPES = ["float32", "bfloat16", "complex64", "int8", "bool", "float8_e4m3fn", "int64", "uint64", "float64"]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", MOVES)
+def test_moves_of_every_type(name, dtype):
+    function, given, wanted = MOVES[name]
+    if (name, dtype) == ("updated rows", "bool"):
+        pytest.skip("booleans are not added")
+    with jax.enable_x64(True):
+        x = jax.ShapeDtypeStruct((64, 32), getattr(jnp, dtype))
+        mesh = tpu_mesh(4, 4, names=("x", "y"))
+        assert not failure(sdy.partition(function, mesh=mesh, in_shardings=given, out_shardings=wanted), x)
+
+
+@pytest.mark.parametrize("name", test_collective_ops.WRITTEN)
+def test_written_collectives(name):
+    function, given, wanted, _ = test_collective_ops.WRITTEN[name]
+    mesh = tpu_mesh(2, 4, names=("a", "b"))
+    partitioned = sdy.partition(function, mesh=mesh, in_shardings=given, out_shardings=wanted)
+    assert not failure(partitioned, *shapes([test_collective_ops.X]))
+
+
+def linear_algebra(a):
+    """Of a batch of square matrices."""
+    values, vectors = jnp.linalg.eigh(a @ a.mT)
+    solved = lax.linalg.triangular_solve(a, a, left_side=True, lower=True)
+    return (
+        jnp.linalg.cholesky(a @ a.mT),
+        jnp.linalg.qr(a),
+        jnp.linalg.svd(a),
+        values,
+        vectors,
+        solved,
+        jnp.linalg.inv(a),
+    )
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P(None, None, "y")], ids=str)
+def test_linear_algebra(spec):
+    mesh = tpu_mesh(2, 4, names=("x", "y"))
+    a = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
+    assert not failure(sdy.partition(linear_algebra, mesh=mesh, in_shardings=spec), a)
+
+
+def random_bits(x):
+    key, other = jax.random.key(3), jax.random.key(7, impl="rbg")
+    return x + jax.random.normal(key, x.shape), jax.random.bits(other, x.shape), jax.random.permutation(key, x)
+
+
+def test_random_bits():
+    mesh = tpu_mesh(4, 4, names=("x", "y"))
+    assert not failure(sdy.partition(random_bits, mesh=mesh, in_shardings=P("x", "y")), *shapes([WORDS]))
+
+
+def test_manual_computations():
+    mesh = tpu_mesh(2, 4, names=("x", "y"))
+
+    @jax.shard_map(mesh=mesh, in_specs=P("x", "y"), out_specs=P("x"), axis_names={"x", "y"})
+    def inner(x):
+        return lax.psum(jnp.sin(x) @ x.T, "y") + lax.axis_index("x")
+
+    assert not failure(sdy.partition(lambda x: inner(x * 2), mesh=mesh, in_shardings=P("x", "y")), *shapes([WORDS]))
