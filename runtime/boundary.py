@@ -36,8 +36,10 @@ class Boundary:
         refined: RefinedMesh,
         in_shardings: Sequence[TensorSharding],
         out_shardings: Sequence[TensorSharding],
+        terms: Sequence[bool] = (),
     ):
         self._user_mesh = mesh
+        self._terms = tuple(terms) or (False,) * len(in_shardings)
         self._mesh = auto_mesh(mesh)
         types = zip(mesh.axis_names, mesh.axis_types, strict=True)
         self._explicit = tuple(name for name, kind in types if kind == AxisType.Explicit)
@@ -67,12 +69,14 @@ class Boundary:
                 jax.lax.with_sharding_constraint(x, everywhere) if is_whole else x
                 for x, is_whole in zip(xs, whole, strict=True)
             )
-            xs = tuple(self._constrained(x, s) for x, s in zip(self._on_user_axes(xs), self._in, strict=True))
+            xs = tuple(self._entered(x, i) for i, x in enumerate(self._on_user_axes(xs)))
             ys = self._mapped(function, xs, types)
             return tuple(self._constrained(y, s) for y, s in zip(ys, self._out, strict=True))
 
         if not self._explicit:
             return laid_out(*arguments)
+        given = zip(arguments, self._in, self._terms, strict=True)
+        arguments = [self._stacked(x, s) if is_terms else x for x, s, is_terms in given]
         out = tuple(NamedSharding(self._user_mesh, self._typed_spec(s)) for s in self._out)
         return jax.sharding.auto_axes(laid_out, axes=self._explicit, out_sharding=out)(*arguments)
 
@@ -86,13 +90,14 @@ class Boundary:
         def on_elements(*some: jax.Array) -> tuple[jax.Array, ...]:
             rest = iter(some)
             full = [next(rest) if g else jnp.empty(x.shape, x.dtype) for x, g in zip(xs, given, strict=True)]
+            full = [x[0] if is_terms else x for x, is_terms in zip(full, self._terms, strict=True)]
             return tuple(compress(function(*full), made))
 
         with jax.sharding.use_abstract_mesh(self._refined_mesh.abstract_mesh):
             found = jax.shard_map(
                 on_elements,
                 mesh=self._refined_mesh,
-                in_specs=tuple(map(self._refined.spec, compress(self._in, given))),
+                in_specs=tuple(map(self._refined.spec, compress(map(self._entering, range(len(xs))), given))),
                 out_specs=tuple(map(self._refined.spec, compress(self._out, made))),
                 check_vma=False,  # what is replicated along which axes only the plan knows
             )(*compress(xs, given))
@@ -120,6 +125,25 @@ class Boundary:
             return xs
         anyhow = PartitionSpec(*(PartitionSpec.UNCONSTRAINED,) * xs[0].ndim)
         return (jax.lax.with_sharding_constraint(xs[0], NamedSharding(self._mesh, anyhow)), *xs[1:])
+
+    def _stacked(self, x: jax.Array, sharding: TensorSharding) -> jax.Array:
+        """The terms of an unreduced array along a new leading dimension, which its unreduced axes split."""
+        axes = tuple(axis.name for axis in sharding.unreduced_axes)
+        spec = jax.typeof(x).sharding.spec
+        lead = PartitionSpec(axes, *spec.partitions)
+        return jax.shard_map(
+            lambda term: term[None], mesh=self._user_mesh, in_specs=spec, out_specs=lead, check_vma=False
+        )(x)
+
+    def _entering(self, number: int) -> TensorSharding:
+        """The sharding of an argument as it enters: terms have a leading dimension."""
+        sharding = self._in[number]
+        if not self._terms[number]:
+            return sharding
+        return TensorSharding.closed(sharding.mesh, (sharding.unreduced_axes, *sharding.axes))
+
+    def _entered(self, x: jax.Array, number: int) -> jax.Array:
+        return self._constrained(x, self._entering(number))
 
     def _constrained(self, x: jax.Array, sharding: TensorSharding) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, self.named(sharding))

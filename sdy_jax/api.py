@@ -301,7 +301,7 @@ class PartitionedFunction:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts) -> Any:
         """What jit traces: plan, then the per-device program on shards."""
         call = self._planned(self._arguments(args, kwargs, layouts))
-        _check_whole((*call.plan.arguments, *call.plan.results))
+        _check_whole(call.plan.results)
         return call(*jax.tree.leaves(self._statics.split(args, kwargs)[:2]))
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts | None = None) -> Arguments:

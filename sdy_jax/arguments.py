@@ -36,6 +36,9 @@ class Leaf:
     path: str
     value: Any
     spec: Spec
+    unreduced: frozenset[str] = frozenset()
+    """The axes along which devices hold terms of the array, as its type says it: those of a `PartitionSpec(...,
+    unreduced=...)` on Explicit axes. An array that is only stated to be unreduced is its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,14 @@ def abstracted(leaf: Leaf, axis_names: tuple[str, ...]) -> Leaf:
         ) from None
     spec = leaf.spec if leaf.spec is not None else _explicit_spec(value, axis_names)
     weak = getattr(value, "weak_type", False)
-    return replace(leaf, value=jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak), spec=spec)
+    stripped = jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
+    return replace(leaf, value=stripped, spec=spec, unreduced=_unreduced_axes(value))
+
+
+def _unreduced_axes(value: Any) -> frozenset[str]:
+    """The axes along which the type of an array says that it is unreduced."""
+    sharding = getattr(value, "sharding", None)
+    return frozenset(sharding.spec.unreduced) if isinstance(sharding, NamedSharding) else frozenset()
 
 
 def _explicit_spec(value: Any, axis_names: tuple[str, ...]) -> PartitionSpec | None:

@@ -64,7 +64,7 @@ class Arguments:
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells the plans of calls apart."""
-        types = tuple((x.value.shape, x.value.dtype, x.value.weak_type, x.spec) for x in self.leaves)
+        types = tuple((x.value.shape, x.value.dtype, x.value.weak_type, x.spec, x.unreduced) for x in self.leaves)
         return (self.mesh, self.tree, types, self.statics.key)
 
     def moves(self, plan: Plan) -> tuple[Move, ...]:

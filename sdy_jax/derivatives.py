@@ -130,7 +130,7 @@ class _Linearized:
         residuals = [lie[i] for i in self._sources.values()]
         inputs = [self._inputs[i] for i in self._moving]
         outputs = [self._outputs[i] for i in self.smooth]
-        cotangents = [on_whole_axes(sharding) for sharding in inputs]
+        cotangents = [on_whole_axes(_as_value(sharding)) for sharding in inputs]
         return LinearMap(
             self._partition(self._forward, (*residuals, *inputs), outputs),
             self._partition(self._backward, (*residuals, *outputs), cotangents),
@@ -179,6 +179,11 @@ class _Linearized:
         count = len(self._sources)
         transposed = jax.linear_transpose(self._derivative(values[:count]), *self._tangents)
         return list(transposed(list(values[count:])))
+
+
+def _as_value(sharding: TensorSharding) -> TensorSharding:
+    """The sharding of a cotangent: that of terms is the same for all of them."""
+    return replace(sharding, unreduced_axes=(), reduction="sum") if sharding.unreduced_axes else sharding
 
 
 def _replaced(values: Sequence[Any], places: Sequence[int], new: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.meshes import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.arguments import Leaf, match_prefix, padded, resolve
-from sdy_jax.errors import SdyError, UnsupportedError
+from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.graph import main_function, pre_order, set_function_shardings, source_line
 from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.mesh import Mesh
@@ -36,6 +36,7 @@ class Program:
     brings it to that form. The mesh of a loaded program is the one that its shardings are on, empty if it has none.
 
     `jaxpr` is the function that was traced, of the tracers among `constants` and of the input leaves.
+    `terms` are the numbers of the input leaves that come as terms of a sum (`Leaf.unreduced`).
     """
 
     module: ir.Operation
@@ -51,6 +52,7 @@ class Program:
     name: str = "main"
     exported: Exported | None = None
     jaxpr: Any = None
+    terms: frozenset[int] = frozenset()
 
     def with_module(self, module: ir.Operation) -> Program:
         """The same program at another stage."""
@@ -105,6 +107,7 @@ def from_function(
             tree,
             out_tree[-1],
             jaxpr=jaxpr,
+            terms=frozenset(i for i, leaf in enumerate(leaves) if leaf.unreduced),
         )
         _annotate(program, leaves, outputs, jax_mesh)
     return program
@@ -171,7 +174,18 @@ def _resolved(
     leaf: Leaf, type_: ir.Type, program: Program, where: str, jax_mesh: jax.sharding.Mesh
 ) -> TensorSharding | None:
     sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, where, jax_mesh)
+    _check_terms(leaf, sharding, where)
     return padded(sharding, ir.RankedTensorType(type_).rank) if sharding is not None else None
+
+
+def _check_terms(leaf: Leaf, sharding: TensorSharding | None, where: str) -> None:
+    """What devices hold terms of is stated to be unreduced along the same axes."""
+    stated = frozenset(map(str, sharding.unreduced_axes)) if sharding else frozenset()
+    if leaf.unreduced and leaf.unreduced != frozenset(axis.strip('"') for axis in stated):
+        raise ShardingError(
+            f"`{leaf.path}` holds terms along {', '.join(sorted(leaf.unreduced))}, {where} says <{sharding}>; to fix: "
+            "say so there as well, or reduce the array first, by jax.reshard"
+        )
 
 
 def _without_none(shardings: dict[int, TensorSharding | None]) -> dict[int, TensorSharding | None]:

@@ -639,11 +639,22 @@ def test_the_examples_of_the_reference_run_as_if_on_one_device(tmp_path):
             np.testing.assert_allclose(found[f"out{i}"], array, rtol=1e-5, atol=1e-6, err_msg=text)
 
 
-def test_the_example_whose_input_is_a_term_of_a_sum_is_refused_with_the_reason(run):
+def test_the_example_whose_input_is_stated_to_be_terms_takes_their_sum(run):
     Path("m.mlir").write_text(next(text for text in REFERENCE if "@maximal" in text))
     status, _, err = run("run", "m.mlir", "--random", 0)
+    assert (status, err) == (0, "")
+    assert "arg0  f32[8@a]" in run("plan", "m.mlir")[1]
+
+
+def test_a_result_that_is_stated_to_be_terms_is_refused_with_the_reason(run):
+    Path("m.mlir").write_text(
+        MODULE.replace("(tensor<8x6xf32>,", "(tensor<8x6xf32> TERMS,").replace(
+            "TERMS", '{sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {}], unreduced={"b"}>}'
+        )
+    )
+    status, _, err = run("run", "m.mlir", "--random", 0)
     assert status == 1
-    assert "`arg0` is to be <" in err
+    assert "`result[0]` is to be <" in err
     assert "not terms of a sum" in err
 
 

@@ -74,7 +74,7 @@ def _build(name: str, program: Program, costs: CostModel, source: str, optimize_
     stages["propagated"] = module
 
     module = module.clone().operation
-    _keep_arguments_whole(module, program.module)
+    _keep_arguments_whole(module, program)
     notes = [] if inner else put_results_on_whole_axes(module, program, source)
     _locate_return(module, source)
     report = partition(module, program.mesh_name, costs, rules, optimize_collectives)
@@ -107,17 +107,16 @@ def _locate_return(module: ir.Operation, source: str) -> None:
         last.location = ir.Location.name(source)
 
 
-def _keep_arguments_whole(module: ir.Operation, traced: ir.Operation) -> None:
-    """Import gives an argument the sharding of a constraint on it, terms included. The arrays that are passed hold
-    values, and so does an argument of which the program itself states no terms; the constraint makes them."""
+def _keep_arguments_whole(module: ir.Operation, program: Program) -> None:
+    """Arrays that are passed hold values, whatever an argument is stated to be, unless their type says that they are
+    terms. What is to be terms is made so inside; import has also given arguments the shardings of constraints."""
     main = main_function(module)
-    count = len(main.regions[0].blocks[0].arguments)
-    given = function_shardings(main_function(traced), "arg_attrs", count)
+    count, first = len(main.regions[0].blocks[0].arguments), len(program.constants)
     found = function_shardings(main, "arg_attrs", count)
     whole = {
         i: replace(sharding, unreduced_axes=(), reduction="sum")
         for i, sharding in enumerate(found)
-        if sharding is not None and sharding.unreduced_axes and given[i] is None
+        if sharding is not None and sharding.unreduced_axes and i - first not in program.terms
     }
     if whole:
         set_function_shardings(main, "arg_attrs", count, whole)
