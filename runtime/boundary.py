@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from sdy_jax.argument_errors import no_mesh
 from sdy_jax.errors import SdyError, ShardingError
 from sdy_jax.jax_internals import weakly_typed
 from sdy_jax.representation.mesh import Mesh
@@ -216,10 +217,7 @@ def concrete_mesh(mesh: object) -> jax.sharding.Mesh:
         )
     size = getattr(mesh, "size", None)
     if not isinstance(mesh, jax.sharding.AbstractMesh | Mesh) or not isinstance(size, int):
-        raise ShardingError(
-            f"partition got the {type(mesh).__name__} {mesh}, which has no devices; "
-            "pass mesh=jax.make_mesh(shape, names)"
-        )
+        raise no_mesh(mesh)
     shape = tuple(mesh.sizes.values()) if isinstance(mesh, Mesh) else mesh.axis_sizes
     count = jax.device_count()
     virtual = f', after jax.config.update("jax_num_cpu_devices", {size}) if virtual ones will do, as they do for a plan'

@@ -35,13 +35,14 @@ if TYPE_CHECKING:
         with_sharding_rule,
     )
     from sdy_jax.api import PartitionedFunction, PartitionWarning, partition
-    from sdy_jax.errors import InternalError, ParseError, SdyError, ShardingError, UnsupportedError
+    from sdy_jax.errors import ArgumentError, InternalError, ParseError, SdyError, ShardingError, UnsupportedError
     from sdy_jax.loading import Program, load, loads
     from sdy_jax.lowering.cost import CostModel
     from sdy_jax.plan.plan import Plan
     from sdy_jax.representation import AxisRef, DimensionSharding, Mesh, MeshAxis, OpShardingRule, TensorSharding
 
 __all__ = [
+    "ArgumentError",
     "AxisRef",
     "CostModel",
     "DimensionSharding",
@@ -105,7 +106,7 @@ _MODULES = {
         "with_sharding_rule",
     ),
     "sdy_jax.api": ("PartitionedFunction", "PartitionWarning", "partition"),
-    "sdy_jax.errors": ("InternalError", "ParseError", "SdyError", "ShardingError", "UnsupportedError"),
+    "sdy_jax.errors": ("ArgumentError", "InternalError", "ParseError", "SdyError", "ShardingError", "UnsupportedError"),
     "sdy_jax.loading": ("Program", "load", "loads"),
     "sdy_jax.lowering.cost": ("CostModel",),
     "sdy_jax.plan.plan": ("Plan",),

@@ -15,11 +15,12 @@ import jax
 
 from sdy_jax import lowering, own_frames, runtime
 from sdy_jax.annotate.constraints import constrained
+from sdy_jax.argument_errors import with_article
 from sdy_jax.arguments import SPEC_TYPES, Parameters, argument_leaves, match_prefix
 from sdy_jax.call import Arguments, Layouts
 from sdy_jax.derivatives import Partition
 from sdy_jax.dispatch import Choice, Dispatch
-from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
+from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.loaded_function import LoadedFunction, prepared
 from sdy_jax.lowering.cost import CostModel
@@ -32,6 +33,7 @@ from sdy_jax.program import Program, from_function
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.runtime.boundary import auto_mesh, check_devices, concrete_mesh, splits_by_parts
 from sdy_jax.statics import StaticParameters, Statics
+from sdy_jax.user_function import check_call, function_name, function_signature, in_name_of
 
 __all__ = ["PartitionWarning", "PartitionedFunction", "partition"]
 
@@ -148,9 +150,17 @@ class PartitionedFunction:
         optimize_collectives: bool,
     ):
         if not callable(fun):
-            raise SdyError(f"partition got a {type(fun).__name__}; expected a function")
+            raise SdyError(
+                f"partition got {with_article(type(fun))}; expected a function, or a program from sdy_jax.load"
+            )
         if on_unknown not in ("warn", "error", "ignore"):
             raise SdyError(f"on_unknown={on_unknown!r}; expected 'warn', 'error' or 'ignore'")
+        if costs is not None and not isinstance(costs, CostModel):
+            raise SdyError(f"costs is {with_article(type(costs))}; expected a CostModel")
+        if compiler_options is not None and not isinstance(compiler_options, dict):
+            raise SdyError(
+                f"compiler_options is {with_article(type(compiler_options))}; expected a dict of XLA's options"
+            )
         if mesh is not None:
             concrete_mesh(mesh)
         functools.update_wrapper(self, fun, updated=())
@@ -173,7 +183,8 @@ class PartitionedFunction:
         self._in, self._out = in_shardings, out_shardings
         self._costs, self._on_unknown = costs, on_unknown
         self._optimize_collectives = optimize_collectives
-        self._name = getattr(fun, "__name__", type(fun).__name__)
+        self._name = function_name(fun)
+        self._signature = None if isinstance(fun, LoadedFunction) else function_signature(fun)
         self._source = own_frames.caller_line()
         self._parameters = Parameters.of(fun)
         self._statics = StaticParameters.of(fun, static_argnums, static_argnames)
@@ -183,6 +194,7 @@ class PartitionedFunction:
         self._dispatch = Dispatch(self._choice, context_mesh if mesh is None else None)
         self._moved: set[str] = set()
         """The arguments of which was said that they are moved."""
+        self._jit(lambda *args, **kwargs: None)  # what jit has to say of the options, it says now
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _tracing.mesh is not None:
@@ -203,7 +215,7 @@ class PartitionedFunction:
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The shapes and dtypes of the results; nothing is planned or run."""
-        dynamic, named, statics = self._statics.split(args, kwargs)
+        dynamic, named, statics = self._split(args, kwargs)
         mesh = self._jax_mesh()
         with jax.sharding.use_abstract_mesh(auto_mesh(mesh).abstract_mesh):
             return jax.eval_shape(self._inner(statics, mesh), *dynamic, **named)
@@ -286,30 +298,43 @@ class PartitionedFunction:
         key = (mesh, layouts, tree, tuple(leaves))
         if key not in self._jitted:
 
-            @functools.wraps(self._fun, updated=())
             def run(*args: Any, **kwargs: Any) -> Any:
                 return self._run(args, kwargs, layouts)
 
-            options = {name: self._options[name] for name in _OPTIONS_OF_JIT}
-            if results is not None:
-                options["out_shardings"] = results
-            self._jitted[key] = jax.jit(
-                run, static_argnums=self._statics.positions, static_argnames=self._statics.names, **options
-            )
+            self._jitted[key] = self._jit(run, **({} if results is None else {"out_shardings": results}))
         return self._jitted[key]
+
+    def _jit(self, run: Callable[..., Any], **options: Any) -> Any:
+        """`jax.jit` of what runs in the function's place.
+
+        Raises:
+            ArgumentError: options that do not fit the function.
+        """
+        options |= {name: self._options[name] for name in _OPTIONS_OF_JIT}
+        options |= {"static_argnums": self._statics.positions, "static_argnames": self._statics.names}
+        try:
+            return jax.jit(in_name_of(self._fun, run), **options)
+        except (TypeError, ValueError) as error:
+            problem = str(error).removeprefix("Jitted function ")
+            raise ArgumentError(f"{self._name}() {problem}") from None
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts) -> Any:
         """What jit traces: plan, then the per-device program on shards."""
         call = self._planned(self._arguments(args, kwargs, layouts))
         _check_whole(call.plan.results)
-        return call(*jax.tree.leaves(self._statics.split(args, kwargs)[:2]))
+        return call(*jax.tree.leaves(self._split(args, kwargs)[:2]))
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts | None = None) -> Arguments:
-        dynamic, named, statics = self._statics.split(args, kwargs)
+        dynamic, named, statics = self._split(args, kwargs)
         if isinstance(self._fun, LoadedFunction):
             self._fun.check(dynamic, named)
         given = argument_leaves(self._in, dynamic, named, self._dynamic(statics))
         return Arguments.of(given, jax.tree.structure((dynamic, named)), statics, self._jax_mesh(), layouts)
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
+        """Positional and keyword arguments without the static ones, and the static ones, of a call that may be."""
+        check_call(self._name, self._signature, args, kwargs)
+        return self._statics.split(args, kwargs)
 
     def _planned(self, arguments: Arguments) -> PlannedCall:
         key = (*arguments.key, _settings())
@@ -369,7 +394,9 @@ class PartitionedFunction:
             finally:
                 _tracing.mesh = outer
 
-        return fun
+        positional = dict(enumerate(self._parameters.positional))
+        static = {positional[i] for i in statics.positions & positional.keys()} | dict(statics.named).keys()
+        return in_name_of(self._fun, fun, static)
 
     def _inlined(self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: jax.sharding.Mesh) -> Any:
         """The plain function, its shardings as constraints of the surrounding program, which runs on `mesh`."""
@@ -379,7 +406,7 @@ class PartitionedFunction:
                 f"{self._name} is partitioned on the mesh {mesh_from_jax(own)} and called by a "
                 f"function partitioned on {mesh_from_jax(mesh)}; use one mesh"
             )
-        dynamic, named, statics = self._statics.split(args, kwargs)
+        dynamic, named, statics = self._split(args, kwargs)
         leaves = argument_leaves(self._in, dynamic, named, self._dynamic(statics))
         values = [constrained(leaf, "in_shardings") for leaf in leaves]
         dynamic, named = jax.tree.unflatten(jax.tree.structure((dynamic, named)), values)

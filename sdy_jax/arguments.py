@@ -15,13 +15,15 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, KeyPath, flatten_one_level_with_keys, keystr, tree_flatten_with_path
 
-from sdy_jax.errors import ParseError, SdyError, ShardingError
+from sdy_jax.argument_errors import array_for_tree, no_array, no_entries, no_sharding_text, no_specification, other_tree
+from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import from_partition_spec, mesh_from_jax
 from sdy_jax.representation.sharding import CLOSED, TensorSharding
 from sdy_jax.representation.text import parse_sharding
 from sdy_jax.representation.verify import verify_sharding
 from sdy_jax.runtime.device_orders import can_express, in_order_of, on_devices_of, rewritten, same_devices
+from sdy_jax.user_function import function_name
 
 Spec = Any
 """None, PartitionSpec, NamedSharding, str or TensorSharding."""
@@ -54,7 +56,7 @@ class Parameters:
 
     @classmethod
     def of(cls, fun: Callable[..., Any]) -> Parameters:
-        name = str(getattr(fun, "__name__", type(fun).__name__))
+        name = function_name(fun)
         try:
             parameters = inspect.signature(fun).parameters.values()
         except (TypeError, ValueError):
@@ -84,13 +86,10 @@ def argument_leaves(
     Raises:
         ShardingError: the specifications do not match the arguments' tree.
     """
-    if not isinstance(specs, SPEC_TYPES) and not isinstance(specs, (tuple, list)):
-        raise ShardingError(
-            f"{where} is a {type(specs).__name__}; give one sharding for all arguments, or a tuple with "
-            "one entry per argument"
-        )
     if not isinstance(parameters, Parameters):
         parameters = Parameters(tuple(parameters))
+    if not isinstance(specs, SPEC_TYPES) and not isinstance(specs, (tuple, list)):
+        raise no_entries(specs, (*parameters.positional, *parameters.keyword_only), where)
     named = parameters.keyword_only
     if not parameters.positional and not named:  # no signature, or `**kwargs` only: as jax orders them
         named = tuple(sorted(kwargs))
@@ -138,11 +137,7 @@ def abstracted(leaf: Leaf, axis_names: tuple[str, ...]) -> Leaf:
     try:
         value = leaf.value if isinstance(leaf.value, jax.ShapeDtypeStruct) else jax.typeof(leaf.value)
     except TypeError:
-        raise SdyError(
-            f"`{leaf.path}` is a {type(leaf.value).__name__} ({leaf.value!r:.60}); expected an array, a "
-            "number or a ShapeDtypeStruct. Name it in static_argnums or static_argnames if the function "
-            "needs it as it is"
-        ) from None
+        raise no_array(leaf.path, leaf.value) from None
     spec = leaf.spec if leaf.spec is not None else _explicit_spec(value, axis_names)
     weak = getattr(value, "weak_type", False)
     stripped = jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
@@ -174,16 +169,11 @@ def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:
         return [Leaf(root + keystr(path), leaf, specs) for path, leaf in tree_flatten_with_path(tree)[0]]
     given, given_type = _children(specs, root, where)
     if jax.tree_util.all_leaves([tree]):
-        raise ShardingError(
-            f"{where} has a {type(specs).__name__} for `{root}`, which is a single array; give one sharding"
-        )
+        raise array_for_tree(specs, root, where)
     wanted, wanted_type = _children(tree, root, where)
     given_keys, wanted_keys = ([keystr(k) for k, _ in children] for children in (given, wanted))
     if given_type is not wanted_type or given_keys != wanted_keys:
-        raise ShardingError(
-            f"{where} does not match `{root}`: it has {_describe(given_type, given_keys)}, the argument "
-            f"{_describe(wanted_type, wanted_keys)}; give the same structure, or one sharding for all of it"
-        )
+        raise other_tree(specs, given_keys, tree, wanted_keys, root, where)
     return [
         leaf
         for (_, spec), (key, child) in zip(given, wanted, strict=True)
@@ -195,17 +185,10 @@ def _children(tree: Any, root: str, where: str) -> tuple[list[tuple[KeyPath, Any
     try:
         children, _ = flatten_one_level_with_keys(tree)
     except ValueError:
-        raise ShardingError(
-            f"{where} has a {type(tree).__name__} for `{root}`; expected None, a PartitionSpec, a "
-            "NamedSharding, the text of an SDY sharding, or a tree of them"
-        ) from None
+        raise no_specification(tree, root, where) from None
     if hasattr(tree, "_fields"):  # jax 0.10 to 0.12 gives every field of a named tuple the name of the first
         children = [(GetAttrKey(name), child) for name, (_, child) in zip(tree._fields, children, strict=True)]
     return [((key,), child) for key, child in children], type(tree)
-
-
-def _describe(container: type, keys: Sequence[str]) -> str:
-    return f"a {container.__name__} with {', '.join(keys) or 'no entries'}"
 
 
 def resolve(
@@ -245,7 +228,7 @@ def parsed(text: str, mesh_name: str, place: str) -> TensorSharding:
     try:
         return parse_sharding(text, mesh_name)
     except ParseError as error:
-        raise ParseError(f"{place}: {error}") from None
+        raise no_sharding_text(text, place, error) from None
 
 
 def padded(sharding: TensorSharding, rank: int) -> TensorSharding:

@@ -19,7 +19,8 @@ from jax import export
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
-from sdy_jax.errors import SdyError, UnsupportedError
+from sdy_jax.argument_errors import with_article
+from sdy_jax.errors import ArgumentError, SdyError, UnsupportedError
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.source_text import SourceError
 from sdy_jax.verification import verify_module
@@ -63,11 +64,14 @@ def contents(source: str | os.PathLike[str] | bytes) -> tuple[bytes, str]:
 
     Raises:
       SourceError: the file cannot be read.
+      ArgumentError: `source` names none.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source), "<bytes>"
     if source == "-":
         return _standard_input(), "<stdin>"
+    if not isinstance(source, (str, os.PathLike)):
+        raise ArgumentError(f"load got {with_article(type(source))}; expected a path, or the bytes of a program")
     name = os.fspath(source)
     try:
         with open(name, "rb") as file:

@@ -15,6 +15,10 @@ class ShardingError(SdyError, ValueError):
     """A mesh, sharding or sharding rule that breaks a rule of the SDY dialect or does not fit its tensor."""
 
 
+class ArgumentError(SdyError, TypeError, ValueError):
+    """Arguments that a function does not take; jit raises a TypeError or a ValueError for the same."""
+
+
 class ParseError(SdyError, ValueError):
     """Text that is not a well-formed mesh, sharding, rule or module."""
 

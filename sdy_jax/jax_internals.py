@@ -45,23 +45,23 @@ shard_alike_p: Any = getattr(shard_alike, "shard_alike_p", None)
 
 
 def trace_and_lower(
-    fun: Any, avals: tuple[Any, ...], platform: str, rules: Any = ()
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], platform: str, rules: Any = ()
 ) -> tuple[Any, Any, Any, tuple[Any, ...]]:
-    """Traces a flat function and lowers it to StableHLO.
+    """Traces a function and lowers it to StableHLO.
 
     Args:
-        fun: the function of arrays.
-        avals: the types of its arguments.
+        fun: the function of trees of arrays; jax calls it and its arguments by its name, signature and line.
+        args, kwargs: the types of its arguments.
         platform: what it is lowered for.
         rules: lowering rules that take precedence over those registered with jax, as (primitive, rule).
 
     Returns:
-        The MLIR module, the traced function as a closed jaxpr, jax's record of the outputs (`out_info`), and the arrays
-        and tracers that the function closes over: they are the first arguments of the module's main function. The
-        jaxpr's first ones are the tracers among them.
+        The MLIR module, the traced function as a closed jaxpr, jax's record of the outputs (`out_info`, a tree), and
+        the arrays and tracers that the function closes over: they are the first arguments of the module's main
+        function. The jaxpr's first ones are the tracers among them.
     """
     with config.use_simplified_jaxpr_constants(True):
-        traced = jax.jit(fun, keep_unused=True).trace(*avals)
+        traced = jax.jit(fun, keep_unused=True).trace(*args, **kwargs)
         lower = _in_a_thread(traced.lower) if _is_lowering() else traced.lower
         lowered = lower(
             lowering_platforms=(platform,),

@@ -23,12 +23,12 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
 from jax.interpreters import mlir
 
-from sdy_jax.arguments import Leaf, Parameters, Spec, argument_leaves, match_prefix
+from sdy_jax.arguments import Leaf, Parameters, Spec, abstracted, argument_leaves, match_prefix
 from sdy_jax.dialects.annotated_meshes import Devices
 from sdy_jax.dialects.local_program import is_local
 from sdy_jax.dialects.meshes import device_meshes, rename_mesh, symbols
 from sdy_jax.dialects.view import is_dialect_op, view
-from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
+from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
 from sdy_jax.graph import function_shardings, main_function, module_meshes, set_function_shardings
 from sdy_jax.jax_internals import with_module
 from sdy_jax.lowering.generic import numpy_dtype
@@ -165,12 +165,14 @@ class LoadedFunction:
     def check(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """
         Raises:
-          SdyError: the arguments are not of the program's number and structure.
+          ArgumentError: the arguments are not of the program's number and structure.
         """
-        given = jax.tree.structure((tuple(args), kwargs))
-        if given != self._program.in_tree:
-            wanted = ", ".join(map(_typed, self._program.inputs, self._program.in_info)) or "none"
-            raise SdyError(f"{self.__name__} got arguments of the structure {given}; expected {wanted}")
+        if jax.tree.structure((tuple(args), kwargs)) == self._program.in_tree:
+            return
+        wanted = ", ".join(map(_typed, self._program.inputs, self._program.in_info)) or "no arguments"
+        leaves = [abstracted(leaf, ()) for leaf in argument_leaves(None, args, kwargs, self._names)]
+        given = ", ".join(_typed(leaf.path, leaf.value) for leaf in leaves) or "none"
+        raise ArgumentError(f"{self.__name__}() takes {wanted}; it got {given}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = jax.tree.leaves((args, kwargs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -70,26 +71,26 @@ def from_function(
     """Traces `fun` to a program, with the users' shardings on its arguments and results.
 
     Args:
-        fun: called as `fun(*args, **kwargs)` with `(args, kwargs)` rebuilt from the leaves by `tree`.
+        fun: called as `fun(*args, **kwargs)` with `(args, kwargs)` rebuilt from the leaves by `tree`. Errors of tracing
+            name it, and its arguments, by its name, signature and line.
         leaves: the input leaves: paths, `ShapeDtypeStruct`s without sharding, and specifications.
         out_shardings: a prefix tree of specifications of the results.
         mesh, jax_mesh: the mesh, in both vocabularies (the latter with Auto axes).
     """
-    out_tree: list[PyTreeDef] = []
 
-    def flat_fun(*flat: Any) -> list[Any]:
-        args, kwargs = jax.tree.unflatten(tree, flat)
-        flat_out, structure = jax.tree.flatten(_arrays(fun(*args, **kwargs)))
-        out_tree.append(structure)
-        return flat_out
+    @functools.wraps(fun)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        return _arrays(fun(*args, **kwargs))
 
     site = Site(mesh)
     with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh), tracing(site):
         avals = tuple(leaf.value for leaf in leaves)
         platform = platform_of(jax_mesh.devices.flat[0])
-        module, jaxpr, out_info, constants = trace_and_lower(flat_fun, avals, platform, site.lowering_rules)
+        args, kwargs = jax.tree.unflatten(tree, avals)
+        module, jaxpr, results, constants = trace_and_lower(checked, args, kwargs, platform, site.lowering_rules)
     _refuse_ordered_effects(module.operation)
-    outputs = match_prefix(out_shardings, jax.tree.unflatten(out_tree[-1], out_info), "result", "out_shardings")
+    out_info, out_tree = jax.tree.flatten(results)
+    outputs = match_prefix(out_shardings, results, "result", "out_shardings")
     with module.context, ir.Location.unknown(module.context):
         if site.unfinished:
             finish(module.operation)
@@ -105,7 +106,7 @@ def from_function(
             avals,
             tuple(out_info),
             tree,
-            out_tree[-1],
+            out_tree,
             jaxpr=jaxpr,
             terms=frozenset(i for i, leaf in enumerate(leaves) if leaf.unreduced),
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sdy_jax.errors import SdyError
+from sdy_jax.argument_errors import unhashable, with_article
+from sdy_jax.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,19 +17,21 @@ class StaticParameters:
 
     positions: tuple[int, ...]
     names: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    """The names of all positional parameters; empty where their number is not fixed."""
 
     @classmethod
     def of(cls, fun: Callable[..., Any], numbers: Any, names: Any) -> StaticParameters:
         """As in jit: where only positions or only names are given, the parameter is static however it is passed."""
         positional = _positional(fun)
-        given, named = _listed(numbers, int), _listed(names, str)
+        given, named = _listed("static_argnums", numbers, int), _listed("static_argnames", names, str)
         count = len(positional)
         given = tuple(n % count if -count <= n < 0 else n for n in given)
         if names is None:
             named = tuple(name for i, name in enumerate(positional) if i in given)
         elif numbers is None:
             given = tuple(i for i, name in enumerate(positional) if name in named)
-        return cls(given, named)
+        return cls(given, named, positional)
 
     def split(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
         """Positional and keyword arguments without the static ones, and the static ones.
@@ -42,9 +45,22 @@ class StaticParameters:
             tuple((i, args[i]) for i in sorted(positions)),
             tuple((name, kwargs[name]) for name in sorted(self.names) if name in kwargs),
         )
-        statics.check_hashable()
+        self._check_hashable(statics)
         dynamic = tuple(a for i, a in enumerate(args) if i not in positions)
         return dynamic, {name: v for name, v in kwargs.items() if name not in self.names}, statics
+
+    def _check_hashable(self, statics: Statics) -> None:
+        given: list[tuple[int | str, Any]] = [*statics.positional, *statics.named]
+        for place, value in given:
+            try:
+                hash(value)
+            except TypeError:
+                raise unhashable(self._name(place), value) from None
+
+    def _name(self, place: int | str) -> str:
+        if isinstance(place, str):
+            return f"`{place}`"
+        return f"`{self.parameters[place]}`" if place < len(self.parameters) else f"at position {place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +79,23 @@ class Statics:
         """What tells calls apart; 1, 1.0 and True are equal but not the same."""
         return (self, tuple(type(value) for _, value in (*self.positional, *self.named)))
 
-    def check_hashable(self) -> None:
-        for place, value in (*self.positional, *self.named):
-            try:
-                hash(value)
-            except TypeError:
-                name = f"`{place}`" if isinstance(place, str) else f"at position {place}"
-                raise SdyError(
-                    f"the static argument {name} is a {type(value).__name__}, which cannot be hashed; a plan is kept "
-                    "per value of the static arguments, so give something hashable (a tuple for a list)"
-                ) from None
-
     def merged(self, dynamic: Sequence[Any]) -> list[Any]:
         """Static and dynamic positional arguments in their order."""
         rest, values = iter(dynamic), dict(self.positional)
         return [values[i] if i in values else next(rest) for i in range(len(dynamic) + len(values))]
 
 
-def _listed(given: Any, single: type) -> tuple[Any, ...]:
-    return (given,) if isinstance(given, single) else tuple(given or ())
+def _listed(name: str, given: Any, single: type) -> tuple[Any, ...]:
+    listed = (
+        ()
+        if given is None
+        else (given,)
+        if isinstance(given, single) or not isinstance(given, Iterable)
+        else tuple(given)
+    )
+    if not all(isinstance(entry, single) or (single is int and hasattr(entry, "__index__")) for entry in listed):
+        raise ArgumentError(f"{name}={given!r}; expected {with_article(single)}, or a sequence of them")
+    return listed
 
 
 def _positional(fun: Callable[..., Any]) -> tuple[str, ...]:

@@ -237,9 +237,9 @@ MISTAKES = {
     "axis twice": (bad(X, P("data", "data")), "for `x`: .*uses the axis 'data' twice"),
     "rank": (bad(TREE, P(None, None, "data")), r"for `x\['w'\]`: .* has 3 entries for a value of rank 2"),
     "rank of text": (bad(TREE, '[{"data"}]'), r"for `x\['w'\]`: 1 dimension shardings for a \w+ of rank 2"),
-    "tree": (bad(TREE, {"v": P()}), r"sharding_constraint does not match `x`: it has a dict with \['v'\]"),
-    "no sharding": (bad(X, 3), "sharding_constraint has a int for `x`"),
-    "no text of a sharding": (bad(X, "data"), "sharding_constraint for `x`: column 1"),
+    "tree": (bad(TREE, {"v": P()}), r"sharding_constraint does not match `x`: it lacks \['w'\] and it has \['v'\]"),
+    "no sharding": (bad(X, 3), "sharding_constraint has an int for `x`"),
+    "no text of a sharding": (bad(X, "data"), "sharding_constraint for `x` is the string 'data'.*write P"),
     "direction": (lambda: sdy.propagation_barrier(X, "BOTH"), "allowed_direction='BOTH'; it is one of NONE, FORWARD"),
     "negative group": (lambda: sdy.sharding_group(X, -1), "group_id=-1; group ids count from 0"),
     "group": (lambda: sdy.sharding_group(X, "a"), "group_id='a'; expected an integer"),
@@ -256,7 +256,7 @@ MISTAKES = {
     ),
     "results of a part": (
         lambda: sdy.named_computation("p", out_shardings=(P(), P()))(jnp.sin)(X),
-        "out_shardings has a tuple for `result`",
+        "out_shardings has a tuple of 2 for `result`",
     ),
     "rule": (lambda: sdy.with_sharding_rule(jnp.sin, "([i])->"), "with_sharding_rule of `sin`: column 8"),
     "no rule": (
@@ -687,7 +687,7 @@ double = functools.partial(sdy.manual_computation, lambda x: x * 2, out_sharding
             lambda: double(in_shardings=P("data", "columns"), manual_axes="data"),
             'in_shardings for `x`, dimension 1: unknown axis "columns"',
         ),
-        (lambda: double(in_shardings=3, manual_axes="data"), "manual_computation, in_shardings is a int"),
+        (lambda: double(in_shardings=3, manual_axes="data"), "manual_computation, in_shardings is an int"),
     ],
     ids=["unknown axis", "order", "part of an axis", "unreduced", "unknown free axis", "no sharding"],
 )

@@ -170,7 +170,7 @@ WRONG_SHARDINGS = {
     "short tuple": ((None,), ["of f has 1 entry", "2 positional", "(params, x)", "one entry per argument"]),
     "long tuple": ((None, None, P()), ["of f has 3 entries", "2 positional", "(params, x)", "one entry per argument"]),
     "wrong keys": (({"w1": None, "w3": None}, None), ["`params`", "['w3']", "['w2']", "same structure"]),
-    "list for a dict": (([None, None], None), ["`params`", "a list with", "a dict with"]),
+    "list for a dict": (([None, None], None), ["`params`", "a list of 2", "the argument is a dict"]),
     "container for an array": (({"w1": [P()], "w2": None}, None), ["params['w1']", "list", "single array"]),
     "not a sharding": ((None, 3), ["`x`", "int", "PartitionSpec"]),
     "dict for all": ({"x": P()}, ["in_shardings is a dict", "tuple"]),
@@ -207,7 +207,7 @@ def test_wrong_out_shardings(mesh, specs, words):
 @pytest.mark.parametrize("wrong", ["adam", object(), np.array(["a"])], ids=["string", "object", "numpy strings"])
 def test_arguments_that_are_no_arrays(mesh, use, wrong):
     run = sdy.partition(f, mesh=mesh)
-    with pytest.raises(sdy.SdyError, match=r"`params\['w1'\]` is a .*expected an array.*static_argnums"):
+    with pytest.raises(sdy.SdyError, match=r"`params\['w1'\]` is an? .*expected an array"):
         getattr(run, use)({**PARAMS, "w1": wrong}, X)
 
 
@@ -271,7 +271,7 @@ def test_a_mesh_that_is_none(given):
 def test_wrong_options(mesh):
     with pytest.raises(sdy.SdyError, match="on_unknown='raise'; expected 'warn', 'error' or 'ignore'"):
         sdy.partition(f, mesh=mesh, on_unknown="raise")
-    with pytest.raises(sdy.SdyError, match="partition got a int; expected a function"):
+    with pytest.raises(sdy.SdyError, match="partition got an int; expected a function"):
         sdy.partition(3, mesh=mesh)
 
 

@@ -69,6 +69,10 @@ class Naming:
         Raises:
           SdyError: there is no such value.
         """
+        if not isinstance(name, str):
+            raise SdyError(
+                f"{name!r} is no name of a value; ask for one by a string, such as 'params', '%12' or 'model.py:42'"
+            )
         exact = [n for n in self._boundary if n.name == name] or [n for n in self._exported if n.name == name]
         if exact:
             return exact

@@ -66,7 +66,7 @@ class Obstacles:
         return WhyNot(axis_name(ref), tuple(dict.fromkeys(entries)))
 
     def _axis(self, text: str) -> AxisRef:
-        plain = text.strip()
+        plain = str(text).strip()
         if plain in self._sizes:
             return AxisRef(plain)
         try:

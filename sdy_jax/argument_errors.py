@@ -1,0 +1,146 @@
+"""What is wrong with arguments and with what is said of them, in words: what was given, and what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from sdy_jax.errors import ParseError, SdyError, ShardingError
+
+_SPECS = "None, a PartitionSpec, a NamedSharding, the text of an SDY sharding"
+
+
+def no_array(path: str, value: Any) -> SdyError:
+    """A leaf of the arguments that jax cannot trace."""
+    if isinstance(value, np.ndarray):
+        return SdyError(
+            f"`{path}` is an array of numpy's dtype {value.dtype}; expected an array of a dtype that jax has"
+        )
+    given = f"`{path}` is {with_article(type(value))} ({value!r:.60})"
+    return SdyError(f"{given}; expected an array or a number. {_remedy(path, value)}")
+
+
+def _remedy(path: str, value: Any) -> str:
+    if not path.isidentifier():
+        root = re.split(r"[\[.]", path)[0]
+        return (
+            f"To fix: split `{root}` into its arrays and the rest before the call, close over the rest, and put them "
+            f"together inside (equinox: `arrays, rest = eqx.partition({root}, eqx.is_array)`, then "
+            "`eqx.combine(arrays, rest)`); or make it a static field of its class"
+        )
+    if callable(value) and not isinstance(value, type) and not hasattr(value, "__name__"):
+        return (
+            "To fix: make its class a pytree (jax.tree_util.register_dataclass), so that its arrays are arguments, or "
+            "close over it"
+        )
+    return "To fix: name it in static_argnums or static_argnames if the function needs it as it is"
+
+
+def unhashable(name: str, value: Any) -> SdyError:
+    """A static argument that no plan can be kept for."""
+    if any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(value)):
+        remedy = "It holds arrays; to fix: let it be an ordinary argument"
+    else:
+        remedy = "To fix: give something hashable (a tuple for a list)"
+    return SdyError(
+        f"the static argument {name} is {with_article(type(value))}, which cannot be hashed, and a plan is kept per "
+        f"value of the static arguments. {remedy}"
+    )
+
+
+def no_specification(spec: Any, root: str, where: str) -> ShardingError:
+    """Something in a tree of shardings that is none."""
+    return ShardingError(f"{where} has {with_article(type(spec))} for `{root}`; expected {_SPECS}, or a tree of them")
+
+
+def no_entries(specs: Any, names: Sequence[str], where: str) -> ShardingError:
+    """Something in place of the entries for a function's arguments."""
+    if isinstance(specs, jax.sharding.Mesh):
+        return ShardingError(f"{where} is a Mesh; to fix: pass it as mesh=, and here one sharding per argument")
+    listed = f" ({', '.join(names)})" if names else ""
+    return ShardingError(
+        f"{where} is {with_article(type(specs))}; give one sharding for all arguments, or a tuple with one entry per "
+        f"argument{listed}"
+    )
+
+
+def no_sharding_text(text: str, place: str, error: ParseError) -> ParseError:
+    """A string that is not the text of an SDY sharding; what most likely was meant is the name of an axis."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(name.isidentifier() for name in names):
+        return ParseError(f"{place}: {error}")
+    spec = f"P({', '.join(repr(name) for name in names)})"
+    example = f"'[{{\"{names[0]}\"}}, {{?}}]'"
+    return ParseError(
+        f"{place} is the string {text!r}; to split dimension 0 along the mesh axis {names[0]!r}, write {spec}. A "
+        f"string is the text of an SDY sharding, such as {example}"
+    )
+
+
+def array_for_tree(specs: Any, root: str, where: str) -> ShardingError:
+    """Several specifications for one array."""
+    return ShardingError(
+        f"{where} has {_described(specs)} for `{root}`, where {_holder(where)} a single array; give one sharding"
+    )
+
+
+def other_tree(
+    specs: Any, keys: Sequence[str], tree: Any, wanted: Sequence[str], root: str, where: str
+) -> ShardingError:
+    """A tree of specifications that parts from the values' at `root`; `keys` and `wanted` are their children's."""
+    if type(specs) is type(tree) and not isinstance(specs, (tuple, list)):
+        missing = [key for key in wanted if key not in keys]
+        surplus = [key for key in keys if key not in wanted]
+        lacks, has = f"it lacks {_listed(missing)}", f"it has {_listed(surplus)}, which `{root}` has not"
+        difference = " and ".join([lacks] * bool(missing) + [has] * bool(surplus)) or "the order of its keys differs"
+    else:
+        difference = f"it has {_described(specs)} there, where {_holder(where)} {_described(tree)}"
+    return ShardingError(
+        f"{where} does not match `{root}`: {difference}; give the same structure, or one sharding for all of `{root}`"
+    )
+
+
+def no_mesh(mesh: Any) -> ShardingError:
+    """Something in place of a mesh."""
+    return ShardingError(
+        f"partition got the {type(mesh).__name__} {mesh}, which has no devices; pass mesh={_make_mesh(mesh)}"
+    )
+
+
+def _make_mesh(given: Any) -> str:
+    """The call that makes the mesh that most likely was meant."""
+    if isinstance(given, str):
+        given = dict(re.findall(r"(\w+)=(\d+)", given))
+    if isinstance(given, dict) and given:
+        sizes, names = tuple(map(int, given.values())), tuple(map(str, given))
+    elif isinstance(given, (tuple, list)) and given and all(isinstance(n, int) for n in given):
+        sizes, names = tuple(given), ("data", "model")[: len(given)]
+        names += tuple(f"axis{i}" for i in range(2, len(given)))
+    else:
+        return "jax.make_mesh(shape, names)"
+    return f"jax.make_mesh({sizes}, {names})"
+
+
+def with_article(kind: type) -> str:
+    """`a dict`, `an int`."""
+    return f"{'an' if kind.__name__[0] in 'aeiouAEIO' else 'a'} {kind.__name__}"
+
+
+def _described(tree: Any) -> str:
+    if isinstance(tree, (tuple, list)) and not hasattr(tree, "_fields"):
+        return f"{with_article(type(tree))} of {len(tree)}"
+    return with_article(type(tree))
+
+
+def _holder(where: str) -> str:
+    if "out_" in where:
+        return "the function returns"
+    return "the argument is" if "in_" in where else "the value is"
+
+
+def _listed(keys: Sequence[str], most: int = 5) -> str:
+    return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")
