@@ -341,10 +341,18 @@ def progress(steps: int) -> Iterator[Callable[[float], None]]:
         yield advance
 
 
+def say(text: str) -> None:
+    """What comes next, before it takes its time."""
+    print(text, flush=True)
+
+
 def run(job: Job, steps: int) -> None:
     ours, reference = job.partitioned(), job.jitted()
+    say("making the initial weights and optimiser state, once for each side")
     state, reference_state = job.initial_state(), job.initial_state()
-    print(ours.plan(state, next(job.batches(1))).summary())
+    say("planning the train step")
+    say(ours.plan(state, next(job.batches(1))).summary())
+    say("compiling it, and with jax.jit to compare with; then training")
 
     differences: list[tuple[float, ...]] = []
     with progress(steps) as advance:
@@ -360,6 +368,7 @@ def run(job: Job, steps: int) -> None:
         f"largest relative difference from jax.jit over the first {len(differences)} steps: "
         f"loss {of_loss}, weights and optimiser state {of_state}"
     )
+    say(f"timing {TIMED_STEPS} more steps of each")
     times = paired_times(ours, reference, [state, reference_state], job.batches(TIMED_STEPS))
     seconds, ratio = np.median(times, axis=0), np.median(times[:, 0] / times[:, 1])
     print(f"step time: {seconds[0] * 1e3:.0f} ms, with jax.jit {seconds[1] * 1e3:.0f} ms; ratio {ratio:.2f}")

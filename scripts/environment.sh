@@ -10,6 +10,7 @@ if [[ ! -x .venv/bin/python ]]; then
     "${PYTHON:-python3}" -m venv .venv
 fi
 if [[ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]]; then
+    echo "installing sdy_jax and what it needs into .venv; the first time this downloads jax" >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test,viz]'
     echo "$wanted" >"$stamp"
 fi

@@ -318,7 +318,9 @@ def test_keys_keywords_and_unused_arguments(mesh):
     key, x = jax.random.key(7), normal(8)
     program = reload(exported(noisy, like(x), like(x), key=key, scale=jnp.float32(1)))
     ours = sdy.partition(program, mesh=mesh, in_shardings=P("data"), on_unknown="ignore")
-    with pytest.raises(sdy.SdyError, match=r"noisy\(\) takes .*: f32\[8\], .*key: key<fry>\[\], scale: f32\[\]; it got"):
+    with pytest.raises(
+        sdy.SdyError, match=r"noisy\(\) takes .*: f32\[8\], .*key: key<fry>\[\], scale: f32\[\]; it got"
+    ):
         ours(x, x)
     ours = sdy.partition(program, mesh=mesh, in_shardings=(P("data"), None, None, None), on_unknown="ignore")
     got, wanted = (f(x, x, key=key, scale=np.float32(2)) for f in (ours, noisy))

@@ -54,6 +54,14 @@ def test_what_moves_at_the_end_is_for_the_line_that_gives_the_shardings_of_resul
     assert {(c.source, c.cause) for c in (*moved, last)} == {(line, "func.return")}
 
 
+def test_the_repr_of_a_plan_is_one_line(layers, mesh):
+    count, wire = len(layers.collectives), bytes_text(layers.wire_bytes)
+    said = f"two_layers on mesh data=2, model=4 (8 devices): {count} collectives, {wire} on the wire per device"
+    assert repr(layers) == f"<plan of {said}>"
+    many = sdy.partition(lambda tree: tree, mesh=mesh).plan({f"w{i}": X for i in range(200)})
+    assert "\n" not in repr(many) and len(repr(many)) < 200
+
+
 def test_records(layers):
     assert layers.wire_bytes == sum(c.wire_bytes for c in layers.collectives) > 0
     for record in layers.collectives:

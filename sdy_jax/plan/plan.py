@@ -29,9 +29,9 @@ class BoundaryValue:
     sharding: TensorSharding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """What `PartitionedFunction.plan` returns. Printing it is like SQL's EXPLAIN.
+    """What `PartitionedFunction.plan` returns. Printing it is like SQL's EXPLAIN; its `repr` is the first line.
 
     Attributes:
         name: the function's name.
@@ -127,6 +127,9 @@ class Plan:
         if self.notes:
             lines.append(f"  {len(self.notes):4d} notes: print the plan to read them")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<{self._headline()}>"
 
     def __str__(self) -> str:
         sections = [
