@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import Block, Op, Value, source_line
+from sdy_jax.graph import Block, Op, Value
+from sdy_jax.locations import Place, place_of
 from sdy_jax.lowering.trips import executions
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
@@ -61,21 +62,45 @@ class CollectiveRecord:
         return self.wire_bytes * self.times
 
     @property
+    def place(self) -> Place:
+        """Where the op comes from that needed it. MLIR takes long to say it, so it says it only when asked."""
+        return place_of(self.location)
+
+    @property
     def source(self) -> str:
-        """The line of the user's code that needed it. MLIR takes long to say it, so it says it only when asked."""
-        return source_line(self.location)
+        """The line of the user's code that needed it, outside of libraries."""
+        return self.place.line
+
+    @property
+    def library(self) -> str:
+        """The line of the library, in `site-packages`, that wrote the op for `source`; empty where none did."""
+        return self.place.library
+
+    @property
+    def scope(self) -> str:
+        """The name scopes around the op: `Block_2/attention/out`; may be empty."""
+        return self.place.scope
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that could not be split: what, at which op and source line."""
+    """Something that could not be split: what, at which op, source line, line of a library and name scope."""
 
     op: str
     source: str
     message: str
+    library: str = ""
+    scope: str = ""
+
+    @classmethod
+    def at(cls, op: str, location: ir.Location, message: str) -> Note:
+        place = place_of(location)
+        return cls(op, place.line, message, place.library, place.scope)
 
     def __str__(self) -> str:
-        return f"{self.source}: {self.op}: {self.message}"
+        line = Place(self.source, self.library).lines
+        where = f"{self.op} in {self.scope}" if self.scope else self.op
+        return f"{line}: {where}: {self.message}"
 
 
 class Moved(NamedTuple):
@@ -130,4 +155,5 @@ class PartitionReport:
 
     def note(self, op: Op | None, message: str) -> None:
         """Notes what could not be split; `op` is None for an argument."""
-        self.notes[Note(op.name, op.source, message) if op else Note("argument", "", message)] = None
+        note = Note.at(op.name, op.mlir.location, message) if op else Note("argument", "", message)
+        self.notes[note] = None

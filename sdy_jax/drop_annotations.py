@@ -5,7 +5,8 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import post_order, source_line
+from sdy_jax.graph import post_order
+from sdy_jax.locations import source_line
 from sdy_jax.passes.mesh_annotations import drop_mesh_annotations
 from sdy_jax.passes.meshes import drop_shardings_and_meshes
 from sdy_jax.representation.collectives import KINDS

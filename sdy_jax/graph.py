@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
+from sdy_jax.locations import source_line
 from sdy_jax.representation.attributes import (
     mesh_from_attribute,
     sharding_from_attribute,
@@ -452,17 +453,3 @@ def _with_sharding(dictionary: ir.DictAttr, sharding: TensorSharding | None) -> 
     if sharding is not None:
         entries["sdy.sharding"] = sharding_to_attribute(sharding, context)
     return ir.DictAttr.get(entries, context)
-
-
-_FILE = re.compile(r'"([^"]+)":(\d+):\d+')
-
-
-def has_source_line(location: ir.Location) -> bool:
-    return _FILE.search(str(location)) is not None
-
-
-def source_line(location: ir.Location) -> str:
-    """`dir/file.py:12` of the innermost user frame in a location."""
-    text = str(location)
-    match = _FILE.search(text)
-    return f"{match[1]}:{match[2]}" if match else text.removeprefix("loc(").removesuffix(")")

@@ -18,6 +18,7 @@ FLOORS = {
     "sdy_jax.arguments": 2,
     "sdy_jax.argument_errors": 2,
     "sdy_jax.statics": 2,
+    "sdy_jax.locations": 2,
     "sdy_jax.own_frames": 2,
     "sdy_jax.user_function": 2,
     "sdy_jax.jax_internals": 2,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import post_order, source_line
+from sdy_jax.graph import post_order
+from sdy_jax.locations import source_line
 from sdy_jax.passes.constraints import constrain_uses, current_sharding, shardable
 from sdy_jax.passes.shardings import set_sharding
 from sdy_jax.passes.walk import named, rank

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.dialects.kinds import GAP
-from sdy_jax.graph import pre_order, source_line
+from sdy_jax.graph import pre_order
 from sdy_jax.lowering.report import Note
 from sdy_jax.passes.mesh_shards import LAYOUT
 
@@ -23,7 +23,7 @@ def layout_notes(module: ir.Operation) -> Iterator[Note]:
     for op in pre_order(module):
         if op.name == "sdy.sharding_constraint" and LAYOUT in op.attributes:
             message = "; ".join(_messages(ir.DictAttr(op.attributes[LAYOUT])))
-            yield Note("shard", source_line(op.location), message)
+            yield Note.at("shard", op.location, message)
 
 
 def _messages(layout: ir.DictAttr) -> Iterator[str]:

@@ -22,7 +22,7 @@ from sdy_jax.lowering.report import CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.strategies.registry import sent_by
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.plan.plan import BoundaryValue, Plan
-from sdy_jax.plan.types import type_text
+from sdy_jax.representation.type_text import type_text
 from sdy_jax.plan.why import Why
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.program import Program

@@ -13,13 +13,14 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import SdyError
 from sdy_jax.graph import Block, Graph, Op, Value, pre_order
+from sdy_jax.locations import Place, place_of
 from sdy_jax.passes.export import export_module
 from sdy_jax.plan.sites import Site, site_of
-from sdy_jax.plan.types import type_text
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.places import NOWHERE
 from sdy_jax.propagation.record import FunctionResult
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.type_text import type_text
 from sdy_jax.rules.dataflow import EdgeKind
 
 _NUMBER = re.compile(r'loc\("(\d+)"\)')
@@ -35,13 +36,14 @@ _TARGETS = {"stablehlo.while": "carried value"}
 @dataclass(frozen=True, slots=True)
 class Named:
     """A value that a user can ask about: its name, the source line where it is made (empty for the boundary), its
-    place, its sharding in the end, and what to call it in an answer."""
+    place, its sharding in the end, what to call it in an answer, and the library's line if a library made it."""
 
     name: str
     line: str
     place: int
     sharding: TensorSharding | None
     label: str
+    library: str = ""
 
 
 class Naming:
@@ -106,7 +108,8 @@ class Naming:
     def _on_line(self, name: str) -> list[Named]:
         if not re.search(r":\d+$", name):
             return []
-        return [n for n in self._exported if n.line == name or n.line.endswith(f"/{name}")]
+        lines = ((n, line) for n in self._exported for line in (n.line, n.library))
+        return [n for n, line in lines if line == name or line.endswith(f"/{name}")]
 
     # The module after export, where MLIR's names and the final shardings come from.
 
@@ -131,14 +134,16 @@ class Naming:
         state = ir.AsmState(graph.module)
         found: list[Named] = []
         for op, origin in self._origins():
-            values = [(v, own, origin.source) for v, own in zip(op.results, origin.results, strict=True)]
+            source, nowhere = place_of(origin.mlir.location), Place("")
+            values = [(v, own, source) for v, own in zip(op.results, origin.results, strict=True)]
             for block, inside in zip(op.blocks, origin.blocks, strict=True):
-                values += [(v, own, "") for v, own in zip(block.arguments, inside.arguments, strict=True)]
-            for value, own, line in values:
+                values += [(v, own, nowhere) for v, own in zip(block.arguments, inside.arguments, strict=True)]
+            for value, own, at in values:
                 place = self._engine.places.of(own)
                 if place != NOWHERE:
                     name = value.mlir.get_name(state)
-                    found.append(Named(name, line, place, self.final(place), f"{name}, {self.describe(place)}"))
+                    label = f"{name}, {self.describe(place)}"
+                    found.append(Named(name, at.line, place, self.final(place), label, at.library))
         return found
 
     def _origins(self) -> Iterator[tuple[Op, Op]]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from sdy_jax.plan.annotations import Annotations
 from sdy_jax.plan.naming import Naming
-from sdy_jax.plan.types import axis_name
 from sdy_jax.propagation.blockers import Block, Blockers, Reason
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import axis_at
 from sdy_jax.propagation.items import Item
 from sdy_jax.propagation.places import NOWHERE
 from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.type_text import axis_name
 
 Links = Callable[[int, int, AxisRef], Iterator[str]]
 """The links of an axis (place, dimension, axis) back to its annotation, as text."""

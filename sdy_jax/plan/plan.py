@@ -10,14 +10,15 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import SdyError
 from sdy_jax.graph import function_shardings, main_function, shape_and_dtype
+from sdy_jax.locations import short_source
 from sdy_jax.lowering.report import CollectiveRecord, Note
 from sdy_jax.plan.moves import Move
 from sdy_jax.plan.totals import PlanTotals
-from sdy_jax.plan.types import bytes_text, short_source, type_text
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.program import Program
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.type_text import bytes_text, type_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Plan:
         program: the partitioned program.
         arguments, results: the boundary values, closed-over arrays excluded.
         collectives: one record per collective of the partitioned program, the user's own included.
-        notes: what was gathered or computed replicated because it cannot be split, by op and source line.
+        notes: what moves or is computed whole because it cannot be split, by op, source line and name scope.
         stages: the module after each stage of planning.
         moves: the arguments that lie otherwise than they enter the program, where it was made from arrays.
         source: the source line at which the shardings of arguments and results are given; may be empty.
@@ -160,10 +161,10 @@ class Plan:
                 f"{c.kind} {c.detail}".strip(),
                 type_text(c.dtype, c.shape, c.result, self.program.mesh_name),
                 _sent(c, id(c) in counted),
-                short_source(c.source),
-                self._cause(c),
+                place.lines,
+                self._cause(c) + (f" in {place.scope}" if place.scope else ""),
             )
-            for c in self.collectives
+            for c, place in ((c, c.place) for c in self.collectives)
         ]
         return "collectives (bytes per device)\n" + _table(rows)
 

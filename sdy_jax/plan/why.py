@@ -18,7 +18,6 @@ from sdy_jax.passes.shardings import function_shardings
 from sdy_jax.plan.annotations import Annotations
 from sdy_jax.plan.naming import Named, Naming
 from sdy_jax.plan.obstacle import ObstacleTexts
-from sdy_jax.plan.types import axis_name
 from sdy_jax.plan.why_not import Obstacles, WhyNot
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.blockers import Blockers
@@ -26,6 +25,7 @@ from sdy_jax.propagation.history import Cause, History
 from sdy_jax.propagation.record import Event, Step
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import FactorType, OpShardingRule, factor_symbol
+from sdy_jax.representation.type_text import axis_name
 
 
 @dataclass(frozen=True, slots=True)

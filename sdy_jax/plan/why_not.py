@@ -11,7 +11,6 @@ from sdy_jax.errors import ParseError, SdyError
 from sdy_jax.graph import Op, Value
 from sdy_jax.plan.naming import Named
 from sdy_jax.plan.obstacle import Obstacle, ObstacleTexts
-from sdy_jax.plan.types import axis_name
 from sdy_jax.propagation.blockers import Block
 from sdy_jax.propagation.edges import manual_axes
 from sdy_jax.propagation.history import axis_at, has_axis
@@ -20,6 +19,7 @@ from sdy_jax.representation.axes import contains
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_axis
+from sdy_jax.representation.type_text import axis_name
 from sdy_jax.rules.dataflow import is_data_flow
 
 _MOST = 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 
@@ -44,13 +43,6 @@ def _at(axes: Sequence[AxisRef]) -> str:
         return ""
     names = ",".join(map(axis_name, axes))
     return f"@{names}" if len(axes) == 1 else f"@({names})"
-
-
-def short_source(source: str) -> str:
-    """A source line as one would name it here: relative to the working directory, or to where packages lie."""
-    here = os.path.join(os.getcwd(), "")
-    _, _, package = source.rpartition("site-packages" + os.sep)
-    return source.removeprefix(here) if source.startswith(here) else package
 
 
 def bytes_text(count: float) -> str:

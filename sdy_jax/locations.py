@@ -1,0 +1,120 @@
+"""What an MLIR location says: the user's source line, the library's where one made the op, jax's name and scope of it.
+
+jax writes a name stack, then the frames of the call, innermost first:
+
+    loc("jit(step)/jvp(Net)/Block_0/attention/dot_general"(callsite("Dense.__call__"("/…/site-packages/flax/linear.py"
+        :287:8 to 292:5) at callsite("Attention.__call__"("model.py":13:15 to :46) at ...))))
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jax.extend.mlir import ir
+
+_FRAME = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)+)":(\d+):\d+')
+_NAME = re.compile(r'"((?:[^"\\]|\\.)*)"(?=\(| at |\)|$)')
+_TRANSFORMED = re.compile(r"(\w+)\((.*)\)")
+_LIBRARIES = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
+
+# What jax itself puts on the name stack for the parts of an op with regions.
+_PARTS = frozenset({"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation"})
+_BRANCH = re.compile(r"branch_\d+_fun")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an op comes from.
+
+    Attributes:
+        line: `dir/model.py:42`, of the innermost frame in a file of the user's, which is none in `site-packages`; where
+            there is none, of the innermost frame; MLIR's text of the location where it has no file.
+        library: the line of the innermost frame, if that one is in a library.
+        function: the function around `line`; may be empty.
+        scope: the name scopes around the op, of flax's modules and of `jax.named_scope`: `Block_2/attention/out`.
+        primitive: jax's name of what the op was; may be empty.
+        backward: it belongs to a derivative's backward pass.
+    """
+
+    line: str
+    library: str = ""
+    function: str = ""
+    scope: str = ""
+    primitive: str = ""
+    backward: bool = False
+
+    @property
+    def lines(self) -> str:
+        """`model.py:42 (flax/linen/linear.py:287)`, as one would name them here."""
+        return f"{short_source(self.line)} ({short_source(self.library)})" if self.library else short_source(self.line)
+
+
+def place_of(location: ir.Location) -> Place:
+    """What a location says."""
+    return _place(str(location))
+
+
+def source_line(location: ir.Location) -> str:
+    """`Place.line` of a location."""
+    return place_of(location).line
+
+
+def has_source_line(location: ir.Location) -> bool:
+    return _FRAME.search(str(location)) is not None
+
+
+def short_source(source: str) -> str:
+    """A source line as one would name it here: relative to the working directory, or to where packages lie."""
+    here = os.path.join(os.getcwd(), "")
+    *_, package = _LIBRARIES.split(source)
+    return source.removeprefix(here) if source.startswith(here) and package == source else package
+
+
+@lru_cache(maxsize=1 << 12)
+def _place(text: str) -> Place:
+    frames = list(_FRAME.finditer(text))
+    inner = frames[0] if frames else None
+    head = text[: inner.start()] if inner else text
+    if inner and inner[1] and not _is_function(inner[1]):
+        head += f'"{inner[1]}"('
+    scope, primitive = _stack([name.removesuffix(":") for name in _NAME.findall(head)])
+    said = scope, primitive, "transpose(" in head
+    if inner is None:
+        return Place(_without_file(text), "", "", *said)
+    user = next((frame for frame in frames if not _LIBRARIES.search(frame[2])), inner)
+    function = user[1].rpartition("<locals>.")[2] if user[1] and _is_function(user[1]) else ""
+    return Place(_line(user), "" if user is inner else _line(inner), function, *said)
+
+
+def _stack(names: list[str]) -> tuple[str, str]:
+    """Scope and primitive: the last of the name stack or, without full tracebacks, a name around it."""
+    *around, stack = names[:2] or [""]
+    if around and not stack.endswith(f"/{around[0]}"):
+        stack = f"{stack}/{around[0]}" if around[0].isidentifier() else around[0]
+    *scopes, last = stack.split("/")
+    return "/".join(filter(None, map(_scope, scopes))), last if last.isidentifier() else ""
+
+
+def _line(frame: re.Match[str]) -> str:
+    return f"{frame[2]}:{frame[3]}"
+
+
+def _without_file(text: str) -> str:
+    return "an unknown line" if re.search(r"\(unknown\)", text) else text.removeprefix("loc(").removesuffix(")")
+
+
+def _is_function(name: str) -> bool:
+    """Of a frame, rather than a name stack that is right around a file."""
+    return not re.search(r"[/(:]", name)
+
+
+def _scope(part: str) -> str:
+    """One part of a name stack without transformations: nothing for `jit(f)` and `while`, `Net` for `jvp(Net)`."""
+    while match := _TRANSFORMED.fullmatch(part):
+        if match[1] in ("jit", "pjit"):
+            return ""
+        part = match[2]
+    return "" if part in _PARTS or _BRANCH.fullmatch(part) else part
