@@ -59,6 +59,9 @@ class Copies:
         """The values that may be elsewhere than where users expect them."""
         self._spare: list[tuple[ir.Operation, CollectiveRecord | None]] = []
         """Ops that may have no users in the end: collectives, ops that run again, and what they stand in for."""
+        self._made: dict[ir.Operation, CollectiveRecord | None] = {}
+        """The collectives among them and the ops that run again."""
+        self._erased: set[int] = set()
 
     def note(self, value: Value, sharding: TensorSharding, mlir: ir.Value) -> None:
         """Notes as what and where a value is, which is not as it is placed, or not as what its op makes."""
@@ -104,6 +107,7 @@ class Copies:
             record = self._report.add(moved, value, before, cause)
             current = _create(step, current, cause, before)
             self._spare.append((current.owner, record))
+            self._made[current.owner.operation] = record
         self._copies(value)[target.layout] = Copy(target, current)
 
     def keep(self, op: Op, record: CollectiveRecord) -> None:
@@ -126,15 +130,28 @@ class Copies:
 
     def sweep(self) -> None:
         """Erases what nobody uses: values that were made anew for all their users, and what was moved for them."""
-        erased, dropped = set[int](), []
+        dropped = []
         for op, record in reversed(self._spare):
-            if id(op) in erased or any(True for result in op.results for _ in result.uses):
+            if id(op) in self._erased or any(True for result in op.results for _ in result.uses):
                 continue
-            erased.add(id(op))
+            self._erased.add(id(op))
+            self._made.pop(op, None)
             op.erase()
             if record is not None:
                 dropped.append(record)
         self._report.drop(dropped)
+
+    def is_erased(self, op: Op) -> bool:
+        return id(op.mlir) in self._erased
+
+    def records_behind(self, value: ir.Value) -> list[CollectiveRecord]:
+        """The collectives by which a value came to be where its user takes it, those of what was made anew included."""
+        owner = value.owner
+        if isinstance(owner, ir.Block) or (owner := owner.operation) not in self._made:
+            return []
+        found = [record for operand in owner.operands for record in self.records_behind(operand)]
+        record = self._made[owner]
+        return found if record is None else [*found, record]
 
     def _origin(self, value: Value) -> Value:
         return self._origins.get(value, value)
@@ -175,6 +192,7 @@ class Copies:
             clone.operands[number] = operand
         clone.attributes["sdy.sharding"] = shardings_to_attribute((target,), clone.context)
         self._spare += [(clone, None), (again.op.mlir, None)]
+        self._made[clone] = None
         return clone.results[0]
 
 

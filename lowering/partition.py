@@ -28,6 +28,7 @@ from sdy_jax.lowering.report import Moved, PartitionReport
 from sdy_jax.lowering.sent import reduce_by_bytes
 from sdy_jax.lowering.strategies.manual import settle_edges
 from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection, sent_by
+from sdy_jax.lowering.unsplit import Unsplit
 from sdy_jax.lowering.written import as_written, is_reduction, is_written_collective
 from sdy_jax.representation.attributes import attribute_from_text
 from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
@@ -46,6 +47,7 @@ def partition(
     costs: CostModel,
     rules: RuleBook | None = None,
     optimize_collectives: bool = False,
+    inputs: Sequence[str] = (),
 ) -> PartitionReport:
     """Rewrites a propagated module in place.
 
@@ -55,6 +57,7 @@ def partition(
         costs: what collectives and computing cost.
         rules: those that propagation used, so that none is computed twice.
         optimize_collectives: sdy collectives that the module holds may be replaced by cheaper ones; else they stay.
+        inputs: what the user calls the arguments of the main function.
 
     Returns:
         What was inserted.
@@ -62,7 +65,7 @@ def partition(
     graph = Graph(module)
     use_invariants_from_outside(graph)
     graph = erase_dead_code(graph)
-    partitioner = _Partitioner(graph, mesh_name, costs, rules or RuleBook(), optimize_collectives)
+    partitioner = _Partitioner(graph, mesh_name, costs, rules or RuleBook(), optimize_collectives, inputs)
     partitioner.run()
     return partitioner.report
 
@@ -71,14 +74,21 @@ class _Partitioner:
     """One walk over a program."""
 
     def __init__(
-        self, graph: Graph, mesh_name: str, costs: CostModel, rules: RuleBook, optimize_collectives: bool = False
+        self,
+        graph: Graph,
+        mesh_name: str,
+        costs: CostModel,
+        rules: RuleBook,
+        optimize_collectives: bool,
+        inputs: Sequence[str],
     ):
         rules = rules.without_overrides()
         self.graph, self.optimize_collectives = graph, optimize_collectives
-        self.report = PartitionReport()
+        self.report = PartitionReport(inputs)
         self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report)
         self.decisions = Decisions(self.placement, rules, costs)
         self.mesh = self.placement.meshes.base
+        self.unsplit = Unsplit(self.placement, self.report, self.mesh)
         self.accumulators: dict[Op, tuple[DataFlowEdge, dict[Slot, TensorSharding]]] = {}
         self.sums: list[Value] = []
         self.unneeded: list[Op] = []
@@ -92,6 +102,7 @@ class _Partitioner:
         for op in reversed(self.unneeded):
             op.mlir.erase()
         self.placement.sweep()
+        self.unsplit.tell()
 
     def _return(self, terminator: Op) -> None:
         wanted = self.graph.result_shardings(self.graph.main)
@@ -203,7 +214,7 @@ class _Partitioner:
         self._report_sent(op, [placement.replicated(value) for value in (*op.operands, *op.results)])
         has_dimensions = any(value.rank for value in (*op.operands, *op.results))
         if has_dimensions and not (silent and all(placement[v].is_fully_replicated for v in op.operands)):
-            self.report.note(op, "has no sharding rule; it is computed replicated")
+            self.unsplit.add_unruled(op)
         for result in op.results:
             made = placement.declared(result) if free else placement.replicated(result)
             # Every device makes the whole value: it is nobody's part of a sum, even where it is declared to be.
@@ -231,8 +242,8 @@ class _Partitioner:
     def _tell(self, op: Op, decision: Decision) -> None:
         """Reports what the op communicates itself, and the dimensions along which it could not be split."""
         choice, values = decision.choice, (*op.operands, *op.results)
-        for factor in choice.gathered:
-            self._note_gathered(op, decision, factor)
+        if choice.gathered:
+            self.unsplit.add(op, decision)
         for inside in choice.inside:
             sharding = decision.shardings[inside.tensor]
             value, size = values[inside.tensor], axes_size(inside.axes, self.mesh)
@@ -248,14 +259,3 @@ class _Partitioner:
             value, sharding = op.results[sent.result], shardings[count + sent.result]
             moved = Moved(sent.kind, sent.axes, sent.detail, sharding, sent.wire_bytes)
             self.report.add(moved, value, op, op, "user")
-
-    def _note_gathered(self, op: Op, decision: Decision, factor: int) -> None:
-        for operand, mapping in enumerate(decision.rule.operand_mappings):
-            for dim, factors in enumerate(mapping):
-                sharding = self.placement[op.operands[operand]]
-                if factor in factors and sharding.axes[dim]:
-                    self.report.note(
-                        op,
-                        f"cannot yet be split along dimension {dim} of operand {operand} "
-                        f"(sharded {sharding.dimensions[dim]}); that dimension is gathered",
-                    )

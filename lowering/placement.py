@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from jax.extend.mlir import ir
+
 from sdy_jax.graph import Graph, Op, Value
 from sdy_jax.lowering.copies import Copies
 from sdy_jax.lowering.cost import CostModel
@@ -15,6 +17,7 @@ from sdy_jax.lowering.factors import dividing_prefix
 from sdy_jax.lowering.meshes import Meshes
 from sdy_jax.lowering.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.resharding import ReshardPlan
+from sdy_jax.lowering.uneven import uneven
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -36,7 +39,7 @@ class Placement:
         self._mesh_name, self._mesh = mesh_name, self.meshes.base
         self._placed: dict[Value, TensorSharding] = {}
         self._declared: dict[Value, TensorSharding] = {}
-        self._even: dict[tuple[TensorSharding, tuple[int, ...]], tuple[TensorSharding, list[str]]] = {}
+        self._even: dict[tuple[TensorSharding, tuple[int, ...]], tuple[TensorSharding, TensorSharding, str | None]] = {}
         self._replicated: dict[int, TensorSharding] = {}
         self._copies = Copies(graph, self._placed, self._plan, rule_of, self._mesh, costs, report)
 
@@ -79,24 +82,25 @@ class Placement:
         found = self._even.get(key)
         if found is None:
             found = self._even[key] = self._made_even(sharding, value.shape)
-        even, lost = found
-        for message in lost:
-            self._report.note(value.defining_op, message)
+        even, settled, lost = found
+        if lost:
+            self._report.note_value(value, lost)
+        if even.axes != settled.axes:
+            for message in uneven(self._report.name(value), value.shape, value.dtype, settled, even, self._mesh):
+                self._report.note_value(value, message)
         return even
 
-    def _made_even(self, sharding: TensorSharding, shape: tuple[int, ...]) -> tuple[TensorSharding, list[str]]:
-        """The sharding as it can be, and what it has lost."""
-        lost = []
+    def _made_even(
+        self, sharding: TensorSharding, shape: tuple[int, ...]
+    ) -> tuple[TensorSharding, TensorSharding, str | None]:
+        """The sharding as it can be, as it was before it was cut back to axes that divide, and what was lost before."""
         settled = self.meshes.settled(sharding, len(shape))
-        if settled is not sharding and (message := self.meshes.note(sharding, settled)):
-            lost.append(message)
+        lost = self.meshes.note(sharding, settled) if settled is not sharding else None
         if settled.rank != len(shape):
-            return TensorSharding.replicated(self._mesh_name, len(shape)), lost
+            whole = TensorSharding.replicated(self._mesh_name, len(shape))
+            return whole, whole, lost
         even = self.meshes.settled(_divided(settled, shape, self._mesh), len(shape))  # what is left may lie on more
-        if even.axes != settled.axes:
-            counts = (s.shard_counts(self._mesh) for s in (even, settled))
-            lost.append("shape {} is split {} instead of {} ways, which do not divide it".format(shape, *counts))
-        return (sharding if even == sharding else even), lost
+        return (sharding if even == sharding else even), settled, lost
 
     def declared(self, value: Value) -> TensorSharding:
         """The sharding that propagation gave a value; replicated where it gave none."""
@@ -165,6 +169,14 @@ class Placement:
     def sweep(self) -> None:
         """Erases what nobody uses in the end."""
         self._copies.sweep()
+
+    def records_behind(self, value: ir.Value) -> list[CollectiveRecord]:
+        """The collectives by which a value came to be where its user takes it."""
+        return self._copies.records_behind(value)
+
+    def is_erased(self, op: Op) -> bool:
+        """Nobody used it in the end."""
+        return self._copies.is_erased(op)
 
     def _plan(self, value: Value, source: TensorSharding, target: TensorSharding) -> ReshardPlan:
         return self.meshes.plan(value.shape or (), value.itemsize, source, target, self._costs)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from jax.extend.mlir import ir
 
 from sdy_jax.graph import Block, Op, Value
-from sdy_jax.locations import Place, place_of
+from sdy_jax.locations import Place, place_of, short_source
 from sdy_jax.lowering.trips import executions
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
@@ -117,6 +117,8 @@ class Moved(NamedTuple):
 class PartitionReport:
     """What the partitioner did beside rewriting the module."""
 
+    inputs: Sequence[str] = ()
+    """What the user calls the arguments of the main function."""
     collectives: list[CollectiveRecord] = field(default_factory=list)
     notes: dict[Note, None] = field(default_factory=dict)
     """In order, each once."""
@@ -153,7 +155,29 @@ class PartitionReport:
         dropped = set(map(id, records))
         self.collectives = [record for record in self.collectives if id(record) not in dropped]
 
-    def note(self, op: Op | None, message: str) -> None:
-        """Notes what could not be split; `op` is None for an argument."""
-        note = Note.at(op.name, op.mlir.location, message) if op else Note("argument", "", message)
-        self.notes[note] = None
+    def note(self, op: Op, message: str) -> None:
+        """Notes an op that could not be split."""
+        self.notes[Note.at(op.name, op.mlir.location, message)] = None
+
+    def note_value(self, value: Value, message: str) -> None:
+        """Notes a value that could not be split."""
+        if is_input(value):
+            self.notes[Note("argument", "", message)] = None
+            return
+        op = value.owner if isinstance(value.owner, Op) else value.owner.parent
+        place = place_of(op.mlir.location)
+        self.notes[Note(place.primitive or op.name, place.line, message, place.library, place.scope)] = None
+
+    def name(self, value: Value) -> str:
+        """What a user would call a value: an argument's path, or what makes it."""
+        if is_input(value):
+            return f"`{self.inputs[value.index]}`" if self.inputs else f"argument {value.index}"
+        op = value.owner if isinstance(value.owner, Op) else value.owner.parent
+        place = place_of(op.mlir.location)
+        made = f"{place.primitive or op.name} at {short_source(place.line)}"
+        return f"the result of {made}" if op is value.owner else f"a value that {made} passes into its body"
+
+
+def is_input(value: Value) -> bool:
+    """The value is an argument of a function."""
+    return isinstance(value.owner, Block) and value.owner.parent.name == "func.func"

@@ -73,8 +73,8 @@ def partition(
         static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline, compiler_options: as in
             `jax.jit`.
         costs: what communication costs; by default one unit per byte on the wire.
-        on_unknown: what to do with an op, or a dimension of one, that cannot be split: "warn" (gather, compute
-            replicated, warn once per op and source line), "error", or "ignore" (the plan still says it).
+        on_unknown: what to do with an op, or a dimension of one, that cannot be split: "warn" (move or
+            gather it, warn once per op and source line), "error", or "ignore" (the plan still says it).
         optimize_collectives: whether collectives that the function holds itself (`all_gather`, `all_to_all`, ...) may
             be replaced by cheaper ones between the same shardings. By default they keep their place and kind.
 

@@ -16,8 +16,9 @@ from sdy_jax.annotate.meshes import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.arguments import Leaf, match_prefix, padded, resolve
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
-from sdy_jax.graph import main_function, pre_order, set_function_shardings, source_line
+from sdy_jax.graph import main_function, pre_order, set_function_shardings
 from sdy_jax.jax_internals import trace_and_lower
+from sdy_jax.locations import source_line
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import pre_order, source_line
+from sdy_jax.graph import pre_order
+from sdy_jax.locations import source_line
 
 _DATA = "value"
 """The elements of a constant: large, and no place for a symbol."""

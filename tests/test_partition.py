@@ -203,7 +203,7 @@ def test_a_call_that_nobody_wrote_a_rule_for_is_computed_replicated_and_named(me
         sdy.PartitionWarning, match=r"test_partition.py:\d+: stablehlo.custom_call: has no sharding rule"
     ):
         plan = assert_same(factor, X, mesh=mesh, in_shardings=(BOTH,), on_unknown="warn", atol=1e-5)
-    assert "stablehlo.custom_call: has no sharding rule; it is computed replicated" in str(plan)
+    assert "stablehlo.custom_call: has no sharding rule, so every device computes all of it" in str(plan)
 
 
 def test_what_cannot_run_on_shards_is_refused_with_the_line(mesh):

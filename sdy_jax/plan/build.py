@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import function_shardings, main_function, set_function_shardings
+from sdy_jax.graph import function_shardings, main_function, set_function_shardings, shape_and_dtype
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.partition import partition
+from sdy_jax.lowering.report import Note
+from sdy_jax.lowering.uneven import uneven
 from sdy_jax.passes.common_mesh import put_on_mesh
 from sdy_jax.passes.export import export_module
 from sdy_jax.passes.import_ import import_module
@@ -77,9 +79,12 @@ def _build(name: str, program: Program, costs: CostModel, source: str, optimize_
     _keep_arguments_whole(module, program)
     notes = [] if inner else put_results_on_whole_axes(module, program, source)
     _locate_return(module, source)
-    report = partition(module, program.mesh_name, costs, rules, optimize_collectives)
+    inputs = [*(f"constant {i}" for i in range(len(program.constants))), *program.inputs]
+    report = partition(module, program.mesh_name, costs, rules, optimize_collectives, inputs)
     stages["partitioned"] = module
 
+    uneven_ones = _uneven_arguments(main_function(program.module), main_function(module), program, inputs, source)
+    notes = [*layout_notes(program.module), *notes, *uneven_ones, *report.notes]
     program = program.with_module(module)
     arguments, results = boundary_values(program)
     count = len(program.constants)
@@ -90,10 +95,23 @@ def _build(name: str, program: Program, costs: CostModel, source: str, optimize_
         tuple(arguments[:count]),
         tuple(results),
         tuple(report.collectives),
-        (*layout_notes(stages["traced"]), *notes, *report.notes),
+        tuple(dict.fromkeys(note if note.source else replace(note, source=source) for note in notes)),
         stages,
         source,
     )
+
+
+def _uneven_arguments(
+    traced: ir.Operation, main: ir.Operation, program: Program, names: Sequence[str], source: str
+) -> Iterator[Note]:
+    """What arguments have lost of the shardings that are given for them; export cuts them back."""
+    types = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).inputs
+    given, found = (function_shardings(function, "arg_attrs", len(names)) for function in (traced, main))
+    for name, type_, stated, even in zip(names, types, given, found, strict=True):
+        shape, dtype = shape_and_dtype(type_)
+        if stated and even and shape is not None and stated.mesh == even.mesh == program.mesh_name:
+            for message in uneven(f"`{name}`", shape, dtype, stated, even, program.mesh):
+                yield Note("argument", source, message)
 
 
 def _locate_return(module: ir.Operation, source: str) -> None:

@@ -14,11 +14,11 @@ from jax.extend.mlir import ir
 
 from sdy_jax.graph import function_shardings, main_function, set_function_shardings, shape_and_dtype
 from sdy_jax.lowering.report import Note
-from sdy_jax.representation.type_text import type_text
 from sdy_jax.program import Program
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.named import has_sub_axes
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+from sdy_jax.representation.type_text import type_text
 
 
 def put_results_on_whole_axes(module: ir.Operation, traced: Program, source: str) -> list[Note]:

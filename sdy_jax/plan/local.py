@@ -22,13 +22,13 @@ from sdy_jax.lowering.report import CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.strategies.registry import sent_by
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.plan.plan import BoundaryValue, Plan
-from sdy_jax.representation.type_text import type_text
 from sdy_jax.plan.why import Why
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.program import Program
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.type_text import type_text
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import jax
 from jax.sharding import NamedSharding
 
 from sdy_jax.arguments import Leaf, resolve
-from sdy_jax.representation.type_text import bytes_text, type_text
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.type_text import bytes_text, type_text
 from sdy_jax.runtime.layouts import as_specification, layout_of, named
 
 

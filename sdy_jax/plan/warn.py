@@ -11,7 +11,7 @@ from sdy_jax.lowering.report import Note
 
 
 class PartitionWarning(UserWarning):
-    """Something is gathered or computed replicated because it cannot be split, or an argument is moved because it lies
+    """Something moves or is computed whole because it cannot be split, or an argument is moved because it lies
     otherwise than stated; it names the op or the argument, and the source line."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
@@ -18,6 +18,11 @@ def dtype_name(dtype: str) -> str:
 
 def axis_name(axis: AxisRef) -> str:
     return axis.name if axis.sub_axis is None else f"{axis.name}:{axis.sub_axis}"
+
+
+def listed_axes(axes: Iterable[AxisRef]) -> str:
+    """`'data', 'model'`."""
+    return ", ".join(f"'{axis_name(axis)}'" for axis in axes)
 
 
 def type_text(
