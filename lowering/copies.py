@@ -17,8 +17,8 @@ from sdy_jax.lowering.recompute import Known, Recomputation, recomputation
 from sdy_jax.lowering.report import CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.resharding import Collective, ReshardPlan
 from sdy_jax.lowering.sent import sent_by_step
-from sdy_jax.lowering.strategies.manual import state_body_arguments
 from sdy_jax.lowering.text import collective_attributes
+from sdy_jax.propagation.edge_shardings import state_body_arguments
 from sdy_jax.representation.attributes import attribute_from_text, sharding_to_attribute, shardings_to_attribute
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule

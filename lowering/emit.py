@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.mlir import ir
 
+from sdy_jax.extensions import load_extensions
 from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering import generic
 from sdy_jax.lowering.collectives import collective_permute
-from sdy_jax.lowering.strategies import EMITTERS, LocalOp
-from sdy_jax.lowering.strategies.manual import edge_shardings
+from sdy_jax.lowering.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.text import scope_name
+from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.collectives import KINDS, collective_from_attributes
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
@@ -73,6 +74,7 @@ _COLLECTIVES = frozenset(f"sdy.{kind}" for kind in KINDS)
 
 def local_function(graph: Graph, mesh: RefinedMesh) -> Callable[..., tuple[jax.Array, ...]]:
     """The per-device function of the main function of a partitioned module."""
+    load_extensions()
     shardings, mesh = value_shardings(graph), mesh.with_meshes(graph.meshes)
     arguments, results = [v.sharding for v in graph.arguments], graph.result_shardings(graph.main)
 

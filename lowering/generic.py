@@ -11,7 +11,7 @@ Regions must not use values from outside; ops whose regions do (loops, branches)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,9 @@ from jax.interpreters import batching, mlir
 
 from sdy_jax.errors import InternalError, UnsupportedError
 from sdy_jax.graph import Op, Value, pre_order
+from sdy_jax.lowering.local_op import LocalOp
 from sdy_jax.representation.attributes import REDUCTION
 from sdy_jax.symbols import referenced_functions
-
-if TYPE_CHECKING:
-    from sdy_jax.lowering.strategies.registry import LocalOp  # the strategies' modules import this one
 
 _DTYPES: dict[str, Any] = {
     "i1": np.bool_,

@@ -26,10 +26,10 @@ from sdy_jax.lowering.placement import Placement
 from sdy_jax.lowering.regions import forget_shardings_inside
 from sdy_jax.lowering.report import Moved, PartitionReport
 from sdy_jax.lowering.sent import reduce_by_bytes
-from sdy_jax.lowering.strategies.manual import settle_edges
 from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection, sent_by
 from sdy_jax.lowering.unsplit import Unsplit
 from sdy_jax.lowering.written import as_written, is_reduction, is_written_collective
+from sdy_jax.propagation.edge_shardings import settle_edges
 from sdy_jax.representation.attributes import attribute_from_text
 from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
 from sdy_jax.representation.mesh import axes_size

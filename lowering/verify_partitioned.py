@@ -16,8 +16,8 @@ from sdy_jax.graph import Graph, Op, Value
 from sdy_jax.lowering.factors import Axes, factor_axes
 from sdy_jax.lowering.strategies import strategies_of
 from sdy_jax.lowering.strategies.linearity import carries
-from sdy_jax.lowering.strategies.manual import edge_shardings
 from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored
+from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.axes import overlaps, set_difference, sort_and_merge
 from sdy_jax.representation.dialect_rules import RuleError, fail
 from sdy_jax.representation.mesh import Mesh

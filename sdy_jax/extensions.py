@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
-_EXTENSIONS = ("sdy_jax.shard.registration",)
+_EXTENSIONS = ("sdy_jax.lowering.strategies", "sdy_jax.shard.registration")
 
 
 @cache

@@ -15,7 +15,8 @@ from jax.interpreters import mlir
 
 from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering import generic
-from sdy_jax.lowering.strategies import EMITTERS, LocalOp, strategies_of
+from sdy_jax.lowering.local_op import EMITTERS, LocalOp
+from sdy_jax.lowering.strategies import strategies_of
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.registry import RuleBook

@@ -19,6 +19,6 @@ from . import (  # noqa: F401
     window,
     written_collective,
 )
-from .registry import EMITTERS, STRATEGIES, LocalOp, Strategy, strategies_of
+from .registry import STRATEGIES, Strategy, strategies_of
 
-__all__ = ["EMITTERS", "STRATEGIES", "LocalOp", "Strategy", "strategies_of"]
+__all__ = ["STRATEGIES", "Strategy", "strategies_of"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 
 from sdy_jax.lowering import collectives
+from sdy_jax.lowering.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
-from sdy_jax.lowering.strategies.registry import LocalOp, emitter
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.collectives import SdyCollective, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding

@@ -12,15 +12,10 @@ from jax import lax
 
 from sdy_jax.graph import Op
 from sdy_jax.lowering.generic import re_emit
+from sdy_jax.lowering.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.dot import precision, without_padding
 from sdy_jax.lowering.strategies.monoids import sum_kind
-from sdy_jax.lowering.strategies.registry import (
-    LocalOp,
-    Strategy,
-    emitter,
-    pass_through_factors,
-    strategies,
-)
+from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.attributes import ConvolutionDimensionNumbers, convolution_dimension_numbers, padding
 

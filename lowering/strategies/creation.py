@@ -12,7 +12,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.graph import Op
 from sdy_jax.lowering.generic import numpy_dtype, re_emit
-from sdy_jax.lowering.strategies.registry import LocalOp, emitter, rematerializable
+from sdy_jax.lowering.local_op import LocalOp, emitter
+from sdy_jax.lowering.strategies.registry import rematerializable
 from sdy_jax.lowering.strategies.shards import offset, own_block
 
 rematerializable("stablehlo.constant", "sdy.constant", "stablehlo.iota")

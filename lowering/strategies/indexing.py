@@ -17,14 +17,9 @@ from jax import lax
 
 from sdy_jax.graph import Op
 from sdy_jax.lowering.generic import re_emit
+from sdy_jax.lowering.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
-from sdy_jax.lowering.strategies.registry import (
-    LocalOp,
-    Strategy,
-    emitter,
-    pass_through_factors,
-    strategies,
-)
+from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import clamped, factors_of_dims, offset
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.attributes import GatherDimensionNumbers, gather_dimension_numbers

@@ -16,15 +16,9 @@ from jax import lax
 from sdy_jax.graph import Op
 from sdy_jax.lowering import collectives
 from sdy_jax.lowering.generic import re_emit
+from sdy_jax.lowering.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.monoids import identity, is_identity, known_scalar, reduction_kind
-from sdy_jax.lowering.strategies.registry import (
-    Inside,
-    LocalOp,
-    Strategy,
-    emitter,
-    pass_through_factors,
-    strategies,
-)
+from sdy_jax.lowering.strategies.registry import Inside, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import has_padding, is_leader, mask_padding
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule

@@ -20,15 +20,10 @@ from jax import lax
 
 from sdy_jax.graph import Op
 from sdy_jax.lowering.generic import re_emit
+from sdy_jax.lowering.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.indexing import component, padded, with_components
 from sdy_jax.lowering.strategies.monoids import identity, reduction_kind, returns_new
-from sdy_jax.lowering.strategies.registry import (
-    LocalOp,
-    Strategy,
-    emitter,
-    pass_through_factors,
-    strategies,
-)
+from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import factors_of_dims, has_padding, is_leader, offset
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule

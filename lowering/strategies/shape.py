@@ -7,14 +7,8 @@ from jax import lax
 
 from sdy_jax.graph import Op
 from sdy_jax.lowering.generic import numpy_dtype, re_emit
-from sdy_jax.lowering.strategies.registry import (
-    LocalOp,
-    Strategy,
-    emitter,
-    pass_through_factors,
-    rematerializable,
-    strategies,
-)
+from sdy_jax.lowering.local_op import LocalOp, emitter
+from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, rematerializable, strategies
 from sdy_jax.representation.rule import OpShardingRule
 
 rematerializable("stablehlo.broadcast_in_dim", "stablehlo.transpose", "stablehlo.reshape")

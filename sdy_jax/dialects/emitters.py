@@ -30,8 +30,9 @@ from sdy_jax.dialects.view import DialectOp, is_dialect_op, location_of, view
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.graph import Op
 from sdy_jax.lowering.generic import numpy_dtype
+from sdy_jax.lowering.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.manual import manual_axes_around
-from sdy_jax.lowering.strategies.registry import LocalOp, check, emitter
+from sdy_jax.lowering.strategies.registry import check
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis, axes_size
 from sdy_jax.runtime.device_orders import expressed

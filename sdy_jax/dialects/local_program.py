@@ -20,7 +20,7 @@ from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.graph import Graph, Op, Value, main_function
 from sdy_jax.lowering.emit import NotedOp, local_function, noting_ops
 from sdy_jax.lowering.generic import mlir_name, numpy_dtype
-from sdy_jax.lowering.strategies.registry import EMITTERS
+from sdy_jax.lowering.local_op import EMITTERS
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import AxisRef

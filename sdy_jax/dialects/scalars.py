@@ -21,8 +21,8 @@ from sdy_jax.dialects.semantics.grid import Grid
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.graph import Op, Value
 from sdy_jax.lowering.generic import numpy_dtype
+from sdy_jax.lowering.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.creation import constant_value
-from sdy_jax.lowering.strategies.registry import LocalOp, emitter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

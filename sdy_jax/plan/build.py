@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from jax.extend.mlir import ir
 
+from sdy_jax.extensions import load_extensions
 from sdy_jax.graph import function_shardings, main_function, set_function_shardings, shape_and_dtype
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.partition import partition
@@ -19,10 +20,12 @@ from sdy_jax.passes.export import export_module
 from sdy_jax.passes.import_ import import_module
 from sdy_jax.passes.propagate import user_priority_propagate
 from sdy_jax.plan.even_results import put_results_on_whole_axes
-from sdy_jax.plan.layouts import layout_notes
 from sdy_jax.plan.plan import Plan, boundary_values
 from sdy_jax.program import Program
 from sdy_jax.rules import RuleBook
+
+NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []
+"""What dialects with meanings of their own have to say of a traced module in the notes of its plan."""
 
 
 def build_plan(
@@ -84,7 +87,7 @@ def _build(name: str, program: Program, costs: CostModel, source: str, optimize_
     stages["partitioned"] = module
 
     uneven_ones = _uneven_arguments(main_function(program.module), main_function(module), program, inputs, source)
-    notes = [*layout_notes(program.module), *notes, *uneven_ones, *report.notes]
+    notes = [*_notes_of_dialects(program.module), *notes, *uneven_ones, *report.notes]
     program = program.with_module(module)
     arguments, results = boundary_values(program)
     count = len(program.constants)
@@ -112,6 +115,12 @@ def _uneven_arguments(
         if stated and even and shape is not None and stated.mesh == even.mesh == program.mesh_name:
             for message in uneven(f"`{name}`", shape, dtype, stated, even, program.mesh):
                 yield Note("argument", source, message)
+
+
+def _notes_of_dialects(module: ir.Operation) -> Iterator[Note]:
+    load_extensions()
+    for source in NOTE_SOURCES:
+        yield from source(module)
 
 
 def _locate_return(module: ir.Operation, source: str) -> None:

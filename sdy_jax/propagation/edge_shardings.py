@@ -1,0 +1,94 @@
+"""What data-flow ops state for their edges: as it is seen by the sources of an edge, and by its targets.
+
+The border of a manual or named computation states shardings in outer terms; inside of a manual one, only free axes are
+left of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from sdy_jax.graph import Graph, Op, Value
+from sdy_jax.propagation.edges import erase_manual_axes, manual_axes
+from sdy_jax.representation.attributes import shardings_from_attribute, shardings_to_attribute
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules.dataflow import DataFlowEdge, EdgeKind, edges_of
+
+_STATED = {EdgeKind.BODY_ARGUMENT: "in_shardings", EdgeKind.RESULT: "out_shardings"}
+"""Where a computation states the sharding of an edge, in outer terms."""
+
+_COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSharding:
+    """A data-flow edge with the sharding that its sources must have and the one that its targets have.
+
+    The two are one, but at the border of a manual computation, where one of them is the inner view.
+    """
+
+    edge: DataFlowEdge
+    sources: TensorSharding
+    targets: TensorSharding
+
+
+def edge_shardings(op: Op) -> list[EdgeSharding]:
+    """The edges of a data-flow op for which it states shardings, with these."""
+    stated = ((edge, _stated(op, edge)) for edge in edges_of(op))
+    return [_both_sides(op, edge, sharding) for edge, sharding in stated if sharding is not None]
+
+
+def settle_edges(
+    graph: Graph, op: Op, settled: Callable[[Value, TensorSharding | None], TensorSharding]
+) -> list[EdgeSharding]:
+    """Settles what is stated for each edge: `settled(value, stated)` is stored in its place, and returned by edge.
+
+    `value` is what lies in the edge's outer sharding: the owner, or the operand that flows into a body's argument.
+    """
+    outcome: list[EdgeSharding] = []
+    for _, same_kind in groupby(edges_of(op), key=lambda edge: edge.kind):
+        edges = list(same_kind)
+        stated = [_stated(op, edge) for edge in edges]
+        found = [settled(_outer_value(edge), s) for edge, s in zip(edges, stated, strict=True)]
+        if any(s is not None for s in stated) and found != stated:
+            _store(graph, op, edges, found)
+        outcome += [_both_sides(op, edge, s) for edge, s in zip(edges, found, strict=True)]
+    return outcome
+
+
+def state_body_arguments(graph: Graph, op: Op, sharding_of: Callable[[Value], TensorSharding]) -> None:
+    """Writes where the arguments of a computation's body lie, if the computation does not say it."""
+    if op.name in _COMPUTATIONS and "in_shardings" not in op.attributes:
+        edges = [edge for edge in edges_of(op) if edge.kind is EdgeKind.BODY_ARGUMENT]
+        _store(graph, op, edges, [sharding_of(edge.owner) for edge in edges])
+
+
+def _both_sides(op: Op, edge: DataFlowEdge, outer: TensorSharding) -> EdgeSharding:
+    inner = erase_manual_axes(outer, manual_axes(op))
+    sides = (outer, inner) if edge.kind is EdgeKind.BODY_ARGUMENT else (inner, outer)
+    return EdgeSharding(edge, *sides)
+
+
+def _outer_value(edge: DataFlowEdge) -> Value:
+    return edge.sources[0] if edge.kind is EdgeKind.BODY_ARGUMENT else edge.owner
+
+
+def _stated(op: Op, edge: DataFlowEdge) -> TensorSharding | None:
+    if op.name not in _COMPUTATIONS:
+        return edge.owner.sharding
+    name = _STATED[edge.kind]
+    return shardings_from_attribute(op.attributes[name])[edge.owner.index] if name in op.attributes else None
+
+
+def _store(graph: Graph, op: Op, edges: Sequence[DataFlowEdge], shardings: Sequence[TensorSharding]) -> None:
+    if op.name not in _COMPUTATIONS:
+        for edge, sharding in zip(edges, shardings, strict=True):
+            graph.set_sharding(edge.owner, sharding)
+        return
+    kind, mesh = edges[0].kind, shardings[0].mesh
+    known = {edge.owner: sharding for edge, sharding in zip(edges, shardings, strict=True)}
+    owners = op.results if kind is EdgeKind.RESULT else op.blocks[0].arguments
+    every = tuple(known.get(v) or TensorSharding.replicated(mesh, v.rank) for v in owners)
+    op.mlir.attributes[_STATED[kind]] = op.attributes[_STATED[kind]] = shardings_to_attribute(every, op.mlir.context)
