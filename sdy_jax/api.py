@@ -18,13 +18,14 @@ from sdy_jax.annotate.constraints import constrained
 from sdy_jax.argument_errors import with_article
 from sdy_jax.arguments import SPEC_TYPES, Parameters, argument_leaves, match_prefix
 from sdy_jax.call import Arguments, Layouts
-from sdy_jax.derivatives import Partition
+from sdy_jax.derivatives import Partition, Planned
 from sdy_jax.dispatch import Choice, Dispatch
 from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.loaded_function import LoadedFunction, prepared
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.plan.build import build_plan
+from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.moves import Move
 from sdy_jax.plan.plan import BoundaryValue, Plan
 from sdy_jax.plan.warn import PartitionWarning, report_notes, warn_of
@@ -254,6 +255,21 @@ class PartitionedFunction:
         new._source = self._source
         return new
 
+    @property
+    def plans(self) -> tuple[CallPlan, ...]:
+        """The plans made so far, one per signature of a call, with those of its derivatives below.
+
+        What `jax.grad`, `jax.jvp` and their like run for a partitioned function are partitioned functions of their
+        own: the forward pass with its residuals, and the backward pass. They are planned when they are first traced.
+
+        Example:
+            jax.grad(loss)(weights, x)  # `loss` is a partitioned function
+            for call in loss.plans:
+                print(call)  # a line for `loss`, and below it for its forward and backward pass
+                forward, backward = call.derivatives
+        """
+        return tuple([CallPlan(call.plan, _plans_of(call.derivatives)) for call in self._calls.values()])
+
     def _through_jit(self, method: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the jitted function, or a method of it; where it refuses the arguments, says which in our words."""
         try:
@@ -350,11 +366,15 @@ class PartitionedFunction:
         if isinstance(self._fun, LoadedFunction) and not self._fun.has_derivatives:
             return None
 
-        def partitioned(fun: Callable[..., Any], in_shardings: Any, out_shardings: Any) -> PartitionedFunction:
+        def partitioned(
+            fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str
+        ) -> PartitionedFunction:
             options: dict[str, Any] = {**dict.fromkeys(self._options), "keep_unused": False, "inline": False}
             options |= {"mesh": self._jax_mesh(), "in_shardings": in_shardings, "out_shardings": out_shardings}
             options |= {"costs": self._costs, "on_unknown": self._on_unknown}
-            return _InnerFunction(fun, **options | {"optimize_collectives": self._optimize_collectives})
+            made = _InnerFunction(fun, **options | {"optimize_collectives": self._optimize_collectives})
+            made._name = f"{self._name} ({role})"
+            return made
 
         return partitioned
 
@@ -436,6 +456,10 @@ _ON_EXPLICIT_AXES = (
     "the mesh as arguments instead of closing over them; or make the mesh with axis_types=(jax.sharding.AxisType.Auto, "
     "...)"
 )
+
+
+def _plans_of(functions: Sequence[Planned]) -> tuple[CallPlan, ...]:
+    return tuple([plan for function in functions for plan in function.plans])
 
 
 def _check_whole(values: Sequence[BoundaryValue]) -> None:

@@ -22,6 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding
 
+from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import BoundaryValue, Plan
 from sdy_jax.representation.named import on_whole_axes
 from sdy_jax.representation.sharding import TensorSharding
@@ -39,9 +40,13 @@ class Planned(Protocol):
 
     def plan(self, *arguments: Any) -> Plan: ...
 
+    @property
+    def plans(self) -> tuple[CallPlan, ...]: ...
 
-Partition = Callable[[Callable[..., Any], Any, Any], Planned]
-"""`partition(fun, in_shardings, out_shardings)`: how the functions of derivatives are partitioned."""
+
+Partition = Callable[[Callable[..., Any], Any, Any, str], Planned]
+"""`partition(fun, in_shardings, out_shardings, role)`: how the functions of derivatives are partitioned. The role says
+what the function computes, "backward" for example."""
 
 
 def differentiable(run: Flat, plain: Flat, inputs: Specs, outputs: Specs, partition: Partition) -> Flat:
@@ -105,7 +110,7 @@ class _Linearized:
     def __init__(self, plain: Flat, moving: tuple[int, ...], inputs: Specs, outputs: Specs, partition: Partition):
         self._plain, self._moving, self._partition = plain, moving, partition
         self._inputs, self._outputs = list(inputs), list(outputs)
-        self._known = partition(self._trace, tuple(inputs), (self._outputs, None))
+        self._known = partition(self._trace, tuple(inputs), (self._outputs, None), "forward of the derivative")
         self._linear: LinearMap | None = None
         # What tracing finds out:
         self._tree: Any = None
@@ -132,8 +137,8 @@ class _Linearized:
         outputs = [self._outputs[i] for i in self.smooth]
         cotangents = [on_whole_axes(_as_value(sharding)) for sharding in inputs]
         return LinearMap(
-            self._partition(self._forward, (*residuals, *inputs), outputs),
-            self._partition(self._backward, (*residuals, *outputs), cotangents),
+            self._partition(self._forward, (*residuals, *inputs), outputs, "tangents"),
+            self._partition(self._backward, (*residuals, *outputs), cotangents, "backward"),
             len(residuals),
         )
 

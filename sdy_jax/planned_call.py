@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from itertools import compress
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import jaxpr_as_fun
 
-from sdy_jax.derivatives import Flat, Partition, differentiable, specs
+from sdy_jax.derivatives import Flat, Partition, Planned, differentiable, specs
 from sdy_jax.graph import Graph
 from sdy_jax.lowering.emit import local_function, used_axes
 from sdy_jax.plan.local import dialect_collectives, has_dialect_collectives
@@ -37,6 +38,8 @@ class PlannedCall:
     def __init__(self, plan: Plan, mesh: jax.sharding.Mesh, partition: Partition | None):
         self.plan = plan
         self._mesh, self._partition = mesh, partition
+        self.derivatives: list[Planned] = []
+        """The functions that compute derivatives. They are planned when they run."""
         self._closed_over = [isinstance(c, jax.core.Tracer) for c in plan.program.constants]
 
     @property
@@ -68,7 +71,14 @@ class PlannedCall:
         outer = compress(plan.constants, self._closed_over)
         inputs = specs((*outer, *plan.arguments), (*self.outer, *program.in_info))
         outputs = specs(plan.results, program.out_info)
-        return differentiable(self._run, jaxpr_as_fun(program.jaxpr), inputs, outputs, self._partition)
+        return differentiable(self._run, jaxpr_as_fun(program.jaxpr), inputs, outputs, self._derivative)
+
+    def _derivative(self, fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str) -> Planned:
+        """A function of the derivatives, partitioned and kept."""
+        assert self._partition is not None
+        made = self._partition(fun, in_shardings, out_shardings, role)
+        self.derivatives.append(made)
+        return made
 
     @cached_property
     def _run(self) -> Flat:

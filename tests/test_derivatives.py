@@ -270,3 +270,48 @@ def test_an_error_of_the_derivative_is_said_in_jaxs_words(mesh):
     endless = partitioned(lambda x: lax.while_loop(lambda s: s.sum() < 9, lambda s: s + 1, x).sum(), mesh)
     with pytest.raises(ValueError, match="Reverse-mode differentiation does not work for"):
         jax.grad(endless)(X)
+
+
+# The plans of what derivatives run.
+
+
+def product(x, w):
+    return jnp.tanh(x @ w).sum()
+
+
+def test_the_plans_of_forward_and_backward_pass_are_reachable_from_the_function(mesh):
+    f = sdy.partition(product, mesh=mesh, in_shardings=(P("data"), P(None, "model")))
+    x, w = jnp.ones((8, 16)), jnp.ones((16, 16))
+    assert f.plans == ()
+    jax.grad(f, (0, 1))(x, w)
+    (call,) = f.plans
+    assert call.plan is f.plan(x, w) and call.signature == "x: f32[8@data,16], w: f32[16,16@model]"
+    names = ["product", "product (forward of the derivative)", "product (backward)"]
+    assert [plan.name for plan in call] == names
+    backward = call.derivatives[1].plan
+    assert [c.kind for c in backward.collectives if c.wire_bytes] == ["all_reduce", "all_reduce"], backward
+    assert [line.split(" on mesh")[0].strip() for line in str(call).splitlines()] == [f"plan of {n}" for n in names]
+
+
+def test_there_is_a_plan_per_signature_and_per_mode_of_differentiation(mesh):
+    f = sdy.partition(product, mesh=mesh, in_shardings=(P("data"), P(None, "model")))
+    for rows in (8, 16):
+        jax.jvp(lambda x: f(x, jnp.ones((16, 16))), (jnp.ones((rows, 16)),), (jnp.ones((rows, 16)),))
+    assert [[plan.name.removeprefix("product") for plan in call] for call in f.plans] == [
+        ["", " (forward of the derivative)", " (tangents)"]
+    ] * 2
+    f.clear_cache()
+    assert f.plans == ()
+
+
+def test_derivatives_of_derivatives_have_plans_below_theirs(mesh):
+    f = sdy.partition(product, mesh=mesh, in_shardings=(P("data"), P(None, "model")))
+    jax.grad(lambda x: jax.grad(f)(x, jnp.ones((16, 16))).sum())(jnp.ones((8, 16)))
+    names = [plan.name for call in f.plans for plan in call]
+    assert "product (backward) (backward)" in names and len(set(names)) == len(names)
+
+
+def test_vmapped_derivatives_run_the_same_plans(mesh):
+    f = sdy.partition(product, mesh=mesh, in_shardings=(P("data"), P(None, "model")))
+    jax.vmap(jax.grad(f), (0, None))(jnp.ones((3, 8, 16)), jnp.ones((16, 16)))
+    assert [plan.name for call in f.plans for plan in call][2:] == ["product (backward)"]

@@ -122,7 +122,7 @@ class Plan:
 
     def summary(self) -> str:
         """One line per kind of collective: how many executions, how many bytes."""
-        lines = [self._headline()]
+        lines = [self.headline]
         for kind, (count, wire) in self.totals.by_kind().items():
             lines.append(f"  {count:4d} x {kind:<22} {bytes_text(wire):>10} per device")
         if self.notes:
@@ -134,7 +134,7 @@ class Plan:
 
     def __str__(self) -> str:
         sections = [
-            self._headline(),
+            self.headline,
             _values("arguments", self.arguments),
             _values("closed-over arrays", self.constants),
             _values("results", self.results),
@@ -144,7 +144,9 @@ class Plan:
         ]
         return "\n\n".join(section for section in sections if section)
 
-    def _headline(self) -> str:
+    @property
+    def headline(self) -> str:
+        """The first line of the plan's text: name, mesh, number of collectives, bytes."""
         axes = ", ".join(f"{axis.name}={axis.size}" for axis in self.program.mesh.axes)
         count, least = len(self.collectives), "" if self.totals.known else "at least "
         return (
