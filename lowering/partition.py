@@ -17,7 +17,7 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.graph import Block, Graph, Op, Value
+from sdy_jax.graph import Block, Graph, Op, Value, module_meshes
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.lowering.dead_code import erase_dead_code
 from sdy_jax.lowering.decisions import Decision, Decisions
@@ -25,7 +25,7 @@ from sdy_jax.lowering.invariants import use_invariants_from_outside
 from sdy_jax.lowering.placement import Placement
 from sdy_jax.lowering.regions import forget_shardings_inside
 from sdy_jax.lowering.report import Moved, PartitionReport
-from sdy_jax.lowering.sent import reduce_by_bytes
+from sdy_jax.lowering.sent import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection, sent_by
 from sdy_jax.lowering.unsplit import Unsplit
 from sdy_jax.lowering.written import as_written, is_reduction, is_written_collective
@@ -96,7 +96,8 @@ class _Partitioner:
     def run(self) -> None:
         for argument in self.graph.arguments:
             self.placement.place([argument], self.placement.declared(argument))
-        block = self.graph.main.blocks[0]
+        block, arguments = self.graph.main.blocks[0], self.graph.arguments
+        self._report_border(arguments, self.placement.of(arguments), block.ops[0], self.graph.main)
         self._visit_block(block)
         self._return(block.terminator)
         for op in reversed(self.unneeded):
@@ -110,6 +111,7 @@ class _Partitioner:
         self.graph.set_result_shardings(self.graph.main, dict(enumerate(targets)))
         for number, target in enumerate(targets):
             self.placement.require(terminator, number, target)
+        self._report_border(terminator.operands, targets, terminator, terminator)
 
     def _visit_block(self, block: Block) -> None:
         for op, following in itertools.pairwise(block.ops):
@@ -193,14 +195,15 @@ class _Partitioner:
         if decision is None:
             self._visit_unruled(op, following)
             return
-        self._report_sent(op, decision.shardings)
         if decision.at_rest:
             self.placement.rest(op)
+            self._report_sent(op, decision.shardings)
             return
         self._tell(op, decision)
         count = len(op.operands)
         for number, sharding in enumerate(decision.shardings[:count]):
             self.placement.require(op, number, sharding)
+        self._report_sent(op, decision.shardings)
         for result, sharding in zip(op.results, decision.shardings[count:], strict=True):
             self.placement.settle(op, result, sharding, following)
 
@@ -257,5 +260,16 @@ class _Partitioner:
         count = len(op.operands)
         for sent in sent_by(op, self.mesh, shardings[:count]):
             value, sharding = op.results[sent.result], shardings[count + sent.result]
-            moved = Moved(sent.kind, sent.axes, sent.detail, sharding, sent.wire_bytes)
-            self.report.add(moved, value, op, op, "user")
+            if value.uses:
+                moved = Moved(sent.kind, sent.axes, sent.detail, sharding, sent.wire_bytes)
+                self.report.add(moved, value, op, op, "user")
+
+    def _report_border(self, values: Sequence[Value], shardings: Sequence[TensorSharding], at: Op, cause: Op) -> None:
+        """Reports the permutes that bring arguments to a mesh with the devices in another order, and results back."""
+        base = self.placement.meshes.base_name
+        away = [pair for pair in zip(values, shardings, strict=True) if pair[1].mesh != base]
+        meshes = module_meshes(self.graph.module) if away else {}
+        for value, sharding in away:
+            sent = sent_at_border(value, sharding, self.mesh, meshes)
+            if sent and value.uses:
+                self.report.add(Moved("collective_permute", (), "", sharding, sent), value, at, cause)

@@ -229,6 +229,106 @@ def test_collectives_in_sdys_manual_computations(mesh):
     ]
 
 
+DIALECT = """
+sdy.mesh @m = <["data"=2, "model"=4]>
+shard.grid @m(shape = 2x4)
+func.func @main(%x: tensor<8x12xf32>) -> tensor<8x12xf32> {{
+  %0 = sdy.manual_computation(%x) in_shardings=[<@m, [{{"data"}}, {{"model"}}]>]
+      out_shardings=[<@m, [{{"data"}}, {{"model"}}]>] manual_axes={{"data", "model"}} (%a: tensor<4x3xf32>) {{
+    {op}
+    sdy.return %b : tensor<4x3xf32>
+  }} : (tensor<8x12xf32>) -> tensor<8x12xf32>
+  return %0 : tensor<8x12xf32>
+}}"""
+SAME = "tensor<4x3xf32> -> tensor<4x3xf32>"
+
+
+@pytest.mark.parametrize(
+    ("op", "kinds", "bytes_sent"),
+    [
+        (f"%b = shard.shift %a on @m grid_axes = [1] shift_axis = 1 offset = 1 rotate : {SAME}", ["shift"], 48),
+        (f"%b = shard.all_reduce %a on @m grid_axes = [1] reduction = max : {SAME}", ["all_reduce"], 2 * 3 / 4 * 48),
+        (f"%b = shard.all_reduce %a on @m grid_axes = [0, 1] reduction = product : {SAME}", ["all_reduce"], 112),
+        (
+            """%g = shard.all_gather %a on @m grid_axes = [1] gather_axis = 1 : tensor<4x3xf32> -> tensor<4x12xf32>
+            %b = shard.reduce_scatter %g on @m grid_axes = [1] reduction = sum scatter_axis = 1
+              : tensor<4x12xf32> -> tensor<4x3xf32>""",
+            ["all_gather", "reduce_scatter"],
+            3 * 48 + 3 * 48,
+        ),
+        (
+            """%r = arith.constant 2 : index
+            %g = shard.gather %a on @m grid_axes = [1] gather_axis = 1 root = [%r]
+              : (tensor<4x3xf32>, index) -> tensor<4x12xf32>
+            %b = shard.scatter %g on @m grid_axes = [1] scatter_axis = 1 root = [2]
+              : (tensor<4x12xf32>) -> tensor<4x3xf32>""",
+            ["gather", "scatter"],
+            3 * 48 + 3 * 48,
+        ),
+        (
+            """%s = shard.send %a on @m grid_axes = [1] destination = [3] : (tensor<4x3xf32>) -> tensor<4x3xf32>
+            %b = shard.recv %a on @m grid_axes = [1] source = [0] : (tensor<4x3xf32>) -> tensor<4x3xf32>""",
+            ["recv"],
+            48,
+        ),
+        (
+            "%b = shard.update_halo %a on @m split_axes = [[], [1]] halo_sizes = [1, 0] : tensor<4x3xf32>",
+            ["update_halo"],
+            16,
+        ),
+    ],
+)
+def test_collectives_of_the_mesh_and_shard_dialects_in_manual_computations(op, kinds, bytes_sent):
+    plan = agreed(sdy.loads(DIALECT.format(op=op)), f32(8, 12), mesh=None)
+    assert [c.kind for c in plan.collectives] == kinds and {c.origin for c in plan.collectives} == {"user"}
+    assert plan.wire_bytes == bytes_sent
+
+
+BROADCAST = """
+sdy.mesh @mesh = <["data"=2, "model"=4]>
+func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"data"}, {"model"}]>]
+      out_shardings=[<@mesh, [{"data"}, {"model"}]>] manual_axes={"data", "model"} (%a: tensor<4x2xf32>) {
+    %1 = "stablehlo.collective_broadcast"(%a) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+      replica_groups = dense<[[0, 1, 2, 3], [4, 5, 6, 7]]> : tensor<2x4xi64>} : (tensor<4x2xf32>) -> tensor<4x2xf32>
+    %2:2 = "stablehlo.all_reduce"(%1, %a) ({
+      ^bb0(%p: tensor<f32>, %q: tensor<f32>):
+        %m = stablehlo.multiply %p, %q : tensor<f32>
+        stablehlo.return %m : tensor<f32>
+    }) {channel_handle = #stablehlo.channel_handle<handle = 2, type = 1>, use_global_device_ids,
+      replica_groups = dense<[[0, 1, 2, 3], [4, 5, 6, 7]]> : tensor<2x4xi64>}
+      : (tensor<4x2xf32>, tensor<4x2xf32>) -> (tensor<4x2xf32>, tensor<4x2xf32>)
+    %3 = stablehlo.add %2#0, %2#1 : tensor<4x2xf32>
+    sdy.return %3 : tensor<4x2xf32>
+  } : (tensor<8x8xf32>) -> tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>
+}"""
+
+
+def test_all_operands_of_collectives_in_stablehlo_count():
+    plan = agreed(sdy.loads(BROADCAST), f32(8, 8), mesh=None)
+    assert [(c.kind, c.detail, c.wire_bytes) for c in plan.collectives] == [
+        ("collective_broadcast", '{"model"}', 3 * 32),
+        ("all_reduce", '{"model"}', 2 * 3 / 4 * 32),
+        ("all_reduce", '{"model"}', 2 * 3 / 4 * 32),
+    ]
+
+
+REORDERED = """
+sdy.mesh @mesh = <["a"=8], device_ids=[3, 1, 0, 2, 7, 5, 6, 4]>
+sdy.mesh @other = <["b"=2, "c"=4]>
+func.func @main(%x: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {}]>}) -> tensor<8x8xf32> {
+  %0 = stablehlo.tanh %x {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a"}, {}]>]>} : tensor<8x8xf32>
+  %1 = sdy.reshard %0 <@other, [{"b", "c"}, {}]> : tensor<8x8xf32>
+  return %1 : tensor<8x8xf32>
+}"""
+
+
+def test_what_moves_to_another_order_of_the_devices():
+    plan = agreed(sdy.loads(REORDERED), f32(8, 8), mesh=None)
+    assert [(c.kind, c.wire_bytes) for c in plan.collectives] == [("collective_permute", 32)] * 2
+
+
 # Models and random programs.
 
 
