@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 from sdy_jax.graph import Block, Op, Value
+from sdy_jax.lowering.generic import numpy_dtype
 from sdy_jax.lowering.strategies.monoids import known_scalar
 from sdy_jax.lowering.strategies.registry import is_forwarding
 
@@ -82,8 +85,15 @@ def trip_count(loop: Op) -> int | None:
         start = _constant(loop.operands[argument.index])
         step = _step(body, argument.index)
         if start is not None and step is not None:
-            return _count(start + ahead, step, bound, direction)
+            count = _count(start + ahead, step, bound, direction)
+            return count if count is not None and _holds(argument.dtype, start + count * step) else None
     return None
+
+
+def _holds(dtype: str, number: int) -> bool:
+    """Whether an integer type has a number: a counter that overflows starts again."""
+    limits = jnp.iinfo(numpy_dtype(dtype))
+    return bool(limits.min <= number <= limits.max)
 
 
 _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}

@@ -9,7 +9,7 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.graph import Graph
-from sdy_jax.lowering.trips import UNKNOWN, times_as_often, trips
+from sdy_jax.lowering.trips import UNKNOWN, executions, times_as_often, trip_count, trips
 
 LOOP = """
 func.func @main(%x: tensor<4xf32>, %n: tensor<i32>) -> tensor<4xf32> {{
@@ -92,3 +92,105 @@ def test_in_a_single_iteration_the_product_is_reduced():
     partitioned = sdy.partition(layers, mesh=mesh, costs=sdy.CostModel(), **specs)
     plan = partitioned.plan(jax.ShapeDtypeStruct((1, 16, 64), "float32"), jax.ShapeDtypeStruct((64, 512), "float32"))
     assert "all_reduce" in {c.kind for c in plan.collectives}
+
+
+# Trip counts of loops in all forms that jax writes, against running them.
+
+
+def up(start, end, step=1, dtype="int32"):
+    end, step = np.array(end, dtype), np.array(step, dtype)
+    return np.array(start, dtype), lambda i: i < end, lambda i: i + step
+
+
+def fori(lower, upper):
+    return lambda x: jax.lax.fori_loop(lower, upper, lambda _, n: n + 1, x)
+
+
+def loops_while(start, goes_on, following):
+    def run(x):
+        return jax.lax.while_loop(lambda s: goes_on(s[0]), lambda s: (following(s[0]), s[1] + 1), (start, x))[1]
+
+    return run
+
+
+COUNTED = {
+    "fori": fori(0, 7),
+    "fori from below zero": fori(-3, 4),
+    "fori over arrays": fori(jnp.int32(2), jnp.int32(9)),
+    "not once": loops_while(*up(5, 2)),
+    "scan": lambda x: jax.lax.scan(lambda n, _: (n + 1, None), x, None, length=7)[0],
+    "reversed scan": lambda x: jax.lax.scan(lambda n, _: (n + 1, None), x, None, length=7, reverse=True)[0],
+    "unrolled scan": lambda x: jax.lax.scan(lambda n, _: (n + 1, None), x, None, length=8, unroll=2)[0],
+    "map": lambda x: jax.lax.map(lambda n: n + x, jnp.arange(7)).sum(),
+    "steps": loops_while(*up(1, 12, 3)),
+    "int8": loops_while(*up(-5, 12, 4, "int8")),
+    "uint16": loops_while(*up(3, 300, 7, "uint16")),
+    "down": loops_while(np.int32(9), lambda i: i > 2, lambda i: i - 2),
+    "down to": loops_while(np.int32(9), lambda i: i >= 3, lambda i: i - 2),
+    "up to": loops_while(np.int32(0), lambda i: i <= 9, lambda i: i + 3),
+    "bound first": loops_while(np.int32(0), lambda i: i < 9, lambda i: 2 + i),
+    "not": loops_while(np.int32(0), lambda i: ~(i >= 9), lambda i: i + 2),
+    "until": loops_while(np.int32(0), lambda i: i != 9, lambda i: i + 3),
+    "two steps": loops_while(np.int32(0), lambda i: i < 9, lambda i: (i + 1) + 1),
+    "ahead": loops_while(np.int32(0), lambda i: i + 3 < 9, lambda i: i + 2),
+    "converted": loops_while(
+        np.int32(0), lambda i: i.astype("int16") < 9, lambda i: (i.astype("int16") + 2).astype("int32")
+    ),
+    "folded bound": loops_while(np.int32(0), lambda i: i < jnp.minimum(jnp.int32(4) * 3, 100), lambda i: i + 1),
+}
+
+
+def counted_loops(fun):
+    plan = sdy.partition(fun, mesh=jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))).plan(
+        np.int32(0)
+    )
+    graph = Graph(plan.stages["imported"])
+    return graph, [op for op in graph.ops if op.name == "stablehlo.while"]
+
+
+@pytest.mark.parametrize("form", COUNTED)
+def test_the_counts_of_loops_are_how_often_they_run(form):
+    fun = COUNTED[form]
+    _graph, (loop,) = counted_loops(fun)
+    ran = {"map": 7, "unrolled scan": 4}.get(form) or int(fun(np.int32(0)))
+    assert trip_count(loop) == ran
+
+
+def test_bounds_that_are_carried_into_loops_are_known():
+    def inner(bound, x):
+        return jax.lax.while_loop(lambda s: s[0] < s[1], lambda s: (s[0] + 1, s[1], s[2] + 1), (0, bound, x))[2]
+
+    def outer(x):
+        bound = jnp.int32(5)
+        return jax.lax.fori_loop(0, 3, lambda _, s: (s[0], inner(s[0], s[1])), (bound, x))[1]
+
+    _graph, (around, within) = counted_loops(outer)
+    assert (trip_count(around), trip_count(within)) == (3, 5)
+    assert executions(within.blocks[1].terminator)[:3] == (15, True, 2)
+    assert executions(within.blocks[0].terminator)[:3] == (18, True, 2)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x: jax.lax.fori_loop(0, x, lambda _, n: n + 1, x),
+        lambda x: jax.lax.while_loop(lambda s: s < 9, lambda s: s * 2, x),
+        loops_while(np.int32(1), lambda i: i < 9, lambda i: i * 2),
+        loops_while(np.int32(0), lambda i: (i < 9) & (i < 20), lambda i: i + 1),
+        loops_while(np.float32(0), lambda i: i < 9, lambda i: i + 1),
+        loops_while(np.uint8(200), lambda i: i < 250, lambda i: i + np.uint8(100)),
+    ],
+    ids=["argument", "value", "doubled", "both", "float", "overflow"],
+)
+def test_other_counts_are_unknown_and_guessed_for_costs(fun):
+    _graph, (loop,) = counted_loops(fun)
+    assert trip_count(loop) is None and trips(loop) == UNKNOWN
+    assert executions(loop.blocks[1].terminator)[:3] == (1, False, 1)
+
+
+def test_a_loop_that_depends_on_one_around_it_is_unknown():
+    def outer(x):
+        return jax.lax.fori_loop(0, 4, lambda i, n: jax.lax.fori_loop(0, i, lambda _, n: n + 1, n), x)
+
+    _graph, (_around, within) = counted_loops(outer)
+    assert executions(within.blocks[1].terminator)[:3] == (4, False, 2)
