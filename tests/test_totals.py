@@ -229,6 +229,29 @@ def test_collectives_in_sdys_manual_computations(mesh):
     ]
 
 
+def test_the_functions_of_the_shard_dialect_in_python(mesh):
+    part = jax.shard_map(
+        lambda x: sdy.shard.shift(x, grid_axes="model", shift_axis="model", offset=1, rotate=True),
+        mesh=mesh,
+        in_specs=P(None, "model"),
+        out_specs=P(None, "model"),
+        check_vma=False,
+    )
+    plan = agreed(part, f32(8, 16), mesh=mesh)
+    assert [(c.kind, c.origin, c.wire_bytes) for c in plan.collectives] == [("collective_permute", "user", 128)]
+
+
+def test_what_derivatives_send_is_in_their_plans(mesh):
+    f = sdy.partition(
+        lambda x, w: (jnp.tanh(layers(x, w)) ** 2).sum(), mesh=mesh, in_shardings=(P("data"), P(None, "model"))
+    )
+    args = f32(16, 64), f32(3, 64, 64)
+    compiled = jax.jit(jax.value_and_grad(f, (0, 1))).lower(*args).compile(compiler_options=OPTIONS["compiler_options"])
+    (call,) = f.plans
+    forward, backward = (below.plan.wire_bytes for below in call.derivatives)
+    assert backward and forward + backward == totals(collectives_in_hlo(compiled.as_text())).wire_bytes
+
+
 DIALECT = """
 sdy.mesh @m = <["data"=2, "model"=4]>
 shard.grid @m(shape = 2x4)
