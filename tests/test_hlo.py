@@ -120,6 +120,26 @@ def test_nested_loops_multiply(mesh):
     assert totals(collectives(loop, mesh, ((8,), P()))).count == 15
 
 
+def test_a_condition_is_tested_once_more_than_the_loop_runs(mesh):
+    def loop(x):
+        small = lambda state: (state[0] < 5) | (jax.lax.psum(state[1].sum(), "model") < -1)  # noqa: E731
+        return jax.lax.while_loop(small, lambda state: (state[0] + 1, jax.lax.psum(state[1], "data")), (0, x))[1]
+
+    found = collectives(loop, mesh, ((8,), P()))
+    assert sorted((c.group_size, c.count) for c in found) == [(2, 1), (4, 2)]  # XLA does not know how often it runs
+
+
+def test_of_a_conditional_the_largest_branch_counts(mesh):
+    def branches(x):
+        once = lambda x: jax.lax.psum(jnp.sin(x), "model")  # noqa: E731
+        twice = lambda x: jax.lax.psum(jnp.cos(jax.lax.psum(x, "model")), "model")  # noqa: E731
+        nothing = lambda x: x  # noqa: E731
+        return jax.lax.switch(jnp.int32(x[0]), [once, twice, nothing], x)
+
+    found = collectives(branches, mesh, ((8,), P()))
+    assert sorted(c.count for c in found) == [0, 1, 1] and totals(found).count == 2
+
+
 def test_programs_without_collectives(mesh):
     assert collectives(jnp.sin, mesh, ((8,), P("model")), out=P("model")) == []
 
