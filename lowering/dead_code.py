@@ -49,14 +49,10 @@ def _fill_dead_places(op: Op, live: _Live) -> None:
 
 
 def _zeros(value: Value, before: Op) -> ir.Value:
-    zero = ir.Attribute.parse(f"dense<{_zero(value.dtype)}> : {value.type}", before.mlir.context)
-    constant = ir.Operation.create(
-        "stablehlo.constant",
-        results=[value.mlir.type],
-        attributes={"value": zero},
-        loc=before.mlir.location,
-        ip=ir.InsertionPoint(before.mlir),
-    )
+    # As text: the bindings do not give out elements of complex numbers.
+    text = f'"stablehlo.constant"() <{{value = dense<{_zero(value.dtype)}> : {value.type}}}> : () -> {value.type}'
+    constant = ir.Operation.parse(text, context=before.mlir.context).operation
+    ir.InsertionPoint(before.mlir).insert(constant)
     return constant.results[0]
 
 
@@ -89,7 +85,7 @@ class _Live:
                 self._new.append(value)
 
     def _need(self, op: Op) -> None:
-        """An op runs: so do those around it, and all that it, its region's ends included, depends on at any rate."""
+        """An op runs: so do those around it. Marks what it depends on whichever of its results are live."""
         if op in self.ops:
             return
         self.ops.add(op)
@@ -98,8 +94,9 @@ class _Live:
         if op.name not in _BY_VALUE:
             self._need_all(op)
             return
-        self.ops.update(block.terminator for block in op.blocks)
-        self._use(*(value for value in op.operands if value.shape is None))
+        ends = [block.terminator for block in op.blocks]
+        self.ops.update(ends)
+        self._use(*(v for end in (op, *ends) for v in end.operands if v.shape is None))  # tokens cannot be replaced
         if op.name == "stablehlo.while":
             self._use(*op.blocks[0].terminator.operands)
         if op.name in _BRANCHING:
