@@ -6,12 +6,8 @@ Shapes are those of one device's blocks; `group` is the number of devices that a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-import jax
-from jax.extend.core import jaxprs_in_params
 
 from sdy_jax.graph import Value
 from sdy_jax.lowering.collectives import has_native_all_reduce, permutation_pairs
@@ -66,49 +62,3 @@ def reduce_by_bytes(shape: Sequence[int], itemsize: float, group: int, is_used: 
 def gathered_bytes(block: float, group: int) -> float:
     """What a device sends in an all_gather of blocks."""
     return wire_bytes("all_gather", group, block, group * block)
-
-
-def sent_in_trace(function: Callable[[], Any], mesh: RefinedMesh) -> float:
-    """What a device sends in a function on local arrays: it is traced in a `shard_map` over the mesh, and not run."""
-    abstract = jax.sharding.AbstractMesh(mesh.shape, mesh.axis_names)
-
-    def body() -> tuple[()]:
-        function()
-        return ()
-
-    traced = jax.make_jaxpr(jax.shard_map(body, mesh=abstract, in_specs=(), out_specs=(), check_vma=False))()
-    return _sent_in_jaxpr(traced.jaxpr, dict(zip(mesh.axis_names, mesh.shape, strict=True)))
-
-
-_KINDS = {
-    "psum": "all_reduce",
-    "psum_invariant": "all_reduce",
-    "pmax": "all_reduce",
-    "pmin": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-}
-"""The collectives that jax's primitives are; `ppermute` stands apart."""
-
-
-def _sent_in_jaxpr(jaxpr: Any, sizes: Mapping[str, int]) -> float:
-    total = 0.0
-    for eqn in jaxpr.eqns:
-        block = sum(x.aval.size * x.aval.dtype.itemsize for x in eqn.invars if hasattr(x.aval, "dtype"))
-        if eqn.primitive.name == "ppermute":
-            total += block if any(sender != receiver for sender, receiver in eqn.params["perm"]) else 0
-        elif eqn.primitive.name in _KINDS:
-            group = _group_of(eqn.params, sizes)
-            total += wire_bytes(_KINDS[eqn.primitive.name], group, block, group * block)
-        for inner in jaxprs_in_params(eqn.params):
-            total += _sent_in_jaxpr(inner, sizes)
-    return total
-
-
-def _group_of(params: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
-    groups = params.get("axis_index_groups")
-    if groups is not None:
-        return len(groups[0])
-    names = params["axes"] if "axes" in params else params["axis_name"]
-    return math.prod(sizes[name] for name in ((names,) if isinstance(names, str) else names))

@@ -264,14 +264,23 @@ func.func @main(%x: tensor<8x12xf32>) -> tensor<8x12xf32> {{
   return %0 : tensor<8x12xf32>
 }}"""
 SAME = "tensor<4x3xf32> -> tensor<4x3xf32>"
+PERMUTE, CHUNKS = ["collective_permute"], ["all_to_all", "all_gather"]
 
 
 @pytest.mark.parametrize(
     ("op", "kinds", "bytes_sent"),
     [
-        (f"%b = shard.shift %a on @m grid_axes = [1] shift_axis = 1 offset = 1 rotate : {SAME}", ["shift"], 48),
+        (
+            f"%b = shard.shift %a on @m grid_axes = [1] shift_axis = 1 offset = 1 rotate : {SAME}",
+            ["collective_permute"],
+            48,
+        ),
         (f"%b = shard.all_reduce %a on @m grid_axes = [1] reduction = max : {SAME}", ["all_reduce"], 2 * 3 / 4 * 48),
-        (f"%b = shard.all_reduce %a on @m grid_axes = [0, 1] reduction = product : {SAME}", ["all_reduce"], 112),
+        (
+            f"%b = shard.all_reduce %a on @m grid_axes = [0, 1] reduction = product : {SAME}",
+            ["all_to_all", "all_gather"],
+            112,
+        ),
         (
             """%g = shard.all_gather %a on @m grid_axes = [1] gather_axis = 1 : tensor<4x3xf32> -> tensor<4x12xf32>
             %b = shard.reduce_scatter %g on @m grid_axes = [1] reduction = sum scatter_axis = 1
@@ -285,18 +294,18 @@ SAME = "tensor<4x3xf32> -> tensor<4x3xf32>"
               : (tensor<4x3xf32>, index) -> tensor<4x12xf32>
             %b = shard.scatter %g on @m grid_axes = [1] scatter_axis = 1 root = [2]
               : (tensor<4x12xf32>) -> tensor<4x3xf32>""",
-            ["gather", "scatter"],
+            ["all_gather", "all_to_all"],
             3 * 48 + 3 * 48,
         ),
         (
             """%s = shard.send %a on @m grid_axes = [1] destination = [3] : (tensor<4x3xf32>) -> tensor<4x3xf32>
             %b = shard.recv %a on @m grid_axes = [1] source = [0] : (tensor<4x3xf32>) -> tensor<4x3xf32>""",
-            ["recv"],
+            ["collective_permute"],
             48,
         ),
         (
             "%b = shard.update_halo %a on @m split_axes = [[], [1]] halo_sizes = [1, 0] : tensor<4x3xf32>",
-            ["update_halo"],
+            ["collective_permute"],
             16,
         ),
     ],

@@ -18,7 +18,7 @@ from sdy_jax.dialects.view import dialect_ops
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.graph import Graph, Op, Value, main_function
 from sdy_jax.lowering.emit import NotedOp, noted_index, noting_ops
-from sdy_jax.lowering.report import CollectiveRecord, Moved, PartitionReport
+from sdy_jax.lowering.report import Branch, CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.strategies.registry import sent_by
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.plan.plan import BoundaryValue, Plan
@@ -51,8 +51,10 @@ class LocalPlan(Plan):
         """Raises `UnsupportedError`: there are no shardings."""
         raise UnsupportedError(_NO_SHARDINGS)
 
-    def _headline(self) -> str:
-        return super()._headline().replace(" on mesh ", " on local arrays, on mesh ", 1)
+    @property
+    def headline(self) -> str:
+        """As of other plans."""
+        return super().headline.replace(" on mesh ", " on local arrays, on mesh ", 1)
 
     def _cause(self, record: CollectiveRecord) -> str:
         return f"for {record.cause}"
@@ -142,4 +144,9 @@ def dialect_collectives(lower: Callable[[], Any], mesh: Mesh) -> list[Collective
     with module.context, ir.Location.unknown(module.context):
         inline_calls(module)
     records = _records(Graph(module).main, ops, mesh)
-    return [record for record in records if record.cause.startswith(("mesh.", "shard."))]
+    return [_apart(record) for record in records if record.cause.startswith(("mesh.", "shard."))]
+
+
+def _apart(record: CollectiveRecord) -> CollectiveRecord:
+    """A record of the lowered program, whose conditionals have other numbers than the plan's: negative ones."""
+    return replace(record, branches=tuple([Branch(~b.conditional, b.number) for b in record.branches]))

@@ -130,7 +130,7 @@ class Plan:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"<{self._headline()}>"
+        return f"<{self.headline}>"
 
     def __str__(self) -> str:
         sections = [
