@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, PLANE, check
 from random_programs.tensors import Case, Tensor
-from test_rules import function_of, our_rule
+from test_rules import assert_same_rules, function_of, our_rule
 
 import sdy_jax as sdy
 from sdy_jax.graph import Graph
@@ -150,6 +150,18 @@ def test_batches_of_symbolic_size_are_split_though_jax_writes_no_rule_on_their_c
     same_without_collectives(loaded(function, types), function, args)
 
 
+def test_batches_are_split_in_files_that_were_exported_without_shardy():
+    """The number of batch dimensions stands on the calls, and no rule."""
+    pytest.importorskip("flatbuffers")
+    function, args = arguments("singular values", (8,))
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        program = loaded(function, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args])
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+    same_without_collectives(program, function, args)
+
+
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("split", ["x", ("y", "x")], ids=str)
@@ -255,6 +267,16 @@ def test_every_call_that_jax_makes_for_a_batch_has_its_batch_dimension_known_by_
         for op in calls:
             rule = RuleBook().rule_of(op)
             assert rule is not None and all(m[0] == (0,) for m in rule.mappings), op.text("call_target_name")
+
+
+def test_shardy_has_no_rules_for_calls_of_libraries():
+    shapes = [(3, 4, 4)], [(3, 4, 4), (3,)]
+    operands, results = ([Tensor(shape) for shape in side] for side in shapes)
+    case = Case("stablehlo.custom_call", operands, results, 'call_target_name = "lapack_spotrf_ffi"')
+    text = function_of(case, 0)
+    assert_same_rules(text, False)
+    assert our_rule(text, case.name, compat="shardy") == "none"
+    assert our_rule(text, case.name).startswith("([i, j, k])->([i, l, m], [i]) {i=3,")
 
 
 def test_calls_without_batch_and_of_unknown_targets_have_no_rule():
