@@ -53,6 +53,8 @@ def _move(leaf: Leaf, entering: TensorSharding, mesh: jax.sharding.Mesh) -> Move
     own = layout_of(leaf.value)
     if own is None or not isinstance(own.mesh, jax.sharding.Mesh) or own.device_set != {*mesh.devices.flat}:
         return None  # nothing is known, or jit will not take it
+    if own.spec.unreduced:  # terms lie as their blocks do
+        own = NamedSharding(own.mesh, own.spec.update(unreduced=frozenset()))
     shape, dtype = leaf.value.shape, leaf.value.dtype
     target = named(TensorSharding(entering.mesh, entering.dimensions[: len(shape)]), mesh)
     if own.is_equivalent_to(target, len(shape)):
