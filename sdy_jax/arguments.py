@@ -18,7 +18,7 @@ from jax.tree_util import GetAttrKey, KeyPath, flatten_one_level_with_keys, keys
 from sdy_jax.argument_errors import array_for_tree, no_array, no_entries, no_sharding_text, no_specification, other_tree
 from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import from_partition_spec, mesh_from_jax
+from sdy_jax.representation.named import from_partition_spec, mesh_from_jax, unreduced_by
 from sdy_jax.representation.sharding import CLOSED, TensorSharding
 from sdy_jax.representation.text import parse_sharding
 from sdy_jax.representation.verify import verify_sharding
@@ -41,6 +41,8 @@ class Leaf:
     unreduced: frozenset[str] = frozenset()
     """The axes along which devices hold terms of the array, as its type says it: those of a `PartitionSpec(...,
     unreduced=...)` on Explicit axes. An array that is only stated to be unreduced is its value."""
+    reduction: str = "sum"
+    """How such terms combine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +143,11 @@ def abstracted(leaf: Leaf, axis_names: tuple[str, ...]) -> Leaf:
     spec = leaf.spec if leaf.spec is not None else _explicit_spec(value, axis_names)
     weak = getattr(value, "weak_type", False)
     stripped = jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
-    return replace(leaf, value=stripped, spec=spec, unreduced=_unreduced_axes(value))
-
-
-def _unreduced_axes(value: Any) -> frozenset[str]:
-    """The axes along which the type of an array says that it is unreduced."""
+    leaf = replace(leaf, value=stripped, spec=spec)
     sharding = getattr(value, "sharding", None)
-    return frozenset(sharding.spec.unreduced) if isinstance(sharding, NamedSharding) else frozenset()
+    if not isinstance(sharding, NamedSharding) or not sharding.spec.unreduced:
+        return leaf
+    return replace(leaf, unreduced=frozenset(sharding.spec.unreduced), reduction=unreduced_by(sharding.spec))
 
 
 def _explicit_spec(value: Any, axis_names: tuple[str, ...]) -> PartitionSpec | None:

@@ -181,12 +181,15 @@ def _resolved(
 
 
 def _check_terms(leaf: Leaf, sharding: TensorSharding | None, where: str) -> None:
-    """What devices hold terms of is stated to be unreduced along the same axes."""
-    stated = frozenset(map(str, sharding.unreduced_axes)) if sharding else frozenset()
-    if leaf.unreduced and leaf.unreduced != frozenset(axis.strip('"') for axis in stated):
+    """What devices hold terms of is stated to be unreduced along the same axes, in the same way."""
+    if not leaf.unreduced:
+        return
+    stated = sharding.unreduced_axes if sharding else ()
+    is_said = {axis for axis in stated if axis.sub_axis is None and axis.name in leaf.unreduced}
+    if len(is_said) < max(len(stated), len(leaf.unreduced)) or (sharding and sharding.reduction != leaf.reduction):
         raise ShardingError(
-            f"`{leaf.path}` holds terms along {', '.join(sorted(leaf.unreduced))}, {where} says <{sharding}>; to fix: "
-            "say so there as well, or reduce the array first, by jax.reshard"
+            f"`{leaf.path}` holds terms of a {leaf.reduction} along {', '.join(sorted(leaf.unreduced))}, {where} says "
+            f"<{sharding}>; to fix: say so there as well, or reduce the array first, by jax.reshard"
         )
 
 

@@ -83,9 +83,10 @@ def test_python_functions_take_terms_too():
 
 
 def test_terms_that_are_stated_to_be_a_value_are_an_error():
-    run = sdy.partition(lambda x: x * 2, mesh=EXPLICIT, in_shardings=P("a"))
-    with pytest.raises(ShardingError, match="`x` holds terms along b, in_shardings says <"):
-        run(terms())
+    for stated in (P("a"), '[{"a"}, {}], unreduced=max{"b"}', '[{}, {}], unreduced={"a", "b"}'):
+        run = sdy.partition(lambda x: x * 2, mesh=EXPLICIT, in_shardings=stated)
+        with pytest.raises(ShardingError, match="`x` holds terms of a sum along b, in_shardings says <"):
+            run(terms())
 
 
 def test_the_command_line_runs_them(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.arguments import Leaf, resolve
 from sdy_jax.representation.named import mesh_from_jax
@@ -54,7 +54,7 @@ def _move(leaf: Leaf, entering: TensorSharding, mesh: jax.sharding.Mesh) -> Move
     if own is None or not isinstance(own.mesh, jax.sharding.Mesh) or own.device_set != {*mesh.devices.flat}:
         return None  # nothing is known, or jit will not take it
     if own.spec.unreduced:  # terms lie as their blocks do
-        own = NamedSharding(own.mesh, own.spec.update(unreduced=frozenset()))
+        own = NamedSharding(own.mesh, PartitionSpec(*own.spec.partitions))
     shape, dtype = leaf.value.shape, leaf.value.dtype
     target = named(TensorSharding(entering.mesh, entering.dimensions[: len(shape)]), mesh)
     if own.is_equivalent_to(target, len(shape)):

@@ -58,7 +58,7 @@ def from_partition_spec(
     _check_names(named, mesh, f"{where}: {spec}")
     dimensions = (*map(_dimension, entries), *(CLOSED for _ in range(rank - len(entries))))
     axes = sort_axes((AxisRef(str(name)) for name in unreduced), mesh)
-    return TensorSharding(mesh_name, dimensions, (), axes, _reduction(spec))
+    return TensorSharding(mesh_name, dimensions, (), axes, unreduced_by(spec))
 
 
 def to_partition_spec(sharding: TensorSharding, where: str = "sharding") -> PartitionSpec:
@@ -122,7 +122,8 @@ def _check_names(names: Iterable[str], mesh: Mesh, where: str) -> None:
 # `unreduced_kind` is newer than `unreduced`; without it the kind is a sum.
 
 
-def _reduction(spec: PartitionSpec) -> str:
+def unreduced_by(spec: PartitionSpec) -> str:
+    """How the terms of an unreduced value combine."""
     kind = getattr(spec, "unreduced_kind", None)
     return "sum" if kind is None else str(kind.name)
 
