@@ -1,8 +1,7 @@
 """The sdy collectives that a program holds already: the user wrote them, so they keep their place and kind.
 
 Each runs from the sharding that its operand states to the one that it states itself. One that cannot (a size that
-does not divide, axes of another mesh, a reduction of what is not stated to be unreduced) only says how its result is
-sharded.
+does not divide, a reduction of what is not stated to be unreduced) only says how its result is sharded.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from sdy_jax.lowering.report import Moved
 from sdy_jax.lowering.resharding import Collective
 from sdy_jax.lowering.sent import sent_by_step
 from sdy_jax.representation.attributes import reduction_from_attributes
+from sdy_jax.representation.axes import set_difference
 from sdy_jax.representation.collectives import (
+    APPENDING,
     FLAT,
     KINDS,
     REDUCING,
@@ -69,8 +70,28 @@ def as_written(op: Op, sources: Iterable[TensorSharding], target: TensorSharding
     if not said.all_axes and said.kind != "collective_permute":
         return None
     combines = reduction_from_attributes(op.attributes)
-    found = (source for source in sources if _leads(said, combines, source, target, mesh))
-    return next((Written(said, source, target) for source in found), None)
+    for source in sources:
+        for each in (said, _restated(said, source, target, mesh)):
+            if _leads(each, combines, source, target, mesh):
+                return Written(each, source, target)
+    return None
+
+
+def _restated(said: SdyCollective, source: TensorSharding, target: TensorSharding, mesh: Mesh) -> SdyCollective:
+    """The collective of this kind between two shardings. It says its axes in those of another mesh, if the shardings
+    were on that before they were expressed on this one."""
+
+    def less(axes: Axes, others: Axes) -> Axes:
+        return set_difference(axes, others, mesh)
+
+    if said.kind == "all_reduce":
+        return replace(said, axes=less(source.unreduced_axes, target.unreduced_axes))
+    if said.kind == "replicated_to_unreduced":
+        return replace(said, axes=less(target.unreduced_axes, source.unreduced_axes))
+    before, after = (target, source) if said.kind in APPENDING else (source, target)
+    lists = tuple(map(less, before.axes, after.axes))
+    params = tuple((lists[dim], dim, to) for _, dim, to in said.params)
+    return replace(said, axes=lists if said.axes else (), params=params)
 
 
 def _without_size_one(said: SdyCollective, mesh: Mesh) -> SdyCollective:

@@ -154,3 +154,35 @@ def test_what_does_not_divide_is_said_to_run_otherwise():
     assert by_user(plan) == []
     assert "other collectives run in its place" in str(plan)
     np.testing.assert_array_equal(run(odd), odd)
+
+
+TWO_MESHES = """
+sdy.mesh @m = <["x"=2, "y"=4]>
+sdy.mesh @n = <["p"=4, "q"=2]>
+func.func @main(%x: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@m, [{"x"}, {}]>}) -> tensor<8x16xf32> {
+  %0 = stablehlo.tanh %x {sdy.sharding = #sdy.sharding_per_value<[<@n, [{"p"}, {"q"}]>]>} : tensor<8x16xf32>
+  %1 = COLLECTIVE : tensor<8x16xf32>
+  return %1 : tensor<8x16xf32>
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        'sdy.all_gather [{"p"}, {}] %0 out_sharding=<@n, [{}, {"q"}]>',
+        'sdy.all_gather [{}, {"q"}] %0 out_sharding=<@n, [{"p"}, {}]>',
+        'sdy.all_to_all [{"q"}: 1->0] %0 out_sharding=<@n, [{"p", "q"}, {}]>',
+        'sdy.collective_permute %0 out_sharding=<@n, [{"p":(2)2, "p":(1)2}, {"q"}]>',
+        'sdy.sharded_to_unreduced [{}, {"q"}] %0 out_sharding=<@n, [{"p"}, {}], unreduced={"q"}>',
+    ],
+    ids=lambda text: text.split()[0],
+)
+def test_collectives_on_another_mesh_stay_in_axes_of_the_base(collective):
+    run = sdy.partition(sdy.loads(TWO_MESHES.replace("COLLECTIVE", collective)))
+    plan = run.plan(X)
+    assert by_user(plan) == [collective.split()[0].removeprefix("sdy.")]
+    verify_partitioned(plan.stages["partitioned"])
+    np.testing.assert_allclose(run(X), np.tanh(X), rtol=1e-6)
+    found = collectives_in_hlo(run.lower(X).compile().as_text())
+    assert totals(found).wire_bytes == plan.wire_bytes
