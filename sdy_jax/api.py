@@ -9,6 +9,7 @@ import os
 import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -91,27 +92,67 @@ def partition(
         ... def layer(x, w):
         ...     return jax.nn.relu(x @ w)
     """
-    options = {
-        "mesh": mesh,
-        "in_shardings": in_shardings,
-        "out_shardings": out_shardings,
-        "static_argnums": static_argnums,
-        "static_argnames": static_argnames,
-        "donate_argnums": donate_argnums,
-        "donate_argnames": donate_argnames,
-        "keep_unused": keep_unused,
-        "inline": inline,
-        "compiler_options": compiler_options,
-        "costs": costs,
-        "on_unknown": on_unknown,
-        "optimize_collectives": optimize_collectives,
-    }
+    options = Options(
+        mesh,
+        in_shardings,
+        out_shardings,
+        static_argnums,
+        static_argnames,
+        donate_argnums,
+        donate_argnames,
+        keep_unused,
+        inline,
+        compiler_options,
+        costs,
+        on_unknown,
+        optimize_collectives,
+    )
     if fun is None:
-        return lambda f: PartitionedFunction(f, **options)
+        return lambda f: PartitionedFunction(f, options)
     if isinstance(fun, Program):
         fun, told = prepared(fun, mesh, in_shardings, out_shardings)
-        options |= told
-    return PartitionedFunction(fun, **options)
+        options = dataclasses.replace(options, **told)
+    return PartitionedFunction(fun, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of `partition`, by its names."""
+
+    mesh: jax.sharding.Mesh | None = None
+    in_shardings: Any = None
+    out_shardings: Any = None
+    static_argnums: Any = None
+    static_argnames: Any = None
+    donate_argnums: Any = None
+    donate_argnames: Any = None
+    keep_unused: bool = False
+    inline: bool = False
+    compiler_options: Any = None
+    costs: Any = None
+    on_unknown: str = "warn"
+    optimize_collectives: bool = False
+
+    def check(self) -> None:
+        """
+        Raises:
+            SdyError: an option has a value that it cannot have.
+        """
+        if self.on_unknown not in ("warn", "error", "ignore"):
+            raise SdyError(f"on_unknown={self.on_unknown!r}; expected 'warn', 'error' or 'ignore'")
+        if self.costs is not None and not isinstance(self.costs, CostModel):
+            raise SdyError(f"costs is {with_article(type(self.costs))}; expected a CostModel")
+        if self.compiler_options is not None and not isinstance(self.compiler_options, dict):
+            given = with_article(type(self.compiler_options))
+            raise SdyError(f"compiler_options is {given}; expected a dict of XLA's options")
+        if self.mesh is not None:
+            concrete_mesh(self.mesh)
+
+    @property
+    def of_jit(self) -> dict[str, Any]:
+        """Those that are left to jit."""
+        names = ("donate_argnums", "donate_argnames", "keep_unused", "inline", "compiler_options")
+        return {name: getattr(self, name) for name in names}
 
 
 class _Tracing(threading.local):
@@ -132,67 +173,23 @@ class PartitionedFunction:
     _is_inner = False
     """Its results go to other functions of ours only, and may be split by parts of axes."""
 
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        *,
-        mesh: jax.sharding.Mesh | None,
-        in_shardings: Any,
-        out_shardings: Any,
-        static_argnums: Any,
-        static_argnames: Any,
-        donate_argnums: Any,
-        donate_argnames: Any,
-        keep_unused: bool,
-        inline: bool,
-        compiler_options: dict[str, Any] | None,
-        costs: CostModel | None,
-        on_unknown: str,
-        optimize_collectives: bool,
-    ):
+    def __init__(self, fun: Callable[..., Any], options: Options):
         if not callable(fun):
             raise SdyError(
                 f"partition got {with_article(type(fun))}; expected a function, or a program from sdy_jax.load"
             )
-        if on_unknown not in ("warn", "error", "ignore"):
-            raise SdyError(f"on_unknown={on_unknown!r}; expected 'warn', 'error' or 'ignore'")
-        if costs is not None and not isinstance(costs, CostModel):
-            raise SdyError(f"costs is {with_article(type(costs))}; expected a CostModel")
-        if compiler_options is not None and not isinstance(compiler_options, dict):
-            raise SdyError(
-                f"compiler_options is {with_article(type(compiler_options))}; expected a dict of XLA's options"
-            )
-        if mesh is not None:
-            concrete_mesh(mesh)
+        options.check()
         functools.update_wrapper(self, fun, updated=())
-        self._options = {
-            "mesh": mesh,
-            "in_shardings": in_shardings,
-            "out_shardings": out_shardings,
-            "static_argnums": static_argnums,
-            "static_argnames": static_argnames,
-            "donate_argnums": donate_argnums,
-            "donate_argnames": donate_argnames,
-            "keep_unused": keep_unused,
-            "inline": inline,
-            "compiler_options": compiler_options,
-            "costs": costs,
-            "on_unknown": on_unknown,
-            "optimize_collectives": optimize_collectives,
-        }
-        self._fun, self._mesh = fun, mesh
-        self._in, self._out = in_shardings, out_shardings
-        self._costs, self._on_unknown = costs, on_unknown
-        self._optimize_collectives = optimize_collectives
+        self._fun, self._options = fun, options
+        self._mesh, self._in, self._out = options.mesh, options.in_shardings, options.out_shardings
         self._name = function_name(fun)
         self._signature = None if isinstance(fun, LoadedFunction) else function_signature(fun)
         self._source = own_frames.caller_line()
         self._parameters = Parameters.of(fun)
-        self._statics = StaticParameters.of(fun, static_argnums, static_argnames)
+        self._statics = StaticParameters.of(fun, options.static_argnums, options.static_argnames)
         self._calls: dict[Any, PlannedCall] = {}
-
         self._jitted: dict[Any, Any] = {}
-        self._dispatch = Dispatch(self._choice, context_mesh if mesh is None else None)
+        self._dispatch = Dispatch(self._choice, context_mesh if options.mesh is None else None)
         self._moved: set[str] = set()
         """The arguments of which was said that they are moved."""
         self._jit(lambda *args, **kwargs: None)  # what jit has to say of the options, it says now
@@ -251,7 +248,7 @@ class PartitionedFunction:
         return self._renewed(fun, new)
 
     def _renewed(self, fun: Callable[..., Any], new: PartitionedFunction) -> PartitionedFunction:
-        new.__init__(fun, **self._options)  # type: ignore[misc]
+        new.__init__(fun, self._options)  # type: ignore[misc]
         new._source = self._source
         return new
 
@@ -304,7 +301,7 @@ class PartitionedFunction:
     def _report(self, moves: Iterable[Move]) -> None:
         new = [move for move in moves if move.path not in self._moved]
         self._moved |= {move.path for move in new}
-        if self._on_unknown != "ignore":
+        if self._options.on_unknown != "ignore":
             warn_of([f"{self._source}: argument: {move.message(self._name)}" for move in new])
 
     def _jitted_for(self, layouts: Layouts, results: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -326,7 +323,7 @@ class PartitionedFunction:
         Raises:
             ArgumentError: options that do not fit the function.
         """
-        options |= {name: self._options[name] for name in _OPTIONS_OF_JIT}
+        options |= self._options.of_jit
         options |= {"static_argnums": self._statics.positions, "static_argnames": self._statics.names}
         try:
             return jax.jit(in_name_of(self._fun, run), **options)
@@ -369,10 +366,15 @@ class PartitionedFunction:
         def partitioned(
             fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str
         ) -> PartitionedFunction:
-            options: dict[str, Any] = {**dict.fromkeys(self._options), "keep_unused": False, "inline": False}
-            options |= {"mesh": self._jax_mesh(), "in_shardings": in_shardings, "out_shardings": out_shardings}
-            options |= {"costs": self._costs, "on_unknown": self._on_unknown}
-            made = _InnerFunction(fun, **options | {"optimize_collectives": self._optimize_collectives})
+            options = Options(
+                self._jax_mesh(),
+                in_shardings,
+                out_shardings,
+                costs=self._options.costs,
+                on_unknown=self._options.on_unknown,
+                optimize_collectives=self._options.optimize_collectives,
+            )
+            made = _InnerFunction(fun, options)
             made._name = f"{self._name} ({role})"
             return made
 
@@ -388,17 +390,17 @@ class PartitionedFunction:
             mesh_from_jax(mesh),
             auto_mesh(mesh),
         )
-        costs = self._costs or CostModel.of_platform(mesh.devices.flat[0].platform)
+        costs = self._options.costs or CostModel.of_platform(mesh.devices.flat[0].platform)
         plan = build_plan(
             self._name,
             program,
             costs,
             self._source,
-            optimize_collectives=self._optimize_collectives,
+            optimize_collectives=self._options.optimize_collectives,
             inner=self._is_inner,
         )
-        report_notes(plan.notes, self._on_unknown)
-        return with_dialect_collectives(plan, mesh)
+        report_notes(plan.notes, self._options.on_unknown)
+        return dataclasses.replace(with_dialect_collectives(plan, mesh), as_passed=arguments.as_passed)
 
     def _inner(self, statics: Statics, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
         """The user's function of its dynamic arguments; partitioned functions that it calls are inlined."""
@@ -476,9 +478,6 @@ def _states_parts(out_shardings: Any, mesh: jax.sharding.Mesh) -> bool:
         lambda spec: splits_by_parts(spec, mesh), out_shardings, is_leaf=lambda x: isinstance(x, SPEC_TYPES)
     )
     return any(jax.tree.leaves(stated))
-
-
-_OPTIONS_OF_JIT = ("donate_argnums", "donate_argnames", "keep_unused", "inline", "compiler_options")
 
 
 # The settings of jax that change what a function traces to.

@@ -18,7 +18,7 @@ from jax.tree_util import GetAttrKey, KeyPath, flatten_one_level_with_keys, keys
 from sdy_jax.argument_errors import array_for_tree, no_array, no_entries, no_sharding_text, no_specification, other_tree
 from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import from_partition_spec, mesh_from_jax, unreduced_by
+from sdy_jax.representation.named import from_named_sharding, from_partition_spec, mesh_from_jax, unreduced_by
 from sdy_jax.representation.sharding import CLOSED, TensorSharding
 from sdy_jax.representation.text import parse_sharding
 from sdy_jax.representation.verify import verify_sharding
@@ -150,13 +150,17 @@ def abstracted(leaf: Leaf, axis_names: tuple[str, ...]) -> Leaf:
     return replace(leaf, unreduced=frozenset(sharding.spec.unreduced), reduction=unreduced_by(sharding.spec))
 
 
-def _explicit_spec(value: Any, axis_names: tuple[str, ...]) -> PartitionSpec | None:
-    """What the type of an array on a mesh with these, Explicit, axes says of its sharding; None for all others."""
+def _explicit_spec(value: Any, axis_names: tuple[str, ...]) -> PartitionSpec | TensorSharding | None:
+    """What the type of an array on a mesh with these axes says of its sharding: all if they are Explicit, that it has
+    at least these axes if some are, else nothing."""
     sharding = getattr(value, "sharding", None)
     if not isinstance(sharding, NamedSharding) or sharding.mesh.axis_names != axis_names:
         return None
-    explicit = all(kind == jax.sharding.AxisType.Explicit for kind in sharding.mesh.axis_types)
-    return sharding.spec if explicit else None
+    explicit = [kind == jax.sharding.AxisType.Explicit for kind in sharding.mesh.axis_types]
+    if all(explicit) or not any(explicit):
+        return sharding.spec if all(explicit) else None
+    stated = from_named_sharding(sharding, len(value.shape), "mesh")
+    return replace(stated, dimensions=tuple(replace(d, is_closed=False) for d in stated.dimensions))
 
 
 def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:

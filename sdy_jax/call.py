@@ -72,6 +72,12 @@ class Arguments:
         return moves_at_border(self.given, [value.sharding for value in plan.arguments], self.mesh)
 
     @property
+    def as_passed(self) -> frozenset[str]:
+        """The paths of the leaves whose specifications are those of what was passed."""
+        pairs = zip(self.given, self.leaves, strict=True)
+        return frozenset(leaf.path for given, leaf in pairs if given.spec is None and leaf.spec is not None)
+
+    @property
     def may_move(self) -> bool:
         """There are arrays that may lie otherwise than what is said of them."""
         return any(

@@ -137,7 +137,7 @@ def test_gradients_of_a_committed_argument_lie_as_it_does(kind):
         np.testing.assert_allclose(under_jit, right, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, (AxisType.Explicit, AxisType.Auto)])
 def test_under_an_outer_jit_the_types_say_what_they_can(kind, built):
     mesh = mesh_of(kind)
     f = sdy.partition(double, mesh=mesh)
@@ -148,7 +148,8 @@ def test_under_an_outer_jit_the_types_say_what_they_can(kind, built):
         return f(a) + 1
 
     np.testing.assert_array_equal(jax.jit(outer)(on(mesh, P("x", "y"))), X * 2 + 1)
-    assert found == ["f32[8@x,8@y]" if kind == AxisType.Explicit else "f32[8,8]"] and len(built) == 1
+    known = {AxisType.Explicit: "f32[8@x,8@y]", AxisType.Auto: "f32[8,8]"}
+    assert found == [known.get(kind, "f32[8@x,8]")] and len(built) == 1
 
 
 def test_donation_methods_and_keys():
@@ -220,7 +221,9 @@ def test_what_lies_otherwise_than_stated_is_moved_and_said():
         ("a", "f32[8,8@y]", "f32[8@x,8]", 4 * 6 * 4),
         ("b", "f32[8,8]", "f32[8@x,8]", 0),
     ]
-    assert "moves at the border (bytes that a device receives)\n  a  f32[8,8@y] -> f32[8@x,8]  96 B\n" in str(plan)
+    assert "moves at the border (bytes that a device receives, at least)\n  a  f32[8,8@y] -> f32[8@x,8]  96 B\n" in str(
+        plan
+    )
     assert not f.plan(good, good).moves and "moves at the border" not in str(f.plan(good, X))
     assert f.plan(good, good) is f.plan(X, X) and plan.wire_bytes == 0
     with warnings.catch_warnings(record=True) as caught:
@@ -241,6 +244,27 @@ def test_a_layout_on_other_axes_is_moved_and_said_in_ours():
     assert (move.before, move.after, move.bytes) == ("f32[8@y:(2)2,8]", "f32[8@x,8]", 128)
     with pytest.warns(sdy.PartitionWarning, match="`a` lies as"):
         np.testing.assert_array_equal(f(on(grid, P("q"))), X * 2)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(P("x"), P()), (P("x"), P("y")), (P("x"), P(None, "x")), (P("y"), P("x", "y")), (P(("x", "y")), P(None, "x"))],
+)
+def test_at_least_what_a_move_says_is_sent(before, after):
+    mesh = mesh_of()
+    x, f = on(mesh, before), sdy.partition(double, mesh=mesh, in_shardings=after)
+    (move,) = f.plan(x).moves
+    with pytest.warns(sdy.PartitionWarning, match="at least"):
+        sent = wire_bytes(f, x)
+    assert 0 < move.bytes <= sent and (move.bytes == sent or len(after) == 2)
+
+
+def test_why_names_the_array_that_was_passed():
+    mesh = mesh_of()
+    f = sdy.partition(jnp.matmul, mesh=mesh, in_shardings=(None, P(None, "y")))
+    said = str(f.plan(on(mesh, P("x")), W).why("result"))
+    assert "<- the layout of the array passed as x1: P('x')" in said or "array passed as a: P('x'" in said, said
+    assert said.count("in_shardings of") == 1 and "P(None, 'y'), given at" in said
 
 
 # Results whose sizes no axis divides.

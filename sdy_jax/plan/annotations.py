@@ -42,11 +42,19 @@ class Annotations:
       given: the numbers of main's arguments that the user gave a sharding.
       definition: source line at which the user gave `in_shardings` and `out_shardings`; empty for a module, whose
         arguments and results have their shardings written on them.
+      as_passed: the numbers of main's arguments whose shardings are those of the arrays that were passed.
     """
 
-    def __init__(self, engine: Engine, naming: Naming, given: frozenset[int], definition: str):
+    def __init__(
+        self,
+        engine: Engine,
+        naming: Naming,
+        given: frozenset[int],
+        definition: str,
+        as_passed: frozenset[int] = frozenset(),
+    ):
         self._engine, self._naming = engine, naming
-        self._given, self._definition = given, definition
+        self._given, self._definition, self._as_passed = given, definition, as_passed
 
     def of(self, place: int) -> list[Annotation]:
         """The way from a place's first sharding to the annotation; empty if there was none."""
@@ -75,6 +83,9 @@ class Annotations:
         assert where is not None
         op = where.defining_op
         if op is None:
+            if self._naming.is_input(where) and where.index in self._as_passed and sharding is not None:
+                text = f"the layout of the array passed as {self._naming.describe(place)}: {spec_text(sharding)}"
+                return Annotation("annotation", place, text)
             written = where.index in self._given or not self._naming.is_input(where)
             return self._boundary("in_shardings", place, sharding) if written else None
         edge = self._engine.places.edges.get(op)

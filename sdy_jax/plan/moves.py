@@ -20,7 +20,8 @@ from sdy_jax.runtime.layouts import as_specification, layout_of, named
 @dataclass(frozen=True, slots=True)
 class Move:
     """An argument that is moved on entry: its path, its types before and after, and the bytes that a device receives
-    (the most that one device has not yet). They are no part of `Plan.wire_bytes`, which counts our own collectives."""
+    (the most that one device has not yet; XLA, which moves it, may send more). They are no part of `Plan.wire_bytes`,
+    which counts our own collectives."""
 
     path: str
     before: str
@@ -31,8 +32,8 @@ class Move:
         """What to do about it."""
         return (
             f"`{self.path}` lies as {self.before}, {function} takes it as {self.after}: each call moves it first "
-            f"({bytes_text(self.bytes)} to a device); to fix: pass it as it is taken, by jax.device_put, or leave its "
-            "entry of in_shardings None to take it as it lies"
+            f"({bytes_text(self.bytes)} to a device, at least); to fix: pass it as it is taken, by jax.device_put, or "
+            "leave its entry of in_shardings None to take it as it lies"
         )
 
 

@@ -42,6 +42,7 @@ class Plan:
         notes: what moves or is computed whole because it cannot be split, by op, source line and name scope.
         stages: the module after each stage of planning.
         moves: the arguments that lie otherwise than they enter the program, where it was made from arrays.
+        as_passed: the arguments whose shardings are those of the arrays that were passed.
         source: the source line at which the shardings of arguments and results are given; may be empty.
     """
 
@@ -55,6 +56,7 @@ class Plan:
     stages: Mapping[str, ir.Operation]
     source: str = ""
     moves: tuple[Move, ...] = ()
+    as_passed: frozenset[str] = frozenset()
 
     @property
     def wire_bytes(self) -> float:
@@ -118,7 +120,9 @@ class Plan:
         inputs = [v.path for v in (*self.constants, *self.arguments)]
         given = given_arguments(self.stages["traced"])
         outputs = [v.path for v in self.results]
-        return Explanation(self.stages["imported"], given, inputs, outputs, short_source(self.source))
+        passed = frozenset(i for i, path in enumerate(inputs) if path in self.as_passed)
+        source = short_source(self.source)
+        return Explanation(self.stages["imported"], given, inputs, outputs, source, as_passed=passed)
 
     def summary(self) -> str:
         """One line per kind of collective: how many executions, how many bytes."""
@@ -175,7 +179,7 @@ class Plan:
 
     def _moves(self) -> str:
         rows = [(move.path, f"{move.before} -> {move.after}", bytes_text(move.bytes)) for move in self.moves]
-        return "moves at the border (bytes that a device receives)\n" + _table(rows) if rows else ""
+        return "moves at the border (bytes that a device receives, at least)\n" + _table(rows) if rows else ""
 
     def _notes(self) -> str:
         return "\n".join(["notes", *(f"  {note}" for note in self.notes)]) if self.notes else ""

@@ -108,6 +108,7 @@ class Explanation:
       definition: source line at which the user gave `in_shardings` and `out_shardings`; empty for a module, whose
         arguments and results have their shardings written on them.
       compat: as in `propagate`.
+      as_passed: the numbers of main's arguments whose shardings are those of the arrays that were passed.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Explanation:
         outputs: Sequence[str],
         definition: str = "",
         compat: str | None = None,
+        as_passed: frozenset[int] = frozenset(),
     ):
         events: list[Event] = []
         self._module = imported.clone().operation  # the graph's handles do not keep it alive
@@ -125,7 +127,7 @@ class Explanation:
         self.engine = propagate(graph, compat=compat, recorder=events)
         self.history = History(self.engine, events)
         self.naming = Naming(graph, self.engine, inputs, outputs)
-        self.annotations = Annotations(self.engine, self.naming, given, definition)
+        self.annotations = Annotations(self.engine, self.naming, given, definition, as_passed)
         self._sizes = {axis.name: axis.size for mesh in graph.meshes.values() for axis in mesh.axes}
 
     @classmethod
