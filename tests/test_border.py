@@ -106,6 +106,13 @@ def test_types_with_shardings_are_as_arrays_with_them(kind):
         assert result.sharding.is_equivalent_to(like.sharding, 2)
 
 
+def test_a_type_that_no_array_has_is_as_a_stated_sharding():
+    mesh = mesh_of()
+    like = jax.ShapeDtypeStruct((7, 8), np.float32, sharding=NamedSharding(mesh, P("y", "x")))
+    plan = sdy.partition(double, mesh=mesh, on_unknown="ignore").plan(like)
+    assert types(plan) == ["f32[7,8@x]"] and not plan.moves
+
+
 def test_static_arguments_trees_and_keywords():
     mesh = mesh_of()
 

@@ -57,6 +57,8 @@ def _move(leaf: Leaf, entering: TensorSharding, mesh: jax.sharding.Mesh) -> Move
     if own.spec.unreduced:  # terms lie as their blocks do
         own = NamedSharding(own.mesh, PartitionSpec(*own.spec.partitions))
     shape, dtype = leaf.value.shape, leaf.value.dtype
+    if own.spec.unreduced or not _divides(own, shape):
+        return None  # terms are reduced by the program; no array is split unevenly
     target = named(TensorSharding(entering.mesh, entering.dimensions[: len(shape)]), mesh)
     if own.is_equivalent_to(target, len(shape)):
         return None
@@ -83,6 +85,14 @@ def _with_axes(plain: str, shape: Sequence[int], sharding: TensorSharding | None
     if sharding is None:
         return plain
     return type_text(plain.partition("[")[0], shape, TensorSharding("", sharding.dimensions[: len(shape)]))
+
+
+def _divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
+    try:
+        sharding.shard_shape(shape)
+    except ValueError:
+        return False
+    return True
 
 
 def _received(own: NamedSharding, target: NamedSharding, shape: tuple[int, ...]) -> int:
