@@ -709,8 +709,8 @@ def test_along_the_manual_axes_of_a_computation_that_is_split_along_others(op, e
     function = sdy.partition(sdy.load(PARTLY.format(op=op).encode()), on_unknown="ignore")
     np.testing.assert_array_equal(function(x), expected(x))
     if not exchanges_rows:
-        # The rows stay split along "data": only the op itself sends.
-        assert {c.origin for c in function.plan(x).collectives} == {"user"}
+        records = function.plan(x).collectives
+        assert {record.origin for record in records} == {"user"}  # the rows stay split along "data"
 
 
 def test_axes_that_the_code_is_not_written_per_device_along():
