@@ -38,3 +38,12 @@ def caller_line() -> str:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "sdy_jax":
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def users_stack_level() -> int:
+    """The `stacklevel`, for a warning by the caller, of the innermost frame outside of this package and jax."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("sdy_jax", "jax"):
+        frame, level = frame.f_back, level + 1
+    return level

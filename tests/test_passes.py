@@ -173,6 +173,32 @@ def test_group_members_that_disagree_keep_their_shardings() -> None:
     assert dump(module) == dump(expected)
 
 
+GROUPED = """
+sdy.mesh @mesh = <["a"=2, "b"=2]>
+func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}]>},
+                %y: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"b"}]>}) -> tensor<8xf32> {
+  sdy.sharding_group %x group_id=7 : tensor<8xf32>
+  sdy.sharding_group %y group_id=7 : tensor<8xf32>
+  %0 = stablehlo.add %x, %y : tensor<8xf32>
+  return %0 : tensor<8xf32>
+}"""
+
+
+def test_groups_that_disagree_are_named_as_the_user_does_at_the_users_line() -> None:
+    message = (
+        'the members of sharding group 7 have different shardings: <@mesh, [{{"a"}}]> at {0}:5, '
+        '<@mesh, [{{"b"}}]> at {0}:6; each keeps its own up to the group'
+    )
+    for run_it, file in (
+        (lambda: sdy.partition(sdy.loads(GROUPED), on_unknown="ignore").plan(*[np.ones(8, np.float32)] * 2), "<text>"),
+        (lambda: optimize(GROUPED, "sdy-propagation-pipeline", "m.mlir"), "m.mlir"),
+    ):
+        with pytest.warns(UserWarning) as caught:
+            run_it()
+        assert [str(warning.message) for warning in caught] == [message.format(file)]
+        assert caught[0].filename == __file__
+
+
 def test_both_branches_of_if_are_sharded_alike_unless_compatible_with_shardy() -> None:
     text = """
       func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}]>}, %y: tensor<8xf32>,

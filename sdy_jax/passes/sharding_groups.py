@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass, field
 
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import post_order
-from sdy_jax.locations import source_line
+from sdy_jax.graph import post_order, source_line
+from sdy_jax.own_frames import users_stack_level
 from sdy_jax.passes.constraints import constrain_uses, current_sharding, shardable
 from sdy_jax.passes.shardings import set_sharding
 from sdy_jax.passes.walk import named, rank
@@ -45,9 +46,25 @@ def import_sharding_groups(module: ir.Operation) -> None:
     numbers = {root: i for i, root in enumerate(group for group in parent if parent[group] == group)}
     for first, *others in groups_of.values():
         number = numbers[_root(parent, group_id(first))]
+        _note_number(first, number)
         first.attributes["group_id"] = ir.IntegerAttr.get(first.attributes["group_id"].type, number)
         for op in others:
             op.erase()
+
+
+_NOTED = re.compile(r'"sharding group (-?\d+)"')
+
+
+def _note_number(op: ir.Operation, number: int) -> None:
+    """Keeps in an op's location what the user calls its group, which is to have another number."""
+    if group_id(op) != number and not _NOTED.search(str(op.location)):
+        op.location = ir.Location.name(f"sharding group {group_id(op)}", op.location, op.context)
+
+
+def _own_number(op: ir.Operation) -> int:
+    """The number that the user gave to a group; pairs that are to be sharded alike have negative ones."""
+    noted = _NOTED.search(str(op.location))
+    return int(noted[1]) if noted else group_id(op)
 
 
 def _root(parent: dict[int, int], group: int) -> int:
@@ -103,6 +120,17 @@ def _place(manual: ir.Operation | None) -> str:
 class _Group:
     ops: list[ir.Operation] = field(default_factory=list)
     given: list[TensorSharding] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    """Where the members are grouped that have the given shardings."""
+
+    def conflict(self) -> str:
+        """What to say of members that disagree."""
+        numbers = sorted({_own_number(op) for op in self.ops})
+        own = ", ".join(map(str, (number for number in numbers if number >= 0)))
+        name = f"sharding group {own}" if own else "a pair of shard_alike"
+        first = dict(reversed(list(zip(self.given, self.places, strict=True))))
+        said = ", ".join(f"<{given}> at {first[given]}" for given in dict.fromkeys(self.given))
+        return f"the members of {name} have different shardings: {said}; each keeps its own up to the group"
 
 
 def synchronize_groups(module: ir.Operation) -> None:
@@ -119,6 +147,7 @@ def synchronize_groups(module: ir.Operation) -> None:
         sharding = current_sharding(op.operands[0])
         if sharding is not None and not sharding.is_fully_replicated_and_open:
             group.given.append(sharding)
+            group.places.append(source_line(op.location))
     for number in sorted(groups):
         group = groups[number]
         if len(group.ops) < 2 or not group.given:
@@ -126,11 +155,7 @@ def synchronize_groups(module: ir.Operation) -> None:
         if all(s == group.given[0] for s in group.given):
             _set_all(group)
             continue
-        warnings.warn(
-            f"the members of sharding group {number} have different shardings, the first is "
-            f"{group.given[0]}; each keeps its own up to the group",
-            stacklevel=2,
-        )
+        warnings.warn(group.conflict(), stacklevel=users_stack_level())
         for op in group.ops:
             member = op.operands[0]
             constrain_uses(member, TensorSharding.fully_open(group.given[0].mesh, rank(member)), op.location)

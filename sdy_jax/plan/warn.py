@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.lowering.report import Note
+from sdy_jax.own_frames import users_stack_level
 
 
 class PartitionWarning(UserWarning):
@@ -29,15 +29,6 @@ def report_notes(notes: Sequence[Note], on_unknown: str) -> None:
 
 def warn_of(texts: Iterable[str]) -> None:
     """Warns of each once, at the user's line that called us."""
-    level = _users_stack_level()
+    level = users_stack_level()
     for text in dict.fromkeys(texts):
         warnings.warn(text, PartitionWarning, stacklevel=level)
-
-
-def _users_stack_level() -> int:
-    """The `stacklevel`, for a warning by the caller, of the innermost frame outside of this package and jax."""
-    level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("sdy_jax", "jax"):
-        frame, level = frame.f_back, level + 1
-    return level
