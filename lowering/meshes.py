@@ -69,7 +69,7 @@ class Meshes:
         """What a sharding has lost by being settled."""
         mesh = self._mesh(sharding.mesh)
         if mesh.is_maximal:
-            return f"is on device {mesh.device_ids[0]} alone; it is computed on every device"
+            return f"is on device {mesh.device_ids[0]} alone by its sharding; every device has it"
         if sharding.shard_counts(mesh) != settled.shard_counts(self.base):
             return f"<{sharding}> cannot be expressed in axes of {self.base}; it is <{settled}>"
         return None
@@ -152,17 +152,8 @@ class Meshes:
             )
 
     def _check_single_devices(self) -> None:
-        """Nothing at the border of the function is on one device, and no op on several single ones."""
-        main = self._graph.main
-        border = [("argument", i, v.sharding) for i, v in enumerate(self._graph.arguments)]
-        border += [("result", i, s) for i, s in enumerate(self._graph.result_shardings(main))]
-        for what, number, sharding in border:
-            if sharding is not None and self._mesh(sharding.mesh).is_maximal:
-                raise UnsupportedError(
-                    f"{main.source}: {what} {number} of the function is <{sharding}>, on one device; arguments and "
-                    "results lie on all devices of a mesh; to fix: leave it unsharded there, state the device inside"
-                )
-        for op in main.walk():
+        """No op is on several single devices."""
+        for op in self._graph.main.walk():
             meshes = (self._mesh(v.sharding.mesh) for v in op.results if v.sharding is not None)
             ids = {mesh.device_ids[0]: None for mesh in meshes if mesh.is_maximal}
             if len(ids) > 1:

@@ -75,7 +75,8 @@ MISTAKES = {
     "B08": one("mesh.all_gather %0 on @m mesh_axes = [1] gather_axis = 0 : tensor<3xf32> -> tensor<6xf32>",
                "result dimension 0 is 6, expected 12"),
     "B09": one("mesh.all_gather %0 on @m mesh_axes = [1] gather_axis = 0 : tensor<?xf32> -> tensor<12xf32>",
-               "result dimension 0 is 12, expected ?"),
+               "result dimension 0 is 12, expected ? because the operand's size or the number of devices"
+               " is known in the run only"),
     "B10": one("mesh.all_gather %0 on @m mesh_axes = [1] gather_axis = 0 : tensor<3xf32> -> tensor<12xf64>",
                "input has element type f32, result f64"),
     "B11": one("mesh.all_gather %0 on @m gather_axis = 0 : tensor<f32> -> tensor<f32>",
@@ -243,7 +244,7 @@ MORE = [
               "%s: !shard.sharding, %i: index"),
      "operandSegmentSizes = [1, 2, 1] does not divide 4 operands"),
     one("mesh.all_to_all %0 on @m mesh_axes = [1] split_axis = 0 concat_axis = 1 : tensor<6x2xf32> -> tensor<1x8xf32>",
-        "result dimension 0 is 1, expected ?"),
+        "dimension 0 of size 6 does not split into 4 equal pieces"),
     sharded("split_axes = [[0]]", "tensor<f32>", "split_axes has 1 lists, the tensor 0 dimensions"),
     sharded("split_axes = [[0]] halo_sizes = [1, 3]", F4, "halo size 3 exceeds the shard size 2 of dimension 0"),
     sharded("split_axes = [[]]", "vector<4xf32>", "needs a ranked tensor, got vector<4xf32>"),

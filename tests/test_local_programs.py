@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import jax
@@ -499,7 +500,7 @@ def test_types_that_jax_would_cut():
     [
         (np.ones((4, 2), np.float32), r"argument 0 has shape \(4, 2\); expected \(8, ...\): tensor<2xf32> per device"),
         (np.ones((8, 3), np.float32), r"argument 0 has shape \(3,\) on each device, expected tensor<2xf32>"),
-        (np.ones((8, 2), np.int32), "argument 0 has elements of int32, expected tensor<2xf32>"),
+        (np.ones((8, 2), np.int32), "argument 0 has elements of int32, expected float32 for tensor<2xf32>"),
     ],
 )
 def test_arguments_that_do_not_fit(argument, message):
@@ -507,6 +508,21 @@ def test_arguments_that_do_not_fit(argument, message):
         runnable(SUM.format(shape="2x4", type="f32"))(argument)
     with pytest.raises(sdy.SdyError, match="got 0 arguments, the program takes 1"):
         runnable(SUM.format(shape="2x4", type="f32"))()
+
+
+def test_arguments_of_other_widths():
+    text = """
+mesh.mesh @m(shape = 8)
+func.func @main(%x: tensor<2xi32>, %root: TYPE) -> tensor<2xi32> {
+  %y = mesh.all_reduce %x on @m : tensor<2xi32> -> tensor<2xi32>
+  return %y : tensor<2xi32>
+}"""
+    x = np.ones((8, 2), np.int32)
+    with pytest.raises(sdy.SdyError, match=r"^argument 1 has elements of float32, expected int32 for index$"):
+        runnable(text.replace("TYPE", "index"))(x, np.ones(8, np.float32))
+    to_fix = "expected int64 for i64; to fix: jax.config.update('jax_enable_x64', True)"
+    with pytest.raises(sdy.SdyError, match=re.escape(f"argument 1 has elements of int32, {to_fix}")):
+        runnable(text.replace("TYPE", "i64"))(x, np.ones(8, np.int64))
 
 
 def test_specs_say_how_arrays_lie_on_the_mesh():
@@ -520,10 +536,6 @@ def test_specs_say_how_arrays_lie_on_the_mesh():
 @pytest.mark.parametrize(
     ("op", "message"),
     [
-        (
-            "%y = mesh.update_halo %x on @m split_axes = [[0]] halo_sizes = [%n, 1] : tensor<4xf32>",
-            "halo sizes must be",
-        ),
         (
             "%s = mesh.sharding @m split_axes = [[0]] sharded_dims_offsets = [0, %n, 9] : !mesh.sharding\n"
             "%d = mesh.process_linear_index on @m : index\n"
@@ -684,6 +696,76 @@ ROOTED = """%r = arith.constant 2 : index
     %b = shard.scatter %g on @m grid_axes = [1] scatter_axis = 1 root = [2] : (tensor<8x12xf32>) -> tensor<8x3xf32>"""
 SENT = """%s = shard.send %a on @m grid_axes = [1] destination = [3] : (tensor<8x3xf32>) -> tensor<8x3xf32>
     %b = shard.recv %a on @m grid_axes = [1] source = [0] : (tensor<8x3xf32>) -> tensor<8x3xf32>"""
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (0, 1), (2, 0), (0, 0), (2, 2)])
+def test_halos_of_sizes_that_only_the_run_knows(sizes):
+    text = """
+mesh.mesh @m(shape = 2x4)
+func.func @main(%x: tensor<6x5xi32>, %lo: i64, %hi: i64) -> (tensor<6x5xi32>, tensor<6x5xi32>) {{
+  %c1 = arith.constant 1 : i64
+  %two = arith.addi %c1, %c1 : i64
+  %y = mesh.update_halo %x on @m split_axes = [[0], [1]] halo_sizes = [{}, {}, 1, %two] : tensor<6x5xi32>
+  %z = mesh.update_halo %x on @m split_axes = [[1, 0]] halo_sizes = [{}, {}] : tensor<6x5xi32>
+  return %y, %z : tensor<6x5xi32>, tensor<6x5xi32>
+}}"""
+    x = np.random.default_rng(3).integers(0, 100, (8, 6, 5), dtype=np.int32)
+    with jax.enable_x64(True):
+        given = x, *(np.full(8, size, np.int64) for size in sizes)
+        got = runnable(text.format("%lo", "%hi", "%lo", "%hi"))(*given)
+        expected = runnable(text.format(*sizes, *sizes))(*given)
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_halos_in_memory():
+    text = """
+mesh.mesh @m(shape = 4)
+func.func private @inner(%x: TYPE) -> TYPE {
+  %y = mesh.update_halo %x on @m split_axes = [[0]] halo_sizes = [1, 1] : TYPE
+  return %x : TYPE
+}
+func.func @main(%x: TYPE) -> (TYPE, TYPE) {
+  %y = mesh.update_halo %x on @m split_axes = [[0]] halo_sizes = [1, 0] : TYPE
+  %z = call @inner(%x) : (TYPE) -> TYPE
+  %s = mesh.all_reduce %x on @m mesh_axes = [0] : TYPE -> TYPE
+  return %z, %s : TYPE, TYPE
+}"""
+    x = np.arange(16, dtype=np.int32).reshape(4, 4)
+    once = x.copy()
+    once[1:, 0] = x[:-1, 3]  # halo_sizes = [1, 0]: what the device before owns last
+    twice = once.copy()
+    twice[1:, 0], twice[:-1, 3] = once[:-1, 2], once[1:, 1]
+    for type_ in ("memref<4xi32>", "memref<?xi32>"):
+        got, total = runnable(text.replace("TYPE", type_))(x)
+        np.testing.assert_array_equal(got, twice)
+        np.testing.assert_array_equal(total, [twice.sum(0)] * 4)
+    apart = runnable(text.replace("TYPE", "tensor<4xi32>"))(x)[0]
+    np.testing.assert_array_equal(apart, x)  # tensors are values
+
+
+@pytest.mark.parametrize(
+    ("type_", "body", "message"),
+    [
+        (
+            "memref<4xi32, strided<[2]>>",
+            "%y = mesh.update_halo %x on @m split_axes = [[0]] halo_sizes = [1, 1] : T",
+            "a memref of type memref<4xi32, strided<[2]>> cannot be run; arrays have no layouts and memory spaces",
+        ),
+        (
+            "memref<4xi32>",
+            "%b = arith.constant true\nscf.if %b {\n"
+            "%y = mesh.update_halo %x on @m split_axes = [[0]] halo_sizes = [1, 1] : T\n}",
+            "mesh.update_halo at -:5 updates a memref of the code around; use tensors",
+        ),
+    ],
+)
+def test_memory_that_no_array_is(type_, body, message):
+    text = f"mesh.mesh @m(shape = 4)\nfunc.func @main(%x: T) -> T {{\n{body}\nreturn %x : T\n}}"
+    with pytest.raises(sdy.SdyError, match=re.escape(message)):
+        runnable(re.sub(r"\bT\b", type_, text))
+
+
 HALO = "%b = shard.update_halo %a on @m split_axes = [[], [1]] halo_sizes = [1, 0] : tensor<8x3xf32>"
 
 

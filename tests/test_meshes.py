@@ -264,7 +264,24 @@ def notes_of(text: str) -> list[str]:
 
 def test_what_is_lost_is_noted():
     text = main(f"%1 = sdy.reshard %0 <@single, []> : {M}\nreturn %1 : {M}", [""], "")
-    assert notes_of(text) == ["is on device 3 alone; it is computed on every device"]
+    assert notes_of(text) == ["is on device 3 alone by its sharding; every device has it"]
+
+
+def test_arguments_and_results_on_a_single_device_are_on_all():
+    text = main(
+        f"%1 = stablehlo.tanh %0 : {M}\n%2 = stablehlo.add %1, %1 : {M}\nreturn %2 : {M}",
+        ["@single, []"],
+        "@single, []",
+    )
+    printed = checked(text)
+    assert "@single, []" not in printed
+    assert set(notes_of(text)) == {"is on device 3 alone by its sharding; every device has it"}
+    devices = np.array(jax.devices()).reshape(2, 4)
+    function = sdy.partition(sdy.loads(text), mesh=jax.sharding.Mesh(devices, ("x", "y")), on_unknown="ignore")
+    x = np.random.default_rng(5).standard_normal((16, 16)).astype(np.float32)
+    result = function(x)
+    np.testing.assert_allclose(result, 2 * np.tanh(x), rtol=1e-5)
+    assert result.sharding.is_fully_replicated
 
 
 def test_axes_that_are_no_parts_of_the_mesh_are_left_out():
@@ -283,16 +300,6 @@ func.func @main(%0: tensor<12x6xf32> {sharded('@mesh, [{"y"}, {}]')}) -> tensor<
 
 
 REFUSED = {
-    "an argument on a single device": (
-        main(f"return %0 : {M}", ["@single, []"], ""),
-        UnsupportedError,
-        "argument 0 of the function is <@single, []>, on one device",
-    ),
-    "a result on a single device": (
-        main(f"return %0 : {M}", [""], "@single, []"),
-        UnsupportedError,
-        "result 0 of the function is <@single, []>, on one device",
-    ),
     "an op on two single devices": (
         main(
             f"""%1:2 = stablehlo.optimization_barrier

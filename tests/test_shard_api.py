@@ -400,3 +400,16 @@ def test_the_sharding_of_an_array(mesh):
 def test_reshard_stays_on_one_grid(mesh, mesh_xyz):
     with pytest.raises(sdy.SdyError, match="source and target are on two grids"):
         sdy.shard.reshard(jnp.ones(8), Sharding([[0]], grid=mesh), Sharding([[0]], grid=mesh_xyz))
+
+
+def test_halos_of_traced_sizes():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def body(x, lo):
+        return sdy.shard.update_halo(x, split_axes=["x"], halo_sizes=[lo, 1])
+
+    mapped = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x")))
+    x = jnp.arange(40.0)
+    for lo in (0, 1, 2):
+        fixed = jax.shard_map(partial(body, lo=lo), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+        np.testing.assert_array_equal(mapped(x, lo), fixed(x))

@@ -30,7 +30,7 @@ from sdy_jax.dialects.meshes import DeviceMesh, resolved_sizes
 from sdy_jax.dialects.resolution import program_mesh
 from sdy_jax.dialects.scalars import dtype_of
 from sdy_jax.errors import SdyError
-from sdy_jax.graph import Graph, Value
+from sdy_jax.graph import Value
 from sdy_jax.loading import load
 from sdy_jax.passes.mesh_annotations import annotated_mesh
 from sdy_jax.plan.plan import Plan
@@ -119,7 +119,7 @@ def _local_job(program: Program, options: argparse.Namespace) -> Job:
         on_devices = devices.mesh_on(mesh, options.devices or mesh.size)
         with jax.enable_x64(True):
             function = run_local(program, on_devices)
-        infos = tuple(_stacked(value, mesh.size) for value in Graph(program.module).arguments)
+        infos = tuple(_stacked(value, mesh.size) for value in function.arguments)
     if options.args:
         infos = tuple(parse_types(options.args, "--args"))
     return Job(function, infos, {}, _file_name(options), program, on_devices)

@@ -143,7 +143,7 @@ def _multi_index(call: Call) -> tuple[PerDevice, ...]:
 @_handler("update_halo")
 def _update_halo(call: Call) -> Any:
     x = jnp.asarray(call.arrays[call.op["destination"]])
-    return halo.update_halo(call.grid, x, call.op["split_axes"], call.known("static_halo_sizes", "halo sizes"))
+    return halo.update_halo(call.grid, x, call.op["split_axes"], call.device("static_halo_sizes"))
 
 
 @_handler("sharding")

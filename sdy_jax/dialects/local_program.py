@@ -14,6 +14,7 @@ from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.dialects import scalars
+from sdy_jax.dialects.memrefs import memrefs_to_tensors
 from sdy_jax.dialects.resolution import fill_meshes, mesh_on_devices, program_mesh, refined_mesh, resolved
 from sdy_jax.dialects.view import SHARDING_TYPES, dialect_ops, enclosing, location_of
 from sdy_jax.errors import ShardingError, UnsupportedError
@@ -75,6 +76,7 @@ class LocalFunction:
     ):
         self.module = module.clone().operation
         inline_calls(self.module)
+        memrefs_to_tensors(self.module)
         self.mesh = mesh_on_devices(program_mesh(self.module), mesh)
         _check_widths(self.module)
         graph = Graph(self.module)
@@ -173,13 +175,21 @@ def _checked(values: Sequence[Value], arguments: Sequence[Any], mesh: jax.shardi
     for value, argument in zip(values, arguments, strict=True):
         x, dtype = argument, scalars.dtype_of(value)
         if x.dtype != dtype:
-            raise ShardingError(f"argument {value.index} has elements of {x.dtype}, expected {value.type}")
+            raise ShardingError(f"argument {value.index} has elements of {x.dtype}, expected {_expected(value)}")
         if stacked and (x.ndim == 0 or x.shape[0] != mesh.size):
             raise ShardingError(
                 f"argument {value.index} has shape {x.shape}; expected ({mesh.size}, ...): {value.type} per device"
             )
         arrays.append(x)
     return arrays
+
+
+def _expected(value: Value) -> str:
+    """The type of an argument, and the dtype of its elements."""
+    dtype = scalars.dtype_of(value)
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        return f"{dtype} for {value.type}; to fix: jax.config.update('jax_enable_x64', True)"
+    return f"{dtype} for {value.type}"
 
 
 # What can be run.

@@ -408,7 +408,7 @@ def shift(
 
 @mesh_terms
 def update_halo(
-    x: Any, *, split_axes: Sequence[AxisNames], halo_sizes: Sequence[int], grid: AnyMesh | None = None
+    x: Any, *, split_axes: Sequence[AxisNames], halo_sizes: Sequence[int | jax.Array], grid: AnyMesh | None = None
 ) -> jax.Array:
     """Fills the halos of blocks with what the neighbouring devices own, also over corners.
 
@@ -416,7 +416,8 @@ def update_halo(
         x: the device's block with its halos. Along a split dimension it is `lo + core + hi` long, and the device owns
             the cells `[lo, lo + core)`; blocks are equal on all devices.
         split_axes: per dimension the grid axes that split it, major to minor; missing lists are empty.
-        halo_sizes: `lo` and `hi` of each dimension that is split, one after the other.
+        halo_sizes: `lo` and `hi` of each dimension that is split, one after the other. They may be traced scalars,
+            equal on all devices: whole blocks are sent then. Such sizes are not checked.
         grid: the mesh.
 
     Returns:
@@ -437,7 +438,9 @@ def update_halo(
     """
     here, _ = on_devices("update_halo", grid, [name for names in split_axes for name in listed(names)])
     lists = [axis_numbers("shard.update_halo", here, names, "split_axes") for names in split_axes]
-    sizes = tuple(integer(size, "shard.update_halo: a halo size") for size in halo_sizes)
+    sizes = tuple(
+        size if isinstance(size, jax.Array) else integer(size, "shard.update_halo: a halo size") for size in halo_sizes
+    )
     return halo.update_halo(here, jnp.asarray(x), lists, sizes)
 
 

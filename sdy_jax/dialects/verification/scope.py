@@ -80,5 +80,9 @@ def first_operand(op: DialectOp) -> ir.Value:
 def check_result(op: DialectOp, expected: Sequence[int | None]) -> None:
     """The result has these sizes. It may leave any of them open, but none may be stated that is not known."""
     for number, (got, want) in enumerate(zip(shape_of(op, op.result), expected, strict=True)):
-        if got is not None and got != want:
-            op.fail(f"result dimension {number} is {got}, expected {'?' if want is None else want}")
+        if got is None or got == want:
+            continue
+        if want is None:
+            unknown = "the operand's size or the number of devices is known in the run only"
+            op.fail(f"result dimension {number} is {got}, expected ? because {unknown}")
+        op.fail(f"result dimension {number} is {got}, expected {want}")

@@ -66,9 +66,9 @@ def exchanged(op: DialectOp, scope: Scope) -> None:
     """One dimension is divided, and another one is longer; or one is both."""
     sizes, group = [*shape_of(op, first_operand(op))], scope.mesh(op).group_size(op.axes)
     split, concat = _tensor_axis(op, "split_axis"), _tensor_axis(op, "concat_axis")
-    if split == concat:
+    if split == concat or shape_of(op, op.result)[split] is not None:
         _check_divides(op, split, sizes[split], group)
-    else:
+    if split != concat:
         sizes[concat] = _product(sizes[concat], group)
         sizes[split] = _quotient(sizes[split], group)
     check_result(op, sizes)
