@@ -171,7 +171,8 @@ class PartitionedFunction:
     """
 
     _is_inner = False
-    """Its results go to other functions of ours only, and may be split by parts of axes."""
+    """It is always called with the same types, and its results go to other functions of ours only: they may be split by
+    parts of axes."""
 
     def __init__(self, fun: Callable[..., Any], options: Options):
         if not callable(fun):
@@ -296,7 +297,7 @@ class PartitionedFunction:
             self._report(call.moves(self._planned(call).plan))
         must_name = self._is_inner or call.bring_other_meshes or _states_parts(self._out, call.mesh)
         results = self._planned(call).results if must_name else None
-        return Choice(self._jitted_for(call.layouts, results, call.mesh), results is None)
+        return Choice(self._jitted_for(call.layouts, results, call.mesh), results is None or self._is_inner)
 
     def _report(self, moves: Iterable[Move]) -> None:
         new = [move for move in moves if move.path not in self._moved]
