@@ -24,6 +24,7 @@ from sdy_jax.dispatch import Choice, Dispatch
 from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.loaded_function import LoadedFunction, prepared
+from sdy_jax.locations import short_source
 from sdy_jax.lowering.cost import CostModel
 from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.calls import CallPlan
@@ -303,7 +304,8 @@ class PartitionedFunction:
         new = [move for move in moves if move.path not in self._moved]
         self._moved |= {move.path for move in new}
         if self._options.on_unknown != "ignore":
-            warn_of([f"{self._source}: argument: {move.message(self._name)}" for move in new])
+            source = short_source(self._source)
+            warn_of([f"{source}: argument: {move.message(self._name)}" for move in new])
 
     def _jitted_for(self, layouts: Layouts, results: Any, mesh: jax.sharding.Mesh) -> Any:
         """The jitted function for arguments with these layouts; `results` is the tree of the results' shardings that
