@@ -37,7 +37,7 @@ def _ours(text: str, passes: str) -> str:
     with module.context, ir.Location.unknown(module.context):
         run(
             module.operation,
-            re.sub(r"(user-priority-propagate|add-data-flow-edges)(?!\{)", r"\1{compat=shardy}", passes),
+            re.sub(r"(user-priority-propagate)(?!\{)", r"\1{compat=shardy}", passes),
         )
         module.operation.verify()
     return dump(module)

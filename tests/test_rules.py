@@ -500,7 +500,7 @@ def test_shardy_takes_the_same_ops_for_elementwise(name: str) -> None:
 # --- data-flow edges --------------------------------------------------------------------------------------------------
 
 
-def edges_text(text: str, name: str, compat: str | None = None) -> list[tuple[str, list[str], list[str], str]]:
+def edges_text(text: str, name: str) -> list[tuple[str, list[str], list[str], str]]:
     module = parse(text)
     op = next(op for op in Graph(module.operation).ops if op.name == name)
 
@@ -509,7 +509,7 @@ def edges_text(text: str, name: str, compat: str | None = None) -> list[tuple[st
 
     return [
         (edge.owner.mlir.get_name(), labels(edge.sources), labels(edge.targets), edge.kind.value)
-        for edge in edges_of(op, compat)
+        for edge in edges_of(op)
     ]
 
 

@@ -14,6 +14,7 @@ from sdy_jax.passes.shardings import COMPUTATIONS, list_of, set_sharding, shardi
 from sdy_jax.passes.walk import defining_op, just_after, named, owning_op, rank, users
 from sdy_jax.representation.attributes import sharding_attributes, sharding_from_attribute, with_reduction
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules.dataflow import FUNC_EDGE
 
 _CONSTRAINT = "sdy.sharding_constraint"
 _MANUAL = "sdy.manual_computation"
@@ -101,9 +102,16 @@ def current_sharding(value: ir.Value) -> TensorSharding | None:
 
 def _applies(sharding: TensorSharding, x: ir.Value) -> bool:
     owner = shardable(x)
-    if owner is None or not sharding.is_fully_closed or sharding_of(owner) is not None:
+    if owner is None or not sharding.is_fully_closed or _says_something(sharding_of(owner)):
         return False
     return all(other == sharding for use in x.uses for other in _wanted(use.owner.operation, use.operand_number))
+
+
+def _says_something(sharding: TensorSharding | None) -> bool:
+    """Whether a sharding is more than that all dimensions are open; that of a scalar is."""
+    if sharding is None:
+        return False
+    return sharding.rank == 0 or sharding != TensorSharding.fully_open(sharding.mesh, sharding.rank)
 
 
 def _wanted(user: ir.Operation, operand: int) -> list[TensorSharding]:
@@ -122,7 +130,7 @@ def _stated_by(constraint: ir.Operation) -> TensorSharding:
 
 def _belongs_to_edge(x: ir.Value) -> bool:
     owner = shardable(x)
-    return owner is not None and owning_op(owner).name == EDGE
+    return owner is not None and owning_op(owner).name in (EDGE, FUNC_EDGE)
 
 
 def _apply_constraint(constraint: ir.Operation, sharding: TensorSharding) -> bool:

@@ -7,7 +7,6 @@ to the op that owns them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from jax.extend.mlir import ir
 
@@ -23,15 +22,10 @@ EDGE = "sdy.data_flow_edge"
 DATA_FLOW_OPS = ("stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.optimization_barrier", *COMPUTATIONS)
 
 
-def add_data_flow_edges(module: ir.Operation, *, compat: Literal["shardy"] | None = None) -> None:
-    """Creates an edge right after every owner of static shape, with the owner's sharding, and redirects its uses.
-
-    Args:
-      module: a `builtin.module`, edited in place.
-      compat: with `"shardy"`, `stablehlo.if` gets no edges.
-    """
+def add_data_flow_edges(module: ir.Operation) -> None:
+    """Creates an edge right after every owner of static shape, with the owner's sharding, and redirects its uses."""
     for op in list(post_order(module)):
-        if op.name in DATA_FLOW_OPS and not (compat == "shardy" and op.name == "stablehlo.if"):
+        if op.name in DATA_FLOW_OPS:
             add_edges_of(op)
 
 
@@ -80,6 +74,8 @@ def sink_data_flow_edges(
 ) -> None:
     """Moves the shardings of edges to their data-flow ops and replaces the edges by their inputs.
 
+    Edges of values that own none, such as arguments of loops and functions, go with their shardings.
+
     Args:
       module: a `builtin.module`, edited in place.
       sink_debug_sharding_origins, sink_debug_propagation_edge_sharding: move these attributes of edges as well.
@@ -94,6 +90,9 @@ def sink_data_flow_edges(
             for name in names:
                 sink_attributes(op, [edge_of(owner) for owner in owners], side, name)
         sink_edges_of(op)
+    for edge in named(module, EDGE):
+        edge.results[0].replace_all_uses_with(edge.operands[0])
+        edge.erase()
 
 
 def sink_edges_of(op: ir.Operation) -> None:

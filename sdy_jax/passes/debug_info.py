@@ -110,14 +110,13 @@ class DebugInfo:
 
     Args:
       graph: before propagation.
-      compat: as in `propagate`.
       origins, edges: what to write.
     """
 
-    def __init__(self, graph: Graph, compat: str | None, *, origins: bool, edges: bool):
+    def __init__(self, graph: Graph, *, origins: bool, edges: bool):
         self.events: list[Event] | None = [] if origins or edges else None
         self._graph, self._edges = graph, edges
-        self._origins = Origins(graph, Places(graph, compat)) if origins else None
+        self._origins = Origins(graph, Places(graph)) if origins else None
 
     def write(self, engine: Engine) -> None:
         """Stores the attributes; dead ops must not be erased yet."""

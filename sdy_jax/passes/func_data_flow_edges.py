@@ -13,7 +13,7 @@ from jax.extend.mlir import ir
 from sdy_jax.graph import main_function
 from sdy_jax.passes.call_graph import calls_in
 from sdy_jax.passes.shardings import function_shardings, list_of, set_function_sharding, set_list, sharding_of
-from sdy_jax.passes.walk import body_of, functions, has_static_shape, just_after, owning_op, users
+from sdy_jax.passes.walk import body_of, functions, has_static_shape, just_after, owning_op, rank, users
 from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import FUNC_EDGE
@@ -48,22 +48,28 @@ def _add(owners: Sequence[ir.Value], shardings: Sequence[TensorSharding | None])
 
 
 def sink_func_data_flow_edges(module: ir.Operation) -> None:
-    """Moves the shardings of these edges to the functions' arguments and the calls, and removes the edges."""
+    """Moves the shardings of these edges to the functions' arguments and the calls, and removes the edges.
+
+    What was sharded itself, but has an edge that is not, becomes open on its mesh.
+    """
     for function in functions(module).values():
-        for index, sharding in enumerate(_sink(list(body_of(function).arguments))):
-            if sharding is not None:
+        given = function_shardings(function, "arg_attrs")
+        for index, sharding in enumerate(_sink(list(body_of(function).arguments), given)):
+            if sharding != given[index]:
                 set_function_sharding(function, "arg_attrs", index, sharding)
         for call in calls_in(function):
             results = list(call.results)
-            set_list(call, _SHARDING, _sink(results), results)
+            set_list(call, _SHARDING, _sink(results, list_of(call, _SHARDING, len(results))), results)
 
 
-def _sink(owners: Sequence[ir.Value]) -> list[TensorSharding | None]:
+def _sink(owners: Sequence[ir.Value], given: Sequence[TensorSharding | None]) -> list[TensorSharding | None]:
     found: list[TensorSharding | None] = []
-    for owner in owners:
+    for owner, old in zip(owners, given, strict=True):
         edge = next((user for user in users(owner) if user.name == FUNC_EDGE), None)
-        found.append(sharding_of(edge.results[0]) if edge else None)
-        if edge is not None:
-            edge.results[0].replace_all_uses_with(owner)
-            edge.erase()
+        if edge is None:
+            found.append(old)
+            continue
+        found.append(sharding_of(edge.results[0]) or (old and TensorSharding.fully_open(old.mesh, rank(owner))))
+        edge.results[0].replace_all_uses_with(owner)
+        edge.erase()
     return found

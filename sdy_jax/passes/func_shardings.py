@@ -7,7 +7,7 @@ from jax.extend.mlir import ir
 from sdy_jax.graph import main_function, module_meshes
 from sdy_jax.passes.call_graph import callee_of, calls_in
 from sdy_jax.passes.constraints import current_sharding
-from sdy_jax.passes.shardings import filled, function_shardings, list_of, set_function_sharding, set_list
+from sdy_jax.passes.shardings import filled, function_shardings, list_of, mesh_of, set_function_sharding, set_list
 from sdy_jax.passes.walk import body_of, functions, terminator_of
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.mesh import Mesh
@@ -27,14 +27,19 @@ def propagate_from_func_to_call(module: ir.Operation) -> None:
 
 
 def propagate_to_func_results(module: ir.Operation) -> None:
-    """The result shardings of every function but main become those of the values that it returns."""
-    known = functions(module)
-    main = main_function(module)
-    for function in known.values():
-        if function == main:
-            continue
+    """The result shardings of every function become those of the values that it returns; main keeps those it has.
+
+    On a maximal mesh a value is whole on one device: that is nothing that a result would say.
+    """
+    meshes, main = module_meshes(module), main_function(module)
+    for function in functions(module).values():
+        kept = function_shardings(function, "res_attrs") if function == main else []
         for index, value in enumerate(terminator_of(body_of(function)).operands):
-            set_function_sharding(function, "res_attrs", index, current_sharding(value))
+            if function == main and kept[index] is not None:
+                continue
+            found = current_sharding(value)
+            is_whole = found is not None and mesh_of(meshes, found).is_maximal
+            set_function_sharding(function, "res_attrs", index, None if is_whole else found)
 
 
 def insert_func_call_reshards(module: ir.Operation) -> None:

@@ -13,7 +13,7 @@ def import_module(module: ir.Operation, compat: str | None = None) -> None:
 
     Args:
       module: a `builtin.module`.
-      compat: `"shardy"` leaves out what only sdy_jax does (edges of `stablehlo.if`).
+      compat: `"shardy"` leaves out what only sdy_jax does.
     """
     options = f"{{compat={compat}}}" if compat else ""
     run(module, ",".join(name + (options if COMPAT in options_of(name) else "") for name in PLAN_IMPORT))

@@ -22,7 +22,15 @@ _BEFORE_CALLS = (
     "sdy-add-data-flow-edges",
 )
 _CONSTRAINTS_AND_GROUPS = ("sdy-apply-sharding-constraints", "sdy-sharding-group-import")
-_CALLS_TO_COMPUTATIONS = ("sdy-flatten-call-graph", "symbol-dce", "sdy-import-func-calls", "symbol-dce")
+_CONSTRAINTS_OVER_CALLS = (
+    "sdy-flatten-call-graph",
+    "symbol-dce",
+    "sdy-add-func-data-flow-edges",
+    "sdy-apply-sharding-constraints",
+    "func.func(sdy-sink-func-data-flow-edges)",
+    "sdy-sharding-group-import",
+)
+_CALLS_TO_COMPUTATIONS = ("sdy-import-func-calls", "symbol-dce")
 _PROPAGATE = ("sdy-pre-order-funcs", "sdy-user-priority-propagate{keep-sharding-rules=true}")
 _AFTER_CALLS = ("sdy-unflatten-call-graph", "symbol-dce", "sdy-insert-func-call-reshards")
 _NO_MORE_CONSTRAINTS = ("sdy-remove-sharding-groups", "func.func(sdy-sharding-constraint-to-reshard)")
@@ -50,7 +58,7 @@ def propagation_pipeline(*, dedup_functions_fully: bool = False) -> Steps:
         before: Steps = (*import_pipeline(dedup_functions_fully=True), "sdy-add-func-data-flow-edges")
         after: Steps = ("sdy-propagate-to-func-results", "func.func(sdy-sink-func-data-flow-edges)")
     else:
-        before = (*import_pipeline(), *_CALLS_TO_COMPUTATIONS, *_CONSTRAINTS_AND_GROUPS)
+        before = (*import_pipeline(), *_CONSTRAINTS_OVER_CALLS, *_CALLS_TO_COMPUTATIONS)
         after = ("sdy-export-named-computations", "sdy-propagate-to-func-results")
     return (*before, *_PROPAGATE, *after, *_AFTER_CALLS, *export_pipeline())
 

@@ -48,7 +48,7 @@ def _propagate(
     """
     synchronize_groups(module)
     graph = Graph(module)
-    debug = DebugInfo(graph, compat, origins=debug_sharding_origins, edges=debug_propagation_edge_sharding)
+    debug = DebugInfo(graph, origins=debug_sharding_origins, edges=debug_propagation_edge_sharding)
     engine = propagate(
         graph,
         strategy=propagation_strategy,

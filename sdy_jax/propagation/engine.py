@@ -49,7 +49,7 @@ class Engine:
         self.strategies = STRATEGIES[strategy]
         self._levels = range(LEVELS) if op_priorities else (WITHOUT_LEVELS,)
         self._recorder = recorder
-        self.places = Places(graph, compat)
+        self.places = Places(graph)
         self.solver = Solver(graph.meshes)
         rules = rules or RuleBook(conservative, compat)
         factory = ItemFactory(graph, self.places, self.solver, rules, conservative)

@@ -32,7 +32,7 @@ class EdgeOp:
 class Places:
     """The numbering of one graph's places."""
 
-    def __init__(self, graph: Graph, compat: str | None = None):
+    def __init__(self, graph: Graph):
         self._graph = graph
         self.places: list[Place | None] = [None]
         self._of_value: dict[Value, int] = {}
@@ -52,7 +52,7 @@ class Places:
             count = len(function.blocks[0].terminator.operands)
             self.results[name] = [self._number(FunctionResult(function, i)) for i in range(count)]
         for op in graph.ops:
-            for edge in edges_of(op, compat):
+            for edge in edges_of(op):
                 self._share(op, edge)
         for owner_op, edge in edges_of_calls(graph):
             self._find_op(owner_op, edge)  # the arguments and results of calls keep places of their own

@@ -45,21 +45,17 @@ class DataFlowEdge:
         return tuple(op.operands[number] for op, number in self.slots)
 
 
-def is_data_flow(op: Op, compat: str | None = None) -> bool:
+def is_data_flow(op: Op) -> bool:
     """Whether values flow through the op along edges (it may have none, if it carries only tokens)."""
-    return op.name in _FAMILIES and not (compat == "shardy" and op.name in _EXTRA)
+    return op.name in _FAMILIES
 
 
-def edges_of(op: Op, compat: str | None = None) -> list[DataFlowEdge]:
+def edges_of(op: Op) -> list[DataFlowEdge]:
     """The edges of a data-flow op, in the order of their owners; none for other ops.
 
     Values that are no tensors of static shape (tokens) have no edge.
-
-    Args:
-        op: any op.
-        compat: with `"shardy"`, `stablehlo.if` is no data-flow op, as in Shardy.
     """
-    if not is_data_flow(op, compat):
+    if not is_data_flow(op):
         return []
     return [edge for edge in _FAMILIES[op.name](op) if edge.owner.shape is not None]
 
@@ -147,5 +143,3 @@ _FAMILIES: dict[str, Callable[[Op], Iterator[DataFlowEdge]]] = {
     "sdy.named_computation": _computation,
     "sdy.manual_computation": _computation,
 }
-
-_EXTRA = frozenset({"stablehlo.if"})
