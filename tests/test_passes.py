@@ -338,7 +338,7 @@ def test_nothing_runs_if_a_later_pass_is_not_known() -> None:
 
 
 def test_passes_of_partitioning_are_named_as_not_available() -> None:
-    for text in ("insert-explicit-reshards", "export-pipeline{enable-insert-explicit-collectives=true}"):
+    for text in ("reshard-to-collectives", "export-pipeline{enable-insert-explicit-collectives=true}"):
         with pytest.raises(UnsupportedError, match="not available yet"):
             run(parse("").operation, text)
 

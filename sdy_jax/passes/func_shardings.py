@@ -59,7 +59,7 @@ def _agree(call: ir.Operation, returned: list[TensorSharding | None], meshes: di
     given: list[TensorSharding | None] = [*(filled(returned, results, meshes) or (w and _closed(w) for w in wanted))]
     set_list(call, _SHARDING, given, results)
     for result, have, want in zip(results, given, wanted, strict=True):
-        if have is not None and not _are_equivalent(have, want or _closed(have)):
+        if have is not None and not are_equivalent(have, want or _closed(have)):
             _reshard(result, want or _closed(have))
 
 
@@ -67,7 +67,7 @@ def _closed(sharding: TensorSharding) -> TensorSharding:
     return TensorSharding.replicated(sharding.mesh, sharding.rank)
 
 
-def _are_equivalent(a: TensorSharding, b: TensorSharding) -> bool:
+def are_equivalent(a: TensorSharding, b: TensorSharding) -> bool:
     """The same devices hold the same parts; unreduced axes do not count, because the call takes the callee's."""
     if a.is_fully_replicated or b.is_fully_replicated:
         return a.is_fully_replicated and b.is_fully_replicated  # on whatever mesh

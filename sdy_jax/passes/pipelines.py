@@ -1,8 +1,8 @@
 """Lists of passes under one name: Shardy's three pipelines, and our own.
 
-What comes after `sdy-close-shardings` in Shardy's export (explicit reshards, collectives) is partitioning; our
+What comes after `sdy-insert-explicit-reshards` in Shardy's export (its full version, collectives) is partitioning; our
 pipelines end there, with dead ops removed, such as the reshards of constraints that nothing uses, and with the rules
-dropped. Everything before it is in Shardy's order with Shardy's options.
+dropped. Everything before it is in Shardy's order, that of jaxlib 0.12, with Shardy's options.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def import_pipeline(*, dedup_functions_fully: bool = False) -> Steps:
 
 
 def propagation_pipeline(*, dedup_functions_fully: bool = False) -> Steps:
-    """`sdy-propagation-pipeline`: import, propagation and export, up to `sdy-close-shardings`.
+    """`sdy-propagation-pipeline`: import, propagation and export, up to `sdy-insert-explicit-reshards`.
 
     Args:
       dedup_functions_fully: all calls of a function share one sharding, so that no function is copied. Otherwise each
@@ -75,7 +75,7 @@ def export_pipeline(
     dump_sharding_origins: bool = False,
     dump_propagation_edges: bool = False,
 ) -> Steps:
-    """`sdy-export-pipeline`: after propagation, up to `sdy-close-shardings`.
+    """`sdy-export-pipeline`: after propagation, up to `sdy-insert-explicit-reshards`.
 
     Args:
       keep_sharding_rules: leave `sdy.sharding_rule` on the ops.
@@ -93,8 +93,8 @@ def export_pipeline(
     """
     if enable_insert_explicit_collectives or remove_all_gather_reduce_scatter_for_cmv1:
         raise UnsupportedError(
-            "sdy-export-pipeline ends at sdy-close-shardings; its options for collectives belong to partitioning, "
-            "which is not available yet as a pass"
+            "sdy-export-pipeline ends at sdy-insert-explicit-reshards; its options for collectives belong to "
+            "partitioning, which is not available yet as a pass"
         )
     debug = dump_sharding_origins or dump_propagation_edges
     sink = "sdy-sink-data-flow-edges"
@@ -108,6 +108,7 @@ def export_pipeline(
         *(_BOUNDARY if update_non_divisible_input_output_shardings else ()),
         "sdy-close-shardings",
         *((f"sdy-save-module{{directory={{{dump_directory}}} name=00.after_propagation}}",) if dump_directory else ()),
+        "func.func(sdy-insert-explicit-reshards)",
         *(("sdy-remove-propagation-debug-info",) if debug else ()),
         *(() if avoid_export_for_partitioning else (_NO_DEAD_OPS,)),
         *(() if keep_sharding_rules else ("func.func(sdy-drop-sharding-rules)",)),

@@ -24,6 +24,7 @@ from sdy_jax.passes import (
     call_graph,
     constraints,
     data_flow_edges,
+    explicit_reshards,
     func_data_flow_edges,
     func_shardings,
     generic,
@@ -84,6 +85,7 @@ PASSES: dict[str, Pass] = {
     "sdy-update-non-divisible-input-output-shardings": boundary.make_boundary_divisible,
     "sdy-remove-sub-axes-in-input-output-shardings": boundary.remove_sub_axes,
     "sdy-close-shardings": boundary.close_shardings,
+    "sdy-insert-explicit-reshards": explicit_reshards.insert_explicit_reshards,
     "sdy-remove-propagation-debug-info": remove_propagation_debug_info,
     "sdy-drop-sharding-rules": sharding_rules.drop_sharding_rules,
     "sdy-drop-sharding-and-mesh": meshes.drop_shardings_and_meshes,
@@ -104,7 +106,6 @@ PIPELINES: dict[str, Callable[..., pipelines.Steps]] = {
 PARTITIONING = frozenset(
     {
         "sdy-convert-global-to-local",
-        "sdy-insert-explicit-reshards",
         "sdy-optimize-collectives",
         "sdy-pad-for-divisibility",
         "sdy-per-instruction-partitioning",

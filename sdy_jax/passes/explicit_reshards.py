@@ -1,0 +1,219 @@
+"""Reshards that a program cannot do without, before it is partitioned: at calls, and where terms have to be added up.
+
+What flows from a value with one sharding to a place that wants another is moved in up to four steps: an all-reduce over
+the axes that are no longer unreduced, a reshard, and the ops that make more axes unreduced. Calls pass what their
+functions want. Everywhere else only unreduced axes matter, and other differences are left to partitioning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.graph import Graph, Op, module_meshes
+from sdy_jax.passes.call_graph import CALL, callee_of
+from sdy_jax.passes.constraints import current_sharding
+from sdy_jax.passes.func_shardings import are_equivalent
+from sdy_jax.passes.shardings import function_shardings, list_of, mesh_of, sharding_of
+from sdy_jax.passes.walk import TERMINATORS, functions, just_after
+from sdy_jax.propagation.edges import erase_manual_axes, manual_axes
+from sdy_jax.representation.attributes import attribute_from_text, sharding_attributes
+from sdy_jax.representation.axes import set_difference, sort_and_merge
+from sdy_jax.representation.collectives import KINDS, REDUCING, UNREDUCING, SdyCollective
+from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+from sdy_jax.rules.dataflow import EdgeKind, edges_of, is_data_flow
+
+Axes = tuple[AxisRef, ...]
+Step = tuple[SdyCollective | None, TensorSharding]
+"""A collective, or a reshard where there is none, and the sharding that it makes."""
+
+_RESHARD = "sdy.reshard"
+_SKIPPED = frozenset({*TERMINATORS, "sdy.sharding_group", *(f"sdy.{kind}" for kind in KINDS)})
+
+
+def insert_explicit_reshards(module: ir.Operation, *, enable_full_version: bool = False) -> None:
+    """Inserts the reshards at calls and the collectives that unreduced axes need.
+
+    Args:
+      module: a `builtin.module` with closed shardings and without data-flow edges, edited in place.
+      enable_full_version: of partitioning; refused.
+
+    Raises:
+      UnsupportedError: the full version is asked for.
+    """
+    if enable_full_version:
+        raise UnsupportedError("sdy-insert-explicit-reshards in its full version belongs to partitioning")
+    known, meshes = functions(module), module_meshes(module)
+    for op in Graph(module).ops:
+        if op.name == CALL:
+            _pass_to_call(op, known, meshes)
+        elif op.name == _RESHARD:
+            _take_apart(op, meshes)
+        elif op.name == "func.return":
+            _give_back(op, meshes)
+        elif is_data_flow(op):
+            _pass_along_edges(op, meshes)
+        elif op.name not in _SKIPPED:
+            _reduce_operands(op, meshes)
+
+
+# Where values flow.
+
+
+def _pass_to_call(op: Op, known: dict[str, ir.Operation], meshes: dict[str, Mesh]) -> None:
+    call = op.mlir
+    if callee_of(call) not in known:
+        return
+    for index, wanted in enumerate(function_shardings(known[callee_of(call)], "arg_attrs")):
+        value = call.operands[index]
+        _move(call, index, list(_steps(current_sharding(value), wanted, meshes)), just_after(value))
+
+
+def _take_apart(op: Op, meshes: dict[str, Mesh]) -> None:
+    """A reshard reduces before, and makes axes unreduced after, where its source and target differ in that."""
+    reshard, target = op.mlir, sharding_of(op.mlir.results[0])
+    source = current_sharding(reshard.operands[0])
+    if target is None:
+        return
+    steps = _reduction_steps(source, target, meshes)
+    _move(reshard, 0, steps, ir.InsertionPoint(reshard))
+    if _unreduces(steps):
+        reshard.results[0].replace_all_uses_with(reshard.operands[0])
+        reshard.erase()
+
+
+def _give_back(op: Op, meshes: dict[str, Mesh]) -> None:
+    assert op.parent is not None
+    for index, wanted in enumerate(function_shardings(op.parent.mlir, "res_attrs")):
+        source = current_sharding(op.mlir.operands[index])
+        _move(op.mlir, index, _reduction_steps(source, wanted, meshes), ir.InsertionPoint(op.mlir))
+
+
+def _pass_along_edges(op: Op, meshes: dict[str, Mesh]) -> None:
+    manual = manual_axes(op)
+    for edge in edges_of(op):
+        owner = edge.owner.mlir
+        wanted = current_sharding(owner)
+        if edge.kind is EdgeKind.BODY_ARGUMENT:
+            wanted = list_of(op.mlir, "in_shardings", len(op.operands))[edge.owner.index]
+        elif manual and wanted is not None:
+            wanted = erase_manual_axes(wanted, manual)
+        for user, index in edge.slots:
+            value = user.mlir.operands[index]
+            _move(user.mlir, index, _reduction_steps(current_sharding(value), wanted, meshes), just_after(value))
+
+
+def _reduce_operands(op: Op, meshes: dict[str, Mesh]) -> None:
+    wanted = sharding_of(op.mlir.results[0]) if op.results else None
+    for index, value in enumerate(list(op.mlir.operands)):
+        steps = _reducing(_reduction_steps(current_sharding(value), wanted, meshes))
+        _move(op.mlir, index, steps, ir.InsertionPoint(op.mlir))
+
+
+# The steps from one sharding to another.
+
+
+def _steps(source: TensorSharding | None, target: TensorSharding | None, meshes: dict[str, Mesh]) -> Iterator[Step]:
+    """All steps; a missing sharding is a replicated one."""
+    given = source or target
+    if given is None or any(s is not None and mesh_of(meshes, s).is_maximal for s in (source, target)):
+        return
+    wanted = target or TensorSharding.replicated(given.mesh, given.rank)
+    have = source or TensorSharding.replicated(given.mesh, given.rank)
+    if source is None or have.mesh != wanted.mesh:
+        if not are_equivalent(have, wanted):
+            yield None, wanted
+        return
+    mesh = mesh_of(meshes, wanted)
+    have, *reduced = _reduced(have, wanted, mesh)
+    yield from reduced
+    more = _minus(wanted.unreduced_axes, have.unreduced_axes, mesh)
+    dimensions = tuple(_resharded(h, w, more) for h, w in zip(have.dimensions, wanted.dimensions, strict=True))
+    if tuple(d.axes for d in dimensions) != have.axes:
+        have = replace(have, dimensions=dimensions)
+        yield None, have
+    yield from _unreduced(have, more, mesh)
+
+
+def _reduction_steps(
+    source: TensorSharding | None, target: TensorSharding | None, meshes: dict[str, Mesh]
+) -> list[Step]:
+    """The steps where unreduced axes differ; a reshard is one of them only where more axes become unreduced."""
+    if source is None or (target is not None and source.mesh != target.mesh):
+        return []
+    steps = list(_steps(source, target, meshes))
+    return steps if _unreduces(steps) else _reducing(steps)
+
+
+def _reducing(steps: list[Step]) -> list[Step]:
+    return [step for step in steps if step[0] is not None and step[0].kind in REDUCING]
+
+
+def _unreduces(steps: list[Step]) -> bool:
+    return any(collective is not None and collective.kind in UNREDUCING for collective, _ in steps)
+
+
+def _reduced(have: TensorSharding, wanted: TensorSharding, mesh: Mesh) -> tuple[TensorSharding, *tuple[Step, ...]]:
+    """The sharding without the unreduced axes that are not wanted, and the step to it if that is another one."""
+    gone = _minus(have.unreduced_axes, wanted.unreduced_axes, mesh)
+    if not gone:
+        return (have,)
+    left = replace(have, unreduced_axes=_minus(have.unreduced_axes, gone, mesh))
+    return left, (SdyCollective("all_reduce", gone), left)
+
+
+def _unreduced(have: TensorSharding, more: Axes, mesh: Mesh) -> Iterator[Step]:
+    """The steps to a sharding with more unreduced axes: those that split nothing, then those that split dimensions."""
+    splitting = tuple(axis for axes in have.axes for axis in axes)
+    flat = _minus(more, splitting, mesh)
+    if flat:
+        have = replace(have, unreduced_axes=_joined(have.unreduced_axes, flat, mesh))
+        yield SdyCollective("replicated_to_unreduced", flat), have
+    lists = tuple(tuple(axis for axis in axes if axis in more) for axes in have.axes)
+    if any(lists):
+        dimensions = tuple(replace(d, axes=tuple(axis for axis in d.axes if axis not in more)) for d in have.dimensions)
+        unreduced = _joined(have.unreduced_axes, tuple(axis for axes in lists for axis in axes), mesh)
+        yield (
+            SdyCollective("sharded_to_unreduced", lists),
+            replace(have, dimensions=dimensions, unreduced_axes=unreduced),
+        )
+
+
+def _resharded(have: DimensionSharding, wanted: DimensionSharding, more: Axes) -> DimensionSharding:
+    """What is wanted, and behind it the axes that are there already and are to become unreduced."""
+    kept = have.axes[len(wanted.axes) :] if have.axes[: len(wanted.axes)] == wanted.axes else ()
+    return replace(wanted, axes=wanted.axes + kept) if kept and all(axis in more for axis in kept) else wanted
+
+
+def _minus(axes: Axes, others: Axes, mesh: Mesh) -> Axes:
+    return tuple(set_difference(axes, others, mesh))
+
+
+def _joined(axes: Axes, others: Axes, mesh: Mesh) -> Axes:
+    return tuple(sort_and_merge([*axes, *others], mesh))
+
+
+# The ops.
+
+
+def _move(user: ir.Operation, index: int, steps: list[Step], ip: ir.InsertionPoint) -> None:
+    """Puts one op per step between an operand and its user."""
+    value, context = user.operands[index], user.context
+    for collective, sharding in steps:
+        name = "sharding" if collective is None else "out_sharding"
+        stated = {} if collective is None else collective.attributes
+        attributes = {key: attribute_from_text(text, context) for key, text in stated.items()}
+        op = ir.Operation.create(
+            _RESHARD if collective is None else f"sdy.{collective.kind}",
+            results=[value.type],
+            operands=[value],
+            attributes={**attributes, **sharding_attributes(name, sharding, context)},
+            loc=user.location,
+            ip=ip,
+        )
+        value = op.results[0]
+    user.operands[index] = value
