@@ -17,7 +17,7 @@ from sdy_jax.graph import Graph, Op, module_meshes
 from sdy_jax.passes.call_graph import CALL, callee_of
 from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.passes.func_shardings import are_equivalent
-from sdy_jax.passes.shardings import function_shardings, list_of, mesh_of, sharding_of
+from sdy_jax.passes.shardings import filled, function_shardings, list_of, mesh_of, sharding_of
 from sdy_jax.passes.walk import TERMINATORS, functions, just_after
 from sdy_jax.propagation.edges import erase_manual_axes, manual_axes
 from sdy_jax.representation.attributes import attribute_from_text, sharding_attributes
@@ -68,7 +68,8 @@ def _pass_to_call(op: Op, known: dict[str, ir.Operation], meshes: dict[str, Mesh
     call = op.mlir
     if callee_of(call) not in known:
         return
-    for index, wanted in enumerate(function_shardings(known[callee_of(call)], "arg_attrs")):
+    stated = function_shardings(known[callee_of(call)], "arg_attrs")
+    for index, wanted in enumerate(filled(stated, list(call.operands), meshes) or stated):
         value = call.operands[index]
         _move(call, index, list(_steps(current_sharding(value), wanted, meshes)), just_after(value))
 
