@@ -98,7 +98,7 @@ class Note:
         return cls(op, place.line, message, place.library, place.scope)
 
     def __str__(self) -> str:
-        line = Place(self.source, self.library).lines
+        line = f"{self.source} ({short_source(self.library)})" if self.library else self.source
         where = f"{self.op} in {self.scope}" if self.scope else self.op
         return f"{line}: {where}: {self.message}"
 

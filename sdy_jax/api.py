@@ -16,8 +16,8 @@ import jax
 
 from sdy_jax import lowering, own_frames, runtime
 from sdy_jax.annotate.constraints import constrained
-from sdy_jax.argument_errors import with_article
-from sdy_jax.arguments import SPEC_TYPES, Parameters, argument_leaves, match_prefix
+from sdy_jax.argument_errors import no_values, with_article
+from sdy_jax.arguments import SPEC_TYPES, Parameters, abstracted, argument_leaves, match_prefix
 from sdy_jax.call import Arguments, Layouts
 from sdy_jax.derivatives import Partition, Planned
 from sdy_jax.dispatch import Choice, Dispatch
@@ -217,6 +217,8 @@ class PartitionedFunction:
         """The shapes and dtypes of the results; nothing is planned or run."""
         dynamic, named, statics = self._split(args, kwargs)
         mesh = self._jax_mesh()
+        for leaf in argument_leaves(None, dynamic, named, self._dynamic(statics)):
+            abstracted(leaf, mesh.axis_names)
         with jax.sharding.use_abstract_mesh(auto_mesh(mesh).abstract_mesh):
             return jax.eval_shape(self._inner(statics, mesh), *dynamic, **named)
 
@@ -277,15 +279,17 @@ class PartitionedFunction:
         except SdyError:
             raise
         except (TypeError, ValueError):
-            problem = self._argument_error(args, kwargs)
+            problem = self._argument_error(args, kwargs, is_call=method is None)
             if problem is None:
                 raise
         raise problem
 
-    def _argument_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SdyError | None:
+    def _argument_error(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_call: bool) -> SdyError | None:
         try:
             call = self._arguments(args, kwargs)
             for leaf in call.given:
+                if is_call and isinstance(leaf.value, jax.ShapeDtypeStruct):
+                    return no_values(leaf.path, self._name)
                 check_devices(leaf.path, leaf.value, call.mesh)
         except SdyError as error:
             return error
@@ -331,8 +335,9 @@ class PartitionedFunction:
         try:
             return jax.jit(in_name_of(self._fun, run), **options)
         except (TypeError, ValueError) as error:
-            problem = str(error).removeprefix("Jitted function ")
-            raise ArgumentError(f"{self._name}() {problem}") from None
+            _, is_about_fun, problem = str(error).rpartition("Jitted function ")
+            subject = f"{self._name}()" if is_about_fun else f"the options of {self._name}:"
+            raise ArgumentError(f"{subject} {problem}") from None
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts) -> Any:
         """What jit traces: plan, then the per-device program on shards."""

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sdy_jax.errors import ParseError, SdyError, ShardingError
+from sdy_jax.errors import ArgumentError, ParseError, SdyError, ShardingError
 
 _SPECS = "None, a PartitionSpec, a NamedSharding, the text of an SDY sharding"
 
@@ -25,7 +25,7 @@ def no_array(path: str, value: Any) -> SdyError:
 
 
 def _remedy(path: str, value: Any) -> str:
-    if not path.isidentifier():
+    if not re.fullmatch(r"\w+|args\[\d+\]", path):
         root = re.split(r"[\[.]", path)[0]
         return (
             f"To fix: split `{root}` into its arrays and the rest before the call, close over the rest, and put them "
@@ -38,6 +38,14 @@ def _remedy(path: str, value: Any) -> str:
             "close over it"
         )
     return "To fix: name it in static_argnums or static_argnames if the function needs it as it is"
+
+
+def no_values(path: str, name: str) -> ArgumentError:
+    """A type in a call that needs the array."""
+    return ArgumentError(
+        f"`{path}` is a ShapeDtypeStruct, which holds no values; call {name}() with an array, or ask for its plan() or "
+        "lower() with this"
+    )
 
 
 def unhashable(name: str, value: Any) -> SdyError:
@@ -70,6 +78,8 @@ def no_entries(specs: Any, names: Sequence[str], where: str) -> ShardingError:
 
 def no_sharding_text(text: str, place: str, error: ParseError) -> ParseError:
     """A string that is not the text of an SDY sharding; what most likely was meant is the name of an axis."""
+    if re.match(r"\s*(P|PartitionSpec)\(", text):
+        return ParseError(f"{place} is the string {text!r}; to fix: write it without the quotes")
     names = [name.strip() for name in text.split(",")]
     if not all(name.isidentifier() for name in names):
         return ParseError(f"{place}: {error}")

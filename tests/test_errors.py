@@ -198,7 +198,7 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("args, options, words", LEAVES.values(), ids=LEAVES)
-@pytest.mark.parametrize("method", ["__call__", "plan"])
+@pytest.mark.parametrize("method", ["__call__", "plan", "eval_shape"])
 def test_what_is_no_array_gets_advice_that_helps(mesh, args, options, words, method):
     with pytest.raises(sdy.SdyError) as caught:
         getattr(sdy.partition(apply, mesh=mesh, **options), method)(*args)
@@ -263,6 +263,8 @@ OPTIONS = {
     "a static position": (mlp, {"static_argnums": 5}, ["mlp() has static_argnums=(5,)", "2 positional arguments"]),
     "a static name": (mlp, {"static_argnames": "foo"}, ["mlp() has invalid argnames {'foo'}"]),
     "a position that is text": (mlp, {"static_argnums": "x"}, ["static_argnums='x'; expected an int"]),
+    "donated text": (mlp, {"donate_argnums": "x"}, ["the options of mlp: "]),
+    "a spec in quotes": (mlp, {"in_shardings": (None, "P('data')")}, ["in_shardings for `x`", "without the quotes"]),
     "a donated position": (mlp, {"donate_argnums": 7}, ["mlp() has donate_argnums=(7,)"]),
     "costs": (mlp, {"costs": 3}, ["costs is an int; expected a CostModel"]),
     "compiler options": (mlp, {"compiler_options": 3}, ["compiler_options is an int; expected a dict"]),
@@ -274,6 +276,20 @@ def test_wrong_shardings_and_options_say_what_would_be_right(mesh, fun, options,
     with pytest.raises(sdy.SdyError) as caught:
         sdy.partition(fun, **({"mesh": mesh} | options))(PARAMS if fun is mlp else X, X)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_constraint_on_what_is_no_array_names_it(mesh):
+    with pytest.raises(sdy.ShardingError, match=re.escape("sharding_constraint: `x['f']` is a str ('relu'); expected")):
+        sdy.partition(lambda x: sdy.sharding_constraint({"f": "relu"}, P("data")), mesh=mesh)(X)
+
+
+def test_a_call_needs_values_and_a_plan_does_not(mesh):
+    like, partitioned = jax.ShapeDtypeStruct((8, 8), jnp.float32), sdy.partition(mlp, mesh=mesh)
+    with pytest.raises(
+        sdy.ArgumentError, match=re.escape("`x` is a ShapeDtypeStruct, which holds no values; call mlp()")
+    ):
+        partitioned(PARAMS, like)
+    partitioned.plan(PARAMS, like), partitioned.lower(PARAMS, like)
 
 
 def test_a_constraint_that_is_the_name_of_an_axis_says_what_to_write(mesh):

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
@@ -22,7 +21,9 @@ from sdy_jax.annotate.site import (
     traced_manual_axes,
 )
 from sdy_jax.annotate.specs import Stated, check_free, check_reduction, resolved, stated, with_dimension
+from sdy_jax.argument_errors import with_article
 from sdy_jax.arguments import Leaf, match_prefix, padded
+from sdy_jax.errors import ShardingError
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -142,7 +143,12 @@ def _stated_on_leaves(where: str, primitive: Primitive, x: Any, sharding: Any, *
 def _annotated(primitive: Primitive, leaf: Leaf, where: str, parameters: Parameters) -> Any:
     if leaf.spec is None:
         return leaf.value
-    spec = stated_here(leaf.spec, jnp.ndim(leaf.value), f"{where} for `{leaf.path}`")
+    try:
+        rank = jax.typeof(leaf.value).ndim
+    except TypeError:
+        kind = with_article(type(leaf.value))
+        raise ShardingError(f"{where}: `{leaf.path}` is {kind} ({leaf.value!r:.60}); expected an array") from None
+    spec = stated_here(leaf.spec, rank, f"{where} for `{leaf.path}`")
     return primitive.bind(leaf.value, sharding=spec, path=leaf.path, **parameters)
 
 

@@ -87,7 +87,7 @@ class Naming:
     def _near(self, name: str) -> str:
         known = [n.name for n in self._boundary]
         known += sorted({n.name if name.startswith("%") else os.path.basename(n.line) for n in self._exported})
-        near = difflib.get_close_matches(name, known, 3, 0.5)
+        near = [n for n in difflib.get_close_matches(name, known, 3, 0.5) if n]
         return (f"did you mean {' or '.join(near)}? Else " if near else "") + (
             "ask for an argument or result as the plan names it, for a name in plan.mlir('propagated') (%12), "
             "or for a source line (model.py:42)"

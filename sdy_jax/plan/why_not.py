@@ -59,7 +59,7 @@ class Obstacles:
         entries = []
         for named in self._naming.find(value):
             type_, rank = self._naming.type_of(named.place), len(self._naming.shape_of(named.place))
-            if dim is not None and not 0 <= dim < rank:
+            if dim is not None and not (isinstance(dim, int) and 0 <= dim < rank):
                 raise SdyError(f"{named.label} is {type_} and has no dim {dim}; its dimensions count from 0")
             dims = tuple(range(rank)) if dim is None else (dim,)
             entries.append((named.label, type_, tuple(self._of(named, ref, dims))))
