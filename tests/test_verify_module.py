@@ -157,6 +157,16 @@ def test_device_ids_in_their_usual_order_are_not_written_where_checks_are_strict
     assert optimize(good, "", "m.mlir", strict=True)
 
 
+def test_what_is_no_tensor_names_no_manual_axes(context):
+    text = REPLICATED.replace("SAID", ', replicated={"a"}').replace("(%x) in", "(%x, %t) in")
+    text = text.replace("%x: tensor<8xf32>)", "%x: tensor<8xf32>, %t: !stablehlo.token)")
+    text = text.replace('{"a"}>]\n', '{"a"}>, <@mesh, []>]\n').replace(
+        "(tensor<8xf32>) ->", "(tensor<8xf32>, !stablehlo.token) ->"
+    )
+    text = text.replace("(%y: tensor<4xf32>)", "(%y: tensor<4xf32>, %u: !stablehlo.token)")
+    verify_module(parse_module(text, context).operation, strict=True)
+
+
 def test_every_documented_rule_is_broken_somewhere():
     assert {"M7", *(rule for rule, *_ in DOCUMENTED)} == set(DOCUMENTED_RULES)
     assert not set(DOCUMENTED_RULES) & set(RULES)

@@ -48,7 +48,8 @@ def _verify_documented(op: ir.Operation, manual: Sequence[str], values: Sequence
     if mesh is not None:
         strict.check_manual_axes(manual, mesh, op.name)
     for value in values:
-        strict.check_manual_value(value.sharding, manual, value.where)
+        if isinstance(value.outer, ir.ShapedType):  # others name no axes
+            strict.check_manual_value(value.sharding, manual, value.where)
 
 
 def _sides(op: ir.Operation) -> Iterator[tuple[str, str, list[ir.Type], list[ir.Type]]]:
