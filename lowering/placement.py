@@ -84,7 +84,7 @@ class Placement:
             found = self._even[key] = self._made_even(sharding, value.shape)
         even, settled, lost = found
         if lost:
-            self._report.note_value(value, lost)
+            self._report.note_value(value, lost if value.defining_op else f"{self._report.name(value)} {lost}")
         if even.axes != settled.axes:
             for message in uneven(self._report.name(value), value.shape, value.dtype, settled, even, self._mesh):
                 self._report.note_value(value, message)

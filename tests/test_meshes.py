@@ -275,11 +275,13 @@ def test_arguments_and_results_on_a_single_device_are_on_all():
     )
     printed = checked(text)
     assert "@single, []" not in printed
-    assert set(notes_of(text)) == {"is on device 3 alone by its sharding; every device has it"}
+    says = "is on device 3 alone by its sharding; every device has it"
+    assert set(notes_of(text)) == {f"argument 0 {says}", says}
     devices = np.array(jax.devices()).reshape(2, 4)
     function = sdy.partition(sdy.loads(text), mesh=jax.sharding.Mesh(devices, ("x", "y")), on_unknown="ignore")
     x = np.random.default_rng(5).standard_normal((16, 16)).astype(np.float32)
     result = function(x)
+    assert f"argument: `arg0` {says}" in str(function.plan(x))
     np.testing.assert_allclose(result, 2 * np.tanh(x), rtol=1e-5)
     assert result.sharding.is_fully_replicated
 
