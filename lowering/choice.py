@@ -17,7 +17,8 @@ from sdy_jax.representation.sharding import TensorSharding
 class Tensor(NamedTuple):
     """What the choice must know of an operand or result: its shape, bytes per element and sharding.
 
-    `share`: how often it is resharded for each time that the op runs, less than once where it comes into a loop.
+    `share`: how often it is resharded for each time that the op runs, less than once where it comes into a loop,
+    never where every device makes it for itself.
     `copies`: where an operand really is, if that is not just where it is expected.
     """
 

@@ -13,7 +13,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.cost import CostModel
-from sdy_jax.lowering.recompute import Known, Recomputation, recomputation
+from sdy_jax.lowering.recompute import Known, Recomputation, is_made_of_nothing, recomputation
 from sdy_jax.lowering.report import CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.resharding import Collective, ReshardPlan
 from sdy_jax.lowering.sent import sent_by_step
@@ -54,6 +54,7 @@ class Copies:
         self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
         self._known = Known(self._origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
         self._origins: dict[Value, Value] = {}
+        self._free: dict[Value, bool] = {}
         self._by_layout: dict[Value, dict[object, Copy]] = {}
         self.noted: set[Value] = set()
         """The values that may be elsewhere than where users expect them."""
@@ -118,6 +119,13 @@ class Copies:
     def of(self, value: Value) -> tuple[TensorSharding, ...]:
         """Where a value of which something is noted can be taken from."""
         return tuple([copy.sharding for copy in self._usable(value)])
+
+    def is_free(self, value: Value) -> bool:
+        """Whether a value costs nothing in any sharding, because every device can make it."""
+        origin = self._origin(value)
+        if origin not in self._free:
+            self._free[origin] = is_made_of_nothing(origin)
+        return self._free[origin]
 
     def state(self, value: Value) -> None:
         """States where a value lies if nothing does: the dialect wants to see it on what a collective takes."""

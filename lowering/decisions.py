@@ -69,10 +69,11 @@ class Decisions:
         around = (*placed, *map(self._placement.declared, op.results))
         carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
         often, copies = self._often(op), self._placement.copies_of(op.operands)
-        key = (kind, carried, often, around, copies)
+        free = self._placement.free_among(op.operands)
+        key = (kind, carried, often, around, copies, free)
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = self._decided(op, kind, around, carried, often, copies)
+            made = self._made[key] = self._decided(op, kind, around, carried, often, copies, free)
         return made
 
     def _kind_of(self, op: Op) -> _Kind | None:
@@ -103,11 +104,14 @@ class Decisions:
         carried: frozenset[int],
         often: tuple[int, ...],
         copies: tuple[Shardings, ...],
+        free: frozenset[int],
     ) -> Decision:
         mesh = self._mesh_of(op, around)
         tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, _on_mesh(around, mesh), strict=True)]
         for number, times in enumerate(often):
             tensors[number] = tensors[number]._replace(share=1 / times)
+        for number in free:
+            tensors[number] = tensors[number]._replace(share=0.0)
         for number, found in enumerate(copies):
             tensors[number] = tensors[number]._replace(copies=_on_mesh(found, mesh))
         problem = Problem(kind.rule, kind.strategies, tuple(tensors), mesh, self._meshes.base, self._costs, carried)

@@ -133,7 +133,7 @@ class TensorView:
             source, target = self._ends(around, inside)
             plans.append(plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs))
         plan = min(plans, key=_COST)
-        return tensor.share * plan.cost, sum([1 for step in plan.steps if step.wire_bytes])
+        return tensor.share * plan.cost, sum([1 for step in plan.steps if step.wire_bytes and tensor.share])
 
     def _ends(self, around: E, inside: E) -> tuple[E, E]:
         """From where to where the tensor is resharded."""

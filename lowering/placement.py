@@ -57,6 +57,10 @@ class Placement:
             return ()
         return tuple([self._copies.of(value) if value in noted else () for value in values])
 
+    def free_among(self, values: Sequence[Value]) -> frozenset[int]:
+        """Which of them cost nothing in any sharding, by number: they are split, and every device can make them."""
+        return frozenset([n for n, v in enumerate(values) if not self[v].is_fully_replicated and self._copies.is_free(v)])
+
     def __contains__(self, value: Value) -> bool:
         return value in self._placed
 

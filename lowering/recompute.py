@@ -46,6 +46,16 @@ class Recomputation:
     operands: tuple[TensorSharding, ...]
 
 
+def is_made_of_nothing(value: Value, depth: int = _DEPTH) -> bool:
+    """Whether any device can make any part of a value without being sent anything: constants, iotas, masks of them."""
+    op = value.defining_op
+    if op is None or op.blocks or len(op.results) != 1:
+        return False
+    if op.name in _MAKES_FROM_NOTHING:
+        return True
+    return depth > 1 and _can_run_again(op) and all(is_made_of_nothing(v, depth - 1) for v in op.operands)
+
+
 def recomputation(value: Value, target: TensorSharding, known: Known) -> Recomputation | None:
     """How to make `value` anew in the `target` sharding, or None where moving it costs no more."""
     return _cheapest(value, target, known, _DEPTH)[1]
@@ -84,7 +94,7 @@ def _operand_shardings(op: Op, target: TensorSharding, known: Known) -> tuple[Te
     """What the operands must be sharded like for the result to be sharded like `target`; None if that cannot be."""
     if op.name in REMATERIALIZABLE and not op.operands:
         return ()
-    if op.name not in REMATERIALIZABLE and not (is_elementwise(op) and op.name.startswith(("stablehlo", "chlo"))):
+    if not _can_run_again(op):
         return None
     rule = known.rule_of(op)
     if rule is None or rule.reduction or rule.need_replication or rule.permutation:
@@ -96,6 +106,10 @@ def _operand_shardings(op: Op, target: TensorSharding, known: Known) -> tuple[Te
     return tuple(
         TensorSharding.closed(target.mesh, dimension_axes(assignment, m, known.mesh)) for m in rule.operand_mappings
     )
+
+
+def _can_run_again(op: Op) -> bool:
+    return op.name in REMATERIALIZABLE or (is_elementwise(op) and op.name.startswith(("stablehlo", "chlo")))
 
 
 def _gives(assignment: Assignment, rule: OpShardingRule, target: TensorSharding, mesh: Mesh) -> bool:

@@ -74,3 +74,14 @@ def test_loops_find_what_is_made_before_them():
     w = jnp.eye(16, dtype=jnp.bfloat16)
     plan = check(function, (P("y"), P("x")), w, jnp.ones((16, 16)), out=P("x"))
     assert [(c.dtype, c.depth) for c in plan.collectives if c.kind == "collective_permute"] == [("bf16", 0)]
+
+
+def test_zeros_that_rows_are_added_to_cost_nothing():
+    """Each device adds its rows to zeros of its own; split zeros would have to be gathered for that."""
+
+    def function(rows, targets):
+        return jax.ops.segment_sum(rows, targets, 64)
+
+    rows = jnp.arange(512 * 16.0).reshape(512, 16) / 512
+    plan = check(function, (P(("x", "y")), P(("x", "y"))), rows, jnp.arange(512) * 7 % 64, out=P(("x", "y")))
+    assert moved(plan) == [("reduce_scatter", "f32", (64, 16))]
