@@ -321,6 +321,96 @@ def conv_net() -> Workload:
     )
 
 
+# --- what takes memory: graphs, stacked layers, normalised convolutions -----------------------------------------------
+
+
+def graph_loss(
+    weights: Tree, nodes: jax.Array, senders: jax.Array, receivers: jax.Array, targets: jax.Array, keep: Keep
+) -> jax.Array:
+    x = nodes @ weights["embed"]
+    for layer in weights["layers"]:
+        ends = jnp.concatenate([x[senders], x[receivers]], axis=-1)
+        messages = jax.nn.relu(ends @ layer["edge"]) @ layer["message"]
+        received = jax.ops.segment_sum(messages, receivers, num_segments=nodes.shape[0])
+        x = x + jax.nn.relu(jnp.concatenate([x, received], axis=-1) @ layer["node"])
+    return jnp.mean((x @ weights["head"] - targets) ** 2)
+
+
+def graph_network(nodes: int = 8192, edges: int = 65536, d: int = 128) -> Workload:
+    layer = {"edge": f32(2 * d, d), "message": f32(d, d), "node": f32(2 * d, d)}
+    weights = {"embed": f32(32, d), "layers": [layer] * 2, "head": f32(d, 8)}
+    spec = jax.tree.map(lambda leaf: dims(*(None,) * len(leaf.shape)), weights)
+    per_node, per_edge = dims("node", None), dims("edge")
+    return Workload(
+        "graph",
+        graph_loss,
+        (weights, f32(nodes, 32), i32(edges), i32(edges), f32(nodes, 8)),
+        (spec, per_node, per_edge, per_edge, per_node),
+        (spec, dims()),
+        {
+            "8": {"edge": ("a",)},
+            "2x4": {"edge": ("a", "b"), "node": ("a", "b")},
+            "2x2x2": {"edge": ("a", "b", "c"), "node": ("a", "b")},
+        },
+    )
+
+
+def stack_loss(weights: Tree, x: jax.Array, y: jax.Array, keep: Keep) -> jax.Array:
+    def block(x: jax.Array, layer: Tree) -> tuple[jax.Array, None]:
+        return x + feed_forward(x, layer), None
+
+    return jnp.mean((jax.lax.scan(block, x, weights)[0] - y) ** 2)
+
+
+def stacked_layers(layers: int = 8, rows: int = 1024, d: int = 512) -> Workload:
+    spec = {"up": dims("layer", "weights", "tensor"), "down": dims("layer", "tensor", "weights")}
+    batch = dims("batch", None)
+    return Workload(
+        "stack",
+        stack_loss,
+        ({"up": f32(layers, d, 4 * d), "down": f32(layers, 4 * d, d)}, f32(rows, d), f32(rows, d)),
+        (spec, batch, batch),
+        (spec, dims()),
+        {
+            "8": {"batch": ("a",), "weights": ("a",)},
+            "2x4": {"batch": ("a",), "tensor": ("b",)},
+            "2x2x2": {"batch": ("a", "b"), "layer": ("a", "b"), "tensor": ("c",)},
+        },
+    )
+
+
+def batch_norm(x: jax.Array, layer: Tree) -> jax.Array:
+    mean, variance = jnp.mean(x, axis=(0, 1, 2)), jnp.var(x, axis=(0, 1, 2))
+    return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * layer["scale"] + layer["shift"]
+
+
+def resnet_loss(weights: Tree, images: jax.Array, labels: jax.Array, keep: Keep) -> jax.Array:
+    x = conv(images, weights["stem"], 1)
+    for block in weights["blocks"]:
+        inner = jax.nn.relu(batch_norm(conv(x, block["first"], 1), block["norm1"]))
+        x = jax.nn.relu(x + batch_norm(conv(inner, block["second"], 1), block["norm2"]))
+    logits = jnp.mean(x, axis=(1, 2)) @ weights["head"]
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)
+    return -jnp.mean(chosen)
+
+
+def resnet(images: int = 64, size: int = 16, channels: int = 64) -> Workload:
+    norm, kernel = {"scale": f32(channels), "shift": f32(channels)}, f32(3, 3, channels, channels)
+    block = {"first": kernel, "norm1": norm, "second": kernel, "norm2": norm}
+    weights = {"stem": f32(3, 3, 3, channels), "blocks": [block] * 2, "head": f32(channels, 16)}
+    spec = jax.tree.map(lambda leaf: dims(*(None,) * len(leaf.shape)), weights)
+    every = {"8": {"batch": ("a",)}, "2x4": {"batch": ("a", "b")}, "2x2x2": {"batch": ("a", "b", "c")}}
+    batch = dims("batch", None, None, None)
+    return Workload(
+        "resnet",
+        resnet_loss,
+        (weights, f32(images, size, size, 3), i32(images)),
+        (spec, batch, dims("batch")),
+        (spec, dims()),
+        every,
+    )
+
+
 MESHES: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "8": ((8,), ("a",)),
     "2x4": ((2, 4), ("a", "b")),
@@ -329,3 +419,6 @@ MESHES: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
 """The meshes by name: sizes and axis names."""
 
 WORKLOADS: tuple[Callable[[], Workload], ...] = (mlp, megatron, moe, fsdp, sequence_parallel, conv_net)
+
+MEMORY_WORKLOADS: tuple[Callable[[], Workload], ...] = (graph_network, stacked_layers, resnet)
+"""Larger ones: what a compiler does with memory shows only where values do not fit into caches."""
