@@ -59,7 +59,8 @@ class Placement:
 
     def free_among(self, values: Sequence[Value]) -> frozenset[int]:
         """Which of them cost nothing in any sharding, by number: they are split, and every device can make them."""
-        return frozenset([n for n, v in enumerate(values) if not self[v].is_fully_replicated and self._copies.is_free(v)])
+        split = [n for n, value in enumerate(values) if not self[value].is_fully_replicated]
+        return frozenset([n for n in split if self._copies.is_free(values[n])])
 
     def __contains__(self, value: Value) -> bool:
         return value in self._placed

@@ -49,11 +49,9 @@ class Recomputation:
 def is_made_of_nothing(value: Value, depth: int = _DEPTH) -> bool:
     """Whether any device can make any part of a value without being sent anything: constants, iotas, masks of them."""
     op = value.defining_op
-    if op is None or op.blocks or len(op.results) != 1:
+    if not depth or op is None or op.blocks or len(op.results) != 1 or not _can_run_again(op):
         return False
-    if op.name in _MAKES_FROM_NOTHING:
-        return True
-    return depth > 1 and _can_run_again(op) and all(is_made_of_nothing(v, depth - 1) for v in op.operands)
+    return all(is_made_of_nothing(operand, depth - 1) for operand in op.operands)
 
 
 def recomputation(value: Value, target: TensorSharding, known: Known) -> Recomputation | None:
