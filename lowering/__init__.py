@@ -1,1 +1,3 @@
-"""From a propagated program to a per-device program: costs, resharding, partitioning, emission."""
+"""From a propagated program to the function that every device runs, in five rooms: `reshard`, `emission`, `strategies`,
+`planning` and `placement`.
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import compress, takewhile
@@ -12,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from sdy_jax.argument_errors import no_mesh
 from sdy_jax.errors import SdyError, ShardingError
 from sdy_jax.jax_internals import weakly_typed
 from sdy_jax.representation.mesh import Mesh
@@ -217,7 +217,7 @@ def concrete_mesh(mesh: object) -> jax.sharding.Mesh:
         )
     size = getattr(mesh, "size", None)
     if not isinstance(mesh, jax.sharding.AbstractMesh | Mesh) or not isinstance(size, int):
-        raise no_mesh(mesh)
+        raise _no_mesh(mesh)
     shape = tuple(mesh.sizes.values()) if isinstance(mesh, Mesh) else mesh.axis_sizes
     count = jax.device_count()
     virtual = f', after jax.config.update("jax_num_cpu_devices", {size}) if virtual ones will do, as they do for a plan'
@@ -267,3 +267,24 @@ def _wrapped(x: jax.Array, info: Any) -> Any:
     if jnp.issubdtype(info.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(x, impl=jax.random.key_impl(jnp.empty((), info.dtype)))
     return weakly_typed(x) if info.weak_type else x
+
+
+def _no_mesh(mesh: Any) -> ShardingError:
+    """Something in place of a mesh."""
+    return ShardingError(
+        f"partition got the {type(mesh).__name__} {mesh}, which has no devices; pass mesh={_make_mesh(mesh)}"
+    )
+
+
+def _make_mesh(given: Any) -> str:
+    """The call that makes the mesh that most likely was meant."""
+    if isinstance(given, str):
+        given = dict(re.findall(r"(\w+)=(\d+)", given))
+    if isinstance(given, dict) and given:
+        sizes, names = tuple(map(int, given.values())), tuple(map(str, given))
+    elif isinstance(given, (tuple, list)) and given and all(isinstance(n, int) for n in given):
+        sizes, names = tuple(given), ("data", "model")[: len(given)]
+        names += tuple(f"axis{i}" for i in range(2, len(given)))
+    else:
+        return "jax.make_mesh(shape, names)"
+    return f"jax.make_mesh({sizes}, {names})"

@@ -32,3 +32,8 @@ class InternalError(SdyError, AssertionError):
 
     def __init__(self, message: str):
         super().__init__(f"{message} (this is a bug in sdy_jax)")
+
+
+def with_article(kind: type) -> str:
+    """`a dict`, `an int`."""
+    return f"{'an' if kind.__name__[0] in 'aeiouAEIO' else 'a'} {kind.__name__}"

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from sdy_jax.api import partition
-from sdy_jax.lowering.cost import CostModel
+from sdy_jax.calls.partition import partition
+from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.plan import Plan
 
 # Relative tolerances by dtype: what reassociating a reduction over a few thousand terms of similar size can change.

@@ -11,11 +11,11 @@ import numpy as np
 from jax.extend.mlir import ir
 from sharding_dump import parse
 
-from sdy_jax.graph import Graph
-from sdy_jax.lowering.cost import CostModel
-from sdy_jax.lowering.emit import local_function, used_axes
-from sdy_jax.lowering.generic import numpy_dtype
-from sdy_jax.lowering.partition import partition
+from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.emission.emit import local_function, used_axes
+from sdy_jax.lowering.emission.generic import numpy_dtype
+from sdy_jax.lowering.placement.partition import partition
+from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.passes.export import export_module
 from sdy_jax.passes.import_ import import_module
 from sdy_jax.passes.propagate import user_priority_propagate

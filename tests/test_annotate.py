@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec as P
 from sdy_oracle import run_passes
 
 import sdy_jax as sdy
-from sdy_jax.arguments import abstracted, argument_leaves
-from sdy_jax.locations import source_line
-from sdy_jax.program import from_function
+from sdy_jax.annotate.arguments import abstracted, argument_leaves
+from sdy_jax.annotate.program import from_function
+from sdy_jax.ir.locations import source_line
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.testing import assert_same
 

@@ -1,111 +1,114 @@
-"""The house stands on its floors: no module imports from one above its own; private jax names stay in one place."""
+"""The house stands on its floors: rooms import only from rooms below; private jax names stay in one place."""
 
 import ast
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-WINGS = {"sdy_jax": "sdy_jax", "lowering": "sdy_jax.lowering", "runtime": "sdy_jax.runtime"}
 
-# The longest matching prefix counts.
-FLOORS = {
-    "sdy_jax.errors": 0,
-    "sdy_jax.representation": 1,
-    "sdy_jax.graph": 2,
-    "sdy_jax.symbols": 2,
-    "sdy_jax.rules": 2,
-    "sdy_jax.arguments": 2,
-    "sdy_jax.argument_errors": 2,
-    "sdy_jax.statics": 2,
-    "sdy_jax.locations": 2,
-    "sdy_jax.own_frames": 2,
-    "sdy_jax.user_function": 2,
-    "sdy_jax.jax_internals": 2,
-    "sdy_jax.extensions": 0,
-    "sdy_jax.verified_text": 3,
-    "sdy_jax.drop_annotations": 5,
-    "sdy_jax.annotate": 2,
-    "sdy_jax.program": 2,
-    "sdy_jax.diagnostics": 2,
-    "sdy_jax.fatal_mistakes": 2,
-    "sdy_jax.positions": 2,
-    "sdy_jax.source_text": 3,
-    "sdy_jax.dialects.assembly": 2,
-    "sdy_jax.dialects.cursor": 2,
-    "sdy_jax.dialects.elements": 2,
-    "sdy_jax.dialects.kinds": 2,
-    "sdy_jax.dialects.meshes": 2,
-    "sdy_jax.dialects.ops": 2,
-    "sdy_jax.dialects.pairs": 2,
-    "sdy_jax.dialects.printer": 2,
-    "sdy_jax.dialects.reader": 2,
-    "sdy_jax.dialects.shardings": 2,
-    "sdy_jax.dialects.source": 2,
-    "sdy_jax.dialects.statement": 2,
-    "sdy_jax.dialects.verification": 2,
-    "sdy_jax.dialects.view": 2,
-    "sdy_jax.verification": 3,
-    "sdy_jax.artifacts": 3,
-    "sdy_jax.symbolic_sizes": 3,
-    "sdy_jax.runtime": 2,
-    "sdy_jax.propagation": 3,
-    "sdy_jax.lowering": 3,
-    "sdy_jax.passes": 4,
-    "sdy_jax.dialects": 4,
-    "sdy_jax.plan": 5,
-    "sdy_jax.shard": 5,
-    "sdy_jax.loading": 5,
-    "sdy_jax.loaded_function": 5,
-    "sdy_jax.derivatives": 5,
-    "sdy_jax.planned_call": 5,
-    "sdy_jax.call": 5,
-    "sdy_jax.dispatch": 5,
-    "sdy_jax.api": 6,
-    "sdy_jax.opt": 6,
-    "sdy_jax.commands": 6,
-    "sdy_jax.cli": 6,
-    "sdy_jax.terminal": 1,
-    "sdy_jax.bug_report": 1,
-    "sdy_jax.testing": 7,
-    "sdy_jax.__main__": 7,
-    "sdy_jax": 8,
+# Each room with the rooms that it may import from, all of them above it in this list: so there is no circle.
+ROOMS = {
+    "errors": "",
+    "jax_internals": "errors",
+    "representation": "errors",
+    "ir": "errors representation",
+    "runtime": "errors jax_internals representation",
+    "annotate": "errors jax_internals representation ir runtime",
+    "rules": "representation ir",
+    "propagation": "representation ir rules",
+    "verification": "representation ir",
+    "text": "errors representation ir verification",
+    "lowering.reshard": "errors representation runtime",
+    "lowering.emission": "errors representation ir runtime propagation lowering.reshard",
+    "lowering.strategies": "errors representation ir runtime rules propagation lowering.reshard lowering.emission",
+    "lowering.planning": "representation lowering.reshard lowering.strategies",
+    "lowering.placement": (
+        "errors representation ir runtime annotate rules propagation verification lowering.reshard "
+        "lowering.emission lowering.strategies lowering.planning"
+    ),
+    "lowering": "",
+    "passes": "errors representation ir runtime annotate rules propagation text",
+    "plan": "errors representation ir runtime annotate rules propagation lowering.reshard lowering.placement passes",
+    "shard": (
+        "errors representation ir runtime annotate rules verification text lowering.emission "
+        "lowering.strategies lowering.placement lowering passes plan"
+    ),
+    "loading": "errors jax_internals representation ir annotate verification text lowering.emission passes shard",
+    "calls": (
+        "errors jax_internals representation ir runtime annotate lowering.reshard lowering.emission "
+        "lowering plan shard loading"
+    ),
+    "testing": "lowering.reshard plan calls",
+    "commands": "errors representation ir runtime annotate verification text lowering passes plan shard loading calls",
+    "__main__": "commands",
+    "__init__": "errors representation annotate lowering.reshard passes plan shard loading calls testing",
 }
 
 
-def floor_of(module):
+def modules() -> dict[str, Path]:
+    found = {}
+    for folder, _, files in os.walk(ROOT / "sdy_jax", followlinks=True):
+        for path in (Path(folder, name) for name in files if name.endswith(".py")):
+            parts = path.relative_to(ROOT / "sdy_jax").with_suffix("").parts
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def room_of(module: str) -> str:
+    """The longest room that a module is in; the top of the package is a room of its own."""
     parts = module.split(".")
-    return next(FLOORS[p] for n in range(len(parts), 0, -1) if (p := ".".join(parts[:n])) in FLOORS)
+    names = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((name for name in names if name in ROOMS), "__init__" if module in ("", "__init__") else module)
 
 
-def module_name(path):
-    wing, *rest = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join((WINGS[wing], *(part for part in rest if part != "__init__")))
-
-
-def imports(path):
+def imports(path: Path) -> Iterator[str]:
+    """The modules of the package that a file imports, without the package's name."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield node.module
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "sdy_jax":
+            inside = (node.module or "").partition(".")[2]
+            for alias in node.names:
+                whole = f"{inside}.{alias.name}".removeprefix(".")
+                yield whole if whole in MODULES else inside
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (a.name.partition(".")[2] for a in node.names if a.name.split(".")[0] == "sdy_jax")
 
 
-FILES = sorted(path for wing in WINGS for path in (ROOT / wing).rglob("*.py"))
+def test_rooms_are_listed_from_the_ground_up() -> None:
+    seen: set[str] = set()
+    for room, below in ROOMS.items():
+        assert set(below.split()) <= seen, room
+        seen.add(room)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_come_from_the_same_floor_or_below(path):
-    own = floor_of(module_name(path))
-    above = [m for m in imports(path) if m.split(".")[0] == "sdy_jax" and m != "sdy_jax" and floor_of(m) > own]
-    assert not above
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_room_imports_from_the_rooms_below_that_it_names(module: str) -> None:
+    room = room_of(module)
+    assert room in ROOMS, f"{module} is in no room"
+    taken = {room_of(name) for name in imports(MODULES[module])} - {room}
+    assert taken <= set(ROOMS[room].split())
 
 
-def test_private_names_of_jax_are_used_in_one_module():
-    users = [path.name for path in FILES for module in imports(path) if module.startswith("jax._src")]
-    assert set(users) <= {"jax_internals.py"}
+def test_only_the_faces_stand_at_the_top() -> None:
+    top = {path.name for path in (ROOT / "sdy_jax").glob("*.py")}
+    assert top == {"__init__.py", "__main__.py", "errors.py", "testing.py", "jax_internals.py"}
 
 
-def test_the_representation_does_not_know_mlir_but_for_attributes():
-    knowing = {path.name for path in FILES if path.parent.name == "representation" and "jax.extend" in path.read_text()}
-    assert knowing == {"attributes.py"}
+def test_every_room_says_what_lives_there() -> None:
+    for folder in {path.parent for path in MODULES.values()}:
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
+
+
+def test_private_names_of_jax_are_used_in_one_module() -> None:
+    users = {name for name, path in MODULES.items() if "jax._src" in path.read_text()}
+    assert users <= {"jax_internals"}
+
+
+def test_the_representation_does_not_know_mlir_but_for_attributes() -> None:
+    knowing = {name for name, path in MODULES.items() if room_of(name) == "representation"}
+    assert {name for name in knowing if "jax.extend" in MODULES[name].read_text()} == {"representation.attributes"}

@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.arguments import argument_leaves, match_prefix
+from sdy_jax.annotate.arguments import argument_leaves, match_prefix
 
 PARAMS = {"w1": np.ones((8, 4), np.float32), "w2": np.ones((4, 8), np.float32)}
 X = np.ones((16, 8), np.float32)

@@ -17,10 +17,10 @@ from sdy_oracle import run_passes
 from sharding_dump import parse
 
 import sdy_jax as sdy
-from sdy_jax.graph import Graph, Value
+from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.passes.ramps import At, Ramp, Ramps
 from sdy_jax.passes.registry import run
-from sdy_jax.source_text import parse_module
+from sdy_jax.text.modules import parse_module
 
 PASS = "sdy-explicit-gather-scatter-batching"
 UNSORTED = "indices_are_sorted = false"

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 import sdy_jax
-from sdy_jax import opt
-from sdy_jax.cli import main
+from sdy_jax.commands import optimize as opt
+from sdy_jax.commands.cli import main
 
 MODULE = """
 sdy.mesh @mesh = <["a"=2]>
@@ -232,7 +232,7 @@ def test_errors_from_passes_stand_in_place_too(run):
 
 
 def test_help_needs_no_jax():
-    lines = ("import sys", "from sdy_jax.cli import main", "try: main(['opt', '--help'])")
+    lines = ("import sys", "from sdy_jax.commands.cli import main", "try: main(['opt', '--help'])")
     code = "\n".join((*lines, "finally: assert 'jax' not in sys.modules"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -17,9 +17,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.cli import main
 from sdy_jax.commands import checks, doctor, plan
-from sdy_jax.source_text import split_modules
+from sdy_jax.commands.cli import main
+from sdy_jax.text.modules import split_modules
 
 REFERENCE = list(split_modules((Path(__file__).parent / "sdy_reference.mlir").read_text()))
 
@@ -396,7 +396,7 @@ def test_what_is_our_mistake_is_called_so(run, monkeypatch, tmp_path):
         raise KeyError("x")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("sdy_jax.api.build_plan", broken)
+    monkeypatch.setattr("sdy_jax.calls.partition.build_plan", broken)
     monkeypatch.setattr(plan, "job_of", broken)
     status, _, err = run("plan", "m.mlir")
     assert status == 1
@@ -605,7 +605,7 @@ _EXPECTED = (
 
 RUN_ALL = """
 import sys
-from sdy_jax.cli import main
+from sdy_jax.commands.cli import main
 for number in sys.argv[1:]:
     assert main(["run", f"{number}.mlir", "--inputs", f"{number}.npz", "--outputs", f"{number}_out.npz"]) == 0, number
 """
@@ -759,7 +759,7 @@ def test_help_has_examples_and_the_version_is_known(run, command, capsys):
 
 
 def test_the_parser_of_arguments_needs_no_jax():
-    lines = ("import sys", "from sdy_jax.cli import main", "try: main(['run', '--help'])")
+    lines = ("import sys", "from sdy_jax.commands.cli import main", "try: main(['run', '--help'])")
     code = "\n".join((*lines, "finally: assert 'jax' not in sys.modules"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -23,9 +23,8 @@ from partitioned_text import run_partitioned
 from sdy_oracle import Oracle
 
 import sdy_jax as sdy
-from sdy_jax.diagnostics import rule_of
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.verify_partitioned import verify_partitioned
+from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
 from sdy_jax.representation.attributes import SAYABLE
 from sdy_jax.representation.axes import merge_neighbours, sort_and_merge
 from sdy_jax.representation.collectives import SdyCollective, sharding_after
@@ -33,8 +32,9 @@ from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify_collectives import STRICT_RULES
-from sdy_jax.source_text import SourceError, parse_module
+from sdy_jax.text.modules import SourceError, parse_module
 from sdy_jax.verification import verify_dialect, verify_module
+from sdy_jax.verification.diagnostics import rule_of
 
 IDS = [f"{operand} {op}" for operand, op, _, _ in VECTORS]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sdy_jax.errors import InternalError, ShardingError
-from sdy_jax.lowering import collectives
+from sdy_jax.lowering.emission import collectives
 from sdy_jax.representation import REDUCTION_KINDS, AxisRef, Mesh, TensorSharding, axes_size, parse_sharding
 from sdy_jax.representation.axes import merge_neighbours, set_difference, sort_and_merge
 from sdy_jax.runtime.mesh import RefinedMesh, block_indices

@@ -3,7 +3,7 @@
 import pytest
 
 from sdy_jax.errors import InternalError, SdyError
-from sdy_jax.lowering.cost import CostModel, same_cost
+from sdy_jax.lowering.reshard.cost import CostModel, same_cost
 from sdy_jax.representation.mesh import AxisRef, Mesh
 
 MESH = Mesh.of(x=2, y=4)

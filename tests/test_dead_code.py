@@ -9,8 +9,8 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.graph import Graph
-from sdy_jax.lowering.dead_code import erase_dead_code
+from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.placement.dead_code import erase_dead_code
 from sdy_jax.testing import assert_same
 
 X = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)

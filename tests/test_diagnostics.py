@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sdy_jax.diagnostics import PATTERNS, explain, rule_of
 from sdy_jax.representation.dialect_rules import RULES
+from sdy_jax.verification.diagnostics import PATTERNS, explain, rule_of
 
 
 def test_every_pattern_belongs_to_a_rule_and_every_rule_has_one():

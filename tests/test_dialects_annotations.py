@@ -9,8 +9,8 @@ import pytest
 from dialect_texts import in_shard
 
 import sdy_jax as sdy
-from sdy_jax.opt import optimize
-from sdy_jax.source_text import SourceError
+from sdy_jax.commands.optimize import optimize
+from sdy_jax.text.modules import SourceError
 
 DIALECTS = ("mesh", "shard")
 IMPORT = "import-mesh-annotations"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from mutated_modules import MODULES
 
-from sdy_jax.opt import optimize
+from sdy_jax.commands.optimize import optimize
 
 _PROGRAM = Path(__file__).with_name("mutated_modules.py")
 

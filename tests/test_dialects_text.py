@@ -10,19 +10,19 @@ from dialect_texts import FORMS, GAP, MIXED, REFERENCE, function, in_shard
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.cli import main
-from sdy_jax.dialects.assembly import canonical, pretty_form, read_pretty
-from sdy_jax.dialects.cursor import Cursor, Span
-from sdy_jax.dialects.kinds import KINDS, REDUCTIONS
-from sdy_jax.dialects.ops import OPS, REQUIRED, Declaration
-from sdy_jax.dialects.printer import module_text
-from sdy_jax.dialects.reader import rewrite
-from sdy_jax.dialects.statement import Statement, generic_form, make_statement, read_generic
-from sdy_jax.dialects.view import dialect_ops
-from sdy_jax.graph import pre_order
-from sdy_jax.opt import optimize
-from sdy_jax.positions import Position
-from sdy_jax.source_text import SourceError, parse_module
+from sdy_jax.commands.cli import main
+from sdy_jax.commands.optimize import optimize
+from sdy_jax.ir.graph import pre_order
+from sdy_jax.shard.view import dialect_ops
+from sdy_jax.text.assembly import canonical, pretty_form, read_pretty
+from sdy_jax.text.cursor import Cursor, Span
+from sdy_jax.text.kinds import KINDS, REDUCTIONS
+from sdy_jax.text.mesh_ops import OPS, REQUIRED, Declaration
+from sdy_jax.text.modules import SourceError, parse_module
+from sdy_jax.text.positions import Position
+from sdy_jax.text.printer import module_text
+from sdy_jax.text.reader import rewrite
+from sdy_jax.text.statement import Statement, generic_form, make_statement, read_generic
 from sdy_jax.verification import verify_module
 
 BOTH = [*FORMS, *((in_shard(a), in_shard(b)) for a, b in FORMS if not re.search("shard_shape|shard\\.|partial_", b))]

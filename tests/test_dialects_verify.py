@@ -8,15 +8,15 @@ import pytest
 from dialect_texts import GAP, REFERENCE, function, in_shard
 from jax.interpreters import mlir
 
-from sdy_jax.dialects.ops import OPS
-from sdy_jax.dialects.pairs import pair_up
-from sdy_jax.dialects.shardings import stated_sharding
-from sdy_jax.dialects.verification import verify_ops
-from sdy_jax.dialects.verification.module import RULES
-from sdy_jax.dialects.view import dialect_ops
-from sdy_jax.opt import optimize
+from sdy_jax.commands.optimize import optimize
 from sdy_jax.representation.dialect_rules import RuleError
-from sdy_jax.source_text import SourceError, parse_module
+from sdy_jax.shard.pairs import pair_up
+from sdy_jax.shard.stated_shardings import stated_sharding
+from sdy_jax.shard.verification import verify_ops
+from sdy_jax.shard.verification.module import RULES
+from sdy_jax.shard.view import dialect_ops
+from sdy_jax.text.mesh_ops import OPS
+from sdy_jax.text.modules import SourceError, parse_module
 
 
 def error(text: str) -> str:

@@ -13,9 +13,9 @@ from jax import lax
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.graph import Block, Graph, Op, Value
-from sdy_jax.lowering import generic
-from sdy_jax.lowering.local_op import EMITTERS, LocalOp
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.lowering.emission import generic
+from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.strategies import strategies_of
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.sharding import TensorSharding

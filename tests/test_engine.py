@@ -9,7 +9,7 @@ from jax.extend.mlir import ir
 from random_programs import RandomProgram
 from sharding_dump import parse
 
-from sdy_jax.graph import Graph
+from sdy_jax.ir.graph import Graph
 from sdy_jax.passes.registry import run
 from sdy_jax.propagation import engine as engine_module
 from sdy_jax.propagation.engine import Engine

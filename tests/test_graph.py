@@ -5,7 +5,13 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 from sharding_dump import parse
 
-from sdy_jax.graph import Graph, function_sharding, function_shardings, set_function_shardings, text_of_constant
+from sdy_jax.ir.graph import (
+    Graph,
+    function_sharding,
+    function_shardings,
+    set_function_shardings,
+    text_of_constant,
+)
 from sdy_jax.representation.text import parse_sharding
 
 _DIAMOND = """

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.artifacts import Kind, recognise
+from sdy_jax.loading.artifacts import Kind, recognise
 from sdy_jax.passes.device_numbers import renumber_devices
 
 pytest.importorskip("flatbuffers")

@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.locations import place_of, short_source, source_line
+from sdy_jax.ir.locations import place_of, short_source, source_line
 
 X, W = jnp.ones((8, 16)), jnp.ones((16, 16))
 

@@ -12,13 +12,13 @@ from jax.sharding import PartitionSpec as P
 from sharding_dump import parse
 
 import sdy_jax as sdy
-from sdy_jax.graph import Graph
-from sdy_jax.lowering import collectives
-from sdy_jax.lowering.collectives import permutation_pairs
-from sdy_jax.lowering.cost import CostModel
-from sdy_jax.lowering.emit import local_function, used_axes
-from sdy_jax.lowering.groups import axes_of_groups, groups_of_axes, spans
-from sdy_jax.lowering.partition import partition
+from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.emission import collectives
+from sdy_jax.lowering.emission.collectives import permutation_pairs
+from sdy_jax.lowering.emission.emit import local_function, used_axes
+from sdy_jax.lowering.emission.groups import axes_of_groups, groups_of_axes, spans
+from sdy_jax.lowering.placement.partition import partition
+from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.manual import apart_along
 from sdy_jax.passes.export import export_module
 from sdy_jax.passes.import_ import import_module

@@ -20,10 +20,10 @@ from test_random_numbers import WITHOUT, outcome
 
 import sdy_jax as sdy
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
-from sdy_jax.graph import Graph
-from sdy_jax.lowering.cost import CostModel
-from sdy_jax.lowering.partition import partition
-from sdy_jax.lowering.verify_partitioned import verify_partitioned
+from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.placement.partition import partition
+from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
+from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_axis, parse_mesh

@@ -10,7 +10,7 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.graph import Graph
+from sdy_jax.ir.graph import Graph
 from sdy_jax.representation.type_text import bytes_text
 
 X = jnp.ones((64, 32))

@@ -15,15 +15,15 @@ from sharding_dump import dump, parse, run_oracle
 
 import sdy_jax as sdy
 from sdy_jax import passes
+from sdy_jax.annotate.program import Program
+from sdy_jax.commands.optimize import optimize
 from sdy_jax.errors import ParseError, ShardingError, UnsupportedError
-from sdy_jax.graph import Graph
-from sdy_jax.opt import optimize
+from sdy_jax.ir.graph import Graph
 from sdy_jax.passes.export import export_module
 from sdy_jax.passes.import_ import import_module
 from sdy_jax.passes.pipeline_text import parse as parse_passes
 from sdy_jax.passes.pipelines import PLAN_IMPORT, export_pipeline
 from sdy_jax.passes.registry import PASSES, PIPELINES, full_name, options_of, run
-from sdy_jax.program import Program
 from sdy_jax.propagation import propagate
 
 BATCHING = "sdy-explicit-gather-scatter-batching"

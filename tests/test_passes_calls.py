@@ -15,7 +15,7 @@ from sdy_oracle import run_each, run_passes
 from sharding_dump import parse, plain_text
 
 from sdy_jax.errors import ShardingError, UnsupportedError
-from sdy_jax.graph import Graph
+from sdy_jax.ir.graph import Graph
 from sdy_jax.passes.pipeline_text import parse as parse_pipeline
 from sdy_jax.passes.pipelines import export_pipeline, import_pipeline, propagation_pipeline
 from sdy_jax.passes.registry import COMPAT, full_name, options_of, run

@@ -11,7 +11,7 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.locations import short_source
+from sdy_jax.ir.locations import short_source
 from sdy_jax.representation.type_text import bytes_text, type_text
 
 X = np.ones((8, 16), np.float32)

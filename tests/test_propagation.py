@@ -9,7 +9,7 @@ import pytest
 from jax.extend.mlir import ir
 from sharding_dump import dump, parse
 
-from sdy_jax.graph import Graph
+from sdy_jax.ir.graph import Graph
 from sdy_jax.passes.registry import run
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.history import History

@@ -19,7 +19,7 @@ from plain_program import Undefined, plain_module, run_plain
 from random_programs import RandomProgram
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.graph import Graph
+from sdy_jax.ir.graph import Graph
 
 XLA_FAILS = {
     r"stablehlo\.scatter\".* scatter_dims_to_operand_dims = \[\],": "XLA's scatter to no index",

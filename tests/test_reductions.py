@@ -12,11 +12,11 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.verify_partitioned import verify_partitioned
+from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
 from sdy_jax.representation.attributes import SAYABLE
 from sdy_jax.representation.sharding import REDUCTION_KINDS
-from sdy_jax.source_text import SourceError, parse_module
 from sdy_jax.testing import assert_same
+from sdy_jax.text.modules import SourceError, parse_module
 from sdy_jax.verification import verify_module
 
 MESH = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)

@@ -10,8 +10,8 @@ from jax.interpreters import mlir
 from reshard_simulator import Simulator
 from test_resharding import mesh_of, random_sharding, sharding
 
-from sdy_jax.lowering.cost import CostModel
-from sdy_jax.lowering.resharding import plan_reshard
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.reshard.plan import plan_reshard
 from sdy_jax.representation.attributes import sharding_from_attribute
 from sdy_jax.representation.collectives import collective_from_attributes
 from sdy_jax.representation.mesh import axes_size

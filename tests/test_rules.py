@@ -17,8 +17,8 @@ from random_programs.calls import chlo_op
 from random_programs.indexing import overwrite
 from random_programs.tensors import FAMILIES, Case, Family, Shape, Tensor, comparator, reducer, some_shape
 
-from sdy_jax.graph import Graph, Value
-from sdy_jax.lowering.local_op import EMITTERS
+from sdy_jax.ir.graph import Graph, Value
+from sdy_jax.lowering.emission.local_op import EMITTERS
 from sdy_jax.lowering.strategies import STRATEGIES
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 from sdy_jax.representation.attributes import rule_from_attribute

@@ -14,13 +14,13 @@ import shard_model as model
 from shard_devices import run_stacked
 
 import sdy_jax as sdy
-from sdy_jax.dialects.semantics.grid import Grid
-from sdy_jax.dialects.semantics.layout import Layout
-from sdy_jax.dialects.semantics.reshard_plan import axis_steps, plan
-from sdy_jax.dialects.semantics.resharding import permutation
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard import Sharding
+from sdy_jax.shard.semantics.grid import Grid
+from sdy_jax.shard.semantics.layout import Layout
+from sdy_jax.shard.semantics.reshard_plan import axis_steps, plan
+from sdy_jax.shard.semantics.resharding import permutation
 
 
 def abstract(*sizes):

@@ -10,7 +10,7 @@ import pytest
 from dialect_texts import LOCAL, MIXED, in_shard
 
 import sdy_jax as sdy
-from sdy_jax.opt import optimize
+from sdy_jax.commands.optimize import optimize
 
 T = "tensor<8x8xf32>"
 

@@ -8,9 +8,9 @@ import pytest
 from dialect_breaks import EDGES, MANUAL
 from jax.interpreters import mlir
 
-from sdy_jax.fatal_mistakes import fatal_mistakes
-from sdy_jax.opt import optimize
-from sdy_jax.source_text import Position, SourceError, parse_module, split_modules
+from sdy_jax.commands.optimize import optimize
+from sdy_jax.text.crash_guards import fatal_mistakes
+from sdy_jax.text.modules import Position, SourceError, parse_module, split_modules
 from sdy_jax.verification import verify_module
 
 

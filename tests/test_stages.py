@@ -15,8 +15,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.cli import main
-from sdy_jax.source_text import split_modules
+from sdy_jax.commands.cli import main
+from sdy_jax.text.modules import split_modules
 
 ROOT = Path(__file__).parent.parent
 STAGES = ("traced", "imported", "propagated", "partitioned")

@@ -9,7 +9,7 @@ import pytest
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.opt import optimize
+from sdy_jax.commands.optimize import optimize
 from sdy_jax.representation import (
     AxisRef,
     DimensionSharding,
@@ -29,7 +29,7 @@ from sdy_jax.representation import attributes as attrs
 from sdy_jax.representation.mesh import quoted
 from sdy_jax.representation.propagation_edges import AxisSpread, EdgeValue, PropagationStep
 from sdy_jax.representation.sharding import per_value
-from sdy_jax.source_text import split_modules
+from sdy_jax.text.modules import split_modules
 
 CONTEXT = mlir.make_ir_context()
 EXAMPLES = list(split_modules((Path(__file__).parent / "sdy_reference.mlir").read_text()))

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.cli import main
+from sdy_jax.commands.cli import main
 from sdy_jax.errors import ShardingError
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 

@@ -15,10 +15,10 @@ from dialect_breaks import BREAKS, EDGE, MANUAL, RESULT, VALID, all_ops, broken_
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
+from sdy_jax.commands.optimize import optimize
 from sdy_jax.errors import ShardingError
-from sdy_jax.opt import optimize
 from sdy_jax.representation.dialect_rules import DOCUMENTED_RULES, RULES
-from sdy_jax.source_text import SourceError, parse_module
+from sdy_jax.text.modules import SourceError, parse_module
 from sdy_jax.verification import verify_dialect, verify_module
 
 

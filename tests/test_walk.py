@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sharding_dump import parse
 
-from sdy_jax.graph import post_order, pre_order
+from sdy_jax.ir.graph import post_order, pre_order
 from sdy_jax.passes.walk import body_of, named, terminator_of
 
 _LOOP = """

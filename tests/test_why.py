@@ -16,7 +16,7 @@ from random_programs import RandomProgram
 from sharding_dump import parse
 
 import sdy_jax as sdy
-from sdy_jax.graph import Graph
+from sdy_jax.ir.graph import Graph
 from sdy_jax.plan.why import Explanation
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.blockers import Blockers, Reason

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from sdy_jax.lowering import collectives
-from sdy_jax.lowering.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission import collectives
+from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.collectives import SdyCollective, collective_from_attributes

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.lowering.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 
 
 @emitter("stablehlo.while")

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import jax
 from jax import lax
 
-from sdy_jax.graph import Op
-from sdy_jax.lowering.generic import re_emit
-from sdy_jax.lowering.local_op import LocalOp, emitter
+from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.emission.generic import re_emit
+from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.dot import precision, without_padding
 from sdy_jax.lowering.strategies.monoids import sum_kind
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies

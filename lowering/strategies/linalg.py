@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.representation.rule import OpShardingRule
 

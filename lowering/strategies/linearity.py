@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.strategies.monoids import is_identity, reduction_kind
 from sdy_jax.rules.linearity import LINEAR, Linear
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sdy_jax.graph import Block, Value
-from sdy_jax.lowering import collectives
-from sdy_jax.lowering.generic import numpy_dtype
+from sdy_jax.ir.graph import Block, Value
+from sdy_jax.lowering.emission import collectives
+from sdy_jax.lowering.emission.generic import numpy_dtype
 from sdy_jax.lowering.strategies.creation import constant_value
 
 _KINDS = {

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.graph import Op
-from sdy_jax.lowering import collectives
-from sdy_jax.lowering.generic import re_emit
-from sdy_jax.lowering.local_op import LocalOp, emitter
+from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.emission import collectives
+from sdy_jax.lowering.emission.generic import re_emit
+from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.monoids import identity, is_identity, known_scalar, reduction_kind
 from sdy_jax.lowering.strategies.registry import Inside, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import has_padding, is_leader, mask_padding

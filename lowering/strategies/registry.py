@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.rule import OpShardingRule

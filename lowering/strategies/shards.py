@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.lowering.local_op import LocalOp
+from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.rule import TensorMapping
 from sdy_jax.representation.sharding import TensorSharding

@@ -19,17 +19,17 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.graph import Op, Value
-from sdy_jax.lowering import collectives
-from sdy_jax.lowering.cost import wire_bytes
-from sdy_jax.lowering.generic import stablehlo_op_p
-from sdy_jax.lowering.groups import axes_of_groups, device_groups, device_pairs, spans
-from sdy_jax.lowering.local_op import LocalOp, emitter
-from sdy_jax.lowering.sent import all_reduce_bytes, gathered_bytes
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.emission import collectives
+from sdy_jax.lowering.emission.generic import stablehlo_op_p
+from sdy_jax.lowering.emission.groups import axes_of_groups, device_groups, device_pairs, spans
+from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.names import scope_name
+from sdy_jax.lowering.emission.sent import all_reduce_bytes, gathered_bytes
+from sdy_jax.lowering.reshard.cost import wire_bytes
 from sdy_jax.lowering.strategies.manual import manual_axes_around
 from sdy_jax.lowering.strategies.monoids import reduction_kind
 from sdy_jax.lowering.strategies.registry import Sent, check, sends
-from sdy_jax.lowering.text import scope_name
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding

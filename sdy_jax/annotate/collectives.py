@@ -22,11 +22,11 @@ import jax.numpy as jnp
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
+from sdy_jax.annotate.arguments import match_prefix
 from sdy_jax.annotate.constraints import sharding_here, stated_here
 from sdy_jax.annotate.identity import Parameters, identity_primitive
 from sdy_jax.annotate.site import Site, create, current_mesh, emission
 from sdy_jax.annotate.specs import Stated, check_reduction, with_dimension
-from sdy_jax.arguments import match_prefix
 from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.representation.attributes import REDUCTION, sharding_attributes
 from sdy_jax.representation.collectives import PER_DIMENSION, Axes, SdyCollective

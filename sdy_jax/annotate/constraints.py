@@ -11,6 +11,7 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
+from sdy_jax.annotate.arguments import Leaf, match_prefix, padded
 from sdy_jax.annotate.identity import Parameters, identity_primitive
 from sdy_jax.annotate.site import (
     Site,
@@ -21,9 +22,7 @@ from sdy_jax.annotate.site import (
     traced_manual_axes,
 )
 from sdy_jax.annotate.specs import Stated, check_free, check_reduction, resolved, stated, with_dimension
-from sdy_jax.argument_errors import with_article
-from sdy_jax.arguments import Leaf, match_prefix, padded
-from sdy_jax.errors import ShardingError
+from sdy_jax.errors import ShardingError, with_article
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding

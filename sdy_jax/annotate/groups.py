@@ -13,8 +13,8 @@ from jax.extend.mlir import ir
 from jax.interpreters import ad, batching, mlir
 from jax.tree_util import PyTreeDef
 
+from sdy_jax.annotate.arguments import match_prefix
 from sdy_jax.annotate.site import Site, emission
-from sdy_jax.arguments import match_prefix
 from sdy_jax.errors import ShardingError
 from sdy_jax.jax_internals import shard_alike_p
 

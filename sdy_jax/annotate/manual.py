@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate import regions
+from sdy_jax.annotate.arguments import SPEC_TYPES, Leaf, Parameters, argument_leaves, match_prefix, parsed
 from sdy_jax.annotate.constraints import sharding_constraint_p, stated_here
 from sdy_jax.annotate.site import current_mesh, traced_manual_axes
 from sdy_jax.annotate.specs import PARTITION
-from sdy_jax.arguments import SPEC_TYPES, Leaf, Parameters, argument_leaves, match_prefix, parsed
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import mesh_from_jax

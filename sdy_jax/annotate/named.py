@@ -12,11 +12,11 @@ from jax.extend.mlir import ir
 from jax.interpreters import ad, batching, mlir
 
 from sdy_jax.annotate import regions
+from sdy_jax.annotate.arguments import Leaf, Parameters, argument_leaves, match_prefix
 from sdy_jax.annotate.constraints import sharding_here, stated_here
 from sdy_jax.annotate.regions import Region
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.annotate.specs import Stated, with_dimension
-from sdy_jax.arguments import Leaf, Parameters, argument_leaves, match_prefix
 from sdy_jax.errors import SdyError
 from sdy_jax.jax_internals import lower_region
 from sdy_jax.representation.attributes import shardings_to_attribute

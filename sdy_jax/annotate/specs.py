@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.arguments import parsed
+from sdy_jax.annotate.arguments import parsed
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.named import from_partition_spec, mesh_from_jax

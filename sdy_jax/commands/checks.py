@@ -17,9 +17,9 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax import passes
-from sdy_jax.api import partition
+from sdy_jax.calls.partition import partition
 from sdy_jax.commands import devices
-from sdy_jax.loading import load
+from sdy_jax.loading.load import load
 
 Check = Callable[[argparse.Namespace], tuple[bool, str]]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 
-from sdy_jax import terminal
+from sdy_jax.commands import terminal
 
 _PACKAGES = ("sdy_jax", "jax", "jaxlib", "numpy", "ml_dtypes")
 _OPTIONAL = {

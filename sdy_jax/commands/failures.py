@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import sdy_jax
-from sdy_jax import lowering, runtime
-from sdy_jax.bug_report import described_bug
 from sdy_jax.commands import UsageError
+from sdy_jax.commands.bug_report import described_bug
 from sdy_jax.errors import InternalError, SdyError
-from sdy_jax.positions import Position
+from sdy_jax.ir.hidden_frames import PACKAGE
 from sdy_jax.representation.dialect_rules import RuleError
-from sdy_jax.source_text import SourceError
+from sdy_jax.text.modules import SourceError
+from sdy_jax.text.positions import Position
 
 _JAX = re.compile(r"[/\\]jax(lib)?[/\\]")
-_OURS = tuple(os.path.join(path, "") for path in (*sdy_jax.__path__, *lowering.__path__, *runtime.__path__))
 
 
 @contextmanager
@@ -60,6 +57,6 @@ def _position(error: RuleError, file: str) -> Position | None:
 def _described(error: Exception) -> str:
     """What the user's code raised, with its line; or else a bug of ours."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _JAX.search(frame.filename)]
-    if frames[-1].filename.startswith(_OURS):
+    if frames[-1].filename.startswith(PACKAGE):
         return described_bug(error)
     return f"{type(error).__name__}: {error} ({frames[-1].filename}:{frames[-1].lineno})"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from sdy_jax import terminal
-from sdy_jax.opt import optimize, read
-from sdy_jax.source_text import SEPARATOR, SourceError, split_modules
+from sdy_jax.commands import terminal
+from sdy_jax.commands.optimize import optimize, read
+from sdy_jax.text.modules import SEPARATOR, SourceError, split_modules
 
 
 def run(options: argparse.Namespace) -> int:

@@ -18,25 +18,25 @@ from typing import Any
 import jax
 from jax.extend.mlir import ir
 
-from sdy_jax import own_frames
-from sdy_jax.api import PartitionedFunction, partition
-from sdy_jax.arguments import Parameters, argument_leaves
+from sdy_jax.annotate.arguments import Parameters, argument_leaves
+from sdy_jax.annotate.program import Program
+from sdy_jax.calls.partition import PartitionedFunction, partition
 from sdy_jax.commands import UsageError, devices
 from sdy_jax.commands.failures import explained
 from sdy_jax.commands.specs import parse_mesh, parse_shardings, parse_types
-from sdy_jax.dialects.annotated_meshes import Devices
-from sdy_jax.dialects.local_program import is_local
-from sdy_jax.dialects.meshes import DeviceMesh, resolved_sizes
-from sdy_jax.dialects.resolution import program_mesh
-from sdy_jax.dialects.scalars import dtype_of
 from sdy_jax.errors import SdyError
-from sdy_jax.graph import Value
-from sdy_jax.loading import load
-from sdy_jax.passes.mesh_annotations import annotated_mesh
+from sdy_jax.ir import hidden_frames
+from sdy_jax.ir.graph import Value
+from sdy_jax.loading.load import load
 from sdy_jax.plan.plan import Plan
-from sdy_jax.program import Program
 from sdy_jax.representation.mesh import Mesh, MeshAxis
+from sdy_jax.shard.annotated_meshes import Devices
+from sdy_jax.shard.local_program import is_local
+from sdy_jax.shard.meshes import DeviceMesh, resolved_sizes
+from sdy_jax.shard.passes.mesh_annotations import annotated_mesh
 from sdy_jax.shard.programs import LocalProgram, run_local
+from sdy_jax.shard.resolution import program_mesh
+from sdy_jax.shard.scalars import dtype_of
 
 _FUNCTION = re.compile(r"(?P<module>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
@@ -166,7 +166,7 @@ def _partitioned(fun: Any, mesh: Mesh, options: argparse.Namespace) -> Partition
         if text
     }
     on_devices = devices.mesh_on(mesh, options.devices or mesh.size)
-    with own_frames.called_from("the command line" if given else _file_name(options)):
+    with hidden_frames.called_from("the command line" if given else _file_name(options)):
         found: PartitionedFunction = partition(
             fun, mesh=on_devices, on_unknown="ignore", optimize_collectives=options.optimize_collectives, **given
         )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdy_jax.errors import SdyError
-from sdy_jax.source_text import SourceError
+from sdy_jax.text.modules import SourceError
 
 _ONE_ARRAY, _ARCHIVE = b"\x93NUMPY", b"PK"
 """What numpy's files of one array begin with, and those of several."""

@@ -15,7 +15,7 @@ from typing import Literal
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
-from sdy_jax.graph import Graph, Op, Value
+from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.passes.ramps import At, Ramps
 from sdy_jax.passes.walk import named
 from sdy_jax.propagation.liveness import is_removable

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import main_function, module_meshes
+from sdy_jax.ir.graph import main_function, module_meshes
 from sdy_jax.passes.shardings import (
     function_shardings,
     list_of,

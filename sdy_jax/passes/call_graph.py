@@ -8,10 +8,10 @@ from collections.abc import Hashable, Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.ir.symbols import references
 from sdy_jax.passes.same_computation import computation_of
 from sdy_jax.passes.shardings import function_shardings
 from sdy_jax.passes.walk import body_of, functions, named, symbol
-from sdy_jax.symbols import references
 
 CALL = "func.call"
 ORIGINAL_NAME = "sdy.original_func_name"

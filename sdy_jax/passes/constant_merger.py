@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import post_order, read_attributes
+from sdy_jax.ir.graph import post_order, read_attributes
 from sdy_jax.passes.walk import functions
 
 _CONSTANTS = ("sdy.constant", "stablehlo.constant")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import Graph, post_order
+from sdy_jax.ir.graph import Graph, post_order
 from sdy_jax.passes.data_flow_edges import DATA_FLOW_OPS, EDGE, edge_of
 from sdy_jax.passes.debug_info import write_constraint_edges, write_origins
 from sdy_jax.passes.sharding_rules import write_identity_rule

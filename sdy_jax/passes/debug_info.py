@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import Graph, Op, Value, pre_order
+from sdy_jax.ir.graph import Graph, Op, Value, pre_order
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import History, gained
 from sdy_jax.propagation.places import EDGES, NOWHERE, Places

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import main_function
+from sdy_jax.ir.graph import main_function
 from sdy_jax.passes.call_graph import calls_in
 from sdy_jax.passes.shardings import function_shardings, list_of, set_function_sharding, set_list, sharding_of
 from sdy_jax.passes.walk import body_of, functions, has_static_shape, just_after, owning_op, rank, users

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import module_meshes
-from sdy_jax.locations import source_line
+from sdy_jax.ir.graph import module_meshes
+from sdy_jax.ir.locations import source_line
 from sdy_jax.passes.shardings import list_of, mesh_of
 from sdy_jax.passes.walk import body_of, named
 from sdy_jax.propagation.edges import manual_axes

@@ -8,8 +8,8 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.graph import module_meshes, pre_order
-from sdy_jax.locations import source_line
+from sdy_jax.ir.graph import module_meshes, pre_order
+from sdy_jax.ir.locations import source_line
 from sdy_jax.passes.call_graph import UniqueNames
 from sdy_jax.passes.shardings import (
     LISTS,

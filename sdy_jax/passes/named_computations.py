@@ -10,7 +10,7 @@ from collections import Counter
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import module_meshes, post_order
+from sdy_jax.ir.graph import module_meshes, post_order
 from sdy_jax.passes.call_graph import (
     CALL,
     ORIGINAL_NAME,

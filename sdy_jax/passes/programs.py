@@ -7,10 +7,10 @@ from typing import overload
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.dialects.printer import module_text
+from sdy_jax.annotate.program import Program
 from sdy_jax.passes import registry
-from sdy_jax.program import Program
-from sdy_jax.source_text import parse_module
+from sdy_jax.text.modules import parse_module
+from sdy_jax.text.printer import module_text
 
 
 @overload

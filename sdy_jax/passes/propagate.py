@@ -7,7 +7,7 @@ from typing import Literal
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import Graph
+from sdy_jax.ir.graph import Graph
 from sdy_jax.passes.debug_info import DebugInfo
 from sdy_jax.passes.sharding_groups import synchronize_groups
 from sdy_jax.passes.sharding_rules import drop_rules, write_rules

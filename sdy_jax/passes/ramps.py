@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import Op, Value
+from sdy_jax.ir.graph import Op, Value
 
 _DEPTH = 32
 """How many ops deep is looked; jax's arithmetic on an index takes about ten."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.extensions import load_extensions
+from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.passes import (
     batching,
     boundary,

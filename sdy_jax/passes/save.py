@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jax.extend.mlir import ir
 
-from sdy_jax.dialects.printer import module_text
+from sdy_jax.text.printer import module_text
 
 
 def save_module(module: ir.Operation, *, directory: str = "", name: str = "module") -> None:

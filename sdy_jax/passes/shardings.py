@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jax.extend.mlir import ir
 
-from sdy_jax import graph
-from sdy_jax.graph import pre_order
+from sdy_jax.ir import graph
+from sdy_jax.ir.graph import pre_order
 from sdy_jax.passes.walk import body_of, rank, terminator_of
 from sdy_jax.propagation.edges import add_free_axes, erase_manual_axes, manual_axes
 from sdy_jax.representation.attributes import (

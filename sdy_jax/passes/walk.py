@@ -5,8 +5,8 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.graph import pre_order
-from sdy_jax.locations import source_line
+from sdy_jax.ir.graph import pre_order
+from sdy_jax.ir.locations import source_line
 
 TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
 

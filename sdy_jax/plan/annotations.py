@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sdy_jax.graph import Op, Value
+from sdy_jax.ir.graph import Op, Value
 from sdy_jax.plan.naming import Naming
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.places import EdgeOp

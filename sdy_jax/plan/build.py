@@ -9,19 +9,19 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.extensions import load_extensions
-from sdy_jax.graph import function_shardings, main_function, set_function_shardings, shape_and_dtype
-from sdy_jax.lowering.cost import CostModel
-from sdy_jax.lowering.partition import partition
-from sdy_jax.lowering.report import Note
-from sdy_jax.lowering.uneven import uneven
+from sdy_jax.annotate.program import Program
+from sdy_jax.ir.extensions import load_extensions
+from sdy_jax.ir.graph import function_shardings, main_function, set_function_shardings, shape_and_dtype
+from sdy_jax.lowering.placement.partition import partition
+from sdy_jax.lowering.placement.report import Note
+from sdy_jax.lowering.placement.uneven import uneven
+from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.passes.common_mesh import put_on_mesh
 from sdy_jax.passes.export import export_module
 from sdy_jax.passes.import_ import import_module
 from sdy_jax.passes.propagate import user_priority_propagate
 from sdy_jax.plan.even_results import put_results_on_whole_axes
 from sdy_jax.plan.plan import Plan, boundary_values
-from sdy_jax.program import Program
 from sdy_jax.rules import RuleBook
 
 NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import function_shardings, main_function, set_function_shardings, shape_and_dtype
-from sdy_jax.lowering.report import Note
-from sdy_jax.program import Program
+from sdy_jax.annotate.program import Program
+from sdy_jax.ir.graph import function_shardings, main_function, set_function_shardings, shape_and_dtype
+from sdy_jax.lowering.placement.report import Note
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.named import has_sub_axes
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.arguments import Leaf, resolve
+from sdy_jax.annotate.arguments import Leaf, resolve
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import bytes_text, type_text

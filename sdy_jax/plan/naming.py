@@ -12,8 +12,8 @@ from functools import cached_property, lru_cache
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import SdyError
-from sdy_jax.graph import Block, Graph, Op, Value, pre_order
-from sdy_jax.locations import Place, place_of
+from sdy_jax.ir.graph import Block, Graph, Op, Value, pre_order
+from sdy_jax.ir.locations import Place, place_of
 from sdy_jax.passes.export import export_module
 from sdy_jax.plan.sites import Site, site_of
 from sdy_jax.propagation.engine import Engine

@@ -8,15 +8,15 @@ from functools import cached_property
 
 from jax.extend.mlir import ir
 
+from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
-from sdy_jax.graph import function_shardings, main_function, shape_and_dtype
-from sdy_jax.locations import short_source
-from sdy_jax.lowering.report import CollectiveRecord, Note
+from sdy_jax.ir.graph import function_shardings, main_function, shape_and_dtype
+from sdy_jax.ir.locations import short_source
+from sdy_jax.lowering.placement.report import CollectiveRecord, Note
 from sdy_jax.plan.moves import Move
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
-from sdy_jax.program import Program
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import bytes_text, type_text
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdy_jax.graph import Op
-from sdy_jax.locations import place_of, short_source
+from sdy_jax.ir.graph import Op
+from sdy_jax.ir.locations import place_of, short_source
 
 
 @dataclass(frozen=True, slots=True)

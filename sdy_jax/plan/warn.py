@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Iterable, Sequence
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.lowering.report import Note
-from sdy_jax.own_frames import users_stack_level
+from sdy_jax.ir.hidden_frames import users_stack_level
+from sdy_jax.lowering.placement.report import Note
 
 
 class PartitionWarning(UserWarning):

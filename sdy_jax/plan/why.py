@@ -12,7 +12,7 @@ from functools import cached_property
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import Graph, main_function
+from sdy_jax.ir.graph import Graph, main_function
 from sdy_jax.passes.import_ import import_module
 from sdy_jax.passes.shardings import function_shardings
 from sdy_jax.plan.annotations import Annotations

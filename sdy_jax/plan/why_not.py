@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sdy_jax.errors import ParseError, SdyError
-from sdy_jax.graph import Op, Value
+from sdy_jax.ir.graph import Op, Value
 from sdy_jax.plan.naming import Named
 from sdy_jax.plan.obstacle import Obstacle, ObstacleTexts
 from sdy_jax.propagation.blockers import Block

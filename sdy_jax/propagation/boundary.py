@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sdy_jax.graph import Op, Value
+from sdy_jax.ir.graph import Op, Value
 from sdy_jax.propagation.edges import add_free_axes, erase_manual_axes, manual_axes
 from sdy_jax.representation.attributes import shardings_from_attribute, shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding

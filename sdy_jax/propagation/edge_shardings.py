@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from sdy_jax.graph import Graph, Op, Value
+from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.propagation.edges import erase_manual_axes, manual_axes
 from sdy_jax.representation.attributes import shardings_from_attribute, shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding

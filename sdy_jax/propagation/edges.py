@@ -14,7 +14,7 @@ from functools import cache
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.representation.attributes import manual_axes_from_attribute, shardings_from_attribute
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule

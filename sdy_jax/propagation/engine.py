@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sdy_jax.graph import Graph, Op, Value
+from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.propagation.groups import group_members, peers
 from sdy_jax.propagation.items import Item, ItemFactory
 from sdy_jax.propagation.liveness import Liveness

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sdy_jax.graph import Graph, Value
+from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.propagation.places import Places
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sdy_jax.graph import Graph, Op, Value
+from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.propagation.basic import Direction
 from sdy_jax.propagation.edges import View, identity_rule, view_of
 from sdy_jax.propagation.places import EDGES, EdgeOp, Places

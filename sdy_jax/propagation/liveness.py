@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdy_jax.graph import Op, Value
+from sdy_jax.ir.graph import Op, Value
 
 _EFFECTS = frozenset(
     {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sdy_jax.graph import Graph, Op, Value
+from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.propagation.boundary import COMPUTATIONS, Slot, write_slots
 from sdy_jax.propagation.record import FunctionResult, Place
 from sdy_jax.representation.sharding import TensorSharding

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.propagation.basic import Direction
 from sdy_jax.rules.predicates import is_elementwise
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdy_jax.graph import Graph
+from sdy_jax.ir.graph import Graph
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.record import Recorder
 from sdy_jax.propagation.user_priority import run_by_user_priority

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sdy_jax.graph import Op, Value
+from sdy_jax.ir.graph import Op, Value
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding

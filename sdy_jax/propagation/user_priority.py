@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sdy_jax.graph import Graph, Value
+from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.places import NOWHERE, Places
 from sdy_jax.representation.axes import sort_axes

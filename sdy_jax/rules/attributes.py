@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jax.extend.mlir.dialects import stablehlo
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 
 Dims = tuple[int, ...]
 

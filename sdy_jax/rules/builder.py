@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.representation.rule import FactorType, OpShardingRule
 
 Shape = tuple[int, ...]

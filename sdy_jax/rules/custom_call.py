@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
 from sdy_jax.rules.linalg import library_call

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import Graph, Op, Value
+from sdy_jax.ir.graph import Graph, Op, Value
 
 FUNC_EDGE = "sdy.func_data_flow_edge"
 """The op that stands for an edge between a function and its calls."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.attributes import Dims, DotDimensionNumbers, dot_dimension_numbers
 from sdy_jax.rules.builder import REDUCTION, RuleBuilder, result_shape, shape_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdy_jax.graph import Block, Op, Value
+from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.representation.rule import FactorType, OpShardingRule
 from sdy_jax.rules.attributes import Dims, gather_dimension_numbers, scatter_dimension_numbers
 from sdy_jax.rules.builder import (

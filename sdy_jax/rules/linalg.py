@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.representation.rule import FactorType, OpShardingRule
 from sdy_jax.rules.builder import NEED_REPLICATION, PASS_THROUGH, Dim, RuleBuilder, result_shape, shape_of
 from sdy_jax.rules.registry import WRITTEN_BY_JAX, rule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.builder import REDUCTION, RuleBuilder, shape_of
 from sdy_jax.rules.linearity import Linear, passes_unreduced

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from jax.extend.mlir import ir
 
-from sdy_jax.extensions import load_extensions
-from sdy_jax.graph import Op
+from sdy_jax.ir.extensions import load_extensions
+from sdy_jax.ir.graph import Op
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.rule import OpShardingRule
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.builder import RuleBuilder, Shape, result_shape, shape_of
 from sdy_jax.rules.linearity import Linear, passes_unreduced

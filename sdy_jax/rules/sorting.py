@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdy_jax.graph import Op
+from sdy_jax.ir.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
 from sdy_jax.rules.registry import rule

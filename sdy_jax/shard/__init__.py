@@ -12,9 +12,7 @@ can be differentiated, batched and jitted.
     jax.shard_map(body, mesh=mesh, in_specs=P("data", "model"), out_specs=P("data", "model"))
 """
 
-import os
-
-from sdy_jax import lowering, own_frames
+from sdy_jax.ir import hidden_frames  # noqa: F401  (source lines are those of the caller)
 from sdy_jax.shard.collectives import (
     all_gather,
     all_reduce,
@@ -64,5 +62,3 @@ __all__ = [
     "update_halo",
     "with_grid",
 ]
-
-own_frames.hide([os.path.dirname(os.path.dirname(__file__)), *lowering.__path__])

@@ -14,8 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sdy_jax.dialects.semantics import exchange, halo, movement, queries, reductions
-from sdy_jax.dialects.semantics.grid import Index
 from sdy_jax.shard.grids import (
     AnyMesh,
     AxisNames,
@@ -30,6 +28,8 @@ from sdy_jax.shard.grids import (
     on_devices,
     on_every_axis,
 )
+from sdy_jax.shard.semantics import exchange, halo, movement, queries, reductions
+from sdy_jax.shard.semantics.grid import Index
 
 
 @mesh_terms

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 from jax.interpreters import mlir
 
-from sdy_jax.dialects.local_program import LocalFunction, Specs
+from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
-from sdy_jax.plan.local import LocalPlan, local_plan
-from sdy_jax.program import Program
-from sdy_jax.verified_text import text_module
+from sdy_jax.shard.local_plan import LocalPlan, local_plan
+from sdy_jax.shard.local_program import LocalFunction, Specs
+from sdy_jax.text.verified_module import text_module
 
 
 class LocalProgram(LocalFunction):

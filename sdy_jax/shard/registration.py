@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sdy_jax.dialects import emitters  # noqa: F401  (registers emitters and checks)
-from sdy_jax.dialects.verification import verify_ops
-from sdy_jax.passes import mesh_annotations
 from sdy_jax.passes.registry import PASSES
-from sdy_jax.passes.simplify_mesh import simplify_mesh
 from sdy_jax.plan.build import NOTE_SOURCES
-from sdy_jax.plan.layouts import layout_notes
-from sdy_jax.rules import mesh_collective  # noqa: F401  (registers rules)
+from sdy_jax.shard import emitters  # noqa: F401  (registers emitters and checks)
+from sdy_jax.shard import rules as mesh_collective  # noqa: F401  (registers rules)
+from sdy_jax.shard.layout_notes import layout_notes
+from sdy_jax.shard.passes import mesh_annotations
+from sdy_jax.shard.passes.simplify_mesh import simplify_mesh
+from sdy_jax.shard.verification import verify_ops
 from sdy_jax.verification.module import EXTENSIONS
 
 PASSES["import-mesh-annotations"] = mesh_annotations.import_mesh_annotations

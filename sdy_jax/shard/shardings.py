@@ -14,13 +14,8 @@ import numpy as np
 
 from sdy_jax.annotate import sharding_constraint
 from sdy_jax.annotate.site import Site, current_mesh, current_site
-from sdy_jax.dialects.semantics import buffers, queries, resharding
-from sdy_jax.dialects.semantics.grid import Grid
-from sdy_jax.dialects.semantics.layout import Layout, check_layout, even_shape, normalized, sharding_text, trimmed
-from sdy_jax.dialects.to_sdy import KIND_OF_REDUCTION, PARTIAL_IN_SDY, check_expressible, tensor_sharding
-from sdy_jax.dialects.verification.annotations import CHAINS, TWICE
 from sdy_jax.errors import ShardingError, UnsupportedError
-from sdy_jax.own_frames import caller_line
+from sdy_jax.ir.hidden_frames import caller_line
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.named import from_named_sharding
 from sdy_jax.representation.sharding import TensorSharding
@@ -36,6 +31,11 @@ from sdy_jax.shard.grids import (
     mesh_terms,
     on_devices,
 )
+from sdy_jax.shard.semantics import buffers, queries, resharding
+from sdy_jax.shard.semantics.grid import Grid
+from sdy_jax.shard.semantics.layout import Layout, check_layout, even_shape, normalized, sharding_text, trimmed
+from sdy_jax.shard.to_sdy import KIND_OF_REDUCTION, PARTIAL_IN_SDY, check_expressible, tensor_sharding
+from sdy_jax.shard.verification.annotations import CHAINS, TWICE
 
 
 @dataclass(frozen=True, slots=True, eq=False)

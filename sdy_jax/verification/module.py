@@ -11,15 +11,15 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.diagnostics import explain
-from sdy_jax.extensions import load_extensions
-from sdy_jax.graph import module_meshes
+from sdy_jax.ir.extensions import load_extensions
+from sdy_jax.ir.graph import module_meshes
 from sdy_jax.representation.attributes import manual_axes_from_attribute
 from sdy_jax.representation.collectives import KINDS
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.verification import ops
 from sdy_jax.verification.collectives import check_collective
 from sdy_jax.verification.computations import check_manual_computation, check_named_computation
+from sdy_jax.verification.diagnostics import explain
 from sdy_jax.verification.propagation_edges import check_edge_lists, check_edges
 from sdy_jax.verification.values import Check, Rules, Scope, check_own, location_text
 

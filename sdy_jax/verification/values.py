@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
 
-from sdy_jax.graph import function_shardings
+from sdy_jax.ir.graph import function_shardings
 from sdy_jax.representation.attributes import (
     manual_axes_from_attribute,
     sharding_from_attribute,

@@ -1,0 +1,161 @@
+"""From a partitioned program to the function that every device runs: local arrays in and out, lax calls inside.
+
+Each op is computed by its family's emitter on the shapes that its shardings leave on one device; ops without an emitter
+are re-emitted as they are. The function is meant for `jax.shard_map` over the refined mesh. What the program has on
+meshes whose devices are in another order is brought there on entry and back on exit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.extensions import load_extensions
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.lowering.emission import generic
+from sdy_jax.lowering.emission.collectives import collective_permute
+from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
+from sdy_jax.lowering.emission.names import scope_name
+from sdy_jax.propagation.edge_shardings import edge_shardings
+from sdy_jax.representation.collectives import KINDS, collective_from_attributes
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.runtime.mesh import RefinedMesh
+
+
+class NotedOp(NamedTuple):
+    """An op by its name and place: its module may be gone."""
+
+    name: str
+    location: ir.Location
+
+
+_noted: ContextVar[list[NotedOp] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noting_ops() -> Iterator[list[NotedOp]]:
+    """Lists the ops that functions traced meanwhile compute. What they become says by its location which one it is of:
+    `noted_index`."""
+    ops: list[NotedOp] = []
+    token = _noted.set(ops)
+    try:
+        yield ops
+    finally:
+        _noted.reset(token)
+
+
+_SCOPE = re.compile(r"\bsdy_op_(\d+)\b")
+
+
+def noted_index(location: str) -> int | None:
+    """The index in the list of `noting_ops` of the innermost op that an op with this MLIR location is of."""
+    found = _SCOPE.findall(location)
+    return int(found[-1]) if found else None
+
+
+def _noted_scope(op: Op) -> AbstractContextManager[Any]:
+    ops = _noted.get()
+    if ops is None:
+        return nullcontext()
+    ops.append(NotedOp(op.name, op.mlir.location))
+    return jax.named_scope(f"sdy_op_{len(ops) - 1}")
+
+
+_COLLECTIVES = frozenset(f"sdy.{kind}" for kind in KINDS)
+
+
+def local_function(graph: Graph, mesh: RefinedMesh) -> Callable[..., tuple[jax.Array, ...]]:
+    """The per-device function of the main function of a partitioned module."""
+    load_extensions()
+    shardings, mesh = value_shardings(graph), mesh.with_meshes(graph.meshes)
+    arguments, results = [v.sharding for v in graph.arguments], graph.result_shardings(graph.main)
+
+    def run(*given: jax.Array) -> tuple[jax.Array, ...]:
+        # jax lowers some ops of 32-bit programs through 64-bit integers (the counters of random bits).
+        with jax.enable_x64(True):
+            inner = [_from_border(x, s, mesh) for x, s in zip(given, arguments, strict=True)]
+            outer = _Emission(mesh, shardings).run_block(graph.main.blocks[0], inner)
+            return tuple(_to_border(x, s, mesh) for x, s in zip(outer, results, strict=True))
+
+    return run
+
+
+def _from_border(x: jax.Array, sharding: TensorSharding | None, mesh: RefinedMesh) -> jax.Array:
+    """An argument on its own mesh. It comes with the same axes on the mesh of the `shard_map`."""
+    if sharding is None or not mesh.on(sharding.mesh).seats:
+        return x
+    return collective_permute(x, replace(sharding, mesh=mesh.mesh), sharding, mesh)
+
+
+def _to_border(x: jax.Array, sharding: TensorSharding | None, mesh: RefinedMesh) -> jax.Array:
+    if sharding is None or not mesh.on(sharding.mesh).seats:
+        return x
+    return collective_permute(x, sharding, replace(sharding, mesh=mesh.mesh), mesh)
+
+
+def value_shardings(graph: Graph) -> dict[Value, TensorSharding]:
+    """The sharding of every value that has one; all targets of a data-flow edge have the edge's."""
+    found: dict[Value, TensorSharding] = {v: v.sharding for v in graph.arguments if v.sharding is not None}
+    for op in graph.main.walk():
+        found.update((v, v.sharding) for v in op.results if v.sharding is not None)
+        for sided in edge_shardings(op) if op.blocks else ():
+            found.update(dict.fromkeys(sided.edge.targets, sided.targets))
+    return found
+
+
+def used_axes(graph: Graph) -> list[AxisRef]:
+    """Every axis reference of a partitioned program, in order of appearance: what its refined mesh must resolve."""
+    axes: dict[AxisRef, None] = {}
+    shardings = [s for s in (*value_shardings(graph).values(), *graph.result_shardings(graph.main)) if s is not None]
+    for sharding in dict.fromkeys(shardings):
+        axes.update(dict.fromkeys(a for dim in sharding.axes for a in dim))
+        axes.update(dict.fromkeys(sharding.unreduced_axes))
+    for op in graph.main.walk():
+        if op.name in _COLLECTIVES:
+            axes.update(dict.fromkeys(_collective_axes(op)))
+    return list(axes)
+
+
+def _collective_axes(op: Op) -> Iterable[AxisRef]:
+    return collective_from_attributes(op.name.removeprefix("sdy."), op.attributes).all_axes
+
+
+class _Emission:
+    """One run of the function: the arrays that values have so far."""
+
+    def __init__(self, mesh: RefinedMesh, shardings: dict[Value, TensorSharding]):
+        self._mesh, self._shardings = mesh, shardings
+        self._arrays: dict[Value, Any] = {}
+
+    def run_block(self, block: Block, arguments: Sequence[jax.Array]) -> list[jax.Array]:
+        """Computes a block and returns what its terminator returns."""
+        self._arrays.update(zip(block.arguments, arguments, strict=True))
+        for op in block.ops[:-1]:
+            with _noted_scope(op):
+                self._arrays.update(zip(op.results, self._compute(op), strict=True))
+        return [self._arrays[v] for v in block.terminator.operands]
+
+    def _mesh_of(self, shardings: Iterable[TensorSharding | None]) -> RefinedMesh:
+        """The view of the mesh that an op runs on: what is not on it lies on it as well as on its own."""
+        views = (self._mesh.on(s.mesh) for s in shardings if s is not None) if self._mesh.others else ()
+        return next((view for view in views if view.seats), self._mesh)
+
+    def _compute(self, op: Op) -> Sequence[Any]:
+        known = self._shardings.get
+        operands_lie, results_lie = tuple(map(known, op.operands)), tuple(map(known, op.results))
+        view, known_arrays = self._mesh_of(results_lie + operands_lie), self._arrays.__getitem__
+        local = LocalOp(op, view, operands_lie, results_lie, self.run_block, known_arrays)
+        operands = [self._arrays[v] for v in op.operands]
+        if op.name in _COLLECTIVES:
+            with jax.named_scope(scope_name(op.name, _collective_axes(op), op.source)):
+                return (EMITTERS[op.name](local, *operands),)
+        results = EMITTERS.get(op.name, generic.re_emit)(local, *operands)
+        return results if isinstance(results, (tuple, list)) else (results,)

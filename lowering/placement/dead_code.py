@@ -1,0 +1,135 @@
+"""What nobody uses is not computed: it would be resharded, and counted, for nothing.
+
+Liveness is followed value by value, also through regions: of what a loop carries, or a computation or branch returns,
+only some may be used. What is dead there gives its place to zeros, so that whatever computed it can be erased.
+"""
+
+from __future__ import annotations
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+
+_COMPUTATIONS = frozenset({"sdy.manual_computation", "sdy.named_computation"})
+_BRANCHING = frozenset({"stablehlo.case", "stablehlo.if"})
+_BY_VALUE = frozenset({"stablehlo.while", *_COMPUTATIONS, *_BRANCHING})
+"""Ops whose results, and arguments of regions, are live or dead one by one."""
+
+_EFFECTS = frozenset(
+    {
+        *("stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv"),
+        *("mesh.send", "mesh.recv", "shard.send", "shard.recv"),
+        *("func.call", "func.return"),
+    }
+)
+
+
+def erase_dead_code(graph: Graph) -> Graph:
+    """Erases what has no effect on a program's results. Returns the graph of what is left."""
+    live = _Live(graph)
+    ops = list(graph.main.walk())
+    dead = [op for op in ops if op not in live.ops]
+    if not dead:
+        return graph
+    for op in ops:
+        if op in live.ops:
+            _fill_dead_places(op, live)
+    gone = set(dead)
+    for op in reversed(dead):  # users before what they use; what is in a region goes with the op that has it
+        if op.parent not in gone:
+            op.mlir.erase()
+    return Graph(graph.module)
+
+
+def _fill_dead_places(op: Op, live: _Live) -> None:
+    for index, value in enumerate(op.operands):
+        made_by = value.defining_op
+        if made_by is not None and made_by not in live.ops:
+            op.mlir.operands[index] = _zeros(value, op)
+
+
+def _zeros(value: Value, before: Op) -> ir.Value:
+    # As text: the bindings do not give out elements of complex numbers.
+    text = f'"stablehlo.constant"() <{{value = dense<{_zero(value.dtype)}> : {value.type}}}> : () -> {value.type}'
+    constant = ir.Operation.parse(text, context=before.mlir.context).operation
+    ir.InsertionPoint(before.mlir).insert(constant)
+    return constant.results[0]
+
+
+def _zero(dtype: str) -> str:
+    """The text of any number of an element type."""
+    if dtype.startswith("complex"):
+        return "(0.0, 0.0)"
+    if dtype == "i1":
+        return "false"
+    return "0" if dtype.lstrip("su").startswith("i") else "1.0"
+
+
+class _Live:
+    """The values and ops of a program that its results or its effects depend on."""
+
+    def __init__(self, graph: Graph):
+        self.values: set[Value] = set()
+        self.ops: set[Op] = {graph.main}
+        self._new: list[Value] = []
+        for op in graph.main.walk():
+            if _has_effect(op):
+                self._need(op)
+        while self._new:
+            self._follow(self._new.pop())
+
+    def _use(self, *values: Value) -> None:
+        for value in values:
+            if value not in self.values:
+                self.values.add(value)
+                self._new.append(value)
+
+    def _need(self, op: Op) -> None:
+        """An op runs: so do those around it. Marks what it depends on whichever of its results are live."""
+        if op in self.ops:
+            return
+        self.ops.add(op)
+        if op.parent is not None:
+            self._need(op.parent)
+        if op.name not in _BY_VALUE:
+            self._need_all(op)
+            return
+        ends = [block.terminator for block in op.blocks]
+        self.ops.update(ends)
+        self._use(*(v for end in (op, *ends) for v in end.operands if v.shape is None))  # tokens cannot be replaced
+        if op.name == "stablehlo.while":
+            self._use(*op.blocks[0].terminator.operands)
+        if op.name in _BRANCHING:
+            self._use(*op.operands)
+
+    def _need_all(self, op: Op) -> None:
+        for inner in op.walk():
+            self.ops.add(inner)
+            self._use(*inner.operands)
+
+    def _follow(self, value: Value) -> None:
+        """Marks what a live value is made of."""
+        if isinstance(value.owner, Block):
+            self._follow_argument(value.owner.parent, value.index)
+            return
+        op = value.owner
+        self._need(op)
+        if op.name == "stablehlo.while":
+            self._follow_carried(op, value.index)
+        elif op.name in _BY_VALUE:
+            self._use(*(block.terminator.operands[value.index] for block in op.blocks))
+
+    def _follow_argument(self, op: Op, index: int) -> None:
+        if op.name == "stablehlo.while":
+            self._need(op)
+            self._follow_carried(op, index)
+        elif op.name in _COMPUTATIONS:
+            self._need(op)
+            self._use(op.operands[index])
+
+    def _follow_carried(self, loop: Op, index: int) -> None:
+        self._use(loop.operands[index], loop.blocks[1].terminator.operands[index])
+
+
+def _has_effect(op: Op) -> bool:
+    return op.name in _EFFECTS or (op.name == "stablehlo.custom_call" and op.flag("has_side_effect"))

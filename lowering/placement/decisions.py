@@ -1,0 +1,160 @@
+"""How ops run: decided once for all ops that are alike and have the same shardings around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import NamedTuple
+
+from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.placement.placement import Placement, has_one_user
+from sdy_jax.lowering.placement.trips import times_as_often
+from sdy_jax.lowering.planning.choose import Choice, Problem, Tensor, choose
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.strategies.linearity import carries
+from sdy_jax.lowering.strategies.registry import Strategy, strategies_of
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules import RuleBook
+from sdy_jax.rules.registry import depends_on_signature_only
+
+Shardings = tuple[TensorSharding, ...]
+"""Of an op's operands, then of its results."""
+
+_NONE: frozenset[int] = frozenset()
+_UNREDUCED = attrgetter("unreduced_axes")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kind:
+    """What the problems of ops have in common that differ in shardings only. Each is its own key.
+
+    `tensors`: shape and bytes per element of operands, then results.
+    """
+
+    rule: OpShardingRule
+    strategies: tuple[Strategy, ...]
+    tensors: tuple[tuple[tuple[int, ...], float], ...]
+
+
+class Decision(NamedTuple):
+    """An op's rule, how it runs, and the shardings of that (operands, then results) on the meshes of the program.
+
+    `at_rest`: everything lies as it is needed and declared, and there is nothing to tell.
+    """
+
+    rule: OpShardingRule
+    choice: Choice
+    shardings: Shardings
+    at_rest: bool
+
+
+class Decisions:
+    """The decisions for the ops of one program."""
+
+    def __init__(self, placement: Placement, rules: RuleBook, costs: CostModel):
+        self._placement, self._meshes = placement, placement.meshes
+        self._rules, self._costs = rules, costs
+        self._kinds: dict[object, _Kind | None] = {}
+        self._alike: dict[object, _Kind] = {}
+        self._made: dict[object, Decision] = {}
+
+    def of(self, op: Op) -> Decision | None:
+        """None where the op has no rule. Its operands must have been placed."""
+        kind = self._kind_of(op)
+        if kind is None:
+            return None
+        placed = self._placement.of(op.operands)
+        around = (*placed, *map(self._placement.declared, op.results))
+        carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
+        often, copies = self._often(op), self._placement.copies_of(op.operands)
+        free = self._placement.free_among(op.operands)
+        key = (kind, carried, often, around, copies, free)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._decided(op, kind, around, carried, often, copies, free)
+        return made
+
+    def _kind_of(self, op: Op) -> _Kind | None:
+        rule = None
+        if not depends_on_signature_only(op.name):
+            rule = self._rules.rule_of(op)
+            if rule is None:
+                return None
+        signature = op.signature
+        key = (signature, op.attribute("sdy.sharding_rule"), rule)
+        kind = self._kinds.get(key)
+        if kind is None:
+            rule = rule or self._rules.rule_of(op, signature)
+            kind = self._kinds[key] = self._new_kind(op, rule) if rule else None
+        return kind
+
+    def _new_kind(self, op: Op, rule: OpShardingRule) -> _Kind:
+        """Additions and subtractions of one shape are of one kind, too."""
+        tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
+        kind = _Kind(rule, strategies_of(op, rule), tensors)
+        return self._alike.setdefault((kind.rule, kind.strategies, tensors), kind)
+
+    def _decided(
+        self,
+        op: Op,
+        kind: _Kind,
+        around: Shardings,
+        carried: frozenset[int],
+        often: tuple[int, ...],
+        copies: tuple[Shardings, ...],
+        free: frozenset[int],
+    ) -> Decision:
+        mesh = self._mesh_of(op, around)
+        tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, _on_mesh(around, mesh), strict=True)]
+        for number, times in enumerate(often):
+            tensors[number] = tensors[number]._replace(share=1 / times)
+        for number in free:
+            tensors[number] = tensors[number]._replace(share=0.0)
+        for number, found in enumerate(copies):
+            tensors[number] = tensors[number]._replace(copies=_on_mesh(found, mesh))
+        problem = Problem(kind.rule, kind.strategies, tuple(tensors), mesh, self._meshes.base, self._costs, carried)
+        choice = choose(problem)
+        shardings = choice.shardings
+        if mesh != self._meshes.base_name:
+            shardings = tuple([self._meshes.settled(s, s.rank) for s in shardings])
+        alike = all(a is b or a.lies_like(b) for a, b in zip(around, shardings, strict=True))
+        return Decision(kind.rule, choice, shardings, alike and not choice.gathered and not choice.inside)
+
+    def _often(self, op: Op) -> tuple[int, ...]:
+        """How often the op runs for each time that an operand is made; nothing where that is once for all of them.
+
+        What comes into a loop is resharded before the loop.
+        """
+        if op.block is None or op.block.parent.block is None:
+            return ()
+        often = tuple([times_as_often(op, value) for value in op.operands])
+        return often if max(often, default=1) > 1 else ()
+
+    def _mesh_of(self, op: Op, around: Shardings) -> str:
+        return self._meshes.name_of_op(around, (*op.operands, *op.results))
+
+    def _carried(self, op: Op, placed: Sequence[TensorSharding], around: Shardings) -> frozenset[int]:
+        """The operands to keep partial, so that the results are, where the op lets partial results pass."""
+        partial = {i: sharding for i, sharding in enumerate(placed) if sharding.unreduced_axes}
+        if len({(s.reduction, s.mesh) for s in partial.values()}) != 1:
+            return _NONE
+        kind, mesh = next((s.reduction, s.mesh) for s in partial.values())
+        if mesh != self._mesh_of(op, around):
+            return _NONE
+        wanted = carries(op, kind, frozenset(partial)) or _NONE
+        # Making other operands partial pays only where the result can meet another partial value.
+        return wanted if wanted == set(partial) or _can_pass_on(op, kind) else _NONE
+
+
+def _on_mesh(shardings: Shardings, mesh: str) -> Shardings:
+    """The shardings, their axes taken for those of one mesh."""
+    return tuple([s if s.mesh == mesh else replace(s, mesh=mesh) for s in shardings])
+
+
+def _can_pass_on(op: Op, kind: str) -> bool:
+    if not has_one_user(op, op.results[0]):
+        return False
+    user, number = op.results[0].uses[0]
+    return carries(user, kind, frozenset([number])) is not None

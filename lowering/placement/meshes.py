@@ -1,0 +1,186 @@
+"""Programs whose values lie on several meshes: everything is put on meshes with the axes of one of them, the base.
+
+A sharding on another mesh becomes the same one in axes of the base mesh, if there is one: on the base `x=2, y=4`, the
+axis `p` of `p=4, q=2` is `x, y:(1)2`. If the devices are in another order, so that there is none, it becomes a sharding
+on a mesh with the base's axes and that order. So the partitioner knows one list of axes and, beside the base mesh,
+other orders of its devices. A value on a single device is computed by all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from sdy_jax.annotate.meshes import declare_mesh
+from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.reshard.across_meshes import plan_across
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.reshard.plan import ReshardPlan, plan_reshard
+from sdy_jax.propagation.edges import manual_axes
+from sdy_jax.representation.attributes import shardings_from_attribute
+from sdy_jax.representation.axes import sort_and_merge
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.runtime.device_orders import (
+    Axes,
+    can_express,
+    coincide,
+    device_ids,
+    expressed,
+    expressed_part,
+    same_devices,
+)
+
+
+class Meshes:
+    """The meshes of a module that is being partitioned."""
+
+    def __init__(self, graph: Graph, base_name: str):
+        self.base_name = base_name
+        self.base: Mesh = graph.meshes[base_name]
+        self._graph = graph
+        self._symbols: dict[Mesh, str] = {self.base: base_name}
+        self._settled: dict[TensorSharding, TensorSharding] = {}
+        others = [mesh for mesh in graph.meshes.values() if mesh != self.base and not mesh.is_empty]
+        if any(mesh.is_maximal for mesh in others):
+            self._check_single_devices()
+        if not all(mesh.is_maximal for mesh in others):
+            self._check_manual_computations()
+
+    def settled(self, sharding: TensorSharding, rank: int) -> TensorSharding:
+        """The closed sharding on the base mesh, or on another order of its devices, that says the same.
+
+        Axes that cannot be expressed so are left out, with all that follow them in their dimension.
+
+        Raises:
+            UnsupportedError: the mesh has other devices than the base.
+        """
+        if sharding.mesh == self.base_name:
+            return sharding
+        mesh = self._mesh(sharding.mesh)
+        if mesh.is_empty or mesh.is_maximal:
+            return TensorSharding.replicated(self.base_name, rank)
+        if sharding not in self._settled:
+            self._settled[sharding] = self._at_home(self._in_base_axes(sharding, mesh))
+        return self._settled[sharding]
+
+    def note(self, sharding: TensorSharding, settled: TensorSharding) -> str | None:
+        """What a sharding has lost by being settled."""
+        mesh = self._mesh(sharding.mesh)
+        if mesh.is_maximal:
+            return f"is on device {mesh.device_ids[0]} alone by its sharding; every device has it"
+        if sharding.shard_counts(mesh) != settled.shard_counts(self.base):
+            return f"<{sharding}> cannot be expressed in axes of {self.base}; it is <{settled}>"
+        return None
+
+    def name_of_op(self, shardings: Sequence[TensorSharding], values: Sequence[Value]) -> str:
+        """The mesh on which an op runs: the one with most bytes of values that are not whole; the first of equals."""
+        if {sharding.mesh for sharding in shardings} == {self.base_name}:
+            return self.base_name
+        found: dict[str, float] = {}
+        for sharding, value in zip(shardings, values, strict=True):
+            if sharding.unreduced_axes or not sharding.is_fully_replicated:
+                name = str(sharding.mesh)
+                found[name] = found.get(name, 0.0) + math.prod(value.shape or ()) * value.itemsize
+        return max(found, key=lambda name: found[name], default=self.base_name)
+
+    def plan(
+        self,
+        shape: tuple[int, ...],
+        itemsize: float,
+        source: TensorSharding,
+        target: TensorSharding,
+        costs: CostModel,
+    ) -> ReshardPlan:
+        """`plan_reshard` between settled shardings, also on different meshes."""
+        if source.mesh == target.mesh:
+            return plan_reshard(shape, itemsize, source, target, self.base, costs)
+        meshes = self._mesh(source.mesh), self._mesh(target.mesh)
+        return plan_across(shape, itemsize, source, target, meshes, costs)
+
+    def _mesh(self, reference: str | Mesh) -> Mesh:
+        return reference if isinstance(reference, Mesh) else self._graph.meshes[reference]
+
+    def _in_base_axes(self, sharding: TensorSharding, own: Mesh) -> TensorSharding:
+        self._check_devices(sharding, own)
+        target = self._order_of(own)
+        dims = [expressed_part(axes, own, target) for axes in sharding.axes]
+        unreduced = self._unreduced(sharding, own, target)
+        return TensorSharding.closed(self._symbol(target), dims, unreduced, sharding.reduction)
+
+    def _order_of(self, own: Mesh) -> Mesh:
+        """The mesh with the base's axes that shardings on `own` are expressed on."""
+        if can_express(own, self.base):
+            return self.base
+        ids = device_ids(own)
+        return Mesh(self.base.axes, () if ids == tuple(range(own.size)) else ids)
+
+    def _unreduced(self, sharding: TensorSharding, own: Mesh, target: Mesh) -> Axes:
+        found = [expressed(axis, own, target) for axis in sharding.unreduced_axes]
+        if None in found:
+            raise UnsupportedError(
+                f"<{sharding}> is unreduced along axes of the mesh {own} that cannot be expressed in axes of "
+                f"{self.base}, on which the function is partitioned; to fix: reduce it first, or use one mesh"
+            )
+        return sort_and_merge([axis for axes in found for axis in axes or ()], target)
+
+    def _at_home(self, sharding: TensorSharding) -> TensorSharding:
+        """The same on the base mesh, where all of its axes number the devices alike on both."""
+        mesh, lists = self._mesh(sharding.mesh), (*sharding.axes, sharding.unreduced_axes)
+        if sharding.mesh == self.base_name or not all(coincide((a,), mesh, self.base) for axes in lists for a in axes):
+            return sharding
+        return TensorSharding.closed(self.base_name, sharding.axes, sharding.unreduced_axes, sharding.reduction)
+
+    def _symbol(self, mesh: Mesh) -> str:
+        """The name of a mesh in the module, which is declared if it has none."""
+        if mesh not in self._symbols:
+            known = next((name for name, other in self._graph.meshes.items() if other == mesh), None)
+            self._symbols[mesh] = known or self._declare(mesh)
+        return self._symbols[mesh]
+
+    def _declare(self, mesh: Mesh) -> str:
+        name = declare_mesh(self._graph.module, mesh)
+        self._graph.meshes[name] = mesh
+        return name
+
+    def _check_devices(self, sharding: TensorSharding, own: Mesh) -> None:
+        if not same_devices(own, self.base):
+            raise UnsupportedError(
+                f"<{sharding}> is on the mesh {own}, the function is partitioned on {self.base}; "
+                "all meshes of a function must have the same devices, in any order"
+            )
+
+    def _check_single_devices(self) -> None:
+        """No op is on several single devices."""
+        for op in self._graph.main.walk():
+            meshes = (self._mesh(v.sharding.mesh) for v in op.results if v.sharding is not None)
+            ids = {mesh.device_ids[0]: None for mesh in meshes if mesh.is_maximal}
+            if len(ids) > 1:
+                raise ShardingError(
+                    f"{op.source}: {op.name} has results on the single devices {', '.join(map(str, ids))}; "
+                    "an op can be on one of them only"
+                )
+
+    def _check_manual_computations(self) -> None:
+        """Code that is written per device says for which mesh; around it and in it there is no other."""
+        for op in self._graph.main.walk():
+            if not manual_axes(op):
+                continue
+            others = (s for s in _shardings_of(op) if self._mesh(s.mesh) not in (self.base, Mesh(())))
+            other = next((s for s in others if not self._mesh(s.mesh).is_maximal), None)
+            if other is not None:
+                raise UnsupportedError(
+                    f"{op.source}: a computation that is manual on {', '.join(manual_axes(op))} has <{other}> on the "
+                    f"mesh {self._mesh(other.mesh)}, the function is partitioned on {self.base}; use one mesh for "
+                    "both, or partition the function on the other"
+                )
+
+
+def _shardings_of(computation: Op) -> Iterator[TensorSharding]:
+    """The shardings at the borders of a computation and of those in it, and of all results there."""
+    for op in computation.walk():
+        for name in ("in_shardings", "out_shardings"):
+            if name in op.attributes:
+                yield from shardings_from_attribute(op.attributes[name])
+        yield from (v.sharding for v in op.results if v.sharding is not None)

@@ -1,0 +1,275 @@
+"""From a propagated program to a partitioned one: every communication becomes an sdy collective.
+
+The module keeps its global shapes. Each op is given the shardings it runs with (`choose`), and where a value is not in
+the sharding that its user needs, the cheapest collectives (`resharding`) are inserted between them. Nothing here knows
+an op by name: rules, data-flow edges and strategies say how ops behave.
+
+Invariant: when an op has been visited, each of its operands is the MLIR value that has the sharding it needs, and each
+of its results has, for all later users, its declared sharding.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.ir.graph import Block, Graph, Op, Value, module_meshes
+from sdy_jax.lowering.emission.sent import reduce_by_bytes, sent_at_border
+from sdy_jax.lowering.placement.dead_code import erase_dead_code
+from sdy_jax.lowering.placement.decisions import Decision, Decisions
+from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
+from sdy_jax.lowering.placement.placement import Placement
+from sdy_jax.lowering.placement.regions import forget_shardings_inside
+from sdy_jax.lowering.placement.report import Moved, PartitionReport
+from sdy_jax.lowering.placement.unsplit import Unsplit
+from sdy_jax.lowering.placement.written import as_written, is_reduction, is_written_collective
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection, sent_by
+from sdy_jax.propagation.edge_shardings import settle_edges
+from sdy_jax.representation.attributes import attribute_from_text
+from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
+from sdy_jax.representation.mesh import axes_size
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules import RuleBook, has_no_rule_silently
+from sdy_jax.rules.dataflow import DataFlowEdge, accumulator, is_data_flow
+
+Slot = tuple[Op, int]
+"""An operand: the op and its number."""
+
+
+def partition(
+    module: ir.Operation,
+    mesh_name: str,
+    costs: CostModel,
+    rules: RuleBook | None = None,
+    optimize_collectives: bool = False,
+    inputs: Sequence[str] = (),
+) -> PartitionReport:
+    """Rewrites a propagated module in place.
+
+    Args:
+        module: a `builtin.module` with closed shardings.
+        mesh_name: the mesh of the program.
+        costs: what collectives and computing cost.
+        rules: those that propagation used, so that none is computed twice.
+        optimize_collectives: sdy collectives that the module holds may be replaced by cheaper ones; else they stay.
+        inputs: what the user calls the arguments of the main function.
+
+    Returns:
+        What was inserted.
+    """
+    graph = Graph(module)
+    use_invariants_from_outside(graph)
+    graph = erase_dead_code(graph)
+    partitioner = _Partitioner(graph, mesh_name, costs, rules or RuleBook(), optimize_collectives, inputs)
+    partitioner.run()
+    return partitioner.report
+
+
+class _Partitioner:
+    """One walk over a program."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        mesh_name: str,
+        costs: CostModel,
+        rules: RuleBook,
+        optimize_collectives: bool,
+        inputs: Sequence[str],
+    ):
+        rules = rules.without_overrides()
+        self.graph, self.optimize_collectives = graph, optimize_collectives
+        self.report = PartitionReport(inputs)
+        self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report)
+        self.decisions = Decisions(self.placement, rules, costs)
+        self.mesh = self.placement.meshes.base
+        self.unsplit = Unsplit(self.placement, self.report, self.mesh)
+        self.accumulators: dict[Op, tuple[DataFlowEdge, dict[Slot, TensorSharding]]] = {}
+        self.sums: list[Value] = []
+        self.unneeded: list[Op] = []
+
+    def run(self) -> None:
+        for argument in self.graph.arguments:
+            self.placement.place([argument], self.placement.declared(argument))
+        block, arguments = self.graph.main.blocks[0], self.graph.arguments
+        self._report_border(arguments, self.placement.of(arguments), block.ops[0], self.graph.main)
+        self._visit_block(block)
+        self._return(block.terminator)
+        for op in reversed(self.unneeded):
+            op.mlir.erase()
+        self.placement.sweep()
+        self.unsplit.tell()
+
+    def _return(self, terminator: Op) -> None:
+        wanted = self.graph.result_shardings(self.graph.main)
+        targets = [self.placement.stated(v, s) for v, s in zip(terminator.operands, wanted, strict=True)]
+        self.graph.set_result_shardings(self.graph.main, dict(enumerate(targets)))
+        for number, target in enumerate(targets):
+            self.placement.require(terminator, number, target)
+        self._report_border(terminator.operands, targets, terminator, terminator)
+
+    def _visit_block(self, block: Block) -> None:
+        for op, following in itertools.pairwise(block.ops):
+            self._visit(op, following)
+
+    def _visit(self, op: Op, following: Op) -> None:
+        reason = rejection(op, self.mesh)
+        if reason:
+            raise UnsupportedError(f"{op.source}: {reason}")
+        if is_data_flow(op):
+            self._visit_data_flow(op, following)
+        elif is_written_collective(op) and not self.optimize_collectives:
+            self._run_as_written(op)
+        elif is_forwarding(op):
+            self._forward(op)
+        elif is_ignored(op):
+            self.unneeded.append(op)
+        else:
+            self._visit_plain(op, following)
+
+    def _visit_data_flow(self, op: Op, following: Op) -> None:
+        """Brings every source of an edge to the edge's sharding; whatever is on no edge is replicated."""
+        placement, wanted = self.placement, dict[Slot, TensorSharding]()
+        for sided in settle_edges(self.graph, op, placement.stated):
+            placement.place(sided.edge.targets, sided.targets)
+            wanted.update(dict.fromkeys(sided.edge.slots, sided.sources))
+            adder = accumulator(sided.edge)
+            if adder is not None:
+                self.accumulators[adder] = (sided.edge, wanted)
+        for value in (*op.results, *(a for block in op.blocks for a in block.arguments)):
+            if value not in placement:
+                placement.place([value], placement.replicated(value))
+        for block in op.blocks:
+            self._visit_block(block)
+            self._require_all(block.terminator, wanted)
+        self._require_all(op, wanted)
+        for result in op.results:
+            if result in self.sums:
+                placement.settle(op, result, placement[result], following)
+
+    def _require_all(self, op: Op, wanted: Mapping[Slot, TensorSharding]) -> None:
+        for number, value in enumerate(op.operands):
+            self.placement.require(op, number, wanted.get((op, number)) or self.placement.replicated(value))
+
+    def _forward(self, op: Op) -> None:
+        """An op that at most states a sharding: its result is its operand, resharded for those that use it."""
+        result = op.results[0]
+        is_wanted = result.sharding is not None and result.uses
+        self.placement.forward(op, self.placement.declared(result) if is_wanted else self.placement[op.operands[0]])
+        self.unneeded.append(op)
+
+    def _run_as_written(self, op: Op) -> None:
+        """A collective of the user's stays, between the shardings that it states."""
+        placement, operand, result = self.placement, op.operands[0], op.results[0]
+        declared = () if operand.sharding is None else (placement.declared(operand),)
+        target = placement.declared(result)
+        written = as_written(op, (*declared, placement[operand]), target, self.mesh)
+        if written is None:
+            self._say_replaced(op)
+            self._forward(op)
+            return
+        placement.require(op, 0, written.source)
+        placement.place([result], target)
+        for name, text in written.said.attributes.items():
+            op.mlir.attributes[name] = attribute_from_text(text, op.mlir.context)
+        moved = written.moved(operand, self.mesh)
+        placement.keep(op, self.report.add(moved, operand, op, op, origin="user"))
+
+    def _say_replaced(self, op: Op) -> None:
+        """A reduction of what is not stated to be unreduced is that of the op before it, and no other runs instead."""
+        source, target = self.placement[op.operands[0]], self.placement.declared(op.results[0])
+        if not is_reduction(op) and not source.lies_like(target):
+            self.report.note(op, f"cannot lead from <{source}> to <{target}>; other collectives run in its place")
+
+    def _visit_plain(self, op: Op, following: Op) -> None:
+        if op.blocks:
+            forget_shardings_inside(op)
+        if op in self.accumulators:
+            self._accumulate(op, *self.accumulators[op])
+        decision = self.decisions.of(op)
+        if decision is None:
+            self._visit_unruled(op, following)
+            return
+        if decision.at_rest:
+            self.placement.rest(op)
+            self._report_sent(op, decision.shardings)
+            return
+        self._tell(op, decision)
+        count = len(op.operands)
+        for number, sharding in enumerate(decision.shardings[:count]):
+            self.placement.require(op, number, sharding)
+        self._report_sent(op, decision.shardings)
+        for result, sharding in zip(op.results, decision.shardings[count:], strict=True):
+            self.placement.settle(op, result, sharding, following)
+
+    def _visit_unruled(self, op: Op, following: Op) -> None:
+        """No rule: free-standing producers take their declared sharding, everything else is computed replicated."""
+        placement = self.placement
+        silent = has_no_rule_silently(op.name, op.text("call_target_name"))
+        free = silent and not op.operands
+        for number, value in enumerate(op.operands):
+            placement.require(op, number, placement.replicated(value))
+        self._report_sent(op, [placement.replicated(value) for value in (*op.operands, *op.results)])
+        has_dimensions = any(value.rank for value in (*op.operands, *op.results))
+        if has_dimensions and not (silent and all(placement[v].is_fully_replicated for v in op.operands)):
+            self.unsplit.add_unruled(op)
+        for result in op.results:
+            made = placement.declared(result) if free else placement.replicated(result)
+            # Every device makes the whole value: it is nobody's part of a sum, even where it is declared to be.
+            whole = replace(made, unreduced_axes=()) if made.unreduced_axes else made
+            placement.settle(op, result, whole, following)
+
+    def _accumulate(self, op: Op, edge: DataFlowEdge, wanted: dict[Slot, TensorSharding]) -> None:
+        """A loop that only adds partial results up carries a partial sum, which is reduced once, after the loop."""
+        declared, produced = self.placement[edge.owner], [self.placement[v] for v in op.operands]
+        partial = sort_and_merge(dict.fromkeys(a for s in produced for a in s.unreduced_axes), self.mesh)
+        kinds = {s.reduction for s in produced if s.unreduced_axes}
+        meshes = {s.mesh for s in produced if s.unreduced_axes}
+        if kinds != {"sum"} or len(meshes) > 1 or not (meshes == {declared.mesh} or declared.is_fully_replicated):
+            return
+        if any(overlaps(a, b) for a in partial for axes in declared.axes for b in axes):
+            return
+        sharding = replace(declared, mesh=meshes.pop(), unreduced_axes=partial)
+        self.placement.place(edge.targets, sharding)
+        wanted.update(dict.fromkeys(edge.slots, sharding))
+        self.graph.set_shardings([(edge.owner, sharding), (op.results[0], sharding)])
+        self.placement.declare(edge.owner, declared)
+        self.placement.declare(op.results[0], sharding)
+        self.sums.append(edge.owner)
+
+    def _tell(self, op: Op, decision: Decision) -> None:
+        """Reports what the op communicates itself, and the dimensions along which it could not be split."""
+        choice, values = decision.choice, (*op.operands, *op.results)
+        if choice.gathered:
+            self.unsplit.add(op, decision)
+        for inside in choice.inside:
+            sharding = decision.shardings[inside.tensor]
+            value, size = values[inside.tensor], axes_size(inside.axes, self.mesh)
+            shape = sharding.local_shape(value.shape or (), self.mesh)
+            sent = reduce_by_bytes(shape, value.itemsize, size, is_used=bool(value.uses))
+            moved = Moved(inside.kind, inside.axes, braces(inside.axes), sharding, sent)
+            self.report.add(moved, value, op, op)
+
+    def _report_sent(self, op: Op, shardings: Sequence[TensorSharding]) -> None:
+        """Reports the collectives that the op is by itself."""
+        count = len(op.operands)
+        for sent in sent_by(op, self.mesh, shardings[:count]):
+            value, sharding = op.results[sent.result], shardings[count + sent.result]
+            if value.uses:
+                moved = Moved(sent.kind, sent.axes, sent.detail, sharding, sent.wire_bytes)
+                self.report.add(moved, value, op, op, "user")
+
+    def _report_border(self, values: Sequence[Value], shardings: Sequence[TensorSharding], at: Op, cause: Op) -> None:
+        """Reports the permutes that bring arguments to a mesh with the devices in another order, and results back."""
+        base = self.placement.meshes.base_name
+        away = [pair for pair in zip(values, shardings, strict=True) if pair[1].mesh != base]
+        meshes = module_meshes(self.graph.module) if away else {}
+        for value, sharding in away:
+            sent = sent_at_border(value, sharding, self.mesh, meshes)
+            if sent and value.uses:
+                self.report.add(Moved("collective_permute", (), "", sharding, sent), value, at, cause)

@@ -1,0 +1,183 @@
+"""What the partitioner reports beside rewriting the module: the collectives that run, and what could not be split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Block, Op, Value
+from sdy_jax.ir.locations import Place, place_of, short_source
+from sdy_jax.lowering.placement.trips import executions
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.sharding import TensorSharding
+
+
+class Branch(NamedTuple):
+    """A branch of a conditional, by their numbers: that of the conditional in the program, and that of the branch."""
+
+    conditional: int
+    number: int
+
+
+Origin = Literal["partitioner", "user"]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRecord:
+    """A collective of the partitioned program. `wire_bytes` is per device and per execution.
+
+    `axes` are all axes it runs over; `detail` is what it moves, as the dialect writes it (`{"model"}`,
+    `[{"x"}: 0->1]`); `dtype` and `shape` are those of the global value (in a manual computation: of the value that is
+    global but for the manual axes), `result` its sharding afterwards.
+    """
+
+    kind: str
+    axes: tuple[AxisRef, ...]
+    detail: str
+    dtype: str
+    shape: tuple[int, ...]
+    result: TensorSharding
+    wire_bytes: float
+    location: ir.Location
+    cause: str
+    """The op that needed it."""
+    depth: int
+    """How many loops it is inside."""
+    times: int = 1
+    """Executions per call: the product of the trip counts of the loops around it. A loop whose count is unknown counts
+    as one trip."""
+    times_known: bool = True
+    """Whether the trip counts of all loops around it are known. Where they are not, it runs `times` or more often."""
+    origin: Origin = "partitioner"
+    """Whether the partitioner inserted it or the program holds it itself (`psum` in the body of a `jax.shard_map`)."""
+    branches: tuple[Branch, ...] = ()
+    """The branches that it is in, outermost first."""
+
+    @property
+    def total_wire_bytes(self) -> float:
+        """Bytes that a device sends in all executions."""
+        return self.wire_bytes * self.times
+
+    @property
+    def place(self) -> Place:
+        """Where the op comes from that needed it. MLIR takes long to say it, so it says it only when asked."""
+        return place_of(self.location)
+
+    @property
+    def source(self) -> str:
+        """The line of the user's code that needed it, outside of libraries."""
+        return self.place.line
+
+    @property
+    def library(self) -> str:
+        """The line of the library, in `site-packages`, that wrote the op for `source`; empty where none did."""
+        return self.place.library
+
+    @property
+    def scope(self) -> str:
+        """The name scopes around the op: `Block_2/attention/out`; may be empty."""
+        return self.place.scope
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that could not be split: what, at which op, source line, line of a library and name scope."""
+
+    op: str
+    source: str
+    message: str
+    library: str = ""
+    scope: str = ""
+
+    @classmethod
+    def at(cls, op: str, location: ir.Location, message: str) -> Note:
+        place = place_of(location)
+        return cls(op, place.line, message, place.library, place.scope)
+
+    def __str__(self) -> str:
+        line = f"{self.source} ({short_source(self.library)})" if self.library else self.source
+        where = f"{self.op} in {self.scope}" if self.scope else self.op
+        return f"{line}: {where}: {self.message}"
+
+
+class Moved(NamedTuple):
+    """What a collective moves, as in `CollectiveRecord`."""
+
+    kind: str
+    axes: tuple[AxisRef, ...]
+    detail: str
+    result: TensorSharding
+    wire_bytes: float
+
+
+@dataclass(slots=True)
+class PartitionReport:
+    """What the partitioner did beside rewriting the module."""
+
+    inputs: Sequence[str] = ()
+    """What the user calls the arguments of the main function."""
+    collectives: list[CollectiveRecord] = field(default_factory=list)
+    notes: dict[Note, None] = field(default_factory=dict)
+    """In order, each once."""
+    _conditionals: dict[Op, int] = field(default_factory=dict)
+
+    def add(self, moved: Moved, value: Value, at: Op, cause: Op, origin: Origin = "partitioner") -> CollectiveRecord:
+        """Records a collective that moves a value, beside the op `at`, because of another."""
+        runs = executions(at)
+        record = CollectiveRecord(
+            moved.kind,
+            moved.axes,
+            moved.detail,
+            value.dtype,
+            value.shape or (),
+            moved.result,
+            moved.wire_bytes,
+            cause.mlir.location,
+            cause.name,
+            runs.depth,
+            runs.times,
+            runs.known,
+            origin,
+            tuple([self._branch(block) for block in runs.branches]),
+        )
+        self.collectives.append(record)
+        return record
+
+    def _branch(self, block: Block) -> Branch:
+        conditional = self._conditionals.setdefault(block.parent, len(self._conditionals))
+        return Branch(conditional, block.parent.blocks.index(block))
+
+    def drop(self, records: Iterable[CollectiveRecord]) -> None:
+        """Forgets collectives that turned out not to be needed."""
+        dropped = set(map(id, records))
+        self.collectives = [record for record in self.collectives if id(record) not in dropped]
+
+    def note(self, op: Op, message: str) -> None:
+        """Notes an op that could not be split."""
+        self.notes[Note.at(op.name, op.mlir.location, message)] = None
+
+    def note_value(self, value: Value, message: str) -> None:
+        """Notes a value that could not be split."""
+        if is_input(value):
+            self.notes[Note("argument", "", message)] = None
+            return
+        op = value.owner if isinstance(value.owner, Op) else value.owner.parent
+        place = place_of(op.mlir.location)
+        self.notes[Note(place.primitive or op.name, place.line, message, place.library, place.scope)] = None
+
+    def name(self, value: Value) -> str:
+        """What a user would call a value: an argument's path, or what makes it."""
+        if is_input(value):
+            return f"`{self.inputs[value.index]}`" if self.inputs else f"argument {value.index}"
+        op = value.owner if isinstance(value.owner, Op) else value.owner.parent
+        place = place_of(op.mlir.location)
+        made = f"{place.primitive or op.name} at {short_source(place.line)}"
+        return f"the result of {made}" if op is value.owner else f"a value that {made} passes into its body"
+
+
+def is_input(value: Value) -> bool:
+    """The value is an argument of a function."""
+    return isinstance(value.owner, Block) and value.owner.parent.name == "func.func"

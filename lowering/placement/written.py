@@ -1,0 +1,131 @@
+"""The sdy collectives that a program holds already: the user wrote them, so they keep their place and kind.
+
+Each runs from the sharding that its operand states to the one that it states itself. One that cannot (a size that
+does not divide, a reduction of what is not stated to be unreduced) only says how its result is sharded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from sdy_jax.errors import ShardingError
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.emission.sent import sent_by_step
+from sdy_jax.lowering.placement.report import Moved
+from sdy_jax.lowering.reshard.cost import wire_bytes
+from sdy_jax.lowering.reshard.plan import Collective
+from sdy_jax.representation.attributes import reduction_from_attributes
+from sdy_jax.representation.axes import set_difference
+from sdy_jax.representation.collectives import (
+    APPENDING,
+    FLAT,
+    KINDS,
+    REDUCING,
+    Axes,
+    SdyCollective,
+    collective_from_attributes,
+    sharding_after,
+)
+from sdy_jax.representation.mesh import Mesh, axes_size
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.verify_collectives import verify_counted_once
+
+_NAMES = frozenset(f"sdy.{kind}" for kind in KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A collective of the user's as it runs: what it says, the sharding that it takes, and the one that it makes."""
+
+    said: SdyCollective
+    source: TensorSharding
+    target: TensorSharding
+
+    def moved(self, value: Value, mesh: Mesh) -> Moved:
+        """What it sends of a value."""
+        said, blocks = self.said, math.prod(self.source.shard_counts(mesh))
+        size = math.prod(value.shape or ()) * value.itemsize
+        before, after = size / blocks, size / math.prod(self.target.shard_counts(mesh))
+        axes = said.all_axes if said.kind != "collective_permute" else _permuted(self.source, self.target, mesh)
+        wire = wire_bytes(said.kind, axes_size(axes, mesh), before, after)
+        step = Collective(said.kind, said.axes, said.params, self.target, wire, self.source.reduction)
+        return Moved(said.kind, said.all_axes, str(said), self.target, sent_by_step(step, value, mesh))
+
+
+def is_written_collective(op: Op) -> bool:
+    """Whether the op is one of the sdy collectives."""
+    return op.name in _NAMES
+
+
+def is_reduction(op: Op) -> bool:
+    """Whether the op combines what devices hold."""
+    return op.name.removeprefix("sdy.") in REDUCING
+
+
+def as_written(op: Op, sources: Iterable[TensorSharding], target: TensorSharding, mesh: Mesh) -> Written | None:
+    """How a collective runs that states the sharding `target`: from the first of `sources` that it fits; None: not."""
+    said = _without_size_one(collective_from_attributes(op.name.removeprefix("sdy."), op.attributes), mesh)
+    if not said.all_axes and said.kind != "collective_permute":
+        return None
+    combines = reduction_from_attributes(op.attributes)
+    for source in sources:
+        for each in (said, _restated(said, source, target, mesh)):
+            if _leads(each, combines, source, target, mesh):
+                return Written(each, source, target)
+    return None
+
+
+def _restated(said: SdyCollective, source: TensorSharding, target: TensorSharding, mesh: Mesh) -> SdyCollective:
+    """The collective of this kind between two shardings. It says its axes in those of another mesh, if the shardings
+    were on that before they were expressed on this one."""
+
+    def less(axes: Axes, others: Axes) -> Axes:
+        return set_difference(axes, others, mesh)
+
+    if said.kind == "all_reduce":
+        return replace(said, axes=less(source.unreduced_axes, target.unreduced_axes))
+    if said.kind == "replicated_to_unreduced":
+        return replace(said, axes=less(target.unreduced_axes, source.unreduced_axes))
+    before, after = (target, source) if said.kind in APPENDING else (source, target)
+    lists = tuple(map(less, before.axes, after.axes))
+    params = tuple((lists[dim], dim, to) for _, dim, to in said.params)
+    return replace(said, axes=lists if said.axes else (), params=params)
+
+
+def _without_size_one(said: SdyCollective, mesh: Mesh) -> SdyCollective:
+    """Without axes of size one, which shardings are rid of."""
+
+    def larger(axes: Axes) -> Axes:
+        return tuple(axis for axis in axes if axis.name not in mesh.axis_names or axis.size(mesh) > 1)
+
+    if said.kind in FLAT:
+        return replace(said, axes=larger(said.axes))
+    params = tuple((axes, a, b) for given, a, b in said.params if (axes := larger(given)))
+    return replace(said, axes=tuple(map(larger, said.axes)), params=params)
+
+
+def _leads(said: SdyCollective, combines: str, source: TensorSharding, target: TensorSharding, mesh: Mesh) -> bool:
+    """Whether the collective leads from one sharding to the other and counts nothing twice."""
+    if said.kind == "collective_permute":
+        same = source.unreduced_axes == target.unreduced_axes and source.reduction == target.reduction
+        return same and source.shard_counts(mesh) == target.shard_counts(mesh)
+    if source.mesh != target.mesh or (said.kind in REDUCING and combines != source.reduction):
+        return False
+    if source.unreduced_axes and target.unreduced_axes and source.reduction != target.reduction:
+        return False
+    try:
+        verify_counted_once(said, source, mesh, "")
+        after = sharding_after(said, source, mesh)
+    except ShardingError:
+        return False
+    return after.axes == target.axes and after.unreduced_axes == target.unreduced_axes
+
+
+def _permuted(source: TensorSharding, target: TensorSharding, mesh: Mesh) -> Axes:
+    """The axes along which blocks change places; none if all stay."""
+    if source.lies_like(target):
+        return ()
+    lists = [axes for sharding in (source, target) for axes in (*sharding.axes, sharding.unreduced_axes)]
+    return tuple(dict.fromkeys(axis for axes in lists for axis in axes))

@@ -1,0 +1,127 @@
+"""Choosing how one op is sharded: the cheapest assignment of mesh axes to the factors of its rule.
+
+For each factor the candidates are the leading parts of the axes that its tensors already have along it. An assignment
+costs the reshards of the operands to what it needs, what its strategy communicates inside, the reshards of the results
+to their declared shardings (reductions included), and a little for every operation that is not shared out. Partial
+operands of a linear op may be reduced before it or after it: both are priced.
+Source: spec of the partitioner, sections 2.1, 2.2, 2.4 and 2.7.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from sdy_jax.lowering.planning.assignments import agreed_assignment, factor_lists
+from sdy_jax.lowering.planning.choice import Choice, InsideCollective, Problem, Tensor, Way
+from sdy_jax.lowering.planning.factors import Assignment, Axes, are_apart
+from sdy_jax.lowering.planning.ways import SLACK, Option, Ways
+from sdy_jax.lowering.strategies.registry import Strategy
+from sdy_jax.representation.axes import mesh_order
+from sdy_jax.representation.mesh import axes_size
+
+__all__ = ["Choice", "InsideCollective", "Problem", "Tensor", "Way", "choose"]
+
+# Where all tensors of an op agree, the op runs as they say unless moving them costs less than one half: moving usually
+# replicates work that is shared out now. Half is what an all_gather costs beside an all_reduce of the same value, so a
+# row-parallel product keeps its all_reduce. Ops that only move data are decided by what moves alone.
+_CLEAR_WIN = 2.0
+
+Key = tuple[float, int, bool, int, tuple[object, ...]]
+"""What ways are chosen by: cost, number of collectives, reduced early, less parallel work, encoding."""
+
+
+def choose(problem: Problem) -> Choice:
+    """The cheapest way to run the op; ties go to fewer collectives, later reductions, more parallel work, then
+    the smaller encoding."""
+    if _is_settled(problem):
+        return Choice(tuple([tensor.sharding for tensor in problem.tensors]))
+    lists = factor_lists(problem)
+    option = _cheapest_option(problem, Ways(problem, lists), agreed_assignment(lists))
+    splittable = option.way.strategy.splittable
+    gathered = tuple([f for f, found in enumerate(lists) if f not in splittable and any(found)])
+    return Choice(option.shardings(), gathered, option.inside)
+
+
+def _is_settled(problem: Problem) -> bool:
+    """Whether the only strategy runs the op on its tensors as they lie.
+
+    That is the usual case, and needs no search. Dimensions of several factors that are split are not looked at here, so
+    every shard is one block.
+    """
+    strategy, *others = problem.strategies
+    if others:
+        return False
+    found: dict[int, Axes] = {}
+    for tensor, mapping in zip(problem.tensors, problem.rule.mappings, strict=True):
+        lists = tensor.sharding.axes
+        if tensor.sharding.unreduced_axes or len(lists) != len(mapping):
+            return False
+        for axes, factors in zip(lists, mapping, strict=True):
+            if axes and len(factors) > 1:
+                return False
+            for factor in factors:
+                if found.setdefault(factor, axes) != axes:
+                    return False
+    return _runs_apart(problem, strategy, {factor: axes for factor, axes in found.items() if axes})
+
+
+def _runs_apart(problem: Problem, strategy: Strategy, split: Mapping[int, Axes]) -> bool:
+    """Whether the strategy can run the op split so, without communicating or leaving anything partial."""
+    factors = split.keys()
+    if not factors <= strategy.splittable - strategy.partial or any(factors & i.factors for i in strategy.inside):
+        return False
+    sizes, mesh = problem.rule.factor_sizes, problem.mesh
+    divides = all(not sizes[factor] % axes_size(axes, mesh) for factor, axes in split.items())
+    return divides and are_apart([a for axes in split.values() for a in axes])
+
+
+def _cheapest_option(problem: Problem, ways: Ways, agreed: Assignment | None) -> Option:
+    """The best of all; what all tensors agree on, where that is not clearly worse."""
+    together = _cheapest(problem, ways.with_assignment(agreed), math.inf) if agreed is not None else None
+    if together is not None and together[0][1] == 0:
+        return together[1]  # nothing has to move, and the work is shared out as the values are
+    stays = together is not None and together[1].way.strategy.work is None
+    limit = math.inf if together is None else together[0][0] / (_CLEAR_WIN if stays else 1.0)
+    best = _cheapest(problem, ways.options(limit), limit)
+    if together and (best is None or (stays and together[0][0] <= _CLEAR_WIN * best[0][0])):
+        return together[1]
+    assert best is not None
+    return best[1]
+
+
+Priced = tuple[Key, Option]
+
+
+def _cheapest(problem: Problem, options: Sequence[Option], limit: float) -> Priced | None:
+    """The best option; None if all cost more than the limit.
+
+    They are priced in the order of what they cost at least: most never are. The first one wins ties.
+    """
+    best: tuple[Key, int] | None = None
+    for number in sorted(range(len(options)), key=lambda i: options[i].least):
+        if options[number].least > limit * SLACK:
+            break
+        priced = _priced(problem, options[number], limit)
+        if priced is not None and (best is None or (priced, number) < best):
+            best = (priced, number)
+            limit = min(limit, priced[0])
+    return (best[0], options[best[1]]) if best else None
+
+
+def _priced(problem: Problem, option: Option, limit: float) -> Key | None:
+    """The key of an option; None as soon as it is certain to cost more than the limit."""
+    way, least = option.way, option.least
+    cost, steps = sum([collective.time for collective in option.inside]), len(option.inside)
+    for tensor, bound in zip(option.tensors, option.bounds, strict=True):
+        if bound is None:
+            continue
+        paid, count = tensor.reshard(way)
+        cost += paid
+        steps += count
+        least += paid - bound
+        if least > limit * SLACK:
+            return None
+    parallelism = math.prod(axes_size(axes, problem.mesh) for axes in way.assignment)
+    encoded = tuple(tuple(mesh_order(problem.mesh, a) for a in axes) for axes in way.assignment)
+    return cost + option.work, steps, not way.partial, -parallelism, encoded

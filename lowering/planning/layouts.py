@@ -1,0 +1,152 @@
+"""How the tensors of one op lie under assignments, and the least that their reshards can cost.
+
+A search looks at hundreds of assignments, most of which differ in one factor only. So axes lists are numbered within a
+problem (0 is the empty one), a *head* is a tuple of such numbers for the first factors of the rule, and what a head
+means for a tensor is worked out once for all heads that agree on the factors which the tensor depends on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import TypeVar
+
+from sdy_jax.lowering.planning.choice import Problem, Way
+from sdy_jax.lowering.planning.factors import Axes, digits, dimension_axes, joined_axes
+from sdy_jax.lowering.reshard.bound import Layout, Placement, fastest, least_time, missing_bytes, shares
+from sdy_jax.lowering.reshard.plan import plan_reshard
+from sdy_jax.lowering.strategies.registry import Strategy
+from sdy_jax.representation.axes import sort_and_merge
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+Head = tuple[int, ...]
+E = TypeVar("E")
+
+_NONE: frozenset[int] = frozenset()
+_COST = attrgetter("cost")
+
+
+_Shares = dict[Head, tuple[bool, tuple[int, int]]]
+"""Of one dimension, by the numbers of its factors' lists: whether it lies alike, and its `shares`."""
+
+_Dims = list[tuple[_Shares, Axes, tuple[int, ...]]]
+"""Of the dimensions of one sharding around the op: what is known, the axes, the factors."""
+
+
+class Lists:
+    """The axes lists of a problem by number, each with the digits it uses as a bit mask."""
+
+    def __init__(self, lists: Iterable[Axes], mesh: Mesh):
+        self.number: dict[Axes, int] = {(): 0}
+        for axes in lists:
+            self.number.setdefault(axes, len(self.number))
+        self.axes = list(self.number)
+        bits = digits([a for axes in self.axes for a in axes], mesh)
+        self.masks = [sum({bits[axis] for axis in axes}) for axes in self.axes]
+
+    def assignment(self, head: Head) -> list[Axes]:
+        """The lists that a head stands for."""
+        return [self.axes[number] for number in head]
+
+
+class TensorView:
+    """One tensor of a problem under the assignments of one strategy.
+
+    `summed`: the factors along which the strategy leaves it partial; `partial`: the axes along which it stays so.
+    `around`: the shardings from which an operand can be taken, or the one that a result is brought to.
+    """
+
+    def __init__(self, problem: Problem, lists: Lists, tensor: int, summed: frozenset[int], partial: Axes, kind: str):
+        self._problem, self._lists, self._tensor = problem, lists, problem.tensors[tensor]
+        self._mapping, self._is_result = problem.rule.mappings[tensor], tensor >= len(problem.rule.operand_mappings)
+        self._summed, self._partial, self._kind = summed, partial, kind
+        self.around = self._tensor.copies or (self._tensor.sharding,)
+        self._never_partial = not partial and not any(s.unreduced_axes for s in self.around)
+        self.factors = sorted(problem.rule.factors_of[tensor] | summed)
+        self._bounds: dict[Head, float | None] = {}
+        self._dims: list[_Dims] = [
+            [({}, axes, factors) for axes, factors in zip(around.axes, self._mapping, strict=False)]
+            for around in self.around
+        ]
+
+    def bound(self, head: Head) -> float | None:
+        """The least that the reshard from or to the sharding around the op can cost; None where that lies alike."""
+        key = tuple([head[f] for f in self.factors])
+        if key not in self._bounds:
+            is_whole = self._never_partial and not any(map(head.__getitem__, self._summed))
+            pairs = zip(self.around, self._dims, strict=True)
+            least = [self._least_of_whole(head, dims) if is_whole else self._least(head, s) for s, dims in pairs]
+            apart = [cost for cost in least if cost is not None]
+            self._bounds[key] = self._tensor.share * min(apart) if len(apart) == len(least) else None
+        return self._bounds[key]
+
+    def _least(self, head: Head, given: TensorSharding) -> float | None:
+        tensor, problem = self._tensor, self._problem
+        layout = self._layout(self._lists.assignment(head))
+        kind = given.reduction if given.unreduced_axes else "sum"
+        if layout == (given.axes, given.unreduced_axes, kind):
+            return None
+        ends: tuple[Placement, Placement] = self._ends(given, Layout(*layout[:2]))
+        return least_time(tensor.shape, tensor.itemsize, *ends, problem.mesh, problem.costs)
+
+    def _least_of_whole(self, head: Head, dims: _Dims) -> float | None:
+        """The same where nothing is partial: then each dimension tells its part for itself."""
+        tensor, problem = self._tensor, self._problem
+        found, alike = [], True
+        for known, given, factors in dims:
+            numbers = tuple([head[f] for f in factors])
+            if numbers not in known:
+                axes = joined_axes(self._lists.assignment(head), factors, problem.mesh)
+                known[numbers] = axes == given, shares(*self._ends(given, axes), problem.mesh)
+            same, share = known[numbers]
+            found.append(share)
+            alike = alike and same
+        if alike:
+            return None
+        whole = math.prod(tensor.shape) * tensor.itemsize
+        return fastest(missing_bytes(whole, found), problem.mesh, problem.costs)
+
+    def _layout(self, assignment: Mapping[int, Axes] | Sequence[Axes]) -> tuple[tuple[Axes, ...], Axes, str]:
+        """The axes per dimension, the unreduced ones, and how those combine."""
+        mesh = self._problem.mesh
+        summed = [a for f in sorted(self._summed) for a in assignment[f]]
+        if summed:
+            assignment = {f: () if f in self._summed else assignment[f] for f in self.factors}
+        left = sort_and_merge([*self._partial, *summed], mesh) if summed else self._partial
+        return dimension_axes(assignment, self._mapping, mesh), left, self._kind if left else "sum"
+
+    def sharding(self, way: Way) -> TensorSharding:
+        """What the way wants of the tensor, or makes of it."""
+        return TensorSharding.closed(self._problem.mesh_name, *self._layout(way.assignment))
+
+    def wanted(self, way: Way, bound: float | None) -> TensorSharding:
+        """The same; the sharding around the op itself where that is it, as its `bound` tells."""
+        return self.around[0] if bound is None and len(self.around) == 1 else self.sharding(way)
+
+    def reshard(self, way: Way) -> tuple[float, int]:
+        """What the reshard from or to the sharding around the op costs, and how many collectives it takes."""
+        tensor, problem = self._tensor, self._problem
+        inside, plans = self.sharding(way), []
+        for around in self.around:
+            source, target = self._ends(around, inside)
+            plans.append(plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs))
+        plan = min(plans, key=_COST)
+        return tensor.share * plan.cost, sum([1 for step in plan.steps if step.wire_bytes and tensor.share])
+
+    def _ends(self, around: E, inside: E) -> tuple[E, E]:
+        """From where to where the tensor is resharded."""
+        return (inside, around) if self._is_result else (around, inside)
+
+
+def views(problem: Problem, lists: Lists, strategy: Strategy, partial: Axes) -> list[TensorView]:
+    """The tensors under a strategy, with carried operands unreduced along the `partial` axes."""
+    kind = problem.partial_kind if partial else strategy.reduction
+    carried, count = problem.carried if partial else _NONE, len(problem.rule.operand_mappings)
+    return [
+        TensorView(problem, lists, i, _NONE, partial if i in carried else (), kind)
+        if i < count
+        else TensorView(problem, lists, i, strategy.partial, partial, kind)
+        for i in range(len(problem.tensors))
+    ]

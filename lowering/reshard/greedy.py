@@ -1,0 +1,250 @@
+"""The direct reshard: reduce, slice, permute, exchange, gather, in that order. No search.
+
+It is the plan that Shardy's own algorithm would choose in the usual cases; the search starts from its price, and it
+stands where the search gives up. Works on problems whose atoms are so fine that none has to be split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from sdy_jax.lowering.reshard.problem import Axes, Problem, State, Step, atoms_of, mask_of
+
+Lists = list[list[int]]
+
+
+def greedy(problem: Problem) -> list[Step] | None:
+    """Steps from source to target, or None where this order of steps does not get there."""
+    steps = _reduced(problem)
+    state = steps[-1].state if steps else problem.source
+    goal = _goal(problem)
+    for permute in (_reorder if problem.reorders else _permute, _permute):
+        for phase in (_slice, permute, _exchange_in_place, _exchange_anywhere, _gather):
+            for step in phase(problem, state, goal):
+                steps.append(step)
+                state = step.state
+    steps += _unreduced(problem, state)
+    state = steps[-1].state if steps else state
+    legal = all(problem.is_legal(s.state) and problem.shards(s.state) >= problem.min_shards for s in steps)
+    return steps if state == problem.target and legal else None
+
+
+def last_resort(problem: Problem) -> list[Step]:
+    """Reduce, gather everything and slice again: always possible, never cheap."""
+    steps = _reduced(problem)
+    unreduced = steps[-1].state.unreduced if steps else problem.source.unreduced
+    empty = State(((),) * len(problem.shape), unreduced)
+    sharded = problem.used(steps[-1].state if steps else problem.source) & ~unreduced
+    if sharded:
+        steps.append(Step("all_gather", sharded, empty))
+    if problem.reorders:
+        steps.append(Step("collective_permute", 0, empty))
+    if problem.to_unreduce:
+        empty = State(empty.dims, unreduced | problem.to_unreduce)
+        steps.append(Step("replicated_to_unreduced", problem.to_unreduce, empty))
+    if problem.sliceable:
+        steps.append(Step("all_slice", problem.sliceable, problem.target))
+    return steps
+
+
+def _reduced(problem: Problem) -> list[Step]:
+    """Scatter what the target wants next in a dimension, all-reduce the rest."""
+    steps, state = [], problem.source
+    for dim, want in enumerate(problem.target.dims):
+        while (have := state.dims[dim]) == want[: len(have)] and len(want) > len(have):
+            atom = want[len(have)]
+            longer = (*have, atom)
+            if not problem.to_reduce & state.unreduced >> atom & 1 or not problem.fits(dim, longer):
+                break
+            state = state.with_dim(dim, longer, state.unreduced & ~(1 << atom))
+            steps.append(Step("reduce_scatter", 1 << atom, state))
+    rest = state.unreduced & problem.to_reduce
+    if rest:
+        steps.append(Step("all_reduce", rest, State(state.dims, state.unreduced & ~rest)))
+    return steps
+
+
+def _goal(problem: Problem) -> tuple[Axes, ...]:
+    """The target's dimensions, and behind them the atoms that will become unreduced where they lie."""
+    goal = []
+    for dim, want in enumerate(problem.target.dims):
+        longer = want + tuple(a for a in problem.source.dims[dim] if problem.to_unreduce >> a & 1)
+        goal.append(longer if problem.fits(dim, longer) else want)
+    return tuple(goal)
+
+
+def _unreduced(problem: Problem, state: State) -> list[Step]:
+    steps = []
+    spare = problem.to_unreduce & ~problem.used(state)
+    if spare:
+        state = State(state.dims, state.unreduced | spare)
+        steps.append(Step("replicated_to_unreduced", spare, state))
+    dims = tuple(tuple(a for a in axes if not problem.to_unreduce >> a & 1) for axes in state.dims)
+    if dims != state.dims:
+        group = problem.used(state) & ~state.unreduced & problem.to_unreduce
+        steps.append(Step("sharded_to_unreduced", group, State(dims, state.unreduced | group)))
+    return steps
+
+
+def _common(have: Axes, want: Axes) -> int:
+    """The length of the common prefix."""
+    return next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
+
+
+def _open_parts(state: State, goal: tuple[Axes, ...]) -> tuple[list[Axes], list[Axes]]:
+    """Per dimension, what is in the way and what is missing, behind the common prefix."""
+    cuts = [_common(have, want) for have, want in zip(state.dims, goal, strict=True)]
+    present = [have[c:] for have, c in zip(state.dims, cuts, strict=True)]
+    missing = [want[c:] for want, c in zip(goal, cuts, strict=True)]
+    return present, missing
+
+
+def _slice(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+    """Slice missing atoms that lie idle: in their own dimension while there is room, else where there is some."""
+    present, missing = _open_parts(state, goal)
+    sizes = [(problem.product(i), problem.product(o)) for i, o in zip(present, missing, strict=True)]
+    room = [o // math.gcd(i, o) for i, o in sizes]
+    used, dims, pool = problem.used(state), [list(axes) for axes in state.dims], []
+    for dim, atoms in enumerate(missing):
+        for atom in atoms:
+            if not used >> atom & 1 and not _place(problem, dims, room, (dim,), atom):
+                pool.append(atom)
+    for atom in pool:
+        _place(problem, dims, room, range(len(dims)), atom)
+    after = State(tuple(map(tuple, dims)), state.unreduced)
+    return [Step("all_slice", problem.used(after) & ~used, after)] if after != state else []
+
+
+def _place(problem: Problem, dims: Lists, room: list[int], choice: tuple[int, ...] | range, atom: int) -> bool:
+    for dim in choice:
+        if room[dim] % problem.sizes[atom] == 0 and problem.fits(dim, (*dims[dim], atom)):
+            dims[dim].append(atom)
+            room[dim] //= problem.sizes[atom]
+            return True
+    return False
+
+
+def _permute(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+    if not _needs_permute(problem, state, goal):
+        return []
+    after = _rebuilt(problem, state, goal)
+    return [] if after is None or after == state else [Step("collective_permute", 0, after)]
+
+
+def _reorder(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+    """The permute to the other order of the devices, which moves what else a permute would."""
+    return _permute(problem, state, goal) or [Step("collective_permute", 0, state)]
+
+
+def _needs_permute(problem: Problem, state: State, goal: tuple[Axes, ...]) -> bool:
+    present, missing = _open_parts(state, goal)
+    sizes = problem.sizes
+    if any(i and o and sizes[i[0]] == sizes[o[0]] for i, o in zip(present, missing, strict=True)):
+        return True
+    wanted = mask_of(a for axes in goal for a in axes)
+    used = problem.used(state)
+    appearing = {sizes[a] for a in atoms_of(wanted & ~used)}
+    if any(sizes[a] in appearing for a in atoms_of(used & ~wanted & ~state.unreduced)):
+        return True
+    for phase in (_exchange_in_place, _gather):
+        steps = phase(problem, state, goal)
+        state = steps[-1].state if steps else state
+    return state.dims != goal
+
+
+def _rebuilt(problem: Problem, state: State, goal: tuple[Axes, ...]) -> State | None:
+    """The same shard counts with the atoms where they will be needed."""
+    present, missing = _open_parts(state, goal)
+    room = [problem.product(i) for i in present]
+    heads: Lists = [list(h[: len(h) - len(i)]) for h, i in zip(state.dims, present, strict=True)]
+    tails: Lists = [[] for _ in present]
+    later: list[int] = []
+    for dim, atoms in enumerate(missing):
+        fitting = 0
+        for atom in atoms:
+            if room[dim] % problem.sizes[atom]:
+                break
+            room[dim] //= problem.sizes[atom]
+            fitting += 1
+        heads[dim] += atoms[:fitting]
+        later += atoms[fitting:]
+    for atom in later:
+        _take(problem, tails, room, range(len(room)), atom, len)
+    wanted = mask_of(a for axes in goal for a in axes)
+    for dim, atoms in enumerate(present):
+        for atom in atoms:
+            if not wanted >> atom & 1:
+                _take(problem, tails, room, (dim, *range(len(room))), atom, _front)
+    if any(r != 1 for r in room):
+        return None
+    dims = tuple(tuple(h + t) for h, t in zip(heads, tails, strict=True))
+    return State(dims, state.unreduced)
+
+
+def _front(_: list[int]) -> int:
+    return 0
+
+
+def _take(
+    problem: Problem,
+    tails: Lists,
+    room: list[int],
+    choice: Iterable[int],
+    atom: int,
+    where: Callable[[list[int]], int],
+) -> None:
+    """Put the atom into the first dimension with room for it, if any."""
+    for dim in choice:
+        if room[dim] % problem.sizes[atom] == 0 and room[dim] > 1:
+            tails[dim].insert(where(tails[dim]), atom)
+            room[dim] //= problem.sizes[atom]
+            return
+
+
+def _exchange_in_place(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+    return _exchanges(problem, state, goal, in_place=True)
+
+
+def _exchange_anywhere(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+    return _exchanges(problem, state, goal, in_place=False)
+
+
+def _exchanges(problem: Problem, state: State, goal: tuple[Axes, ...], in_place: bool) -> list[Step]:
+    """All_to_alls of maximal suffixes that are wanted in one other dimension (and, at first, land in place there)."""
+    home = {atom: dim for dim, axes in enumerate(goal) for atom in axes}
+    steps: list[Step] = []
+    while (step := _next_exchange(problem, state, goal, home, in_place)) and len(steps) < len(problem.sizes):
+        steps.append(step)
+        state = step.state
+    return steps
+
+
+def _next_exchange(
+    problem: Problem, state: State, goal: tuple[Axes, ...], home: dict[int, int], in_place: bool
+) -> Step | None:
+    present, _ = _open_parts(state, goal)
+    for src, atoms in enumerate(present):
+        for cut in range(len(atoms)):
+            moved = atoms[cut:]
+            targets = {home.get(a, src) for a in moved}
+            if len(targets) != 1 or src in targets:
+                continue
+            tgt = targets.pop()
+            longer = state.dims[tgt] + moved
+            if problem.fits(tgt, longer) and (not in_place or goal[tgt][: len(longer)] == longer):
+                kept = state.dims[src][: len(state.dims[src]) - len(moved)]
+                return Step("all_to_all", mask_of(moved), state.with_dim(src, kept).with_dim(tgt, longer))
+    return None
+
+
+def _gather(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+    """Gather, in every dimension at once, the suffix that nothing wants."""
+    wanted = mask_of(a for axes in goal for a in axes)
+    present, _ = _open_parts(state, goal)
+    dims = []
+    for axes, atoms in zip(state.dims, present, strict=True):
+        idle = next((i for i, a in enumerate(reversed(atoms)) if wanted >> a & 1), len(atoms))
+        dims.append(axes[: len(axes) - idle])
+    after = State(tuple(dims), state.unreduced)
+    return [Step("all_gather", problem.used(state) & ~problem.used(after), after)] if after != state else []

@@ -1,0 +1,134 @@
+"""The moves of the reshard search: every collective that may follow, or precede, a state.
+
+All states that are yielded divide their tensor evenly and respect the memory cap (`Problem.min_shards`), given that the
+state they come from does. Permutes are not moves: the search adds them between its two halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from sdy_jax.lowering.reshard.problem import Problem, State, Step, atoms_of, mask_of
+
+MAX_PARAMS = 3
+"""Pairs of dimensions that one all_to_all may exchange; more never paid in the sampled reshards."""
+
+
+def moves_from(problem: Problem, state: State) -> Iterator[Step]:
+    """The steps that lead from `state` to another state."""
+    shards = problem.shards(state)
+    yield from _slices(problem, state)
+    yield from _reductions(problem, state)
+    yield from _unreductions(problem, state, shards)
+    yield from _exchanges(problem, state)
+    yield from _gathers(problem, state, shards)
+
+
+def moves_into(problem: Problem, state: State) -> Iterator[Step]:
+    """The steps that lead from another state (the one in the step) to `state`."""
+    shards = problem.shards(state)
+    yield from _slices_undone(problem, state, shards)
+    yield from _reductions_undone(problem, state, shards)
+    yield from _unreductions_undone(problem, state)
+    yield from _exchanges(problem, state)
+    yield from _gathers_undone(problem, state)
+
+
+def _slices(problem: Problem, state: State) -> Iterator[Step]:
+    for atom in atoms_of(problem.sliceable & ~problem.used(state)):
+        yield from (Step("all_slice", 1 << atom, s) for s in _appended(problem, state, atom, state.unreduced))
+
+
+def _appended(problem: Problem, state: State, atom: int, unreduced: int) -> Iterator[State]:
+    """The atom at the end of each dimension that has room for it."""
+    for dim, axes in enumerate(state.dims):
+        longer = (*axes, atom)
+        if problem.fits(dim, longer):
+            yield state.with_dim(dim, longer, unreduced)
+
+
+def _reductions(problem: Problem, state: State) -> Iterator[Step]:
+    open_atoms = atoms_of(state.unreduced & problem.to_reduce)
+    for atom in open_atoms:
+        rest = state.unreduced & ~(1 << atom)
+        yield from (Step("reduce_scatter", 1 << atom, s) for s in _appended(problem, state, atom, rest))
+    for mask in _subsets(open_atoms):
+        yield Step("all_reduce", mask, State(state.dims, state.unreduced & ~mask))
+
+
+def _subsets(atoms: list[int]) -> Iterator[int]:
+    for count in range(len(atoms), 0, -1):
+        yield from (mask_of(chosen) for chosen in combinations(atoms, count))
+
+
+def _unreductions(problem: Problem, state: State, shards: int) -> Iterator[Step]:
+    for atom in atoms_of(problem.to_unreduce & ~problem.used(state)):
+        yield Step("replicated_to_unreduced", 1 << atom, State(state.dims, state.unreduced | 1 << atom))
+    for dim, axes in enumerate(state.dims):
+        if axes and problem.to_unreduce >> axes[-1] & 1 and shards // problem.sizes[axes[-1]] >= problem.min_shards:
+            bit = 1 << axes[-1]
+            yield Step("sharded_to_unreduced", bit, state.with_dim(dim, axes[:-1], state.unreduced | bit))
+
+
+def _exchanges(problem: Problem, state: State) -> Iterator[Step]:
+    """All all_to_alls; the inverse of one is another, so these are the moves of both directions."""
+    singles = []
+    for src, axes in enumerate(state.dims):
+        for cut in range(len(axes)):
+            for tgt, longer in enumerate(state.dims):
+                if tgt != src and problem.fits(tgt, longer + axes[cut:]):
+                    singles.append((src, tgt, axes[:cut], axes[cut:]))
+    for count in range(1, min(MAX_PARAMS, len(state.dims) // 2) + 1):
+        for chosen in combinations(singles, count):
+            if len({d for src, tgt, *_ in chosen for d in (src, tgt)}) == 2 * count:
+                yield _exchange(state, chosen)
+
+
+def _exchange(state: State, chosen: tuple[tuple, ...]) -> Step:
+    dims, group = list(state.dims), 0
+    for src, tgt, kept, moved in chosen:
+        dims[src] = kept
+        dims[tgt] = state.dims[tgt] + moved
+        group |= mask_of(moved)
+    return Step("all_to_all", group, State(tuple(dims), state.unreduced))
+
+
+def _gathers(problem: Problem, state: State, shards: int) -> Iterator[Step]:
+    for dim, axes in enumerate(state.dims):
+        for cut in range(len(axes) - 1, -1, -1):
+            if shards // problem.product(axes[cut:]) < problem.min_shards:
+                break
+            yield Step("all_gather", mask_of(axes[cut:]), state.with_dim(dim, axes[:cut]))
+
+
+def _slices_undone(problem: Problem, state: State, shards: int) -> Iterator[Step]:
+    for dim, axes in enumerate(state.dims):
+        if axes and problem.sliceable >> axes[-1] & 1 and shards // problem.sizes[axes[-1]] >= problem.min_shards:
+            yield Step("all_slice", 1 << axes[-1], state.with_dim(dim, axes[:-1]))
+
+
+def _reductions_undone(problem: Problem, state: State, shards: int) -> Iterator[Step]:
+    for dim, axes in enumerate(state.dims):
+        if axes and problem.to_reduce >> axes[-1] & 1 and shards // problem.sizes[axes[-1]] >= problem.min_shards:
+            bit = 1 << axes[-1]
+            yield Step("reduce_scatter", bit, state.with_dim(dim, axes[:-1], state.unreduced | bit))
+    for mask in _subsets(atoms_of(problem.to_reduce & ~problem.used(state))):
+        yield Step("all_reduce", mask, State(state.dims, state.unreduced | mask))
+
+
+def _unreductions_undone(problem: Problem, state: State) -> Iterator[Step]:
+    for atom in atoms_of(problem.to_unreduce & state.unreduced):
+        rest = state.unreduced & ~(1 << atom)
+        yield Step("replicated_to_unreduced", 1 << atom, State(state.dims, rest))
+        yield from (Step("sharded_to_unreduced", 1 << atom, s) for s in _appended(problem, state, atom, rest))
+
+
+def _gathers_undone(problem: Problem, state: State) -> Iterator[Step]:
+    """What precedes is a permute, which may rename: one unused atom of each sort stands for all."""
+    sorts: dict[tuple, int] = {}
+    for atom in atoms_of(problem.all_atoms & ~problem.used(state)):
+        role = (problem.to_reduce >> atom & 1, problem.to_unreduce >> atom & 1)
+        sorts.setdefault((problem.sizes[atom], problem.bandwidths[atom], role), atom)
+    for atom in sorts.values():
+        yield from (Step("all_gather", 1 << atom, s) for s in _appended(problem, state, atom, state.unreduced))

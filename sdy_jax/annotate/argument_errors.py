@@ -1,0 +1,130 @@
+"""What is wrong with arguments and with what is said of them, in words: what was given, and what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from sdy_jax.errors import ArgumentError, ParseError, SdyError, ShardingError, with_article
+
+_SPECS = "None, a PartitionSpec, a NamedSharding, the text of an SDY sharding"
+
+
+def no_array(path: str, value: Any) -> SdyError:
+    """A leaf of the arguments that jax cannot trace."""
+    if isinstance(value, np.ndarray):
+        return SdyError(
+            f"`{path}` is an array of numpy's dtype {value.dtype}; expected an array of a dtype that jax has"
+        )
+    given = f"`{path}` is {with_article(type(value))} ({value!r:.60})"
+    return SdyError(f"{given}; expected an array or a number. {_remedy(path, value)}")
+
+
+def _remedy(path: str, value: Any) -> str:
+    if not re.fullmatch(r"\w+|args\[\d+\]", path):
+        root = re.split(r"[\[.]", path)[0]
+        return (
+            f"To fix: split `{root}` into its arrays and the rest before the call, close over the rest, and put them "
+            f"together inside (equinox: `arrays, rest = eqx.partition({root}, eqx.is_array)`, then "
+            "`eqx.combine(arrays, rest)`); or make it a static field of its class"
+        )
+    if callable(value) and not isinstance(value, type) and not hasattr(value, "__name__"):
+        return (
+            "To fix: make its class a pytree (jax.tree_util.register_dataclass), so that its arrays are arguments, or "
+            "close over it"
+        )
+    return "To fix: name it in static_argnums or static_argnames if the function needs it as it is"
+
+
+def no_values(path: str, name: str) -> ArgumentError:
+    """A type in a call that needs the array."""
+    return ArgumentError(
+        f"`{path}` is a ShapeDtypeStruct, which holds no values; call {name}() with an array, or ask for its plan() or "
+        "lower() with this"
+    )
+
+
+def unhashable(name: str, value: Any) -> SdyError:
+    """A static argument that no plan can be kept for."""
+    if any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(value)):
+        remedy = "It holds arrays; to fix: let it be an ordinary argument"
+    else:
+        remedy = "To fix: give something hashable (a tuple for a list)"
+    return SdyError(
+        f"the static argument {name} is {with_article(type(value))}, which cannot be hashed, and a plan is kept per "
+        f"value of the static arguments. {remedy}"
+    )
+
+
+def no_specification(spec: Any, root: str, where: str) -> ShardingError:
+    """Something in a tree of shardings that is none."""
+    return ShardingError(f"{where} has {with_article(type(spec))} for `{root}`; expected {_SPECS}, or a tree of them")
+
+
+def no_entries(specs: Any, names: Sequence[str], where: str) -> ShardingError:
+    """Something in place of the entries for a function's arguments."""
+    if isinstance(specs, jax.sharding.Mesh):
+        return ShardingError(f"{where} is a Mesh; to fix: pass it as mesh=, and here one sharding per argument")
+    listed = f" ({', '.join(names)})" if names else ""
+    return ShardingError(
+        f"{where} is {with_article(type(specs))}; give one sharding for all arguments, or a tuple with one entry per "
+        f"argument{listed}"
+    )
+
+
+def no_sharding_text(text: str, place: str, error: ParseError) -> ParseError:
+    """A string that is not the text of an SDY sharding; what most likely was meant is the name of an axis."""
+    if re.match(r"\s*(P|PartitionSpec)\(", text):
+        return ParseError(f"{place} is the string {text!r}; to fix: write it without the quotes")
+    names = [name.strip() for name in text.split(",")]
+    if not all(name.isidentifier() for name in names):
+        return ParseError(f"{place}: {error}")
+    spec = f"P({', '.join(repr(name) for name in names)})"
+    example = f"'[{{\"{names[0]}\"}}, {{?}}]'"
+    return ParseError(
+        f"{place} is the string {text!r}; to split dimension 0 along the mesh axis {names[0]!r}, write {spec}. A "
+        f"string is the text of an SDY sharding, such as {example}"
+    )
+
+
+def array_for_tree(specs: Any, root: str, where: str) -> ShardingError:
+    """Several specifications for one array."""
+    return ShardingError(
+        f"{where} has {_described(specs)} for `{root}`, where {_holder(where)} a single array; give one sharding"
+    )
+
+
+def other_tree(
+    specs: Any, keys: Sequence[str], tree: Any, wanted: Sequence[str], root: str, where: str
+) -> ShardingError:
+    """A tree of specifications that parts from the values' at `root`; `keys` and `wanted` are their children's."""
+    if type(specs) is type(tree) and not isinstance(specs, (tuple, list)):
+        missing = [key for key in wanted if key not in keys]
+        surplus = [key for key in keys if key not in wanted]
+        lacks, has = f"it lacks {_listed(missing)}", f"it has {_listed(surplus)}, which `{root}` has not"
+        difference = " and ".join([lacks] * bool(missing) + [has] * bool(surplus)) or "the order of its keys differs"
+    else:
+        difference = f"it has {_described(specs)} there, where {_holder(where)} {_described(tree)}"
+    return ShardingError(
+        f"{where} does not match `{root}`: {difference}; give the same structure, or one sharding for all of `{root}`"
+    )
+
+
+def _described(tree: Any) -> str:
+    if isinstance(tree, (tuple, list)) and not hasattr(tree, "_fields"):
+        return f"{with_article(type(tree))} of {len(tree)}"
+    return with_article(type(tree))
+
+
+def _holder(where: str) -> str:
+    if "out_" in where:
+        return "the function returns"
+    return "the argument is" if "in_" in where else "the value is"
+
+
+def _listed(keys: Sequence[str], most: int = 5) -> str:
+    return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")

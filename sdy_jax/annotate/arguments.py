@@ -1,0 +1,280 @@
+"""Matching what the user says about shardings with the arguments, by jit's pytree-prefix rules and key paths.
+
+A specification is None (propagation decides), a `PartitionSpec`, a `NamedSharding`, the text of an SDY sharding
+(`'[{"data"}, {"model", ?}p1]'`) or a `TensorSharding`. It stands for every leaf of the tree that it is given for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import GetAttrKey, KeyPath, flatten_one_level_with_keys, keystr, tree_flatten_with_path
+
+from sdy_jax.annotate.argument_errors import (
+    array_for_tree,
+    no_array,
+    no_entries,
+    no_sharding_text,
+    no_specification,
+    other_tree,
+)
+from sdy_jax.annotate.user_function import function_name
+from sdy_jax.errors import ParseError, ShardingError
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.named import from_named_sharding, from_partition_spec, mesh_from_jax, unreduced_by
+from sdy_jax.representation.sharding import CLOSED, TensorSharding
+from sdy_jax.representation.text import parse_sharding
+from sdy_jax.representation.verify import verify_sharding
+from sdy_jax.runtime.device_orders import can_express, in_order_of, on_devices_of, rewritten, same_devices
+
+Spec = Any
+"""None, PartitionSpec, NamedSharding, str or TensorSharding."""
+
+SPEC_TYPES = (type(None), PartitionSpec, jax.sharding.Sharding, str, TensorSharding)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array argument or result: its path for messages (`params['w1']`) and what the user said of it."""
+
+    path: str
+    value: Any
+    spec: Spec
+    unreduced: frozenset[str] = frozenset()
+    """The axes along which devices hold terms of the array, as its type says it: those of a `PartitionSpec(...,
+    unreduced=...)` on Explicit axes. An array that is only stated to be unreduced is its value."""
+    reduction: str = "sum"
+    """How such terms combine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What a function's parameters are called: entries of `in_shardings` go with them, the positional ones first.
+
+    `*args` and `**kwargs` have no names here; both lists are empty where a function has no signature.
+    """
+
+    positional: tuple[str, ...] = ()
+    keyword_only: tuple[str, ...] = ()
+    function: str = ""
+
+    @classmethod
+    def of(cls, fun: Callable[..., Any]) -> Parameters:
+        name = function_name(fun)
+        try:
+            parameters = inspect.signature(fun).parameters.values()
+        except (TypeError, ValueError):
+            return cls(function=name)
+        positional = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+        return cls(positional, tuple(p.name for p in parameters if p.kind == p.KEYWORD_ONLY), name)
+
+    def without(self, positions: Container[int], names: Container[str]) -> Parameters:
+        """The others."""
+        positional = tuple(p for i, p in enumerate(self.positional) if i not in positions and p not in names)
+        return replace(self, positional=positional, keyword_only=tuple(p for p in self.keyword_only if p not in names))
+
+
+def argument_leaves(
+    specs: Spec,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    parameters: Parameters | Sequence[str],
+    where: str = "in_shardings",
+) -> list[Leaf]:
+    """The leaves of `(args, kwargs)` in jax's order, each with its path and specification.
+
+    `parameters` are those of the function without its static ones, or the names of the positional ones. A tuple of
+    specifications goes with the positional parameters, or with these and the keyword-only ones after them; parameters
+    at the end that are not passed may have no entry.
+
+    Raises:
+        ShardingError: the specifications do not match the arguments' tree.
+    """
+    if not isinstance(parameters, Parameters):
+        parameters = Parameters(tuple(parameters))
+    if not isinstance(specs, SPEC_TYPES) and not isinstance(specs, (tuple, list)):
+        raise no_entries(specs, (*parameters.positional, *parameters.keyword_only), where)
+    named = parameters.keyword_only
+    if not parameters.positional and not named:  # no signature, or `**kwargs` only: as jax orders them
+        named = tuple(sorted(kwargs))
+    count = max(len(parameters.positional), len(args))
+    roots = (*parameters.positional, *(f"args[{i}]" for i in range(len(parameters.positional), count)))
+    entries = _entries(specs, replace(parameters, positional=roots, keyword_only=named), len(args), kwargs, where)
+    leaves: list[Leaf] = []
+    for root, argument in zip(roots, args, strict=False):
+        leaves += match_prefix(entries[root], argument, root, where)
+    for name in sorted(kwargs):
+        leaves += match_prefix(entries.get(name), kwargs[name], name, where)
+    return leaves
+
+
+def _entries(
+    specs: Spec, parameters: Parameters, passed: int, kwargs: dict[str, Any], where: str
+) -> Mapping[str, Spec]:
+    """The specification of each parameter; `passed` are the positional arguments of the call.
+
+    Raises:
+        ShardingError: a tuple leaves out positional arguments that are passed, or has entries for none.
+    """
+    positional, named = parameters.positional, parameters.keyword_only
+    names = (*positional, *named)
+    if isinstance(specs, SPEC_TYPES):
+        return dict.fromkeys((*names, *kwargs), specs)
+    needed = max((i + 1 for i, name in enumerate(positional) if i < passed or name in kwargs), default=0)
+    if not needed <= len(specs) <= len(positional) and len(specs) != len(names):
+        raise ShardingError(
+            f"{where}{f' of {parameters.function}' if parameters.function else ''} has {len(specs)} "
+            f"entr{'y' if len(specs) == 1 else 'ies'} for {len(positional)} positional arguments "
+            f"({', '.join(positional) or 'none'})"
+            + (f" and {len(named)} keyword-only ones ({', '.join(named)})" if named else "")
+            + "; give one entry per argument that is not static, None where propagation decides"
+        )
+    return dict(zip(names, specs, strict=False))
+
+
+def abstracted(leaf: Leaf, axis_names: tuple[str, ...]) -> Leaf:
+    """The leaf with shape, dtype and weak type as its value; an Explicit type's sharding becomes its specification.
+
+    Raises:
+        SdyError: the leaf is no array; the message names its path.
+    """
+    try:
+        value = leaf.value if isinstance(leaf.value, jax.ShapeDtypeStruct) else jax.typeof(leaf.value)
+    except TypeError:
+        raise no_array(leaf.path, leaf.value) from None
+    spec = leaf.spec if leaf.spec is not None else _explicit_spec(value, axis_names)
+    weak = getattr(value, "weak_type", False)
+    stripped = jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
+    leaf = replace(leaf, value=stripped, spec=spec)
+    sharding = getattr(value, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or not sharding.spec.unreduced:
+        return leaf
+    return replace(leaf, unreduced=frozenset(sharding.spec.unreduced), reduction=unreduced_by(sharding.spec))
+
+
+def _explicit_spec(value: Any, axis_names: tuple[str, ...]) -> PartitionSpec | TensorSharding | None:
+    """What the type of an array on a mesh with these axes says of its sharding: all if they are Explicit, that it has
+    at least these axes if some are, else nothing."""
+    sharding = getattr(value, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.axis_names != axis_names:
+        return None
+    explicit = [kind == jax.sharding.AxisType.Explicit for kind in sharding.mesh.axis_types]
+    if all(explicit) or not any(explicit):
+        return sharding.spec if all(explicit) else None
+    stated = from_named_sharding(sharding, len(value.shape), "mesh")
+    return replace(stated, dimensions=tuple(replace(d, is_closed=False) for d in stated.dimensions))
+
+
+def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:
+    """Spreads a prefix tree of specifications over the leaves of `tree`; `root` is how the tree is called.
+
+    Raises:
+        ShardingError: names the first path where the two trees differ.
+    """
+    if isinstance(specs, SPEC_TYPES):
+        return [Leaf(root + keystr(path), leaf, specs) for path, leaf in tree_flatten_with_path(tree)[0]]
+    given, given_type = _children(specs, root, where)
+    if jax.tree_util.all_leaves([tree]):
+        raise array_for_tree(specs, root, where)
+    wanted, wanted_type = _children(tree, root, where)
+    given_keys, wanted_keys = ([keystr(k) for k, _ in children] for children in (given, wanted))
+    if given_type is not wanted_type or given_keys != wanted_keys:
+        raise other_tree(specs, given_keys, tree, wanted_keys, root, where)
+    return [
+        leaf
+        for (_, spec), (key, child) in zip(given, wanted, strict=True)
+        for leaf in match_prefix(spec, child, root + keystr(key), where)
+    ]
+
+
+def _children(tree: Any, root: str, where: str) -> tuple[list[tuple[KeyPath, Any]], type]:
+    try:
+        children, _ = flatten_one_level_with_keys(tree)
+    except ValueError:
+        raise no_specification(tree, root, where) from None
+    if hasattr(tree, "_fields"):  # jax 0.10 to 0.12 gives every field of a named tuple the name of the first
+        children = [(GetAttrKey(name), child) for name, (_, child) in zip(tree._fields, children, strict=True)]
+    return [((key,), child) for key, child in children], type(tree)
+
+
+def resolve(
+    leaf: Leaf, rank: int, mesh: Mesh, mesh_name: str, where: str, jax_mesh: jax.sharding.Mesh
+) -> TensorSharding | None:
+    """What the user said of one leaf, as a sharding of a value of `rank` dimensions on the program's mesh.
+
+    A sharding on another mesh with the same devices becomes the one on the program's mesh that says the same.
+
+    Raises:
+        ShardingError: unknown axis, axis used twice, wrong rank, or a sharding that only another mesh can say.
+    """
+    place = f"{where} for `{leaf.path}`"
+    spec = leaf.spec
+    if spec is None:
+        return None
+    if isinstance(spec, NamedSharding):
+        own = _mesh_of(spec, jax_mesh, place)
+        if own != mesh:
+            return _on_mesh(from_partition_spec(spec.spec, rank, own, mesh_name, place), own, mesh, mesh_name, place)
+        spec = spec.spec
+    if isinstance(spec, PartitionSpec):
+        return from_partition_spec(spec, rank, mesh, mesh_name, place)
+    if isinstance(spec, str):
+        spec = parsed(spec, mesh_name, place)
+    if not isinstance(spec, TensorSharding):
+        raise ShardingError(f"{place} is a {type(spec).__name__}, which names no mesh axes; give a PartitionSpec")
+    if isinstance(spec.mesh, Mesh) and spec.mesh != mesh:
+        verify_sharding(spec, {}, rank, place)
+        return _on_mesh(spec, in_order_of(mesh, spec.mesh), mesh, mesh_name, place)
+    spec = TensorSharding(mesh_name, spec.dimensions, spec.replicated_axes, spec.unreduced_axes, spec.reduction)
+    verify_sharding(spec, {mesh_name: mesh}, rank, place)
+    return spec
+
+
+def parsed(text: str, mesh_name: str, place: str) -> TensorSharding:
+    try:
+        return parse_sharding(text, mesh_name)
+    except ParseError as error:
+        raise no_sharding_text(text, place, error) from None
+
+
+def padded(sharding: TensorSharding, rank: int) -> TensorSharding:
+    """The sharding with unsplit trailing dimensions up to `rank`: what a key array's raw words add."""
+    return TensorSharding(
+        sharding.mesh,
+        (*sharding.dimensions, *(CLOSED,) * (rank - sharding.rank)),
+        sharding.replicated_axes,
+        sharding.unreduced_axes,
+        sharding.reduction,
+    )
+
+
+def _mesh_of(spec: NamedSharding, jax_mesh: jax.sharding.Mesh, place: str) -> Mesh:
+    """The mesh of a sharding, its devices as positions on the function's mesh."""
+    if not isinstance(spec.mesh, jax.sharding.Mesh):
+        return mesh_from_jax(spec.mesh)  # an AbstractMesh stands for any devices
+    own = on_devices_of(spec.mesh, jax_mesh)
+    if own is None:
+        raise ShardingError(
+            f"{place} is on the mesh {mesh_from_jax(spec.mesh)}, whose devices are not those of the function's mesh "
+            f"{mesh_from_jax(jax_mesh)}; use that mesh, or a PartitionSpec"
+        )
+    return own
+
+
+def _on_mesh(sharding: TensorSharding, own: Mesh, mesh: Mesh, mesh_name: str, place: str) -> TensorSharding:
+    """A sharding on another mesh in axes of the program's."""
+    if own.is_empty:
+        return replace(sharding, mesh=mesh_name)
+    if can_express(own, mesh):
+        return rewritten(sharding, own, mesh, mesh_name)
+    reordered = same_devices(own, mesh) and can_express(replace(own, device_ids=mesh.device_ids), mesh)
+    given = "a single device" if own.is_maximal else f"the mesh {replace(own, device_ids=())}"
+    problem = "; its devices are in another order, and a jitted function has one order" if reordered else ""
+    raise ShardingError(
+        f"{place} is on {given}, the function is partitioned on {mesh}{problem}; use that mesh, or a PartitionSpec"
+    )

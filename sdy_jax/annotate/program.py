@@ -1,0 +1,197 @@
+"""Programs: a StableHLO + sdy module with its mesh, its argument names and the arrays it closes over."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.extend.mlir import ir
+from jax.tree_util import PyTreeDef
+
+from sdy_jax.annotate.arguments import Leaf, match_prefix, padded, resolve
+from sdy_jax.annotate.finish import finish
+from sdy_jax.annotate.meshes import declare_mesh
+from sdy_jax.annotate.site import Site, tracing
+from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
+from sdy_jax.ir.graph import main_function, pre_order, set_function_shardings
+from sdy_jax.ir.locations import source_line
+from sdy_jax.jax_internals import trace_and_lower
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+if TYPE_CHECKING:
+    from jax.export import Exported
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A module whose `main` takes the closed-over `constants`, then one argument per input leaf.
+
+    `inputs` and `outputs` are the paths of the leaves (`params['w1']`, `result[0]`); `in_info` and `out_info` have a
+    shape and dtype per leaf, with jax's extended dtypes, of which the module only shows the raw words. `in_tree` is the
+    structure of positional and keyword arguments.
+
+    The `main` of a program that `sdy.load` found in a `jax.export` file is called as `exported` says; `partition`
+    brings it to that form. The mesh of a loaded program is the one that its shardings are on, empty if it has none.
+
+    `jaxpr` is the function that was traced, of the tracers among `constants` and of the input leaves.
+    `terms` are the numbers of the input leaves that come as terms of a sum (`Leaf.unreduced`).
+    """
+
+    module: ir.Operation
+    mesh: Mesh
+    mesh_name: str
+    constants: tuple[Any, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    in_info: tuple[Any, ...]
+    out_info: tuple[Any, ...]
+    in_tree: PyTreeDef
+    out_tree: PyTreeDef
+    name: str = "main"
+    exported: Exported | None = None
+    jaxpr: Any = None
+    terms: frozenset[int] = frozenset()
+
+    def with_module(self, module: ir.Operation) -> Program:
+        """The same program at another stage."""
+        return replace(self, module=module)
+
+
+def from_function(
+    fun: Callable[..., Any],
+    leaves: Sequence[Leaf],
+    tree: PyTreeDef,
+    out_shardings: Any,
+    mesh: Mesh,
+    jax_mesh: jax.sharding.Mesh,
+) -> Program:
+    """Traces `fun` to a program, with the users' shardings on its arguments and results.
+
+    Args:
+        fun: called as `fun(*args, **kwargs)` with `(args, kwargs)` rebuilt from the leaves by `tree`. Errors of tracing
+            name it, and its arguments, by its name, signature and line.
+        leaves: the input leaves: paths, `ShapeDtypeStruct`s without sharding, and specifications.
+        out_shardings: a prefix tree of specifications of the results.
+        mesh, jax_mesh: the mesh, in both vocabularies (the latter with Auto axes).
+    """
+
+    @functools.wraps(fun)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        return _arrays(fun(*args, **kwargs))
+
+    site = Site(mesh)
+    with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh), tracing(site):
+        avals = tuple(leaf.value for leaf in leaves)
+        platform = platform_of(jax_mesh.devices.flat[0])
+        args, kwargs = jax.tree.unflatten(tree, avals)
+        module, jaxpr, results, constants = trace_and_lower(checked, args, kwargs, platform, site.lowering_rules)
+    _refuse_ordered_effects(module.operation)
+    out_info, out_tree = jax.tree.flatten(results)
+    outputs = match_prefix(out_shardings, results, "result", "out_shardings")
+    with module.context, ir.Location.unknown(module.context):
+        if site.unfinished:
+            finish(module.operation)
+        mesh_name = declare_mesh(module.operation, mesh)
+        # A copy of its own: an operation does not keep the module object alive that jax made.
+        program = Program(
+            module.operation.clone().operation,
+            mesh,
+            mesh_name,
+            constants,
+            tuple(leaf.path for leaf in leaves),
+            tuple(leaf.path for leaf in outputs),
+            avals,
+            tuple(out_info),
+            tree,
+            out_tree,
+            jaxpr=jaxpr,
+            terms=frozenset(i for i, leaf in enumerate(leaves) if leaf.unreduced),
+        )
+        _annotate(program, leaves, outputs, jax_mesh)
+    return program
+
+
+def _refuse_ordered_effects(module: ir.Operation) -> None:
+    """
+    Raises:
+        UnsupportedError: the module takes and returns tokens, by which jax orders effects; with the line of the first.
+    """
+    if not any(map(_is_token, main_function(module).regions[0].blocks[0].arguments)):
+        return
+    calls = (op for op in pre_order(module) if op.name == "stablehlo.custom_call")
+    sources = [source_line(op.location) for op in calls if any(map(_is_token, op.operands))]
+    raise UnsupportedError(
+        f"{sources[0] if sources else source_line(module.location)}: ordered effects, such as those of "
+        "jax.debug.print(..., ordered=True) and io_callback(..., ordered=True), are not supported inside a partitioned "
+        "function yet; to fix: return the value from the function, and print it or call back with it outside"
+    )
+
+
+def _is_token(value: ir.Value) -> bool:
+    return str(value.type) == "!stablehlo.token"
+
+
+def _arrays(result: Any) -> Any:
+    """The tree itself, if all its leaves are arrays or numbers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(result):
+        try:
+            jax.typeof(leaf)
+        except TypeError:
+            raise SdyError(
+                f"`result{jax.tree_util.keystr(path)}` is a {type(leaf).__name__} ({leaf!r:.60}); a partitioned "
+                "function returns arrays and numbers, in trees of any kind"
+            ) from None
+    return result
+
+
+def platform_of(device: jax.Device) -> str:
+    """What jax lowers for a device by: `cuda` or `rocm` where the device itself says `gpu`."""
+    if device.platform != "gpu":
+        return str(device.platform)
+    return "rocm" if "rocm" in device.client.platform_version else "cuda"
+
+
+def _annotate(program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf], jax_mesh: jax.sharding.Mesh) -> None:
+    """Writes the specified shardings on main's arguments and results."""
+    main = main_function(program.module)
+    body = main.regions[0].blocks[0]
+    first, arguments = len(program.constants), body.arguments
+    given = {
+        first + i: _resolved(leaf, arguments[first + i].type, program, "in_shardings", jax_mesh)
+        for i, leaf in enumerate(inputs)
+    }
+    set_function_shardings(main, "arg_attrs", len(arguments), _without_none(given))
+    returned = body.operations[len(body.operations) - 1].operands
+    wanted = {
+        i: _resolved(leaf, returned[i].type, program, "out_shardings", jax_mesh) for i, leaf in enumerate(outputs)
+    }
+    set_function_shardings(main, "res_attrs", len(returned), _without_none(wanted))
+
+
+def _resolved(
+    leaf: Leaf, type_: ir.Type, program: Program, where: str, jax_mesh: jax.sharding.Mesh
+) -> TensorSharding | None:
+    sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, where, jax_mesh)
+    _check_terms(leaf, sharding, where)
+    return padded(sharding, ir.RankedTensorType(type_).rank) if sharding is not None else None
+
+
+def _check_terms(leaf: Leaf, sharding: TensorSharding | None, where: str) -> None:
+    """What devices hold terms of is stated to be unreduced along the same axes, in the same way."""
+    if not leaf.unreduced:
+        return
+    stated = sharding.unreduced_axes if sharding else ()
+    is_said = {axis for axis in stated if axis.sub_axis is None and axis.name in leaf.unreduced}
+    if len(is_said) < max(len(stated), len(leaf.unreduced)) or (sharding and sharding.reduction != leaf.reduction):
+        raise ShardingError(
+            f"`{leaf.path}` holds terms of a {leaf.reduction} along {', '.join(sorted(leaf.unreduced))}, {where} says "
+            f"<{sharding}>; to fix: say so there as well, or reduce the array first, by jax.reshard"
+        )
+
+
+def _without_none(shardings: dict[int, TensorSharding | None]) -> dict[int, TensorSharding | None]:
+    return {number: sharding for number, sharding in shardings.items() if sharding is not None}

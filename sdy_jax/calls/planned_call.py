@@ -1,0 +1,103 @@
+"""A plan as a function of arrays, which runs partitioned and has the derivatives of the function that was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from itertools import compress
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+
+from sdy_jax.calls.derivatives import Flat, Partition, Planned, differentiable, specs
+from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.emission.emit import local_function, used_axes
+from sdy_jax.plan.plan import Plan
+from sdy_jax.runtime.boundary import Boundary
+from sdy_jax.runtime.layouts import named
+from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.shard.local_plan import dialect_collectives, has_dialect_collectives
+
+
+def with_dialect_collectives(plan: Plan, mesh: jax.sharding.Mesh) -> Plan:
+    """The plan with what ops of the mesh and shard dialects send, which is known when the program is lowered."""
+    if not has_dialect_collectives(plan.program.module):
+        return plan
+    found = dialect_collectives(PlannedCall(plan, mesh, None).lower, plan.program.mesh)
+    return replace(plan, collectives=(*plan.collectives, *found))
+
+
+class PlannedCall:
+    """A plan, called with the leaves of its arguments on a mesh.
+
+    Its derivatives are partitioned by `partition`; without one they are those of the partitioned program.
+    """
+
+    def __init__(self, plan: Plan, mesh: jax.sharding.Mesh, partition: Partition | None):
+        self.plan = plan
+        self._mesh, self._partition = mesh, partition
+        self.derivatives: list[Planned] = []
+        """The functions that compute derivatives. They are planned when they run."""
+        self._closed_over = [isinstance(c, jax.core.Tracer) for c in plan.program.constants]
+
+    @property
+    def outer(self) -> list[jax.core.Tracer]:
+        """The values of an outer trace that the function closes over; the plan ends with that trace."""
+        return list(compress(self.plan.program.constants, self._closed_over))
+
+    def lower(self) -> Any:
+        """The call lowered, as `jax.jit` lowers it."""
+        program = self.plan.program
+        return jax.jit(lambda *xs: self._run(*xs)).lower(*map(jax.typeof, self.outer), *program.in_info)
+
+    @property
+    def results(self) -> Any:
+        """The jax shardings of the results, in the function's tree."""
+        shardings = specs(self.plan.results, self.plan.program.out_info)
+        return jax.tree.unflatten(self.plan.program.out_tree, [named(s, self._mesh) for s in shardings])
+
+    def __call__(self, *leaves: Any) -> Any:
+        """The results, in the function's tree."""
+        return jax.tree.unflatten(self.plan.program.out_tree, self._call(*self.outer, *leaves))
+
+    @cached_property
+    def _call(self) -> Flat:
+        """The function of the outer values, then of the leaves."""
+        plan, program = self.plan, self.plan.program
+        if self._partition is None:
+            return self._run
+        outer = compress(plan.constants, self._closed_over)
+        inputs = specs((*outer, *plan.arguments), (*self.outer, *program.in_info))
+        outputs = specs(plan.results, program.out_info)
+        return differentiable(self._run, jaxpr_as_fun(program.jaxpr), inputs, outputs, self._derivative)
+
+    def _derivative(self, fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str) -> Planned:
+        """A function of the derivatives, partitioned and kept."""
+        assert self._partition is not None
+        made = self._partition(fun, in_shardings, out_shardings, role)
+        self.derivatives.append(made)
+        return made
+
+    @cached_property
+    def _run(self) -> Flat:
+        plan, program = self.plan, self.plan.program
+        graph = Graph(program.module)
+        refined = RefinedMesh.of(program.mesh, used_axes(graph))
+        boundary = Boundary(
+            self._mesh,
+            refined,
+            [v.sharding for v in (*plan.constants, *plan.arguments)],
+            [v.sharding for v in plan.results],
+            [False] * len(plan.constants) + [i in program.terms for i in range(len(plan.arguments))],
+        )
+        function = local_function(graph, refined)
+
+        def run(*operands: Any) -> list[Any]:
+            rest = iter(operands)
+            pairs = zip(program.constants, self._closed_over, strict=True)
+            constants = [next(rest) if is_outer else constant for constant, is_outer in pairs]
+            return boundary(function, [*constants, *rest], program.out_info)
+
+        return run

@@ -1,0 +1,235 @@
+"""The command line: `sdy-jax opt`, `plan`, `run` and `doctor`.
+
+Here are the options and the exit statuses; `sdy_jax.commands` does the work. It is imported when a command runs, and
+jax with it, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from sdy_jax.commands import UsageError, terminal
+from sdy_jax.commands.bug_report import described_bug
+from sdy_jax.errors import SdyError
+
+_MAIN = """\
+Shardy's tensor partitioning in Python, on JAX.
+
+  sdy-jax opt --pipeline propagation-pipeline model.mlir         run passes on a module
+  sdy-jax plan model.mlir                                        read which collectives it needs, and why
+  sdy-jax run model.mlir --inputs in.npz --outputs out.npz       run it, on real or virtual devices
+  sdy-jax doctor                                                 check this installation
+
+Exit status: 0; 1 where the input is bad, as FILE:LINE:COLUMN: error: MESSAGE on standard error; 2 for bad options.
+Colours are used on terminals only, and not where NO_COLOR is set.
+"""
+
+_OPT = """\
+Runs passes on a module and prints it. The names and options of passes are Shardy's:
+
+  sdy-jax opt --pipeline basic-propagate,close-shardings model.mlir
+  sdy-jax opt --pipeline 'sdy-aggressive-propagate{propagation-strategy=basic}' - < model.mlir
+
+Without a pipeline the module is parsed, verified and printed. What is wrong with it is said on standard error as
+FILE:LINE:COLUMN: error: MESSAGE, and the exit status is 1. Where a rule of the SDY dialect is broken, MESSAGE begins
+with the rule's name.
+"""
+
+_SPLIT = """\
+take the parts of the file between lines `// -----` for modules of their own, and print them likewise; where one is
+wrong, `// error: MESSAGE` stands in its place, and the exit status at the end is 1
+"""
+
+_PROGRAM = """\
+PROGRAM is a file (- for standard input) with MLIR text, MLIR bytecode, a StableHLO portable artifact or what jax.export
+serialized; or a function, as module:function or file.py:function. What kind of file it is, is found out by itself.
+"""
+
+_PLAN = f"""\
+Prints the plan of a program: what is sharded how, which collectives run, how many bytes they send and which line caused
+each. Nothing runs, and no accelerators are needed: devices that are missing are virtual ones on the CPU.
+
+{_PROGRAM}
+  sdy-jax plan model.mlir                                   a module that says its mesh and shardings itself
+  sdy-jax plan model.bin --mesh data=2,model=4 \\
+      --in-shardings "P('data'), {{'up': P(None, 'model'), 'down': P('model')}}"
+  sdy-jax plan train.py:step --mesh data=8 --args "f32[64,128], f32[128,10]" --in-shardings "P('data'), None"
+  sdy-jax plan model.mlir --why result                      why the result is sharded as it is
+  sdy-jax plan model.mlir --stage partitioned               the module with its collectives
+"""
+
+_RUN = f"""\
+Runs a program, partitioned, on real devices or, where there are too few, on virtual ones on the CPU.
+
+{_PROGRAM}
+Inputs and outputs are numpy's .npz files. Inputs are called arg0, arg1, ... in the order in which the program takes
+them, or by the names that the plan has for them; outputs out0, out1, ... All are global arrays. numpy has no names for
+bfloat16, float8 and such: it writes them as raw bytes (dtype V2 or V1), and so they are read and written here. In
+Python they are numpy.load(FILE)["out0"].view(ml_dtypes.bfloat16). Random keys are their words, uint32.
+
+A program on local arrays, which communicates itself by ops of the mesh or shard dialect, runs on every device as it is:
+its inputs and outputs have a leading dimension, with an entry for every device of its mesh.
+
+  sdy-jax run model.mlir --inputs in.npz --outputs out.npz
+  sdy-jax run model.mlir --random 0                         random inputs; prints a summary of the outputs
+  sdy-jax run model.bin --mesh x=4 --in-shardings "P('x')" --inputs in.npz --outputs out.npz
+"""
+
+_DOCTOR = """\
+Says what is installed, which devices there are and what works on them, down to a small partitioned program that is
+compared with the plain one. The exit status is 1 if something essential is broken.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command. Returns the exit status: 0, 1 where the input is bad, 2 where the options are."""
+    if sys.stdout is None:  # it is closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    options = _parser().parse_args(arguments)
+    try:
+        status = int(import_module(f"sdy_jax.commands.{options.command}").run(options))
+        sys.stdout.flush()
+        return status
+    except SdyError as error:
+        terminal.print_error(error)
+        return 2 if isinstance(error, UsageError) else 1
+    except BrokenPipeError:  # who reads our output has stopped; nothing may be flushed to them at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.filename is not None:
+            terminal.print_error(SdyError(described_bug(error)))
+        else:  # of writing our output: those of the user's files are explained where these are opened
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            terminal.print_error(SdyError(f"<stdout>: error: {error.strerror or error}"))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        terminal.print_error(SdyError(described_bug(error)))
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sdy-jax", description=_MAIN, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version of sdy_jax")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_opt(_command(commands, "opt", "apply passes to a module and print it", _OPT))
+    _add_plan(_command(commands, "plan", "print the plan of a program", _PLAN))
+    _add_run(_command(commands, "run", "run a program, partitioned", _RUN))
+    _add_doctor(_command(commands, "doctor", "check the installation and the devices", _DOCTOR))
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print("sdy_jax", version("sdy_jax"))
+        parser.exit()
+
+
+def _command(commands: argparse._SubParsersAction, name: str, summary: str, text: str) -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=text, formatter_class=formatter, allow_abbrev=False
+    )
+    return parser
+
+
+def _add_opt(parser: argparse.ArgumentParser) -> None:
+    passes = "passes separated by commas, with or without the sdy- prefix, options in braces"
+    parser.add_argument("--pipeline", default="", metavar="NAMES", help=passes)
+    parser.add_argument("--split-input-file", action="store_true", help=_SPLIT)
+    generic = "print every op in MLIR's generic form, which any MLIR tool with the program's dialects can read"
+    parser.add_argument("--generic", action="store_true", help=generic)
+    strict = "check the module for the rules that the SDY dialect documents and jaxlib does not enforce, too"
+    parser.add_argument("--strict", action="store_true", help=strict)
+    parser.add_argument("file", metavar="FILE", help="MLIR text, or - for standard input")
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    _add_program(parser)
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--why", metavar="VALUE", help="print why a value is sharded as it is, back to the annotations")
+    shown.add_argument(
+        "--stage",
+        choices=("traced", "imported", "propagated", "partitioned"),
+        help="print the module after this stage instead of the report",
+    )
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    _add_program(parser)
+    inputs = parser.add_mutually_exclusive_group()
+    inputs.add_argument("--inputs", metavar="FILE.npz", help="the arguments")
+    inputs.add_argument(
+        "--random",
+        type=_seed,
+        metavar="SEED",
+        help="make up the arguments: floats are normally distributed, integers are from 0 to 9",
+    )
+    parser.add_argument("--outputs", metavar="FILE.npz", help="where to write the results; default: print a summary")
+
+
+def _add_program(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("program", metavar="PROGRAM", help="a file or a function")
+    parser.add_argument(
+        "--mesh",
+        metavar="AXES",
+        help="name=size,...; default: the mesh of the program's shardings, else one axis with all of --devices",
+    )
+    parser.add_argument(
+        "--devices", type=_count, metavar="N", help="how many devices there are to be; default: the mesh's"
+    )
+    parser.add_argument(
+        "--in-shardings",
+        metavar="SPECS",
+        help="as in Python: one for all arguments, or one per argument, separated by commas: P('data', None), None for "
+        "what propagation decides, a string with SDY's text, or tuples, lists and dicts of them",
+    )
+    parser.add_argument("--out-shardings", metavar="SPECS", help="likewise for the results")
+    parser.add_argument(
+        "--args",
+        metavar="TYPES",
+        help="the types of a function's arguments, or of those of a program with symbolic shapes: f32[64,128], "
+        "bf16[8], i32[], or tuples, lists and dicts of them",
+    )
+    parser.add_argument(
+        "--drop-shardings", action="store_true", help="forget the shardings and meshes that a file has by itself"
+    )
+    parser.add_argument(
+        "--any-platform", action="store_true", help="run a jax.export file on platforms that it was not exported for"
+    )
+    parser.add_argument(
+        "--optimize-collectives",
+        action="store_true",
+        help="let cheaper collectives take the place of those that the program holds itself",
+    )
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--devices", type=_count, metavar="N", help="check with N devices, virtual ones if need be")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of devices")
+    return number
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed, which is a whole number from 0 on")
+    return int(text)

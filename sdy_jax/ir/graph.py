@@ -1,0 +1,455 @@
+"""A compact view of an MLIR module in plain Python objects: what rules, propagation and lowering read.
+
+The module stays the only truth; a `Graph` is built from it in one walk (about 4 us per op) and forgotten when the
+module's structure changes. Only shardings are changed through it (`Graph.set_sharding`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.ir.locations import source_line
+from sdy_jax.representation.attributes import (
+    mesh_from_attribute,
+    sharding_from_attribute,
+    sharding_to_attribute,
+    shardings_from_attribute,
+    shardings_to_attribute,
+    with_reduction,
+    write_reduction,
+)
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+T = TypeVar("T")
+
+_OWN_SHARDING = ("sharding", "out_sharding")  # how sdy's own ops name the sharding of their result
+_HAVE_SHARDING = ("sdy.sharding_constraint", "sdy.reshard", "sdy.data_flow_edge")
+
+
+class Value:
+    """An SSA value: a result of an op, or an argument of a block.
+
+    `shape` is None for what is no ranked tensor of static shape (tokens, tuples); `dtype` is MLIR's element type text
+    (`f32`, `i1`, `ui8`, `complex<f32>`, `bf16`). `uses` is the list of (op, operand number) in program order.
+    """
+
+    __slots__ = ("dtype", "index", "mlir", "owner", "shape", "sharding", "type", "uses")
+
+    def __init__(self, owner: Op | Block, index: int, mlir: ir.Value):
+        self.owner, self.index, self.mlir = owner, index, mlir
+        self.type, self.shape, self.dtype = _tensor_type(mlir.type)
+        self.sharding: TensorSharding | None = None
+        self.uses: list[tuple[Op, int]] = []
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape) if self.shape is not None else 0
+
+    @property
+    def itemsize(self) -> float:
+        """Bytes per element."""
+        return itemsize(self.dtype)
+
+    @property
+    def defining_op(self) -> Op | None:
+        """The op whose result this is; None for block arguments."""
+        return self.owner if isinstance(self.owner, Op) else None
+
+    def use_list(self) -> list[tuple[Op, int]]:
+        """`uses` in the order in which the module lists them now."""
+        if len(self.uses) < 2:
+            return self.uses
+        users = {op.mlir: op for op, _ in self.uses}
+        return [(users[use.owner.operation], use.operand_number) for use in self.mlir.uses]
+
+    def __repr__(self) -> str:
+        return f"<{self.mlir.get_name()}: {self.type}>"
+
+
+_TYPE = attrgetter("type")
+
+
+class Block:
+    """A list of ops with arguments, inside a region of `parent`."""
+
+    __slots__ = ("arguments", "mlir", "ops", "parent")
+
+    def __init__(self, parent: Op, mlir: ir.Block):
+        self.parent, self.mlir = parent, mlir
+        self.arguments = [Value(self, i, a) for i, a in enumerate(mlir.arguments)]
+        self.ops: list[Op] = []
+
+    @property
+    def terminator(self) -> Op:
+        return self.ops[-1]
+
+
+class Op:
+    """An operation. `blocks` are the first blocks of its regions: StableHLO regions have one block each."""
+
+    __slots__ = ("_attributes", "block", "blocks", "mlir", "name", "operands", "results")
+
+    def __init__(self, mlir: ir.Operation, block: Block | None, operands: list[Value]):
+        self.name: str = mlir.name
+        self.mlir, self.block, self.operands = mlir, block, operands
+        self.results = [Value(self, i, r) for i, r in enumerate(mlir.results)]
+        self.blocks: tuple[Block, ...] = ()
+        self._attributes: dict[str, ir.Attribute] | None = None
+
+    @property
+    def attributes(self) -> dict[str, ir.Attribute]:
+        """MLIR attributes by name, read once."""
+        if self._attributes is None:
+            self._attributes = read_attributes(self.mlir)
+        return self._attributes
+
+    def attribute(self, name: str) -> ir.Attribute | None:
+        """One attribute, without reading all of them."""
+        return self.mlir.attributes.get(name)
+
+    @property
+    def parent(self) -> Op | None:
+        return self.block.parent if self.block else None
+
+    def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """An array or elements attribute of integers, flattened; `default` where it is absent."""
+        attribute = self.attributes.get(name)
+        return default if attribute is None else tuple(int(v) for v in attribute)  # type: ignore[attr-defined]
+
+    def int(self, name: str, default: int = 0) -> int:
+        attribute = self.attributes.get(name)
+        return default if attribute is None else int(attribute.value)  # type: ignore[attr-defined]
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        attribute = self.attributes.get(name)
+        return default if attribute is None else bool(attribute.value)  # type: ignore[attr-defined]
+
+    def text(self, name: str, default: str = "") -> str:
+        """A string attribute's value, or an enum's keyword (`#stablehlo<comparison_direction LT>` gives `LT`)."""
+        attribute = self.attributes.get(name)
+        if attribute is None:
+            return default
+        if isinstance(attribute, ir.StringAttr):
+            return str(ir.StringAttr(attribute).value)
+        return str(attribute).rstrip(">").split()[-1].split("<")[-1]
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """A hashable key: ops of one module with equal signatures mean the same function of their operands.
+
+        Ops with regions compare what their regions compute. Shardings and rules are left out.
+        """
+        operands, results = tuple(map(_TYPE, self.operands)), tuple(map(_TYPE, self.results))
+        # Read anew: hardly any op is asked for more, and to keep the attributes of all takes longer than to read them.
+        found = read_attributes(self.mlir) if self._attributes is None else self._attributes
+        attributes = tuple([item for item in found.items() if not item[0].startswith("sdy.")])
+        return (self.name, operands, results, attributes, tuple(map(_block_key, self.blocks)))
+
+    @property
+    def source(self) -> str:
+        """`file:line` of the user's code, or MLIR's location where there is none."""
+        return source_line(self.mlir.location)
+
+    def walk(self) -> Iterator[Op]:
+        """This op and all ops in its regions, in pre-order."""
+        yield self
+        for block in self.blocks:
+            for op in block.ops:
+                yield from op.walk()
+
+    def __repr__(self) -> str:
+        return f"<{self.name} at {self.source}>"
+
+
+def pre_order(op: ir.Operation) -> list[ir.Operation]:
+    """`op`, then everything in its regions, as they are now: changes to come do not show."""
+    return _walked(op, ir.WalkOrder.PRE_ORDER)
+
+
+def post_order(op: ir.Operation) -> list[ir.Operation]:
+    """Everything in the regions of `op` as it is now, then `op`."""
+    return _walked(op, ir.WalkOrder.POST_ORDER)
+
+
+def _walked(op: ir.Operation, order: ir.WalkOrder) -> list[ir.Operation]:
+    """MLIR walks, which takes half the time of a walk in Python."""
+    found: list[ir.Operation] = []
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        found.append(inner)
+        return ir.WalkResult.ADVANCE
+
+    op.walk(visit, order)
+    return found
+
+
+def main_function(module: ir.Operation) -> ir.Operation:
+    """The only function, or the one named `main`."""
+    ops = (op.operation for op in module.regions[0].blocks[0].operations)
+    return _main({ir.StringAttr(op.attributes["sym_name"]).value: op for op in ops if op.name == "func.func"})
+
+
+def _main(functions: Mapping[str, T]) -> T:
+    if len(functions) == 1:
+        return next(iter(functions.values()))
+    if "main" not in functions:
+        known = f"functions {', '.join(f'@{name}' for name in functions)}" if functions else "no function"
+        raise UnsupportedError(f"the module has {known}, so it is not known where it starts; name a function @main")
+    return functions["main"]
+
+
+def module_meshes(module: ir.Operation) -> dict[str, Mesh]:
+    """The meshes of a module by symbol."""
+    ops = (op.operation for op in module.regions[0].blocks[0].operations)
+    return {
+        str(ir.StringAttr(op.attributes["sym_name"]).value): mesh_from_attribute(op.attributes["mesh"])
+        for op in ops
+        if op.name == "sdy.mesh"
+    }
+
+
+def read_attributes(op: ir.Operation) -> dict[str, ir.Attribute]:
+    """An op's attributes by name."""
+    try:
+        return dict(op.attributes.items())
+    except TypeError:
+        return {name: _attribute(op, name) for name in op.attributes}
+
+
+def _block_key(block: Block) -> tuple[Any, ...]:
+    """What a block computes, with its values numbered; values from outside stand for themselves."""
+    numbers: dict[Value, int] = {}
+    for value in (*block.arguments, *(r for op in block.ops for r in op.results)):
+        numbers[value] = len(numbers)
+    ops = tuple((op.signature, tuple(numbers.get(v, v) for v in op.operands)) for op in block.ops)
+    return (tuple(v.type for v in block.arguments), ops)
+
+
+class Graph:
+    """A module: its meshes by symbol, and its functions by name."""
+
+    def __init__(self, module: ir.Operation):
+        self.module = module
+        self.context: ir.Context = module.context
+        self.meshes = module_meshes(module)
+        self.functions: dict[str, Op] = {}
+        self.ops: list[Op] = []
+        """All ops inside functions in pre-order, the functions included."""
+        self._values: dict[ir.Value, Value] = {}
+        for op in module.regions[0].blocks[0].operations:
+            op = op.operation
+            if op.name == "func.func":
+                self.functions[ir.StringAttr(op.attributes["sym_name"]).value] = self._read(op, None)
+
+    @property
+    def main(self) -> Op:
+        """The only function, or the one named `main`."""
+        return _main(self.functions)
+
+    @property
+    def arguments(self) -> list[Value]:
+        return self.main.blocks[0].arguments
+
+    @property
+    def outputs(self) -> list[Value]:
+        return self.main.blocks[0].terminator.operands
+
+    def _read(self, mlir: ir.Operation, block: Block | None) -> Op:
+        op = Op(mlir, block, [self._values[v] for v in mlir.operands])
+        self.ops.append(op)
+        for number, operand in enumerate(op.operands):
+            operand.uses.append((op, number))
+        for result in op.results:
+            self._values[result.mlir] = result
+        read_result_shardings(op)
+        regions = mlir.regions
+        if len(regions):
+            op.blocks = tuple([self._read_block(op, region.blocks[0]) for region in regions if len(region.blocks)])
+        return op
+
+    def _read_block(self, parent: Op, mlir: ir.Block) -> Block:
+        block = Block(parent, mlir)
+        for argument in block.arguments:
+            self._values[argument.mlir] = argument
+        if parent.name == "func.func":
+            _read_argument_shardings(parent.mlir, block.arguments)
+        block.ops = [self._read(child.operation, block) for child in mlir.operations]
+        return block
+
+    def replace_uses(self, value: Value, other: Value) -> None:
+        """Lets all that use a value use another one, here and in the module; in `other.uses` they come last."""
+        value.mlir.replace_all_uses_with(other.mlir)
+        for op, number in value.uses:
+            op.operands[number] = other
+        other.uses += value.uses
+        value.uses = []
+
+    def result_shardings(self, function: Op) -> list[TensorSharding | None]:
+        """The sharding attributes on a function's results, None where there is none."""
+        count = len(function.blocks[0].terminator.operands)
+        return function_shardings(function.mlir, "res_attrs", count)
+
+    def set_result_sharding(self, function: Op, index: int, sharding: TensorSharding | None) -> None:
+        self.set_result_shardings(function, {index: sharding})
+
+    def set_result_shardings(self, function: Op, shardings: Mapping[int, TensorSharding | None]) -> None:
+        count = len(function.blocks[0].terminator.operands)
+        set_function_shardings(function.mlir, "res_attrs", count, shardings)
+
+    def set_sharding(self, value: Value, sharding: TensorSharding | None) -> None:
+        """Stores a sharding on a function argument or op result, here and in the module."""
+        self.set_shardings([(value, sharding)])
+
+    def set_shardings(self, shardings: Iterable[tuple[Value, TensorSharding | None]]) -> None:
+        """`set_sharding` for many values."""
+        arguments: dict[Op, dict[int, TensorSharding | None]] = {}
+        for value, sharding in shardings:
+            value.sharding = sharding
+            if isinstance(value.owner, Op):
+                _write_result_shardings(value.owner)
+            elif value.owner.parent.name == "func.func":
+                arguments.setdefault(value.owner.parent, {})[value.index] = sharding
+        for function, found in arguments.items():
+            set_function_shardings(function.mlir, "arg_attrs", len(function.blocks[0].arguments), found)
+
+
+def _attribute(op: ir.Operation, name: str) -> ir.Attribute:
+    """An attribute, or the op's text for the kind that the bindings refuse to give out: elements of complex numbers."""
+    try:
+        return op.attributes[name]
+    except TypeError:
+        return ir.StringAttr.get(text_of_constant(op), op.context)
+
+
+def text_of_constant(op: ir.Operation) -> str:
+    """The generic form of an op without operands. A copy is printed: in place, MLIR numbers all values first."""
+    copy = op.clone().operation
+    text = str(copy.get_asm(print_generic_op_form=True))
+    copy.erase()
+    return text
+
+
+def shape_and_dtype(type_: ir.Type) -> tuple[tuple[int, ...] | None, str]:
+    """`Value.shape` and `Value.dtype` of values of a type."""
+    return _tensor_type(type_)[1:]
+
+
+@lru_cache(maxsize=4096)
+def _tensor_type(type_: ir.Type) -> tuple[ir.Type, tuple[int, ...] | None, str]:
+    """The type (one object for all equal ones), its shape and its element type's text."""
+    if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:
+        return type_, tuple(type_.shape), str(type_.element_type)
+    return type_, None, str(type_)
+
+
+_BITS = re.compile(r"\d+")
+
+
+@lru_cache(maxsize=256)
+def itemsize(dtype: str) -> float:
+    """Bytes per element of an MLIR element type (`f32`: 4, `complex<f64>`: 16, `i1`: 1); 0 for what holds no data."""
+    match = _BITS.search(dtype)
+    if match is None:
+        return 0.0
+    size = max(1.0, int(match[0]) / 8)
+    return 2 * size if dtype.startswith("complex") else size
+
+
+def read_result_shardings(op: Op) -> None:
+    """Fills in the `sharding` of an op's results from its attributes."""
+    attributes = op.mlir.attributes
+    if "sdy.sharding" in attributes:
+        shardings = shardings_from_attribute(attributes["sdy.sharding"])
+        for value, sharding in zip(op.results, shardings, strict=False):
+            value.sharding = with_reduction(sharding, attributes)
+    elif op.name.startswith("sdy."):
+        for name in _OWN_SHARDING:
+            if name in attributes and op.results:
+                op.results[0].sharding = with_reduction(sharding_from_attribute(attributes[name]), attributes)
+
+
+def _read_argument_shardings(function: ir.Operation, arguments: list[Value]) -> None:
+    shardings = function_shardings(function, "arg_attrs", len(arguments))
+    for argument, sharding in zip(arguments, shardings, strict=False):
+        argument.sharding = sharding
+
+
+def _write_result_shardings(op: Op) -> None:
+    context, attributes = op.mlir.context, op.mlir.attributes
+    op._attributes = None
+    if op.name.startswith("sdy.") and _write_own_sharding(op):
+        return
+    known = [v.sharding for v in op.results if v.sharding is not None]
+    if not known:
+        if "sdy.sharding" in attributes:
+            del attributes["sdy.sharding"]
+        return
+    filled = tuple([v.sharding or TensorSharding.fully_open(known[0].mesh, v.rank) for v in op.results])
+    attributes["sdy.sharding"] = shardings_to_attribute(filled, context)
+    write_reduction(op.mlir, filled)
+
+
+def _write_own_sharding(op: Op) -> bool:
+    """Stores the sharding of an op of sdy that names it otherwise than other ops do. Returns whether it is one."""
+    attributes, sharding = op.mlir.attributes, op.results[0].sharding
+    name = "out_sharding" if "out_sharding" in attributes else "sharding"
+    if name == "sharding" and op.name not in _HAVE_SHARDING:
+        return False
+    if sharding is not None:
+        attributes[name] = sharding_to_attribute(sharding, op.mlir.context)
+        write_reduction(op.mlir, [sharding])
+    return True
+
+
+def function_shardings(function: ir.Operation, name: str, count: int) -> list[TensorSharding | None]:
+    """The `sdy.sharding` of each of a function's `count` arguments (`arg_attrs`) or results (`res_attrs`)."""
+    attributes = function.attributes
+    return [_sharding_in(d) for d in ir.ArrayAttr(attributes[name])] if name in attributes else [None] * count
+
+
+def function_sharding(function: ir.Operation, name: str, index: int) -> TensorSharding | None:
+    """The `sdy.sharding` of one argument (`arg_attrs`) or result (`res_attrs`) of a function."""
+    attributes = function.attributes
+    return _sharding_in(ir.ArrayAttr(attributes[name])[index]) if name in attributes else None
+
+
+def set_function_shardings(
+    function: ir.Operation, name: str, count: int, shardings: Mapping[int, TensorSharding | None]
+) -> None:
+    """Stores shardings of a function's `count` arguments (`arg_attrs`) or results (`res_attrs`), by number.
+
+    Costs time in proportion to `count` if anything changes: to set many, call it once.
+    """
+    attributes, context = function.attributes, function.context
+    old = ir.ArrayAttr(attributes[name]) if name in attributes else [ir.DictAttr.get({}, context)] * count
+    changed = {}
+    for number, sharding in shardings.items():
+        entry = _with_sharding(ir.DictAttr(old[number]), sharding)
+        if entry != old[number]:
+            changed[number] = entry
+    if changed:
+        entries = list(old)
+        for number, entry in changed.items():
+            entries[number] = entry
+        attributes[name] = ir.ArrayAttr.get(entries, context)
+
+
+def _sharding_in(dictionary: ir.Attribute) -> TensorSharding | None:
+    entries = ir.DictAttr(dictionary)
+    return sharding_from_attribute(entries["sdy.sharding"]) if "sdy.sharding" in entries else None
+
+
+def _with_sharding(dictionary: ir.DictAttr, sharding: TensorSharding | None) -> ir.DictAttr:
+    context = dictionary.context
+    entries = {n.name: n.attr for n in dictionary if n.name != "sdy.sharding"}
+    if sharding is not None:
+        entries["sdy.sharding"] = sharding_to_attribute(sharding, context)
+    return ir.DictAttr.get(entries, context)

@@ -1,0 +1,48 @@
+"""Source lines in plans and profiles are the user's: frames of this package do not count, as those of jax do not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from jax.extend import source_info_util
+
+PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+"""The folder of this package. Its wings are links in it, and modules are imported through them."""
+
+source_info_util.register_exclusion(PACKAGE)
+
+
+_caller: ContextVar[str] = ContextVar("caller", default="")
+
+
+@contextmanager
+def called_from(place: str) -> Iterator[None]:
+    """Inside, `caller_line` names this place: the caller is no line of Python."""
+    token = _caller.set(place)
+    try:
+        yield
+    finally:
+        _caller.reset(token)
+
+
+def caller_line() -> str:
+    """`file:line` of the innermost frame outside of this package."""
+    if _caller.get():
+        return _caller.get()
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "sdy_jax":
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def users_stack_level() -> int:
+    """The `stacklevel`, for a warning by the caller, of the innermost frame outside of this package and jax."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("sdy_jax", "jax"):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,152 @@
+"""Plans of programs on local arrays: which collectives their ops become, and what these send.
+
+The program is lowered as it runs, and what is sent is read off the collectives of that. So an op counts as what it is
+made of: a broadcast is a sum of which all terms but one are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.extend.mlir import ir
+
+from sdy_jax.annotate.program import Program
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.ir.graph import Graph, Op, Value, main_function
+from sdy_jax.lowering.emission.emit import NotedOp, noted_index, noting_ops
+from sdy_jax.lowering.placement.report import Branch, CollectiveRecord, Moved, PartitionReport
+from sdy_jax.lowering.strategies.registry import sent_by
+from sdy_jax.passes.inline_calls import inline_calls
+from sdy_jax.plan.plan import BoundaryValue, Plan
+from sdy_jax.plan.why import Why
+from sdy_jax.plan.why_not import WhyNot
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.named import mesh_from_jax
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.type_text import type_text
+from sdy_jax.shard.local_program import LocalFunction
+from sdy_jax.shard.view import dialect_ops
+
+
+@dataclass(frozen=True)
+class LocalPlan(Plan):
+    """The plan of a program on local arrays: types are those on each device, and all collectives are the program's.
+
+    A record's `cause` is the op of the program (`mesh.broadcast`), its `kind` and `wire_bytes` are those of the
+    collective that is sent for it (`all_reduce`).
+    """
+
+    def mlir(self, stage: str = "traced") -> str:
+        """The program, which has no other stage."""
+        return super().mlir(stage)
+
+    def why(self, value: str) -> Why:
+        """Raises `UnsupportedError`: there are no shardings."""
+        raise UnsupportedError(_NO_SHARDINGS)
+
+    def why_not(self, value: str, axis: str, dim: int | None = None) -> WhyNot:
+        """Raises `UnsupportedError`: there are no shardings."""
+        raise UnsupportedError(_NO_SHARDINGS)
+
+    @property
+    def headline(self) -> str:
+        """As of other plans."""
+        return super().headline.replace(" on mesh ", " on local arrays, on mesh ", 1)
+
+    def _cause(self, record: CollectiveRecord) -> str:
+        return f"for {record.cause}"
+
+
+_NO_SHARDINGS = (
+    "a program on local arrays says itself what each device holds; nothing propagates that could be asked for"
+)
+
+
+def local_plan(function: LocalFunction, arguments: Sequence[Any]) -> LocalPlan:
+    """The plan of a call with arguments like these: arrays or `ShapeDtypeStruct`s.
+
+    Raises:
+        SdyError: they do not fit the program.
+    """
+    lowered, ops = function.lowered_noting_ops(*arguments)
+    module = lowered.compiler_ir("stablehlo").operation.clone().operation
+    with module.context, ir.Location.unknown(module.context):
+        inline_calls(module)
+    mesh, manual = mesh_from_jax(function.mesh), _manual_computation(Graph(module))
+    body = manual.blocks[0]
+    inputs = [f"arg{i}" for i in range(len(body.arguments))]
+    outputs = ["result"] if len(manual.results) == 1 else [f"result[{i}]" for i in range(len(manual.results))]
+    program = _program(function, mesh, tuple(inputs), tuple(outputs), tuple(arguments), lowered.out_info)
+    return LocalPlan(
+        program.name,
+        program,
+        tuple(_on_devices(inputs, body.arguments, function.stacked_in)),
+        (),
+        tuple(_on_devices(outputs, body.terminator.operands, function.stacked_out)),
+        tuple(_records(manual, ops, mesh)),
+        (),
+        {"traced": function.module},
+    )
+
+
+def _manual_computation(graph: Graph) -> Op:
+    """The body of the program's `shard_map`."""
+    return next(op for op in graph.main.walk() if op.name == "sdy.manual_computation")
+
+
+def _program(
+    function: LocalFunction,
+    mesh: Mesh,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    in_info: tuple[Any, ...],
+    out_info: Any,
+) -> Program:
+    results = tuple(jax.tree.leaves(out_info))
+    out_tree = jax.tree.structure(0 if len(results) == 1 else results)
+    in_tree = jax.tree.structure((in_info, {}))
+    return Program(function.module, mesh, "", (), inputs, outputs, in_info, results, in_tree, out_tree, function.name)
+
+
+def _on_devices(paths: Sequence[str], values: Sequence[Value], stacked: bool) -> Iterator[BoundaryValue]:
+    """What a device holds of each; blocks of stacks have a leading dimension of one."""
+    for path, value in zip(paths, values, strict=True):
+        shape = (value.shape or ())[1 if stacked else 0 :]
+        yield BoundaryValue(path, type_text(value.dtype, shape, None), TensorSharding.replicated("", len(shape)))
+
+
+def _records(around: Op, ops: Sequence[NotedOp], mesh: Mesh) -> Iterator[CollectiveRecord]:
+    """The collectives of the lowered program, each with the op that it is of."""
+    report = PartitionReport()
+    for op in around.walk():
+        whole = [TensorSharding.replicated("", value.rank) for value in op.operands]
+        for sent in sent_by(op, mesh, whole):
+            index, value = noted_index(str(op.mlir.location)), op.results[sent.result]
+            result = TensorSharding.replicated("", value.rank)
+            moved = Moved(sent.kind, sent.axes, sent.detail, result, sent.wire_bytes)
+            record = report.add(moved, value, op, op, "user")
+            yield record if index is None else replace(record, cause=ops[index].name, location=ops[index].location)
+
+
+def has_dialect_collectives(module: ir.Operation) -> bool:
+    """Whether ops of the mesh and shard dialects communicate in a program on whole tensors, in manual computations."""
+    return any(op.declaration.communicates for op in dialect_ops(main_function(module)))
+
+
+def dialect_collectives(lower: Callable[[], Any], mesh: Mesh) -> list[CollectiveRecord]:
+    """What ops of the mesh and shard dialects send in a program that `lower` traces anew and lowers."""
+    with noting_ops() as ops:
+        lowered = lower()
+    module = lowered.compiler_ir("stablehlo").operation.clone().operation
+    with module.context, ir.Location.unknown(module.context):
+        inline_calls(module)
+    records = _records(Graph(module).main, ops, mesh)
+    return [_apart(record) for record in records if record.cause.startswith(("mesh.", "shard."))]
+
+
+def _apart(record: CollectiveRecord) -> CollectiveRecord:
+    """A record of the lowered program, whose conditionals have other numbers than the plan's: negative ones."""
+    return replace(record, branches=tuple([Branch(~b.conditional, b.number) for b in record.branches]))

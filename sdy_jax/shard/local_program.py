@@ -1,0 +1,221 @@
+"""Local programs: modules in text whose function is about per-device arrays, because it communicates itself.
+
+The function runs as the body of one `jax.shard_map` over all axes of its mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.mlir import ir
+from jax.sharding import PartitionSpec
+
+from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.ir.graph import Graph, Op, Value, main_function
+from sdy_jax.lowering.emission.emit import NotedOp, local_function, noting_ops
+from sdy_jax.lowering.emission.generic import mlir_name, numpy_dtype
+from sdy_jax.lowering.emission.local_op import EMITTERS
+from sdy_jax.passes.inline_calls import inline_calls
+from sdy_jax.representation.dialect_rules import RuleError
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.named import mesh_from_jax
+from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.shard import scalars
+from sdy_jax.shard.memrefs import memrefs_to_tensors
+from sdy_jax.shard.resolution import fill_meshes, mesh_on_devices, program_mesh, refined_mesh, resolved
+from sdy_jax.shard.view import SHARDING_TYPES, dialect_ops, enclosing, location_of
+
+Specs = Sequence[PartitionSpec] | PartitionSpec | None
+
+
+def is_local(module: ir.Operation) -> bool:
+    """Whether the main function of a module communicates, or asks where it runs, outside of manual computations."""
+    return any(
+        op.declaration.communicates or op.name.startswith("process")
+        for op in dialect_ops(main_function(module))
+        if enclosing(op.operation, "sdy.manual_computation") is None
+    )
+
+
+class LocalFunction:
+    """A local program as a function of global arrays, whose blocks are the arguments of the program.
+
+    Called, it returns one array, or a tuple if the program has not one result.
+
+    Args:
+        module: a verified module with one function, or one named `main`. It is not changed.
+        mesh: the devices. Its axes are those of the module's mesh in order; `?` are its sizes. By default the first
+            devices of the machine; one `?` is then as large as they allow.
+        in_specs, out_specs: how arguments and results lie on the mesh, one for all or one each. By default arrays have
+            a leading dimension of one entry per device, in the order of linear indices: `(devices, *local shape)`.
+
+    Raises:
+        SdyError: here, when the mesh does not fit the devices; on a call, when arguments do not fit the program, or
+            sizes that were not known break a rule of an op.
+
+    Example:
+        >>> program = sdy.loads('''
+        ... mesh.mesh @m(shape = 2x4)
+        ... func.func @main(%x: tensor<i32>) -> tensor<i32> {
+        ...   %0 = mesh.all_reduce %x on @m mesh_axes = [0, 1] : tensor<i32> -> tensor<i32>
+        ...   return %0 : tensor<i32>
+        ... }''')
+        >>> LocalFunction(program.module)(np.arange(8)).tolist()  # a tensor<i32> on each of eight devices
+        [28, 28, 28, 28, 28, 28, 28, 28]
+    """
+
+    def __init__(
+        self,
+        module: ir.Operation,
+        mesh: jax.sharding.Mesh | None = None,
+        in_specs: Specs = None,
+        out_specs: Specs = None,
+    ):
+        self.module = module.clone().operation
+        inline_calls(self.module)
+        memrefs_to_tensors(self.module)
+        self.mesh = mesh_on_devices(program_mesh(self.module), mesh)
+        _check_widths(self.module)
+        graph = Graph(self.module)
+        self.arguments, self.outputs = graph.arguments, graph.outputs
+        _check_arrays(self.arguments)
+        self.name = str(ir.StringAttr(graph.main.mlir.attributes["sym_name"]).value)
+        self.stacked_in, self.stacked_out = in_specs is None, out_specs is None
+        self._specs = in_specs, out_specs
+        self._refined = _refined(self.module, self.mesh)
+        self._jitted = self._new_jitted()
+
+    def __call__(self, *given: Any) -> Any:
+        results = self._jitted(*self._checked([jnp.asarray(x) for x in given]))
+        return results[0] if len(self.outputs) == 1 else results
+
+    def lower(self, *given: Any) -> Any:
+        """As `jax.jit(fun).lower`; arguments may be `ShapeDtypeStruct`s."""
+        return self._jitted.lower(*self._checked(given))
+
+    def lowered_noting_ops(self, *given: Any) -> tuple[Any, list[NotedOp]]:
+        """The program lowered, and the ops that its parts are of, by `sdy_jax.lowering.emission.emit.noted_index`."""
+        with noting_ops() as ops:
+            lowered = self._new_jitted().lower(*self._checked(given))
+        return lowered, ops
+
+    def _checked(self, given: Sequence[Any]) -> list[Any]:
+        return _checked(self.arguments, given, self.mesh, self.stacked_in)
+
+    def _new_jitted(self) -> Any:
+        """A function of its own, which is traced anew."""
+        in_specs, out_specs = self._specs
+        jax_mesh = self._refined.to_jax(self.mesh.devices)
+        every = PartitionSpec(jax_mesh.axis_names)
+        mapped = jax.shard_map(
+            _body(self.module, self.mesh, self._refined, self.stacked_in, self.stacked_out),
+            mesh=jax_mesh,
+            in_specs=_one_each(in_specs, every, self._refined),
+            out_specs=_one_each(out_specs, every, self._refined),
+            check_vma=False,
+        )
+        return jax.jit(mapped)
+
+
+def _check_arrays(arguments: Sequence[Value]) -> None:
+    """Raises `UnsupportedError` for an argument that no array can be."""
+    for argument in arguments:
+        if str(argument.type) in SHARDING_TYPES:
+            raise UnsupportedError(
+                f"argument {argument.index} is of type {argument.type}, which no array is; "
+                "to fix: state the sharding inside the program"
+            )
+
+
+def _refined(module: ir.Operation, mesh: jax.sharding.Mesh) -> RefinedMesh:
+    """The mesh with the axes of all meshes that the program's ops are about."""
+    known = module.clone().operation
+    with known.context, ir.Location.unknown():
+        fill_meshes(known, tuple(mesh.axis_sizes))
+    return refined_mesh(known, mesh_from_jax(mesh))
+
+
+def _one_each(specs: Specs, default: PartitionSpec, mesh: RefinedMesh) -> Any:
+    if specs is None:
+        return default
+    if isinstance(specs, PartitionSpec):
+        return _on_parts(specs, mesh)
+    return tuple(_on_parts(spec, mesh) for spec in specs)
+
+
+def _on_parts(spec: PartitionSpec, mesh: RefinedMesh) -> PartitionSpec:
+    """A spec whose axes may be cut."""
+    entries = (() if entry is None else (entry,) if isinstance(entry, str) else entry for entry in spec)
+    return PartitionSpec(*(mesh.names([AxisRef(name) for name in names]) or None for names in entries))
+
+
+def _body(
+    module: ir.Operation, mesh: jax.sharding.Mesh, refined: RefinedMesh, stacked_in: bool, stacked_out: bool
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """The program of one device; blocks of stacks have a leading dimension of one."""
+
+    def body(*blocks: jax.Array) -> tuple[jax.Array, ...]:
+        arrays = [x[0] if stacked_in else x for x in blocks]
+        graph = Graph(resolved(module, mesh, [x.shape for x in arrays]))
+        _check_ops(graph.main)
+        results = local_function(graph, refined)(*arrays)
+        typed = [scalars.as_array(x, value) for x, value in zip(results, graph.outputs, strict=True)]
+        return tuple(x[None] if stacked_out else x for x in typed)
+
+    return body
+
+
+def _checked(values: Sequence[Value], arguments: Sequence[Any], mesh: jax.sharding.Mesh, stacked: bool) -> list[Any]:
+    if len(values) != len(arguments):
+        raise ShardingError(f"got {len(arguments)} arguments, the program takes {len(values)}")
+    arrays = []
+    for value, argument in zip(values, arguments, strict=True):
+        x, dtype = argument, scalars.dtype_of(value)
+        if x.dtype != dtype:
+            raise ShardingError(f"argument {value.index} has elements of {x.dtype}, expected {_expected(value)}")
+        if stacked and (x.ndim == 0 or x.shape[0] != mesh.size):
+            raise ShardingError(
+                f"argument {value.index} has shape {x.shape}; expected ({mesh.size}, ...): {value.type} per device"
+            )
+        arrays.append(x)
+    return arrays
+
+
+def _expected(value: Value) -> str:
+    """The type of an argument, and the dtype of its elements."""
+    dtype = scalars.dtype_of(value)
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        return f"{dtype} for {value.type}; to fix: jax.config.update('jax_enable_x64', True)"
+    return f"{dtype} for {value.type}"
+
+
+# What can be run.
+
+_KNOWN = ("stablehlo.", "chlo.", "func.return", "scf.yield")
+
+
+def _check_ops(main: Op) -> None:
+    """Raises `UnsupportedError`, with the place, for an op that nothing is known of here, or not all sizes."""
+    for op in main.walk():
+        if op is not main and op.name not in EMITTERS and not op.name.startswith(_KNOWN):
+            raise UnsupportedError(f"{op.name} at {op.source} cannot be run in a local program")
+        for value in op.results:
+            if value.shape is None and isinstance(value.type, ir.RankedTensorType):
+                raise UnsupportedError(f"{op.name} at {op.source} has a result of {value.type}; say its sizes")
+
+
+def _check_widths(module: ir.Operation) -> None:
+    """Raises `RuleError` for a result that jax would make smaller."""
+    for op in dialect_ops(module):
+        for result in op.operation.results:
+            if not isinstance(result.type, ir.RankedTensorType):
+                continue
+            dtype = numpy_dtype(str(ir.RankedTensorType(result.type).element_type))
+            if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+                raise RuleError(
+                    f"{op.operation.name}: result element type {mlir_name(dtype)} needs jax_enable_x64",
+                    location_of(op.operation),
+                )

@@ -1,0 +1,1 @@
+"""Passes of the mesh and shard dialects: their annotations become SDY's before import."""

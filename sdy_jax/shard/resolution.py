@@ -1,0 +1,220 @@
+"""Sizes that a program in text leaves open, resolved from the devices and from the arguments.
+
+`?` in a mesh becomes the size of the devices' axis. `?` in tensor types becomes what the arguments have, by the
+arithmetic of the ops. What is known then is checked again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.ir.graph import main_function, pre_order
+from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.rules.elementwise_table import ELEMENTWISE
+from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.shard.emitters import parts_of
+from sdy_jax.shard.meshes import DeviceMesh, device_meshes, resolved_sizes
+from sdy_jax.shard.view import DialectOp, dialect_ops, is_dialect_op, view
+from sdy_jax.verification import verify_module
+
+Shape = tuple[int, ...]
+
+
+def used_meshes(module: ir.Operation) -> list[DeviceMesh]:
+    """The meshes that the ops of a local program are about, in the order of the ops."""
+    known = device_meshes(module)
+    keys = dict.fromkeys((op.dialect, op.values.get("mesh", "")) for op in dialect_ops(main_function(module)))
+    return [known[key] for key in keys if key in known]
+
+
+def program_mesh(module: ir.Operation) -> DeviceMesh:
+    """The first of the meshes that the ops of a local program are about: the one that says what the devices form.
+
+    Raises:
+        ShardingError: there is none.
+    """
+    used = used_meshes(module)
+    if not used:
+        raise ShardingError("the program has no mesh; a local program names its devices by mesh.mesh or shard.grid")
+    return used[0]
+
+
+def mesh_on_devices(named: DeviceMesh, mesh: jax.sharding.Mesh | None = None) -> jax.sharding.Mesh:
+    """The jax mesh on which a program runs: the given one, if it fits, or one on the first devices.
+
+    Raises:
+        ShardingError: the sizes are not those of the program's mesh.
+    """
+    if mesh is None:
+        sizes = resolved_sizes(named, jax.device_count())
+        devices = np.array(jax.devices()[: math.prod(sizes)]).reshape(sizes)
+        return jax.sharding.Mesh(devices, tuple(f"axis{number}" for number in range(len(sizes))))
+    sizes = tuple(mesh.axis_sizes)
+    if len(sizes) != named.rank or any(n not in (None, size) for n, size in zip(named.shape, sizes, strict=True)):
+        raise ShardingError(f"@{named.symbol} is {named}, the devices form {'x'.join(map(str, sizes))}")
+    return mesh
+
+
+def refined_mesh(module: ir.Operation, mesh: Mesh) -> RefinedMesh:
+    """The mesh of a local program without `?`, cut so that all meshes that its ops are about have their axes.
+
+    Raises:
+        SdyError: a mesh has another number of devices, or axes that are no parts of the devices'.
+    """
+    cuts: list[AxisRef] = []
+    form = "x".join(str(axis.size) for axis in mesh.axes)
+    for named in used_meshes(module):
+        count, parts = math.prod(size or 1 for size in named.shape), parts_of(named, mesh)
+        if count != mesh.size:
+            raise ShardingError(
+                f"@{named.symbol} has {count} devices, the program's mesh {mesh.size}; "
+                "one program runs on one set of devices"
+            )
+        if parts is None:
+            raise UnsupportedError(
+                f"@{named.symbol} is {named}, the devices form {form}: no axes of one are parts of the other's"
+            )
+        cuts += [ref for refs in parts for ref in refs]
+    return RefinedMesh.of(mesh, cuts)
+
+
+def resolved(module: ir.Operation, mesh: jax.sharding.Mesh, shapes: Sequence[Shape]) -> ir.Operation:
+    """A local program without `?`: a copy, if it has any.
+
+    Args:
+        module: the program, without calls.
+        mesh: the devices.
+        shapes: the local shapes of the arguments.
+
+    Raises:
+        SdyError: the arguments do not fit the program, or an op breaks a rule now that its sizes are known.
+    """
+    _check_arguments(module, shapes)
+    if not _has_gaps(module):
+        return module
+    module = module.clone().operation
+    with module.context, ir.Location.unknown():
+        fill_meshes(module, tuple(mesh.axis_sizes))
+        _fill_types(module, shapes)
+    verify_module(module)
+    return module
+
+
+def _check_arguments(module: ir.Operation, shapes: Sequence[Shape]) -> None:
+    arguments = main_function(module).regions[0].blocks[0].arguments
+    for number, (value, shape) in enumerate(zip(arguments, shapes, strict=True)):
+        wanted = _sizes(value) or ()
+        fits = len(wanted) == len(shape) and all(w in (None, n) for w, n in zip(wanted, shape, strict=True))
+        if not fits:
+            raise ShardingError(f"argument {number} has shape {shape} on each device, expected {value.type}")
+
+
+def _has_gaps(module: ir.Operation) -> bool:
+    if any(None in mesh.shape for mesh in used_meshes(module)):
+        return True
+    main = main_function(module)
+    values = [*main.regions[0].blocks[0].arguments, *(result for op in pre_order(main) for result in op.results)]
+    return any(None in (_sizes(value) or ()) for value in values)
+
+
+def _sizes(value: ir.Value) -> tuple[int | None, ...] | None:
+    """The shape of a tensor, None where the text has `?`; None for what is no tensor."""
+    if not isinstance(value.type, ir.RankedTensorType):
+        return None
+    type_ = ir.RankedTensorType(value.type)
+    return tuple(None if type_.is_dynamic_dim(dim) else type_.get_dim_size(dim) for dim in range(type_.rank))
+
+
+def fill_meshes(module: ir.Operation, sizes: Shape) -> None:
+    """The program's own mesh has the devices' sizes; others fill as many devices."""
+    used = used_meshes(module)
+    for op in pre_order(module):
+        if is_dialect_op(op) and (call := view(op)).name == "mesh" and None in call["shape"]:
+            named = DeviceMesh(call.dialect, call["sym_name"], call["shape"])
+            if named in used:
+                found = sizes if named == used[0] else resolved_sizes(named, math.prod(sizes))
+                op.attributes["shape"] = ir.DenseI64ArrayAttr.get(list(found))
+
+
+def _fill_types(module: ir.Operation, shapes: Sequence[Shape]) -> None:
+    main, meshes = main_function(module), device_meshes(module)
+    block = main.regions[0].blocks[0]
+    for value, shape in zip(block.arguments, shapes, strict=True):
+        _set_shape(value, shape)
+    for op in pre_order(main):
+        if any(None in (_sizes(result) or ()) for result in op.results):
+            computed = _computed(op, meshes)
+            if computed is not None:
+                _set_shape(op.results[0], computed)
+    returned = [value.type for value in list(block.operations)[-1].operands]
+    type_ = ir.FunctionType.get([value.type for value in block.arguments], returned)
+    main.attributes["function_type"] = ir.TypeAttr.get(type_)
+
+
+def _set_shape(value: ir.Value, shape: Shape) -> None:
+    """Fills the gaps of a tensor's type; what the text says stays, for the checks to compare."""
+    sizes = _sizes(value)
+    if sizes is None or None not in sizes:
+        return
+    filled = [new if size is None else size for size, new in zip(sizes, shape, strict=True)]
+    type_ = ir.RankedTensorType(value.type)
+    value.set_type(ir.RankedTensorType.get(filled, type_.element_type, type_.encoding))
+
+
+def _computed(op: ir.Operation, meshes: Mapping[tuple[str, str], DeviceMesh]) -> Shape | None:
+    """The shape of an op's result by those of its operands; None where it is not known how."""
+    shapes = [sizes for operand in op.operands if (sizes := _sizes(operand)) is not None]
+    if not shapes or any(None in sizes for sizes in shapes):
+        return None
+    if is_dialect_op(op):
+        call = view(op)
+        group = meshes[call.dialect, call.mesh].group_size(call.values.get("mesh_axes", ())) or 1
+        return tuple(_SHAPES.get(call.name, _same)(call, list(shapes[0]), group))
+    if op.name not in ELEMENTWISE:
+        return None
+    rank = ir.RankedTensorType(op.results[0].type).rank
+    return next((sizes for sizes in shapes if len(sizes) == rank), None)  # type: ignore[return-value]
+
+
+def _same(op: DialectOp, shape: list[Any], group: int) -> list[Any]:
+    return shape
+
+
+def _longer(attribute: str) -> Callable[..., list[Any]]:
+    def computed(op: DialectOp, shape: list[Any], group: int) -> list[Any]:
+        shape[op[attribute]] *= group
+        return shape
+
+    return computed
+
+
+def _shorter(attribute: str) -> Callable[..., list[Any]]:
+    def computed(op: DialectOp, shape: list[Any], group: int) -> list[Any]:
+        shape[op[attribute]] //= group
+        return shape
+
+    return computed
+
+
+def _exchanged(op: DialectOp, shape: list[Any], group: int) -> list[Any]:
+    shape[op["split_axis"]] //= group
+    shape[op["concat_axis"]] *= group
+    return shape
+
+
+_SHAPES: dict[str, Callable[[DialectOp, list[Any], int], list[Any]]] = {
+    "all_gather": _longer("gather_axis"),
+    "gather": _longer("gather_axis"),
+    "all_slice": _shorter("slice_axis"),
+    "scatter": _shorter("scatter_axis"),
+    "reduce_scatter": _shorter("scatter_axis"),
+    "all_to_all": _exchanged,
+}
+"""All other ops keep the shape. What does not divide is found when the ops are checked."""

@@ -1,0 +1,232 @@
+"""Arithmetic of programs in text that is not StableHLO: indices and other scalars, and what carries them.
+
+Integers that are known before the run stay Python integers, or tables of what they are on each device. `index` is a
+32-bit integer on devices.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.emission.generic import numpy_dtype
+from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.strategies.creation import constant_value
+from sdy_jax.shard.semantics.grid import Grid
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PerDevice:
+    """An integer that is known for each device of a grid before the run: `values` by linear index."""
+
+    values: np.ndarray
+    grid: Grid
+
+    def here(self) -> jax.Array:
+        """That of the device that runs this."""
+        return jnp.asarray(self.values, jnp.int32)[self.grid.group_index(range(self.grid.rank))]
+
+
+def dtype_of(value: Value) -> np.dtype[Any]:
+    """The dtype that a scalar or tensor has on devices."""
+    type_ = value.type
+    name = str(ir.RankedTensorType(type_).element_type if isinstance(type_, ir.RankedTensorType) else type_)
+    return np.dtype(np.int32) if name == "index" else numpy_dtype(name)
+
+
+def as_array(x: Any, value: Value) -> jax.Array:
+    """What a value has become, as an array of its type."""
+    return jnp.asarray(traced(x), dtype_of(value))
+
+
+def traced(x: Any) -> Any:
+    """What a value has become in the run of one device."""
+    return x.here() if isinstance(x, PerDevice) else x
+
+
+def _by(known: Callable[..., int], unknown: Callable[..., jax.Array]) -> Callable[[LocalOp, tuple[Any, ...]], Any]:
+    """An op on integers by one function of those that are known, and another of those that are not."""
+
+    def compute(local: LocalOp, operands: tuple[Any, ...]) -> Any:
+        result = local.op.results[0]
+        if all(isinstance(x, (int, PerDevice)) for x in operands):
+            return _for_each(lambda *numbers: _wrapped(known(*numbers), result), operands)
+        arrays = (as_array(x, v) for x, v in zip(operands, local.op.operands, strict=True))
+        return _fitted(unknown(*arrays), dtype_of(result))
+
+    return compute
+
+
+def _for_each(known: Callable[..., int], operands: Sequence[int | PerDevice]) -> int | PerDevice:
+    """A function of integers, once or for each device."""
+    tables = [x for x in operands if isinstance(x, PerDevice)]
+    if not tables:
+        return known(*operands)
+    columns = [x.values.tolist() if isinstance(x, PerDevice) else [x] * len(tables[0].values) for x in operands]
+    return PerDevice(np.array([known(*row) for row in zip(*columns, strict=True)]), tables[0].grid)
+
+
+def _wrapped(number: int, value: Value) -> int:
+    """The number in as many bits as its type has, signed; an i1 is 0 or 1."""
+    if value.dtype == "index":
+        return number
+    if value.dtype == "i1":
+        return number & 1
+    bits = int(value.dtype.lstrip("ui"))
+    number &= (1 << bits) - 1
+    return number - (1 << bits) if number >> (bits - 1) else number
+
+
+def _fitted(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+    """An integer in another width: of one bit it is the lowest."""
+    if dtype == np.bool_ and x.dtype != np.bool_:
+        return (x & 1).astype(dtype)
+    return x.astype(dtype)
+
+
+def _truncated(a: int, b: int) -> int:
+    return -(-a // b) if (a < 0) != (b < 0) else a // b
+
+
+def _unsigned(x: jax.Array) -> jax.Array:
+    return x.astype(np.dtype(f"uint{x.dtype.itemsize * 8}"))
+
+
+_INTEGER: dict[str, tuple[Callable[..., int], Callable[..., jax.Array]]] = {
+    "arith.addi": (operator.add, lax.add),
+    "arith.subi": (operator.sub, lax.sub),
+    "arith.muli": (operator.mul, lax.mul),
+    "arith.divsi": (_truncated, lax.div),
+    "arith.divui": (_truncated, lambda a, b: lax.div(_unsigned(a), _unsigned(b))),
+    "arith.floordivsi": (operator.floordiv, jnp.floor_divide),
+    "arith.ceildivsi": (lambda a, b: -(-a // b), lambda a, b: -jnp.floor_divide(-a, b)),
+    "arith.remsi": (lambda a, b: a - b * _truncated(a, b), lax.rem),
+    "arith.remui": (lambda a, b: a - b * _truncated(a, b), lambda a, b: lax.rem(_unsigned(a), _unsigned(b))),
+    "arith.andi": (operator.and_, lax.bitwise_and),
+    "arith.ori": (operator.or_, lax.bitwise_or),
+    "arith.xori": (operator.xor, lax.bitwise_xor),
+    "arith.maxsi": (max, lax.max),
+    "arith.minsi": (min, lax.min),
+    "arith.maxui": (max, lambda a, b: lax.max(_unsigned(a), _unsigned(b))),
+    "arith.minui": (min, lambda a, b: lax.min(_unsigned(a), _unsigned(b))),
+    "arith.extsi": (lambda a: a, lambda a: -a.astype(jnp.int8) if a.dtype == np.bool_ else a),
+    "arith.extui": (lambda a: a, lambda a: a if a.dtype == np.bool_ else _unsigned(a)),
+    "arith.trunci": (lambda a: a, lambda a: a),
+    "arith.index_cast": (lambda a: a, lambda a: a),
+    "arith.index_castui": (lambda a: a, lambda a: a),
+    "arith.select": (lambda p, a, b: a if p else b, jnp.where),
+}
+"""What known integers become, and arrays. Unsigned ops on known integers are of those that are not negative."""
+
+_COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (
+    operator.eq,
+    operator.ne,
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
+)
+"""By `predicate`; four more compare what has no sign."""
+
+_FLOAT: dict[str, Callable[..., jax.Array]] = {
+    "arith.addf": lax.add,
+    "arith.subf": lax.sub,
+    "arith.mulf": lax.mul,
+    "arith.divf": lax.div,
+    "arith.negf": lax.neg,
+    "arith.maximumf": lax.max,
+    "arith.minimumf": lax.min,
+    "arith.extf": lambda x: x,
+    "arith.truncf": lambda x: x,
+    "arith.sitofp": lambda x: x,
+    "arith.fptosi": lambda x: x,
+}
+"""Converted to the type of the result afterwards."""
+
+
+@emitter("arith.constant")
+def _constant(local: LocalOp) -> Any:
+    result = local.op.results[0]
+    if result.shape is not None:
+        value = constant_value(local.op)
+        if value is None:
+            raise UnsupportedError(f"{local.op!r} has a value of type {result.type}, which cannot be read")
+        return jnp.broadcast_to(jnp.asarray(value, dtype_of(result)), result.shape)
+    attribute = local.op.attributes["value"]
+    if isinstance(attribute, (ir.IntegerAttr, ir.BoolAttr)):
+        return _wrapped(int(attribute.value), result)
+    return as_array(attribute.value, result)  # type: ignore[attr-defined]
+
+
+@emitter(*_INTEGER)
+def _integer(local: LocalOp, *operands: Any) -> Any:
+    return _by(*_INTEGER[local.op.name])(local, operands)
+
+
+@emitter(*_FLOAT)
+def _float(local: LocalOp, *operands: Any) -> Any:
+    arrays = [as_array(x, v) for x, v in zip(operands, local.op.operands, strict=True)]
+    return _FLOAT[local.op.name](*arrays).astype(dtype_of(local.op.results[0]))
+
+
+@emitter("arith.cmpi")
+def _compare(local: LocalOp, a: Any, b: Any) -> Any:
+    predicate = local.op.int("predicate")
+    if predicate < len(_COMPARISONS):
+        compare = _COMPARISONS[predicate]
+        return _by(lambda a, b: int(compare(a, b)), compare)(local, (a, b))
+    compare = _COMPARISONS[predicate - 4]
+    return compare(*(_unsigned(as_array(x, v)) for x, v in zip((a, b), local.op.operands, strict=True)))
+
+
+@emitter("tensor.from_elements")
+def _from_elements(local: LocalOp, *elements: Any) -> jax.Array:
+    values = [as_array(x, v) for x, v in zip(elements, local.op.operands, strict=True)]
+    return jnp.stack(values).reshape(local.op.results[0].shape or ())
+
+
+@emitter("tensor.extract")
+def _extract(local: LocalOp, x: jax.Array, *place: Any) -> jax.Array:
+    return x[tuple(map(traced, place))]
+
+
+@emitter("scf.if")
+def _if(local: LocalOp, predicate: Any) -> Sequence[Any]:
+    predicate = traced(predicate)
+    if isinstance(predicate, int):
+        return local.run_block(local.op.blocks[0 if predicate else 1], ()) if _has(local.op, predicate) else ()
+    branches = [lambda: _yielded(local, 0), (lambda: _yielded(local, 1)) if len(local.op.blocks) > 1 else tuple]
+    return list(lax.cond(predicate, *branches))
+
+
+def _has(op: Op, predicate: int) -> bool:
+    return bool(predicate) or len(op.blocks) > 1
+
+
+def _yielded(local: LocalOp, number: int) -> tuple[jax.Array, ...]:
+    found = local.run_block(local.op.blocks[number], ())
+    return tuple(as_array(x, v) for x, v in zip(found, local.op.results, strict=True))
+
+
+@emitter("scf.for")
+def _for(local: LocalOp, lower: Any, upper: Any, step: Any, *carried: Any) -> Sequence[Any]:
+    (body,) = local.op.blocks
+    lower, upper, step = map(traced, (lower, upper, step))
+    count = -((lower - upper) // step)
+
+    def iterate(number: Any, values: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        found = local.run_block(body, [lower + number * step, *values])
+        return tuple(as_array(x, v) for x, v in zip(found, local.op.results, strict=True))
+
+    first = tuple(as_array(x, v) for x, v in zip(carried, local.op.results, strict=True))
+    return list(lax.fori_loop(0, count, iterate, first))

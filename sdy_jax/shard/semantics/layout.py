@@ -1,0 +1,250 @@
+"""How a tensor lies on a grid: which blocks devices hold, of which length, with which halos, and what is partial.
+
+Dimension d is cut along the grid axes `split[d]`, major to minor; a device's position is its group index over that
+list, and it holds the block of that number. Blocks are equal, or the last ones shorter (those of SDY and JAX, of length
+`ceil(size / n)`), or given by offsets. All devices hold buffers of one shape: uneven blocks stand at the start of a
+buffer as long as the longest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeVar
+
+from sdy_jax.errors import ShardingError
+from sdy_jax.shard.semantics.grid import Grid, check_axes
+from sdy_jax.shard.semantics.halo import Halo, paired
+from sdy_jax.shard.semantics.reductions import check_kind
+
+AxisLists = tuple[tuple[int, ...], ...]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a `sharding` op says, without its grid.
+
+    Attributes:
+        split: the axes per dimension; missing trailing lists are empty.
+        partial: along `partial_axes` devices hold terms that are to be combined by this kind; None if there are none.
+        halos: two sizes per split dimension.
+        offsets: per split dimension where its blocks start, and its size.
+    """
+
+    split: AxisLists
+    partial: str | None = None
+    partial_axes: tuple[int, ...] = ()
+    halos: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """The text after the grid in the op."""
+        return sharding_text(self.split, self.partial, self.partial_axes, self.halos, self.offsets)
+
+    @property
+    def split_dimensions(self) -> list[int]:
+        return [dim for dim, axes in enumerate(self.split) if axes]
+
+    @property
+    def halo_of(self) -> dict[int, Halo]:
+        """The halos of the dimensions that have one."""
+        split = self.split_dimensions
+        return dict(zip(split, paired(self.halos, len(split)), strict=True)) if self.halos else {}
+
+    def offsets_of(self, grid: Grid) -> dict[int, tuple[int, ...]]:
+        """The offsets of each split dimension, if they are given."""
+        if not self.offsets:
+            return {}
+        found, rest = {}, self.offsets
+        for dim in self.split_dimensions:
+            count = grid.group_size(self.split[dim]) + 1
+            found[dim], rest = rest[:count], rest[count:]
+        return found
+
+
+def sharding_text(
+    split: Sequence[Sequence[int | str]],
+    partial: str | None,
+    partial_axes: Sequence[int | str],
+    halos: Sequence[int],
+    offsets: Sequence[int],
+) -> str:
+    """The dialect's text of a sharding, after its grid."""
+    text = f"split_axes = {axis_lists(split)}"
+    if partial_axes:
+        text += f" partial = {partial} {list(partial_axes)}"
+    if halos:
+        text += f" halo_sizes = {list(halos)}"
+    if offsets:
+        text += f" sharded_dims_offsets = {list(offsets)}"
+    return text
+
+
+def axis_lists(lists: Sequence[Sequence[int | str]]) -> str:
+    return f"[{', '.join(str(list(axes)) for axes in lists)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One dimension of a tensor under a layout.
+
+    Attributes:
+        axes: what splits it.
+        starts: where each block starts, and the size of the dimension.
+        halo: the cells before and after the device's own.
+    """
+
+    axes: tuple[int, ...]
+    starts: tuple[int, ...]
+    halo: Halo = (0, 0)
+
+    @property
+    def size(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The length of each block."""
+        return tuple(end - start for start, end in pairwise(self.starts))
+
+    @property
+    def core(self) -> int:
+        """The length of the longest block."""
+        return max(self.lengths)
+
+    @property
+    def length(self) -> int:
+        """The length of the buffer."""
+        return self.halo[0] + self.core + self.halo[1]
+
+    @property
+    def is_even(self) -> bool:
+        return min(self.lengths) == self.core
+
+
+def even_starts(size: int, count: int) -> tuple[int, ...]:
+    """Where the blocks of length `ceil(size / count)` start, and the size."""
+    block = -(-size // count)
+    return tuple(min(i * block, size) for i in range(count + 1))
+
+
+def dimensions(layout: Layout, grid: Grid, shape: Sequence[int]) -> tuple[Dimension, ...]:
+    """The dimensions of a tensor of global `shape`.
+
+    Raises:
+        ShardingError: the layout does not fit the shape.
+    """
+    split = trimmed(layout.split)
+    if len(split) > len(shape):
+        raise ShardingError(f"split_axes has {len(split)} lists, the tensor {len(shape)} dimensions")
+    split += ((),) * (len(shape) - len(split))
+    offsets, halos = layout.offsets_of(grid), layout.halo_of
+    found = []
+    for dim, (size, axes) in enumerate(zip(shape, split, strict=True)):
+        starts = offsets.get(dim) or even_starts(size, grid.group_size(axes))
+        found.append(Dimension(axes, starts, halos.get(dim, (0, 0))))
+        _check_dimension(found[-1], dim, size)
+    return tuple(found)
+
+
+def _check_dimension(dimension: Dimension, dim: int, size: int) -> None:
+    if dimension.size != size:
+        raise ShardingError(f"offsets of dimension {dim} end at {dimension.size}, the dimension has size {size}")
+    if not any(dimension.halo):
+        return
+    if not dimension.is_even:
+        raise ShardingError(f"dimension {dim} of size {size} does not split evenly; halos need that")
+    if max(dimension.halo) > dimension.core:
+        raise ShardingError(
+            f"halo size {max(dimension.halo)} exceeds the shard size {dimension.core} of dimension {dim}"
+        )
+
+
+def trimmed(split: tuple[tuple[T, ...], ...]) -> tuple[tuple[T, ...], ...]:
+    """Without trailing empty lists."""
+    while split and not split[-1]:
+        split = split[:-1]
+    return split
+
+
+def check_layout(layout: Layout, grid: Grid) -> None:
+    """Raises `ShardingError` if a layout is wrong on its own, whatever the tensor."""
+    if not layout.split:
+        raise ShardingError("split_axes needs at least one, possibly empty, list")
+    _check_partial(layout)
+    _check_axes(layout, grid)
+    if layout.halos and layout.offsets:
+        raise ShardingError("halo_sizes and sharded_dims_offsets exclude each other")
+    paired(layout.halos, len(layout.split_dimensions) if layout.halos else 0)
+    if layout.offsets:
+        _check_offsets(layout, grid)
+
+
+def _check_partial(layout: Layout) -> None:
+    if layout.partial == "generic":
+        raise ShardingError("partial = generic is not allowed")
+    if (layout.partial is None) != (not layout.partial_axes):
+        raise ShardingError("partial needs a kind and at least one axis")
+    if layout.partial is not None:
+        check_kind(layout.partial)
+
+
+def _check_axes(layout: Layout, grid: Grid) -> None:
+    used: set[int] = set()
+    lists = [("split_axes", axes) for axes in layout.split] + [("partial_axes", layout.partial_axes)]
+    for attribute, axes in lists:
+        for axis in axes:
+            check_axes(grid, (axis,), attribute)
+            if axis in used:
+                raise ShardingError(f"{grid.noun} axis {grid.label(axis)} is used twice")
+            used.add(axis)
+
+
+def _check_offsets(layout: Layout, grid: Grid) -> None:
+    expected = sum(grid.group_size(layout.split[dim]) + 1 for dim in layout.split_dimensions)
+    if len(layout.offsets) != expected:
+        raise ShardingError(f"{len(layout.offsets)} offsets, expected {expected}")
+    for dim, starts in layout.offsets_of(grid).items():
+        if starts[0]:
+            raise ShardingError(f"offsets of dimension {dim} start at {starts[0]}, expected 0")
+        for position, (before, after) in enumerate(pairwise(starts), start=1):
+            if after < before:
+                raise ShardingError(f"offsets of dimension {dim} decrease at position {position}")
+
+
+def normalized(layout: Layout, grid: Grid) -> Layout:
+    """The layout such that equal ones mean the same: nothing is said that holds anyway."""
+    split = trimmed(layout.split)
+    offsets = layout.offsets_of(grid)
+    if all(starts == even_starts(starts[-1], len(starts) - 1) for starts in offsets.values()):
+        offsets = {}
+    return replace(
+        layout,
+        split=split or ((),),
+        partial=layout.partial if layout.partial_axes else None,
+        partial_axes=tuple(sorted(layout.partial_axes)),
+        halos=layout.halos if any(layout.halos) else (),
+        offsets=tuple(start for starts in offsets.values() for start in starts),
+    )
+
+
+def buffer_shape(layout: Layout, grid: Grid, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of every device's buffer."""
+    return tuple(dimension.length for dimension in dimensions(layout, grid, shape))
+
+
+def even_shape(layout: Layout, grid: Grid, buffer: Sequence[int]) -> tuple[int, ...]:
+    """The global shape of a tensor with such buffers, if blocks without offsets are all as long as they can be."""
+    split, halos, offsets = trimmed(layout.split), layout.halo_of, layout.offsets_of(grid)
+    if len(split) > len(buffer):
+        raise ShardingError(f"split_axes has {len(split)} lists, the tensor {len(buffer)} dimensions")
+    found = []
+    for dim, length in enumerate(buffer):
+        if dim in offsets:
+            found.append(offsets[dim][-1])
+            continue
+        count = grid.group_size(split[dim]) if dim < len(split) else 1
+        found.append((length - sum(halos.get(dim, ()))) * count)
+    return tuple(found)

@@ -1,0 +1,99 @@
+"""Ops that tell where a device is, and what it holds: its coordinates, its neighbours, the shape of its shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sdy_jax.errors import ShardingError
+from sdy_jax.shard.semantics.grid import (
+    Axes,
+    Coordinate,
+    Grid,
+    Index,
+    check_axes,
+    check_device,
+    coordinates_in_group,
+    op,
+    position,
+)
+from sdy_jax.shard.semantics.layout import Dimension, Layout, check_layout, dimensions
+
+
+@op
+def grid_shape(grid: Grid, axes: Axes = ()) -> tuple[int, ...]:
+    """The sizes of the listed axes in their order; of all if none is listed."""
+    check_axes(grid, axes, "axes")
+    return grid.shape(axes or range(grid.rank))
+
+
+@op
+def process_multi_index(grid: Grid, axes: Axes = ()) -> tuple[jax.Array, ...]:
+    """The device's coordinates along the listed axes in their order; along all if none is listed."""
+    check_axes(grid, axes, "axes")
+    return tuple(jnp.asarray(grid.group_index((axis,))) for axis in axes or range(grid.rank))
+
+
+@op
+def process_linear_index(grid: Grid) -> jax.Array:
+    """The row-major number of the device's coordinates."""
+    return jnp.asarray(grid.group_index(range(grid.rank)))
+
+
+@op
+def neighbors_linear_indices(grid: Grid, device: Sequence[Coordinate], split_axes: Axes) -> tuple[Index, Index]:
+    """The linear indices of the devices before and after one in the group over `split_axes`; -1 where there is none.
+
+    Integers for integers; scalars if a coordinate is one.
+    """
+    check_axes(grid, split_axes, "split_axes")
+    if not split_axes:
+        raise ShardingError("split_axes is empty")
+    if len(device) != grid.rank:
+        raise ShardingError(f"{len(device)} device coordinates for a {grid.noun} of rank {grid.rank}")
+    check_device(grid, range(grid.rank), device, "device")
+    own = position(grid, split_axes, device)
+    return _neighbour(grid, device, split_axes, own - 1), _neighbour(grid, device, split_axes, own + 1)
+
+
+def _neighbour(grid: Grid, device: Sequence[Coordinate], split_axes: Axes, index: Index) -> Index:
+    """The linear index of the device with another group index over `split_axes`."""
+    inside: Any = (index >= 0) & (index < grid.group_size(split_axes))
+    moved = list(device)
+    for axis, coordinate in zip(split_axes, coordinates_in_group(grid, split_axes, index), strict=True):
+        moved[axis] = coordinate
+    found = position(grid, range(grid.rank), moved)
+    if isinstance(found, int):
+        return found if inside else -1
+    return jnp.where(inside, found, -1)
+
+
+@op
+def shard_shape(grid: Grid, shape: Sequence[int], layout: Layout, device: Sequence[Coordinate]) -> tuple[Index, ...]:
+    """The shape of what a device holds of a tensor of global `shape`, halos included.
+
+    `device` are its coordinates, or its linear index alone. Integers for integers; else scalars.
+    """
+    check_layout(layout, grid)
+    if len(device) == 1 and grid.rank > 1:
+        device = _from_linear(grid, device[0])
+    if len(device) != grid.rank:
+        raise ShardingError(f"{len(device)} device coordinates for a {grid.noun} of rank {grid.rank}")
+    check_device(grid, range(grid.rank), device, "device")
+    return tuple(_length(grid, found, device) for found in dimensions(layout, grid, shape))
+
+
+def _from_linear(grid: Grid, index: Coordinate) -> list[Any]:
+    count = grid.group_size(range(grid.rank))
+    if isinstance(index, int) and not 0 <= index < count:
+        raise ShardingError(f"device {index} is outside 0..{count - 1}")
+    return coordinates_in_group(grid, range(grid.rank), index)
+
+
+def _length(grid: Grid, dimension: Dimension, device: Sequence[Coordinate]) -> Index:
+    lengths = [dimension.halo[0] + length + dimension.halo[1] for length in dimension.lengths]
+    block = position(grid, dimension.axes, device)
+    return lengths[block] if isinstance(block, int) else jnp.asarray(lengths)[block]

@@ -1,0 +1,157 @@
+"""Ops that combine the inputs of a group: terms are converted to the result's element type first, then combined.
+
+Integers wrap. Of booleans, sum, max and bitwise_or are "or"; product, min and bitwise_and are "and"; bitwise_xor is the
+parity. Of floats, max and min are NaN if one term is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sdy_jax.errors import ShardingError
+from sdy_jax.lowering.emission import collectives
+from sdy_jax.lowering.emission.generic import mlir_name
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.shard.semantics.grid import (
+    Axes,
+    Coordinate,
+    Grid,
+    check_axes,
+    check_device,
+    check_dimension,
+    only_on,
+    op,
+    piece_size,
+)
+from sdy_jax.shard.semantics.movement import along
+
+# The dialect's kinds, by what a collective adds them up with.
+KINDS = {
+    "sum": "sum",
+    "max": "max",
+    "min": "min",
+    "product": "product",
+    "average": "sum",
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "bitwise_xor": "xor",
+}
+
+
+@op
+def all_reduce(grid: Grid, x: jax.Array, axes: Axes, reduction: str = "sum", dtype: Any = None) -> jax.Array:
+    """The inputs of the group combined, on every device of it."""
+    check_axes(grid, axes)
+    return combined(grid, x, axes, reduction, dtype)
+
+
+@op
+def reduce(
+    grid: Grid, x: jax.Array, axes: Axes, root: Sequence[Coordinate], reduction: str = "sum", dtype: Any = None
+) -> jax.Array:
+    """The inputs of the group combined on the root; zeros elsewhere."""
+    check_axes(grid, axes)
+    check_device(grid, axes, root, "root")
+    return only_on(grid, axes, root, combined(grid, x, axes, reduction, dtype))
+
+
+@op
+def reduce_scatter(
+    grid: Grid, x: jax.Array, axes: Axes, scatter_axis: int, reduction: str = "sum", dtype: Any = None
+) -> jax.Array:
+    """The device's piece along `scatter_axis` of the group's inputs combined: `n -> n/g`."""
+    check_axes(grid, axes)
+    check_dimension(x, scatter_axis, "scatter_axis")
+    piece_size(grid, x, scatter_axis, axes)
+    return combined_pieces(grid, x, axes, scatter_axis, reduction, dtype)
+
+
+def combined(grid: Grid, x: jax.Array, axes: Axes, reduction: str, dtype: Any = None) -> jax.Array:
+    """`all_reduce` of axes that are known to be right."""
+    x = converted(x, reduction, dtype)
+    kind, refs = KINDS[reduction], grid.refs(axes)
+    if kind in ("max", "min") and jnp.issubdtype(x.dtype, jnp.floating):
+        return _extreme(x, refs, kind, grid.mesh)
+    return _finished(collectives.all_reduce(x, refs, kind, grid.mesh), reduction, grid.group_size(axes))
+
+
+def combined_pieces(
+    grid: Grid, x: jax.Array, axes: Axes, scatter_axis: int, reduction: str, dtype: Any = None
+) -> jax.Array:
+    """`reduce_scatter` of axes and a dimension that are known to be right."""
+    x = converted(x, reduction, dtype)
+    pieces = collectives.reduce_scatter(x, along(grid, x, axes, scatter_axis), KINDS[reduction], grid.mesh)
+    return _finished(pieces, reduction, grid.group_size(axes))
+
+
+def converted(x: jax.Array, reduction: str, dtype: Any) -> jax.Array:
+    """The terms in the element type of the result, in which they can be combined.
+
+    Raises:
+        ShardingError: an unknown kind, a type that the kind does not work on, or one that jax would make smaller.
+    """
+    check_kind(reduction)
+    wanted = np.dtype(x.dtype if dtype is None else dtype)
+    if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+        raise ShardingError(f"result element type {mlir_name(wanted)} needs jax_enable_x64")
+    if jnp.iscomplexobj(x) and not jnp.issubdtype(wanted, jnp.complexfloating):
+        raise ShardingError(f"input element type {mlir_name(x.dtype)} does not convert to {mlir_name(wanted)}")
+    _check_type(reduction, wanted)
+    return x.astype(wanted)
+
+
+def check_kind(reduction: str) -> None:
+    """Raises `ShardingError` if a reduction kind is none that can be run."""
+    if reduction == "generic":
+        raise ShardingError("reduction = generic names no computation that can be run")
+    if reduction not in KINDS:
+        raise ShardingError(f"attribute reduction must be one of {', '.join(KINDS)}; got {reduction!r}")
+
+
+def _check_type(reduction: str, dtype: np.dtype[Any]) -> None:
+    is_bool = dtype == np.bool_
+    if reduction.startswith("bitwise") and not (is_bool or jnp.issubdtype(dtype, jnp.integer)):
+        raise ShardingError(f"reduction = {reduction} needs integers, got {mlir_name(dtype)}")
+    if reduction in ("max", "min") and jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ShardingError(f"reduction = {reduction} needs ordered values, got {mlir_name(dtype)}")
+    if reduction == "average" and is_bool:
+        raise ShardingError("reduction = average needs numbers, got i1")
+
+
+def _finished(x: jax.Array, reduction: str, group: int) -> jax.Array:
+    """An average from its sum; integers are divided truncating toward zero."""
+    if reduction != "average":
+        return x
+    if jnp.issubdtype(x.dtype, jnp.integer) and jnp.iinfo(x.dtype).bits < 32:  # which the group may be too large for
+        return lax.div(x.astype(jnp.int32), jnp.int32(group)).astype(x.dtype)
+    return lax.div(x, jnp.full_like(x, group))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def _extreme(x: jax.Array, axes: tuple[AxisRef, ...], kind: str, mesh: RefinedMesh) -> jax.Array:
+    """The largest or smallest of the group's floats; jax has no derivative of such a collective."""
+    return collectives.all_reduce(x, axes, kind, mesh)
+
+
+@_extreme.defjvp
+def _extreme_jvp(
+    axes: tuple[AxisRef, ...],
+    kind: str,
+    mesh: RefinedMesh,
+    primals: tuple[jax.Array],
+    tangents: tuple[jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """The terms that are the extreme one share its derivative, as in a local maximum."""
+    (x,), (tangent,) = primals, tangents
+    found = _extreme(x, axes, kind, mesh)
+    chosen = (x == found).astype(x.dtype)
+    count = collectives.all_reduce(chosen, axes, "sum", mesh)
+    return found, collectives.all_reduce(chosen / count * tangent, axes, "sum", mesh)

@@ -1,0 +1,114 @@
+"""The walk through a module, and the table of rules that the op declarations name."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import module_meshes
+from sdy_jax.shard.meshes import device_meshes
+from sdy_jax.shard.verification import devices, shardings, tensors
+from sdy_jax.shard.verification.annotations import check_annotations, check_locality, check_pairs
+from sdy_jax.shard.verification.scope import Rule, Scope, check_axes
+from sdy_jax.shard.view import DialectOp, dialect_ops, enclosing, fail, is_dialect_op
+
+RULES: Mapping[str, Rule] = {
+    "tensors": tensors.tensors,
+    "rank 1": tensors.rank_one,
+    "same rank": tensors.same_rank,
+    "same element type": tensors.same_element_type,
+    "same shape": tensors.same_shape,
+    "same type": tensors.same_type,
+    "gathered": tensors.gathered,
+    "sliced": tensors.sliced,
+    "exchanged": tensors.exchanged,
+    "reduction": tensors.reduction,
+    "coordinates of root": devices.coordinates_of("root"),
+    "coordinates of source": devices.coordinates_of("source"),
+    "coordinates of destination": devices.coordinates_of("destination"),
+    "shift axis": devices.shift_axis,
+    "halos": devices.halos,
+    "mesh": devices.mesh,
+    "indices of axes": devices.indices_of_axes,
+    "neighbors": devices.neighbors,
+    "sharding": shardings.sharding,
+    "shard": shardings.shard,
+    "known sharding": shardings.known_sharding,
+    "shape of a shard": shardings.shape_of_a_shard,
+}
+"""The rules that `ops.OPS` names."""
+
+
+def verify_ops(module: ir.Operation, strict: bool = True) -> None:
+    """Verifies the mesh and shard ops of a module; what they need of devices is checked when they run.
+
+    Args:
+      module: a `builtin.module`.
+      strict: shards of shards are refused that say something else; else each reshards what the one before it made.
+
+    Raises:
+      RuleError: the first rule that is broken, with the op and its location.
+    """
+    if not module.context.allow_unregistered_dialects:
+        return
+    for inside, ops in _by_module(module).items():
+        _verify(inside, ops, strict)
+
+
+def _by_module(module: ir.Operation) -> dict[ir.Operation, list[DialectOp]]:
+    """The ops of the dialects by the module that they are in: symbols are known there, and nowhere else."""
+    found: dict[ir.Operation, list[DialectOp]] = defaultdict(list)
+    for op in dialect_ops(module):
+        found[enclosing(op.operation, "builtin.module") or module].append(op)
+    return found
+
+
+def _verify(module: ir.Operation, ops: list[DialectOp], strict: bool) -> None:
+    scope = Scope(device_meshes(module), module_meshes(module), _symbols(module, ops))
+    for op in ops:
+        _check(op, scope)
+    _check_ends(ops)
+    check_annotations([op for op in ops if op.name == "shard"], scope, strict)
+    for block in _blocks(ops):
+        check_pairs(block)
+    check_locality(ops)
+
+
+def _check_ends(ops: list[DialectOp]) -> None:
+    """A block ends with a terminator. None of these ops is one; jaxlib takes for one what it does not know."""
+    inner = (op.operation for op in ops if op.operation.parent is not None)
+    for block in dict.fromkeys(op.block for op in inner if op.parent.name != "builtin.module"):
+        last = block.operations[len(block.operations) - 1].operation
+        if is_dialect_op(last):
+            fail(last, "it is the last op of its block, which has to end with a terminator, such as `return`")
+
+
+def _check(op: DialectOp, scope: Scope) -> None:
+    if "mesh" in op.values:
+        mesh = scope.mesh(op)
+        check_axes(op, "mesh_axes", op.values.get("mesh_axes", ()), mesh)
+    for rule in op.declaration.rules:
+        RULES[rule](op, scope)
+
+
+def _symbols(module: ir.Operation, ops: list[DialectOp]) -> dict[str, ir.Operation]:
+    """What each symbol of a module names. A mesh may have the name of an SDY mesh: it is the same one then."""
+    found: dict[str, ir.Operation] = {}
+    for op in module.regions[0].blocks[0].operations:
+        if "sym_name" in op.attributes and op.operation.name != "sdy.mesh" and not is_dialect_op(op.operation):
+            found[ir.StringAttr(op.attributes["sym_name"]).value] = op.operation
+    for op in ops:
+        if op.name == "mesh":
+            found.setdefault(op["sym_name"], op.operation)
+    return found
+
+
+def _blocks(ops: list[DialectOp]) -> Iterator[list[DialectOp]]:
+    """The sends and receives of each block."""
+    found: dict[ir.Block, list[DialectOp]] = defaultdict(list)
+    for op in ops:
+        if op.name in ("send", "recv"):
+            found[op.operation.block].append(op)
+    yield from found.values()
