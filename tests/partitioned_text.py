@@ -26,7 +26,11 @@ from sdy_jax.runtime.mesh import RefinedMesh
 
 def partitioned(text: str) -> ir.Module:
     """The module after all that a plan does with it."""
-    module = parse(text)
+    return partition_module(parse(text))
+
+
+def partition_module(module: ir.Module) -> ir.Module:
+    """As `partitioned`, of a module; it is changed."""
     with module.context, ir.Location.unknown(module.context), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # groups whose members disagree
         import_module(module.operation)
