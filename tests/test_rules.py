@@ -543,13 +543,12 @@ def test_the_branches_of_a_case_flow_into_its_results() -> None:
     assert edges_text(function(CASE), "stablehlo.case") == [("%0", ["%arg0", "%arg1"], ["%0"], "result")]
 
 
-def test_if_is_a_data_flow_op_only_beyond_shardy() -> None:
+def test_if_is_a_data_flow_op() -> None:
     text = function(
         CASE.replace("case", "if").replace("%i)", "%p)").replace("tensor<i32>", "tensor<i1>"),
         "%x: tensor<8xf32>, %y: tensor<8xf32>, %p: tensor<i1>",
     )
     assert edges_text(text, "stablehlo.if") == [("%0", ["%arg0", "%arg1"], ["%0"], "result")]
-    assert edges_text(text, "stablehlo.if", "shardy") == []
 
 
 def test_an_optimization_barrier_passes_each_value_on() -> None:
