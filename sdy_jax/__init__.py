@@ -34,9 +34,10 @@ if TYPE_CHECKING:
         sharding_group,
         with_sharding_rule,
     )
+    from sdy_jax.annotate.program import Program
     from sdy_jax.calls.partition import PartitionedFunction, PartitionWarning, partition
     from sdy_jax.errors import ArgumentError, InternalError, ParseError, SdyError, ShardingError, UnsupportedError
-    from sdy_jax.loading.load import Program, load, loads
+    from sdy_jax.loading.load import load, loads
     from sdy_jax.lowering.reshard.cost import CostModel
     from sdy_jax.plan.plan import Plan
     from sdy_jax.representation import AxisRef, DimensionSharding, Mesh, MeshAxis, OpShardingRule, TensorSharding
@@ -105,9 +106,10 @@ _MODULES = {
         "sharding_group",
         "with_sharding_rule",
     ),
+    "sdy_jax.annotate.program": ("Program",),
     "sdy_jax.calls.partition": ("PartitionedFunction", "PartitionWarning", "partition"),
     "sdy_jax.errors": ("ArgumentError", "InternalError", "ParseError", "SdyError", "ShardingError", "UnsupportedError"),
-    "sdy_jax.loading.load": ("Program", "load", "loads"),
+    "sdy_jax.loading.load": ("load", "loads"),
     "sdy_jax.lowering.reshard.cost": ("CostModel",),
     "sdy_jax.plan.plan": ("Plan",),
     "sdy_jax.representation": ("AxisRef", "DimensionSharding", "Mesh", "MeshAxis", "OpShardingRule", "TensorSharding"),

@@ -150,3 +150,9 @@ def test_sources_are_named_from_where_one_stands(tmp_path, monkeypatch):
     assert short_source(f"{tmp_path}/models/mlp.py:3") == "models/mlp.py:3"
     assert short_source("/usr/lib/python3/site-packages/optax/base.py:7") == "optax/base.py:7"
     assert short_source("/elsewhere/mlp.py:3") == "/elsewhere/mlp.py:3"
+
+
+def test_the_program_of_a_plan_is_a_program_of_the_api(layers):
+    assert isinstance(layers.program, sdy.Program)
+    loaded = sdy.loads(str(layers.program.module))
+    assert type(loaded) is type(layers.program) is sdy.Program

@@ -16,6 +16,7 @@ from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.meshes import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
+from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.graph import main_function, pre_order, set_function_shardings
 from sdy_jax.ir.locations import source_line
 from sdy_jax.jax_internals import trace_and_lower
@@ -59,6 +60,27 @@ class Program:
     def with_module(self, module: ir.Operation) -> Program:
         """The same program at another stage."""
         return replace(self, module=module)
+
+    @staticmethod
+    def from_text(text: str) -> Program:
+        """The program that a string holds, in StableHLO, SDY and the mesh and shard dialects: as `loads`."""
+        program: Program = extension("loads")(text)
+        return program
+
+    def run_local(self, mesh: jax.sharding.Mesh | None = None, in_specs: Any = None, out_specs: Any = None) -> Any:
+        """A program on local arrays as a function of global ones: as `sdy_jax.shard.run_local`.
+
+        Example:
+            >>> total = Program.from_text('''
+            ... mesh.mesh @m(shape = 2x4)
+            ... func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+            ...   %0 = mesh.all_reduce %x on @m mesh_axes = [0, 1] : tensor<3xf32> -> tensor<3xf32>
+            ...   return %0 : tensor<3xf32>
+            ... }''').run_local()
+            >>> total(jnp.ones((8, 3))).shape
+            (8, 3)
+        """
+        return extension("run_local")(self, mesh, in_specs, out_specs)
 
 
 def from_function(

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 _EXTENSIONS = ("sdy_jax.lowering.strategies", "sdy_jax.shard.registration")
+
+_FUNCTIONS = {"loads": "sdy_jax.loading.load", "run_local": "sdy_jax.shard.programs"}
+"""What methods of a class offer that rooms above it do."""
 
 
 @cache
@@ -17,3 +21,8 @@ def load_extensions() -> None:
     """Imports what registers itself, once."""
     for module in _EXTENSIONS:
         import_module(module)
+
+
+def extension(name: str) -> Any:
+    """A function of a room above, for a method that is nothing but this function."""
+    return getattr(import_module(_FUNCTIONS[name]), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from sdy_jax.annotate.arguments import argument_leaves, match_prefix
-from sdy_jax.annotate.program import Program as AnyProgram
+from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.ir.graph import Graph, Value, main_function, module_meshes
 from sdy_jax.loading.artifacts import Kind, binary_module, contents, damage_noticed, exported_of, recognise
@@ -23,37 +23,8 @@ from sdy_jax.passes.shardings import map_shardings
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.shard.annotated_meshes import Devices
-from sdy_jax.shard.local_program import Specs
 from sdy_jax.shard.passes.mesh_annotations import annotated_mesh
-from sdy_jax.shard.programs import LocalProgram, run_local
 from sdy_jax.text.verified_module import text_module
-
-
-@dataclass(frozen=True, slots=True)
-class Program(AnyProgram):
-    """A program from a file or from text, as the mesh and shard dialects' users know it."""
-
-    @staticmethod
-    def from_text(text: str) -> Program:
-        """The program that a string holds, in StableHLO, SDY and the mesh and shard dialects: as `loads`."""
-        return loads(text)
-
-    def run_local(
-        self, mesh: jax.sharding.Mesh | None = None, in_specs: Specs = None, out_specs: Specs = None
-    ) -> LocalProgram:
-        """A program on local arrays as a function of global ones: as `sdy_jax.shard.run_local`.
-
-        Example:
-            >>> total = Program.from_text('''
-            ... mesh.mesh @m(shape = 2x4)
-            ... func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
-            ...   %0 = mesh.all_reduce %x on @m mesh_axes = [0, 1] : tensor<3xf32> -> tensor<3xf32>
-            ...   return %0 : tensor<3xf32>
-            ... }''').run_local()
-            >>> total(jnp.ones((8, 3))).shape
-            (8, 3)
-        """
-        return run_local(self, mesh, in_specs, out_specs)
 
 
 def load(
