@@ -262,9 +262,9 @@ def test_run_reads_the_program_from_standard_input(run, monkeypatch):
         ({"arg0": X}, "in.npz: error: has no arg1: f32[4,6]; it has arg0"),
         ({}, "in.npz: error: has no arg0: f32[8,4], no arg1: f32[4,6]; it has nothing"),
         ({"arg0": X, "arg1": W, "arg2": W}, "in.npz: error: has arg2, but the program takes only arg0, arg1"),
-        ({"arg0": X, "arg1": W[:3]}, "in.npz: error: arg1 is float32[3,6], the program takes float32[4,6]"),
-        ({"arg0": X, "arg1": W.ravel()}, "in.npz: error: arg1 is float32[24], the program takes float32[4,6]"),
-        ({"arg0": X.astype(np.float64), "arg1": W}, "in.npz: error: arg0 is float64[8,4], the program takes float32"),
+        ({"arg0": X, "arg1": W[:3]}, "in.npz: error: arg1 is f32[3,6], the program takes f32[4,6]"),
+        ({"arg0": X, "arg1": W.ravel()}, "in.npz: error: arg1 is f32[24], the program takes f32[4,6]"),
+        ({"arg0": X.astype(np.float64), "arg1": W}, "in.npz: error: arg0 is f64[8,4], the program takes f32"),
         ({"arg0": X.astype(object), "arg1": W}, "in.npz: error: is no .npz file of numbers: "),
     ],
 )
@@ -569,7 +569,7 @@ def test_local_programs_take_an_entry_for_every_device(run):
         (
             ("run", "--devices", 4, "--inputs", "in.npz"),
             1,
-            "in.npz: error: arg0 is float32[4,3,1], the program takes bf",
+            "in.npz: error: arg0 is f32[4,3,1], the program takes bf16[",
         ),
         (
             ("run", "--devices", 4, "--in-shardings", "P()"),

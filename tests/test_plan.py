@@ -12,7 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.ir.locations import short_source
-from sdy_jax.representation.type_text import bytes_text, type_text
+from sdy_jax.lowering.emission.generic import _DTYPES
+from sdy_jax.representation.type_text import array_text, bytes_text, type_text
+from sdy_jax.shard.meshes import DeviceMesh
 
 X = np.ones((8, 16), np.float32)
 W = np.ones((16, 16), np.float32)
@@ -130,12 +132,22 @@ def test_notes_name_the_op_and_the_source_line(mesh):
         ("i1", '[{"data","model"}, {}]', "bool[8@(data,model),4]"),
         ("ui8", '[{}, {"model":(1)2}]', "u8[8,4@model:(1)2]"),
         ("complex<f32>", "[{}, {}]", "c64[8,4]"),
+        ("f8E4M3B11FNUZ", '[{"data"}, {}]', "f8_e4m3b11fnuz[8@data,4]"),
     ],
 )
 def test_types_read_as_jax_prints_them(dtype, text, expected):
     from sdy_jax.representation.text import parse_sharding
 
     assert type_text(dtype, (8, 4), parse_sharding(text, "mesh")) == expected
+
+
+def test_types_of_modules_and_of_arrays_read_alike():
+    for mlir_name, dtype in _DTYPES.items():
+        assert type_text(mlir_name, (8, 4), None) == array_text(jax.ShapeDtypeStruct((8, 4), dtype))
+
+
+def test_a_shape_of_no_sizes_is_seen():
+    assert [str(DeviceMesh("mesh", "m", sizes)) for sizes in ((), (2, None))] == ["[]", "2x?"]
 
 
 @pytest.mark.parametrize(

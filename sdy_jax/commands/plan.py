@@ -8,8 +8,8 @@ import jax
 
 from sdy_jax.commands.failures import explained
 from sdy_jax.commands.programs import Job, job_of
-from sdy_jax.commands.values import type_text
 from sdy_jax.errors import SdyError
+from sdy_jax.representation.type_text import array_text
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,5 +31,5 @@ def _check_sizes(job: Job) -> None:
     infos = [leaf for leaf in jax.tree.leaves((job.args, job.kwargs)) if isinstance(leaf, jax.ShapeDtypeStruct)]
     if not all(isinstance(size, int) for info in infos for size in info.shape):
         raise SdyError(
-            f"the program takes {', '.join(map(type_text, infos))}; to fix: give the types with sizes as --args"
+            f"the program takes {', '.join(map(array_text, infos))}; to fix: give the types with sizes as --args"
         )

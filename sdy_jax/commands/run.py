@@ -12,6 +12,7 @@ from sdy_jax.commands import values
 from sdy_jax.commands.failures import explained
 from sdy_jax.commands.programs import Job, job_of
 from sdy_jax.errors import SdyError
+from sdy_jax.representation.type_text import array_text
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,7 +40,7 @@ def _arguments(job: Job, options: argparse.Namespace) -> tuple[Sequence[Any], di
     elif options.random is not None:
         arrays = values.random_inputs(options.random, infos)
     elif infos:
-        wanted = ", ".join(f"arg{i}: {values.type_text(info)}" for i, info in enumerate(infos))
+        wanted = ", ".join(f"arg{i}: {array_text(info)}" for i, info in enumerate(infos))
         raise SdyError(f"the program takes {wanted}; to fix: give --inputs FILE.npz, or --random SEED to make them up")
     else:
         arrays = []

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdy_jax.errors import SdyError
+from sdy_jax.representation.type_text import array_text
 from sdy_jax.text.modules import SourceError
 
 _ONE_ARRAY, _ARCHIVE = b"\x93NUMPY", b"PK"
@@ -18,12 +19,6 @@ _ONE_ARRAY, _ARCHIVE = b"\x93NUMPY", b"PK"
 
 _INTEGERS = 10
 """Made-up integers are smaller than this: they may be indices."""
-
-
-def type_text(info: Any) -> str:
-    """`f32[8,4]`."""
-    kind = str(jax.core.ShapedArray((), info.dtype).str_short(short_dtypes=True)).removesuffix("[]")
-    return f"{kind}[{','.join(map(str, info.shape))}]"
 
 
 def read_inputs(file: str, paths: Sequence[str], infos: Sequence[Any]) -> list[Any]:
@@ -39,7 +34,7 @@ def read_inputs(file: str, paths: Sequence[str], infos: Sequence[Any]) -> list[A
     """
     found = _read(file)
     names = [f"arg{i}" if f"arg{i}" in found or path not in found else path for i, path in enumerate(paths)]
-    missing = [f"{name}: {type_text(info)}" for name, info in zip(names, infos, strict=True) if name not in found]
+    missing = [f"{name}: {array_text(info)}" for name, info in zip(names, infos, strict=True) if name not in found]
     if missing:
         raise SourceError(f"has no {', no '.join(missing)}; it has {', '.join(found) or 'nothing'}", file)
     extra = sorted(set(found) - set(names))
@@ -71,16 +66,12 @@ def _fitted(array: np.ndarray, info: Any, name: str, file: str) -> Any:
     wanted = jax.eval_shape(jax.random.key_data, info) if is_key else info
     array = _with_dtype(array, np.dtype(wanted.dtype))
     if array.dtype != wanted.dtype or not _has_shape(array.shape, wanted.shape):
-        raise SourceError(f"{name} is {_described(array)}, the program takes {_described(wanted)}", file)
+        raise SourceError(f"{name} is {array_text(array)}, the program takes {array_text(wanted)}", file)
     return _keys(array, info.dtype) if is_key else array
 
 
 def _keys(words: np.ndarray, dtype: Any) -> jax.Array:
     return jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(jnp.empty((), dtype)))
-
-
-def _described(array: Any) -> str:
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def _with_dtype(array: np.ndarray, wanted: np.dtype) -> np.ndarray:
@@ -109,7 +100,7 @@ def random_inputs(seed: int, infos: Sequence[Any]) -> list[Any]:
 
 def _random(rng: np.random.Generator, info: Any) -> Any:
     if not all(isinstance(n, int) for n in info.shape):
-        raise SdyError(f"an argument is {type_text(info)}; to fix: give the types with sizes as --args")
+        raise SdyError(f"an argument is {array_text(info)}; to fix: give the types with sizes as --args")
     if jnp.issubdtype(info.dtype, jax.dtypes.prng_key):
         words = jax.eval_shape(jax.random.key_data, info)
         return _keys(rng.integers(0, 2**32, words.shape, dtype=np.uint32), info.dtype)
@@ -142,7 +133,7 @@ def write_outputs(file: str, results: Sequence[np.ndarray]) -> None:
 
 def summary(results: Sequence[np.ndarray]) -> str:
     """One line per result: its type, and its smallest, largest and mean value."""
-    rows = [(f"out{i}", type_text(result), _figures(result)) for i, result in enumerate(results)]
+    rows = [(f"out{i}", array_text(result), _figures(result)) for i, result in enumerate(results)]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     return "\n".join(f"  {name:<{widths[0]}}  {kind:<{widths[1]}}  {figures}".rstrip() for name, kind, figures in rows)
 

@@ -36,6 +36,7 @@ from sdy_jax.passes.written_collectives import settle_written_collectives
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.type_text import array_text
 from sdy_jax.shard.annotated_meshes import Devices
 from sdy_jax.shard.local_program import is_local
 from sdy_jax.shard.meshes import device_meshes, rename_mesh, symbols
@@ -210,12 +211,7 @@ def _filled(leaves: Sequence[Leaf], own: Sequence[TensorSharding | None]) -> lis
 
 
 def _typed(path: str, info: Any) -> str:
-    return f"{path}: {_type_text(info)}"
-
-
-def _type_text(info: Any) -> str:
-    scalar = str(jax.core.ShapedArray((), info.dtype).str_short(short_dtypes=True))
-    return f"{scalar.removesuffix('[]')}[{','.join(map(str, info.shape))}]"
+    return f"{path}: {array_text(info)}"
 
 
 def _check_type(path: str, wanted: Any, value: Any) -> None:
@@ -227,7 +223,7 @@ def _check_type(path: str, wanted: Any, value: Any) -> None:
         return
     too_wide = jax.dtypes.canonicalize_dtype(wanted.dtype) != wanted.dtype
     remedy = "; 64-bit types need jax.config.update('jax_enable_x64', True)" if too_wide else ""
-    raise SdyError(f"`{path}` is {_type_text(given)}, the program takes {_type_text(wanted)}{remedy}")
+    raise SdyError(f"`{path}` is {array_text(given)}, the program takes {array_text(wanted)}{remedy}")
 
 
 # The boundary ---------------------------------------------------------------------------------------------------------

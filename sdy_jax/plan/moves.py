@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from sdy_jax.annotate.arguments import Leaf, resolve
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.type_text import bytes_text, type_text
+from sdy_jax.representation.type_text import array_text, bytes_text, type_text
 from sdy_jax.runtime.layouts import as_specification, layout_of, named
 
 
@@ -62,7 +62,7 @@ def _move(leaf: Leaf, entering: TensorSharding, mesh: jax.sharding.Mesh) -> Move
     target = named(TensorSharding(entering.mesh, entering.dimensions[: len(shape)]), mesh)
     if own.is_equivalent_to(target, len(shape)):
         return None
-    plain = jax.core.ShapedArray(shape, dtype).str_short(short_dtypes=True)
+    plain = array_text(leaf.value)
     return Move(
         leaf.path,
         _type(plain, leaf, own, mesh),

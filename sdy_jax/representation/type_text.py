@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
 
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
@@ -12,8 +16,22 @@ _JAX_NAMES = {"i1": "bool", "complex<f32>": "c64", "complex<f64>": "c128"}
 
 
 def dtype_name(dtype: str) -> str:
-    """jax's short name of an MLIR element type (`ui8`: `u8`, `i1`: `bool`)."""
-    return _JAX_NAMES.get(dtype) or re.sub(r"^ui", "u", dtype)
+    """jax's short name of an MLIR element type (`ui8`: `u8`, `i1`: `bool`, `f8E4M3FN`: `f8_e4m3fn`)."""
+    name = _JAX_NAMES.get(dtype) or re.sub(r"^ui", "u", dtype)
+    return re.sub(r"^(f\d)(E\w+)$", lambda found: f"{found[1]}_{found[2].lower()}", name)
+
+
+def array_text(info: Any) -> str:
+    """`f32[8,4]`: the type of what has a shape, whose sizes may be symbolic, and a dtype."""
+    if info.dtype.type is np.void:  # bytes of no type, which jax has no name for
+        return type_text(str(info.dtype), info.shape, None)
+    scalar = str(jax.core.ShapedArray((), info.dtype).str_short(short_dtypes=True))
+    return type_text(scalar.removesuffix("[]"), info.shape, None)
+
+
+def sizes_text(sizes: Iterable[int | None]) -> str:
+    """`2x4`, `2x?` with a size that is not known, `[]` without any."""
+    return "x".join("?" if size is None else str(size) for size in sizes) or "[]"
 
 
 def axis_name(axis: AxisRef) -> str:

@@ -82,8 +82,7 @@ def _check_some_fits(meshes: Sequence[DeviceMesh], devices: Devices) -> None:
     """The mesh of the program is one of those that it is annotated with."""
     if devices.mesh is None or not meshes or any(mesh.has_the_sizes_of(devices.mesh) for mesh in meshes):
         return
-    form = "x".join(str(axis.size) for axis in devices.mesh.axes)
-    raise MeshError(meshes[0].symbol, f"@{meshes[0].symbol} is {meshes[0]}, the devices form {form}")
+    raise MeshError(meshes[0].symbol, meshes[0].unlike(devices.mesh.sizes.values()))
 
 
 def _named(sizes: Sequence[int], names: Sequence[str]) -> Mesh:

@@ -219,8 +219,7 @@ def grid_on(mesh: RefinedMesh, dialect: str, named: DeviceMesh) -> Grid:
     """
     parts = parts_of(named, mesh.mesh)
     if parts is None or any(axes_size(mesh.atoms(refs), mesh.mesh) != axes_size(refs, mesh.mesh) for refs in parts):
-        form = "x".join(str(axis.size) for axis in mesh.mesh.axes)
-        raise ShardingError(f"@{named.symbol} is {named}, the devices form {form}")
+        raise ShardingError(named.unlike(mesh.mesh.sizes.values()))
     return Grid(mesh, parts, dialect)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.type_text import sizes_text
 from sdy_jax.shard.view import dialect_ops, enclosing, is_dialect_op, view
 from sdy_jax.text.mesh_ops import NOUNS, PARSED_NAMES, own_name
 
@@ -41,8 +42,12 @@ class DeviceMesh:
             size in (None, axis.size) for size, axis in zip(self.shape, mesh.axes, strict=True)
         )
 
+    def unlike(self, sizes: Iterable[int]) -> str:
+        """What to say of a mesh of other sizes."""
+        return f"@{self.symbol} is {self}, the devices form {sizes_text(sizes)}"
+
     def __str__(self) -> str:
-        return "x".join("?" if size is None else str(size) for size in self.shape)
+        return sizes_text(self.shape)
 
 
 def device_meshes(module: ir.Operation) -> Mapping[tuple[str, str], DeviceMesh]:

@@ -58,7 +58,7 @@ def mesh_on_devices(named: DeviceMesh, mesh: jax.sharding.Mesh | None = None) ->
         return jax.sharding.Mesh(devices, tuple(f"axis{number}" for number in range(len(sizes))))
     sizes = tuple(mesh.axis_sizes)
     if len(sizes) != named.rank or any(n not in (None, size) for n, size in zip(named.shape, sizes, strict=True)):
-        raise ShardingError(f"@{named.symbol} is {named}, the devices form {'x'.join(map(str, sizes))}")
+        raise ShardingError(named.unlike(sizes))
     return mesh
 
 
@@ -69,7 +69,6 @@ def refined_mesh(module: ir.Operation, mesh: Mesh) -> RefinedMesh:
         SdyError: a mesh has another number of devices, or axes that are no parts of the devices'.
     """
     cuts: list[AxisRef] = []
-    form = "x".join(str(axis.size) for axis in mesh.axes)
     for named in used_meshes(module):
         count, parts = math.prod(size or 1 for size in named.shape), parts_of(named, mesh)
         if count != mesh.size:
@@ -78,9 +77,7 @@ def refined_mesh(module: ir.Operation, mesh: Mesh) -> RefinedMesh:
                 "one program runs on one set of devices"
             )
         if parts is None:
-            raise UnsupportedError(
-                f"@{named.symbol} is {named}, the devices form {form}: no axes of one are parts of the other's"
-            )
+            raise UnsupportedError(f"{named.unlike(mesh.sizes.values())}: no axes of one are parts of the other's")
         cuts += [ref for refs in parts for ref in refs]
     return RefinedMesh.of(mesh, cuts)
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from sdy_jax.representation.type_text import sizes_text
 from sdy_jax.text.cursor import INTEGER, SYMBOL, WORD, Cursor
 
 GAP = -(2**63)
@@ -177,7 +178,7 @@ def _lists(lists: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _sizes(sizes: tuple[int, ...]) -> str:
-    return "x".join("?" if size == GAP else str(size) for size in sizes) or "[]"
+    return sizes_text(None if size == GAP else size for size in sizes)
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType({
