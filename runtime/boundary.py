@@ -21,6 +21,7 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_sharding
 from sdy_jax.representation.verify import verify_sharding
 from sdy_jax.runtime.device_orders import can_express, in_order_of, on_devices_of, rewritten
+from sdy_jax.runtime.devices import too_few_devices, virtual_devices
 from sdy_jax.runtime.mesh import RefinedMesh
 
 
@@ -220,11 +221,10 @@ def concrete_mesh(mesh: object) -> jax.sharding.Mesh:
         raise _no_mesh(mesh)
     shape = tuple(mesh.sizes.values()) if isinstance(mesh, Mesh) else mesh.axis_sizes
     count = jax.device_count()
-    virtual = f', after jax.config.update("jax_num_cpu_devices", {size}) if virtual ones will do, as they do for a plan'
-    raise ShardingError(
-        f"partition got the {type(mesh).__name__} {mesh}, which has no devices; it needs {size} devices, {count} are "
-        f"at hand; to fix: pass mesh=jax.make_mesh({shape}, {mesh.axis_names}){virtual if size > count else ''}"
-    )
+    virtual = f", after {virtual_devices(size)} if virtual ones will do, as they do for a plan"
+    remedy = f"pass mesh=jax.make_mesh({shape}, {mesh.axis_names}){virtual if size > count else ''}"
+    what = f"partition got the {type(mesh).__name__} {mesh}, which has no devices; it"
+    raise too_few_devices(what, size, count, remedy)
 
 
 def check_devices(path: str, x: Any, mesh: jax.sharding.Mesh) -> None:

@@ -36,7 +36,9 @@ ROOMS = {
         "errors representation ir runtime annotate rules verification text lowering.emission "
         "lowering.strategies lowering.placement lowering passes plan"
     ),
-    "loading": "errors jax_internals representation ir annotate verification text lowering.emission passes shard",
+    "loading": (
+        "errors jax_internals representation ir runtime annotate verification text lowering.emission passes shard"
+    ),
     "calls": (
         "errors jax_internals representation ir runtime annotate lowering.reshard lowering.emission "
         "lowering plan shard loading"

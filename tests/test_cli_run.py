@@ -121,9 +121,9 @@ def test_a_mesh_that_is_not_the_programs_is_an_error(run):
     assert err.startswith("m.mlir: error: the shardings of main are on the mesh")
     assert "--drop-shardings" in err
     status, _, err = run("plan", "m.mlir", "--devices", 2)
-    assert (status, "needs 4" in err) == (1, True)
+    assert (status, "needs 4 devices, 2 are at hand; to fix: say --devices 4, or leave it out" in err) == (1, True)
     status, _, err = run("plan", "m.mlir", "--mesh", "x=16", "--drop-shardings")
-    assert (status, "16 devices are needed; there are 8" in err) == (1, True)
+    assert (status, "the command needs 16 devices, 8 are at hand; to fix: use a smaller mesh" in err) == (1, True)
 
 
 # Functions.

@@ -496,6 +496,22 @@ def test_a_mesh_of_too_many_devices_is_an_error():
         sdy.partition(sdy.load(text.encode()))
 
 
+def test_all_ways_to_a_mesh_on_the_first_devices_say_alike_that_they_are_too_few():
+    local = """mesh.mesh @m(shape = 2x8)
+    func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+      %0 = mesh.all_reduce %x on @m mesh_axes = [0] : tensor<2xf32> -> tensor<2xf32>
+      return %0 : tensor<2xf32>
+    }"""
+    text = TEXT.replace('"b"=4', '"b"=8')
+    for use in (
+        lambda: sdy.shard.run_local(local),
+        lambda: sdy.partition(sdy.loads(text)),
+        lambda: sdy.partition(lambda x: x, mesh=sdy.Mesh.of(a=2, b=8)),
+    ):
+        with pytest.raises(sdy.ShardingError, match=r"needs 16 devices, 8 are at hand; to fix: .*jax_num_cpu_devices"):
+            use()
+
+
 def test_artifacts_that_are_cut_short_are_errors():
     artifact = exported(mlp, like(normal(8, 16)), like(WEIGHTS))
     for whole in (artifact.mlir_module_serialized, bytecode(TEXT), bytes(artifact.serialize())):

@@ -463,7 +463,7 @@ def test_the_sizes_of_a_mesh(shape, count, sizes):
     ("shape", "message"),
     [
         ((2, None), "7 devices do not fill @m = 2x?"),
-        ((2, 4), "7 devices do not fill @m = 2x4"),
+        ((2, 4), "@m = 2x4 needs 8 devices, 7 are at hand; to fix: try it on virtual ones"),
         ((None, None), "@m = ?x? has several unknown sizes; pass a mesh"),
         ((2, 0), "axis 1 of @m has size 0"),
     ],

@@ -6,10 +6,9 @@ import os
 import sys
 
 import jax
-import numpy as np
 
-from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.runtime.devices import mesh_on_devices, too_few_devices
 
 _FLAG = "xla_force_host_platform_device_count"
 
@@ -37,11 +36,8 @@ def devices(count: int) -> list[jax.Device]:
     except RuntimeError:  # jax is told not to use the CPU
         virtual = []
     if len(virtual) < count:
-        kind = real[0].platform
-        raise ShardingError(
-            f"{count} devices are needed; there are {len(real)} of platform {kind}, and {len(virtual)} on the CPU; to "
-            "fix: use a smaller mesh, and leave JAX_PLATFORMS and XLA_FLAGS to this command"
-        )
+        remedy = "use a smaller mesh, and leave JAX_PLATFORMS and XLA_FLAGS to this command"
+        raise too_few_devices("the command", count, max(len(real), len(virtual)), remedy)
     print(f"note: {len(real)} {real[0].platform} at hand, so {count} virtual CPU devices are used", file=sys.stderr)
     return virtual[:count]
 
@@ -52,7 +48,4 @@ def mesh_on(mesh: Mesh, count: int) -> jax.sharding.Mesh:
     Raises:
       ShardingError: it has more than `count`.
     """
-    if mesh.size > count:
-        raise ShardingError(f"--devices {count} are too few for the mesh {mesh}, which needs {mesh.size}")
-    found = np.array(devices(count)[: mesh.size])[list(mesh.device_ids) or slice(None)]
-    return jax.sharding.Mesh(found.reshape([axis.size for axis in mesh.axes]), mesh.axis_names)
+    return mesh_on_devices(mesh, devices(count), f"say --devices {mesh.size}, or leave it out")

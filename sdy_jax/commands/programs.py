@@ -29,10 +29,10 @@ from sdy_jax.ir import hidden_frames
 from sdy_jax.ir.graph import Value
 from sdy_jax.loading.load import load
 from sdy_jax.plan.plan import Plan
-from sdy_jax.representation.mesh import Mesh, MeshAxis
+from sdy_jax.representation.mesh import Mesh
 from sdy_jax.shard.annotated_meshes import Devices
 from sdy_jax.shard.local_program import is_local
-from sdy_jax.shard.meshes import DeviceMesh, resolved_sizes
+from sdy_jax.shard.meshes import DeviceMesh, mesh_of, resolved_sizes
 from sdy_jax.shard.passes.mesh_annotations import annotated_mesh
 from sdy_jax.shard.programs import LocalProgram, run_local
 from sdy_jax.shard.resolution import program_mesh
@@ -114,7 +114,7 @@ def _local_job(program: Program, options: argparse.Namespace) -> Job:
         named = program_mesh(program.module)
         given = parse_mesh(options.mesh) if options.mesh else None
         sizes = resolved_sizes(named, given.size if given else _count(named, options))
-        mesh = given or Mesh(tuple(MeshAxis(f"axis{i}", size) for i, size in enumerate(sizes)))
+        mesh = given or mesh_of(sizes)
         devices.request(options.devices or mesh.size)
         on_devices = devices.mesh_on(mesh, options.devices or mesh.size)
         with jax.enable_x64(True):
@@ -126,12 +126,12 @@ def _local_job(program: Program, options: argparse.Namespace) -> Job:
 
 
 def _count(mesh: DeviceMesh, options: argparse.Namespace) -> int:
-    if options.devices:
-        return int(options.devices)
     sizes = [size for size in mesh.shape if size is not None]
-    if len(sizes) < len(mesh.shape):
+    if len(sizes) == mesh.rank:
+        return math.prod(sizes)
+    if not options.devices:
         raise UsageError(f"the mesh @{mesh.symbol} = {mesh} has a size that is not known; say how large by --devices N")
-    return math.prod(sizes)
+    return int(options.devices)
 
 
 def _stacked(value: Value, count: int) -> jax.ShapeDtypeStruct:

@@ -16,7 +16,6 @@ from itertools import count
 from typing import Any
 
 import jax
-import numpy as np
 from jax.export import DisabledSafetyCheck, Exported
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
@@ -37,6 +36,7 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import array_text
+from sdy_jax.runtime.devices import mesh_on_devices
 from sdy_jax.shard.annotated_meshes import Devices
 from sdy_jax.shard.local_program import is_local
 from sdy_jax.shard.meshes import device_meshes, rename_mesh, symbols
@@ -112,21 +112,6 @@ def _check_platform(exported: Exported, platform: str) -> None:
         f"{exported.fun_name} was exported for {', '.join(exported.platforms)}, and the mesh is of {platform} devices; "
         f"to fix: export it with platforms=({platform!r},), or load it with any_platform=True (--any-platform)"
     )
-
-
-def mesh_on_devices(mesh: Mesh) -> jax.sharding.Mesh:
-    """A mesh on the first devices, in its order.
-
-    Raises:
-      ShardingError: there are too few.
-    """
-    if mesh.size > jax.device_count():
-        raise ShardingError(
-            f"the mesh {mesh} needs {mesh.size} devices, {jax.device_count()} are at hand; to try it on virtual ones: "
-            f'jax.config.update("jax_num_cpu_devices", {mesh.size}) before anything else'
-        )
-    devices = np.array(jax.devices()[: mesh.size])[list(mesh.device_ids) or slice(None)]
-    return jax.sharding.Mesh(devices.reshape([axis.size for axis in mesh.axes]), mesh.axis_names)
 
 
 class LoadedFunction:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.representation.mesh import Mesh, MeshAxis
-from sdy_jax.shard.meshes import DeviceMesh, resolved_sizes
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.shard.meshes import DeviceMesh, mesh_of, resolved_sizes
 
 
 class MeshError(ShardingError):
@@ -62,7 +62,7 @@ def _resolved(mesh: DeviceMesh, declared: Mesh | None, devices: Devices) -> Mesh
         return declared
     if devices.mesh is not None and mesh.has_the_sizes_of(devices.mesh):
         return devices.mesh
-    return _named(_sizes(mesh, devices), devices.axis_names)
+    return mesh_of(_sizes(mesh, devices), devices.axis_names)
 
 
 def _sizes(mesh: DeviceMesh, devices: Devices) -> tuple[int, ...]:
@@ -83,12 +83,6 @@ def _check_some_fits(meshes: Sequence[DeviceMesh], devices: Devices) -> None:
     if devices.mesh is None or not meshes or any(mesh.has_the_sizes_of(devices.mesh) for mesh in meshes):
         return
     raise MeshError(meshes[0].symbol, meshes[0].unlike(devices.mesh.sizes.values()))
-
-
-def _named(sizes: Sequence[int], names: Sequence[str]) -> Mesh:
-    if len(names) != len(sizes):
-        names = [f"axis{number}" for number in range(len(sizes))]
-    return Mesh(tuple(map(MeshAxis, names, sizes)))
 
 
 def _check_counts(meshes: Mapping[str, Mesh]) -> None:

@@ -25,10 +25,10 @@ from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.manual import manual_axes_around
 from sdy_jax.lowering.strategies.registry import check
 from sdy_jax.representation.dialect_rules import RuleError
-from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis, axes_size
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.runtime.device_orders import expressed
 from sdy_jax.runtime.mesh import RefinedMesh
-from sdy_jax.shard.meshes import DeviceMesh, device_meshes
+from sdy_jax.shard.meshes import DeviceMesh, device_meshes, mesh_of
 from sdy_jax.shard.pairs import pair_up
 from sdy_jax.shard.scalars import PerDevice, traced
 from sdy_jax.shard.semantics import exchange, halo, movement, queries, reductions
@@ -232,7 +232,7 @@ def parts_of(named: DeviceMesh, mesh: Mesh) -> tuple[tuple[AxisRef, ...], ...] |
         return tuple((AxisRef(axis.name),) for axis in mesh.axes)
     if None in named.shape or named.group_size(range(named.rank)) != mesh.size:
         return None
-    own = Mesh(tuple(MeshAxis(f"axis{number}", size or 1) for number, size in enumerate(named.shape)))
+    own = mesh_of([size or 1 for size in named.shape])
     positions = replace(mesh, device_ids=())
     found = [expressed(AxisRef(axis.name), own, positions) for axis in own.axes]
     known = tuple(refs for refs in found if refs is not None)

@@ -25,7 +25,7 @@ from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard import scalars
 from sdy_jax.shard.memrefs import memrefs_to_tensors
-from sdy_jax.shard.resolution import fill_meshes, mesh_on_devices, program_mesh, refined_mesh, resolved
+from sdy_jax.shard.resolution import fill_meshes, mesh_to_run_on, program_mesh, refined_mesh, resolved
 from sdy_jax.shard.view import SHARDING_TYPES, dialect_ops, enclosing, location_of
 
 Specs = Sequence[PartitionSpec] | PartitionSpec | None
@@ -77,7 +77,7 @@ class LocalFunction:
         self.module = module.clone().operation
         inline_calls(self.module)
         memrefs_to_tensors(self.module)
-        self.mesh = mesh_on_devices(program_mesh(self.module), mesh)
+        self.mesh = mesh_to_run_on(program_mesh(self.module), mesh)
         _check_widths(self.module)
         graph = Graph(self.module)
         self.arguments, self.outputs = graph.arguments, graph.outputs

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.mesh import Mesh, MeshAxis
 from sdy_jax.representation.type_text import sizes_text
+from sdy_jax.runtime.devices import too_few_devices
 from sdy_jax.shard.view import dialect_ops, enclosing, is_dialect_op, view
 from sdy_jax.text.mesh_ops import NOUNS, PARSED_NAMES, own_name
 
@@ -69,7 +70,7 @@ def resolved_sizes(named: DeviceMesh, count: int) -> tuple[int, ...]:
     """The sizes of a mesh on `count` devices. A mesh without `?` may leave some of them out.
 
     Raises:
-        ShardingError: the devices do not fill it, an axis has size 0, or several sizes are not known.
+        ShardingError: the devices are too few or do not fill it, an axis has size 0, or several sizes are not known.
     """
     known = [size for size in named.shape if size is not None]
     for axis, size in enumerate(named.shape):
@@ -79,9 +80,18 @@ def resolved_sizes(named: DeviceMesh, count: int) -> tuple[int, ...]:
     if open_ > 1:
         raise ShardingError(f"@{named.symbol} = {named} has several unknown sizes; pass a mesh")
     product = math.prod(known)
-    if count < product or (open_ and count % product):
+    if count < product:
+        raise too_few_devices(f"@{named.symbol} = {named}", product, count)
+    if open_ and count % product:
         raise ShardingError(f"{count} devices do not fill @{named.symbol} = {named}")
     return tuple(count // product if size is None else size for size in named.shape)
+
+
+def mesh_of(sizes: Sequence[int], names: Sequence[str] = ()) -> Mesh:
+    """A mesh of SDY with axes of these sizes; they are called `axis0`, `axis1`, ... if there is not a name for each."""
+    if len(names) != len(sizes):
+        names = [f"axis{number}" for number in range(len(sizes))]
+    return Mesh(tuple(map(MeshAxis, names, sizes)))
 
 
 def symbols(module: ir.Operation) -> set[str]:

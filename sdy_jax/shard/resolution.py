@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.graph import main_function, pre_order
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.rules.elementwise_table import ELEMENTWISE
+from sdy_jax.runtime.devices import mesh_on_devices
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard.emitters import parts_of
-from sdy_jax.shard.meshes import DeviceMesh, device_meshes, resolved_sizes
+from sdy_jax.shard.meshes import DeviceMesh, device_meshes, mesh_of, resolved_sizes
 from sdy_jax.shard.view import DialectOp, dialect_ops, is_dialect_op, view
 from sdy_jax.verification import verify_module
 
@@ -46,16 +46,14 @@ def program_mesh(module: ir.Operation) -> DeviceMesh:
     return used[0]
 
 
-def mesh_on_devices(named: DeviceMesh, mesh: jax.sharding.Mesh | None = None) -> jax.sharding.Mesh:
+def mesh_to_run_on(named: DeviceMesh, mesh: jax.sharding.Mesh | None = None) -> jax.sharding.Mesh:
     """The jax mesh on which a program runs: the given one, if it fits, or one on the first devices.
 
     Raises:
         ShardingError: the sizes are not those of the program's mesh.
     """
     if mesh is None:
-        sizes = resolved_sizes(named, jax.device_count())
-        devices = np.array(jax.devices()[: math.prod(sizes)]).reshape(sizes)
-        return jax.sharding.Mesh(devices, tuple(f"axis{number}" for number in range(len(sizes))))
+        return mesh_on_devices(mesh_of(resolved_sizes(named, jax.device_count())))
     sizes = tuple(mesh.axis_sizes)
     if len(sizes) != named.rank or any(n not in (None, size) for n, size in zip(named.shape, sizes, strict=True)):
         raise ShardingError(named.unlike(sizes))

@@ -1,0 +1,42 @@
+"""Meshes on the devices of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from sdy_jax.errors import ShardingError
+from sdy_jax.representation.mesh import Mesh
+
+
+def mesh_on_devices(
+    mesh: Mesh, devices: Sequence[jax.Device] | None = None, remedy: str | None = None
+) -> jax.sharding.Mesh:
+    """A mesh on the first devices, in its order.
+
+    Args:
+      mesh: with axes.
+      devices: which there are; by default those of the machine.
+      remedy: what to do where they are too few.
+
+    Raises:
+      ShardingError: they are too few.
+    """
+    devices = jax.devices() if devices is None else devices
+    if mesh.size > len(devices):
+        raise too_few_devices(f"the mesh {mesh}", mesh.size, len(devices), remedy)
+    first = np.array(devices[: mesh.size])[list(mesh.device_ids) or slice(None)]
+    return jax.sharding.Mesh(first.reshape([axis.size for axis in mesh.axes]), mesh.axis_names)
+
+
+def too_few_devices(what: str, needed: int, count: int, remedy: str | None = None) -> ShardingError:
+    """The error that something needs more devices than there are; by default it tells of virtual ones."""
+    remedy = remedy or f"try it on virtual ones, by {virtual_devices(needed)} before anything else"
+    return ShardingError(f"{what} needs {needed} devices, {count} are at hand; to fix: {remedy}")
+
+
+def virtual_devices(count: int) -> str:
+    """The call that makes virtual devices on the CPU."""
+    return f'jax.config.update("jax_num_cpu_devices", {count})'
