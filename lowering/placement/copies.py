@@ -1,7 +1,8 @@
-"""Where the values of a program are: where their ops make them, and where reshards have brought them.
+"""The materialized layouts of each value: the one in which its op produces it, and those made by reshards.
 
-Each user takes the copy that is nearest. A value that only stands for another, as the result of a sharding constraint
-does, is wherever that one is. What nobody uses in the end is swept away.
+A user takes the value in a layout that exists, or has it brought to a new one from the layout from which that costs
+least. A value that only stands for another, such as the result of a sharding constraint, has the layouts of the other.
+Reshards without users are erased in the end.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ Plan = Callable[[Value, TensorSharding, TensorSharding], ReshardPlan]
 
 
 class Copy(NamedTuple):
-    """A sharding in which a value is there, and the MLIR value that is it."""
+    """A sharding in which a value is materialized, and the MLIR value of that layout."""
 
     sharding: TensorSharding
     mlir: ir.Value
 
 
 class Copies:
-    """The copies of a program's values.
+    """The materialized layouts of a program's values.
 
-    `placed` says in which sharding users expect a value. As long as nothing else is noted here, that is where it is.
+    `placed`: the sharding in which users expect each value. A value that is not tracked here exists in that one only.
     """
 
     def __init__(
@@ -57,25 +58,25 @@ class Copies:
         self._free: dict[Value, bool] = {}
         self._by_layout: dict[Value, dict[object, Copy]] = {}
         self.noted: set[Value] = set()
-        """The values that may be elsewhere than where users expect them."""
+        """The values that may exist in other layouts than the one in which users expect them."""
         self._spare: list[tuple[ir.Operation, CollectiveRecord | None]] = []
-        """Ops that may have no users in the end: collectives, ops that run again, and what they stand in for."""
+        """Ops to erase if they end up without users: collectives, rematerialized ops, and the originals of these."""
         self._made: dict[ir.Operation, CollectiveRecord | None] = {}
-        """The collectives among them and the ops that run again."""
+        """The collectives (with their records) and the rematerialized ops (with None)."""
         self._erased: set[int] = set()
 
     def note(self, value: Value, sharding: TensorSharding, mlir: ir.Value) -> None:
-        """Notes as what and where a value is, which is not as it is placed, or not as what its op makes."""
+        """Tracks a value whose layout is not the one users expect, or whose MLIR value is not its op's own result."""
         self._by_layout[value] = {sharding.layout: Copy(sharding, mlir)}
         self.noted.add(value)
 
     def stand_for(self, value: Value, other: Value) -> None:
-        """Notes that a value is nothing but another one."""
+        """Tracks a value as an alias of another one, whose layouts it shares."""
         self._origins[value] = self._origin(other)
         self.noted.add(value)
 
     def take(self, value: Value, target: TensorSharding, user: Op) -> ir.Value:
-        """The copy in the target sharding. If there is none it is made, by moving another or by making it anew."""
+        """The MLIR value in the target sharding, materialized by a reshard or rematerialization where there is none."""
         origin = self._origin(value)
         if value.shape is None:
             return origin.mlir
@@ -85,7 +86,7 @@ class Copies:
         if target.layout not in copies:
             if self._has_to_be_reduced_first(value, target):
                 self.take(value, self._placed[value], user)
-            # Beside the value, before the op that (perhaps deep inside) uses it: loop invariants move once.
+            # In the block of the value, before the op that contains the user: loop invariants are resharded once.
             before = _ancestor_in(origin, user)
             again = recomputation(origin, target, self._known)
             if again is None:
@@ -112,23 +113,23 @@ class Copies:
         self._copies(value)[target.layout] = Copy(target, current)
 
     def keep(self, op: Op, record: CollectiveRecord) -> None:
-        """Notes a collective that stays where it is, between values that state their shardings."""
+        """Records a collective that the program holds itself and that stays in its place."""
         self.state(self._origin(op.operands[0]))
         self._spare.append((op.mlir, record))
 
     def of(self, value: Value) -> tuple[TensorSharding, ...]:
-        """Where a value of which something is noted can be taken from."""
+        """The shardings from which a tracked value can be resharded."""
         return tuple([copy.sharding for copy in self._usable(value)])
 
     def is_free(self, value: Value) -> bool:
-        """Whether a value costs nothing in any sharding, because every device can make it."""
+        """Whether every device can compute a value in any sharding without communication."""
         origin = self._origin(value)
         if origin not in self._free:
             self._free[origin] = is_made_of_nothing(origin)
         return self._free[origin]
 
     def state(self, value: Value) -> None:
-        """States where a value lies if nothing does: the dialect wants to see it on what a collective takes."""
+        """Writes a value's sharding to the module if none is there: the dialect requires it of collectives' operands."""
         sharding, value = self._placed[value], _owner(value)
         producer = value.defining_op
         if value.sharding is None and (producer is None or producer.attribute("out_shardings") is None):
@@ -137,7 +138,7 @@ class Copies:
             state_body_arguments(self._graph, value.owner.parent, self._placed.__getitem__)
 
     def sweep(self) -> None:
-        """Erases what nobody uses: values that were made anew for all their users, and what was moved for them."""
+        """Erases ops without users: those rematerialized for all of their users, and reshards made for them."""
         dropped = []
         for op, record in reversed(self._spare):
             if id(op) in self._erased or any(True for result in op.results for _ in result.uses):
@@ -153,7 +154,7 @@ class Copies:
         return id(op.mlir) in self._erased
 
     def records_behind(self, value: ir.Value) -> list[CollectiveRecord]:
-        """The collectives by which a value came to be where its user takes it, those of what was made anew included."""
+        """The collectives that produced a value, including those before a rematerialized op."""
         owner = value.owner
         if isinstance(owner, ir.Block) or (owner := owner.operation) not in self._made:
             return []
@@ -171,23 +172,23 @@ class Copies:
         return self._by_layout[origin]
 
     def _nearest(self, value: Value, target: TensorSharding) -> Copy:
-        """The copy from which the target costs least."""
+        """The materialized layout from which the target costs least."""
         copies = self._usable(value)
         return min(copies, key=lambda copy: self._plan(value, copy.sharding, target).cost)
 
     def _usable(self, value: Value) -> list[Copy]:
-        """Partial copies only where there is no whole one."""
+        """The layouts to reshard from: unreduced ones only where there are no others."""
         copies = list(self._copies(value).values())
         return [copy for copy in copies if not copy.sharding.unreduced_axes] or copies
 
     def _cost(self, value: Value, target: TensorSharding) -> float:
-        """What it costs to have a value in a sharding."""
+        """The cost of materializing a value in a sharding."""
         if target.layout in self._copies(value):
             return 0.0
         return self._plan(value, self._nearest(value, target).sharding, target).cost
 
     def _has_to_be_reduced_first(self, value: Value, target: TensorSharding) -> bool:
-        """A value that is partial as yet, but whole for its users, is reduced once for all of them."""
+        """Whether a value that exists unreduced only is to be reduced to its placed sharding, once for all users."""
         placed = self._placed[value]
         if placed.unreduced_axes or placed.lies_like(target) or len(value.uses) == 1:
             return False
@@ -205,7 +206,7 @@ class Copies:
 
 
 def _create(step: Collective, operand: ir.Value, cause: Op, before: Op) -> ir.Value:
-    """The sdy op of one step, before another op, at the location of the op that needed it."""
+    """Creates the sdy op of one step before the op `before`, with the location of the op `cause`."""
     context = cause.mlir.context
     attributes = {name: attribute_from_text(text, context) for name, text in collective_attributes(step).items()}
     attributes["out_sharding"] = sharding_to_attribute(step.result, context)
@@ -221,7 +222,7 @@ def _create(step: Collective, operand: ir.Value, cause: Op, before: Op) -> ir.Va
 
 
 def _owner(value: Value) -> Value:
-    """The value that carries the sharding: what owns the edge by which a loop passes a value into its body."""
+    """The value whose sharding attribute is that of `value`: for a region argument, the owner of its data-flow edge."""
     if not isinstance(value.owner, Block):
         return value
     return next((edge.owner for edge in edges_of(value.owner.parent) if value in edge.targets), value)

@@ -1,7 +1,7 @@
-"""What nobody uses is not computed: it would be resharded, and counted, for nothing.
+"""Dead code elimination, so that no reshard is inserted, or counted, for a value that is not used.
 
-Liveness is followed value by value, also through regions: of what a loop carries, or a computation or branch returns,
-only some may be used. What is dead there gives its place to zeros, so that whatever computed it can be erased.
+Liveness is tracked per value, through regions as well: some of the values that a loop carries, or that a branch
+returns, may be dead. A dead one is replaced by zeros there, so that the ops that computed it can be erased.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Live:
                 self._new.append(value)
 
     def _need(self, op: Op) -> None:
-        """An op runs: so do those around it. Marks what it depends on whichever of its results are live."""
+        """Marks an op that runs, the ops around it, and the operands that it reads whatever results are live."""
         if op in self.ops:
             return
         self.ops.add(op)
@@ -108,7 +108,7 @@ class _Live:
             self._use(*inner.operands)
 
     def _follow(self, value: Value) -> None:
-        """Marks what a live value is made of."""
+        """Marks the values that a live value is computed from."""
         if isinstance(value.owner, Block):
             self._follow_argument(value.owner.parent, value.index)
             return

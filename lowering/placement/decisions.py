@@ -1,4 +1,4 @@
-"""How ops run: decided once for all ops that are alike and have the same shardings around them."""
+"""Decisions how ops run, remembered: equal ops with equal shardings around them share one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sdy_jax.rules import RuleBook
 from sdy_jax.rules.registry import depends_on_signature_only
 
 Shardings = tuple[TensorSharding, ...]
-"""Of an op's operands, then of its results."""
+"""The shardings of an op's operands, then of its results."""
 
 _NONE: frozenset[int] = frozenset()
 _UNREDUCED = attrgetter("unreduced_axes")
@@ -28,9 +28,9 @@ _UNREDUCED = attrgetter("unreduced_axes")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kind:
-    """What the problems of ops have in common that differ in shardings only. Each is its own key.
+    """An op without its shardings: ops of one kind have equal decisions under equal shardings.
 
-    `tensors`: shape and bytes per element of operands, then results.
+    `tensors`: shape and bytes per element of operands, then results. Compared by identity, so that keys are cheap.
     """
 
     rule: OpShardingRule
@@ -39,9 +39,9 @@ class _Kind:
 
 
 class Decision(NamedTuple):
-    """An op's rule, how it runs, and the shardings of that (operands, then results) on the meshes of the program.
+    """An op's rule, the choice for it, and the shardings it runs with (operands, then results) on the program's meshes.
 
-    `at_rest`: everything lies as it is needed and declared, and there is nothing to tell.
+    `at_rest`: operands and results need no reshard, and there is nothing to report.
     """
 
     rule: OpShardingRule
@@ -61,7 +61,7 @@ class Decisions:
         self._made: dict[object, Decision] = {}
 
     def of(self, op: Op) -> Decision | None:
-        """None where the op has no rule. Its operands must have been placed."""
+        """The decision for an op whose operands have been placed; None where it has no rule."""
         kind = self._kind_of(op)
         if kind is None:
             return None
@@ -91,7 +91,10 @@ class Decisions:
         return kind
 
     def _new_kind(self, op: Op, rule: OpShardingRule) -> _Kind:
-        """Additions and subtractions of one shape are of one kind, too."""
+        """The kind of an op with this rule.
+
+        Different ops share one if rule, strategies and tensors are equal: an addition and a subtraction, say.
+        """
         tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
         kind = _Kind(rule, strategies_of(op, rule), tensors)
         return self._alike.setdefault((kind.rule, kind.strategies, tensors), kind)
@@ -123,9 +126,9 @@ class Decisions:
         return Decision(kind.rule, choice, shardings, alike and not choice.gathered and not choice.inside)
 
     def _often(self, op: Op) -> tuple[int, ...]:
-        """How often the op runs for each time that an operand is made; nothing where that is once for all of them.
+        """Per operand, the op's executions for each time that it is computed; empty where all are 1.
 
-        What comes into a loop is resharded before the loop.
+        An operand from outside of a loop is resharded once, before the loop, so that costs less.
         """
         if op.block is None or op.block.parent.block is None:
             return ()
@@ -136,7 +139,7 @@ class Decisions:
         return self._meshes.name_of_op(around, (*op.operands, *op.results))
 
     def _carried(self, op: Op, placed: Sequence[TensorSharding], around: Shardings) -> frozenset[int]:
-        """The operands to keep partial, so that the results are, where the op lets partial results pass."""
+        """The indices of operands to keep unreduced, so that the results are; none if the op cannot pass them on."""
         partial = {i: sharding for i, sharding in enumerate(placed) if sharding.unreduced_axes}
         if len({(s.reduction, s.mesh) for s in partial.values()}) != 1:
             return _NONE
@@ -149,7 +152,7 @@ class Decisions:
 
 
 def _on_mesh(shardings: Shardings, mesh: str) -> Shardings:
-    """The shardings, their axes taken for those of one mesh."""
+    """The shardings with the symbol of one mesh in place of their own; the axes keep their names."""
     return tuple([s if s.mesh == mesh else replace(s, mesh=mesh) for s in shardings])
 
 

@@ -1,7 +1,7 @@
-"""Loops that carry values which never change: their bodies use what went in.
+"""Loop invariants: bodies of loops use a value that never changes from outside instead of carrying it.
 
-jax carries everything that a loop's body closes over. What the body returns as it got it is the same in all iterations;
-once it is used from outside, it is resharded once, before the loop.
+jax lets a loop carry every value that its body closes over. One that the body returns unchanged is the same in all
+iterations. Used from outside of the loop, it is resharded once, before the loop.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Programs whose values lie on several meshes: everything is put on meshes with the axes of one of them, the base.
+"""Programs with several meshes: every sharding is rewritten in the axes of one of them, the base mesh.
 
-A sharding on another mesh becomes the same one in axes of the base mesh, if there is one: on the base `x=2, y=4`, the
-axis `p` of `p=4, q=2` is `x, y:(1)2`. If the devices are in another order, so that there is none, it becomes a sharding
-on a mesh with the base's axes and that order. So the partitioner knows one list of axes and, beside the base mesh,
-other orders of its devices. A value on a single device is computed by all of them.
+A sharding on another mesh is rewritten as an equal one in axes of the base mesh, where these can express it: with the
+base `x=2, y=4`, the axis `p` of the mesh `p=4, q=2` is `x, y:(1)2`. Where the other mesh has its devices in another
+order and the base cannot express the sharding, it is rewritten on a mesh with the base's axes and that device order.
+So the partitioner knows one list of axes, with several device orders. A value on a single device is computed by all.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Meshes:
             self._check_manual_computations()
 
     def settled(self, sharding: TensorSharding, rank: int) -> TensorSharding:
-        """The closed sharding on the base mesh, or on another order of its devices, that says the same.
+        """An equal closed sharding on the base mesh, or on a mesh with its axes and another device order.
 
-        Axes that cannot be expressed so are left out, with all that follow them in their dimension.
+        Axes that cannot be expressed there are left out, with all axes behind them in their dimension.
 
         Raises:
             UnsupportedError: the mesh has other devices than the base.
@@ -66,7 +66,7 @@ class Meshes:
         return self._settled[sharding]
 
     def note(self, sharding: TensorSharding, settled: TensorSharding) -> str | None:
-        """What a sharding has lost by being settled."""
+        """A note on the axes that `settled` had to leave out; None where it left out none."""
         mesh = self._mesh(sharding.mesh)
         if mesh.is_maximal:
             return f"is on device {mesh.device_ids[0]} alone by its sharding; every device has it"
@@ -75,7 +75,7 @@ class Meshes:
         return None
 
     def name_of_op(self, shardings: Sequence[TensorSharding], values: Sequence[Value]) -> str:
-        """The mesh on which an op runs: the one with most bytes of values that are not whole; the first of equals."""
+        """The mesh on which an op runs: the one with the most bytes of sharded values; the first of equals."""
         if {sharding.mesh for sharding in shardings} == {self.base_name}:
             return self.base_name
         found: dict[str, float] = {}
@@ -110,7 +110,7 @@ class Meshes:
         return TensorSharding.closed(self._symbol(target), dims, unreduced, sharding.reduction)
 
     def _order_of(self, own: Mesh) -> Mesh:
-        """The mesh with the base's axes that shardings on `own` are expressed on."""
+        """The mesh to express shardings of the mesh `own` on: the base's axes, in the device order of `own`."""
         if can_express(own, self.base):
             return self.base
         ids = device_ids(own)
@@ -126,14 +126,15 @@ class Meshes:
         return sort_and_merge([axis for axes in found for axis in axes or ()], target)
 
     def _at_home(self, sharding: TensorSharding) -> TensorSharding:
-        """The same on the base mesh, where all of its axes number the devices alike on both."""
+        """The sharding on the base mesh, if along each of its axes every device has the same coordinate on both meshes;
+        otherwise the sharding as it is."""
         mesh, lists = self._mesh(sharding.mesh), (*sharding.axes, sharding.unreduced_axes)
         if sharding.mesh == self.base_name or not all(coincide((a,), mesh, self.base) for axes in lists for a in axes):
             return sharding
         return TensorSharding.closed(self.base_name, sharding.axes, sharding.unreduced_axes, sharding.reduction)
 
     def _symbol(self, mesh: Mesh) -> str:
-        """The name of a mesh in the module, which is declared if it has none."""
+        """The symbol of a mesh in the module; a mesh without one is declared."""
         if mesh not in self._symbols:
             known = next((name for name, other in self._graph.meshes.items() if other == mesh), None)
             self._symbols[mesh] = known or self._declare(mesh)
@@ -152,7 +153,7 @@ class Meshes:
             )
 
     def _check_single_devices(self) -> None:
-        """No op is on several single devices."""
+        """Checks that no op has values on different single devices."""
         for op in self._graph.main.walk():
             meshes = (self._mesh(v.sharding.mesh) for v in op.results if v.sharding is not None)
             ids = {mesh.device_ids[0]: None for mesh in meshes if mesh.is_maximal}
@@ -163,7 +164,7 @@ class Meshes:
                 )
 
     def _check_manual_computations(self) -> None:
-        """Code that is written per device says for which mesh; around it and in it there is no other."""
+        """Checks that no other mesh occurs at or in a manual computation, whose body is written for one mesh."""
         for op in self._graph.main.walk():
             if not manual_axes(op):
                 continue
@@ -178,7 +179,7 @@ class Meshes:
 
 
 def _shardings_of(computation: Op) -> Iterator[TensorSharding]:
-    """The shardings at the borders of a computation and of those in it, and of all results there."""
+    """The shardings stated at a manual computation, at those nested in it, and for all results in them."""
     for op in computation.walk():
         for name in ("in_shardings", "out_shardings"):
             if name in op.attributes:

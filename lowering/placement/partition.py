@@ -1,7 +1,7 @@
 """From a propagated program to a partitioned one: every communication becomes an sdy collective.
 
 The module keeps its global shapes. Each op is given the shardings it runs with (`choose`), and where a value is not in
-the sharding that its user needs, the cheapest collectives (`resharding`) are inserted between them. Nothing here knows
+the sharding that its user needs, the cheapest collectives (`plan_reshard`) are inserted in between. Nothing here knows
 an op by name: rules, data-flow edges and strategies say how ops behave.
 
 Invariant: when an op has been visited, each of its operands is the MLIR value that has the sharding it needs, and each
@@ -38,7 +38,7 @@ from sdy_jax.rules import RuleBook, has_no_rule_silently
 from sdy_jax.rules.dataflow import DataFlowEdge, accumulator, is_data_flow
 
 Slot = tuple[Op, int]
-"""An operand: the op and its number."""
+"""An operand: the op and the operand's index."""
 
 
 def partition(
@@ -133,7 +133,7 @@ class _Partitioner:
             self._visit_plain(op, following)
 
     def _visit_data_flow(self, op: Op, following: Op) -> None:
-        """Brings every source of an edge to the edge's sharding; whatever is on no edge is replicated."""
+        """Brings every source of an edge to the edge's sharding; operands and results on no edge are replicated."""
         placement, wanted = self.placement, dict[Slot, TensorSharding]()
         for sided in settle_edges(self.graph, op, placement.stated):
             placement.place(sided.edge.targets, sided.targets)
@@ -157,14 +157,14 @@ class _Partitioner:
             self.placement.require(op, number, wanted.get((op, number)) or self.placement.replicated(value))
 
     def _forward(self, op: Op) -> None:
-        """An op that at most states a sharding: its result is its operand, resharded for those that use it."""
+        """Removes an op that only states a sharding: its result becomes an alias of its operand."""
         result = op.results[0]
         is_wanted = result.sharding is not None and result.uses
         self.placement.forward(op, self.placement.declared(result) if is_wanted else self.placement[op.operands[0]])
         self.unneeded.append(op)
 
     def _run_as_written(self, op: Op) -> None:
-        """A collective of the user's stays, between the shardings that it states."""
+        """Keeps a collective that the user wrote, between the shardings that it states."""
         placement, operand, result = self.placement, op.operands[0], op.results[0]
         declared = () if operand.sharding is None else (placement.declared(operand),)
         target = placement.declared(result)
@@ -181,7 +181,7 @@ class _Partitioner:
         placement.keep(op, self.report.add(moved, operand, op, op, origin="user"))
 
     def _say_replaced(self, op: Op) -> None:
-        """A reduction of what is not stated to be unreduced is that of the op before it, and no other runs instead."""
+        """Notes a collective that cannot run as written; no reduction, which the op before it performs instead."""
         source, target = self.placement[op.operands[0]], self.placement.declared(op.results[0])
         if not is_reduction(op) and not source.lies_like(target):
             self.report.note(op, f"cannot lead from <{source}> to <{target}>; other collectives run in its place")
@@ -220,7 +220,7 @@ class _Partitioner:
             self.unsplit.add_unruled(op)
         for result in op.results:
             made = placement.declared(result) if free else placement.replicated(result)
-            # Every device makes the whole value: it is nobody's part of a sum, even where it is declared to be.
+            # Every device computes the whole value, so it is not unreduced, even where it is declared to be.
             whole = replace(made, unreduced_axes=()) if made.unreduced_axes else made
             placement.settle(op, result, whole, following)
 
@@ -243,7 +243,7 @@ class _Partitioner:
         self.sums.append(edge.owner)
 
     def _tell(self, op: Op, decision: Decision) -> None:
-        """Reports what the op communicates itself, and the dimensions along which it could not be split."""
+        """Reports the collectives of the op's emitter, and the dimensions along which the op could not be sharded."""
         choice, values = decision.choice, (*op.operands, *op.results)
         if choice.gathered:
             self.unsplit.add(op, decision)
@@ -256,7 +256,7 @@ class _Partitioner:
             self.report.add(moved, value, op, op)
 
     def _report_sent(self, op: Op, shardings: Sequence[TensorSharding]) -> None:
-        """Reports the collectives that the op is by itself."""
+        """Reports an op that is a collective by itself, as the program's author wrote it."""
         count = len(op.operands)
         for sent in sent_by(op, self.mesh, shardings[:count]):
             value, sharding = op.results[sent.result], shardings[count + sent.result]

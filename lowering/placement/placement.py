@@ -1,6 +1,7 @@
-"""In which sharding the users of a value expect it: where it is stated, declared or made.
+"""The sharding in which the users of each value expect it: the stated one, the declared one, or the one it is made in.
 
-For every value that has been placed, `self[value]` is that sharding. Where the value really is, `Copies` knows.
+For every value that has been placed, `self[value]` is that sharding. The layouts in which a value is materialized are
+those of `Copies`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 
 
 class Placement:
-    """In which shardings the users of a program's values expect them."""
+    """The sharding in which users expect each value of a program, and the reshards that bring it there."""
 
     def __init__(
         self,
@@ -47,18 +48,18 @@ class Placement:
         return self._placed[value]
 
     def of(self, values: Iterable[Value]) -> list[TensorSharding]:
-        """Where each of them is."""
+        """The sharding in which users expect each of the values."""
         return [self._placed[value] for value in values]
 
     def copies_of(self, values: Sequence[Value]) -> tuple[tuple[TensorSharding, ...], ...]:
-        """Where each of them can be taken from; empty if all are just where they are expected."""
+        """The materialized layouts of each value; empty if every value has just the one in which users expect it."""
         noted = self._copies.noted
         if noted.isdisjoint(values):
             return ()
         return tuple([self._copies.of(value) if value in noted else () for value in values])
 
     def free_among(self, values: Sequence[Value]) -> frozenset[int]:
-        """Which of them cost nothing in any sharding, by number: they are split, and every device can make them."""
+        """The indices of sharded values that every device can compute in any sharding without communication."""
         split = [n for n, value in enumerate(values) if not self[value].is_fully_replicated]
         return frozenset([n for n in split if self._copies.is_free(values[n])])
 
@@ -66,11 +67,11 @@ class Placement:
         return value in self._placed
 
     def place(self, values: Iterable[Value], sharding: TensorSharding) -> None:
-        """Notes that values are there, in this sharding."""
+        """Records that users expect these values in this sharding."""
         for value in values:
             self._placed[value] = sharding
 
-    # What is stated.
+    # Stated and declared shardings.
 
     def replicated(self, value: Value) -> TensorSharding:
         rank = value.rank
@@ -79,8 +80,11 @@ class Placement:
         return self._replicated[rank]
 
     def stated(self, value: Value, sharding: TensorSharding | None) -> TensorSharding:
-        """A sharding that is stated for a value, as it can be: closed, on a mesh of the program, and cut back to axes
-        that divide each dimension; replicated where none is stated, and where there are no elements to split."""
+        """The sharding stated for a value, in a form that can run.
+
+        It is closed, on a mesh of the program, and cut back to axes that divide each dimension. Replicated where none
+        is stated and where the value has no elements.
+        """
         if sharding is None or value.shape is None or 0 in value.shape:
             return self.replicated(value)
         key = (sharding, value.shape)
@@ -98,13 +102,14 @@ class Placement:
     def _made_even(
         self, sharding: TensorSharding, shape: tuple[int, ...]
     ) -> tuple[TensorSharding, TensorSharding, str | None]:
-        """The sharding as it can be, as it was before it was cut back to axes that divide, and what was lost before."""
+        """The sharding cut back to axes that divide, the one before that, and a note on axes lost between meshes."""
         settled = self.meshes.settled(sharding, len(shape))
         lost = self.meshes.note(sharding, settled) if settled is not sharding else None
         if settled.rank != len(shape):
             whole = TensorSharding.replicated(self._mesh_name, len(shape))
             return whole, whole, lost
-        even = self.meshes.settled(_divided(settled, shape, self._mesh), len(shape))  # what is left may lie on more
+        # Settled again: the base mesh may have the axes that are left.
+        even = self.meshes.settled(_divided(settled, shape, self._mesh), len(shape))
         return (sharding if even == sharding else even), settled, lost
 
     def declared(self, value: Value) -> TensorSharding:
@@ -121,10 +126,10 @@ class Placement:
         """Replaces what propagation gave a value."""
         self._declared[value] = sharding
 
-    # Bringing values to where they are needed.
+    # Values in the shardings that ops need.
 
     def rest(self, op: Op) -> None:
-        """Lets an op use its operands as they are placed, and make its results as they are declared."""
+        """Records an op that takes its operands as they are placed and makes its results as they are declared."""
         if not self._copies.noted.isdisjoint(op.operands):
             for number, value in enumerate(op.operands):
                 self.require(op, number, self._placed[value])
@@ -144,19 +149,19 @@ class Placement:
         self._placed[result] = target
         if set(target.unreduced_axes) <= set(self._placed[operand].unreduced_axes):
             self._copies.stand_for(result, operand)
-        else:  # who asks for terms gets them
+        else:  # unreduced along more axes than the operand: the user asks for it
             self._copies.note(result, target, self._copies.take(operand, target, op))
         self._copies.state(operand)
 
     def keep(self, op: Op, record: CollectiveRecord) -> None:
-        """Lets a collective of the program's own stay, unless nobody uses its result in the end."""
+        """Keeps a collective that the program holds itself, unless its result has no users in the end."""
         self._copies.keep(op, record)
 
     def settle(self, op: Op, result: Value, produced: TensorSharding, following: Op) -> None:
-        """Notes the sharding that an op produces a result in.
+        """Records the sharding in which an op produces a result.
 
-        One user takes it as it is. Several expect it as it is declared; a partial result is reduced for all of them,
-        right before the op that follows.
+        A single user takes the result in that sharding. Several users expect the declared one: an unreduced result is
+        then reduced once for all of them, right before the op `following`.
         """
         declared = self.declared(result)
         if produced.lies_like(declared):
@@ -172,15 +177,15 @@ class Placement:
         self._placed[result] = declared
 
     def sweep(self) -> None:
-        """Erases what nobody uses in the end."""
+        """Erases collectives and rematerialized ops that have no users in the end."""
         self._copies.sweep()
 
     def records_behind(self, value: ir.Value) -> list[CollectiveRecord]:
-        """The collectives by which a value came to be where its user takes it."""
+        """The collectives that produced a value as its user takes it."""
         return self._copies.records_behind(value)
 
     def is_erased(self, op: Op) -> bool:
-        """Nobody used it in the end."""
+        """Whether an op was erased because nothing used it."""
         return self._copies.is_erased(op)
 
     def _plan(self, value: Value, source: TensorSharding, target: TensorSharding) -> ReshardPlan:
@@ -188,7 +193,7 @@ class Placement:
 
 
 def has_one_user(op: Op, result: Value) -> bool:
-    """One, and in the same block: a partial result that enters a loop would be reduced in every iteration."""
+    """Whether a result has one user, in the same block: in a loop, a user would reduce it in every iteration."""
     return len(result.uses) == 1 and result.uses[0][0].block is op.block
 
 

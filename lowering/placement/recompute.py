@@ -1,8 +1,8 @@
-"""Making a value anew in another sharding, where that is cheaper than moving it.
+"""Rematerialization: a value is computed again in another sharding, where that is cheaper than a reshard.
 
-A value that was broadcast, widened, transposed or made of nothing need not travel: its producer runs again on what it
-was made of, in the sharding that is wanted. So a weight is gathered before it is converted to a wider type, a row
-before it is broadcast, and an iota never.
+The producer of a broadcast, widened, transposed or constant value runs again in the target sharding, on its operands
+in matching shardings. So a weight is gathered before it is converted to a wider type, a row before it is broadcast,
+and an iota never.
 Source: spec of the partitioner, section 2.9.
 """
 
@@ -21,14 +21,14 @@ from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.predicates import is_elementwise
 
-# Longer chains than this are moved where they are: a mask made of two iotas is four ops deep.
+# The longest chain of ops that is rematerialized: a mask made of two iotas is four ops deep.
 _DEPTH = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a search may ask: what a value stands for, where it is expected, an op's rule, what it costs to have a value
-    in a sharding, the mesh and the prices."""
+    """Facts for the search: the value that another is an alias of, the sharding in which users expect a value, an op's
+    rule, the cost of a value in a sharding, the mesh, and the cost model."""
 
     origin: Callable[[Value], Value]
     placed: Callable[[Value], TensorSharding]
@@ -40,14 +40,14 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """`op` is to run again with its operands in these shardings."""
+    """A plan to run `op` again, with its operands in these shardings."""
 
     op: Op
     operands: tuple[TensorSharding, ...]
 
 
 def is_made_of_nothing(value: Value, depth: int = _DEPTH) -> bool:
-    """Whether any device can make any part of a value without being sent anything: constants, iotas, masks of them."""
+    """Whether a value depends on no input, so that a device can compute any part of it: constants, iotas, masks."""
     op = value.defining_op
     if not depth or op is None or op.blocks or len(op.results) != 1 or not _can_run_again(op):
         return False
@@ -55,12 +55,12 @@ def is_made_of_nothing(value: Value, depth: int = _DEPTH) -> bool:
 
 
 def recomputation(value: Value, target: TensorSharding, known: Known) -> Recomputation | None:
-    """How to make `value` anew in the `target` sharding, or None where moving it costs no more."""
+    """How to rematerialize `value` in the `target` sharding; None where a reshard costs no more."""
     return _cheapest(value, target, known, _DEPTH)[1]
 
 
 def _cheapest(value: Value, target: TensorSharding, known: Known, depth: int) -> tuple[float, Recomputation | None]:
-    """The cost of having a value in a sharding, and how to make it anew if that is what it takes."""
+    """The least cost of a value in a sharding, and the rematerialization with that cost; None: a reshard."""
     value = known.origin(value)
     source = known.placed(value)
     moved = known.cost(value, target)
@@ -73,7 +73,7 @@ def _cheapest(value: Value, target: TensorSharding, known: Known, depth: int) ->
 def _made_anew(
     value: Value, target: TensorSharding, known: Known, depth: int, limit: float
 ) -> tuple[float, Recomputation] | None:
-    """Its producer run again, if that costs less than `limit`."""
+    """The cost and plan of running the value's producer again, if that costs less than `limit`."""
     op = value.defining_op
     if op is None or op.blocks or len(op.results) != 1:
         return None
@@ -89,7 +89,7 @@ def _made_anew(
 
 
 def _operand_shardings(op: Op, target: TensorSharding, known: Known) -> tuple[TensorSharding, ...] | None:
-    """What the operands must be sharded like for the result to be sharded like `target`; None if that cannot be."""
+    """The shardings of operands with which the op produces its result in `target`; None where there are none."""
     if op.name in REMATERIALIZABLE and not op.operands:
         return ()
     if not _can_run_again(op):
@@ -111,7 +111,7 @@ def _can_run_again(op: Op) -> bool:
 
 
 def _gives(assignment: Assignment, rule: OpShardingRule, target: TensorSharding, mesh: Mesh) -> bool:
-    """The result is sharded like the target, in blocks that divide every factor, and no axis is used twice."""
+    """Whether the assignment gives the target's axes, in shards that divide every factor, with no axis used twice."""
     used = [a for axes in assignment for a in axes]
     return (
         dimension_axes(assignment, rule.result_mappings[0], mesh) == target.axes

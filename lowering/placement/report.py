@@ -16,7 +16,7 @@ from sdy_jax.representation.sharding import TensorSharding
 
 
 class Branch(NamedTuple):
-    """A branch of a conditional, by their numbers: that of the conditional in the program, and that of the branch."""
+    """A branch of a conditional: the index of the conditional in the program, and of the branch in the conditional."""
 
     conditional: int
     number: int
@@ -43,9 +43,9 @@ class CollectiveRecord:
     wire_bytes: float
     location: ir.Location
     cause: str
-    """The op that needed it."""
+    """The op that needed the collective."""
     depth: int
-    """How many loops it is inside."""
+    """The number of loops around the collective."""
     times: int = 1
     """Executions per call: the product of the trip counts of the loops around it. A loop whose count is unknown counts
     as one trip."""
@@ -54,11 +54,11 @@ class CollectiveRecord:
     origin: Origin = "partitioner"
     """Whether the partitioner inserted it or the program holds it itself (`psum` in the body of a `jax.shard_map`)."""
     branches: tuple[Branch, ...] = ()
-    """The branches that it is in, outermost first."""
+    """The branches of conditionals around the collective, outermost first."""
 
     @property
     def total_wire_bytes(self) -> float:
-        """Bytes that a device sends in all executions."""
+        """The bytes that a device sends in all executions."""
         return self.wire_bytes * self.times
 
     @property
@@ -84,7 +84,7 @@ class CollectiveRecord:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that could not be split: what, at which op, source line, line of a library and name scope."""
+    """A value or op that could not be sharded: the message, the op, source line, library line and name scope."""
 
     op: str
     source: str
@@ -104,7 +104,7 @@ class Note:
 
 
 class Moved(NamedTuple):
-    """What a collective moves, as in `CollectiveRecord`."""
+    """The part of a `CollectiveRecord` that a collective itself determines; the rest depends on its place."""
 
     kind: str
     axes: tuple[AxisRef, ...]
@@ -151,7 +151,7 @@ class PartitionReport:
         return Branch(conditional, block.parent.blocks.index(block))
 
     def drop(self, records: Iterable[CollectiveRecord]) -> None:
-        """Forgets collectives that turned out not to be needed."""
+        """Removes the records of collectives that were erased."""
         dropped = set(map(id, records))
         self.collectives = [record for record in self.collectives if id(record) not in dropped]
 
@@ -169,7 +169,7 @@ class PartitionReport:
         self.notes[Note(place.primitive or op.name, place.line, message, place.library, place.scope)] = None
 
     def name(self, value: Value) -> str:
-        """What a user would call a value: an argument's path, or what makes it."""
+        """A user's name for a value: the path of an argument, or the op that makes it."""
         if is_input(value):
             return f"`{self.inputs[value.index]}`" if self.inputs else f"argument {value.index}"
         op = value.owner if isinstance(value.owner, Op) else value.owner.parent

@@ -1,4 +1,4 @@
-"""How often loops run, as far as their text tells, and so how often what is inside of them runs.
+"""Trip counts of loops, as far as the module shows them, and so the executions of the ops inside.
 
 A loop is counted if its condition compares a counter with a constant and its body adds a constant to the counter, which
 starts from a constant: `scan`, `fori_loop` and counted `while_loop`s, up or down. Where a count is unknown, the cost
@@ -19,7 +19,7 @@ from sdy_jax.lowering.strategies.monoids import known_scalar
 from sdy_jax.lowering.strategies.registry import is_forwarding
 
 UNKNOWN = 10
-"""What the cost model takes where nothing tells the number of iterations."""
+"""The number of iterations that the cost model assumes where the count is unknown."""
 
 
 class Executions(NamedTuple):
@@ -54,7 +54,7 @@ def executions(op: Op) -> Executions:
 
 
 def times_as_often(op: Op, value: Value) -> int:
-    """How often an op runs for each time that its operand is made: 1, unless loops lie between; a guess for costs."""
+    """The executions of an op per execution of its operand's producer: 1 unless loops lie between. An estimate."""
     home = value.owner if isinstance(value.owner, Block) else value.owner.block
     times, block = 1, op.block
     while block is not None and block is not home:
@@ -71,7 +71,7 @@ def trips(loop: Op) -> int:
 
 
 def trip_count(loop: Op) -> int | None:
-    """The number of iterations of a `stablehlo.while`; None where its text does not tell it."""
+    """The number of iterations of a `stablehlo.while`; None where the module does not show it."""
     condition, body = loop.blocks
     test = _test(condition.terminator.operands[0])
     if test is None:
@@ -91,7 +91,7 @@ def trip_count(loop: Op) -> int | None:
 
 
 def _holds(dtype: str, number: int) -> bool:
-    """Whether an integer type has a number: a counter that overflows starts again."""
+    """Whether an integer type can represent a number: a counter that overflows starts again."""
     limits = jnp.iinfo(numpy_dtype(dtype))
     return bool(limits.min <= number <= limits.max)
 
@@ -101,7 +101,7 @@ _OPPOSITE = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "NE": "EQ", "EQ": "
 
 
 def _test(value: Value) -> list[tuple[Value, str, Value]] | None:
-    """A condition as comparisons that say the same, each with what may be the counter on the left."""
+    """Equivalent forms of a comparison, one with each of its operands (one may be the counter) on the left."""
     op = _origin(value).defining_op
     negated = False
     while op is not None and op.name == "stablehlo.not":
@@ -138,7 +138,7 @@ def _step(body: Block, index: int) -> int | None:
 
 
 def _offset(value: Value) -> tuple[Value, int] | None:
-    """A value as a block's argument plus a constant, if it is that."""
+    """A value as the sum of a block argument and a constant; None where it is not such a sum."""
     ahead = 0
     while True:
         value = _origin(value)
@@ -167,7 +167,7 @@ _FOLDED: dict[str, Callable[[int, int], int]] = {
 
 
 def _constant(value: Value) -> int | None:
-    """The integer that a scalar is, if that is known."""
+    """The value of an integer scalar; None where it is not known."""
     value = _origin(value)
     known = known_scalar(value)
     if known is not None:
@@ -180,7 +180,7 @@ def _constant(value: Value) -> int | None:
 
 
 def _origin(value: Value) -> Value:
-    """The integer that a value only passes on: converted, resharded, or carried into a region unchanged."""
+    """The value that this one is equal to: before conversions, reshards, and being carried into a region unchanged."""
     while True:
         source = _source(value)
         if source is None:
@@ -200,7 +200,7 @@ def _source(value: Value) -> Value | None:
 
 
 def _passed_in(argument: Value) -> Value | None:
-    """What a region's argument is: the operand of a computation, or what a loop carries and never changes."""
+    """The outer value that a region's argument is equal to: a computation's operand, or a loop's invariant."""
     block = argument.owner
     assert isinstance(block, Block)
     op = block.parent

@@ -1,4 +1,4 @@
-"""Dimensions that keep fewer axes than they were to have, because these do not divide them, in words."""
+"""Messages about dimensions that were given axes which do not divide them, and keep fewer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sdy_jax.representation.type_text import bytes_text, listed_axes, type_text
 def uneven(
     name: str, shape: tuple[int, ...], dtype: str, stated: TensorSharding, even: TensorSharding, mesh: Mesh
 ) -> Iterator[str]:
-    """What a value has lost of the sharding that is stated for it, by dimension."""
+    """A message for each dimension of a value that lost axes of its stated sharding."""
     type_ = type_text(dtype, shape, stated)
     held = bytes_text(math.prod(even.local_shape(shape, mesh)) * itemsize(dtype))
     for dim, (n, axes, left) in enumerate(zip(shape, stated.axes, even.axes, strict=True)):

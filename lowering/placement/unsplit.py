@@ -1,7 +1,7 @@
-"""What could not be split, in words: which value, what moves for it and how many bytes, and what to do about it.
+"""Notes on ops that could not be sharded like their operands: the value, the bytes that move for it, and the remedy.
 
-Ops are collected while the program is partitioned, and told of when it is done, from the collectives that are in it
-then: a value may have come from a copy that was there already, or have been rematerialized.
+Such ops are collected during partitioning. The notes are written at the end, from the collectives that are in the
+program then: a value may come from a layout that was materialized already, or have been rematerialized.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class _Operand:
 
     @property
     def needed(self) -> TensorSharding:
-        """How the op takes it."""
+        """The sharding in which the op takes the operand."""
         return self.decision.shardings[self.index]
 
 
 @dataclass(slots=True)
 class Unsplit:
-    """The ops of one program that could not be split as their operands are."""
+    """The ops of one program that could not be sharded like their operands."""
 
     placement: Placement
     report: PartitionReport
@@ -59,7 +59,7 @@ class Unsplit:
     _unruled: list[tuple[Op, list[str]]] = field(default_factory=list)
 
     def add(self, op: Op, decision: Decision) -> None:
-        """Collects the dimensions of an op's operands that are split along factors that it cannot be split along."""
+        """Collects the sharded dimensions of an op's operands along which the op cannot be sharded."""
         gathered = set(decision.choice.gathered)
         for index, (value, mapping) in enumerate(zip(op.operands, decision.rule.operand_mappings, strict=True)):
             sharding = self.placement[value]
@@ -69,11 +69,11 @@ class Unsplit:
                 self._operands.append(_Operand(op, index, self.report.name(value), dims, sharding, decision))
 
     def add_unruled(self, op: Op) -> None:
-        """Collects an op of which nothing is known."""
+        """Collects an op without a sharding rule."""
         self._unruled.append((op, [self.report.name(value) for value in op.operands]))
 
     def tell(self) -> None:
-        """Notes what has become of them, once the program is partitioned."""
+        """Reports the collected ops, after the program was partitioned."""
         for operand in self._operands:
             if not self.placement.is_erased(operand.op):
                 self.report.note(operand.op, self._operand(operand))

@@ -1,7 +1,7 @@
-"""The sdy collectives that a program holds already: the user wrote them, so they keep their place and kind.
+"""The sdy collectives that the user wrote: they keep their place and kind.
 
-Each runs from the sharding that its operand states to the one that it states itself. One that cannot (a size that
-does not divide, a reduction of what is not stated to be unreduced) only says how its result is sharded.
+Each runs from the sharding stated for its operand to its own `out_sharding`. One that cannot (a size that does not
+divide, a reduction whose operand is not stated to be unreduced) only states the sharding of its result.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _NAMES = frozenset(f"sdy.{kind}" for kind in KINDS)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A collective of the user's as it runs: what it says, the sharding that it takes, and the one that it makes."""
+    """A user's collective as it runs: the collective, the sharding of its operand, and that of its result."""
 
     said: SdyCollective
     source: TensorSharding
     target: TensorSharding
 
     def moved(self, value: Value, mesh: Mesh) -> Moved:
-        """What it sends of a value."""
+        """The record of the collective for a value."""
         said, blocks = self.said, math.prod(self.source.shard_counts(mesh))
         size = math.prod(value.shape or ()) * value.itemsize
         before, after = size / blocks, size / math.prod(self.target.shard_counts(mesh))
@@ -60,12 +60,12 @@ def is_written_collective(op: Op) -> bool:
 
 
 def is_reduction(op: Op) -> bool:
-    """Whether the op combines what devices hold."""
+    """Whether the op reduces values of several devices."""
     return op.name.removeprefix("sdy.") in REDUCING
 
 
 def as_written(op: Op, sources: Iterable[TensorSharding], target: TensorSharding, mesh: Mesh) -> Written | None:
-    """How a collective runs that states the sharding `target`: from the first of `sources` that it fits; None: not."""
+    """A collective with the stated result `target`, from the first of `sources` that it fits; None if it fits none."""
     said = _without_size_one(collective_from_attributes(op.name.removeprefix("sdy."), op.attributes), mesh)
     if not said.all_axes and said.kind != "collective_permute":
         return None
@@ -107,7 +107,7 @@ def _without_size_one(said: SdyCollective, mesh: Mesh) -> SdyCollective:
 
 
 def _leads(said: SdyCollective, combines: str, source: TensorSharding, target: TensorSharding, mesh: Mesh) -> bool:
-    """Whether the collective leads from one sharding to the other and counts nothing twice."""
+    """Whether the collective takes one sharding to the other without adding any partial sum twice."""
     if said.kind == "collective_permute":
         same = source.unreduced_axes == target.unreduced_axes and source.reduction == target.reduction
         return same and source.shard_counts(mesh) == target.shard_counts(mesh)
@@ -124,7 +124,7 @@ def _leads(said: SdyCollective, combines: str, source: TensorSharding, target: T
 
 
 def _permuted(source: TensorSharding, target: TensorSharding, mesh: Mesh) -> Axes:
-    """The axes along which blocks change places; none if all stay."""
+    """The axes along which a permutation moves blocks; none if every block stays."""
     if source.lies_like(target):
         return ()
     lists = [axes for sharding in (source, target) for axes in (*sharding.axes, sharding.unreduced_axes)]

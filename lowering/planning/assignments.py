@@ -1,7 +1,7 @@
-"""Which assignments of mesh axes to the factors of an op's rule are looked at.
+"""The assignments of mesh axes to factors that the search considers.
 
-For each factor the candidates are the leading parts of the axes that its tensors already have along it, joins of two of
-them, and what it could take over from another factor.
+The lists considered for a factor: every prefix of the axes that tensors already have along it, joins of two of these,
+and lists that it could take over from another factor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
 
 Space = list[list[Axes]]
-"""Per factor, the lists that it may have: the assignments are all combinations in which no axis is used twice."""
+"""Per factor, the lists considered. An assignment picks one list per factor, with no axis used twice."""
 
 _MAX_ASSIGNMENTS = 2048
 """Above this many assignments the candidates are pruned to the lists that tensors have in full."""
@@ -38,14 +38,14 @@ def factor_lists(problem: Problem) -> Space:
 
 
 def agreed_assignment(lists: Space) -> Assignment | None:
-    """What all tensors agree on."""
+    """The assignment on which all tensors agree, where there is one."""
     if any(len(found) > 1 for found in lists):
         return None
     return tuple([found[0] if found else () for found in lists])
 
 
 def candidates_of(problem: Problem, lists: Space) -> Space:
-    """All that the factors may have in any strategy."""
+    """The lists considered for each factor, whatever the strategy."""
     sizes, mesh, takers = problem.rule.factor_sizes, problem.mesh, _takers(problem.rule)
     taken = [_movable(problem, f, lists) if f in takers else [] for f in range(len(lists))]
     every = [_leading_parts([*found, *more]) for found, more in zip(lists, taken, strict=True)]
@@ -53,7 +53,7 @@ def candidates_of(problem: Problem, lists: Space) -> Space:
 
 
 def spaces(problem: Problem, strategy: Strategy, candidates: Space, lists: Space) -> list[Space]:
-    """What a strategy may have: one space, or where that is too large one for each assignment of a few."""
+    """The spaces that a strategy searches: one; where that is too large, one for each of a few assignments."""
     space = _splittable(strategy, candidates)
     if math.prod(map(len, space)) > _MAX_ASSIGNMENTS:
         full = [[(), *(a for a in found if a and a in known)] for known, found in zip(candidates, lists, strict=True)]

@@ -1,4 +1,4 @@
-"""What is decided about one op: the problem with the shardings around it, the ways to run it, and the choice."""
+"""The decision about one op as data: the problem (the op and the shardings around it), candidates, the choice."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sdy_jax.representation.sharding import TensorSharding
 
 
 class Tensor(NamedTuple):
-    """What the choice must know of an operand or result: its shape, bytes per element and sharding.
+    """An operand or result: its shape, bytes per element and sharding.
 
-    `share`: how often it is resharded for each time that the op runs, less than once where it comes into a loop,
-    never where every device makes it for itself.
-    `copies`: where an operand really is, if that is not just where it is expected.
+    `share`: reshards per execution of the op. Below 1 for a value that enters a loop, as it is resharded once before
+    the loop; 0 for a value that every device can compute without communication.
+    `copies`: the shardings in which an operand is materialized, if they are not just `sharding`.
     """
 
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class InsideCollective:
 
 
 class Way(NamedTuple):
-    """One way to run an op; `partial` are the axes along which its carried operands stay unreduced."""
+    """A candidate: a strategy with axes for each factor; along the axes `partial`, carried operands stay unreduced."""
 
     strategy: Strategy
     assignment: Assignment
@@ -49,18 +49,19 @@ class Way(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How an op runs: the sharding that each operand must have, then the one that each result will have."""
+    """The chosen candidate, and its shardings: those required of operands, then those produced for results."""
 
     shardings: tuple[TensorSharding, ...]
     gathered: tuple[int, ...] = ()
-    """Factors whose tensors are sharded along them but that the op cannot run split along."""
+    """Factors along which operands are sharded and the op cannot run sharded, so that their axes are gathered."""
     inside: tuple[InsideCollective, ...] = ()
 
 
 class Problem(NamedTuple):
-    """One op with the shardings around it. `tensors` are operands, then results, which carry the declared shardings.
+    """One op with the shardings around it. `tensors`: operands, then results with their declared shardings.
 
-    `carried`: the operands that must be partial for the results to be so; none where partial operands must be reduced.
+    `carried`: the indices of the operands that must be unreduced for the results to be unreduced; empty where unreduced
+    operands must be reduced before the op.
     """
 
     rule: OpShardingRule
@@ -73,7 +74,7 @@ class Problem(NamedTuple):
 
     @property
     def partial_axes(self) -> Axes:
-        """The axes along which carried operands are partial, in mesh order; none if they are parts of one another."""
+        """The axes along which carried operands are unreduced, in mesh order; none if some of these axes overlap."""
         if not self.carried:
             return ()
         found = list(dict.fromkeys(a for i in self.carried for a in self.tensors[i].sharding.unreduced_axes))

@@ -28,12 +28,12 @@ __all__ = ["Choice", "InsideCollective", "Problem", "Tensor", "Way", "choose"]
 _CLEAR_WIN = 2.0
 
 Key = tuple[float, int, bool, int, tuple[object, ...]]
-"""What ways are chosen by: cost, number of collectives, reduced early, less parallel work, encoding."""
+"""The order of candidates: by cost, collectives, early reduction, less parallel work, then a unique encoding."""
 
 
 def choose(problem: Problem) -> Choice:
-    """The cheapest way to run the op; ties go to fewer collectives, later reductions, more parallel work, then
-    the smaller encoding."""
+    """The cheapest candidate. Ties go to fewer collectives, later reductions, more parallel work, then the smaller
+    encoding."""
     if _is_settled(problem):
         return Choice(tuple([tensor.sharding for tensor in problem.tensors]))
     lists = factor_lists(problem)
@@ -44,10 +44,10 @@ def choose(problem: Problem) -> Choice:
 
 
 def _is_settled(problem: Problem) -> bool:
-    """Whether the only strategy runs the op on its tensors as they lie.
+    """Whether the op has one strategy and that can run the op in the given shardings, without any reshard.
 
-    That is the usual case, and needs no search. Dimensions of several factors that are split are not looked at here, so
-    every shard is one block.
+    That is the usual case, and needs no search. Problems with a sharded dimension of several factors are left to the
+    search, so every shard is a contiguous block here.
     """
     strategy, *others = problem.strategies
     if others:
@@ -67,7 +67,7 @@ def _is_settled(problem: Problem) -> bool:
 
 
 def _runs_apart(problem: Problem, strategy: Strategy, split: Mapping[int, Axes]) -> bool:
-    """Whether the strategy can run the op split so, without communicating or leaving anything partial."""
+    """Whether the strategy runs the op under this assignment without collectives and without unreduced results."""
     factors = split.keys()
     if not factors <= strategy.splittable - strategy.partial or any(factors & i.factors for i in strategy.inside):
         return False
@@ -77,7 +77,7 @@ def _runs_apart(problem: Problem, strategy: Strategy, split: Mapping[int, Axes])
 
 
 def _cheapest_option(problem: Problem, ways: Ways, agreed: Assignment | None) -> Option:
-    """The best of all; what all tensors agree on, where that is not clearly worse."""
+    """The cheapest candidate; the assignment on which all tensors agree, where that is not clearly worse."""
     together = _cheapest(problem, ways.with_assignment(agreed), math.inf) if agreed is not None else None
     if together is not None and together[0][1] == 0:
         return together[1]  # nothing has to move, and the work is shared out as the values are
@@ -94,9 +94,10 @@ Priced = tuple[Key, Option]
 
 
 def _cheapest(problem: Problem, options: Sequence[Option], limit: float) -> Priced | None:
-    """The best option; None if all cost more than the limit.
+    """The cheapest candidate; None if all cost more than the limit.
 
-    They are priced in the order of what they cost at least: most never are. The first one wins ties.
+    Candidates are priced in the order of their lower bounds, until a bound exceeds the best price: most are never
+    priced. The first wins ties.
     """
     best: tuple[Key, int] | None = None
     for number in sorted(range(len(options)), key=lambda i: options[i].least):
@@ -110,7 +111,7 @@ def _cheapest(problem: Problem, options: Sequence[Option], limit: float) -> Pric
 
 
 def _priced(problem: Problem, option: Option, limit: float) -> Key | None:
-    """The key of an option; None as soon as it is certain to cost more than the limit."""
+    """The sort key of a candidate; None as soon as its cost is known to exceed the limit."""
     way, least = option.way, option.least
     cost, steps = sum([collective.time for collective in option.inside]), len(option.inside)
     for tensor, bound in zip(option.tensors, option.bounds, strict=True):

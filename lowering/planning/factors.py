@@ -1,7 +1,7 @@
-"""Between shardings of dimensions and of factors, for the partitioner: only what divides evenly.
+"""Shardings of dimensions as shardings of factors, and back. For the partitioner: shards of equal size only.
 
-A dimension of a tensor is made of the factors of the op's rule, major to minor. Its axes are dealt out to the factors
-in that order; an axis that only partly fits is split into sub-axes. For a reshape 8 -> 2x4, rule `([ij])->([i, j])`,
+A dimension of a tensor is a product of factors of the op's rule, major to minor. Its axes are assigned to the factors
+in that order; an axis that only partly fits a factor is split. For a reshape 8 -> 2x4, rule `([ij])->([i, j])`,
 the sharding `[{"x"}]` with x = 4 gives `i` the sub-axis `"x":(1)2` and `j` `"x":(2)2`.
 """
 
@@ -21,7 +21,7 @@ Assignment = tuple[Axes, ...]
 
 
 def dividing_prefix(size: int, axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
-    """The longest leading part of `axes` (the last one possibly cut) whose size divides `size`; none of nothing."""
+    """The longest prefix of `axes` (its last axis possibly cut) whose size divides `size`; empty where `size` is 0."""
     if size == 0 or not axes:
         return ()
     kept: list[AxisRef] = []
@@ -39,13 +39,13 @@ def dividing_prefix(size: int, axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
 
 
 def canonical(axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
-    """The canonical form of a list: no axis of size one, consecutive digits of an axis joined."""
+    """A list of axes without axes of size one, and with consecutive sub-axes of one axis joined."""
     kept = [axis for axis in axes if axis.size(mesh) > 1]
     return merge_neighbours(kept, mesh) if len(kept) > 1 else tuple(kept)
 
 
 def factor_axes(axes: Sequence[Axes], mapping: TensorMapping, sizes: Sequence[int], mesh: Mesh) -> dict[int, Axes]:
-    """Deals the axes of each dimension out to its factors; axes that find no room are left out."""
+    """The axes of each factor, from those of each dimension. Axes that fit no factor are left out."""
     found: dict[int, Axes] = {}
     for dim, factors in enumerate(mapping):
         pieces: Sequence[AxisRef] = axes[dim]
@@ -59,7 +59,7 @@ def factor_axes(axes: Sequence[Axes], mapping: TensorMapping, sizes: Sequence[in
 
 
 def _drop_leading(axes: Sequence[AxisRef], count: int, mesh: Mesh) -> list[AxisRef]:
-    """`axes` without their leading part of `count` shards."""
+    """`axes` without the prefix that makes `count` shards."""
     rest = list(axes)
     while count > 1:
         axis = rest.pop(0)
@@ -85,14 +85,18 @@ def joined_axes(assignment: Mapping[int, Axes] | Sequence[Axes], factors: tuple[
 
 
 def are_apart(axes: Sequence[AxisRef]) -> bool:
-    """Whether no two of them share a digit."""
+    """Whether no two of the axes overlap, as an axis and its sub-axis do: each may shard one thing only."""
     if len({axis.name for axis in axes}) == len(axes):
         return True
     return not any(overlaps(a, b) for a, b in itertools.combinations(axes, 2))
 
 
 def is_contiguous(assignment: Sequence[Axes], rule: OpShardingRule, mesh: Mesh) -> bool:
-    """Whether every shard is one block: a factor is only sharded if all factors to its left are fully sharded."""
+    """Whether the shards of every dimension are contiguous blocks.
+
+    In a dimension of several factors, a factor may be sharded only if each factor to its left has as many shards as
+    elements.
+    """
     for factors in rule.joint_factors:
         full = True
         for factor in factors:
@@ -103,7 +107,7 @@ def is_contiguous(assignment: Sequence[Axes], rule: OpShardingRule, mesh: Mesh) 
 
 
 def digits(axes: Iterable[AxisRef], mesh: Mesh) -> dict[AxisRef, int]:
-    """Each axis reference as a bit mask: two of them share a bit where they overlap."""
+    """A bit mask for each axis reference; the masks of two references share a bit where the references overlap."""
     found = list(dict.fromkeys(axes))
     edges: dict[str, set[int]] = {}
     for axis in found:

@@ -1,8 +1,9 @@
-"""How the tensors of one op lie under assignments, and the least that their reshards can cost.
+"""The layouts of one op's tensors under assignments, and a lower bound for the cost of their reshards.
 
-A search looks at hundreds of assignments, most of which differ in one factor only. So axes lists are numbered within a
-problem (0 is the empty one), a *head* is a tuple of such numbers for the first factors of the rule, and what a head
-means for a tensor is worked out once for all heads that agree on the factors which the tensor depends on.
+A search tries hundreds of assignments, most of which differ in one factor only. So the lists of axes of a problem are
+numbered (0 is the empty list). A *prefix* is a tuple of such numbers, one for each of the first factors of the rule.
+The layout and the bound of a tensor are computed once for all prefixes with the same numbers at the factors of the
+tensor.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ _COST = attrgetter("cost")
 
 
 _Shares = dict[Head, tuple[bool, tuple[int, int]]]
-"""Of one dimension, by the numbers of its factors' lists: whether it lies alike, and its `shares`."""
+"""A memo for one dimension of a tensor. Key: the list numbers of the dimension's factors. Value: whether the axes
+equal the given ones, and the result of `shares` for the two."""
 
 _Dims = list[tuple[_Shares, Axes, tuple[int, ...]]]
-"""Of the dimensions of one sharding around the op: what is known, the axes, the factors."""
+"""One entry per dimension of a given sharding: the memo, the dimension's axes, and its factors."""
 
 
 class Lists:
-    """The axes lists of a problem by number, each with the digits it uses as a bit mask."""
+    """The numbering of a problem's lists of axes; `masks` has, per list, a bit mask of the mesh digits in it."""
 
     def __init__(self, lists: Iterable[Axes], mesh: Mesh):
         self.number: dict[Axes, int] = {(): 0}
@@ -47,15 +49,16 @@ class Lists:
         self.masks = [sum({bits[axis] for axis in axes}) for axes in self.axes]
 
     def assignment(self, head: Head) -> list[Axes]:
-        """The lists that a head stands for."""
+        """The lists of axes that the numbers of a prefix stand for."""
         return [self.axes[number] for number in head]
 
 
 class TensorView:
     """One tensor of a problem under the assignments of one strategy.
 
-    `summed`: the factors along which the strategy leaves it partial; `partial`: the axes along which it stays so.
-    `around`: the shardings from which an operand can be taken, or the one that a result is brought to.
+    `summed`: the factors whose axes the strategy leaves unreduced in this tensor; `partial`: the axes along which an
+    unreduced operand stays unreduced. `around`: for an operand the shardings in which its value exists, for a result
+    the one declared sharding.
     """
 
     def __init__(self, problem: Problem, lists: Lists, tensor: int, summed: frozenset[int], partial: Axes, kind: str):
@@ -72,7 +75,7 @@ class TensorView:
         ]
 
     def bound(self, head: Head) -> float | None:
-        """The least that the reshard from or to the sharding around the op can cost; None where that lies alike."""
+        """A lower bound for the reshard between the op's layout and the one around it; None where they are equal."""
         key = tuple([head[f] for f in self.factors])
         if key not in self._bounds:
             is_whole = self._never_partial and not any(map(head.__getitem__, self._summed))
@@ -92,7 +95,7 @@ class TensorView:
         return least_time(tensor.shape, tensor.itemsize, *ends, problem.mesh, problem.costs)
 
     def _least_of_whole(self, head: Head, dims: _Dims) -> float | None:
-        """The same where nothing is partial: then each dimension tells its part for itself."""
+        """`_least` where nothing is unreduced: the bound is then a product over dimensions, each remembered."""
         tensor, problem = self._tensor, self._problem
         found, alike = [], True
         for known, given, factors in dims:
@@ -109,7 +112,7 @@ class TensorView:
         return fastest(missing_bytes(whole, found), problem.mesh, problem.costs)
 
     def _layout(self, assignment: Mapping[int, Axes] | Sequence[Axes]) -> tuple[tuple[Axes, ...], Axes, str]:
-        """The axes per dimension, the unreduced ones, and how those combine."""
+        """The axes of each dimension, the unreduced axes, and the kind of their reduction."""
         mesh = self._problem.mesh
         summed = [a for f in sorted(self._summed) for a in assignment[f]]
         if summed:
@@ -118,15 +121,15 @@ class TensorView:
         return dimension_axes(assignment, self._mapping, mesh), left, self._kind if left else "sum"
 
     def sharding(self, way: Way) -> TensorSharding:
-        """What the way wants of the tensor, or makes of it."""
+        """The sharding of the tensor inside the op: the one required of an operand, or produced for a result."""
         return TensorSharding.closed(self._problem.mesh_name, *self._layout(way.assignment))
 
     def wanted(self, way: Way, bound: float | None) -> TensorSharding:
-        """The same; the sharding around the op itself where that is it, as its `bound` tells."""
+        """As `sharding`; the object given around the op itself where a `bound` of None says that the two are equal."""
         return self.around[0] if bound is None and len(self.around) == 1 else self.sharding(way)
 
     def reshard(self, way: Way) -> tuple[float, int]:
-        """What the reshard from or to the sharding around the op costs, and how many collectives it takes."""
+        """The cost of the reshard between the op's layout and the sharding around it, and the number of collectives."""
         tensor, problem = self._tensor, self._problem
         inside, plans = self.sharding(way), []
         for around in self.around:
@@ -136,12 +139,12 @@ class TensorView:
         return tensor.share * plan.cost, sum([1 for step in plan.steps if step.wire_bytes and tensor.share])
 
     def _ends(self, around: E, inside: E) -> tuple[E, E]:
-        """From where to where the tensor is resharded."""
+        """The source and target of the reshard: operands are resharded before the op, results after it."""
         return (inside, around) if self._is_result else (around, inside)
 
 
 def views(problem: Problem, lists: Lists, strategy: Strategy, partial: Axes) -> list[TensorView]:
-    """The tensors under a strategy, with carried operands unreduced along the `partial` axes."""
+    """A view of each tensor under a strategy; carried operands stay unreduced along the `partial` axes."""
     kind = problem.partial_kind if partial else strategy.reduction
     carried, count = problem.carried if partial else _NONE, len(problem.rule.operand_mappings)
     return [

@@ -1,4 +1,4 @@
-"""The ways to run an op that are looked at, each with the least that it can cost."""
+"""The candidates for running an op, each with a lower bound for its cost."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sharding import TensorSharding
 
 SLACK = 1 + 1e-9
-"""For the rounding of sums: nothing is dropped that might be a tie."""
+"""A tolerance for rounding: a candidate is not dropped if its cost may equal the limit."""
 
 
 class Option(NamedTuple):
-    """A way, the time its op computes, what that communicates inside, its tensors with the least that the reshard of
-    each can cost (None: it lies alike), and the least that all can cost."""
+    """A candidate with a lower bound for its cost.
+
+    `work`: the time of one device's operations. `inside`: the collectives that the emitter runs. `bounds`: per tensor,
+    a lower bound for its reshard, None where none is needed. `least`: the sum of all these.
+    """
 
     way: Way
     work: float
@@ -31,13 +34,13 @@ class Option(NamedTuple):
     least: float
 
     def shardings(self) -> tuple[TensorSharding, ...]:
-        """Of operands, then results."""
+        """The shardings of the op's operands, then of its results."""
         both = zip(self.tensors, self.bounds, strict=True)
         return tuple([tensor.wanted(self.way, bound) for tensor, bound in both])
 
 
 class Ways:
-    """All ways to run one op, found by strategy and by whether carried operands stay partial."""
+    """The candidates for one op: every strategy, with carried operands reduced before the op or left unreduced."""
 
     def __init__(self, problem: Problem, found: Space):
         candidates = candidates_of(problem, found)
@@ -55,10 +58,11 @@ class Ways:
         ]
 
     def options(self, limit: float) -> list[Option]:
-        """Those that may cost no more than the limit."""
+        """The candidates whose lower bound is within the limit."""
         return [option for mode, found in self._modes for space in found for option in mode.options(space, limit)]
 
     def with_assignment(self, assignment: Assignment) -> list[Option]:
+        """The candidates with these axes per factor, one for each strategy that allows them."""
         head = tuple([self._lists.number[axes] for axes in assignment])
         return [mode.option(head) for mode, _ in self._modes if mode.allows(head)]
 
@@ -76,11 +80,11 @@ class _Mode:
         operations = math.prod([problem.rule.factor_sizes[f] for f in _shared_factors(problem, strategy)])
         self._least_work = problem.costs.flop * operations / problem.mesh.size
         if partial and (strategy.reduction != problem.partial_kind or strategy.inside):
-            # What the op combines itself along some factors, in another way, cannot be combined along others later.
+            # Where the op itself reduces along some factors, by another kind, no other axes may stay unreduced.
             self._whole |= strategy.partial.union(*(inside.factors for inside in strategy.inside))
 
     def options(self, space: Sequence[Sequence[int]], limit: float) -> list[Option]:
-        """The ways with these lists per factor, by number, that may cost no more than the limit."""
+        """The candidates within the limit; `space` has the numbers of the lists that each factor may have."""
         problem = self._problem
         heads = self._heads(space, limit)
         if problem.rule.joint_factors:
@@ -88,7 +92,7 @@ class _Mode:
         return [self.option(head) for head in heads]
 
     def allows(self, head: Head) -> bool:
-        """Whether the op can run with these lists, one per factor."""
+        """Whether the strategy can run the op with these lists, one per factor, none sharing a mesh digit."""
         used = self._lists.masks[self._lists.number[self._partial]]
         for factor, number in enumerate(head):
             mask = self._lists.masks[number]
@@ -98,7 +102,7 @@ class _Mode:
         return is_contiguous(self._lists.assignment(head), self._problem.rule, self._problem.mesh)
 
     def option(self, head: Head) -> Option:
-        """The way with these lists, one per factor."""
+        """The candidate with these lists, one per factor."""
         problem = self._problem
         way = Way(self._strategy, tuple(self._lists.assignment(head)), self._partial)
         work, inside = problem.costs.flop * _work(problem, way), _inside_collectives(problem, way)
@@ -107,8 +111,11 @@ class _Mode:
         return Option(way, work, inside, self._tensors, bounds, least)
 
     def _heads(self, space: Sequence[Sequence[int]], limit: float) -> list[Head]:
-        """The combinations that use no axis twice and need not cost more than the limit, found factor by factor, so
-        that most are dropped early."""
+        """The combinations of lists that use no axis twice and whose lower bound is within the limit.
+
+        Prefixes grow factor by factor. The bound of a tensor is added once all of its factors have a list, so most
+        prefixes are dropped before they are complete.
+        """
         masks, most = self._lists.masks, limit * SLACK - self._least_work
         start = sum([tensor.bound(()) or 0.0 for tensor in self._due[0]])
         heads: list[tuple[Head, int, float]] = [((), masks[self._lists.number[self._partial]], start)]
@@ -134,7 +141,7 @@ def _shared_factors(problem: Problem, strategy: Strategy) -> Iterable[int]:
 
 
 def _work(problem: Problem, way: Way) -> float:
-    """The operations of one device."""
+    """The number of operations that one device performs."""
     return math.prod(
         problem.rule.factor_sizes[f] / axes_size(way.assignment[f], problem.mesh)
         for f in _shared_factors(problem, way.strategy)
@@ -142,7 +149,7 @@ def _work(problem: Problem, way: Way) -> float:
 
 
 def _inside_collectives(problem: Problem, way: Way) -> tuple[InsideCollective, ...]:
-    """What the emitter will communicate."""
+    """The collectives that the emitter will run by itself."""
     mesh, costs, assignment = problem.mesh, problem.costs, way.assignment
     tensors = list(zip(problem.tensors, problem.rule.mappings, strict=True)) if way.strategy.inside else []
     found = []

@@ -1,6 +1,6 @@
-"""The least that a reshard can cost, from the names of the axes alone: cheap, and below what any plan costs.
+"""A lower bound for the cost of a reshard, computed from the lists of axes alone.
 
-It tells which reshards need no plan, because something else is cheaper in any case.
+The choice of a strategy uses it to drop candidates whose reshards cannot be cheap enough, without planning them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sdy_jax.representation.sharding import TensorSharding
 
 
 class Layout(NamedTuple):
-    """What the bound depends on of a sharding."""
+    """The parts of a sharding that the bound depends on: axes per dimension, and unreduced axes."""
 
     axes: tuple[tuple[AxisRef, ...], ...]
     unreduced_axes: tuple[AxisRef, ...]
@@ -32,12 +32,15 @@ def least_time(
     mesh: Mesh,
     costs: CostModel,
 ) -> float:
-    """The bytes that some device must receive, over the fastest axis. See `reshard_problem.Problem.bound`."""
+    """The time for the bytes that some device must receive at least, over the fastest axis.
+
+    `reshard.problem.Problem.bound` is the same bound on atoms.
+    """
     return fastest(_least_bytes(math.prod(shape) * itemsize, source, target, mesh), mesh, costs)
 
 
 def fastest(wire: float, mesh: Mesh, costs: CostModel) -> float:
-    """The time of that many bytes over the fastest axis of a mesh."""
+    """The time that `wire` bytes take over the fastest axis of a mesh."""
     return wire / max(costs.bandwidth_of(axis.name) for axis in mesh.axes) if wire and costs.bandwidth else wire
 
 
@@ -50,7 +53,10 @@ def _least_bytes(whole: float, source: Placement, target: Placement, mesh: Mesh)
 
 
 def missing_bytes(whole: float, dimensions: Iterable[tuple[int, int]]) -> float:
-    """What a block of the target lacks, from the `shares` of each dimension of a tensor of `whole` bytes."""
+    """The bytes of a device's target block that are not in its source block, at least.
+
+    `whole`: the bytes of the tensor. `dimensions`: the `shares` of each dimension.
+    """
     wanted, common = 1, 1
     for shards, both in dimensions:
         wanted *= shards
@@ -59,17 +65,21 @@ def missing_bytes(whole: float, dimensions: Iterable[tuple[int, int]]) -> float:
 
 
 def shares(have: Sequence[AxisRef], want: Sequence[AxisRef], mesh: Mesh) -> tuple[int, int]:
-    """Along one dimension: how many blocks are wanted, and of how many the common part of two blocks is one at most;
-    0 where some device's blocks have nothing in common."""
+    """The size of a device's target block, and of its overlap with its source block, along one dimension.
+
+    Both are given as denominators: (4, 8) says that the target block is 1/4 of the dimension, and that at most 1/8 of
+    the dimension is in both blocks. An overlap of 0 says that for some device the blocks are disjoint.
+    """
     shards = axes_size(want, mesh)
     return shards, 0 if _parted(have, want) else max(axes_size(have, mesh), shards)
 
 
 def _parted(have: Sequence[AxisRef], want: Sequence[AxisRef]) -> bool:
-    """Whether some device's blocks along a dimension are certain to have nothing in common.
+    """Whether for some device the source and target blocks along a dimension are certain to be disjoint.
 
-    They have where the lists differ at one place first: one device is first along one axis and last along the other.
-    Parts of one axis may agree in their leading digits.
+    They are if the first axes in which the two lists differ are different mesh axes, `a` and `b`: a device that is
+    first along `a` and last along `b` has its blocks at opposite ends. Sub-axes of one mesh axis are not independent,
+    so no such device need exist.
     """
     for a, b in zip(have, want, strict=False):
         if a != b:
@@ -78,7 +88,11 @@ def _parted(have: Sequence[AxisRef], want: Sequence[AxisRef]) -> bool:
 
 
 def _least_to_reduce(whole: float, source: Placement, target: Placement, mesh: Mesh) -> float:
-    """The smallest block that can be made is scattered; what the target's block has beyond its part must arrive."""
+    """The bound where the source is unreduced.
+
+    At best, g devices reduce_scatter the smallest block b that all other axes can make, which sends (1 - 1/g) b bytes
+    and leaves each with b/g bytes; the rest of its target block must be received.
+    """
     if target.unreduced_axes:
         return 0.0
     group = axes_size(source.unreduced_axes, mesh)

@@ -293,7 +293,7 @@ class PartitionedFunction:
         return None
 
     def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Choice:
-        """The jitted function for a call. Says what will be moved, once per argument."""
+        """The jitted function for a call. Warns of arguments that will be moved on entry, once for each."""
         call = self._arguments(args, kwargs)
         if call.may_move and not self._is_inner:
             self._report(call.moves(self._planned(call).plan))
@@ -309,8 +309,10 @@ class PartitionedFunction:
             warn_of([f"{source}: argument: {move.message(self._name)}" for move in new])
 
     def _jitted_for(self, layouts: Layouts, results: Any, mesh: jax.sharding.Mesh) -> Any:
-        """The jitted function for arguments with these layouts; `results` is the tree of the results' shardings that
-        jit could not find out."""
+        """The jitted function for arguments with these layouts.
+
+        `results`: the tree of result shardings, where jit cannot infer them from the traced function; else None.
+        """
         leaves, tree = jax.tree.flatten(results)
         key = (mesh, layouts, tree, tuple(leaves))
         if key not in self._jitted:
@@ -322,10 +324,10 @@ class PartitionedFunction:
         return self._jitted[key]
 
     def _jit(self, run: Callable[..., Any], **options: Any) -> Any:
-        """`jax.jit` of what runs in the function's place.
+        """`jax.jit` of `run`, under the user function's name and with the options of `partition` that are jit's.
 
         Raises:
-            ArgumentError: options that do not fit the function.
+            ArgumentError: an option, such as `donate_argnums`, that does not fit the function's signature.
         """
         options |= self._options.of_jit
         options |= {"static_argnums": self._statics.positions, "static_argnames": self._statics.names}
@@ -337,7 +339,7 @@ class PartitionedFunction:
             raise ArgumentError(f"{subject} {problem}") from None
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts) -> Any:
-        """What jit traces: plan, then the per-device program on shards."""
+        """The function that jit traces: it plans, then runs the per-device program on shards."""
         call = self._planned(self._arguments(args, kwargs, layouts))
         _check_whole(call.plan.results)
         return call(*jax.tree.leaves(self._split(args, kwargs)[:2]))
@@ -350,7 +352,7 @@ class PartitionedFunction:
         return Arguments.of(given, jax.tree.structure((dynamic, named)), statics, self._jax_mesh(), layouts)
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
-        """Positional and keyword arguments without the static ones, and the static ones, of a call that may be."""
+        """Positional and keyword arguments without the static ones, then the static ones; raises for a wrong call."""
         check_call(self._name, self._signature, args, kwargs)
         return self._statics.split(args, kwargs)
 
@@ -364,7 +366,7 @@ class PartitionedFunction:
         return call
 
     def _of_derivatives(self) -> Partition | None:
-        """How the functions are partitioned that compute derivatives. Programs from text have those of their ops."""
+        """The function that partitions derivatives. None for programs from text, which are differentiated op by op."""
         if isinstance(self._fun, LoadedFunction) and not self._fun.has_derivatives:
             return None
 

@@ -1,7 +1,7 @@
-"""Ops that combine the inputs of a group: terms are converted to the result's element type first, then combined.
+"""Reductions over a replica group. The inputs are converted to the result's element type, then reduced.
 
 Integers wrap. Of booleans, sum, max and bitwise_or are "or"; product, min and bitwise_and are "and"; bitwise_xor is the
-parity. Of floats, max and min are NaN if one term is.
+parity. Of floats, max and min are NaN if one input is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sdy_jax.shard.semantics.grid import (
 )
 from sdy_jax.shard.semantics.movement import along
 
-# The dialect's kinds, by what a collective adds them up with.
+# The dialect's reduction kinds, and the kind of the collective that computes each; an average is a sum, divided.
 KINDS = {
     "sum": "sum",
     "max": "max",
@@ -48,7 +48,7 @@ KINDS = {
 
 @op
 def all_reduce(grid: Grid, x: jax.Array, axes: Axes, reduction: str = "sum", dtype: Any = None) -> jax.Array:
-    """The inputs of the group combined, on every device of it."""
+    """The reduction of the group's inputs, on every device of the group."""
     check_axes(grid, axes)
     return combined(grid, x, axes, reduction, dtype)
 
@@ -57,7 +57,7 @@ def all_reduce(grid: Grid, x: jax.Array, axes: Axes, reduction: str = "sum", dty
 def reduce(
     grid: Grid, x: jax.Array, axes: Axes, root: Sequence[Coordinate], reduction: str = "sum", dtype: Any = None
 ) -> jax.Array:
-    """The inputs of the group combined on the root; zeros elsewhere."""
+    """The reduction of the group's inputs on the root; zeros on the other devices."""
     check_axes(grid, axes)
     check_device(grid, axes, root, "root")
     return only_on(grid, axes, root, combined(grid, x, axes, reduction, dtype))
@@ -67,7 +67,7 @@ def reduce(
 def reduce_scatter(
     grid: Grid, x: jax.Array, axes: Axes, scatter_axis: int, reduction: str = "sum", dtype: Any = None
 ) -> jax.Array:
-    """The device's piece along `scatter_axis` of the group's inputs combined: `n -> n/g`."""
+    """The device's piece, along `scatter_axis`, of the reduction of the group's inputs: `n -> n/g`."""
     check_axes(grid, axes)
     check_dimension(x, scatter_axis, "scatter_axis")
     piece_size(grid, x, scatter_axis, axes)
@@ -75,7 +75,7 @@ def reduce_scatter(
 
 
 def combined(grid: Grid, x: jax.Array, axes: Axes, reduction: str, dtype: Any = None) -> jax.Array:
-    """`all_reduce` of axes that are known to be right."""
+    """`all_reduce` without the checks: `axes` must be axes of the grid, each once."""
     x = converted(x, reduction, dtype)
     kind, refs = KINDS[reduction], grid.refs(axes)
     if kind in ("max", "min") and jnp.issubdtype(x.dtype, jnp.floating):
@@ -86,14 +86,15 @@ def combined(grid: Grid, x: jax.Array, axes: Axes, reduction: str, dtype: Any = 
 def combined_pieces(
     grid: Grid, x: jax.Array, axes: Axes, scatter_axis: int, reduction: str, dtype: Any = None
 ) -> jax.Array:
-    """`reduce_scatter` of axes and a dimension that are known to be right."""
+    """`reduce_scatter` without the checks: `axes` must be axes of the grid, each once, and their number of devices must
+    divide dimension `scatter_axis`."""
     x = converted(x, reduction, dtype)
     pieces = collectives.reduce_scatter(x, along(grid, x, axes, scatter_axis), KINDS[reduction], grid.mesh)
     return _finished(pieces, reduction, grid.group_size(axes))
 
 
 def converted(x: jax.Array, reduction: str, dtype: Any) -> jax.Array:
-    """The terms in the element type of the result, in which they can be combined.
+    """The input in the element type of the result, in which the reduction computes.
 
     Raises:
         ShardingError: an unknown kind, a type that the kind does not work on, or one that jax would make smaller.
@@ -109,7 +110,7 @@ def converted(x: jax.Array, reduction: str, dtype: Any) -> jax.Array:
 
 
 def check_kind(reduction: str) -> None:
-    """Raises `ShardingError` if a reduction kind is none that can be run."""
+    """Raises `ShardingError` unless `reduction` is a kind that has a computation."""
     if reduction == "generic":
         raise ShardingError("reduction = generic names no computation that can be run")
     if reduction not in KINDS:
@@ -137,7 +138,7 @@ def _finished(x: jax.Array, reduction: str, group: int) -> jax.Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
 def _extreme(x: jax.Array, axes: tuple[AxisRef, ...], kind: str, mesh: RefinedMesh) -> jax.Array:
-    """The largest or smallest of the group's floats; jax has no derivative of such a collective."""
+    """The maximum or minimum over the group, of floats. Its derivative is our own: jax has none of this collective."""
     return collectives.all_reduce(x, axes, kind, mesh)
 
 
@@ -149,7 +150,7 @@ def _extreme_jvp(
     primals: tuple[jax.Array],
     tangents: tuple[jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """The terms that are the extreme one share its derivative, as in a local maximum."""
+    """Inputs that equal the extreme value share its derivative evenly, as in a local maximum."""
     (x,), (tangent,) = primals, tangents
     found = _extreme(x, axes, kind, mesh)
     chosen = (x == found).astype(x.dtype)
