@@ -1,4 +1,4 @@
-"""Computing numbers while a program is traced."""
+"""Evaluation of jax functions while a program is traced."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 def apart(compute: Callable[[], T]) -> T:
-    """What `compute` returns where no trace, no mesh and no MLIR context is current, with 64-bit types.
+    """The result of `compute`, run with no current trace, mesh or MLIR context, and with 64-bit types.
 
-    What is computed or lowered while a program is emitted must not depend on where the user calls it. Under the mesh of
+    What is computed while a program is emitted must not depend on the context of the call. Under the mesh of
     `jax.set_mesh` or of a `shard_map`, jax takes eager values for values on all its devices, and cannot compute with
     them there; `jax.ensure_compile_time_eval` leaves that mesh in place, and does not evaluate primitives that are
     jitted to be evaluated. jax keeps all of these by thread, so a thread of its own is free of them.

@@ -118,7 +118,7 @@ class Boundary:
         return [(x.shape, x.dtype) in results and not any(jax.typeof(x).sharding.spec) for x in arguments]
 
     def _on_user_axes(self, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """The arrays, of which the first is stated to lie on the user's mesh in any way.
+        """The arrays, the first of them constrained to the user's mesh, in any sharding.
 
         jit names the axes of results after the first mesh that it comes upon. That is to be the refined one only if
         there are results that the user's axes cannot say.
@@ -129,7 +129,7 @@ class Boundary:
         return (jax.lax.with_sharding_constraint(xs[0], NamedSharding(self._mesh, anyhow)), *xs[1:])
 
     def _stacked(self, x: jax.Array, sharding: TensorSharding) -> jax.Array:
-        """The terms of an unreduced array along a new leading dimension, which its unreduced axes split."""
+        """The partial sums of an unreduced array along a new leading dimension, sharded by its unreduced axes."""
         axes = tuple(axis.name for axis in sharding.unreduced_axes)
         spec = jax.typeof(x).sharding.spec
         lead = PartitionSpec(axes, *spec.partitions)
@@ -138,7 +138,7 @@ class Boundary:
         )(x)
 
     def _entering(self, number: int) -> TensorSharding:
-        """The sharding of an argument as it enters: terms have a leading dimension."""
+        """The sharding of an argument as it enters: partial sums have a leading dimension."""
         sharding = self._in[number]
         if not self._terms[number]:
             return sharding
@@ -157,7 +157,7 @@ class Boundary:
         return NamedSharding(self._mesh, to_partition_spec(sharding))
 
     def _typed_spec(self, sharding: TensorSharding) -> PartitionSpec:
-        """What a type can say of a sharding: each dimension up to its first sub-axis, or axis that is not Explicit."""
+        """The part of a sharding that a type can have: per dimension, the Explicit axes before any other axis."""
         names = []
         for axes in sharding.axes:
             sayable = takewhile(lambda a: not a.sub_axis and a.name in self._explicit, axes)
@@ -166,9 +166,9 @@ class Boundary:
 
 
 def splits_by_parts(spec: Any, mesh: jax.sharding.Mesh) -> bool:
-    """A specification splits by parts of axes of a mesh.
+    """Whether a specification uses sub-axes of a mesh.
 
-    jit must be told of results that are stated so: it looks for shardings on the axes of the arguments' mesh only.
+    jit must be given the shardings of such results: it infers shardings by axes of the arguments' mesh only.
     """
     try:
         sharding = _on_axes_of(spec, mesh)
@@ -277,7 +277,7 @@ def _no_mesh(mesh: Any) -> ShardingError:
 
 
 def _make_mesh(given: Any) -> str:
-    """The call that makes the mesh that most likely was meant."""
+    """A `jax.make_mesh` call to suggest in an error."""
     if isinstance(given, str):
         given = dict(re.findall(r"(\w+)=(\d+)", given))
     if isinstance(given, dict) and given:

@@ -1,8 +1,8 @@
-"""Meshes over the same devices: which of their axes are the same, and one mesh's axes in terms of another's.
+"""Meshes over the same devices: axes that are equal on both, and one mesh's axes expressed by another's.
 
-What an axis is to a device is its coordinate along it. On the meshes `a=2, b=2` and `p=4` of the devices 0, 1, 2, 3 the
-axis `p` is the list `a, b`: both number the devices 0, 1, 2, 3. Where the second has the devices 0, 2, 1, 3 it is
-`b, a`, and with 3, 2, 1, 0 it is no list of axes of the first.
+Two lists of axes are equal if every device has the same coordinate along both. On the meshes `a=2, b=2` and `p=4`, each
+of the devices 0, 1, 2, 3, the axis `p` equals the list `a, b`. If the second mesh has its devices in the order
+0, 2, 1, 3, `p` equals `b, a`; in the order 3, 2, 1, 0 it equals no list of axes of the first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def coordinates_by_device(axes: Axes, mesh: Mesh) -> bytes:
 
 
 def coincide(axes: Axes, first: Mesh, second: Mesh) -> bool:
-    """Whether a list of axes that two meshes have in common means the same on both."""
+    """Whether every device has the same coordinate along a list of axes on two meshes that both have these axes."""
     return not axes or coordinates_by_device(axes, first) == coordinates_by_device(axes, second)
 
 
@@ -57,7 +57,7 @@ def hold_the_same(first: TensorSharding, first_mesh: Mesh, second: TensorShardin
 
 
 def common_part(axes: Axes, first: Mesh, second: Mesh) -> Axes:
-    """The longest leading part of a list of axes, the last one possibly cut, that means the same on two meshes."""
+    """The longest prefix of a list of axes, the last one possibly cut, that coincides on two meshes."""
     kept: list[AxisRef] = []
     for axis in axes:
         found = next((a for a in _leading_parts(axis, first) if coincide((a,), first, second)), None)
@@ -106,7 +106,7 @@ def expressed_part(axes: Sequence[AxisRef], own: Mesh, other: Mesh) -> Axes:
 
 @lru_cache(maxsize=64)
 def _table(mesh: Mesh) -> dict[bytes, AxisRef]:
-    """All axes and sub-axes of a mesh, by how they number the devices."""
+    """All axes and sub-axes of a mesh, by the coordinates that devices have along them."""
     found: dict[bytes, AxisRef] = {}
     for axis in mesh.axes:
         for pre in (n for n in range(1, axis.size) if axis.size % n == 0):

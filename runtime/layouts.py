@@ -1,4 +1,4 @@
-"""Where arrays lie: the shardings that arguments bring along, in words of a function's mesh, and those of results."""
+"""Layouts of arrays: the shardings of arguments, in terms of a function's mesh, and those of results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sdy_jax.runtime.mesh import RefinedMesh
 
 
 def layout_of(x: Any) -> NamedSharding | None:
-    """The sharding of an array on a mesh, or that a `ShapeDtypeStruct` states; None where nothing is known.
+    """The sharding of an array on a mesh, or of a `ShapeDtypeStruct`; None where it is unknown.
 
-    An array that is differentiated eagerly lies where its value does. Under a trace only types are known, and an array
+    An array that is differentiated eagerly has the layout of its value. Under a trace only types are known; an array
     on a single device goes wherever a function wants it.
     """
     x = primal_of(x)
@@ -26,7 +26,7 @@ def layout_of(x: Any) -> NamedSharding | None:
 
 
 def is_on(sharding: NamedSharding, mesh: jax.sharding.Mesh) -> bool:
-    """A sharding is on this mesh, or on one with its axes and devices; axis types do not count."""
+    """Whether a sharding is on this mesh, or on one with its axes and devices; axis types do not matter."""
     own = sharding.mesh
     if own is mesh:
         return True
@@ -47,7 +47,7 @@ def as_specification(sharding: NamedSharding, mesh: jax.sharding.Mesh) -> Partit
 
 
 def _shortened(spec: PartitionSpec) -> PartitionSpec:
-    """Without the entries at the end that say nothing."""
+    """The specification without trailing entries of None."""
     entries = list(spec.partitions)
     while entries and not entries[-1]:
         entries.pop()

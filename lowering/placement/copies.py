@@ -129,7 +129,7 @@ class Copies:
         return self._free[origin]
 
     def state(self, value: Value) -> None:
-        """Writes a value's sharding to the module if none is there: the dialect requires it of collectives' operands."""
+        """Writes a value's sharding to the module if it has none: the dialect requires one on collectives' operands."""
         sharding, value = self._placed[value], _owner(value)
         producer = value.defining_op
         if value.sharding is None and (producer is None or producer.attribute("out_shardings") is None):

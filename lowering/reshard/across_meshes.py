@@ -1,9 +1,9 @@
 """Reshards between meshes that have the same axes and devices, the devices in different orders.
 
-A permute leads from any blocks to any others of as many shards, on another mesh as well: `resharding` finds the plans
-with one. Cheaper ways may lead over what both meshes have in common: a value all of whose axes number the devices alike
-on both lies on both at once. Going from the one to the other is then a permute that sends nothing, the dialect's only
-op that may change the mesh.
+A permute leads from any blocks to any others of the same shard counts, also on another mesh: `plan_reshard` finds the
+plans with one. Cheaper plans may go through a sharding that is the same on both meshes, because every device has the
+same coordinate along all of its axes. The change of mesh is then a permute that sends nothing, since a permute is the
+dialect's only op that may change the mesh.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def _coincide(source: TensorSharding, target: TensorSharding, meshes: tuple[Mesh
 
 
 def _renamed(sharding: TensorSharding) -> Collective:
-    """The step that says on which mesh a value lies that lies on several."""
+    """A permute that sends nothing, and states on which of several equal meshes a value is sharded."""
     return Collective("collective_permute", (), (), sharding, 0.0)
 
 
 def _shared(source: TensorSharding, target: TensorSharding, meshes: tuple[Mesh, Mesh]) -> Iterator[TensorSharding]:
-    """On the source's mesh, what of each end lies on both meshes."""
+    """The parts of source and target, on the source's mesh, whose axes coincide on both meshes."""
     for end in (source, target):
         yield TensorSharding.closed(source.mesh, [common_part(axes, *meshes) for axes in end.axes])
 

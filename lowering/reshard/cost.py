@@ -17,7 +17,7 @@ _Hops = Callable[[int], int]
 
 
 def _kept(g: int) -> float:
-    """The part of a buffer that does not stay at home when it is dealt out over g devices."""
+    """The fraction of a buffer that a device sends when the buffer is divided among g devices."""
     return (g - 1) / g
 
 

@@ -93,7 +93,7 @@ def _common(have: Axes, want: Axes) -> int:
 
 
 def _open_parts(state: State, goal: tuple[Axes, ...]) -> tuple[list[Axes], list[Axes]]:
-    """Per dimension, what is in the way and what is missing, behind the common prefix."""
+    """Per dimension, the atoms to remove and the atoms to add behind the common prefix."""
     cuts = [_common(have, want) for have, want in zip(state.dims, goal, strict=True)]
     present = [have[c:] for have, c in zip(state.dims, cuts, strict=True)]
     missing = [want[c:] for want, c in zip(goal, cuts, strict=True)]
@@ -154,7 +154,7 @@ def _needs_permute(problem: Problem, state: State, goal: tuple[Axes, ...]) -> bo
 
 
 def _rebuilt(problem: Problem, state: State, goal: tuple[Axes, ...]) -> State | None:
-    """The same shard counts with the atoms where they will be needed."""
+    """A state with the same shard counts, and the atoms where the target has them."""
     present, missing = _open_parts(state, goal)
     room = [problem.product(i) for i in present]
     heads: Lists = [list(h[: len(h) - len(i)]) for h, i in zip(state.dims, present, strict=True)]
@@ -194,7 +194,7 @@ def _take(
     atom: int,
     where: Callable[[list[int]], int],
 ) -> None:
-    """Put the atom into the first dimension with room for it, if any."""
+    """Puts the atom into the first dimension with room for it, if any."""
     for dim in choice:
         if room[dim] % problem.sizes[atom] == 0 and room[dim] > 1:
             tails[dim].insert(where(tails[dim]), atom)

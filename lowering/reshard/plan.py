@@ -59,7 +59,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class ReshardPlan:
-    """The steps in order, what each device sends in all of them, and their time by the cost model."""
+    """The steps in order, the bytes that each device sends in all of them, and their time by the cost model."""
 
     steps: tuple[Collective, ...]
     wire_bytes: float
@@ -214,7 +214,7 @@ Solution = tuple[Cut, tuple[Step, ...], Price]
 
 @lru_cache(maxsize=1 << 14)
 def _solve(problem: Problem) -> Solution:
-    """The best steps, and how the atoms were cut for them. Names play no part: alike reshards share it."""
+    """The best steps, and how the atoms were cut for them. Memoized without names: equal problems share it."""
     whole: Cut = tuple((n,) for n in problem.sizes)
     if problem.source == problem.target and not problem.reorders:
         return whole, (), FREE

@@ -194,8 +194,11 @@ class Problem:
         return self.local_bytes(self.target) - self.total_bytes / common
 
     def _bound_to_reorder(self, state: State) -> float:
-        """Before the devices' order has changed: a permute moves whole blocks, which are the target's at last, or are
-        gathered to be. A target that all devices have whole needs no permute."""
+        """The bound before the device order has changed.
+
+        A permute is still to come and sends whole blocks, so a device must receive all of its target block; of a
+        replicated target, all but the block at hand. A replicated state needs no permute.
+        """
         if self.to_unreduce or (self.shards(state) == 1 and not state.unreduced):
             return 0.0
         at_hand = self.local_bytes(state) if self.shards(self.target) == 1 else 0.0

@@ -29,7 +29,7 @@ _SLACK = 1 + 1e-9
 
 @dataclass
 class _Half:
-    """What one half of the search knows: the price of each state reached, and the step that leads there."""
+    """One half of the search: the price of each state reached so far, and the step that leads there."""
 
     prices: dict[State, Price] = field(default_factory=dict)
     steps: dict[State, tuple[Step, State] | None] = field(default_factory=dict)
@@ -154,7 +154,7 @@ def _forward(
 
 
 def _remaining(problem: Problem, state: State) -> Price:
-    """At least this much is still to pay."""
+    """A lower bound for the price that remains."""
     wire = problem.bound(state)
     return Price(wire / problem.fastest, wire, 1 if wire else 0, 0 if state == problem.target else 1)
 

@@ -32,7 +32,7 @@ def _collective_permute(local: LocalOp, x: jax.Array) -> jax.Array:
     source, target = local.operand_shardings[0], local.result_shardings[0]
     assert target is not None
     source = source or TensorSharding.replicated(target.mesh, target.rank)
-    apart = manual_axes_around(local.op)  # devices along them hold different values: none is sent across
+    apart = manual_axes_around(local.op)  # along these, devices hold values of their own
     return collectives.collective_permute(x, apart_along(source, apart), apart_along(target, apart), local.mesh)
 
 
@@ -65,7 +65,7 @@ def _kind(local: LocalOp) -> str:
 
 
 def _kind_to_come(local: LocalOp) -> str:
-    """How what a conversion makes is to be combined."""
+    """The reduction kind of the unreduced value that a conversion makes."""
     (result,) = local.result_shardings
     assert result is not None
     return result.reduction

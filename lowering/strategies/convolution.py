@@ -31,7 +31,7 @@ def _convolution_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
 
 @emitter("stablehlo.convolution")
 def _convolution(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> jax.Array | list[jax.Array]:
-    """Groups are counted again from the local shapes: a device holds whole groups, or parts of a single one."""
+    """The group counts follow from local shapes: a device holds whole groups, or a part of a single one."""
     dims = convolution_dimension_numbers(local.op)
     lhs, rhs = without_padding(local, lhs, rhs, (dims.input_feature,), (dims.kernel_input_feature,))
     counts = {
@@ -44,7 +44,7 @@ def _convolution(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> jax.Array | 
 
 
 def _has_lax_form(op: Op) -> bool:
-    """lax reverses no window, takes complex numbers apart, and refuses some mixtures of types."""
+    """Whether lax can express the op: it has no window reversal, splits complex numbers, and refuses mixed types."""
     dtypes = {value.dtype for value in (*op.operands, *op.results)}
     odd = len(dtypes) > 1 or any(dtype == "i1" or "complex" in dtype for dtype in dtypes)
     return not odd and not any(op.ints("window_reversal"))

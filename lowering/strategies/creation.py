@@ -31,7 +31,7 @@ def _constant(local: LocalOp) -> jax.Array:
 
 
 def _is_whole(dtype: np.dtype) -> bool:
-    """JAX without 64-bit mode would cut 64-bit numbers in half; these are re-emitted."""
+    """Whether JAX keeps the element type: without 64-bit mode it truncates 64-bit numbers; these are re-emitted."""
     return jax.dtypes.canonicalize_dtype(dtype) == dtype
 
 
@@ -64,6 +64,6 @@ def _iota(local: LocalOp) -> Any:
 
 @emitter("stablehlo.rng_bit_generator", "stablehlo.rng")
 def _random(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
-    """Every device generates all of it and keeps its block: the same bits as on one device."""
+    """Every device generates the whole value and keeps its block: the same bits as on one device."""
     wholes = re_emit(local, *operands, result_shapes=[value.shape or () for value in local.op.results])
     return [own_block(local, x, s) for x, s in zip(wholes, local.result_shardings, strict=True)]

@@ -22,7 +22,7 @@ def _by_table(local: LocalOp, *operands: jax.Array) -> Any:
 
 
 def _wants_accuracy(local: LocalOp) -> bool:
-    """A `result_accuracy` other than the default, which lax functions are not given."""
+    """Whether the op has a `result_accuracy` other than the default, which lax functions do not take here."""
     accuracy = local.op.attributes.get("result_accuracy")
     return accuracy is not None and "DEFAULT" not in str(accuracy)
 

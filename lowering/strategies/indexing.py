@@ -56,7 +56,7 @@ def _gather(local: LocalOp, operand: jax.Array, indices: jax.Array) -> list[jax.
 
 
 def padded(x: jax.Array, lengths: Mapping[int, int]) -> jax.Array:
-    """With that many zeros on both sides of each dimension."""
+    """An array with so many zeros added on both sides of each dimension."""
     return lax.pad(x, jnp.zeros((), x.dtype), [(lengths.get(d, 0), lengths.get(d, 0), 0) for d in range(x.ndim)])
 
 
@@ -84,7 +84,7 @@ def _gathered(
 
 
 def _looked_up(local: LocalOp, numbers: GatherDimensionNumbers) -> list[int]:
-    """The sharded dimensions of which only a part is taken."""
+    """The sharded dimensions of which slices take only a part."""
     sizes = zip(local.op.operands[0].shape or (), local.op.ints("slice_sizes"), strict=True)
     return [
         d
@@ -94,7 +94,7 @@ def _looked_up(local: LocalOp, numbers: GatherDimensionNumbers) -> list[int]:
 
 
 def _local_slice_sizes(local: LocalOp, numbers: GatherDimensionNumbers) -> list[int]:
-    """Dimensions that are taken whole are taken whole locally."""
+    """The local slice sizes: a dimension taken whole is taken whole of the local block."""
     whole, block = local.op.operands[0].shape or (), local.operand_shape(0)
     return [
         block[d] if size == whole[d] and d not in numbers.operand_batching_dims else size
@@ -131,7 +131,7 @@ def _own_starts(
 
 
 def _masked(found: jax.Array, hit: jax.Array, numbers: GatherDimensionNumbers) -> jax.Array:
-    """What was found where `hit` (one flag per index vector, or one for all), else zero."""
+    """The found elements where `hit` (one flag per index vector, or one for all), else zero."""
     if hit.ndim:
         batch = [d for d in range(found.ndim) if d not in numbers.offset_dims]
         hit = lax.broadcast_in_dim(hit, found.shape, batch)

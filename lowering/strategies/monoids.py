@@ -1,4 +1,4 @@
-"""Recognising what a region computes: reductions of a known kind and their identities, and regions known by text."""
+"""Recognition of regions: reductions of a known kind with their identities, and regions compared by expression."""
 
 from __future__ import annotations
 

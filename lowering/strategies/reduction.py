@@ -100,7 +100,7 @@ def _body(local: LocalOp) -> Body:
 
 
 def _may_repeat(local: LocalOp) -> bool:
-    """Whether the initial values combined with themselves are known to stay the same: every shard may start from them.
+    """Whether the initial values combined with themselves are known to stay the same, so that every shard may use them.
 
     True for identities, and for the (-inf, 0) of an arg-max.
     """
@@ -119,7 +119,7 @@ def _may_repeat(local: LocalOp) -> bool:
 def _from_everywhere(
     local: LocalOp, axes: Sequence[AxisRef], inputs: Sequence[jax.Array], inits: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """Every shard starts from the initial values, and so does the reduction of the shards' results."""
+    """Reduces every shard, then the shards' results, each from the initial values."""
     dims, body = local.op.ints("dimensions"), _body(local)
     masked = [mask_padding(local, i, x, dims, init) for i, (x, init) in enumerate(zip(inputs, inits, strict=True))]
     partials = re_emit(local, *masked, *inits)
@@ -133,7 +133,7 @@ def _from_everywhere(
 def _from_once(
     local: LocalOp, axes: Sequence[AxisRef], inputs: Sequence[jax.Array], inits: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """Shards start from nothing: a flag beside the values says whether there are any; padding has none."""
+    """Reduces shards without initial values: a flag beside each element is False for padding and empty shards."""
     dims, body = local.op.ints("dimensions"), _with_flags(_body(local))
     shape, nothing = inputs[0].shape, jnp.array(False)
     real = mask_padding(local, 0, jnp.ones(shape, bool), dims, nothing)

@@ -1,14 +1,15 @@
-"""The registries of what is known about running an op on shards.
+"""The registries of facts about running an op on shards.
 
 Tables, filled by the family modules of this package:
 
-* `STRATEGIES`: op -> the ways to run it. A strategy says which factors of the op's sharding rule may stay sharded,
+* `STRATEGIES`: op -> its strategies. A strategy says which factors of the op's sharding rule may stay sharded,
   along which of them the results are partial and of which kind, and what the emitter communicates. An op that is not
   in the table has the default: pass-through factors stay sharded, every other dimension is gathered first.
-* `CHECKS`: op -> why one like this cannot run on shards at all, if so.
-* `SENT`: op -> the collectives that one like this is by itself, as the program's author wrote it. What an emitter
-  communicates beyond that, its strategies say.
-* `REMATERIALIZABLE`: the ops that make much of little.
+* `CHECKS`: op -> the reason why such an op cannot run on shards at all, if there is one.
+* `SENT`: op -> the collectives that the op is by itself, as the program's author wrote it. Those that an emitter adds
+  are stated by its strategies.
+* `REMATERIALIZABLE`: the ops whose result is larger than their operands, so that running them again may be cheaper
+  than a reshard.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One way to run an op on shards.
+    """A strategy for running an op on shards.
 
     `splittable`: the factors that may be sharded. `partial`: those of them whose axes leave the results partial, to be
     combined by `reduction` ("sum", "max", ...); a result is whole along them. `inside`: what the emitter communicates
@@ -102,7 +103,7 @@ REMATERIALIZABLE: set[str] = set()
 
 
 def strategies(*names: str) -> Callable[[StrategyFunction], StrategyFunction]:
-    """Registers the ways to run the ops with these names."""
+    """Registers the strategies of the ops with these names."""
 
     def register(function: StrategyFunction) -> StrategyFunction:
         for name in names:
@@ -152,7 +153,7 @@ def rematerializable(*names: str) -> None:
 
 
 def pass_through_factors(rule: OpShardingRule) -> frozenset[int]:
-    """The factors that every op can run split along."""
+    """The factors along which every op can run sharded."""
     return frozenset(range(len(rule.factor_sizes))) - rule.reduction - rule.need_replication - rule.permutation
 
 
@@ -162,7 +163,7 @@ def is_forwarding(op: Op) -> bool:
 
 
 def is_ignored(op: Op) -> bool:
-    """Whether the op means nothing to a program whose shardings are known."""
+    """Whether the op has no effect once propagation is done."""
     return op.name in IGNORED
 
 
@@ -181,7 +182,7 @@ def _along_factors(rule: OpShardingRule) -> tuple[Strategy, ...]:
 
 
 def strategies_of(op: Op, rule: OpShardingRule) -> tuple[Strategy, ...]:
-    """The ways to run `op`, cheapest-looking first; none splits what the op's own rule wants whole."""
+    """The strategies for `op`, usually cheapest first; none splits what the op's own rule wants whole."""
     found = STRATEGIES.get(op.name)
     ways = tuple(found(op, rule)) if found else _along_factors(rule)
     own = op.attribute("sdy.sharding_rule")

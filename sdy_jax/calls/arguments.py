@@ -1,4 +1,4 @@
-"""The arguments of one call of a partitioned function: what is said of each, and how those that are arrays lie."""
+"""The arguments of one call of a partitioned function: their stated shardings, and the layouts of arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.runtime.layouts import as_specification, is_on, layout_of
 
 Layouts = tuple[Spec, ...]
-"""By leaf, how it lies where nothing is said of it; None where something is said or nothing is known."""
+"""Per leaf, the layout of the array; None where a sharding is stated or the layout is unknown."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Arguments:
     """The dynamic arguments of a call.
 
     Attributes:
-        given: the leaves as they were passed, with what the user says of them.
-        leaves: their types; where the user says nothing, how the array lies.
-        layouts: what `leaves` have from the arrays, and their types do not say.
+        given: the leaves as they were passed, with the shardings that the user states.
+        leaves: their types; where the user states no sharding, with the array's layout.
+        layouts: the layouts in `leaves` that come from arrays and are not in their types.
         tree: the structure of positional and keyword arguments.
         statics: the static arguments.
         mesh: the mesh of the function.
@@ -63,12 +63,12 @@ class Arguments:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells the plans of calls apart."""
+        """The key of the plan for a call like this."""
         types = tuple((x.value.shape, x.value.dtype, x.value.weak_type, x.spec, x.unreduced) for x in self.leaves)
         return (self.mesh, self.tree, types, self.statics.key)
 
     def moves(self, plan: Plan) -> tuple[Move, ...]:
-        """The arguments that lie otherwise than `plan` takes them."""
+        """The arguments whose layouts differ from those that `plan` takes."""
         return moves_at_border(self.given, [value.sharding for value in plan.arguments], self.mesh)
 
     @property
@@ -79,7 +79,7 @@ class Arguments:
 
     @property
     def may_move(self) -> bool:
-        """There are arrays that may lie otherwise than what is said of them."""
+        """Whether some array's layout may differ from its stated sharding."""
         return any(
             own is not None and _specification(leaf.spec, self.mesh) != as_specification(own, self.mesh)
             for leaf, own in zip(self.leaves, self._own, strict=True)
@@ -87,7 +87,7 @@ class Arguments:
 
     @property
     def bring_other_meshes(self) -> bool:
-        """There are arrays on other meshes: jit would name the axes of results after those."""
+        """Whether some arrays are on other meshes: jit would name the axes of results after those."""
         return any(own is not None and not is_on(own, self.mesh) for own in self._own)
 
     @cached_property
@@ -96,7 +96,7 @@ class Arguments:
 
 
 def _layout(given: Leaf, typed: Leaf, mesh: jax.sharding.Mesh) -> Spec:
-    """How a leaf lies of which the user says nothing, nor does its type say all."""
+    """The layout of a leaf for which the user states no sharding and whose type does not determine it."""
     if given.spec is not None or isinstance(typed.spec, PartitionSpec):
         return None
     own = layout_of(given.value)

@@ -55,7 +55,7 @@ def differentiable(run: Flat, plain: Flat, inputs: Specs, outputs: Specs, partit
     Args:
         run: the partitioned program as a function of its operands.
         plain: the function that was partitioned, of the same operands.
-        inputs, outputs: how the program's operands and results are laid out; their tangents and cotangents lie alike.
+        inputs, outputs: the shardings of the program's operands and results, and of their tangents and cotangents.
         partition: how the functions of the derivatives are partitioned.
     """
 
@@ -112,13 +112,13 @@ class _Linearized:
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._known = partition(self._trace, tuple(inputs), (self._outputs, None), "forward of the derivative")
         self._linear: LinearMap | None = None
-        # What tracing finds out:
+        # Set by tracing:
         self._tree: Any = None
         self._leaves: list[Any] = []
         self._sources: dict[int, int] = {}
-        """By leaf, the number of its residual among operands, results and what else the traced function returns."""
+        """Per leaf, the index of its residual among operands, results, and the traced function's further results."""
         self.smooth: list[int] = []
-        """The numbers of the results that have tangents."""
+        """The indices of the results that have tangents."""
         self._tangents: list[Any] = []
 
     def at(self, operands: Sequence[Any]) -> tuple[Sequence[Any], list[Any], LinearMap]:
@@ -187,7 +187,7 @@ class _Linearized:
 
 
 def _as_value(sharding: TensorSharding) -> TensorSharding:
-    """The sharding of a cotangent: that of terms is the same for all of them."""
+    """The sharding of a cotangent. That of an unreduced value is replicated along the unreduced axes."""
     return replace(sharding, unreduced_axes=(), reduction="sum") if sharding.unreduced_axes else sharding
 
 

@@ -1,8 +1,8 @@
-"""Which jitted function a call goes to: jit's types do not say how arrays on Auto axes lie, and plans start from that.
+"""The jitted function for a call, by the layouts of its arguments: jit's types leave those on Auto axes out.
 
-Finding out must cost next to nothing. A call's key is the tree of its arguments and what Python knows of each leaf
-without looking closer: the sharding of an array, the class of everything else. A call like the one before it compares
-two lists, mostly by identity, because arrays of one origin share their sharding.
+The look-up must cost next to nothing. A call's key is the tree of its arguments and, per leaf, the sharding of an array
+or the class of anything else. A call like the one before it compares two lists, mostly by identity, because arrays of
+one origin share their sharding object.
 """
 
 from __future__ import annotations
@@ -59,6 +59,6 @@ class Dispatch:
         return jitted
 
     def forget(self) -> None:
-        """The choices made so far no longer hold."""
+        """Clears the remembered choices."""
         self._last = (None, None, [], None)
         self._known.clear()

@@ -190,8 +190,8 @@ class PartitionedFunction:
         self._jitted: dict[Any, Any] = {}
         self._dispatch = Dispatch(self._choice, context_mesh if options.mesh is None else None)
         self._moved: set[str] = set()
-        """The arguments of which was said that they are moved."""
-        self._jit(lambda *args, **kwargs: None)  # what jit has to say of the options, it says now
+        """The paths of arguments whose move was reported already."""
+        self._jit(lambda *args, **kwargs: None)  # jit checks the options here, not at the first call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _tracing.mesh is not None:
@@ -269,7 +269,7 @@ class PartitionedFunction:
         return tuple([CallPlan(call.plan, _plans_of(call.derivatives)) for call in self._calls.values()])
 
     def _through_jit(self, method: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls the jitted function, or a method of it; where it refuses the arguments, says which in our words."""
+        """Calls the jitted function, or a method of it. Errors about arguments that jit refuses name their paths."""
         try:
             jitted = self._dispatch(args, kwargs)
             return (jitted if method is None else getattr(jitted, method))(*args, **kwargs)

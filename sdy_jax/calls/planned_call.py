@@ -22,7 +22,7 @@ from sdy_jax.shard.local_plan import dialect_collectives, has_dialect_collective
 
 
 def with_dialect_collectives(plan: Plan, mesh: jax.sharding.Mesh) -> Plan:
-    """The plan with what ops of the mesh and shard dialects send, which is known when the program is lowered."""
+    """The plan with the collectives of mesh and shard dialect ops, which are known once the program is lowered."""
     if not has_dialect_collectives(plan.program.module):
         return plan
     found = dialect_collectives(PlannedCall(plan, mesh, None).lower, plan.program.mesh)

@@ -1,4 +1,4 @@
-"""Static arguments: which they are, by jit's rules, and taking them out of a call and putting them back."""
+"""Static arguments: found by jit's rules, taken out of a call, and put back."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Statics:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells calls apart; 1, 1.0 and True are equal but not the same."""
+        """A key with the types of the values: 1, 1.0 and True are equal but not the same."""
         return (self, tuple(type(value) for _, value in (*self.positional, *self.named)))
 
     def merged(self, dynamic: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Where the shardings that a program has before propagation were written by the user."""
+"""The origin of the shardings that a program has before propagation: the user's annotations."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from sdy_jax.plan.plan import Plan, boundary_values
 from sdy_jax.rules import RuleBook
 
 NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []
-"""What dialects with meanings of their own have to say of a traced module in the notes of its plan."""
+"""Functions from a traced module to notes for its plan, registered by dialects."""
 
 
 def build_plan(
@@ -107,7 +107,7 @@ def _build(name: str, program: Program, costs: CostModel, source: str, optimize_
 def _uneven_arguments(
     traced: ir.Operation, main: ir.Operation, program: Program, names: Sequence[str], source: str
 ) -> Iterator[Note]:
-    """What arguments have lost of the shardings that are given for them; export cuts them back."""
+    """Notes on arguments that export gives fewer axes than stated, because these do not divide a dimension."""
     types = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).inputs
     given, found = (function_shardings(function, "arg_attrs", len(names)) for function in (traced, main))
     for name, type_, stated, even in zip(names, types, given, found, strict=True):

@@ -22,8 +22,8 @@ from sdy_jax.representation.type_text import type_text
 
 
 def put_results_on_whole_axes(module: ir.Operation, traced: Program, source: str) -> list[Note]:
-    """Rewrites the shardings of main's results in a propagated module. Returns what the user is to know of those that
-    `out_shardings` of the traced program state otherwise; `source` is the line at which these are given."""
+    """Rewrites the shardings of main's results in a propagated module. Returns notes on
+    results whose `out_shardings` in the traced program differ; `source` is the line at which these are given."""
     main = main_function(module)
     values = main.regions[0].blocks[0].operations[len(main.regions[0].blocks[0].operations) - 1].operands
     stated = function_shardings(main_function(traced.module), "res_attrs", len(values))

@@ -1,4 +1,4 @@
-"""Moves at the border: arguments that lie otherwise than the program takes them, which XLA moves before it starts."""
+"""Moves at the border: arguments whose layout is not the one the program takes. XLA moves them before it starts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Move:
     bytes: int
 
     def message(self, function: str) -> str:
-        """What to do about it."""
+        """A warning with the move and how to avoid it."""
         return (
             f"`{self.path}` lies as {self.before}, {function} takes it as {self.after}: each call moves it first "
             f"({bytes_text(self.bytes)} to a device, at least); to fix: pass it as it is taken, by jax.device_put, or "
@@ -44,7 +44,7 @@ def moves_at_border(
 
     Args:
         leaves: the arguments' leaves as they were given.
-        entering: how the program takes them, on `mesh`.
+        entering: the shardings in which the program takes them, on `mesh`.
     """
     found = (_move(leaf, sharding, mesh) for leaf, sharding in zip(leaves, entering, strict=True))
     return tuple(move for move in found if move is not None)
@@ -54,11 +54,11 @@ def _move(leaf: Leaf, entering: TensorSharding, mesh: jax.sharding.Mesh) -> Move
     own = layout_of(leaf.value)
     if own is None or not isinstance(own.mesh, jax.sharding.Mesh) or own.device_set != {*mesh.devices.flat}:
         return None  # nothing is known, or jit will not take it
-    if own.spec.unreduced:  # terms lie as their blocks do
+    if own.spec.unreduced:  # the layout of an unreduced value is that of its partial sums
         own = NamedSharding(own.mesh, PartitionSpec(*own.spec.partitions))
     shape, dtype = leaf.value.shape, leaf.value.dtype
     if own.spec.unreduced or not _divides(own, shape):
-        return None  # terms are reduced by the program; no array is split unevenly
+        return None  # the program reduces partial sums; no array is split unevenly
     target = named(TensorSharding(entering.mesh, entering.dimensions[: len(shape)]), mesh)
     if own.is_equivalent_to(target, len(shape)):
         return None
@@ -96,7 +96,7 @@ def _divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
 
 
 def _received(own: NamedSharding, target: NamedSharding, shape: tuple[int, ...]) -> int:
-    """The elements that a device holds afterwards and did not hold before, at most."""
+    """The most elements that one device receives: those of its block after the move that it did not have before."""
     before, after = own.devices_indices_map(shape), target.devices_indices_map(shape)
     return max(_missing(before[device], block, shape) for device, block in after.items())
 

@@ -1,4 +1,4 @@
-"""One reason why a value does not have an axis, in words: the op, the tensor in the way, and who put that there."""
+"""Text for one reason why a value does not have an axis: the op, the tensor in the way, and its annotation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class ObstacleTexts:
-    """Tells blocks of one propagated program, whose mesh axes have these `sizes`, in words."""
+    """Writes the blocks of one propagated program, whose mesh axes have these `sizes`, as text."""
 
     engine: Engine
     blockers: Blockers
@@ -54,7 +54,7 @@ class ObstacleTexts:
     links: Links
 
     def obstacle(self, block: Block, steps: int, axis: AxisRef) -> Obstacle:
-        """A block in words; `steps` ops lie between it and the value asked for."""
+        """A block as text; `steps`: the number of ops between it and the value asked for."""
         naming, item, op = self.naming, block.item, block.item.op
         operands = len(self.blockers.rule(item).operand_mappings)
         site = naming.site_of(op)
@@ -104,7 +104,7 @@ class ObstacleTexts:
         return f"@{sharding.mesh}" if sharding is not None else "none"
 
     def _because(self, block: Block) -> Iterator[str]:
-        """Who put there what is in the way."""
+        """The annotation from which the axes in the way come."""
         place = block.item.places[block.at]
         if place == NOWHERE:
             return

@@ -1,4 +1,4 @@
-"""Where an op comes from, in the user's words: jax's name of it, the source line, the function."""
+"""The origin of an op as the user knows it: jax's name of the primitive, the source line, the function."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class PlanTotals:
 
 
 def _counted(records: Sequence[CollectiveRecord], level: int) -> list[CollectiveRecord]:
-    """Those of the largest branches, where all records are in the same branches up to a level of nesting."""
+    """The records that count, of those that share all branches up to one level: only the largest branches' are kept."""
     found = [record for record in records if len(record.branches) == level]
     branches: dict[int, dict[int, list[CollectiveRecord]]] = {}
     for record in records:

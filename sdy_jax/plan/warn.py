@@ -1,4 +1,4 @@
-"""Telling the user what could not be split: nothing, a warning per op and source line, or an error."""
+"""Reporting the notes of a plan by `on_unknown`: not at all, as a warning per op and source line, or as an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PartitionWarning(UserWarning):
 
 
 def report_notes(notes: Sequence[Note], on_unknown: str) -> None:
-    """Does with the notes of a plan what `on_unknown` asks: "warn", "error" or "ignore".
+    """Reports the notes of a plan as `on_unknown` asks: "warn", "error" or "ignore".
 
     Raises:
         UnsupportedError: there are notes, and `on_unknown` is "error".

@@ -23,7 +23,7 @@ from sdy_jax.representation.type_text import axis_name
 from sdy_jax.rules.dataflow import is_data_flow
 
 _MOST = 8
-"""So many obstacles are named at most."""
+"""The most obstacles that an answer names."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from sdy_jax.representation.mesh import axes_size
 
 
 def propagate_aggressive(problem: Problem) -> set[int]:
-    """Extends the tensors' factor shardings in place. Returns the numbers of the changed tensors."""
+    """Extends the tensors' factor shardings in place. Returns the indices of the changed tensors."""
     candidates = [compatible_axes(problem, factor) for factor in range(len(problem.sizes))]
     if not any(candidates):
         return set()

@@ -48,7 +48,7 @@ class Problem:
 
 
 def propagate_basic(problem: Problem) -> set[int]:
-    """Extends the tensors' factor shardings in place. Returns the numbers of the changed tensors."""
+    """Extends the tensors' factor shardings in place. Returns the indices of the changed tensors."""
     changed: set[int] = set()
     for factor in range(len(problem.sizes)):
         axes = compatible_axes(problem, factor)
@@ -82,7 +82,7 @@ def compatible_axes(problem: Problem, factor: int) -> Axes:
 
 
 def _fold(found: Axes, growing: bool, new: Axes) -> tuple[Axes, bool]:
-    """Agrees `found` with one more tensor's axes. After a conflict (not `growing`) it may only get shorter."""
+    """Combines `found`, the axes agreed so far, with those of one more tensor. After a conflict it can only shorten."""
     for i, (old, axis) in enumerate(zip(found, new, strict=False)):
         if old == axis:
             continue
@@ -104,7 +104,7 @@ Allowed = Callable[[AxisRef, int], AxisRef | None]
 
 
 def truncate(axes: Axes, allowed: Allowed, problem: Problem) -> Axes:
-    """The longest beginning of `axes` that is allowed; its last axis may be a part of the original one."""
+    """The longest allowed prefix of `axes`; its last axis may be a part of the original one."""
     kept: list[AxisRef] = []
     previous = 1
     for axis in axes:
@@ -129,7 +129,7 @@ def _allowed_everywhere(problem: Problem, factor: int, axis: AxisRef, previous: 
 
 
 def allowed_across(tensor: TensorProjection, factor: int, axis: AxisRef) -> AxisRef | None:
-    """What the tensor's other factors leave of an axis."""
+    """The prefix of an axis that no other factor of the tensor uses."""
     part: AxisRef | None = axis
     for other, sharding in tensor.factors.items():
         if part is not None and other != factor:
@@ -140,7 +140,7 @@ def allowed_across(tensor: TensorProjection, factor: int, axis: AxisRef) -> Axis
 def allowed_within(
     tensor: TensorProjection, factor: int, axis: AxisRef, previous: int, problem: Problem
 ) -> AxisRef | None:
-    """What the factor itself takes of an axis in this tensor: all if it has it already, or if it is open and fits."""
+    """The prefix of an axis that the factor can take in this tensor: all of it if present, or if open and dividing."""
     sharding = tensor.factors.get(factor)
     if sharding is None:
         return axis

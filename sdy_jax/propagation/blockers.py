@@ -132,7 +132,7 @@ class Search:
     target: int
 
     def find(self, axis: AxisRef, everywhere: bool) -> Block:
-        """What is in the way of an axis that the source has; `everywhere`: all tensors have to be able to take it."""
+        """The reason that keeps back an axis of the source; `everywhere`: all tensors must be able to take it."""
         if self.factor in self.rule.blocked:
             return self._because(Reason.BLOCKED_FACTOR)
         candidates = compatible_axes(self.problem, self.factor)
@@ -152,7 +152,7 @@ class Search:
         return self._leftover(candidates[place], axis)
 
     def _leftover(self, candidate: AxisRef, axis: AxisRef) -> Block:
-        """Why nothing comes of a candidate that every tensor could take; it may be a part of `axis`."""
+        """Why a candidate that every tensor could take does not spread; it may be a part of `axis`."""
         owned = next(a for a in self.problem.tensors[self.source].factors[self.factor].axes if overlaps(a, axis))
         if not contains(candidate, owned):
             at = self._disagreeing()
@@ -201,7 +201,7 @@ class Search:
         return Block(self.item, self.factor, self.source, self.target, reason, at, dim, axes, candidate)
 
     def obstacle(self, tensor: int, axis: AxisRef, previous: int) -> Block | None:
-        """What keeps `tensor` from taking an axis after `previous` shards of the factor; None: nothing does."""
+        """The reason why `tensor` cannot take an axis behind `previous` shards of the factor; None if it can."""
         projection = self.problem.tensors[tensor]
         own = projection.factors.get(self.factor)
         if own is not None and any(contains(a, axis) for a in own.axes):
@@ -214,7 +214,7 @@ class Search:
         return None if own is None else self._obstacle_within(tensor, own, axis, previous)
 
     def _obstacle_within(self, tensor: int, own: FactorSharding, axis: AxisRef, previous: int) -> Block | None:
-        """What the tensor's own factor has against an axis."""
+        """The reason, in the tensor's own factor, why it cannot take an axis; None if there is none."""
         projection = self.problem.tensors[tensor]
         for reason, axes in (
             (Reason.REPLICATED, _overlapping(projection.replicated, axis)),
@@ -248,7 +248,7 @@ def _overlapping(axes: Axes, axis: AxisRef) -> Axes:
 
 
 def _disagree(a: Axes, b: Axes) -> bool:
-    """Neither list begins the other."""
+    """Whether neither list is a prefix of the other."""
     for i, (left, right) in enumerate(zip(a, b, strict=False), 1):
         if left != right:
             return not ((i == len(a) and prefix_of(left, right)) or (i == len(b) and prefix_of(right, left)))

@@ -26,14 +26,14 @@ class Slot:
         return cls(op, "out_shardings" if value.defining_op is op else "in_shardings", value.index)
 
     def read(self) -> TensorSharding | None:
-        """As the value sees it: a body argument has no manual axes."""
+        """The sharding as the value has it: a body argument has no manual axes."""
         given = _listed(self.op, self.name)
         if not given:
             return None
         return erase_manual_axes(given[self.index], manual_axes(self.op)) if self._is_inside else given[self.index]
 
     def outer(self, sharding: TensorSharding) -> TensorSharding:
-        """What the list says where the value sees `sharding`."""
+        """The list's entry, with manual axes, for a value that has `sharding`."""
         given = _listed(self.op, self.name)
         if not (self._is_inside and given and self.op.name == "sdy.manual_computation"):
             return sharding

@@ -1,4 +1,4 @@
-"""What data-flow ops state for their edges: as it is seen by the sources of an edge, and by its targets.
+"""The shardings that data-flow ops state for their edges, as sources and as targets of an edge have them.
 
 The border of a manual or named computation states shardings in outer terms; inside of a manual one, only free axes are
 left of them.
@@ -35,7 +35,7 @@ class EdgeSharding:
 
 
 def edge_shardings(op: Op) -> list[EdgeSharding]:
-    """The edges of a data-flow op for which it states shardings, with these."""
+    """The edges for which a data-flow op states shardings, with those shardings."""
     stated = ((edge, _stated(op, edge)) for edge in edges_of(op))
     return [_both_sides(op, edge, sharding) for edge, sharding in stated if sharding is not None]
 
@@ -59,7 +59,7 @@ def settle_edges(
 
 
 def state_body_arguments(graph: Graph, op: Op, sharding_of: Callable[[Value], TensorSharding]) -> None:
-    """Writes where the arguments of a computation's body lie, if the computation does not say it."""
+    """Writes the shardings of a computation's body arguments, if the computation states none."""
     if op.name in _COMPUTATIONS and "in_shardings" not in op.attributes:
         edges = [edge for edge in edges_of(op) if edge.kind is EdgeKind.BODY_ARGUMENT]
         _store(graph, op, edges, [sharding_of(edge.owner) for edge in edges])

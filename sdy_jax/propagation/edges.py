@@ -102,7 +102,7 @@ class View:
 
 
 def view_of(op: Op, edge: DataFlowEdge) -> View | None:
-    """How the edge of a manual computation has to be converted, be it only its replicated axes; None: not at all."""
+    """The conversion at an edge of a manual computation, if only of replicated axes; None where there is none."""
     name = "in_shardings" if edge.kind is EdgeKind.BODY_ARGUMENT else "out_shardings"
     outer = shardings_from_attribute(op.attributes[name]) if op.name == "sdy.manual_computation" else ()
     return View(outer[edge.owner.index], manual_axes(op), edge.kind) if outer else None

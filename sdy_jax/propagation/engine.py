@@ -1,8 +1,8 @@
-"""The fixed point: which ops are propagated, in which order.
+"""The fixed point of propagation, and the order in which it visits ops.
 
-Order matters wherever shardings compete, so it is that of Shardy: one sweep over the program, in which an update puts
-the ops next to it on top of the stack of those still to visit. A place is a number (`places.py`), a sharding is a
-number (`solver.py`); the module is read before and written after, once.
+The order decides between competing shardings, so it is that of Shardy: one sweep over the program, in which an update
+puts the neighbouring ops on top of the worklist, a stack. Values and shardings are numbers here (`places.py`,
+`solver.py`); the module is read once before, and written once after.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 class Engine:
     """Propagation in one graph.
 
-    Items are numbered: those of ops by their place in the program, those of function results after them. Invariants
+    Items are numbered: those of ops by their position in the program, those of function results after them. Invariants
     between steps: `self._current[place]` is the number of the place's sharding; an item `i` has a sharding only if
     `self._reached[i]`; to propagate it would change nothing in the directions `self._settled[i]`, nor, in this fixed
     point, unless `self._open[i]`. So only open items are visited, in the order in which all of them would be.
@@ -92,7 +92,7 @@ class Engine:
         self._store(place, self.solver.shardings.number(sharding))
 
     def keep_free(self, place: int, axes: Sequence[AxisRef]) -> None:
-        """Gives these axes to nobody at a border of a manual computation: dimensions of its edge wait for them."""
+        """Reserves axes at a border of a manual computation: dimensions of its edge get them at a later priority."""
         for reader in self._readers[place]:
             item = self._all[reader]
             if item is not None and item.view is not None and item.places[-1] == place:
@@ -181,7 +181,7 @@ class Engine:
         return [neighbour for place in changed for neighbour in self._neighbours_of(place)] if changed else ()
 
     def _erase(self, number: int) -> list[int]:
-        """Takes out an unused op. Returns the ops that it used and that hardly any other does."""
+        """Erases an unused op. Returns the producers of its operands that few or no other ops use."""
         self._unused.remove(number)
         op = self._ops[number]
         if op in self.liveness.dead:
@@ -245,10 +245,10 @@ class Engine:
         return self.solver.shardings.number(item.view.stored(sharding))
 
     def _has_single_uses(self, op: Op) -> bool:
-        """Each operand, scalars aside, has exactly one use."""
+        """Whether each operand, scalars aside, has exactly one use."""
         return all(value.shape == () or self.liveness.uses(value) == 1 for value in op.operands)
 
-    # Who has to look again when a place changes.
+    # The ops to visit again after a change.
 
     def _readers_of_places(self) -> list[list[int]]:
         """Per place, the items that read it."""
@@ -297,7 +297,7 @@ class Engine:
         self._add_users(value, found, seen)
 
     def _other_targets(self, op: Op) -> list[Value]:
-        """What an edge flows into besides its owner; nothing where `op` is no edge."""
+        """The targets of an edge other than its owner; empty where `op` is no edge."""
         found = self.places.edges.get(op)
         return [] if found is None else [t for t in found.edge.targets if t is not found.edge.owner]
 

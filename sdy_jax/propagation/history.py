@@ -29,9 +29,9 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What gave a place an axis: a write, and the place, dimension and axis that it came from.
+    """The origin of an axis: a write, and the place, dimension and axis from which the axis spread.
 
-    `source` is the number of the tensor of the step's op that had the axis; None: the axis came through the sharding
+    `source` is the index of the tensor of the step's op that had the axis; None: the axis came through the sharding
     group of the place, or no single tensor had it.
     """
 
@@ -44,7 +44,7 @@ class Cause:
 
 
 class History:
-    """What an engine did.
+    """The recorded steps of an engine, ready for questions.
 
     Args:
       engine: in its final state.
@@ -93,7 +93,7 @@ class History:
         return found
 
     def cause(self, place: int, dim: int, axis: AxisRef) -> Cause | None:
-        """What first gave a place an axis; None: no step did, or it was there from the start (`is_given`).
+        """The first step that gave a place an axis; None: no step did, or it was there from the start (`is_given`).
 
         A source had the axis before the step, so that following causes ends at an axis that was given.
         """

@@ -42,7 +42,7 @@ class ItemFactory:
         self._rules, self._conservative = rules, conservative
 
     def item_of(self, op: Op) -> Item | None:
-        """The item of an op; None: nothing propagates through it."""
+        """The item of an op; None where nothing propagates through the op."""
         if op.name in EDGES:
             edge = self._places.edges.get(op)
             return self._edge(edge) if edge else None

@@ -47,7 +47,7 @@ _EFFECTS = frozenset(
 
 
 def is_removable(op: Op) -> bool:
-    """Nothing but its results is lost if the op is erased."""
+    """Whether an op has no effect besides its results, so that it may be erased when these are unused."""
     if op.name in _EFFECTS or (op.name == "stablehlo.custom_call" and op.flag("has_side_effect")):
         return False
     return all(is_removable(inner) for block in op.blocks for inner in block.ops[:-1])
@@ -63,11 +63,11 @@ class Liveness:
         self._removable: dict[Op, bool] = {}
 
     def uses(self, value: Value) -> int:
-        """How often live ops use a value."""
+        """The number of uses of a value by live ops."""
         return len(value.uses) - self._lost.get(value, 0) if self._lost else len(value.uses)
 
     def is_dead(self, op: Op) -> bool:
-        """No live op uses a result, and the op may be erased."""
+        """Whether no live op uses a result of the op, and it may be erased."""
         for result in op.results:
             if self.uses(result):
                 return False
@@ -76,7 +76,7 @@ class Liveness:
         return self._removable[op]
 
     def erase(self, op: Op) -> list[Op]:
-        """Takes out a dead op. Returns the ops that defined operands hardly anyone else uses, to look at again."""
+        """Erases a dead op. Returns the producers of operands that few or no other ops use, to visit again."""
         again: list[Op] = []
         self._erase(op, again)
         return again

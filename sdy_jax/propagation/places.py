@@ -1,7 +1,7 @@
-"""Where shardings live: every shardable value and function result of a graph has a number here.
+"""The numbering of the shardings of a graph: one number, a place, per shardable value and function result.
 
-Several values may share one place: all targets of a data-flow edge are read and written through the edge's op. Place 0
-is nowhere: values that cannot have a sharding (arguments of a reduction's body, for instance) read nothing there.
+Several values may share one place: the sharding of all targets of a data-flow edge is that of the edge's op. Place 0 is
+for values that cannot have a sharding, such as the arguments of a reduction's body: it never has one.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ WITHOUT_LEVELS = LEVELS
 """Stands for a level where all ops take part at once."""
 
 Directions = tuple[Direction, Direction]
-"""Of pass-through factors, and of the other factors."""
+"""The directions of pass-through factors, and of the other factors."""
 
 NEITHER_WAY: Directions = (Direction.NONE, Direction.NONE)
 
@@ -36,7 +36,7 @@ def early_direction(op: Op) -> Direction:
 
 
 def union(a: Direction, b: Direction) -> Direction:
-    """What either allows: FORWARD and BACKWARD together are BOTH."""
+    """The union of two directions: FORWARD and BACKWARD together are BOTH."""
     return Direction(a | b)
 
 
@@ -50,12 +50,12 @@ def level_directions(level: int, early: Direction, is_broadcast: bool) -> Direct
 
 @cache
 def by_level(early: Direction, is_broadcast: bool) -> tuple[Directions, ...]:
-    """The directions at each level, and behind them those without levels."""
+    """The directions at each level, then those of propagation without levels."""
     levels = (level_directions(level, early, is_broadcast) for level in range(LEVELS))
     return (*levels, (Direction.BOTH, Direction.BOTH))
 
 
 @cache
 def at_every_level(direction: Direction) -> tuple[Directions, ...]:
-    """Of what no level changes."""
+    """Directions that are equal at every level."""
     return ((direction, direction),) * (WITHOUT_LEVELS + 1)

@@ -1,4 +1,4 @@
-"""From dimensions to factors and back: how one tensor of an op is sharded, said per factor of the op's rule.
+"""Projection of a tensor's sharding from dimensions to the factors of an op's rule, and back.
 
 With the rule `([ij])->([i, j]) {i=2, j=4}` and an axis `"x"` of size 4, the operand `{"x"}` has `i` sharded by
 `"x":(1)2` and `j` by `"x":(2)2`.

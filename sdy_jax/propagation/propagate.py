@@ -31,8 +31,8 @@ def propagate(
       user_priorities: respect the priorities written in shardings; afterwards there are none.
       conservative: leave out factors along which a result's shard is not one operand's shard, and sub-axes.
       compat: `"shardy"` propagates only through ops through which Shardy does.
-      recorder: is told each step.
-      rules: those of the ops, where somebody else knows or wants to know them, too; made with the same options.
+      recorder: receives an event for each step.
+      rules: a memo of the ops' rules to share with other stages; created with the same options.
 
     Returns:
       The engine in its final state; `engine.liveness.dead` are the ops that nothing uses.

@@ -1,7 +1,6 @@
-"""What happened during propagation, for whoever wants to know why a value is sharded as it is.
+"""The record of a propagation, from which `why` and the debug-info pass explain the sharding of a value.
 
-While it runs, the engine only notes which question it asked of which op (an `Event`); `history.py` makes steps of that
-when someone asks.
+The engine records one `Event` for each successful propagation of an op; `history.py` derives steps from them later.
 """
 
 from __future__ import annotations

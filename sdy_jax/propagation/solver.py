@@ -1,7 +1,7 @@
-"""Propagating one op, seen apart from the program: shardings in, shardings out, remembered.
+"""Propagation of one op as a pure, memoized function: shardings in, shardings out.
 
-Repeated layers ask the same question again and again; the answer is found by the rule, the tensors' shardings and the
-directions. Shardings are interned: a number stands for each, 0 for none.
+Repeated layers pose the same problem many times; the key is the rule, the tensors' shardings and the directions.
+Shardings are interned: a number stands for each, 0 for none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Interned:
 
 @dataclass(frozen=True, slots=True)
 class OpKind:
-    """All that propagation asks about an op besides its tensors' shardings."""
+    """The properties of an op that propagation depends on, besides its tensors' shardings."""
 
     rule: OpShardingRule
     elementwise: bool = False
@@ -93,7 +93,7 @@ class Solver:
         self._known: dict[object, Solution] = {}
 
     def kind(self, rule: OpShardingRule, elementwise: bool = False, conservative: bool = False) -> int:
-        """The number of an op kind."""
+        """The number that stands for an op kind."""
         key = (rule, elementwise, conservative)
         found = self._kinds.get(key)
         if found is None:
@@ -147,7 +147,7 @@ class Solver:
         return Solution(tuple(updates)) if updates else NOTHING
 
     def pose(self, kind: OpKind, numbers: tuple[int, ...], directions: Directions) -> tuple[Problem, str | Mesh] | None:
-        """The tensors per factor, and the mesh that they lie on; None: on no common one."""
+        """The propagation problem of an op and the mesh of its tensors; None where they have no common mesh."""
         shardings = [self.shardings[n] for n in numbers]
         reference = self._common_mesh(shardings)
         if reference is None:

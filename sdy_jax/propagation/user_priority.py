@@ -50,7 +50,7 @@ def _has_priorities(sharding: TensorSharding) -> bool:
 
 
 def _axes_after(sharding: TensorSharding, priority: int) -> list[AxisRef]:
-    """The axes of the dimensions whose turn comes later."""
+    """The axes of the dimensions with a later priority."""
     return [axis for d in sharding.dimensions if (d.priority or 0) > priority for axis in d.axes]
 
 
