@@ -16,8 +16,8 @@ from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.emission.generic import numpy_dtype
 from sdy_jax.lowering.placement.partition import partition
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.passes.export import export_module
-from sdy_jax.passes.import_ import import_module
+from sdy_jax.passes import run_pipeline
+from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
 from sdy_jax.passes.propagate import user_priority_propagate
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.boundary import Boundary
@@ -33,9 +33,9 @@ def partition_module(module: ir.Module) -> ir.Module:
     """As `partitioned`, of a module; it is changed."""
     with module.context, ir.Location.unknown(module.context), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # groups whose members disagree
-        import_module(module.operation)
+        run_pipeline(module.operation, plan_import())
         user_priority_propagate(module.operation)
-        export_module(module.operation)
+        run_pipeline(module.operation, PLAN_EXPORT)
         partition(module.operation, "mesh", CostModel.of_platform("cpu"))
     return module
 

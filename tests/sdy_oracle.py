@@ -10,6 +10,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sdy_jax.passes import Pass
+
+_ON_FUNCTIONS = {
+    "sdy-constant-or-scalar-merger",
+    "sdy-drop-sharding-rules",
+    "sdy-insert-explicit-reshards",
+    "sdy-sharding-constraint-to-reshard",
+    "sdy-sink-data-flow-edges",
+    "sdy-sink-func-data-flow-edges",
+}
+
+
+def oracle_text(step: Pass) -> str:
+    """A pass as jaxlib takes it, which runs some on functions and not on modules."""
+    return f"func.func({step})" if step.name in _ON_FUNCTIONS else str(step)
+
+
 _CHILD = """
 import json, sys
 sys.path.insert(0, sys.argv[1])

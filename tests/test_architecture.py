@@ -31,7 +31,9 @@ ROOMS = {
     ),
     "lowering": "",
     "passes": "errors representation ir runtime annotate rules propagation text",
-    "plan": "errors representation ir runtime annotate rules propagation lowering.reshard lowering.placement passes",
+    "plan": (
+        "errors representation ir runtime annotate rules propagation text lowering.reshard lowering.placement passes"
+    ),
     "shard": (
         "errors representation ir runtime annotate rules verification text lowering.emission "
         "lowering.strategies lowering.placement lowering passes plan"

@@ -18,8 +18,8 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph, Value
+from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.ramps import At, Ramp, Ramps
-from sdy_jax.passes.registry import run
 from sdy_jax.text.modules import parse_module
 
 PASS = "sdy-explicit-gather-scatter-batching"
@@ -29,7 +29,7 @@ UNSORTED = "indices_are_sorted = false"
 def ours(text: str, options: str = "{compat=shardy}") -> str:
     module = parse(text)
     with module.context, ir.Location.unknown(module.context):
-        run(module.operation, f"{PASS}{options}")
+        run_pipeline(module.operation, f"{PASS}{options}")
         module.operation.verify()
     return expression(module)
 
@@ -377,7 +377,7 @@ def test_a_ramp_is_what_is_computed() -> None:
         numbers = np.asarray(jax.jit(_random_index(seed))()).astype(np.int64)
         module = parse_module(text, make_ir_context(), "<text>")
         with module.context, ir.Location.unknown(module.context):
-            run(module.operation, "inline-calls")
+            run_pipeline(module.operation, "inline-calls")
         (value,) = Graph(module.operation).outputs
         for at in (None, At(0, 1), At(1, 3)):
             ramp = Ramps().of(value, at)

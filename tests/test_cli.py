@@ -169,7 +169,7 @@ def test_a_bug_is_reported_as_one(run, monkeypatch, tmp_path):
     def broken(module, pipeline):
         raise KeyError("x")
 
-    monkeypatch.setattr(opt.registry, "run", broken)
+    monkeypatch.setattr(opt, "run_pipeline", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     status, _, err = run(MODULE)
     assert status == 1
@@ -184,7 +184,7 @@ def test_a_pass_that_leaves_a_broken_module_is_reported_as_a_bug(run, monkeypatc
         operations = module.regions[0].blocks[0].operations
         next(op for op in operations if op.operation.name == "sdy.mesh").operation.erase()
 
-    monkeypatch.setattr(opt.registry, "run", broken)
+    monkeypatch.setattr(opt, "run_pipeline", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     status, out, err = run(MODULE)
     assert (status, out) == (1, "")

@@ -11,7 +11,7 @@ from jax.extend.mlir import ir
 from random_programs import RandomProgram
 from sharding_dump import parse
 
-from sdy_jax.passes.registry import run
+from sdy_jax.passes import run_pipeline
 
 EDGES, ORIGINS = "debug-propagation-edge-sharding=true", "debug-sharding-origins=true"
 BOTH = f"{EDGES} {ORIGINS}"
@@ -37,7 +37,7 @@ needs_oracle = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="the o
 def ours(text, passes):
     module = parse(text)
     with module.context, ir.Location.unknown(module.context):
-        run(module.operation, passes.replace("priority-propagate{", "priority-propagate{compat=shardy "))
+        run_pipeline(module.operation, passes.replace("priority-propagate{", "priority-propagate{compat=shardy "))
         module.operation.verify()
         ir.Module.parse(str(module))
     return dump(module)

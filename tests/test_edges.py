@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 from sdy_oracle import run_passes
 from sharding_dump import parse, plain_text
 
-from sdy_jax.passes.registry import run
+from sdy_jax.passes import run_pipeline
 
 V = "tensor<8xf32>"
 MESHES = """
@@ -25,7 +25,7 @@ needs_new_oracle = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="ol
 def ours(text: str, passes: str) -> str:
     module = parse(text)
     with module.context, ir.Location.unknown(module.context):
-        run(module.operation, passes)
+        run_pipeline(module.operation, passes)
         module.operation.verify()
     return plain_text(module)
 

@@ -10,7 +10,7 @@ from random_programs import RandomProgram
 from sharding_dump import parse
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.passes.registry import run
+from sdy_jax.passes import run_pipeline
 from sdy_jax.propagation import engine as engine_module
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.user_priority import run_by_user_priority
@@ -31,7 +31,7 @@ class _Patient(Engine):
 def _prepared(seed: int) -> ir.Module:
     module = parse(RandomProgram(seed, _FEATURES, ops=25).text)
     with module.context, ir.Location.unknown(module.context):
-        run(module.operation, _PREPARE)
+        run_pipeline(module.operation, _PREPARE)
     return module
 
 

@@ -13,7 +13,7 @@ from sdy_oracle import run_passes
 from sharding_dump import parse, plain_text
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.passes.registry import run
+from sdy_jax.passes import run_pipeline
 
 V = "tensor<8x8xf32>"
 MESHES = """
@@ -40,7 +40,7 @@ def ours(text: str, passes: str) -> str:
     module = parse(text)
     with module.context, ir.Location.unknown(module.context), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run(module.operation, passes)
+        run_pipeline(module.operation, passes)
         module.operation.verify()
     return plain_text(module)
 

@@ -20,8 +20,8 @@ from sdy_jax.lowering.emission.groups import axes_of_groups, groups_of_axes, spa
 from sdy_jax.lowering.placement.partition import partition
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.manual import apart_along
-from sdy_jax.passes.export import export_module
-from sdy_jax.passes.import_ import import_module
+from sdy_jax.passes import run_pipeline
+from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
 from sdy_jax.passes.propagate import user_priority_propagate
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -504,9 +504,9 @@ TEXT_MESH = 'sdy.mesh @mesh = <["x"=2, "y"=4]>\n'
 def planned(text):
     """A module through import, propagation, export and partitioning, and the report."""
     module = parse(TEXT_MESH + text)
-    import_module(module.operation)
+    run_pipeline(module.operation, plan_import())
     user_priority_propagate(module.operation)
-    export_module(module.operation)
+    run_pipeline(module.operation, PLAN_EXPORT)
     report = partition(module.operation, "mesh", CostModel())
     assert module.operation.verify()
     return module, report
@@ -802,7 +802,7 @@ def test_a_module_that_was_not_exported_runs_too():
     (found,) = run_partitioned(module, X, y)
     np.testing.assert_allclose(found, np.sin(X) + y, rtol=1e-5)
     imported = parse(TEXT_MESH + NAMED.replace("IN", "").replace("OUT", ""))
-    import_module(imported.operation)
+    run_pipeline(imported.operation, plan_import())
     user_priority_propagate(imported.operation)  # its edges are not sunk
     np.testing.assert_allclose(run_partitioned(imported, X, y)[0], X + y, rtol=1e-5)
 
@@ -880,7 +880,7 @@ def test_groups_follow_a_mesh_that_is_unified_with_another():
         'replica_groups = #stablehlo.replica_group_mesh_axes<mesh = @again, axes = [#stablehlo.axis_ref<name = "x">]>'
     )
     module = parse(twice + manual(all_reduce(groups, ADD)))
-    import_module(module.operation)
+    run_pipeline(module.operation, plan_import())
     assert module.operation.verify() and "@again" not in str(module)
 
 

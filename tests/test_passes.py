@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -19,23 +21,29 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.commands.optimize import optimize
 from sdy_jax.errors import ParseError, ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph
-from sdy_jax.passes.export import export_module
-from sdy_jax.passes.import_ import import_module
-from sdy_jax.passes.pipeline_text import parse as parse_passes
-from sdy_jax.passes.pipelines import PLAN_IMPORT, export_pipeline
-from sdy_jax.passes.registry import PASSES, PIPELINES, full_name, options_of, run
+from sdy_jax.passes import Pass, run_pipeline
+from sdy_jax.passes.pipeline_text import written_passes
+from sdy_jax.passes.pipelines import (
+    PIPELINES,
+    PLAN_EXPORT,
+    export_pipeline,
+    import_pipeline,
+    plan_import,
+    propagation_pipeline,
+)
+from sdy_jax.passes.registry import FLAG, PASSES, options_of
 from sdy_jax.propagation import propagate
 
 BATCHING = "sdy-explicit-gather-scatter-batching"
 """Goes further in plans than in jaxlib: `test_batching.py`."""
-IN_ORDER = [name for name in PLAN_IMPORT if name.startswith("sdy-") and name != BATCHING]
+IN_ORDER = [each.name for each in plan_import() if each.name.startswith("sdy-") and each.name != BATCHING]
 FEATURES = ("while", "barrier", "group", "manual", "constant", "priority")
 
 
 def ours(text: str, passes: str) -> ir.Module:
     module = parse(text)
     with module.context, ir.Location.unknown(module.context):
-        run(module.operation, passes)
+        run_pipeline(module.operation, passes)
         module.operation.verify()
     return module
 
@@ -216,9 +224,9 @@ def test_import_propagate_export_is_the_pipeline() -> None:
     text = RandomProgram(4, FEATURES).text
     module = parse(text)
     with module.context, ir.Location.unknown(module.context):
-        import_module(module.operation)
+        run_pipeline(module.operation, plan_import())
         propagate(Graph(module.operation))
-        export_module(module.operation)
+        run_pipeline(module.operation, PLAN_EXPORT)
         module.operation.verify()
     closed = dump(module)
     assert "?" not in closed
@@ -229,7 +237,7 @@ def test_pass_lists_are_read_with_options_and_nesting() -> None:
     text = (
         " close-shardings, builtin.module(func.func(sdy-sink-data-flow-edges),any(cse)),basic-propagate{a-b=true c=3} "
     )
-    assert [(step.name, step.options) for step in parse_passes(text)] == [
+    assert [(step.name, step.options) for step in written_passes(text)] == [
         ("close-shardings", {}),
         ("sdy-sink-data-flow-edges", {}),
         ("cse", {}),
@@ -239,11 +247,11 @@ def test_pass_lists_are_read_with_options_and_nesting() -> None:
 
 @pytest.mark.parametrize("text", ["", "  ", "builtin.module()", "func.func( )"])
 def test_a_pipeline_may_be_empty(text: str) -> None:
-    assert parse_passes(text) == []
+    assert written_passes(text) == []
 
 
 def test_option_values_may_be_quoted_or_in_braces_and_hold_commas() -> None:
-    (step,) = parse_passes("p{a=1,2,3 b='x, {y}' c=\"q r\" d={e f,{g}} h i=}")
+    (step,) = written_passes("p{a=1,2,3 b='x, {y}' c=\"q r\" d={e f,{g}} h i=}")
     assert step.options == {"a": "1,2,3", "b": "x, {y}", "c": "q r", "d": "e f,{g}", "h": "", "i": ""}
 
 
@@ -261,27 +269,107 @@ def test_option_values_may_be_quoted_or_in_braces_and_hold_commas() -> None:
 )
 def test_a_text_that_is_no_pipeline_is_an_error_with_its_place(text: str, column: int, expected: str) -> None:
     with pytest.raises(ParseError, match=f"column {column}: expected .*{expected}") as error:
-        parse_passes(text)
+        written_passes(text)
     assert str(error.value).splitlines()[2] == " " * (column + 1) + "^"
+
+
+def _with_every_option() -> Iterator[Pass]:
+    for name, function in PASSES.items():
+        yield Pass(name)
+        for option, allowed in options_of(function).items():
+            texts = ("", "a b", "{x} 'y'", "a,b=c", "it's", '"q"', "}{", "100%")
+            values: Iterable[bool | str] = (True, False) if allowed == FLAG else allowed or texts
+            yield from (Pass(name, **{option: value}) for value in values)
+
+
+def test_every_pass_with_every_option_is_read_back_from_its_text() -> None:
+    for each in _with_every_option():
+        assert passes.parse(str(each)) == (each,)
+        assert eval(repr(each)) == each and hash(eval(repr(each))) == hash(each)
+
+
+@pytest.mark.parametrize("compat", ["shardy", None])
+def test_every_pipeline_is_read_back_from_its_text(compat: Literal["shardy"] | None) -> None:
+    for pipeline in (
+        import_pipeline(compat=compat),
+        propagation_pipeline(dedup_functions_fully=True, compat=compat),
+        propagation_pipeline(compat=compat),
+        export_pipeline(dump_directory="a b", dump_sharding_origins=True, compat=compat),
+        plan_import(compat),
+        PLAN_EXPORT,
+    ):
+        assert passes.parse(_text(pipeline)) == pipeline
+    options = "{compat=shardy}" if compat else ""
+    assert passes.parse(f"propagation-pipeline{options}") == propagation_pipeline(compat=compat)
+    assert ("compat=shardy" in _text(propagation_pipeline(compat=compat))) == (compat is not None)
+
+
+def test_a_pass_says_its_options_in_the_order_of_its_documentation() -> None:
+    one = Pass("basic-propagate", compat="shardy", keep_sharding_rules=False)
+    assert str(one) == "sdy-basic-propagate{keep-sharding-rules=false compat=shardy}"
+    assert repr(one) == "Pass('sdy-basic-propagate', keep_sharding_rules=False, compat='shardy')"
+    assert one == Pass("sdy-basic-propagate", keep_sharding_rules=False, compat="shardy")
+    assert one != Pass("sdy-basic-propagate") == Pass("sdy-basic-propagate", compat=None)
+    assert Pass("cse").with_options(compat="shardy") == Pass("cse")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("basic-propagate", {"keep_sharding_rules": 1}, "keep-sharding-rules .* cannot be 1; it may be true or false"),
+        ("basic-propagate", {"keep_sharding_rules": "true"}, "cannot be 'true'; it may be true or false"),
+        ("basic-propagate", {"compat": "xla"}, "compat of pass sdy-basic-propagate cannot be 'xla'; it may be shardy"),
+        ("save-module", {"directory": Path("x")}, "directory .* cannot be .*Path.*; it may be any text"),
+        ("save-module", {"name": "{'\""}, "cannot be .*; it may be any text"),
+        ("cse", {"foo_bar": True}, "pass cse has no option 'foo-bar'; it has none"),
+        ("propagation-pipeline", {}, "no pass is called 'propagation-pipeline'; did you mean"),
+    ],
+)
+def test_an_option_of_another_type_is_an_error(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParseError, match=message):
+        Pass(name, **options)
+
+
+def test_what_is_called_after_each_pass_sees_the_module_in_the_order_of_the_passes() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def after(done: Pass, module: ir.Operation) -> None:
+        assert module.verify()
+        seen.append((str(done), "?" in str(module)))
+
+    pipeline = [Pass("cse"), Pass("basic-propagate", keep_sharding_rules=True), Pass("close-shardings")]
+    passes.run(TANH, pipeline, after=after)
+    assert seen == [
+        ("cse", False),
+        ("sdy-basic-propagate{keep-sharding-rules=true}", True),
+        ("sdy-close-shardings", False),
+    ]
+    assert passes.run(TANH, pipeline) == passes.run(TANH, _text(pipeline))
+
+
+def test_a_pass_runs_on_a_module() -> None:
+    module = parse(TANH).operation
+    Pass("basic-propagate")(module)
+    assert str(module) == str(ours(TANH, "basic-propagate").operation)
 
 
 def test_an_unknown_pass_is_an_error_that_says_what_it_may_have_been() -> None:
     with pytest.raises(
         ParseError, match="column 5: no pass is called 'close-sharding'; did you mean sdy-close-shardings"
     ):
-        run(parse("").operation, "cse,close-sharding")
+        run_pipeline(parse("").operation, "cse,close-sharding")
     with pytest.raises(ParseError, match=r"no pass is called 'zz'; the passes are .*sdy-close-shardings"):
-        full_name("zz")
+        Pass("zz")
 
 
 def test_an_unknown_option_is_an_error_that_names_the_known_ones() -> None:
     known = "module-dump-directory"
-    with pytest.raises(ParseError, match=f"pass basic-propagate has no option 'strategy'; its options are .*{known}"):
-        run(parse("").operation, "basic-propagate{strategy=basic}")
+    with pytest.raises(ParseError, match=f"basic-propagate has no option 'strategy'; its options are .*{known}"):
+        run_pipeline(parse("").operation, "basic-propagate{strategy=basic}")
     with pytest.raises(ParseError, match="has no option 'a'; it has none"):
-        run(parse("").operation, "cse{a=1}")
+        run_pipeline(parse("").operation, "cse{a=1}")
     with pytest.raises(ParseError, match="has no option 'foo'; its options are dedup-functions-fully, compat"):
-        run(parse("").operation, "sdy-propagation-pipeline{foo=1}")
+        run_pipeline(parse("").operation, "sdy-propagation-pipeline{foo=1}")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +382,7 @@ def test_an_unknown_option_is_an_error_that_names_the_known_ones() -> None:
 )
 def test_an_option_with_a_value_that_it_cannot_have_is_an_error(step: str, allowed: str) -> None:
     with pytest.raises(ParseError, match=f"it may be {allowed}"):
-        run(parse("").operation, step)
+        run_pipeline(parse("").operation, step)
 
 
 DEAD = """
@@ -333,20 +421,21 @@ def test_what_nothing_uses_goes_as_in_the_oracle(pipeline: str) -> None:
 def test_nothing_runs_if_a_later_pass_is_not_known() -> None:
     module = parse("func.func private @unused() { return }")
     with pytest.raises(ParseError):
-        run(module.operation, "symbol-dce,nope")
+        run_pipeline(module.operation, "symbol-dce,nope")
     assert "@unused" in str(module)
 
 
 def test_passes_of_partitioning_are_named_as_not_available() -> None:
     for text in ("reshard-to-collectives", "export-pipeline{enable-insert-explicit-collectives=true}"):
         with pytest.raises(UnsupportedError, match="not available yet"):
-            run(parse("").operation, text)
+            run_pipeline(parse("").operation, text)
 
 
 def test_passes_and_pipelines_take_the_options_that_the_oracle_takes() -> None:
     with parse("").context:
-        for name in [n for n in (*PASSES, *PIPELINES) if n.startswith("sdy-") and n != "sdy-save-module"]:
-            for option, allowed in options_of(name).items():
+        known = {name: found for name, found in {**PASSES, **PIPELINES}.items() if name.startswith("sdy-")}
+        for name in known.keys() - {"sdy-save-module"}:
+            for option, allowed in options_of(known[name]).items():
                 if option == "compat":
                     continue
                 step = f"{name}{{{option}={'x' if allowed is None else allowed[0]}}}"
@@ -446,7 +535,7 @@ def test_canonicalize_and_cse_are_those_of_mlir() -> None:
       }"""
     module = parse(text)
     graph = Graph(module.operation)  # handles of ops are alive while MLIR's passes run
-    run(module.operation, "canonicalize,cse")
+    run_pipeline(module.operation, "canonicalize,cse")
     module.operation.verify()
     assert [op.operation.name for op in module.body.operations] == ["sdy.mesh", "func.func"]
     assert [op.name for op in Graph(module.operation).ops[1:]] == ["stablehlo.tanh", "stablehlo.add", "func.return"]
@@ -484,17 +573,21 @@ def test_functions_that_only_a_composite_refers_to_are_not_unused() -> None:
 
 def test_a_module_is_saved_only_where_that_is_asked_for(tmp_path: Path) -> None:
     ours(TANH, "sdy-save-module,export-pipeline")
-    run(parse(TANH).operation, f"export-pipeline{{dump-directory={tmp_path}/new}}")
+    run_pipeline(parse(TANH).operation, f"export-pipeline{{dump-directory={tmp_path}/new}}")
     (file,) = (tmp_path / "new").iterdir()
     assert file.name == "00.after_propagation.mlir"
     assert "stablehlo.tanh" in file.read_text()
 
 
+def _text(pipeline: Iterable[Pass]) -> str:
+    return ",".join(map(str, pipeline))
+
+
 def test_the_export_pipeline_leaves_out_what_its_options_say() -> None:
-    assert "sdy-sharding-constraint-to-reshard" not in ",".join(export_pipeline(avoid_export_for_partitioning=True))
-    assert "sub-axes" not in ",".join(export_pipeline(update_non_divisible_input_output_shardings=False))
-    assert "drop-sharding-rules" not in ",".join(export_pipeline(keep_sharding_rules=True))
-    assert "sink-debug-sharding-origins=true" in ",".join(export_pipeline(dump_sharding_origins=True))
+    assert "sdy-sharding-constraint-to-reshard" not in _text(export_pipeline(avoid_export_for_partitioning=True))
+    assert "sub-axes" not in _text(export_pipeline(update_non_divisible_input_output_shardings=False))
+    assert "drop-sharding-rules" not in _text(export_pipeline(keep_sharding_rules=True))
+    assert "sink-debug-sharding-origins=true" in _text(export_pipeline(dump_sharding_origins=True))
 
 
 @pytest.mark.parametrize("element", ["f32", "complex<f32>", "i1", "bf16"])

@@ -11,14 +11,14 @@ import jax
 import pytest
 from jax.extend.mlir import ir, passmanager
 from random_call_programs import RandomCallProgram
-from sdy_oracle import run_each, run_passes
+from sdy_oracle import oracle_text, run_each, run_passes
 from sharding_dump import parse, plain_text
 
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph
-from sdy_jax.passes.pipeline_text import parse as parse_pipeline
-from sdy_jax.passes.pipelines import export_pipeline, import_pipeline, propagation_pipeline
-from sdy_jax.passes.registry import COMPAT, full_name, options_of, run
+from sdy_jax.passes import Pass, run_pipeline
+from sdy_jax.passes.pipeline_text import written_passes
+from sdy_jax.passes.pipelines import Passes, export_pipeline, import_pipeline, propagation_pipeline
 from sdy_jax.rules.dataflow import calls_by_callee
 
 needs_new_oracle = pytest.mark.skipif(
@@ -30,7 +30,7 @@ EXPECTED = Path(__file__).parent / "call_programs.txt"
 DEFAULT = propagation_pipeline()
 DEDUP = propagation_pipeline(dedup_functions_fully=True)
 _CALLS = ("sdy-flatten-call-graph", "sdy-import-func-calls")
-NAMED = tuple(step for step in DEFAULT if step not in _CALLS)
+NAMED = tuple(step for step in DEFAULT if step.name not in _CALLS)
 """For named computations of the user: jaxlib's `sdy-import-func-calls` gives these a second set of edges, and fails."""
 
 X = "tensor<8x8xf32>"
@@ -257,7 +257,7 @@ def _id(value: object) -> str:
     return named.get(value, "") if isinstance(value, tuple) else str(value).split("\n")[0]
 
 
-def after_each(text: str, steps: tuple[str, ...]) -> list[str]:
+def after_each(text: str, steps: Passes) -> list[str]:
     """The module after each step of ours, verified and read back by jaxlib each time."""
     module = parse(text)
     found = []
@@ -267,33 +267,24 @@ def after_each(text: str, steps: tuple[str, ...]) -> list[str]:
     return found
 
 
-def _after_all(text: str, steps: tuple[str, ...]) -> str:
+def _after_all(text: str, steps: Passes) -> str:
     """The module after all steps, verified after each."""
     module = parse(text)
     _run(module, steps)
     return plain_text(module)
 
 
-def _run(module: ir.Module, steps: tuple[str, ...]) -> None:
+def _run(module: ir.Module, steps: Passes) -> None:
     with module.context, ir.Location.unknown(module.context), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for step in steps:
-            run(module.operation, _like_shardy(step))
-            module.operation.verify()
-
-
-def _like_shardy(step: str) -> str:
-    (parsed,) = parse_pipeline(step)
-    if COMPAT not in options_of(full_name(parsed.name)):
-        return step
-    options = {**parsed.options, COMPAT: "shardy"}
-    return f"{parsed.name}{{{' '.join(f'{name}={value}' for name, value in options.items())}}}"
+        like_shardy = [step.with_options(compat="shardy") for step in steps]
+        run_pipeline(module.operation, like_shardy, after=lambda _, changed: changed.verify())
 
 
 @cache
-def expected_after_each() -> dict[tuple[str, tuple[str, ...]], list[str] | None]:
+def expected_after_each() -> dict[tuple[str, Passes], list[str] | None]:
     """The same of the oracle, for all cases at once."""
-    answers = run_each((program, steps) for _, program, steps in CASES)
+    answers = run_each((program, list(map(oracle_text, steps))) for _, program, steps in CASES)
     return {(name, steps): answer for (name, _, steps), answer in zip(CASES, answers, strict=True)}
 
 
@@ -312,15 +303,13 @@ def write_expected() -> None:
 
 
 @pytest.mark.parametrize(("name", "program", "steps"), CASES, ids=_id)
-def test_the_pipelines_make_the_modules_that_the_newest_oracle_makes(
-    name: str, program: str, steps: tuple[str, ...]
-) -> None:
+def test_the_pipelines_make_the_modules_that_the_newest_oracle_makes(name: str, program: str, steps: Passes) -> None:
     assert _after_all(program, steps) == _read_expected()[f"{name}, {_id(steps)}"]
 
 
 @needs_new_oracle
 @pytest.mark.parametrize(("name", "program", "steps"), CASES, ids=_id)
-def test_each_pass_makes_the_module_that_the_oracle_makes(name: str, program: str, steps: tuple[str, ...]) -> None:
+def test_each_pass_makes_the_module_that_the_oracle_makes(name: str, program: str, steps: Passes) -> None:
     expected = expected_after_each()[name, steps]
     assert expected is not None, "the oracle fails"
     for step, ours, theirs in zip(steps, after_each(program, steps), expected, strict=True):
@@ -342,8 +331,8 @@ def test_the_pipelines_have_the_passes_of_the_oracle_in_its_order(options: str) 
         with parse("").context:
             takes_options = name != "sdy-export-pipeline"
             text = str(passmanager.PassManager.parse(f"builtin.module({name}{options if takes_options else ''})"))
-        theirs = [step.name for step in parse_pipeline(text) if step.name not in LEFT_OUT]
-        assert [step.name for step in parse_pipeline(",".join(ours))] == theirs
+        theirs = [step.name for step in written_passes(text) if step.name not in LEFT_OUT]
+        assert [step.name for step in ours] == theirs
 
 
 FEATURES = [
@@ -361,7 +350,7 @@ def _check_random(seeds: range) -> None:
         features = FEATURES[seed % len(FEATURES)]
         text = RandomCallProgram(seed, features).text
         cases += [(seed, text, steps) for steps in (NAMED if "named" in features else DEFAULT, DEDUP)]
-    expected = run_passes((text, ",".join(steps)) for _, text, steps in cases)
+    expected = run_passes((text, ",".join(map(oracle_text, steps))) for _, text, steps in cases)
     assert sum(text is not None for text in expected) > 0.9 * len(cases)
     for (seed, text, steps), theirs in zip(cases, expected, strict=True):
         if theirs is not None:  # the oracle dies of priorities on dead ops
@@ -386,7 +375,7 @@ def test_many_random_programs_with_calls_become_what_the_oracle_makes_of_them() 
 
 @pytest.mark.parametrize("program", [*PROGRAMS.values(), *NAMED_PROGRAMS.values()], ids=[*PROGRAMS, *NAMED_PROGRAMS])
 @pytest.mark.parametrize("steps", [DEFAULT, DEDUP], ids=_id)
-def test_every_program_passes_the_pipelines_verified_after_each_pass(program: str, steps: tuple[str, ...]) -> None:
+def test_every_program_passes_the_pipelines_verified_after_each_pass(program: str, steps: Passes) -> None:
     """Also those of which the oracle fails, and with the oracle of any version."""
     final = after_each(program, steps)[-1]
     assert "?" not in final.replace("{?}p", "")
@@ -450,14 +439,14 @@ def test_propagation_ends_where_functions_return_their_arguments_to_calls_of_the
         %0 = sdy.sharding_constraint %x <@mesh, [{{?}}, {{"b"}}]> : {X}
         return %x : {X}
       }}"""
-    propagate = f"sdy-{strategy}-propagate"
+    propagate = Pass(f"sdy-{strategy}-propagate")
     assert "tanh %2 : tensor" in _after_all(text, (propagate,)), "the oracle dies of this one"
-    steps = ("sdy-add-func-data-flow-edges", propagate)
-    assert run_passes([(text, ",".join(steps))]) == [_after_all(text, steps)]
+    steps = (Pass("sdy-add-func-data-flow-edges"), propagate)
+    assert run_passes([(text, ",".join(map(str, steps)))]) == [_after_all(text, steps)]
 
 
 @pytest.mark.parametrize("steps", [DEFAULT, DEDUP], ids=_id)
-def test_recursion_is_an_error(steps: tuple[str, ...]) -> None:
+def test_recursion_is_an_error(steps: Passes) -> None:
     text = f"""
       func.func @main(%x: {X}) -> {X} {{
         %0 = call @main(%x) : ({X}) -> {X}
@@ -469,6 +458,6 @@ def test_recursion_is_an_error(steps: tuple[str, ...]) -> None:
 
 def test_a_function_without_a_body_is_an_error_but_for_passes_of_mlir() -> None:
     text = f"func.func private @f({X}) -> {X}"
-    run(parse(text).operation, "cse")
+    run_pipeline(parse(text).operation, "cse")
     with pytest.raises(UnsupportedError, match="@f is declared without a body"):
-        run(parse(text).operation, "close-shardings")
+        run_pipeline(parse(text).operation, "close-shardings")

@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 from sharding_dump import dump, parse
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.passes.registry import run
+from sdy_jax.passes import run_pipeline
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.history import History
 from sdy_jax.propagation.record import Event
@@ -35,7 +35,7 @@ def _normal(text: str) -> str:
 def _ours(text: str, passes: str) -> str:
     module = parse(text)
     with module.context, ir.Location.unknown(module.context):
-        run(
+        run_pipeline(
             module.operation,
             re.sub(r"(user-priority-propagate)(?!\{)", r"\1{compat=shardy}", passes),
         )

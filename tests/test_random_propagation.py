@@ -21,7 +21,7 @@ from random_programs import RandomProgram
 from sdy_oracle import Oracle
 from sharding_dump import parse, plain_text
 
-from sdy_jax.passes.registry import run
+from sdy_jax.passes import run_pipeline
 
 PROPAGATIONS = (
     "sdy-basic-propagate",
@@ -106,7 +106,7 @@ def ours(text: str, passes: str) -> str:
     module = parse(text, _context())
     with module.context, ir.Location.unknown(module.context), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # groups whose members disagree
-        run(
+        run_pipeline(
             module.operation,
             re.sub(r"(sdy-[\w-]*propagate)(?:\{(.*?)\})?", _in_shardys_terms, passes),
         )

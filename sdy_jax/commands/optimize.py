@@ -8,7 +8,7 @@ from jax.interpreters import mlir
 from sdy_jax.commands.bug_report import described_bug
 from sdy_jax.errors import InternalError, ParseError, SdyError
 from sdy_jax.loading.artifacts import contents
-from sdy_jax.passes import registry
+from sdy_jax.passes import parse, run_pipeline
 from sdy_jax.text.modules import SourceError, check_device_ids, error_at, parse_module
 from sdy_jax.text.printer import module_text
 from sdy_jax.verification import verify_module
@@ -33,7 +33,7 @@ def optimize(text: str, pipeline: str, file: str, generic: bool = False, strict:
 
     Args:
       text: the module.
-      pipeline: the passes, as `passes.registry.run` takes them.
+      pipeline: the passes, as `passes.parse` takes them.
       file: the name for errors.
       generic: print all ops in the generic form, as tools read it that know the mesh and shard dialects.
       strict: check the given module for the documented rules, too, that jaxlib does not enforce.
@@ -47,8 +47,10 @@ def optimize(text: str, pipeline: str, file: str, generic: bool = False, strict:
             module = parse_module(text, context, file)
             if strict:
                 check_device_ids(text, file)
-            verify_module(module.operation, strict, tolerant=not registry.is_strict(pipeline))
-            registry.run(module.operation, pipeline)
+            passes = parse(pipeline)
+            tolerant = any(("strict", False) in each.options for each in passes)
+            verify_module(module.operation, strict, tolerant=tolerant)
+            run_pipeline(module.operation, passes)
             _verify_result(module.operation)
             return module_text(module, generic)
     except SourceError:

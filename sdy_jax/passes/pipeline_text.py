@@ -1,7 +1,7 @@
-"""Reading a textual pass pipeline as MLIR writes it.
+"""The grammar of textual pass pipelines, as MLIR writes them.
 
-    pipeline := (step ("," step)*)?
-    step     := name options? | anchor "(" pipeline ")"
+    pipeline := (pass ("," pass)*)?
+    pass     := name options? | anchor "(" pipeline ")"
     options  := "{" (name ("=" value)?)* "}"
     value    := text without spaces, or a text in quotes or braces
 
@@ -23,28 +23,43 @@ _PAIRS = {"{": "}", "'": "'", '"': '"'}
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One pass of a pipeline; `position` is where its name begins in the text, counted from 0."""
+class WrittenPass:
+    """One pass as it is written; `position` is where its name begins in the text, counted from 0."""
 
     name: str
     position: int
     options: dict[str, str] = field(default_factory=dict)
 
 
-def parse(text: str) -> list[Step]:
+def written_passes(text: str) -> list[WrittenPass]:
     """The passes of a pipeline in order, nesting removed.
 
     Raises:
       ParseError: the text is not a pipeline.
 
-    >>> [step.name for step in parse("func.func(sdy-sink-data-flow-edges), cse")]
+    >>> [written.name for written in written_passes("func.func(sdy-sink-data-flow-edges), cse")]
     ['sdy-sink-data-flow-edges', 'cse']
     """
     reader = _Reader(text)
-    steps = list(reader.pipeline())
+    found = list(reader.pipeline())
     if not reader.is_at_end():
         raise reader.error("a comma or the end")
-    return steps
+    return found
+
+
+def quoted(value: str) -> str | None:
+    """The text of an option's value, in quotes or braces where it needs them; None if nothing can hold it."""
+    written = (value, f"{{{value}}}", f"'{value}'", f'"{value}"')
+    return next((text for text in written if _read_back(text) == value), None)
+
+
+def _read_back(value: str) -> str | None:
+    reader = _Reader(value)
+    try:
+        found = reader.value()
+    except ParseError:
+        return None
+    return found if reader.is_at_end() else None
 
 
 def error_at(text: str, position: int, message: str) -> ParseError:
@@ -65,15 +80,15 @@ class _Reader:
         self._skip_space()
         return self._at == len(self._text)
 
-    def pipeline(self) -> Iterator[Step]:
+    def pipeline(self) -> Iterator[WrittenPass]:
         self._skip_space()
         if self.is_at_end() or self._text[self._at] == ")":
             return
-        yield from self._step()
+        yield from self._pass()
         while self._take(","):
-            yield from self._step()
+            yield from self._pass()
 
-    def _step(self) -> Iterator[Step]:
+    def _pass(self) -> Iterator[WrittenPass]:
         name = self._match(_NAME, "a pass name")
         position = self._at - len(name)
         if self._take("("):
@@ -81,14 +96,14 @@ class _Reader:
             if not self._take(")"):
                 raise self.error(f"the ')' that closes {name}(")
             return
-        yield Step(name, position, dict(self._options()) if self._take("{") else {})
+        yield WrittenPass(name, position, dict(self._options()) if self._take("{") else {})
 
     def _options(self) -> Iterator[tuple[str, str]]:
         while not self._take("}"):
             name = self._match(_NAME, "an option name or '}'")
-            yield name, self._value() if self._take("=") else ""
+            yield name, self.value() if self._take("=") else ""
 
-    def _value(self) -> str:
+    def value(self) -> str:
         """Pieces of text side by side, as in `a,"b c",{d e}`, up to the next space."""
         start = self._at
         while self._at < len(self._text) and not self._text[self._at].isspace() and self._text[self._at] != "}":

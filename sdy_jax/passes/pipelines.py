@@ -7,11 +7,26 @@ dropped. Everything before it is in Shardy's order, that of jaxlib 0.12, with Sh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 from sdy_jax.errors import UnsupportedError
+from sdy_jax.passes.registry import Pass
 
-Steps = tuple[str, ...]
+Passes = tuple[Pass, ...]
+Compat = Literal["shardy"] | None
+"""`"shardy"` leaves out what only sdy_jax does; it goes to the passes that know it."""
 
-_BEFORE_CALLS = (
+
+def _passes(*names: str) -> Passes:
+    return tuple(Pass(name) for name in names)
+
+
+def _with_compat(passes: Passes, compat: str | None) -> Passes:
+    return tuple(each.with_options(compat=compat) for each in passes)
+
+
+_BEFORE_CALLS = _passes(
     "symbol-dce",
     "sdy-lift-inlined-meshes",
     "sdy-remove-size-one-axes",
@@ -21,46 +36,48 @@ _BEFORE_CALLS = (
     "sdy-manual-axes-cleanup",
     "sdy-add-data-flow-edges",
 )
-_CONSTRAINTS_AND_GROUPS = ("sdy-apply-sharding-constraints", "sdy-sharding-group-import")
-_CONSTRAINTS_OVER_CALLS = (
+_CONSTRAINTS_AND_GROUPS = _passes("sdy-apply-sharding-constraints", "sdy-sharding-group-import")
+_CONSTRAINTS_OVER_CALLS = _passes(
     "sdy-flatten-call-graph",
     "symbol-dce",
     "sdy-add-func-data-flow-edges",
     "sdy-apply-sharding-constraints",
-    "func.func(sdy-sink-func-data-flow-edges)",
+    "sdy-sink-func-data-flow-edges",
     "sdy-sharding-group-import",
 )
-_CALLS_TO_COMPUTATIONS = ("sdy-import-func-calls", "symbol-dce")
-_PROPAGATE = ("sdy-pre-order-funcs", "sdy-user-priority-propagate{keep-sharding-rules=true}")
-_AFTER_CALLS = ("sdy-unflatten-call-graph", "symbol-dce", "sdy-insert-func-call-reshards")
-_NO_MORE_CONSTRAINTS = ("sdy-remove-sharding-groups", "func.func(sdy-sharding-constraint-to-reshard)")
-_NO_DEAD_OPS = "canonicalize{enable-patterns=none}"
-_BOUNDARY = ("sdy-update-non-divisible-input-output-shardings", "sdy-remove-sub-axes-in-input-output-shardings")
+_CALLS_TO_COMPUTATIONS = _passes("sdy-import-func-calls", "symbol-dce")
+_PROPAGATE = (Pass("sdy-pre-order-funcs"), Pass("sdy-user-priority-propagate", keep_sharding_rules=True))
+_AFTER_CALLS = _passes("sdy-unflatten-call-graph", "symbol-dce", "sdy-insert-func-call-reshards")
+_NO_MORE_CONSTRAINTS = _passes("sdy-remove-sharding-groups", "sdy-sharding-constraint-to-reshard")
+_NO_DEAD_OPS = Pass("canonicalize", enable_patterns="none")
+_BOUNDARY = _passes("sdy-update-non-divisible-input-output-shardings", "sdy-remove-sub-axes-in-input-output-shardings")
 
 
-def import_pipeline(*, dedup_functions_fully: bool = False) -> Steps:
+def import_pipeline(*, dedup_functions_fully: bool = False, compat: Compat = None) -> Passes:
     """`sdy-import-pipeline`: before propagation. Calls are left as they are.
 
     Args:
       dedup_functions_fully: all calls of a function are to share one sharding; constraints and groups come in here.
+      compat: see `Compat`.
     """
-    return (*_BEFORE_CALLS, *(_CONSTRAINTS_AND_GROUPS if dedup_functions_fully else ()))
+    return _with_compat((*_BEFORE_CALLS, *(_CONSTRAINTS_AND_GROUPS if dedup_functions_fully else ())), compat)
 
 
-def propagation_pipeline(*, dedup_functions_fully: bool = False) -> Steps:
+def propagation_pipeline(*, dedup_functions_fully: bool = False, compat: Compat = None) -> Passes:
     """`sdy-propagation-pipeline`: import, propagation and export, up to `sdy-insert-explicit-reshards`.
 
     Args:
       dedup_functions_fully: all calls of a function share one sharding, so that no function is copied. Otherwise each
         call is propagated with a copy of its own, and copies that came out alike are united.
+      compat: see `Compat`.
     """
     if dedup_functions_fully:
-        before: Steps = (*import_pipeline(dedup_functions_fully=True), "sdy-add-func-data-flow-edges")
-        after: Steps = ("sdy-propagate-to-func-results", "func.func(sdy-sink-func-data-flow-edges)")
+        before = (*import_pipeline(dedup_functions_fully=True), Pass("sdy-add-func-data-flow-edges"))
+        after = _passes("sdy-propagate-to-func-results", "sdy-sink-func-data-flow-edges")
     else:
         before = (*import_pipeline(), *_CONSTRAINTS_OVER_CALLS, *_CALLS_TO_COMPUTATIONS)
-        after = ("sdy-export-named-computations", "sdy-propagate-to-func-results")
-    return (*before, *_PROPAGATE, *after, *_AFTER_CALLS, *export_pipeline())
+        after = _passes("sdy-export-named-computations", "sdy-propagate-to-func-results")
+    return _with_compat((*before, *_PROPAGATE, *after, *_AFTER_CALLS, *export_pipeline()), compat)
 
 
 def export_pipeline(
@@ -74,7 +91,8 @@ def export_pipeline(
     dump_directory: str = "",
     dump_sharding_origins: bool = False,
     dump_propagation_edges: bool = False,
-) -> Steps:
+    compat: Compat = None,
+) -> Passes:
     """`sdy-export-pipeline`: after propagation, up to `sdy-insert-explicit-reshards`.
 
     Args:
@@ -87,6 +105,7 @@ def export_pipeline(
       dump_directory: where to write the module with its final shardings.
       dump_sharding_origins, dump_propagation_edges: show the debugging attributes in that file. They are removed
         afterwards.
+      compat: see `Compat`.
 
     Raises:
       UnsupportedError: an option of partitioning is on.
@@ -97,28 +116,40 @@ def export_pipeline(
             "partitioning, which is not available yet as a pass"
         )
     debug = dump_sharding_origins or dump_propagation_edges
-    sink = "sdy-sink-data-flow-edges"
+    shown = {
+        "sink_debug_propagation_edge_sharding": dump_propagation_edges,
+        "sink_debug_sharding_origins": dump_sharding_origins,
+    }
+    passes = [Pass("sdy-constant-or-scalar-merger"), Pass("sdy-sink-data-flow-edges", **(shown if debug else {}))]
+    if not avoid_export_for_partitioning:
+        passes += _NO_MORE_CONSTRAINTS
+    if update_non_divisible_input_output_shardings:
+        passes += _BOUNDARY
+    passes.append(Pass("sdy-close-shardings"))
+    if dump_directory:
+        passes.append(Pass("sdy-save-module", directory=dump_directory, name="00.after_propagation"))
+    passes.append(Pass("sdy-insert-explicit-reshards"))
     if debug:
-        edges, origins = str(dump_propagation_edges).lower(), str(dump_sharding_origins).lower()
-        sink += f"{{sink-debug-propagation-edge-sharding={edges} sink-debug-sharding-origins={origins}}}"
-    return (
-        "func.func(sdy-constant-or-scalar-merger)",
-        f"func.func({sink})",
-        *(() if avoid_export_for_partitioning else _NO_MORE_CONSTRAINTS),
-        *(_BOUNDARY if update_non_divisible_input_output_shardings else ()),
-        "sdy-close-shardings",
-        *((f"sdy-save-module{{directory={{{dump_directory}}} name=00.after_propagation}}",) if dump_directory else ()),
-        "func.func(sdy-insert-explicit-reshards)",
-        *(("sdy-remove-propagation-debug-info",) if debug else ()),
-        *(() if avoid_export_for_partitioning else (_NO_DEAD_OPS,)),
-        *(() if keep_sharding_rules else ("func.func(sdy-drop-sharding-rules)",)),
-    )
+        passes.append(Pass("sdy-remove-propagation-debug-info"))
+    if not avoid_export_for_partitioning:
+        passes.append(_NO_DEAD_OPS)
+    if not keep_sharding_rules:
+        passes.append(Pass("sdy-drop-sharding-rules"))
+    return _with_compat(tuple(passes), compat)
+
+
+PIPELINES: dict[str, Callable[..., Passes]] = {
+    "sdy-import-pipeline": import_pipeline,
+    "sdy-export-pipeline": export_pipeline,
+    "sdy-propagation-pipeline": propagation_pipeline,
+}
+"""Names that stand for lists of passes, with their options."""
 
 
 # Our own: a plan executes one flat main function, in which every op is seen with the shardings of its one use. So calls
 # are inlined at the start, and nothing after that knows of functions. Rules are not stored, because nothing reads them.
 
-PLAN_IMPORT: Steps = (
+_PLAN_IMPORT = _passes(
     "sdy-lift-inlined-meshes",
     "sdy-remove-size-one-axes",
     "inline-calls",
@@ -126,13 +157,20 @@ PLAN_IMPORT: Steps = (
     "sdy-constant-or-scalar-splitter",
     "sdy-manual-axes-cleanup",
     "sdy-add-data-flow-edges",
-    *_CONSTRAINTS_AND_GROUPS,
+    "sdy-apply-sharding-constraints",
+    "sdy-sharding-group-import",
     "synchronize-sharding-groups",
 )
-PLAN_EXPORT: Steps = (
-    "sdy-constant-or-scalar-merger",
-    "sdy-sink-data-flow-edges",
+PLAN_EXPORT = (
+    Pass("sdy-constant-or-scalar-merger"),
+    Pass("sdy-sink-data-flow-edges"),
     *_NO_MORE_CONSTRAINTS,
     *_BOUNDARY,
-    "sdy-close-shardings",
+    Pass("sdy-close-shardings"),
 )
+"""What makes a propagated module's shardings final."""
+
+
+def plan_import(compat: Compat = None) -> Passes:
+    """What prepares a module for propagation."""
+    return _with_compat(_PLAN_IMPORT, compat)

@@ -1,31 +1,103 @@
-"""The public face of the passes: programs and texts in, programs and texts out."""
+"""Running lists of passes: on modules, on programs, and from text to text."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import overload
 
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.passes import registry
+from sdy_jax.errors import ParseError
+from sdy_jax.ir.extensions import load_extensions
+from sdy_jax.passes.pipeline_text import WrittenPass, error_at, written_passes
+from sdy_jax.passes.pipelines import PIPELINES
+from sdy_jax.passes.registry import FLAG, PASSES, Allowed, Pass, as_keywords, checked, full_name, options_of
+from sdy_jax.passes.walk import check_bodies
 from sdy_jax.text.modules import parse_module
 from sdy_jax.text.printer import module_text
 
+Pipeline = str | Iterable[Pass]
+"""Passes, or the text of a pipeline."""
+
+After = Callable[[Pass, ir.Operation], None]
+"""What is called after each pass, with the pass and the module; it may look at the module, print or verify it."""
+
+
+def parse(pipeline: str) -> tuple[Pass, ...]:
+    """The passes of a textual pipeline; one that names a pipeline has the passes of that.
+
+    Args:
+      pipeline: `"name,name{option=value ...},..."`, as MLIR writes it; empty for no pass at all. Anchors, as in
+        `func.func(name)`, are left out.
+
+    Raises:
+      ParseError: a pass or option that is not known, or text that is not a pipeline, with its column.
+      UnsupportedError: a pass or option of partitioning.
+
+    Example:
+      >>> parse("func.func(sink-data-flow-edges),aggressive-propagate{propagation-strategy=basic}")
+      (Pass('sdy-sink-data-flow-edges'), Pass('sdy-aggressive-propagate', propagation_strategy='basic'))
+    """
+    return tuple(found for written in written_passes(pipeline) for found in _meant(written, pipeline))
+
+
+def _meant(written: WrittenPass, pipeline: str) -> Iterator[Pass]:
+    load_extensions()
+    try:
+        name = full_name(written.name, {**PASSES, **PIPELINES})
+        function = PASSES.get(name) or PIPELINES[name]
+        known = options_of(function)
+        given = {option: _value(text, known.get(option)) for option, text in written.options.items()}
+        keywords = as_keywords(checked(name, function, given).items())
+    except ParseError as error:
+        raise error_at(pipeline, written.position, str(error)) from None
+    yield from PIPELINES[name](**keywords) if name in PIPELINES else (Pass(name, **keywords),)
+
+
+def _value(text: str, allowed: Allowed) -> bool | str:
+    """The value that an option's text stands for; a flag that is only named is on."""
+    return {"true": True, "": True, "false": False}.get(text, text) if allowed == FLAG else text
+
+
+def run_pipeline(module: ir.Operation, pipeline: Pipeline, after: After | None = None) -> None:
+    """Runs passes on a `builtin.module`, in place.
+
+    Args:
+      module: the operation of the module, not the module object.
+      pipeline: passes, or text as for `parse`.
+      after: called after each pass.
+
+    Raises:
+      ParseError, UnsupportedError: as `parse`; nothing has run then.
+      UnsupportedError: a function that is declared only.
+    """
+    passes = parse(pipeline) if isinstance(pipeline, str) else tuple(pipeline)
+    if any(each.name.startswith("sdy-") for each in passes):
+        check_bodies(module)
+    for each in passes:
+        each(module)
+        if after is not None:
+            after(each, module)
+
 
 @overload
-def run(program: Program, pipeline: str) -> Program: ...
+def run(program: Program, pipeline: Pipeline, after: After | None = None) -> Program: ...
 @overload
-def run(program: str, pipeline: str) -> str: ...
-def run(program: Program | str, pipeline: str) -> Program | str:
-    """Runs named passes on a program or on the text of a module.
+def run(program: str, pipeline: Pipeline, after: After | None = None) -> str: ...
+def run(program: Program | str, pipeline: Pipeline, after: After | None = None) -> Program | str:
+    """Runs passes on a program or on the text of a module.
 
     Pass names and options are Shardy's: `"sdy-basic-propagate"`, `"sdy-propagation-pipeline"`,
     `"aggressive-propagate{propagation-strategy=basic}"`, `"func.func(sdy-sink-data-flow-edges),cse"`.
 
     Args:
       program: a program, which stays as it is, or MLIR text.
-      pipeline: pass names, separated by commas, with or without `sdy-`, with options as MLIR writes them.
+      pipeline: passes, such as `[Pass("basic-propagate", keep_sharding_rules=True), Pass("cse")]`, or their names,
+        separated by commas, with or without `sdy-`, with options as MLIR writes them.
+      after: called after each pass with the pass and the module as it is then, an `ir.Operation`: to verify it
+        (`lambda _, module: module.verify()`), print it, or take the time.
 
     Returns:
       A new program with the module after the passes, or its text.
@@ -46,13 +118,8 @@ def run(program: Program | str, pipeline: str) -> Program | str:
     """
     if isinstance(program, Program):
         module = program.module.clone().operation
-        _run(module, pipeline)
+        run_pipeline(module, pipeline, after)
         return program.with_module(module)
     parsed = parse_module(program, mlir.make_ir_context(), "<text>")
-    _run(parsed.operation, pipeline)
+    run_pipeline(parsed.operation, pipeline, after)
     return module_text(parsed)
-
-
-def _run(module: ir.Operation, pipeline: str) -> None:
-    with module.context, ir.Location.unknown(module.context):
-        registry.run(module, pipeline)

@@ -1,8 +1,8 @@
-"""Passes by name, with their options, and running a list of them.
+"""The passes by name, and a pass with its options as a value.
 
-Names and options are Shardy's. A name may be written without its `sdy-` prefix, and inside `func.func(...)`. A pass is
-a function that edits a module in place; its options are its keyword-only parameters, and their types say what may be
-written: `true` or `false`, one of some words, or any text.
+Names and options are Shardy's; a name may be given without its `sdy-` prefix. What runs is a function that edits a
+module in place. Its options are its keyword-only parameters, and their types say what may be given: a bool, one of some
+words, or any text.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import difflib
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Literal
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.errors import ParseError, UnsupportedError
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.passes import (
     batching,
@@ -31,7 +32,6 @@ from sdy_jax.passes import (
     manual,
     meshes,
     named_computations,
-    pipelines,
     propagate,
     sharding_groups,
     sharding_rules,
@@ -40,13 +40,10 @@ from sdy_jax.passes.constant_merger import merge_constants
 from sdy_jax.passes.constant_splitter import split_constants
 from sdy_jax.passes.debug_info import remove_propagation_debug_info
 from sdy_jax.passes.inline_calls import inline_calls
-from sdy_jax.passes.pipeline_text import Step, error_at, parse
+from sdy_jax.passes.pipeline_text import quoted
 from sdy_jax.passes.save import save_module
-from sdy_jax.passes.walk import check_bodies
 
-Pass = Callable[..., None]
-
-PASSES: dict[str, Pass] = {
+PASSES: dict[str, Callable[..., None]] = {
     # of MLIR
     "canonicalize": generic.canonicalize,
     "cse": generic.cse,
@@ -96,13 +93,6 @@ PASSES: dict[str, Pass] = {
 }
 """Extensions add theirs."""
 
-PIPELINES: dict[str, Callable[..., pipelines.Steps]] = {
-    "sdy-import-pipeline": pipelines.import_pipeline,
-    "sdy-export-pipeline": pipelines.export_pipeline,
-    "sdy-propagation-pipeline": pipelines.propagation_pipeline,
-}
-"""Names that stand for lists of passes. Besides their own options they take `compat`, for the passes that know it."""
-
 PARTITIONING = frozenset(
     {
         "sdy-convert-global-to-local",
@@ -118,63 +108,81 @@ PARTITIONING = frozenset(
 )
 """Shardy's passes that come after propagation's."""
 
-COMPAT = "compat"
-"""The option that limits a pass to what Shardy does."""
 
+@dataclass(frozen=True, init=False, repr=False)
+class Pass:
+    """A pass with its options; calling it runs it on a module.
 
-def run(module: ir.Operation, pipeline: str) -> None:
-    """Runs a textual pipeline on a `builtin.module`, in place.
+    Two that say the same are equal, and `str` is what MLIR's textual pipelines write, which `parse` reads.
 
     Args:
-      module: the operation of the module, not the module object.
-      pipeline: `"name,name{option=value ...},..."`, as MLIR writes it; empty for no pass at all.
+      name: Shardy's name of the pass, with or without `sdy-`.
+      options: by Shardy's names, with `_` for `-`; None for one that is not given.
+
+    Attributes:
+      name: with its prefix.
+      options: those given, by their names in text, in the order of their documentation.
 
     Raises:
-      ParseError: a name or option that is not known, or text that is not a pipeline. Nothing has run then.
-      UnsupportedError: a pass or option of partitioning, or a function that is declared only.
+      ParseError: there is no such pass or option, or the option cannot have this value.
+      UnsupportedError: a pass of partitioning.
+
+    Example:
+      >>> print(Pass("basic-propagate", keep_sharding_rules=True))
+      sdy-basic-propagate{keep-sharding-rules=true}
     """
-    steps = list(_resolved(pipeline))
-    if any(name.startswith("sdy-") for name, _ in steps):
-        check_bodies(module)
-    for name, arguments in steps:
-        PASSES[name](module, **arguments)
+
+    name: str
+    options: tuple[tuple[str, bool | str], ...]
+
+    def __init__(self, name: str, /, **options: bool | str | None):
+        full = full_name(name, PASSES)
+        given = {option.replace("_", "-"): value for option, value in options.items() if value is not None}
+        object.__setattr__(self, "name", full)
+        object.__setattr__(self, "options", tuple(checked(full, PASSES[full], given).items()))
+
+    def __call__(self, module: ir.Operation, *shared: Any) -> None:
+        """Runs the pass.
+
+        Args:
+          module: a `builtin.module`, edited in place.
+          shared: what the pass's function takes besides, such as the rules of the module's ops.
+        """
+        with module.context, ir.Location.unknown(module.context):
+            PASSES[self.name](module, *shared, **as_keywords(self.options))
+
+    def __str__(self) -> str:
+        options = " ".join(f"{option}={_option_text(value)}" for option, value in self.options)
+        return f"{self.name}{{{options}}}" if options else self.name
+
+    def __repr__(self) -> str:
+        given = (f", {option}={value!r}" for option, value in as_keywords(self.options).items())
+        return f"Pass({self.name!r}{''.join(given)})"
+
+    def with_options(self, **options: bool | str | None) -> Pass:
+        """The pass with further or other options, as far as it knows them."""
+        known = options_of(PASSES[self.name])
+        more = {option: value for option, value in options.items() if option.replace("_", "-") in known}
+        return Pass(self.name, **{**as_keywords(self.options), **more})
 
 
-def is_strict(pipeline: str) -> bool:
-    """Whether no pass of a pipeline is to tolerate modules that it could refuse (`strict=false`)."""
-    return all(arguments.get("strict", True) for _, arguments in _resolved(pipeline))
-
-
-def _resolved(pipeline: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The passes of a pipeline with the arguments for them."""
-    load_extensions()
-    for step in parse(pipeline):
-        name = full_name(step.name, pipeline, step.position)
-        given = _arguments(step, options_of(name), pipeline)
-        if name in PASSES:
-            yield name, given
-            continue
-        compat = {COMPAT: given.pop(COMPAT)} if COMPAT in given else {}
-        for inner, arguments in _resolved(",".join(PIPELINES[name](**given))):
-            yield inner, {**arguments, **(compat if COMPAT in options_of(inner) else {})}
-
-
-def full_name(name: str, pipeline: str = "", position: int = 0) -> str:
+def full_name(name: str, known: Collection[str]) -> str:
     """The name of a pass or pipeline with its prefix.
 
     Raises:
-      ParseError: there is no such pass.
+      ParseError: it is none of those that are known.
       UnsupportedError: it is one of partitioning.
     """
+    if name not in known:
+        load_extensions()
     for candidate in (name, f"sdy-{name}"):
-        if candidate in PASSES or candidate in PIPELINES:
+        if candidate in known:
             return candidate
         if candidate in PARTITIONING:
             raise UnsupportedError(f"pass {candidate} belongs to partitioning, which is not available yet as a pass")
-    known = [*PASSES, *PIPELINES]
     near = difflib.get_close_matches(name, known, n=3) or difflib.get_close_matches(f"sdy-{name}", known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"the passes are {', '.join(known)}"
-    raise error_at(pipeline or name, position, f"no pass is called {name!r}; {hint}")
+    raise ParseError(f"no pass is called {name!r}; {hint}")
 
 
 # Options.
@@ -182,38 +190,55 @@ def full_name(name: str, pipeline: str = "", position: int = 0) -> str:
 Allowed = tuple[str, ...] | None
 """What may be written as an option's value; None: any text."""
 
+FLAG = ("true", "false")
+"""What may be written for a bool."""
+
 
 @cache
-def options_of(name: str) -> Mapping[str, Allowed]:
-    """The options of a pass or pipeline, as written in a textual pipeline."""
-    found = PASSES.get(name) or PIPELINES[name]
-    bound = set(found.keywords) if isinstance(found, partial) else set()
-    function = found.func if isinstance(found, partial) else found
+def options_of(function: Callable[..., Any]) -> Mapping[str, Allowed]:
+    """The options of a pass's or pipeline's function, as written in text."""
+    bound = set(function.keywords) if isinstance(function, partial) else set()
+    function = function.func if isinstance(function, partial) else function
     hints = typing.get_type_hints(function)
     parameters = inspect.signature(function).parameters.values()
     own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in bound]
-    options = {option.replace("_", "-"): _allowed(hints[option]) for option in own}
-    return options if name in PASSES else {**options, COMPAT: ("shardy",)}
+    return {option.replace("_", "-"): _allowed(hints[option]) for option in own}
 
 
 def _allowed(hint: Any) -> Allowed:
     if hint is bool:
-        return ("true", "false")
+        return FLAG
     words = [a for part in (hint, *typing.get_args(hint)) if typing.get_origin(part) is Literal for a in part.__args__]
     return tuple(words) or None
 
 
-def _arguments(step: Step, options: Mapping[str, Allowed], pipeline: str) -> dict[str, Any]:
-    """The options of a step as arguments of its function."""
-    found: dict[str, Any] = {}
-    for option, text in step.options.items():
-        if option not in options:
-            known = f"its options are {', '.join(options)}" if options else "it has none"
-            raise error_at(pipeline, step.position, f"pass {step.name} has no option {option!r}; {known}")
-        allowed = options[option]
-        if allowed is not None and text not in allowed and not (text == "" and "true" in allowed):
-            message = f"option {option} of pass {step.name} cannot be {text!r}; it may be {' or '.join(allowed)}"
-            raise error_at(pipeline, step.position, message)
-        is_flag = allowed is not None and "true" in allowed
-        found[option.replace("-", "_")] = text != "false" if is_flag else text
-    return found
+def checked(name: str, function: Callable[..., Any], given: Mapping[str, bool | str]) -> dict[str, bool | str]:
+    """The options given to a pass or pipeline, by their names in text, in its own order.
+
+    Raises:
+      ParseError: one that it has not, or that cannot have this value.
+    """
+    known = options_of(function)
+    for option, value in given.items():
+        if option not in known:
+            options = f"its options are {', '.join(known)}" if known else "it has none"
+            raise ParseError(f"pass {name} has no option {option!r}; {options}")
+        if not _is_allowed(value, known[option]):
+            remedy = " or ".join(known[option] or ("any text",))
+            raise ParseError(f"option {option} of pass {name} cannot be {value!r}; it may be {remedy}")
+    return {option: given[option] for option in known if option in given}
+
+
+def _is_allowed(value: bool | str, allowed: Allowed) -> bool:
+    if allowed == FLAG or not isinstance(value, str):
+        return allowed == FLAG and isinstance(value, bool)
+    return value in allowed if allowed else quoted(value) is not None
+
+
+def _option_text(value: bool | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(quoted(value))
+
+
+def as_keywords(options: Iterable[tuple[str, bool | str]]) -> dict[str, Any]:
+    """Options as a function takes them."""
+    return {option.replace("-", "_"): value for option, value in options}

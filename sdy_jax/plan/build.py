@@ -16,16 +16,18 @@ from sdy_jax.lowering.placement.partition import partition
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.lowering.placement.uneven import uneven
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import put_on_mesh
-from sdy_jax.passes.export import export_module
-from sdy_jax.passes.import_ import import_module
-from sdy_jax.passes.propagate import user_priority_propagate
+from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
+from sdy_jax.plan.dump import dump_of
 from sdy_jax.plan.even_results import put_results_on_whole_axes
 from sdy_jax.plan.plan import Plan, boundary_values
 from sdy_jax.rules import RuleBook
 
 NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []
 """Functions from a traced module to notes for its plan, registered by dialects."""
+
+_PROPAGATE = Pass("sdy-user-priority-propagate")
 
 
 def build_plan(
@@ -66,16 +68,20 @@ def _collection_paused() -> Iterator[None]:
 
 
 def _build(name: str, program: Program, costs: CostModel, source: str, optimize_collectives: bool, inner: bool) -> Plan:
+    dump = dump_of(name)
     stages = {"traced": program.module}
+    dump("traced", program.module)
     module = program.module.clone().operation
-    import_module(module)
+    run_pipeline(module, plan_import(), after=dump)
     put_on_mesh(module, program.mesh_name)
+    dump("imported", module)
     stages["imported"] = module
 
     module = module.clone().operation
     rules = RuleBook()
-    user_priority_propagate(module, rules)
-    export_module(module)
+    _PROPAGATE(module, rules)
+    dump(_PROPAGATE, module)
+    run_pipeline(module, PLAN_EXPORT, after=dump)
     stages["propagated"] = module
 
     module = module.clone().operation
@@ -84,6 +90,7 @@ def _build(name: str, program: Program, costs: CostModel, source: str, optimize_
     _locate_return(module, source)
     inputs = [*(f"constant {i}" for i in range(len(program.constants))), *program.inputs]
     report = partition(module, program.mesh_name, costs, rules, optimize_collectives, inputs)
+    dump("partitioned", module)
     stages["partitioned"] = module
 
     uneven_ones = _uneven_arguments(main_function(program.module), main_function(module), program, inputs, source)

@@ -14,7 +14,8 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Block, Graph, Op, Value, pre_order
 from sdy_jax.ir.locations import Place, place_of
-from sdy_jax.passes.export import export_module
+from sdy_jax.passes import run_pipeline
+from sdy_jax.passes.pipelines import PLAN_EXPORT
 from sdy_jax.plan.sites import Site, site_of
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.places import NOWHERE
@@ -125,7 +126,7 @@ class Naming:
         for op in self._engine.liveness.dead:  # users before what they use
             if op.parent not in self._engine.liveness.dead:
                 copies[op].erase()
-        export_module(module)
+        run_pipeline(module, PLAN_EXPORT)
         return Graph(module)
 
     @cached_property

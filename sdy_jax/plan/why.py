@@ -13,7 +13,8 @@ from functools import cached_property
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, main_function
-from sdy_jax.passes.import_ import import_module
+from sdy_jax.passes import run_pipeline
+from sdy_jax.passes.pipelines import Compat, plan_import
 from sdy_jax.passes.shardings import function_shardings
 from sdy_jax.plan.annotations import Annotations
 from sdy_jax.plan.naming import Named, Naming
@@ -131,10 +132,10 @@ class Explanation:
         self._sizes = {axis.name: axis.size for mesh in graph.meshes.values() for axis in mesh.axes}
 
     @classmethod
-    def of_module(cls, module: ir.Operation, compat: str | None = None) -> Explanation:
+    def of_module(cls, module: ir.Operation, compat: Compat = None) -> Explanation:
         """Explains a module as it is before import; its arguments are called `%arg0`, its results `result[0]`."""
         imported = module.clone().operation
-        import_module(imported, compat)
+        run_pipeline(imported, plan_import(compat))
         given = given_arguments(module)
         main = main_function(imported)
         block = main.regions[0].blocks[0]
