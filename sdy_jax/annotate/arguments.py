@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.tree_util import GetAttrKey, KeyPath, flatten_one_level_with_keys, keystr, tree_flatten_with_path
+from jax.tree_util import GetAttrKey, flatten_one_level_with_keys, keystr, tree_flatten_with_path
 
 from sdy_jax.annotate.argument_errors import (
     array_for_tree,
@@ -192,7 +192,7 @@ def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:
     ]
 
 
-def _children(tree: Any, root: str, where: str) -> tuple[list[tuple[KeyPath, Any]], type]:
+def _children(tree: Any, root: str, where: str) -> tuple[list[tuple[Any, Any]], type]:
     try:
         children, _ = flatten_one_level_with_keys(tree)
     except ValueError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +21,19 @@ from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import OPEN, DimensionSharding, TensorSharding
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def manual_computation(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     *,
     in_shardings: Any,
     out_shardings: Any,
     manual_axes: str | Iterable[str],
     mesh: jax.sharding.Mesh | None = None,
     check_vma: bool = True,
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     """Runs a function on blocks along some mesh axes, and partitions it along the others: `sdy.manual_computation`.
 
     Along the manual axes `fun` sees one device's block of each argument, and communicates by `jax.lax.psum` and its
@@ -79,7 +82,7 @@ def manual_computation(
     )
 
     @functools.wraps(fun)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         flat, _ = regions.flattened(fun, args, kwargs)
         leaves = argument_leaves(in_shardings, args, kwargs, parameters, inputs)
         on_mesh = _mesh(mesh, manual)
@@ -98,9 +101,9 @@ def manual_computation(
             )
         out = mapped(*(_at_border(leaf, manual, "in", inputs) for leaf in leaves))
         results = match_prefix(out_shardings, out, "result", outputs)
-        return jax.tree.unflatten(
-            jax.tree.structure(out), [_at_border(leaf, manual, "out", outputs) for leaf in results]
-        )
+        values = [_at_border(leaf, manual, "out", outputs) for leaf in results]
+        result: R = jax.tree.unflatten(jax.tree.structure(out), values)
+        return result
 
     return call
 

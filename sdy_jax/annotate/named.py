@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 from jax.extend.core import Primitive, jaxpr_as_fun
@@ -24,7 +24,15 @@ from sdy_jax.representation.sharding import TensorSharding
 
 Specs = tuple[Stated | None, ...]
 
+F = TypeVar("F", bound=Callable[..., Any])
 
+
+@overload
+def named_computation(fun: F, *, name: str | None = None, in_shardings: Any = None, out_shardings: Any = None) -> F: ...
+@overload
+def named_computation(
+    fun: str, *, name: str | None = None, in_shardings: Any = None, out_shardings: Any = None
+) -> Callable[[F], F]: ...
 def named_computation(
     fun: Callable[..., Any] | str, *, name: str | None = None, in_shardings: Any = None, out_shardings: Any = None
 ) -> Any:

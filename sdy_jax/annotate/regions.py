@@ -157,7 +157,7 @@ def linearized(region: Region, primals: Sequence[Any], tangents: Sequence[Any]) 
 
     def tangent(*xs: Any) -> list[Any]:
         pushforward = jax.tree.unflatten(pushforwards[0], xs[: len(positions)])
-        return pushforward(*xs[len(positions) :])
+        return list(pushforward(*xs[len(positions) :]))
 
     linear = jax.make_jaxpr(tangent)(*(everything[i] for i in positions), *(tangents[i] for i in varying))
     return Linearized(traced, linear, tuple(positions), varying, smooth)
@@ -209,7 +209,7 @@ def transposed(region: Region, linear: Sequence[bool], cotangents: Sequence[Any]
 
         def of_linear(*ys: Any) -> list[Any]:
             known, unknown = iter(rest), iter(ys)
-            return fun(*(next(unknown if is_linear else known) for is_linear in linear))
+            return list(fun(*(next(unknown if is_linear else known) for is_linear in linear)))
 
         full = [ad.instantiate_zeros(c) if isinstance(c, ad.Zero) else next(cts) for c in cotangents]
         return list(jax.linear_transpose(of_linear, *types)(full))

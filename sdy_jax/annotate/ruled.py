@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax.extend.core import Primitive, jaxpr_as_fun
@@ -21,8 +21,11 @@ from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 from sdy_jax.representation.text import parse_rule
 from sdy_jax.representation.verify import verify_rule
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def with_sharding_rule(fun: Callable[..., Any], rule: OpShardingRule | str) -> Callable[..., Any]:
+
+def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Callable[P, R]:
     """Says how the one op that a function consists of can be split: `sdy.sharding_rule`.
 
     It tells propagation and the partitioner which dimensions of a custom call correspond, or overrides what they know
@@ -57,12 +60,13 @@ def with_sharding_rule(fun: Callable[..., Any], rule: OpShardingRule | str) -> C
         raise ShardingError(f"with_sharding_rule of `{title}` got a {type(rule).__name__}; expected a rule or its text")
 
     @functools.wraps(fun)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         flat, leaves = regions.flattened(fun, args, kwargs)
         traced = regions.trace(flat, leaves)
         region = regions.without_jit(traced.region)
         outs = ruled_p.bind(*traced.captured, *leaves, region=region, rule=own, title=title, mapped=())
-        return jax.tree.unflatten(traced.out_tree, outs)
+        result: R = jax.tree.unflatten(traced.out_tree, outs)
+        return result
 
     return call
 

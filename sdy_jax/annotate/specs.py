@@ -91,7 +91,8 @@ def with_dimension(spec: Stated, position: int, axes: Sequence[str] | None) -> S
         return replace(spec, dimensions=(*spec.dimensions[:position], new, *spec.dimensions[position:]))
     entries = [*spec.partitions, *(None,) * (position - len(spec.partitions))]
     entries.insert(position, PartitionSpec.UNCONSTRAINED if axes is None else tuple(axes))
-    return spec.update(partitions=entries)
+    longer: PartitionSpec = spec.update(partitions=entries)
+    return longer
 
 
 def _assumed_mesh(spec: Stated) -> Mesh | None:

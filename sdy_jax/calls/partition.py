@@ -9,7 +9,7 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
@@ -38,6 +38,42 @@ from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.runtime.boundary import auto_mesh, check_devices, concrete_mesh, splits_by_parts
 
 __all__ = ["PartitionWarning", "PartitionedFunction", "partition"]
+
+P = ParamSpec("P")
+Rest = ParamSpec("Rest")
+R = TypeVar("R", covariant=True)
+
+
+class Keywords(TypedDict, total=False):
+    """The options of `partition`, for type checkers."""
+
+    mesh: jax.sharding.Mesh | None
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Sequence[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Sequence[str] | None
+    keep_unused: bool
+    inline: bool
+    compiler_options: dict[str, Any] | None
+    costs: CostModel | None
+    on_unknown: str
+    optimize_collectives: bool
+
+
+class Decorator(Protocol):
+    """What `partition` returns without a function."""
+
+    def __call__(self, fun: Callable[P, R], /) -> PartitionedFunction[P, R]: ...
+
+
+@overload
+def partition(fun: Callable[P, R], **options: Unpack[Keywords]) -> PartitionedFunction[P, R]: ...
+@overload
+def partition(fun: Program, **options: Unpack[Keywords]) -> PartitionedFunction[..., Any]: ...
+@overload
+def partition(fun: None = None, **options: Unpack[Keywords]) -> Decorator: ...
 
 
 def partition(
@@ -162,7 +198,7 @@ class _Tracing(threading.local):
 _tracing = _Tracing()
 
 
-class PartitionedFunction:
+class PartitionedFunction(Generic[P, R]):
     """A function that runs partitioned. Called like the function itself; `plan` shows what will run.
 
     Under another partitioned function's trace it is inlined, and its shardings become sharding constraints.
@@ -172,7 +208,7 @@ class PartitionedFunction:
     """It is always called with the same types, and its results go to other functions of ours only: they may be split by
     parts of axes."""
 
-    def __init__(self, fun: Callable[..., Any], options: Options):
+    def __init__(self, fun: Callable[P, R], options: Options):
         if not callable(fun):
             raise SdyError(
                 f"partition got {with_article(type(fun))}; expected a function, or a program from sdy_jax.load"
@@ -193,22 +229,30 @@ class PartitionedFunction:
         """The paths of arguments whose move was reported already."""
         self._jit(lambda *args, **kwargs: None)  # jit checks the options here, not at the first call
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if _tracing.mesh is not None:
-            return self._inlined(args, kwargs, _tracing.mesh)
-        return self._through_jit(None, args, kwargs)
+            return self._inlined(args, kwargs, _tracing.mesh)  # type: ignore[no-any-return]
+        return self._through_jit(None, args, kwargs)  # type: ignore[no-any-return]
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> PartitionedFunction[P, R]: ...
+    @overload
+    def __get__(
+        self: PartitionedFunction[Concatenate[Any, Rest], R], instance: object, owner: type | None = None
+    ) -> Callable[Rest, R]: ...
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As an attribute of a class it is a method."""
         return self if instance is None else types.MethodType(self, instance)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """As `jax.jit(fun).trace`: the traced program of the partitioned function."""
-        return self._through_jit("trace", args, kwargs)
+        traced: jax.stages.Traced = self._through_jit("trace", args, kwargs)
+        return traced
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `jax.jit(fun).lower`; the result's `compile()` gives the executable."""
-        return self._through_jit("lower", args, kwargs)
+        lowered: jax.stages.Lowered = self._through_jit("lower", args, kwargs)
+        return lowered
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The shapes and dtypes of the results; nothing is planned or run."""
@@ -238,17 +282,17 @@ class PartitionedFunction:
         moves = call.moves(plan)
         return dataclasses.replace(plan, moves=moves) if moves else plan
 
-    def __copy__(self) -> PartitionedFunction:
+    def __copy__(self) -> PartitionedFunction[P, R]:
         """A function of its own with the same options; plans and compiled programs are made again."""
         return self._renewed(self._fun, type(self).__new__(type(self)))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PartitionedFunction:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PartitionedFunction[P, R]:
         """As `__copy__`, of a copy of the function: of a method, that of the copied object."""
         new = memo[id(self)] = type(self).__new__(type(self))
         fun = self._fun if isinstance(self._fun, LoadedFunction) else copy.deepcopy(self._fun, memo)
         return self._renewed(fun, new)
 
-    def _renewed(self, fun: Callable[..., Any], new: PartitionedFunction) -> PartitionedFunction:
+    def _renewed(self, fun: Callable[..., Any], new: PartitionedFunction[P, R]) -> PartitionedFunction[P, R]:
         new.__init__(fun, self._options)  # type: ignore[misc]
         new._source = self._source
         return new
@@ -372,7 +416,7 @@ class PartitionedFunction:
 
         def partitioned(
             fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str
-        ) -> PartitionedFunction:
+        ) -> PartitionedFunction[..., Any]:
             options = Options(
                 self._jax_mesh(),
                 in_shardings,
@@ -453,7 +497,7 @@ class PartitionedFunction:
         return concrete_mesh(context_mesh() if self._mesh is None else self._mesh)
 
 
-class _InnerFunction(PartitionedFunction):
+class _InnerFunction(PartitionedFunction[P, R]):
     """A function of a derivative."""
 
     _is_inner = True

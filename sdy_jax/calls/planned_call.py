@@ -43,7 +43,7 @@ class PlannedCall:
         self._closed_over = [isinstance(c, jax.core.Tracer) for c in plan.program.constants]
 
     @property
-    def outer(self) -> list[jax.core.Tracer]:
+    def outer(self) -> list[Any]:
         """The values of an outer trace that the function closes over; the plan ends with that trace."""
         return list(compress(self.plan.program.constants, self._closed_over))
 

@@ -135,7 +135,9 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _command(commands: argparse._SubParsersAction, name: str, summary: str, text: str) -> argparse.ArgumentParser:
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, text: str
+) -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=summary, description=text, formatter_class=formatter, allow_abbrev=False

@@ -148,5 +148,5 @@ def _figures(result: np.ndarray) -> str:
     values = np.abs(result) if np.iscomplexobj(result) else result
     wide = values.astype(np.float64)
     odd = int(np.size(wide) - np.isfinite(wide).sum())
-    figures = f"min {wide.min():.6g}  max {wide.max():.6g}  mean {wide.mean():.6g}"
+    figures = f"min {np.min(wide):.6g}  max {np.max(wide):.6g}  mean {wide.mean():.6g}"
     return figures + (f"  ({odd} not finite)" if odd else "")

@@ -291,11 +291,7 @@ def _bytecode(module: ir.Operation) -> bytes:
 
 program_p = Primitive("program")
 program_p.multiple_results = True
-
-
-@program_p.def_abstract_eval
-def _abstract(*_: Any, module: bytes, name: str, results: tuple[Any, ...], foreign: bool) -> list[Any]:
-    return list(results)
+program_p.def_abstract_eval(lambda *_, results, **__: list(results))
 
 
 def _lower(

@@ -348,7 +348,7 @@ class Origins:
 
 def _first_return(value: Value) -> int:
     """As which result a value is returned, by the first return in its use list; Shardy writes origins only there."""
-    return next(use.operand_number for use in value.mlir.uses if use.owner.operation.name == "func.return")
+    return next(int(use.operand_number) for use in value.mlir.uses if use.owner.operation.name == "func.return")
 
 
 def write_origins(graph: Graph) -> None:

@@ -104,4 +104,5 @@ def _received(own: NamedSharding, target: NamedSharding, shape: tuple[int, ...])
 def _missing(held: Any, wanted: Any, shape: tuple[int, ...]) -> int:
     bounds = [(w.indices(n)[:2], h.indices(n)[:2]) for w, h, n in zip(wanted, held, shape, strict=True)]
     size = math.prod(stop - start for (start, stop), _ in bounds)
-    return size - math.prod(max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in bounds)
+    kept = math.prod(max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in bounds)
+    return int(size - kept)

@@ -113,7 +113,7 @@ def attribute_from_text(text: str, context: ir.Context) -> ir.Attribute:
     return ir.Attribute.parse(text, context)
 
 
-_REDUCTION_CODES = {kind.name.lower(): kind.value for kind in getattr(sdy, "ReductionOp", ())}
+_REDUCTION_CODES: dict[str, int] = {kind.name.lower(): kind.value for kind in getattr(sdy, "ReductionOp", ())}
 """The dialect's numbers for reductions; dialect version 0.10 has none."""
 
 SAYABLE = ("sum", *(kind for kind in _REDUCTION_CODES if kind != "sum"))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sdy_jax.representation.axes import add_or_merge, braces, set_difference, sort_and_merge, suffix_of
 from sdy_jax.representation.dialect_rules import fail
@@ -63,7 +64,7 @@ class SdyCollective:
     """
 
     kind: str
-    axes: tuple = ()
+    axes: tuple[Any, ...] = ()
     params: Params = ()
 
     @property

@@ -51,7 +51,7 @@ def fatal_mistakes(text: str) -> Iterator[tuple[int, str]]:
 def _depth(text: str) -> int:
     """How many brackets are open where most are."""
     brackets = np.frombuffer(_NOT_NESTED.sub("", text).encode(errors="replace"), np.uint8)
-    return int(_STEPS[brackets].cumsum(dtype=np.int32).max(initial=0))
+    return int(np.max(_STEPS[brackets].cumsum(dtype=np.int32), initial=0))
 
 
 def _too_deep(text: str) -> int:

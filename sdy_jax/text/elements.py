@@ -92,7 +92,7 @@ class Plain:
         yield KINDS[self.attribute.kind].pretty(value)
 
     def says(self, given: Given) -> bool:
-        return given.value(self.attribute) != self.attribute.default
+        return bool(given.value(self.attribute) != self.attribute.default)
 
 
 @dataclass(frozen=True, slots=True)

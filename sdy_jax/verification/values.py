@@ -129,11 +129,11 @@ def sharding_of(value: ir.Value) -> TensorSharding | None:
     maker = maker_of(value)
     if not isinstance(value, ir.BlockArgument):
         return _result_sharding(maker, ir.OpResult(value).result_number)
-    number = value.arg_number
+    number: int = value.arg_number
     if maker.name == "func.func":
         return function_shardings(maker, "arg_attrs", number + 1)[number]
     if "in_shardings" in maker.attributes:
-        outer = shardings_from_attribute(maker.attributes["in_shardings"])[number]
+        outer: TensorSharding = shardings_from_attribute(maker.attributes["in_shardings"])[number]
         if "manual_axes" not in maker.attributes:
             return outer
         return _inside(outer, frozenset(manual_axes_from_attribute(maker.attributes["manual_axes"])))

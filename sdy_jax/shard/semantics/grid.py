@@ -99,7 +99,7 @@ def op(function: Callable[Concatenate[Grid, P], R]) -> Callable[Concatenate[Grid
     """Makes the name of the op, `shard.all_gather`, part of its errors and of what profilers show."""
 
     @functools.wraps(function)
-    def run(grid: Grid, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(grid: Grid, /, *args: P.args, **kwargs: P.kwargs) -> R:
         name = f"{grid.dialect}.{function.__name__.replace('grid', grid.noun)}"
         try:
             with jax.named_scope(name):
@@ -126,7 +126,8 @@ def permute(grid: Grid, x: jax.Array, axes: Axes, pairs: Sequence[tuple[int, int
     split = [axis for axis in axes if grid.sizes[axis] > 1]
     order = sorted(split, key=lambda axis: places[grid.names((axis,))[0]])
     number = renumbered(grid, split, order)
-    return lax.ppermute(x, grid.names(order), [(int(number[i]), int(number[j])) for i, j in pairs])
+    moved: jax.Array = lax.ppermute(x, grid.names(order), [(int(number[i]), int(number[j])) for i, j in pairs])
+    return moved
 
 
 def renumbered(grid: Grid, axes: Axes, order: Axes) -> np.ndarray:
@@ -153,7 +154,8 @@ def group_device(grid: Grid, axes: Axes, device: Sequence[Coordinate]) -> Any:
 
 def position(grid: Grid, axes: Axes, device: Sequence[Coordinate] | Mapping[int, Coordinate]) -> Index:
     """The group index over `axes` of a device given by its coordinates along all axes of the grid."""
-    return group_device(grid, axes, [device[axis] for axis in axes])
+    index: Index = group_device(grid, axes, [device[axis] for axis in axes])
+    return index
 
 
 def coordinates_in_group(grid: Grid, axes: Axes, index: Coordinate) -> list[Any]:

@@ -54,7 +54,7 @@ def check_annotations(shards: Sequence[DialectOp], scope: Scope, strict: bool) -
 def _differ(one: DialectOp, other: DialectOp, scope: Scope) -> bool:
     stated = [stated_sharding(op["sharding"]) for op in (one, other)]
     if stated[0] is None or stated[1] is None:
-        return one["sharding"] != other["sharding"]
+        return bool(one["sharding"] != other["sharding"])
     mesh = scope.meshes.get((stated[0].dialect, stated[0].mesh))
     return mesh is None or not stated[0].means_the_same(stated[1], mesh, shape_of(one, one["src"]))
 
