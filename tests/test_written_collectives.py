@@ -186,3 +186,19 @@ def test_collectives_on_another_mesh_stay_in_axes_of_the_base(collective):
     np.testing.assert_allclose(run(X), np.tanh(X), rtol=1e-6)
     found = collectives_in_hlo(run.lower(X).compile().as_text())
     assert totals(found).wire_bytes == plan.wire_bytes
+
+
+def test_two_bit_integers_are_permuted_as_bytes():
+    """They travel as bytes: the CPU's own permute of them corrupts memory."""
+    x = (np.arange(64) % 4 - 2).astype(np.int8)
+    ring = [(i, (i + 1) % 8) for i in range(8)]
+
+    def shifted(x):
+        return lax.ppermute(x.astype(jnp.int2), ("a", "b"), ring).astype(jnp.int8)
+
+    spec = P(("a", "b"))
+    run = sdy.partition(jax.shard_map(shifted, mesh=MESH, in_specs=spec, out_specs=spec), mesh=MESH)
+    permutes = [line for line in run.lower(x).as_text().splitlines() if "collective_permute" in line]
+    assert permutes
+    assert not any("xi2>" in line for line in permutes)
+    np.testing.assert_array_equal(run(x), np.roll(x, 8))

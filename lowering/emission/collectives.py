@@ -3,9 +3,8 @@
 Conventions. `x` is one device's block of a tensor; `axes_per_dim` has one list of axes, major to minor, per dimension;
 `mesh` must cut every axis used here (`RefinedMesh.of`). Lists of axes may be in any order and may hold sub-axes. A
 local dimension that a collective splits must be divisible by the group: where it is not, the caller pads it first. A
-group of devices is numbered by its axes in the order given, first one major; only `ppermute` numbers it in mesh order,
-so permutations are written over the whole mesh. On a mesh whose devices are in another order than those of the
-`shard_map`, `mesh` is that order's view (`RefinedMesh.on`).
+group of devices is numbered by its axes in the order given, first one major, in permutations (`sent`) too. On a mesh
+whose devices are in another order than those of the `shard_map`, `mesh` is that order's view (`RefinedMesh.on`).
 """
 
 from __future__ import annotations
@@ -115,13 +114,9 @@ def _merge_before(x: jax.Array, sources: Sequence[int]) -> jax.Array:
     return x.transpose([i for part in parts for i in part]).reshape(shape)
 
 
-@_as_bytes(_TWO_BITS)
 def collective_permute(x: jax.Array, source: TensorSharding, target: TensorSharding, mesh: RefinedMesh) -> jax.Array:
     """Sends every block to the devices that own it under `target`, which splits each dimension as often as `source`."""
-    pairs = permutation_pairs(source, target, mesh)
-    if all(sender == receiver for sender, receiver in pairs):
-        return x
-    return lax.ppermute(x, mesh.axis_names, pairs)
+    return sent(x, mesh.axis_names, permutation_pairs(source, target, mesh))
 
 
 def permutation_pairs(source: TensorSharding, target: TensorSharding, mesh: RefinedMesh) -> list[tuple[int, int]]:
@@ -146,6 +141,25 @@ def _match(senders: list[int], receivers: list[int]) -> list[tuple[int, int]]:
     stay = set(senders) & set(receivers)
     moved = zip((p for p in senders if p not in stay), (p for p in receivers if p not in stay), strict=True)
     return [*((p, p) for p in sorted(stay)), *moved]
+
+
+@_as_bytes(_TWO_BITS)
+def sent(x: jax.Array, names: Sequence[str], pairs: Sequence[tuple[int, int]]) -> jax.Array:
+    """`x` sent from device to device; `pairs` are (sender, receiver), numbered along `names`, the first one major.
+
+    Devices that nobody sends to get zeros. `lax.ppermute` numbers devices in the order of the surrounding mesh,
+    whatever the order of the names that it is given, so the numbers are translated.
+    """
+    if not pairs:
+        return jnp.zeros_like(x)
+    around = jax.sharding.get_abstract_mesh().axis_names
+    order = tuple(sorted(names, key=around.index))
+    sizes = {name: lax.axis_size(name) for name in names}
+    if all(sender == receiver for sender, receiver in pairs) and len(pairs) == math.prod(sizes.values()):
+        return x
+    numbers = np.arange(math.prod(sizes.values())).reshape([sizes[name] for name in order])
+    along = numbers.transpose([order.index(name) for name in names]).ravel().tolist()
+    return lax.ppermute(x, order, [(along[sender], along[receiver]) for sender, receiver in pairs])
 
 
 # Reducing data.

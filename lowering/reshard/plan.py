@@ -73,6 +73,7 @@ def plan_reshard(
     target: TensorSharding,
     mesh: Mesh,
     costs: CostModel = CostModel(),  # noqa: B008 - immutable
+    whole_axes: bool = False,
 ) -> ReshardPlan:
     """The cheapest collectives that take a tensor of global `shape` from one sharding to another on one mesh.
 
@@ -85,6 +86,8 @@ def plan_reshard(
         mesh: the mesh of both. Shardings that name different meshes are on meshes with these axes and the same devices
             in different orders: the results up to some permute are on the source's mesh, from there on the target's.
         costs: default: bytes on the wire.
+        whole_axes: whether steps may use only the axes that the shardings name, none of their parts: a `shard_map` that
+            somebody else has written cannot be refined.
 
     Raises:
         ShardingError: ranks differ, or a shard count does not divide.
@@ -96,7 +99,7 @@ def plan_reshard(
     >>> [(step.kind, str(step), step.wire_bytes) for step in plan.steps]
     [('all_to_all', '[{"x"}: 0->1]', 128.0)]
     """
-    return _remembered(tuple(shape), itemsize, source, target, mesh, costs)
+    return _remembered(tuple(shape), itemsize, source, target, mesh, costs, whole_axes)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -107,15 +110,18 @@ def _remembered(
     target: TensorSharding,
     mesh: Mesh,
     costs: CostModel,
+    whole_axes: bool,
 ) -> ReshardPlan:
     _check(shape, source, target, mesh)
     if source.unreduced_axes and target.unreduced_axes and _combine_differently(source, target):
         whole = replace(target, unreduced_axes=(), reduction="sum")
         first, second = (
-            _remembered(shape, itemsize, *ends, mesh, costs) for ends in ((source, whole), (whole, target))
+            _remembered(shape, itemsize, *ends, mesh, costs, whole_axes) for ends in ((source, whole), (whole, target))
         )
         return ReshardPlan(first.steps + second.steps, first.wire_bytes + second.wire_bytes, first.cost + second.cost)
     problem, atoms = _problem(shape, itemsize, source, target, mesh, costs)
+    if whole_axes:
+        problem = replace(problem, divides=False)
     cut, steps, price = _solve(problem)
     names = _Names([part for atom, sizes in zip(atoms, cut, strict=True) for part in _parts(atom, sizes)], mesh)
     collectives = names.collectives(_refined(problem, cut), steps, source, target)
@@ -273,6 +279,8 @@ def _fine_cuts(problem: Problem) -> list[Cut]:
     a 256x256 mesh whole axes move, as on a 2x2 mesh.
     """
     sizes, whole = problem.sizes, math.prod(problem.sizes)
+    if not problem.divides:
+        return [tuple((n,) for n in sizes)]
     units = [_unit(p, [*sizes, *(math.gcd(n, whole) for n in problem.shape)]) for p in sorted(set(_primes(whole)))]
     ways = [list(islice(_orders(_parts_in(units, n)), MAX_REFINEMENTS)) for n in sizes]
     return list(islice(product(*ways), MAX_REFINEMENTS))
@@ -280,6 +288,8 @@ def _fine_cuts(problem: Problem) -> list[Cut]:
 
 def _coarse_cuts(problem: Problem) -> list[Cut]:
     """Every atom whole, or in two of which one is as large as the largest thing that is smaller than the atom."""
+    if not problem.divides:
+        return []
     whole = math.prod(problem.sizes)
     numbers = {*problem.sizes, *(math.gcd(n, whole) for n in problem.shape)} - {1}
     ways = []
@@ -345,6 +355,7 @@ def _refined(problem: Problem, cut: Cut) -> Problem:
         state(problem.target),
         problem.min_shards,
         problem.reorders,
+        problem.divides,
     )
 
 

@@ -78,6 +78,7 @@ class Problem:
     `sizes` and `bandwidths` are per atom. `min_shards` is the memory cap: no state may have fewer shards in all.
     `reorders`: the target lies on a mesh with the same axes and the devices in another order, to which one of the
     permutes leads. Its price is that of any permute, but a value that all devices have whole changes for nothing.
+    `divides`: whether steps may use parts of atoms.
     """
 
     shape: tuple[int, ...]
@@ -89,6 +90,7 @@ class Problem:
     target: State
     min_shards: int = 1
     reorders: bool = False
+    divides: bool = True
     _products: dict[Axes, int] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property

@@ -216,7 +216,7 @@ def _collective_broadcast(local: LocalOp, team: _Team, x: jax.Array) -> jax.Arra
 def _collective_permute(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     pairs = device_pairs(local.op, local.mesh.mesh)
     with jax.named_scope(scope_name(local.op.name, (), local.op.source)):
-        return [lax.ppermute(x, local.mesh.axis_names, pairs) for x in operands]
+        return [collectives.sent(x, local.mesh.axis_names, pairs) for x in operands]
 
 
 @emitter("stablehlo.partition_id")

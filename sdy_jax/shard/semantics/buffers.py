@@ -17,7 +17,7 @@ from sdy_jax.shard.semantics.grid import Grid, coordinates_in_group, position
 from sdy_jax.shard.semantics.layout import Dimension, Layout, dimensions
 
 # The kinds of which copies are no terms, so that all devices but one hold the identity.
-_COUNTING = {"sum": "sum", "product": "product", "bitwise_xor": "xor"}
+COUNTING = {"sum": "sum", "product": "product", "bitwise_xor": "xor"}
 
 
 def cut(grid: Grid, x: jax.Array, dim: int, dimension: Dimension) -> jax.Array:
@@ -36,13 +36,6 @@ def cut(grid: Grid, x: jax.Array, dim: int, dimension: Dimension) -> jax.Array:
     return jnp.where(row < own, part, jnp.zeros_like(part))
 
 
-def as_terms(grid: Grid, x: jax.Array, kind: str | None, axes: Sequence[int]) -> jax.Array:
-    """Terms along `axes` that `kind` combines to `x`, which all devices along them hold. Nothing is sent."""
-    if kind not in _COUNTING or not axes:
-        return x
-    return collectives.replicated_to_unreduced(x, grid.refs(axes), _COUNTING[kind], grid.mesh)
-
-
 # On the host: all buffers at once.
 
 
@@ -51,8 +44,8 @@ def all_buffers(x: np.ndarray, layout: Layout, grid: Grid) -> np.ndarray:
     found = dimensions(layout, grid, x.shape)
     buffers = []
     for device in itertools.product(*map(range, grid.sizes)):
-        if layout.partial in _COUNTING and any(device[axis] for axis in layout.partial_axes):
-            identity = collectives.identity(_COUNTING[layout.partial], x.dtype)
+        if layout.partial in COUNTING and any(device[axis] for axis in layout.partial_axes):
+            identity = collectives.identity(COUNTING[layout.partial], x.dtype)
             buffers.append(np.full([d.length for d in found], identity, x.dtype))
             continue
         part = x

@@ -15,11 +15,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
-from jax import lax
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.lowering.emission import collectives
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh
 
@@ -111,30 +110,8 @@ def op(function: Callable[Concatenate[Grid, P], R]) -> Callable[Concatenate[Grid
 
 
 def permute(grid: Grid, x: jax.Array, axes: Axes, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-    """Sends `x` from device to device of each group; `pairs` are group indices, sender first.
-
-    Devices that nobody sends to get zeros. `lax.ppermute` numbers devices in the order of the mesh, whatever the order
-    of the names that it is given, so the numbers are translated.
-    """
-    if not pairs:
-        return jnp.zeros_like(x)
-    if all(sender == receiver for sender, receiver in pairs) and len(pairs) == grid.group_size(axes):
-        return x
-    if x.dtype in (ml_dtypes.int2, ml_dtypes.uint2):  # the CPU's collectives of two-bit integers are wrong
-        return permute(grid, x.astype(jnp.int8), axes, pairs).astype(x.dtype)
-    places = {name: place for place, name in enumerate(jax.sharding.get_abstract_mesh().axis_names)}
-    split = [axis for axis in axes if grid.sizes[axis] > 1]
-    order = sorted(split, key=lambda axis: places[grid.names((axis,))[0]])
-    number = renumbered(grid, split, order)
-    moved: jax.Array = lax.ppermute(x, grid.names(order), [(int(number[i]), int(number[j])) for i, j in pairs])
-    return moved
-
-
-def renumbered(grid: Grid, axes: Axes, order: Axes) -> np.ndarray:
-    """For each group index over `axes` that over `order`, a permutation of them."""
-    coordinates = np.unravel_index(np.arange(grid.group_size(axes)), grid.shape(axes))
-    along = dict(zip(axes, coordinates, strict=True))
-    return np.ravel_multi_index([along[axis] for axis in order], grid.shape(order))
+    """`x` sent from device to device of each group; `pairs` are group indices, sender first."""
+    return collectives.sent(x, grid.names([axis for axis in axes if grid.sizes[axis] > 1]), pairs)
 
 
 def group_device(grid: Grid, axes: Axes, device: Sequence[Coordinate]) -> Any:

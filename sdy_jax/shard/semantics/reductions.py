@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from jax import lax
 from sdy_jax.errors import ShardingError
 from sdy_jax.lowering.emission import collectives
 from sdy_jax.lowering.emission.generic import mlir_name
-from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard.semantics.grid import (
     Axes,
@@ -50,7 +51,7 @@ KINDS = {
 def all_reduce(grid: Grid, x: jax.Array, axes: Axes, reduction: str = "sum", dtype: Any = None) -> jax.Array:
     """The reduction of the group's inputs, on every device of the group."""
     check_axes(grid, axes)
-    return combined(grid, x, axes, reduction, dtype)
+    return combined(grid, x, grid.refs(axes), reduction, dtype)
 
 
 @op
@@ -60,7 +61,7 @@ def reduce(
     """The reduction of the group's inputs on the root; zeros on the other devices."""
     check_axes(grid, axes)
     check_device(grid, axes, root, "root")
-    return only_on(grid, axes, root, combined(grid, x, axes, reduction, dtype))
+    return only_on(grid, axes, root, combined(grid, x, grid.refs(axes), reduction, dtype))
 
 
 @op
@@ -71,26 +72,25 @@ def reduce_scatter(
     check_axes(grid, axes)
     check_dimension(x, scatter_axis, "scatter_axis")
     piece_size(grid, x, scatter_axis, axes)
-    return combined_pieces(grid, x, axes, scatter_axis, reduction, dtype)
+    return combined_pieces(grid, x, along(grid, x, axes, scatter_axis), reduction, dtype)
 
 
-def combined(grid: Grid, x: jax.Array, axes: Axes, reduction: str, dtype: Any = None) -> jax.Array:
-    """`all_reduce` without the checks: `axes` must be axes of the grid, each once."""
+def combined(grid: Grid, x: jax.Array, axes: tuple[AxisRef, ...], reduction: str, dtype: Any = None) -> jax.Array:
+    """`all_reduce` over axes of the mesh that are known to be right."""
     x = converted(x, reduction, dtype)
-    kind, refs = KINDS[reduction], grid.refs(axes)
+    kind = KINDS[reduction]
     if kind in ("max", "min") and jnp.issubdtype(x.dtype, jnp.floating):
-        return _extreme(x, refs, kind, grid.mesh)
-    return _finished(collectives.all_reduce(x, refs, kind, grid.mesh), reduction, grid.group_size(axes))
+        return _extreme(x, axes, kind, grid.mesh)
+    return _finished(collectives.all_reduce(x, axes, kind, grid.mesh), reduction, axes_size(axes, grid.mesh.mesh))
 
 
 def combined_pieces(
-    grid: Grid, x: jax.Array, axes: Axes, scatter_axis: int, reduction: str, dtype: Any = None
+    grid: Grid, x: jax.Array, axes_per_dim: collectives.AxesPerDim, reduction: str, dtype: Any = None
 ) -> jax.Array:
-    """`reduce_scatter` without the checks: `axes` must be axes of the grid, each once, and their number of devices must
-    divide dimension `scatter_axis`."""
+    """`reduce_scatter` over axes of the mesh and along dimensions that are known to be right."""
     x = converted(x, reduction, dtype)
-    pieces = collectives.reduce_scatter(x, along(grid, x, axes, scatter_axis), KINDS[reduction], grid.mesh)
-    return _finished(pieces, reduction, grid.group_size(axes))
+    pieces = collectives.reduce_scatter(x, axes_per_dim, KINDS[reduction], grid.mesh)
+    return _finished(pieces, reduction, axes_size(chain.from_iterable(axes_per_dim), grid.mesh.mesh))
 
 
 def converted(x: jax.Array, reduction: str, dtype: Any) -> jax.Array:

@@ -10,15 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.emission import collectives
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard.semantics import reshard_plan as steps
-from sdy_jax.shard.semantics.buffers import as_terms, cut
-from sdy_jax.shard.semantics.grid import Grid, coordinates_in_group, op, permute, position
+from sdy_jax.shard.semantics.buffers import COUNTING, cut
+from sdy_jax.shard.semantics.grid import Grid, op
 from sdy_jax.shard.semantics.halo import exchanged
-from sdy_jax.shard.semantics.layout import AxisLists, Layout, buffer_shape, check_layout, even_shape
+from sdy_jax.shard.semantics.layout import Layout, buffer_shape, check_layout, even_shape
 from sdy_jax.shard.semantics.movement import along
 from sdy_jax.shard.semantics.reductions import combined, combined_pieces
+from sdy_jax.shard.to_sdy import KIND_OF_REDUCTION
 
 
 @op
@@ -58,37 +61,46 @@ def _join(grid: Grid, x: jax.Array, step: steps.Join) -> jax.Array:
     return jnp.take(blocks, np.array(rows, np.int32), axis=step.dim)
 
 
-def _all_reduce(grid: Grid, x: jax.Array, step: steps.AllReduce) -> jax.Array:
-    return combined(grid, x, step.axes, step.kind)
+def _average(grid: Grid, x: jax.Array, step: steps.Average) -> jax.Array:
+    if step.dim is None:
+        return combined(grid, x, grid.refs(step.axes), "average")
+    return combined_pieces(grid, x, along(grid, x, step.axes, step.dim), "average")
 
 
-def _reduce_scatter(grid: Grid, x: jax.Array, step: steps.ReduceScatter) -> jax.Array:
-    return combined_pieces(grid, x, step.axes, step.dim, step.kind)
+def _exchange(grid: Grid, x: jax.Array, step: steps.Exchange) -> jax.Array:
+    done, mesh = step.collective, grid.mesh
+    match done.kind:
+        case "all_reduce":
+            return combined(grid, x, done.axes, KIND_OF_REDUCTION[done.reduction])
+        case "reduce_scatter":
+            return combined_pieces(grid, x, done.axes, KIND_OF_REDUCTION[done.reduction])
+        case "all_to_all":
+            return collectives.all_to_all(x, done.params, mesh)
+        case "collective_permute":
+            return collectives.collective_permute(x, step.before, done.result, _used(step, mesh))
+        case "all_gather":
+            return collectives.all_gather(x, done.axes, mesh)
+        case "all_slice":
+            return collectives.all_slice(x, done.axes, mesh)
+        case "replicated_to_unreduced" if done.reduction not in COUNTING.values():
+            return x  # copies are terms
+        case "replicated_to_unreduced":
+            return collectives.replicated_to_unreduced(x, done.axes, done.reduction, mesh)
+        case "sharded_to_unreduced":
+            return collectives.sharded_to_unreduced(x, done.axes, done.reduction, mesh)
+    raise InternalError(f"there is no collective {done.kind}")
 
 
-def _permute(grid: Grid, x: jax.Array, step: steps.Permute) -> jax.Array:
-    axes, pairs = permutation(step.before, step.after, grid)
-    return permute(grid, x, axes, pairs)
-
-
-def _move(grid: Grid, x: jax.Array, step: steps.Move) -> jax.Array:
-    return collectives.all_to_all(x, [(grid.refs(step.axes), step.concat, step.split)], grid.mesh)
-
-
-def _slice(grid: Grid, x: jax.Array, step: steps.Slice) -> jax.Array:
-    return collectives.all_slice(x, along(grid, x, step.axes, step.dim), grid.mesh)
-
-
-def _gather(grid: Grid, x: jax.Array, step: steps.Gather) -> jax.Array:
-    return collectives.all_gather(x, along(grid, x, step.axes, step.dim), grid.mesh)
+def _used(step: steps.Exchange, mesh: RefinedMesh) -> RefinedMesh:
+    """The axes that a step uses: along others devices may hold different values, or not be the program's at all."""
+    ends = (step.before, step.collective.result)
+    names = {axis.name for end in ends for axes in (*end.axes, end.unreduced_axes) for axis in axes}
+    axes = [(axis, cuts) for axis, cuts in zip(mesh.mesh.axes, mesh.cuts, strict=True) if axis.name in names]
+    return RefinedMesh(Mesh(tuple(axis for axis, _ in axes)), tuple(cuts for _, cuts in axes))
 
 
 def _cut(grid: Grid, x: jax.Array, step: steps.Cut) -> jax.Array:
     return cut(grid, x, step.dim, step.after)
-
-
-def _make_terms(grid: Grid, x: jax.Array, step: steps.MakeTerms) -> jax.Array:
-    return as_terms(grid, x, step.kind, step.axes)
 
 
 def _halos_on(grid: Grid, x: jax.Array, step: steps.HalosOn) -> jax.Array:
@@ -100,42 +112,8 @@ def _halos_on(grid: Grid, x: jax.Array, step: steps.HalosOn) -> jax.Array:
 _RUN: dict[type, Callable[[Grid, jax.Array, Any], jax.Array]] = {
     steps.HalosOff: _halos_off,
     steps.Join: _join,
-    steps.AllReduce: _all_reduce,
-    steps.ReduceScatter: _reduce_scatter,
-    steps.Permute: _permute,
-    steps.Move: _move,
-    steps.Slice: _slice,
-    steps.Gather: _gather,
+    steps.Average: _average,
+    steps.Exchange: _exchange,
     steps.Cut: _cut,
-    steps.MakeTerms: _make_terms,
     steps.HalosOn: _halos_on,
 }
-
-
-def permutation(before: AxisLists, after: AxisLists, grid: Grid) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
-    """The axes and the (sender, receiver) pairs by which every device gets the block it needs.
-
-    Devices that hold what they need keep it; the others pair in order. Only devices that agree on all axes that split
-    nothing exchange blocks.
-    """
-    axes = tuple(sorted({axis for axes in (*before, *after) for axis in axes}))
-    have, want = _owners(before, axes, grid), _owners(after, axes, grid)
-    pairs = [pair for block, owners in have.items() for pair in _paired(owners, want[block])]
-    return axes, sorted(pairs)
-
-
-def _owners(lists: AxisLists, axes: tuple[int, ...], grid: Grid) -> dict[tuple[int, ...], list[int]]:
-    """The devices of a group, by the block that they hold."""
-    owners: dict[tuple[int, ...], list[int]] = {}
-    for device in range(grid.group_size(axes)):
-        coordinates = dict(zip(axes, coordinates_in_group(grid, axes, device), strict=True))
-        block = tuple(int(position(grid, one, coordinates)) for one in lists)
-        owners.setdefault(block, []).append(device)
-    return owners
-
-
-def _paired(holders: Sequence[int], needers: Sequence[int]) -> list[tuple[int, int]]:
-    staying = set(holders) & set(needers)
-    senders = [device for device in holders if device not in staying]
-    receivers = [device for device in needers if device not in staying]
-    return [*((device, device) for device in sorted(staying)), *zip(senders, receivers, strict=True)]
