@@ -35,7 +35,7 @@ ROOMS = {
         "errors representation ir runtime annotate rules propagation text lowering.reshard lowering.placement passes"
     ),
     "shard": (
-        "errors representation ir runtime annotate rules verification text lowering.emission "
+        "errors representation ir runtime annotate rules verification text lowering.reshard lowering.emission "
         "lowering.strategies lowering.placement lowering passes plan"
     ),
     "loading": (
