@@ -19,7 +19,7 @@ from sdy_jax.commands.optimize import optimize
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.dialect_rules import DOCUMENTED_RULES, RULES
 from sdy_jax.text.modules import SourceError, parse_module
-from sdy_jax.verification import verify_dialect, verify_module
+from sdy_jax.verification import verify_module
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_broken_text_is_rejected_by_the_name_of_the_rule(broken, context):
 @pytest.mark.parametrize("broken", [b for b in BREAKS if not b.text_only], ids=str)
 def test_broken_modules_built_in_python_are_rejected_by_the_name_of_the_rule(broken):
     with pytest.raises(ShardingError, match="^" + re.escape(f"[{broken.rule}]")):
-        verify_dialect(broken_in_python(broken).operation)
+        verify_module(broken_in_python(broken).operation)
 
 
 def test_every_rule_is_broken_somewhere():
@@ -190,7 +190,7 @@ def create(name: str, operands: Sequence[ir.Value], after: ir.Operation, **attri
 
 def rejected(module: ir.Module) -> str:
     with pytest.raises(ShardingError) as caught:
-        verify_dialect(module.operation)
+        verify_module(module.operation)
     return str(caught.value)
 
 
@@ -198,7 +198,9 @@ def test_an_edge_is_the_only_use_of_its_input():
     module = parsed(EDGE)
     (tanh,) = ops(module, "stablehlo.tanh")
     create("stablehlo.negate", [tanh.results[0]], tanh)
-    assert rejected(module).startswith("[O4] sdy.data_flow_edge: its input has 2 uses")
+    assert rejected(module).startswith(
+        "[O4] sdy.data_flow_edge: expected input of sdy.data_flow_edge to have a single user; "
+    )
 
 
 def test_an_edge_does_not_stand_for_what_an_sdy_op_makes():
@@ -206,7 +208,9 @@ def test_an_edge_does_not_stand_for_what_an_sdy_op_makes():
     (edge,) = ops(module, "sdy.data_flow_edge")
     create("sdy.data_flow_edge", [edge.results[0]], edge)
     message = rejected(module)
-    assert message.startswith("[O4] sdy.data_flow_edge: its input comes from sdy.data_flow_edge; ")
+    assert message.startswith(
+        "[O4] sdy.data_flow_edge: expected input of sdy.data_flow_edge to not be defined by an Sdy"
+    )
     assert message.endswith('(at "model.py":7:1)')
 
 
@@ -214,11 +218,11 @@ def test_a_functions_edge_stands_for_an_argument_or_a_calls_result():
     module = parsed(RESULT)
     (tanh,) = ops(module, "stablehlo.tanh")
     create("sdy.func_data_flow_edge", [tanh.results[0]], tanh)
-    assert rejected(module).startswith("[O5] sdy.func_data_flow_edge: its input comes from stablehlo.tanh")
+    assert rejected(module).startswith("[O5] sdy.func_data_flow_edge: ")
     module = parsed(RESULT)
     (tanh,) = ops(module, "stablehlo.tanh")
     create("sdy.func_data_flow_edge", [tanh.operands[0]], tanh)
-    assert "[O5] sdy.func_data_flow_edge: its input has 2 uses" in rejected(module)
+    assert rejected(module).startswith("[O5] sdy.func_data_flow_edge: ")
 
 
 def test_a_barrier_stops_something():
@@ -234,7 +238,7 @@ def test_a_manual_computation_returns_as_many_values_as_it_has():
     (computation,) = ops(module, "sdy.manual_computation")
     body = computation.regions[0].blocks[0]
     body.add_argument(body.arguments[0].type, ir.Location.unknown(module.context))
-    assert "[O2b] sdy.manual_computation: 1 operands, but 2 inside" in rejected(module)
+    assert rejected(module).startswith("[O2b] sdy.manual_computation: ")
 
 
 def test_what_other_dialects_demand_is_found_too():
@@ -243,7 +247,6 @@ def test_what_other_dialects_demand_is_found_too():
     with module.context, ir.Location.file("model.py", 7, 1):
         wrong = ir.Operation.create("stablehlo.add", [tanh.results[0].type], [tanh.results[0]])
         ir.InsertionPoint(tanh.parent.regions[0].blocks[0].operations[1]).insert(wrong)
-    verify_dialect(module.operation)
     with pytest.raises(ShardingError, match=r"'stablehlo.add' op expected 2 operands.*model\.py"):
         verify_module(module.operation)
 
@@ -264,35 +267,41 @@ def test_meshes_belong_to_the_nearest_module():
     verify_module(parsed(text).operation)
 
 
-# Beside jaxlib's verifier, on attributes changed at random.
+# On attributes changed at random.
 
 _CHILD = """
 import json, sys
 sys.path.insert(0, json.loads(sys.argv[1]))
-from test_verify_module import changed
-from jax.extend.mlir import ir
+from test_verify_module import *
 for line in sys.stdin:
+    module = changed(json.loads(line)).operation
     try:
-        answer = changed(json.loads(line)).operation.verify()
+        ours = verify_module(module) is None
+    except ShardingError as error:
+        ours = str(error)
+    print(json.dumps(ours), flush=True)
+    try:
+        theirs = module.verify()
     except ir.MLIRError as error:
-        answer = error.error_diagnostics[0].message
-    print(json.dumps(answer), flush=True)
+        theirs = error.error_diagnostics[0].message
+    print(json.dumps(theirs), flush=True)
 """
 
 
-def jaxlib_verdicts(changes):
-    """True, or why jaxlib rejects a change; None where it dies of it."""
+def verdicts(changes):
+    """For each change True, or why it is rejected, by us and by jaxlib; None for jaxlib where it dies of it."""
     answers = []
     command = [sys.executable, "-c", _CHILD, json.dumps(os.path.dirname(__file__))]
-    while len(answers) < len(changes):
-        rest = "\n".join(map(json.dumps, changes[len(answers) :]))
+    while len(answers) < 2 * len(changes):
+        rest = "\n".join(map(json.dumps, changes[len(answers) // 2 :]))
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
         done = subprocess.run(command, input=rest, capture_output=True, text=True, timeout=120, env=environment)
         answers += map(json.loads, done.stdout.splitlines())
         assert done.returncode <= 0, done.stderr
         if done.returncode:
+            assert len(answers) % 2, f"we let jaxlib die of {changes[len(answers) // 2]}"
             answers.append(None)
-    return answers
+    return zip(answers[::2], answers[1::2], strict=True)
 
 
 def changed(change):
@@ -364,19 +373,21 @@ def random_change(rng, attributes, context):
         return number, op, name, text
 
 
-def test_what_jaxlib_rejects_is_rejected_and_what_it_accepts_is_accepted(context):
-    seed = random.randrange(1 << 32)
-    rng = random.Random(seed)
+def _check_random(seed, count):
+    rng, context = random.Random(seed), mlir.make_ir_context()
     attributes = attributes_of_the_dialect()
-    changes = [random_change(rng, attributes, context) for _ in range(COUNT)]
-    for change, theirs in zip(changes, jaxlib_verdicts(changes), strict=True):
-        try:
-            verify_dialect(changed(change).operation)
-            ours = True
-        except ShardingError as error:
-            ours = str(error)
+    changes = [random_change(rng, attributes, context) for _ in range(count)]
+    for change, (ours, theirs) in zip(changes, verdicts(changes), strict=True):
+        said = f"seed {seed}: {change}\nours: {ours}\njaxlib: {theirs}"
         if theirs is True and re.match(r"\[A[5678]\] sdy\.all_reduce, its axes", str(ours)):
             continue  # jaxlib takes any sub-axis for the axes of an all_reduce
-        if ours is True and "cannot add new unreduced axis" in str(theirs):
-            continue  # a rule of jaxlib 0.12 alone
-        assert (ours is True) == (theirs is True), f"seed {seed}: {change}\nours: {ours}\njaxlib: {theirs}"
+        assert (ours is True) == (theirs is True), said
+        assert ours is True or ours.startswith("[") or "cannot add new unreduced axis" in ours, said
+
+
+def fuzz(seed):
+    _check_random(seed, 300)
+
+
+def test_what_jaxlib_rejects_is_rejected_by_the_name_of_the_rule_and_what_it_dies_of_too():
+    _check_random(0, COUNT)

@@ -38,9 +38,6 @@ STRICT_RULES: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 """What our own partitioned modules keep beyond the dialect's rules. A broken one is a mistake of the partitioner."""
 
-MAY_LACK_SHARDING = frozenset({"all_slice", "all_reduce", "reduce_scatter"})
-"""The kinds that take an operand without sharding for a replicated one."""
-
 
 def verify_collective(
     collective: SdyCollective,

@@ -1,31 +1,27 @@
-"""The walk through a module.
-
-What any op may carry is checked by `_ATTRIBUTES`, by the attribute's name; what an op of the dialect has to keep
-besides by `_OPS`, by the op's name.
-"""
+"""Verifying a module: guards before jaxlib's verifier, its verdict by the rule's name, and what it does not check."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import module_meshes
-from sdy_jax.representation.attributes import manual_axes_from_attribute
-from sdy_jax.representation.collectives import KINDS
 from sdy_jax.representation.dialect_rules import RuleError
-from sdy_jax.verification import ops
-from sdy_jax.verification.collectives import check_collective
-from sdy_jax.verification.computations import check_manual_computation, check_named_computation
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.verification.collectives import check_all_reduce, check_strictly
 from sdy_jax.verification.diagnostics import explain
-from sdy_jax.verification.propagation_edges import check_edge_lists, check_edges
-from sdy_jax.verification.values import Check, Rules, Scope, check_own, location_text
+from sdy_jax.verification.guards import check_before_jaxlib
+from sdy_jax.verification.strict import check_documented
+from sdy_jax.verification.values import Meshes, location_text
 
 EXTENSIONS: list[Callable[[ir.Operation, bool], None]] = []
 """The verifiers of dialects that jaxlib does not know; each takes the module, and whether annotations of what is
 annotated are refused."""
+
+Check = Callable[[ir.Operation, Meshes], None]
+"""A check of one op, given the meshes of its module."""
 
 
 def verify_module(module: ir.Operation, strict: bool = False, *, tolerant: bool = False) -> None:
@@ -38,10 +34,11 @@ def verify_module(module: ir.Operation, strict: bool = False, *, tolerant: bool 
         is a reshard; else it is an error.
 
     Raises:
-      ShardingError: the first rule of the dialect that is broken, by its name, with the op and its location; or else
-        what jaxlib's verifier finds, which knows the other dialects too.
+      ShardingError: a rule of the dialect that is broken, by its name, with the op and its location; or else what
+        jaxlib's verifier finds, which knows the other dialects too.
     """
-    _verify(module, Rules(strict=strict), tolerant)
+    _verify(module, check_all_reduce, *([check_documented] if strict else []))
+    _verify_extensions(module, not tolerant)
 
 
 def verify_collectives_strictly(module: ir.Operation) -> None:
@@ -50,13 +47,15 @@ def verify_collectives_strictly(module: ir.Operation) -> None:
     Raises:
       ShardingError: as `verify_module`.
     """
-    _verify(module, Rules(partitioned=True))
+    _verify(module, check_all_reduce, check_strictly)
+    _verify_extensions(module, True)
 
 
-def _verify(module: ir.Operation, rules: Rules, tolerant: bool = False) -> None:
+def _verify(module: ir.Operation, *checks: Check) -> None:
+    """The guards, jaxlib's verifier, and further checks of what it has found right."""
     malformed: Exception | None = None
     try:
-        _verify_module(module, frozenset(), rules)
+        _check_all(module, check_before_jaxlib)
     except (KeyError, IndexError) as error:  # an op lacks an attribute or a block: jaxlib says which
         malformed = error
     try:
@@ -66,75 +65,29 @@ def _verify(module: ir.Operation, rules: Rules, tolerant: bool = False) -> None:
         raise RuleError(explain(first.message), location_text(first.location)) from None
     if malformed is not None:
         raise malformed
+    for check in checks:
+        _check_all(module, check)
+
+
+def _verify_extensions(module: ir.Operation, strict: bool) -> None:
     load_extensions()
     for verify in EXTENSIONS:
-        verify(module, not tolerant)
+        verify(module, strict)
 
 
-def verify_dialect(module: ir.Operation) -> None:
-    """Verifies the rules of the SDY dialect alone."""
-    _verify_module(module, frozenset(), Rules())
+def _check_all(module: ir.Operation, check: Check) -> None:
+    """Runs a check on every op; an error says where the op stands."""
+    for op, meshes in _walk(module, module_meshes(module)):
+        try:
+            check(op, meshes)
+        except RuleError as error:
+            raise RuleError(error.message, location_text(op.location)) from None
 
 
-def _verify_module(module: ir.Operation, manual: frozenset[str], rules: Rules) -> None:
-    _verify_regions(module, Scope(module_meshes(module), manual, rules))
-
-
-def _inner_ops(op: ir.Operation) -> Iterator[ir.Operation]:
-    """The ops directly inside an op."""
+def _walk(op: ir.Operation, meshes: Mapping[str, Mesh]) -> Iterator[tuple[ir.Operation, Meshes]]:
+    """All ops inside an op, in pre-order, with the meshes of the module that each is in."""
     for region in op.regions:
         for block in region.blocks:
-            for inner in block.operations:
-                yield inner.operation
-
-
-def _verify_regions(op: ir.Operation, scope: Scope) -> None:
-    for inner in _inner_ops(op):
-        _located(inner, _verify_op, scope)
-        if inner.name == "builtin.module":
-            _verify_module(inner, scope.manual, scope.rules)
-        elif inner.name == "sdy.manual_computation":
-            manual = scope.manual.union(manual_axes_from_attribute(inner.attributes["manual_axes"]))
-            _verify_regions(inner, replace(scope, manual=manual, seen=set()))
-        else:
-            _verify_regions(inner, scope)
-
-
-def _located(op: ir.Operation, check: Check, scope: Scope) -> None:
-    """Runs a check; an error says where the op stands."""
-    try:
-        check(op, scope)
-    except RuleError as error:
-        raise RuleError(error.message, location_text(op.location)) from None
-
-
-def _verify_op(op: ir.Operation, scope: Scope) -> None:
-    attributes = op.attributes
-    for name, check in _ATTRIBUTES.items():
-        if name in attributes:
-            check(op, scope)
-    if op.name in _OPS:
-        _OPS[op.name](op, scope)
-
-
-_ATTRIBUTES: Mapping[str, Check] = {
-    "sdy.sharding": ops.check_results,
-    "sdy.sharding_rule": ops.check_rule,
-    "sdy.propagation_edges": check_edges,
-    "sdy.block_arg_propagation_edges": check_edge_lists("sdy.block_arg_propagation_edges"),
-    "sdy.result_propagation_edges": check_edge_lists("sdy.result_propagation_edges"),
-}
-
-_OPS: Mapping[str, Check] = {
-    "func.func": ops.check_function,
-    "sdy.mesh": ops.check_mesh,
-    "sdy.sharding_constraint": check_own("sharding"),
-    "sdy.reshard": check_own("sharding"),
-    "sdy.data_flow_edge": ops.check_edge,
-    "sdy.func_data_flow_edge": ops.check_function_edge,
-    "sdy.propagation_barrier": ops.check_barrier,
-    "sdy.manual_computation": check_manual_computation,
-    "sdy.named_computation": check_named_computation,
-    **{f"sdy.{kind}": check_collective for kind in KINDS},
-}
-"""Ops of the dialect with rules of their own."""
+            for inner in (view.operation for view in block.operations):
+                yield inner, meshes
+                yield from _walk(inner, module_meshes(inner) if inner.name == "builtin.module" else meshes)

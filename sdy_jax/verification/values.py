@@ -1,12 +1,11 @@
-"""Where an op stands, and the sharding of one value there."""
+"""The shardings that are attached to the values of an op."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import sdy
 
 from sdy_jax.ir.graph import function_shardings
 from sdy_jax.representation.attributes import (
@@ -15,107 +14,81 @@ from sdy_jax.representation.attributes import (
     shardings_from_attribute,
     with_reduction,
 )
-from sdy_jax.representation.dialect_rules import fail
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
-from sdy_jax.representation.verify import verify_sharding
-from sdy_jax.verification import strict
+
+Meshes = Mapping[str, Mesh]
+"""The meshes of a module by symbol."""
+
+
+def mesh_of(sharding: TensorSharding, meshes: Meshes) -> Mesh | None:
+    """The mesh of a sharding, None if the module has none of this name."""
+    return sharding.mesh if isinstance(sharding.mesh, Mesh) else meshes.get(sharding.mesh)
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What holds besides jaxlib's rules: `STRICT_RULES` in partitioned modules, `DOCUMENTED_RULES` in strict checks."""
+class AttachedSharding:
+    """A sharding, the type of its value, and what to call that."""
 
-    partitioned: bool = False
-    strict: bool = False
+    where: str
+    sharding: TensorSharding
+    type: ir.Type
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What holds where an op stands: the meshes of its module, and the axes that computations around it are manual on.
+def attached_shardings(op: ir.Operation) -> Iterator[AttachedSharding]:
+    """The shardings that an op attaches to its operands and results, or a function to its arguments and results.
 
-    `seen` has the shardings that were found right, each with the types of
-    its values: modules repeat them.
+    What is no sharding at all is left out.
     """
-
-    meshes: Mapping[str, Mesh]
-    manual: frozenset[str]
-    rules: Rules
-    seen: set[tuple[ir.Attribute | ir.Type, ...]] = field(default_factory=set)
-
-    def mesh(self, sharding: TensorSharding) -> Mesh:
-        return sharding.mesh if isinstance(sharding.mesh, Mesh) else self.meshes[sharding.mesh]
-
-
-Check = Callable[[ir.Operation, Scope], None]
-
-
-def verify_value(attribute: ir.Attribute, type_: ir.Type, scope: Scope, where: str) -> TensorSharding:
-    """One value's `#sdy.sharding`."""
-    try:
-        sharding = sharding_from_attribute(attribute)
-    except ValueError:
-        fail("S9", where, f"its sharding is {attribute}")
-    if (attribute, type_) not in scope.seen:
-        _verify_sharding(sharding, type_, scope, where)
-        scope.seen.add((attribute, type_))
-    return sharding
+    for attribute, types, where in _lists(op):
+        try:
+            shardings = shardings_from_attribute(attribute)
+        except ValueError:
+            continue
+        for i, (sharding, type_) in enumerate(zip(shardings, types, strict=False)):
+            yield AttachedSharding(f"{op.name}, {where} {i}", sharding, type_)
+    for attribute, type_, where in _singles(op):
+        try:
+            sharding = sharding_from_attribute(attribute)
+        except ValueError:
+            continue
+        yield AttachedSharding(where, sharding, type_)
 
 
-def _verify_sharding(sharding: TensorSharding, type_: ir.Type | None, scope: Scope, where: str) -> None:
-    mesh = sharding.mesh if isinstance(sharding.mesh, Mesh) else scope.meshes.get(sharding.mesh)
-    on_one_device = mesh is not None and mesh.is_maximal  # then the type does not matter
-    shape = None if on_one_device else shape_of(type_, where)
-    verify_sharding(sharding, scope.meshes, shape, where)
-    if scope.rules.strict:
-        strict.check_sharding(sharding, shape, where)
-    for axis in _axes(sharding):
-        if axis.name in scope.manual:
-            fail("S8", where, f"axis {axis} is manual in a computation around it", "use other axes here")
-
-
-def _axes(sharding: TensorSharding) -> Iterator[AxisRef]:
-    for axes in (*sharding.axes, sharding.replicated_axes, sharding.unreduced_axes):
-        yield from axes
-
-
-def shape_of(type_: ir.Type | None, where: str) -> tuple[int, ...] | None:
-    """The shape of a value that has a sharding, with -1 for unknown sizes; None for what is no tensor."""
-    if isinstance(type_, ir.TupleType):
-        if type_.num_types != 1:
-            fail("S5", where, f"it is the tuple {type_}")
-        type_ = type_.get_type(0)
-    if not isinstance(type_, ir.ShapedType):
-        return None
-    if not type_.has_rank:
-        fail("S4", where, f"its type {type_} has no rank")
-    return tuple(max(n, -1) for n in type_.shape)
-
-
-def verify_shardings(
-    op: ir.Operation, name: str, types: Sequence[ir.Type], rule: str, scope: Scope, what: str
-) -> list[TensorSharding]:
-    """An attribute that must be a `#sdy.sharding_per_value` with one entry per value, each of them verified."""
-    where = f"{op.name}, {what}s"
-    try:
-        entries = list(sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings)
-    except ValueError:
-        fail("S9", where, f"their shardings are {op.attributes[name]}")
-    if len(entries) != len(types):
-        fail(rule, where, f"{len(entries)} shardings for {len(types)} values")
-    return [
-        verify_value(e, t, scope, f"{op.name}, {what} {i}") for i, (e, t) in enumerate(zip(entries, types, strict=True))
-    ]
-
-
-def check_own(name: str) -> Check:
-    """The sharding that an op of the dialect gives to its only result."""
-
-    def check(op: ir.Operation, scope: Scope) -> None:
+def _lists(op: ir.Operation) -> Iterator[tuple[ir.Attribute, list[ir.Type], str]]:
+    for name, values, where in (
+        ("in_shardings", op.operands, "operand"),
+        ("out_shardings", op.results, "result"),
+        ("sdy.sharding", op.results, "result"),
+    ):
         if name in op.attributes:
-            verify_value(op.attributes[name], op.results[0].type, scope, op.name)
+            yield op.attributes[name], [value.type for value in values], where
 
-    return check
+
+def _singles(op: ir.Operation) -> Iterator[tuple[ir.Attribute, ir.Type, str]]:
+    if op.name == "func.func":
+        yield from _of_function(op)
+    if op.name.startswith("sdy."):
+        for name in ("sharding", "out_sharding"):
+            if name in op.attributes:
+                yield op.attributes[name], op.results[0].type, op.name
+
+
+def _of_function(op: ir.Operation) -> Iterator[tuple[ir.Attribute, ir.Type, str]]:
+    name = ir.StringAttr(op.attributes["sym_name"]).value
+    function = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
+    for key, what, types in (("arg_attrs", "argument", function.inputs), ("res_attrs", "result", function.results)):
+        entries = ir.ArrayAttr(op.attributes[key]) if key in op.attributes else ()
+        for i, (attributes, type_) in enumerate(zip(entries, types, strict=False)):
+            if "sdy.sharding" in attributes:
+                yield attributes["sdy.sharding"], type_, f"func.func @{name}, {what} {i}"
+
+
+def shape_of(type_: ir.Type) -> tuple[int, ...] | None:
+    """The shape of a value, with -1 for unknown sizes; None for what is no tensor."""
+    if isinstance(type_, ir.TupleType) and type_.num_types == 1:
+        type_ = type_.get_type(0)
+    return tuple(max(n, -1) for n in type_.shape) if isinstance(type_, ir.ShapedType) and type_.has_rank else None
 
 
 def maker_of(value: ir.Value) -> ir.Operation:
