@@ -1,15 +1,82 @@
-"""What README shows is what one gets."""
+"""What README shows is what one gets: its programs and commands run, in order, and print what it says they print.
+
+Programs share names, as they do for a reader: what an earlier one has made, and what the text takes for granted.
+"""
+
+from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sdy_jax as sdy
+from sdy_jax.commands.cli import main
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+sys.path.insert(0, str(ROOT / "examples"))
+import train_lm  # noqa: E402
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = [
+    (language, re.sub(f"^{indent}", "", text, flags=re.MULTILINE))
+    for indent, language, text in re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", README, re.DOTALL | re.MULTILINE)
+]
+FIRST = BLOCKS[0][1]
+COMMANDS = re.findall(r"^    (\S.*)$", re.sub(r"^( *)```.*?^ *```$", "", README, flags=re.DOTALL | re.MULTILINE), re.M)
+ELSEWHERE = {
+    "scripts/": "they are run by hand: the first two are what runs this",
+    "pip install": "it needs a network",
+    "--inputs": "the options of `run`, which are tried below",
+    "--random": "the options of `run`, which are tried below",
+}
+"""Lines of README that do not run here, by how they begin, and why."""
+
+
+def block(beginning: str) -> str:
+    (found,) = [text for _, text in BLOCKS if beginning in text]
+    return found
+
+
+def words(text: str) -> str:
+    """For texts whose lines are broken to fit."""
+    return " ".join(text.split())
+
+
+def executed(program: str, names: dict[str, Any], name: str, line: int = 1) -> dict[str, Any]:
+    """Runs a program as the file `name`, from a line on."""
+    exec(compile("\n" * (line - 1) + program, name, "exec", dont_inherit=True), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    """What the first program makes, but for the devices, which are there already."""
+    program = re.sub(r"^jax.config.update.*", "", FIRST, flags=re.MULTILINE)
+    return executed(program, {"__name__": "mlp"}, "mlp.py")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+
+
+def printed(capsys: pytest.CaptureFixture[str], act: Callable[[], Any]) -> str:
+    capsys.readouterr()
+    act()
+    return capsys.readouterr().out
 
 
 def output_of(program: str, folder: Path, name: str) -> str:
@@ -24,8 +91,130 @@ def output_of(program: str, folder: Path, name: str) -> str:
 
 
 def test_the_first_example_prints_what_it_says_it_prints(tmp_path):
-    (language, program), (_, printed) = BLOCKS[:2]
-    assert language == "python" and output_of(program, tmp_path, "mlp.py") == printed
+    (language, program), (_, wanted) = BLOCKS[:2]
+    assert language == "python" and output_of(program, tmp_path, "mlp.py") == wanted
+
+
+def test_its_plan_can_be_asserted_on(names):
+    executed(block("assert {c.kind"), names, "mlp.py")
+
+
+def test_moves_at_the_border(names):
+    split = NamedSharding(names["mesh"], P(None, "model"))
+    plan = names["mlp"].plan(jax.device_put(names["x"], split), names["weights"])
+    assert block("moves at the border") in f"{plan}\n"
+
+
+def test_costs_and_compiled_programs(names, capsys):
+    names["mlp_function"], own = names["mlp"].__wrapped__, names["mlp"]
+    program = block("of_machine")
+    timed = executed(program, dict(names), "mlp.py")["mlp"]
+    np.testing.assert_allclose(timed(names["x"], names["weights"]), own(names["x"], names["weights"]), rtol=1e-5)
+    assert "all-reduce" in printed(capsys, lambda: executed(block("collectives_in_hlo("), names, "mlp.py"))
+
+
+def test_why(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config, mesh = train_lm.Config(layers=1), jax.make_mesh((2, 4), ("data", "model"))
+    specs, tokens = train_lm.shardings(config, mesh)
+    params = jax.eval_shape(lambda: train_lm.init_params(config, jax.random.key(0)))
+    window = jax.ShapeDtypeStruct((config.batch, config.sequence + 1), jnp.int32)
+    program = """
+def gradients(params, window):
+    return jax.grad(train_lm.loss_fn)(params, window, lambda x: x)
+plan = sdy.partition(gradients, mesh=mesh, in_shardings=(specs["params"], tokens)).plan(params, window)
+"""
+    known = {"jax": jax, "sdy": sdy, "train_lm": train_lm, **locals()}
+    names = executed(program, known, "train.py", line=9)
+    said = printed(capsys, lambda: executed(block("plan.why("), names, "train.py"))
+    assert words(block("result['layers'][0]['qkv']  f32")) == words(said)
+
+
+def test_why_not(names):
+    program = """
+@sdy.partition(mesh=mesh, in_shardings=P("data"))
+def block(x):
+    y = jax.lax.with_sharding_constraint(jnp.tanh(x), P())
+    return x + y
+"""
+    made = executed(program, dict(names), "model.py", line=17)["block"]
+    plan = made.plan(jax.ShapeDtypeStruct((64, 128), jnp.float32))
+    assert words(str(plan.why_not("%1", "data"))) == words(block("sharding_constraint at model.py:20"))
+
+
+def test_a_step_is_partitioned_whole(names):
+    def loss(weights, x):
+        return jnp.sum(names["mlp"].__wrapped__(x, weights))
+
+    specs = {"up": P(None, "model"), "down": P("model")}
+    step = executed(block("value_and_grad(loss)"), names | {"loss": loss, "params": specs}, "step.py")["step"]
+    found, wanted = (f(names["weights"], names["x"]) for f in (step, jax.value_and_grad(loss)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), found, wanted)
+
+
+def exported(names: dict[str, Any]) -> None:
+    program = f"from jax import export\n{FIRST[FIRST.index('def mlp') :].partition('x, weights =')[0]}"
+    made = executed(program, {"jax": jax}, "export.py", line=4)
+    file = made["export"].export(jax.jit(made["mlp"]))(names["x"], names["weights"]).serialize()
+    Path("mlp.bin").write_bytes(file)
+
+
+def test_programs_from_files(names):
+    exported(names)
+    before = names["mlp"](names["x"], names["weights"])
+    after = executed(block("sdy.load("), dict(names), "load.py")["y"]
+    np.testing.assert_allclose(after, before, rtol=1e-6)
+
+
+def command(beginning: str) -> list[str]:
+    (found,) = [line for line in COMMANDS if line.startswith(beginning)]
+    return shlex.split(found.partition(" < ")[0])[1:]
+
+
+def test_the_command_line(names, capsys):
+    exported(names)
+    arguments = command("sdy-jax plan mlp.bin")
+    assert printed(capsys, lambda: main(arguments)) == block("export.py:7")
+    run = ["run", *arguments[1:]]
+    assert "f32[64,128]" in printed(capsys, lambda: main([*run, "--random", "0"]))
+    np.savez(
+        "in.npz", arg0=np.ones((64, 128), np.float32), arg1=np.ones((512, 64), np.float32), arg2=np.ones((128, 512))
+    )
+    assert main([*run, *shlex.split("--inputs in.npz --outputs out.npz")]) == 1
+    assert capsys.readouterr().err == block("in.npz: error")
+
+
+MODEL = """sdy.mesh @mesh = <["x"=2]>
+func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<8xf32> {
+  return %x : tensor<8xf32>
+}
+"""
+
+
+def test_passes_on_text(capsys, monkeypatch):
+    Path("model.mlir").write_text(MODEL)
+    Path("many.mlir").write_text(f"{MODEL}// -----\n{MODEL}")
+    for line in [line for line in COMMANDS if line.startswith("sdy-jax opt")]:
+        monkeypatch.setattr("sys.stdin", open("model.mlir"))  # noqa: SIM115
+        assert main(command(line)) == 0 and "func.func @main" in capsys.readouterr().out, line
+    Path("model.mlir").write_text(MODEL.replace('["x"=2]', '["a"=2]'))
+    assert main(["opt", "model.mlir"]) == 1
+    assert capsys.readouterr().err == block("model.mlir:2:1: error")
+
+
+def test_the_mesh_dialect(names, capsys):
+    Path("layer.mlir").write_text(block("%rows = mesh.sharding"))
+    assert printed(capsys, lambda: main(["plan", "layer.mlir"])).endswith(block("layer.mlir:5"))
+    program = block("sdy.shard.run_local")
+    assert str(np.asarray(eval(program.splitlines()[-1], executed(program, names, "local.py")))) in program
+
+
+def test_the_mesh_dialects_ops_in_python(names, mesh):
+    body = executed(block("def body(x)"), dict(names), "body.py")["body"]
+    x = jnp.arange(48.0).reshape(4, 12)
+    specs = P("data", "model"), P("data", None)
+    shifted = jax.shard_map(body, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)(x)
+    np.testing.assert_array_equal(shifted, jnp.concatenate([jnp.zeros((2, 12)), x[:2]]))
 
 
 BEFORE = """
@@ -39,7 +228,19 @@ state = jnp.eye(64)
 """
 
 
+def test_some_of_a_thousand_calls(tmp_path):
+    few = block("block_until_ready").replace("range(1000)", "range(20)")
+    assert "all_reduce" in output_of(f"{BEFORE}\nprint(train_step.plan(state))\n{few}", tmp_path, "train.py")
+
+
 @pytest.mark.slow
 def test_a_thousand_calls_run_on_virtual_devices_as_it_says_they_do(tmp_path):
-    (loop,) = [text for language, text in BLOCKS if language == "python" and "block_until_ready" in text]
-    assert "all_reduce" in output_of(f"{BEFORE}\nprint(train_step.plan(state))\n{loop}", tmp_path, "train.py")
+    output_of(f"{BEFORE}\n{block('block_until_ready')}", tmp_path, "train.py")
+
+
+def test_no_other_line_is_shown():
+    """A block or command that is new here needs a test above, or a reason not to be run."""
+    assert len(BLOCKS) == 19
+    assert {
+        line for line in COMMANDS if not line.startswith((*ELSEWHERE, "sdy-jax plan mlp.bin", "sdy-jax opt"))
+    } == set()
