@@ -173,7 +173,7 @@ def splits_by_parts(spec: Any, mesh: jax.sharding.Mesh) -> bool:
     try:
         sharding = _on_axes_of(spec, mesh)
     except SdyError:
-        return False  # said when the function is planned, with the result's path
+        return False  # reported when the function is planned, with the result's path
     return sharding is not None and has_sub_axes(sharding)
 
 
@@ -231,7 +231,7 @@ def check_devices(path: str, x: Any, mesh: jax.sharding.Mesh) -> None:
     """Whether jit takes an array together with a mesh.
 
     Raises:
-        ShardingError: it lies on other devices than the mesh's, or on the same in another order; `path` names it.
+        ShardingError: it is on other devices than the mesh's, or on the same in another order; `path` names it.
     """
     if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or not x.committed:
         return

@@ -4,7 +4,7 @@ A program that speaks of `"model":(1)2` and `"model":(2)2` runs on a mesh in whi
 `model.1.2` and `model.2.2` (axis, pre-size, size). The pieces are called atoms: two atoms are equal or disjoint, so
 list operations on them are exact. Axes that are never cut keep their names; axes of size one are kept too.
 
-A `shard_map` has one order of the devices. What lies on a mesh with the same axes and the devices in another order uses
+A `shard_map` has one order of the devices. A value on a mesh with the same axes and the devices in another order uses
 a view of the refined mesh (`RefinedMesh.on`), which names groups of devices by their positions instead of by axes.
 """
 

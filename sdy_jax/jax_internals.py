@@ -9,7 +9,7 @@
 * `refine_polymorphic_shapes`: gives a module of symbolic shapes the sizes that it is called with. jax does that only
   right before it compiles.
 * `Exported._in_named_shardings` and its like: a program that is partitioned has its shardings from the partitioner.
-* `JVPTracer.primal` and its like: where an array lies that is differentiated eagerly; a tracer hides it.
+* `JVPTracer.primal` and its like: the layout of an array that is differentiated eagerly; a tracer hides it.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
 """
 

@@ -91,7 +91,7 @@ def all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], mesh: Refi
 
 
 def _combined_all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], mesh: RefinedMesh) -> jax.Array:
-    # The chunks of all targets are numbered by one leading dimension. After the exchange the digits of that number tell
+    # The chunks of all targets are numbered by one leading dimension. After the exchange the digits of that number say
     # where a chunk came from, and each belongs directly before its source dimension.
     if not params:
         return x
@@ -305,7 +305,7 @@ def all_reduce_by(parts: Sequence[jax.Array], axes: Axes, combine: Combine, mesh
 
 
 def _reduced_by(parts: Sequence[jax.Array], group: Group, count: int, combine: Combine) -> list[jax.Array]:
-    """Gathers all terms, or (less to send) reduces one chunk per device and gathers those."""
+    """Gathers all partial results, or (less to send) reduces one chunk per device and gathers those."""
     shape, size = parts[0].shape, parts[0].size
     if count == 2 or size < count:
         return list(combine([lax.all_gather(x, **group, axis=0, tiled=False) for x in parts]))

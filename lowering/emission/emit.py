@@ -144,7 +144,7 @@ class _Emission:
         return [self._arrays[v] for v in block.terminator.operands]
 
     def _mesh_of(self, shardings: Iterable[TensorSharding | None]) -> RefinedMesh:
-        """The view of the mesh that an op runs on: what is not on it lies on it as well as on its own."""
+        """The view of the mesh that an op runs on; values of other meshes have the same layout on it."""
         views = (self._mesh.on(s.mesh) for s in shardings if s is not None) if self._mesh.others else ()
         return next((view for view in views if view.seats), self._mesh)
 

@@ -2,7 +2,7 @@
 
 Contract of an emitter: it is called inside `jax.shard_map` with the op's local operands as positional arguments and
 returns the local results (one array, or a sequence). It takes the op's attributes from `local.op`, but every shape from
-`local`: attributes hold global shapes. It may use any collective over the axes that `local` tells, never device ids. It
+`local`: attributes hold global shapes. It may use any collective over the axes of `local`, never device ids. It
 is only called with shardings that one of the op's strategies allows. Ops without an emitter are re-emitted as they are.
 """
 

@@ -1,4 +1,4 @@
-"""Verifying partitioned modules: whether one takes the terms of a reduction for its result somewhere, V6 to V9.
+"""The verifier of partitioned modules, V6 to V9: no unreduced value is used as if it were reduced.
 
 Nothing here knows an op by name. Rules, strategies and data-flow edges say what an op combines, what it lets pass and
 where values flow; the axes that the module states must be those that follow. Collectives have rules of their own.
@@ -32,7 +32,7 @@ from sdy_jax.verification.values import location_text
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """The axes along which a value is unreduced, and how its terms combine; no axes: it is whole."""
+    """The axes along which a value is unreduced, and the reduction kind; no axes: it is not unreduced."""
 
     axes: Axes = ()
     kind: str = "sum"
@@ -58,7 +58,7 @@ def _verify_terms(graph: Graph) -> None:
     """Verifies V6 to V9 in a module whose collectives are known to be right.
 
     Raises:
-      RuleError: the first op where terms are lost, made up or combined wrongly; with its location.
+      RuleError: the first op where an unreduced value is lost, made up or reduced wrongly; with its location.
     """
     module = _Module(graph)
     for op in [op for function in _running(graph) for op in function.walk()]:

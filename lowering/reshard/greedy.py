@@ -66,7 +66,7 @@ def _reduced(problem: Problem) -> list[Step]:
 
 
 def _goal(problem: Problem) -> tuple[Axes, ...]:
-    """The target's dimensions, and behind them the atoms that will become unreduced where they lie."""
+    """The target's dimensions, and behind them the atoms that become unreduced in their dimension."""
     goal = []
     for dim, want in enumerate(problem.target.dims):
         longer = want + tuple(a for a in problem.source.dims[dim] if problem.to_unreduce >> a & 1)
@@ -101,7 +101,7 @@ def _open_parts(state: State, goal: tuple[Axes, ...]) -> tuple[list[Axes], list[
 
 
 def _slice(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
-    """Slice missing atoms that lie idle: in their own dimension while there is room, else where there is some."""
+    """Slices missing atoms that are unused: in their own dimension while it has room, else in any that has."""
     present, missing = _open_parts(state, goal)
     sizes = [(problem.product(i), problem.product(o)) for i, o in zip(present, missing, strict=True)]
     room = [o // math.gcd(i, o) for i, o in sizes]

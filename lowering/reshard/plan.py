@@ -129,7 +129,7 @@ def _remembered(
 
 
 def _combine_differently(source: TensorSharding, target: TensorSharding) -> bool:
-    """The terms of a sum, say, on one mesh are not those of a maximum, and not those on another mesh."""
+    """Whether two unreduced shardings cannot share axes: their reductions or their meshes differ."""
     return source.reduction != target.reduction or source.mesh != target.mesh
 
 
@@ -161,7 +161,7 @@ def _lists(sharding: TensorSharding, mesh: Mesh) -> list[list[Piece]]:
 
 
 def _edges(lists: Iterable[list[Piece]]) -> dict[str, set[int]]:
-    """Where the pieces of each axis begin and end: atoms lie between."""
+    """The positions at which each axis is cut; atoms are the pieces between them."""
     edges: dict[str, set[int]] = {}
     for axes in lists:
         for name, pre, size in axes:
@@ -273,7 +273,7 @@ def _appends(problem: Problem, pairs: list[tuple[tuple[int, ...], tuple[int, ...
 
 
 def _fine_cuts(problem: Problem) -> list[Cut]:
-    """The ways to cut every atom into the parts that plans are made of, those of ascending primes first.
+    """The cuts of every atom into the parts that plans are made of, those of ascending primes first.
 
     The parts are primes, or one power of a prime where all that is divided and all that divides are powers of that: on
     a 256x256 mesh whole axes move, as on a 2x2 mesh.

@@ -76,7 +76,7 @@ class Problem:
     """Take a tensor of `shape` from `source` to `target`.
 
     `sizes` and `bandwidths` are per atom. `min_shards` is the memory cap: no state may have fewer shards in all.
-    `reorders`: the target lies on a mesh with the same axes and the devices in another order, to which one of the
+    `reorders`: the target is on a mesh with the same axes and the devices in another order, to which one of the
     permutes leads. Its price is that of any permute, but a value that all devices have whole changes for nothing.
     `divides`: whether steps may use parts of atoms.
     """

@@ -36,7 +36,7 @@ class _Half:
     done: set[State] = field(default_factory=set)
 
     def improve(self, state: State, price: Price, step: Step | None, neighbour: State) -> bool:
-        """Note a way to `state`; False where one as good is known."""
+        """Records a path to `state`; False where one as cheap is known."""
         if state in self.done or (state in self.prices and self.prices[state] <= price):
             return False
         self.prices[state] = price

@@ -45,7 +45,7 @@ def _scatter_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
 
 
 def _target_dims(op: Op, numbers: ScatterDimensionNumbers) -> list[int]:
-    """The dimensions of the inputs of which an update covers only a part, at a place told by its index (or the first).
+    """The dimensions of the inputs of which an update covers only a part, at the position of its index (or the first).
 
     A part of several elements at the first place is left out: it has no index that could be moved.
     """

@@ -89,7 +89,7 @@ def _check_partition_id(op: Op, mesh: Mesh) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Team:
-    """The devices that a collective joins, as lax is told them: all along `names`, or `groups` of mesh positions."""
+    """The replica groups of a collective, in lax's terms: all devices along `names`, or `groups` of mesh positions."""
 
     size: int
     axes: tuple[AxisRef, ...] | None
@@ -238,7 +238,7 @@ def _lists(x: jax.Array, dim: int, axes: tuple[AxisRef, ...]) -> list[tuple[Axis
 
 
 def _folded(local: LocalOp, terms: jax.Array) -> jax.Array:
-    """The terms along dimension 0 combined by the collective's own region, first to last."""
+    """The partial results along dimension 0, reduced by the collective's own region, first to last."""
     combine = _elementwise_region(local.op, terms[0])
     return functools.reduce(combine, [terms[i] for i in range(terms.shape[0])])
 

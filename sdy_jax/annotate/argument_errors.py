@@ -1,4 +1,4 @@
-"""What is wrong with arguments and with what is said of them, in words: what was given, and what would be right."""
+"""Messages for wrong arguments and wrong shardings of them: what was given, and what would be right."""
 
 from __future__ import annotations
 

@@ -40,16 +40,16 @@ SPEC_TYPES = (type(None), PartitionSpec, jax.sharding.Sharding, str, TensorShard
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One array argument or result: its path for messages (`params['w1']`) and what the user said of it."""
+    """One array argument or result: its path for messages (`params['w1']`) and the user's specification."""
 
     path: str
     value: Any
     spec: Spec
     unreduced: frozenset[str] = frozenset()
-    """The axes along which devices hold terms of the array, as its type says it: those of a `PartitionSpec(...,
+    """The axes along which the array is unreduced by its type: those of a `PartitionSpec(...,
     unreduced=...)` on Explicit axes. An array that is only stated to be unreduced is its value."""
     reduction: str = "sum"
-    """How such terms combine."""
+    """The reduction kind of the unreduced axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def _children(tree: Any, root: str, where: str) -> tuple[list[tuple[Any, Any]], 
 def resolve(
     leaf: Leaf, rank: int, mesh: Mesh, mesh_name: str, where: str, jax_mesh: jax.sharding.Mesh
 ) -> TensorSharding | None:
-    """What the user said of one leaf, as a sharding of a value of `rank` dimensions on the program's mesh.
+    """The user's specification of one leaf, as a sharding of a value of `rank` dimensions on the program's mesh.
 
     A sharding on another mesh with the same devices becomes the one on the program's mesh that says the same.
 

@@ -1,6 +1,6 @@
 """The sdy collectives as functions of arrays: all_gather, all_slice, all_to_all, collective_permute, and so on.
 
-They speak of global arrays, so each is the identity: what changes is how the array lies on the mesh. The operand's
+They speak of global arrays, so each is the identity: only the array's layout on the mesh changes. The operand's
 sharding has to be known where the collective stands, and that of the result follows from it. It is known if the call
 states it (`sharding=`), or if the operand is the result of `reshard`, `sharding_constraint` or another of these
 functions, called right before in the same jitted function. Its open dimensions count as closed here.
@@ -318,7 +318,7 @@ def _on_leaves(
 
 
 def _check(collective: SdyCollective, rank: int, place: str) -> None:
-    """What can be said without knowing the operand's sharding."""
+    """The checks that need no sharding of the operand."""
     mesh = current_mesh()
     if mesh is not None:
         verify_said(collective, rank, mesh, place)

@@ -39,7 +39,7 @@ class Program:
     brings it to that form. The mesh of a loaded program is the one that its shardings are on, empty if it has none.
 
     `jaxpr` is the function that was traced, of the tracers among `constants` and of the input leaves.
-    `terms` are the numbers of the input leaves that come as terms of a sum (`Leaf.unreduced`).
+    `terms` are the indices of the input leaves that are unreduced by their types (`Leaf.unreduced`).
     """
 
     module: ir.Operation
@@ -203,7 +203,7 @@ def _resolved(
 
 
 def _check_terms(leaf: Leaf, sharding: TensorSharding | None, where: str) -> None:
-    """What devices hold terms of is stated to be unreduced along the same axes, in the same way."""
+    """The sharding of an array that is unreduced by its type: unreduced along the same axes, by the same kind."""
     if not leaf.unreduced:
         return
     stated = sharding.unreduced_axes if sharding else ()

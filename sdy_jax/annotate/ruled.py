@@ -28,7 +28,7 @@ R = TypeVar("R")
 def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Callable[P, R]:
     """Says how the one op that a function consists of can be split: `sdy.sharding_rule`.
 
-    It tells propagation and the partitioner which dimensions of a custom call correspond, or overrides what they know
+    It says to propagation and the partitioner which dimensions of a custom call correspond, or overrides what they know
     of a standard op. Outside of a partitioned function nothing happens.
 
     Args:

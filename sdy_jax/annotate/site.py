@@ -1,4 +1,4 @@
-"""The partition that is being traced or lowered: what tells annotations apart from identities.
+"""The partition that is being traced or lowered: inside of one annotations have effects, elsewhere they are identities.
 
 An annotation is a JAX primitive that computes the identity, or the function it wraps. Its ordinary lowering says
 nothing of shardings. While a partitioned function is lowered, jax is given other rules for these primitives
@@ -45,7 +45,7 @@ def emission(primitive: Primitive) -> Callable[[AnyEmission], AnyEmission]:
 
 
 class Site:
-    """One partition on its way to MLIR: its mesh, and what its annotations have in common."""
+    """The tracing or lowering of one partition: its mesh, and the state that its annotations share."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -54,7 +54,7 @@ class Site:
         self.unfinished = False
         """Whether something was emitted that `finish` has to complete."""
         self.notes: dict[Hashable, list[tuple[weakref.ref[Any], Any]]] = defaultdict(list)
-        """What was said of arrays while tracing, by the subject and the array's `id`."""
+        """The statements about arrays recorded while tracing, by subject and the array's `id`."""
         self._symbols: dict[Mesh, str] = {}
         self._fresh = 0
 
@@ -76,14 +76,14 @@ class Site:
         return self._fresh
 
     def note(self, subject: str, x: Any, said: Any) -> Any:
-        """Notes what is said of an array about a subject, unless something has been; returns what was said first."""
+        """Records a statement about an array and a subject, unless there is one; returns the first one."""
         found = self.noted(subject, x)
         if found is None:
             self.notes[subject, id(x)].append((weakref.ref(x), said))
         return said if found is None else found
 
     def noted(self, subject: str, x: Any) -> Any:
-        """What was said of an array, None if nothing was. An `id` may be that of an array that is no more."""
+        """The statement recorded for an array, or None. An `id` may be that of an array that no longer exists."""
         return next((said for ref, said in self.notes.get((subject, id(x)), ()) if ref() is x), None)
 
     def join_group(self, group: int, shape: tuple[int, ...], path: str) -> None:

@@ -27,7 +27,7 @@ PARTITION = "mesh"
 
 
 def stated(spec: Any, rank: int, place: str, mesh: Mesh | None, manual: frozenset[str]) -> Stated:
-    """What the user said, in the form of a parameter, checked as far as that is possible.
+    """The user's specification in the form of a parameter, checked as far as that is possible.
 
     Args:
         spec: a `PartitionSpec`, `NamedSharding`, `TensorSharding` or text.

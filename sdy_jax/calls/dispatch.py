@@ -27,7 +27,7 @@ class Choice:
 class Dispatch:
     """Remembers the choices of `choose(args, kwargs)` by the key of the call, and by `surroundings()`, a mesh or None.
 
-    Choices for tracers are never kept: they may stand for arrays that lie in any way.
+    Choices for tracers are never kept: they may stand for arrays of any layout.
     """
 
     def __init__(

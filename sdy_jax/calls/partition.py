@@ -274,7 +274,7 @@ class PartitionedFunction(Generic[P, R]):
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments like these (arrays or `ShapeDtypeStruct`s); nothing runs.
 
-        Of arrays on a mesh it knows how they lie, and of `ShapeDtypeStruct`s with a sharding: where `in_shardings`
+        It knows the layouts of arrays on a mesh, and of `ShapeDtypeStruct`s with a sharding: where `in_shardings`
         leaves them open they start from that, and where it states something else, the plan says what is `moved`.
         """
         call = self._arguments(args, kwargs)

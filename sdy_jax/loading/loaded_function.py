@@ -47,7 +47,7 @@ from sdy_jax.shard.view import is_dialect_op, view
 def prepared(
     program: Program, mesh: Any, in_shardings: Spec, out_shardings: Spec
 ) -> tuple[LoadedFunction, dict[str, Any]]:
-    """A loaded program as a function, and what `partition` is to be told of it.
+    """A loaded program as a function, with the facts that `partition` needs.
 
     Args:
       program: from `load`.

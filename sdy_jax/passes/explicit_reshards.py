@@ -1,4 +1,4 @@
-"""Reshards that a program cannot do without, before it is partitioned: at calls, and where terms have to be added up.
+"""Reshards that a program cannot do without, before it is partitioned: at calls, and of unreduced values.
 
 What flows from a value with one sharding to a place that wants another is moved in up to four steps: an all-reduce over
 the axes that are no longer unreduced, a reshard, and the ops that make more axes unreduced. Calls pass what their

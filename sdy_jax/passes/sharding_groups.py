@@ -31,7 +31,7 @@ def import_sharding_groups(module: ir.Operation) -> None:
     in which representatives occur.
 
     Raises:
-      ShardingError: members of one group have different shapes or lie in different manual computations.
+      ShardingError: members of one group have different shapes or are in different manual computations.
     """
     ops = named(module, GROUP)
     if not ops:

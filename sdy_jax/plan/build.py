@@ -142,8 +142,10 @@ def _locate_return(module: ir.Operation, source: str) -> None:
 
 
 def _keep_arguments_whole(module: ir.Operation, program: Program) -> None:
-    """Arrays that are passed hold values, whatever an argument is stated to be, unless their type says that they are
-    terms. What is to be terms is made so inside; import has also given arguments the shardings of constraints."""
+    """Removes unreduced axes from arguments whose types have none: arrays that are passed are not unreduced.
+
+    Such axes are stated by the user or come from a constraint; the value becomes unreduced inside of the program.
+    """
     main = main_function(module)
     count, first = len(main.regions[0].blocks[0].arguments), len(program.constants)
     found = function_shardings(main, "arg_attrs", count)

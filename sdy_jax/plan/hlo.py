@@ -1,6 +1,6 @@
 """The collectives of a compiled program: what really went into the executable, ours or `jax.jit`'s.
 
-Reads the text of optimised HLO (`compiled.as_text()`). Everything is told from the operands of a collective, so that
+Reads the text of optimised HLO (`compiled.as_text()`). Everything follows from the operands of a collective, so that
 synchronous and asynchronous (`-start`) forms, tuples and combined collectives are one case. Ops in a while loop count
 once per trip where XLA knows the number of trips, else once, and those of its condition once more; of a conditional the
 branch counts that sends most.
@@ -221,7 +221,7 @@ def _split(operands: str) -> Iterator[str]:
 
 
 def _called(instruction: _Instruction) -> list[str]:
-    """The computations that an instruction runs. What an asynchronous op runs is told by its start alone."""
+    """The computations that an instruction runs. An asynchronous op's computation is named by its start alone."""
     if instruction.opcode.endswith(("-update", "-done")):
         return []
     names = _CALLED.findall(instruction.attributes)

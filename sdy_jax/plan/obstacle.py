@@ -27,7 +27,7 @@ class Obstacle:
         reason: the name of a `Reason`, or "PRESENT" (it has the axis), "SCALAR", "MANUAL", "EXPORT", "NO_RULE",
             "NO_SOURCE", "MORE" (there are further ops).
         text: the reason in words.
-        because: how what is in the way came there, in words; empty where nothing is to be said.
+        because: the origin of what is in the way, as text; may be empty.
         op, line, function: the op at which the axis stops; empty where there is none.
     """
 

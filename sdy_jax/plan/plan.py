@@ -41,7 +41,7 @@ class Plan:
         collectives: one record per collective of the partitioned program, the user's own included.
         notes: what moves or is computed whole because it cannot be split, by op, source line and name scope.
         stages: the module after each stage of planning.
-        moves: the arguments that lie otherwise than they enter the program, where it was made from arrays.
+        moves: the arguments that are passed in another layout than they enter in, if the plan was made from arrays.
         as_passed: the arguments whose shardings are those of the arrays that were passed.
         source: the source line at which the shardings of arguments and results are given; may be empty.
     """

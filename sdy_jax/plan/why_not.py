@@ -47,7 +47,7 @@ class WhyNot:
 
 
 class Obstacles:
-    """Finds obstacles in the program that `texts` tells of."""
+    """Finds obstacles in the program of `texts`."""
 
     def __init__(self, texts: ObstacleTexts):
         self._engine, self._blockers, self._naming = texts.engine, texts.blockers, texts.naming

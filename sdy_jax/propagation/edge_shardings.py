@@ -45,7 +45,7 @@ def settle_edges(
 ) -> list[EdgeSharding]:
     """Settles what is stated for each edge: `settled(value, stated)` is stored in its place, and returned by edge.
 
-    `value` is what lies in the edge's outer sharding: the owner, or the operand that flows into a body's argument.
+    `value` is the one with the edge's outer sharding: the owner, or the operand that flows into a body's argument.
     """
     outcome: list[EdgeSharding] = []
     for _, same_kind in groupby(edges_of(op), key=lambda edge: edge.kind):

@@ -79,7 +79,7 @@ class Engine:
         self._strategy = self.strategies[0]
         self.priority = 0
 
-    # Shardings by place.
+    # Shardings.
 
     def sharding(self, place: int) -> TensorSharding | None:
         return self.solver.shardings[self._current[place]]

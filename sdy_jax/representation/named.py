@@ -123,7 +123,7 @@ def _check_names(names: Iterable[str], mesh: Mesh, where: str) -> None:
 
 
 def unreduced_by(spec: PartitionSpec) -> str:
-    """How the terms of an unreduced value combine."""
+    """The reduction kind of an unreduced value."""
     kind = getattr(spec, "unreduced_kind", None)
     return "sum" if kind is None else str(kind.name)
 

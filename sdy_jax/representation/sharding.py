@@ -40,7 +40,7 @@ CLOSED = DimensionSharding((), is_closed=True)
 @hash_once
 @dataclass(frozen=True)
 class TensorSharding:
-    """How one tensor lies on a mesh.
+    """The layout of one tensor on a mesh.
 
     `mesh` is the symbol of a mesh in the module (without `@`) or, before lifting, a `Mesh` written inline.
     Axes in no list are implicitly replicated. Along `unreduced_axes` the shards still have to be combined with

@@ -136,7 +136,7 @@ def _verify_apart(rule: str, axes: Axes, taken: Mapping[str, Axes], where: str) 
 
 
 def verify_counted_once(collective: SdyCollective, operand: TensorSharding, mesh: Mesh, where: str) -> None:
-    """What is summed up are the terms of a sum, and terms are not taken for the sum: V2 and the first half of V3.
+    """Reductions take unreduced values, and unreduced values reach reductions only: V2 and the first half of V3.
 
     Raises:
         RuleError: which rule, and the axes.

@@ -76,7 +76,7 @@ def dynamic_slice(op: Op, conservative: bool) -> OpShardingRule:
 
 @rule("stablehlo.dynamic_update_slice", reads_neighbours=True)
 def dynamic_update_slice(op: Op, conservative: bool) -> OpShardingRule:
-    """The result lies like the operand; the update where it covers a whole dimension, too."""
+    """The result has the operand's layout; so has the update where it covers a whole dimension."""
     operand, update, indices = shape_of(op, 0), shape_of(op, 1), op.operands[2:]
     kind = PASS_THROUGH if all(map(_is_constant, indices)) else NEED_REPLICATION
     builder, scalars = RuleBuilder.of(op), (None,) * len(indices)

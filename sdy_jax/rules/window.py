@@ -22,7 +22,7 @@ def reduce_window(op: Op, conservative: bool) -> OpShardingRule:
 
 @rule("stablehlo.select_and_scatter")
 def select_and_scatter(op: Op, conservative: bool) -> OpShardingRule:
-    """The result lies like the operand; the source has one element per window."""
+    """The result has the operand's layout; the source has one element per window."""
     source, builder = shape_of(op, 1), RuleBuilder.of(op)
     for dim, (size, over) in enumerate(zip(result_shape(op), window(op), strict=True)):
         if over.is_trivial:

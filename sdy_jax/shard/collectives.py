@@ -73,8 +73,8 @@ def all_reduce(
         grid_axes: the axes whose devices form a group.
         reduction: "sum", "max", "min", "product", "average", "bitwise_and", "bitwise_or" or "bitwise_xor". Integers
             wrap, their average is truncated. Of booleans, sum and max are "or", product and min "and". max and min of
-            floats are NaN if a term is; terms that are equal share the derivative.
-        dtype: the element type of the result, to which terms are converted first; that of `x` by default.
+            floats are NaN if an input is; inputs that are equal share the derivative.
+        dtype: the element type of the result, to which inputs are converted first; that of `x` by default.
         grid: the mesh.
 
     Returns:

@@ -49,7 +49,7 @@ class LocalFunction:
         module: a verified module with one function, or one named `main`. It is not changed.
         mesh: the devices. Its axes are those of the module's mesh in order; `?` are its sizes. By default the first
             devices of the machine; one `?` is then as large as they allow.
-        in_specs, out_specs: how arguments and results lie on the mesh, one for all or one each. By default arrays have
+        in_specs, out_specs: layouts of arguments and results on the mesh, one for all or each. By default arrays have
             a leading dimension of one entry per device, in the order of linear indices: `(devices, *local shape)`.
 
     Raises:

@@ -44,7 +44,7 @@ def run_local(
             may stand between.
         mesh: the devices. Its axes are those of the program's mesh in order, and give `?` its size. By default the
             first devices of the machine; one `?` is then as large as they allow.
-        in_specs, out_specs: how arguments and results lie on the mesh, a `PartitionSpec` for all or one each. By
+        in_specs, out_specs: the layouts of arguments and results on the mesh, a `PartitionSpec` for all or one each. By
             default arrays have a leading dimension with an entry per device, in the order of linear indices:
             `(devices, *local shape)`.
 

@@ -1,4 +1,4 @@
-"""Shardings of the shard dialect: values that say how a tensor lies on a grid, and what is done with them."""
+"""Shardings of the shard dialect: the layout of a tensor on a grid as a value, and functions of it."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from sdy_jax.shard.verification.annotations import CHAINS, TWICE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sharding:
-    """How a tensor lies on a grid: `sharding` of the dialect.
+    """The layout of a tensor on a grid: `sharding` of the dialect.
 
     Attributes:
         split_axes: per dimension the grid axes, by name or position, that split it, major to minor; missing trailing
             lists are empty. At least one list.
         grid: the mesh; by default that of where the sharding is used.
-        partial: a reduction kind and grid axes, along which devices hold terms that it is to combine.
+        partial: a reduction kind, and the grid axes along which the tensor is unreduced.
         halo_sizes: two numbers per dimension that is split: by how much blocks overlap what lies before and after.
         sharded_dims_offsets: per dimension that is split where each block starts, and the size of the dimension. By
             default all blocks but the last ones have length `ceil(size / n)`.
@@ -231,7 +231,7 @@ def shard(x: Any, sharding: Sharding, *, annotate_for_users: bool = False) -> An
 
 @dataclass(frozen=True, slots=True)
 class _Annotation:
-    """What a `shard` has said, and where."""
+    """The sharding that a `shard` stated, and its source line."""
 
     sharding: tuple[Layout, Mesh]
     for_users: bool
@@ -381,7 +381,7 @@ def to_global(y: Any, sharding: Sharding, *, shape: Sequence[int] | None = None)
         shape: the shape of the tensor, where blocks are uneven and no offsets say so.
 
     Returns:
-        The tensor. Of devices that hold copies the first one's counts; terms are combined.
+        The tensor. Of devices with the same block the first one's counts; partial sums are combined.
 
     Raises:
         SdyError: buffers of another shape than the sharding's, or a sharding without a grid.

@@ -23,7 +23,7 @@ class StatedSharding:
         dialect: `mesh` or `shard`.
         mesh: the symbol of the mesh.
         split: the axes that split each dimension, major to minor; missing trailing lists are empty.
-        partial, partial_axes: along these axes devices hold terms, to be combined by this kind.
+        partial, partial_axes: the kind of reduction, and the axes along which the tensor is unreduced.
         halos: two sizes per split dimension, or none.
         offsets: per split dimension where its shards start, and where the last one ends; or none.
     """
@@ -100,7 +100,7 @@ def defining(value: ir.Value, *names: str) -> DialectOp | None:
 
 
 def normalized(sharding: StatedSharding, mesh: DeviceMesh, shape: Sequence[int | None]) -> StatedSharding:
-    """The sharding in its one form: constants known, nothing said that goes without saying."""
+    """The sharding in canonical form: constants resolved, defaults left out."""
     folded = replace(
         sharding,
         split=sharding.lists,

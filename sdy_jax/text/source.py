@@ -1,4 +1,4 @@
-"""A text of the user beside what jaxlib parses for it, and the way back from places in that."""
+"""A user's text, the text that jaxlib parses in its place, and the map from positions in that to the user's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VALUE = re.compile(r"%[\w.$-]+")
 
 
 def parsed_position(location: str, file: str = "-") -> Position | None:
-    """Where in a file an MLIR location lies, which the parser calls `-`; None for other files, and without a line."""
+    """The position of an MLIR location in `file`, by default the parsed text; None in other files or without a line."""
     match = _POSITION.match(location)
     if match is None or match[1] != quoted(file):
         return None
@@ -65,7 +65,7 @@ class Source:
         self.parsed = self._rewritten.text
 
     def position(self, location: str) -> Position | None:
-        """Where in the user's text an MLIR location lies; None for locations that the text gives to its ops."""
+        """The position of an MLIR location in the user's text; None for locations that the text gives to its ops."""
         position = parsed_position(location)
         if position is None or self.parsed is self.text:
             return position
@@ -82,7 +82,7 @@ class Source:
     def settle(self, module: ir.Module, file: str) -> None:
         """Gives the ops of the parsed module, and the arguments of its blocks, their locations in the user's file.
 
-        A text may itself give locations that look like places in it; they cannot be told from them, and stay.
+        A text may itself contain locations that look like positions in it; these cannot be distinguished, and stay.
         """
         if '"-":' in self.text or (self.parsed is self.text and file == "-"):
             return

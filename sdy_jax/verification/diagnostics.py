@@ -97,7 +97,7 @@ def rule_of(diagnostic: str) -> str | None:
 def explain(diagnostic: str, context: str = "") -> str:
     """The diagnostic with the name of its rule before and what would be right after it.
 
-    `context` has what else is said of the same mistake: it helps to find the rule.
+    `context` has the other messages about the same mistake: they help to find the rule.
 
     >>> print(explain("custom op 'sdy.mesh' duplicate axis name: 'x'"))
     [M2] sdy.mesh: duplicate axis name: 'x'; the axis names of a mesh are unique

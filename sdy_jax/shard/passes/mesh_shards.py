@@ -23,7 +23,7 @@ LAYOUT = "sdy_jax.layout"
 """What a constraint was to say that SDY cannot: halos, offsets, a partial average."""
 
 PLACES = ("process_multi_index", "process_linear_index")
-"""Ops that tell a device where it is."""
+"""Ops that query a device's position."""
 
 
 def replace_annotations(module: ir.Operation, ops: list[DialectOp]) -> None:
@@ -186,7 +186,7 @@ def _layout(stated: StatedSharding, context: ir.Context) -> ir.Attribute | None:
 
 
 class _Annotation:
-    """One shard op on its way to SDY: the value that it is about now, and what it says of it."""
+    """The conversion of one shard op to SDY: the value that it annotates, and the sharding that it states."""
 
     def __init__(self, op: ir.Operation, value: ir.Value, sharding: TensorSharding, layout: ir.Attribute | None):
         self.op, self.value, self.sharding, self.layout = op, value, sharding, layout
@@ -199,7 +199,7 @@ class _Annotation:
         return self._constraint(self.sharding)
 
     def state(self) -> ir.Value:
-        """Says how the value itself lies, and gives what the users of the op's result are to use."""
+        """States the layout of the value itself, and returns the value that users of the op's result are to use."""
         whole = replace(self.sharding, unreduced_axes=(), reduction="sum")
         if whole != self.sharding and self._is_argument:
             self._own(whole)

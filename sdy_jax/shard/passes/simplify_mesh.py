@@ -44,7 +44,7 @@ def simplify_mesh(module: ir.Operation) -> None:
 
 
 def _sweep(module: ir.Operation) -> bool:
-    """One way through the module. Ops that have become useless are erased at its end."""
+    """One walk through the module. Ops without users are erased at its end."""
     meshes = {inner: device_meshes(inner) for inner in pre_order(module) if inner.name == "builtin.module"}
     useless = [op for op in pre_order(module) if _simplify(op, meshes)]
     makers = {maker for op in useless for operand in op.operands if (maker := _collective(operand)) is not None}
@@ -201,7 +201,7 @@ def _one_reduction(op: ir.Operation, kind: str) -> Values:
 
 
 def _combines(reduction: DialectOp, op: ir.Operation, kind: str) -> bool:
-    """Whether the terms of a reduction can be combined with others before it: as they are, nothing being converted."""
+    """Whether the inputs of a reduction can be combined with others before it, without a conversion in between."""
     types = {str(type_) for type_ in (reduction["input"].type, reduction.result.type, op.results[0].type)}
     return reduction["reduction"] == kind and len(types) == 1 and _is_spare(reduction, op)
 

@@ -78,7 +78,7 @@ _COMBINE: dict[str, Any] = {
 
 
 def joined(buffers: np.ndarray, layout: Layout, grid: Grid, shape: Sequence[int]) -> np.ndarray:
-    """The tensor of global `shape` of which all devices' buffers are given; terms are combined.
+    """The tensor of global `shape` of which all devices' buffers are given; partial sums are combined.
 
     Devices that hold copies of a block must agree; the first one's is taken.
     """

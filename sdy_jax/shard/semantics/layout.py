@@ -1,4 +1,4 @@
-"""How a tensor lies on a grid: which blocks devices hold, of which length, with which halos, and what is partial.
+"""The layout of a tensor on a grid: the blocks of devices, their lengths and halos, and unreduced axes.
 
 Dimension d is cut along the grid axes `split[d]`, major to minor; a device's position is its group index over that
 list, and it holds the block of that number. Blocks are equal, or the last ones shorter (those of SDY and JAX, of length
@@ -28,7 +28,7 @@ class Layout:
 
     Attributes:
         split: the axes per dimension; missing trailing lists are empty.
-        partial: along `partial_axes` devices hold terms that are to be combined by this kind; None if there are none.
+        partial: the reduction kind of `partial_axes`, along which the tensor is unreduced; None if there are none.
         halos: two sizes per split dimension.
         offsets: per split dimension where its blocks start, and its size.
     """
@@ -215,7 +215,7 @@ def _check_offsets(layout: Layout, grid: Grid) -> None:
 
 
 def normalized(layout: Layout, grid: Grid) -> Layout:
-    """The layout such that equal ones mean the same: nothing is said that holds anyway."""
+    """The layout in canonical form, so that equivalent layouts are equal."""
     split = trimmed(layout.split)
     offsets = layout.offsets_of(grid)
     if all(starts == even_starts(starts[-1], len(starts) - 1) for starts in offsets.values()):

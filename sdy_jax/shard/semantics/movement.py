@@ -59,7 +59,7 @@ def all_to_all(grid: Grid, x: jax.Array, axes: Axes, split_axis: int, concat_axi
 def broadcast(grid: Grid, x: jax.Array, axes: Axes, root: Sequence[Coordinate]) -> jax.Array:
     """The root's input, on every device of the group.
 
-    A sum in which all other terms are zero: it can be differentiated, and only turns -0.0 into 0.0.
+    A sum in which the inputs of all others are zero: it can be differentiated, and only turns -0.0 into 0.0.
     """
     check_axes(grid, axes)
     check_device(grid, axes, root, "root")

@@ -1,4 +1,4 @@
-"""Ops that tell where a device is, and what it holds: its coordinates, its neighbours, the shape of its shard."""
+"""Ops that query a device's coordinates, its neighbours, and the shape of its shard."""
 
 from __future__ import annotations
 
