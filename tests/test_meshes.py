@@ -432,6 +432,36 @@ def test_constraints_on_other_axes_of_the_devices_propagate(constrain):
     np.testing.assert_array_equal(function(X), (X + 1) * 2)
 
 
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [(NamedSharding(ACROSS, P("p")), '@mesh, [{"y"}, {}]'), (NamedSharding(REVERSED, P("x")), '@mesh_0, [{"x"}, {}]')],
+)
+def test_constraints_are_about_the_devices_of_their_mesh(said, meant):
+    function = sdy.partition(lambda x: sdy.sharding_constraint(x + 1, said) * 2, mesh=XY)
+    assert str(function.plan(X).results[0].sharding) == meant
+    np.testing.assert_array_equal(function(X), (X + 1) * 2)
+
+
+@pytest.mark.parametrize("where", ["in_shardings", "sharding_constraint"])
+def test_shardings_on_other_devices_are_refused_in_one_sentence(where):
+    said = NamedSharding(jax.sharding.Mesh(XY.devices[:, :2], ("x", "y")), P("x"))
+    if where == "in_shardings":
+        function = sdy.partition(lambda x: x + 1, mesh=XY, in_shardings=said)
+    else:
+        function = sdy.partition(lambda x: sdy.sharding_constraint(x, said), mesh=XY)
+    with pytest.raises(ShardingError, match=rf"{where} for `x` is on the mesh .* not those of the function's mesh"):
+        function.plan(X)
+
+
+def test_vmap_of_a_constraint_on_another_mesh():
+    said = NamedSharding(ACROSS, P("p"))
+    function = sdy.partition(lambda x: jax.vmap(lambda row: sdy.sharding_constraint(row, said))(x) + 1, mesh=XY)
+    np.testing.assert_array_equal(function(X), X + 1)
+    named = jax.vmap(lambda row: sdy.sharding_constraint(row, said), spmd_axis_name="x")
+    with pytest.raises(ShardingError, match=r"vmap splits its dimension along 'x', and .* has no such axis"):
+        sdy.partition(named, mesh=XY).plan(X)
+
+
 def test_a_sharding_on_a_mesh_without_devices_is_laid_out_in_the_order_of_the_function():
     function = sdy.partition(lambda x: x + 1, mesh=XY, in_shardings=TensorSharding.closed(MESH, [[AxisRef("x")], []]))
     assert str(function.plan(X).arguments[0].sharding) == '@mesh, [{"x"}, {}]'

@@ -19,18 +19,13 @@ from sdy_jax.annotate.argument_errors import (
     array_for_tree,
     no_array,
     no_entries,
-    no_sharding_text,
     no_specification,
     other_tree,
 )
 from sdy_jax.annotate.user_function import function_name
-from sdy_jax.errors import ParseError, ShardingError
-from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import from_named_sharding, from_partition_spec, mesh_from_jax, unreduced_by
-from sdy_jax.representation.sharding import CLOSED, TensorSharding
-from sdy_jax.representation.text import parse_sharding
-from sdy_jax.representation.verify import verify_sharding
-from sdy_jax.runtime.device_orders import can_express, in_order_of, on_devices_of, rewritten, same_devices
+from sdy_jax.errors import ShardingError
+from sdy_jax.representation.named import from_named_sharding, unreduced_by
+from sdy_jax.representation.sharding import TensorSharding
 
 Spec = Any
 """None, PartitionSpec, NamedSharding, str or TensorSharding."""
@@ -200,81 +195,3 @@ def _children(tree: Any, root: str, where: str) -> tuple[list[tuple[Any, Any]], 
     if hasattr(tree, "_fields"):  # jax 0.10 to 0.12 gives every field of a named tuple the name of the first
         children = [(GetAttrKey(name), child) for name, (_, child) in zip(tree._fields, children, strict=True)]
     return [((key,), child) for key, child in children], type(tree)
-
-
-def resolve(
-    leaf: Leaf, rank: int, mesh: Mesh, mesh_name: str, where: str, jax_mesh: jax.sharding.Mesh
-) -> TensorSharding | None:
-    """The user's specification of one leaf, as a sharding of a value of `rank` dimensions on the program's mesh.
-
-    A sharding on another mesh with the same devices becomes the one on the program's mesh that says the same.
-
-    Raises:
-        ShardingError: unknown axis, axis used twice, wrong rank, or a sharding that only another mesh can say.
-    """
-    place = f"{where} for `{leaf.path}`"
-    spec = leaf.spec
-    if spec is None:
-        return None
-    if isinstance(spec, NamedSharding):
-        own = _mesh_of(spec, jax_mesh, place)
-        if own != mesh:
-            return _on_mesh(from_partition_spec(spec.spec, rank, own, mesh_name, place), own, mesh, mesh_name, place)
-        spec = spec.spec
-    if isinstance(spec, PartitionSpec):
-        return from_partition_spec(spec, rank, mesh, mesh_name, place)
-    if isinstance(spec, str):
-        spec = parsed(spec, mesh_name, place)
-    if not isinstance(spec, TensorSharding):
-        raise ShardingError(f"{place} is a {type(spec).__name__}, which names no mesh axes; give a PartitionSpec")
-    if isinstance(spec.mesh, Mesh) and spec.mesh != mesh:
-        verify_sharding(spec, {}, rank, place)
-        return _on_mesh(spec, in_order_of(mesh, spec.mesh), mesh, mesh_name, place)
-    spec = TensorSharding(mesh_name, spec.dimensions, spec.replicated_axes, spec.unreduced_axes, spec.reduction)
-    verify_sharding(spec, {mesh_name: mesh}, rank, place)
-    return spec
-
-
-def parsed(text: str, mesh_name: str, place: str) -> TensorSharding:
-    try:
-        return parse_sharding(text, mesh_name)
-    except ParseError as error:
-        raise no_sharding_text(text, place, error) from None
-
-
-def padded(sharding: TensorSharding, rank: int) -> TensorSharding:
-    """The sharding with unsplit trailing dimensions up to `rank`: what a key array's raw words add."""
-    return TensorSharding(
-        sharding.mesh,
-        (*sharding.dimensions, *(CLOSED,) * (rank - sharding.rank)),
-        sharding.replicated_axes,
-        sharding.unreduced_axes,
-        sharding.reduction,
-    )
-
-
-def _mesh_of(spec: NamedSharding, jax_mesh: jax.sharding.Mesh, place: str) -> Mesh:
-    """The mesh of a sharding, its devices as positions on the function's mesh."""
-    if not isinstance(spec.mesh, jax.sharding.Mesh):
-        return mesh_from_jax(spec.mesh)  # an AbstractMesh stands for any devices
-    own = on_devices_of(spec.mesh, jax_mesh)
-    if own is None:
-        raise ShardingError(
-            f"{place} is on the mesh {mesh_from_jax(spec.mesh)}, whose devices are not those of the function's mesh "
-            f"{mesh_from_jax(jax_mesh)}; use that mesh, or a PartitionSpec"
-        )
-    return own
-
-
-def _on_mesh(sharding: TensorSharding, own: Mesh, mesh: Mesh, mesh_name: str, place: str) -> TensorSharding:
-    """A sharding on another mesh in axes of the program's."""
-    if own.is_empty:
-        return replace(sharding, mesh=mesh_name)
-    if can_express(own, mesh):
-        return rewritten(sharding, own, mesh, mesh_name)
-    reordered = same_devices(own, mesh) and can_express(replace(own, device_ids=mesh.device_ids), mesh)
-    given = "a single device" if own.is_maximal else f"the mesh {replace(own, device_ids=())}"
-    problem = "; its devices are in another order, and a jitted function has one order" if reordered else ""
-    raise ShardingError(
-        f"{place} is on {given}, the function is partitioned on {mesh}{problem}; use that mesh, or a PartitionSpec"
-    )

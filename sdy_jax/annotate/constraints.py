@@ -11,17 +11,17 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.annotate.arguments import Leaf, match_prefix, padded
+from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.identity import Parameters, identity_primitive
 from sdy_jax.annotate.site import (
     Site,
     create,
-    current_mesh,
+    current_site,
     emission,
     lowered_manual_axes,
     traced_manual_axes,
 )
-from sdy_jax.annotate.specs import Stated, check_free, check_reduction, resolved, stated, with_dimension
+from sdy_jax.annotate.specs import Stated, check_free, check_reduction, padded, resolved, stated, with_dimension
 from sdy_jax.errors import ShardingError, with_article
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.mesh import Mesh
@@ -125,7 +125,7 @@ def data_flow_edge(x: Any, sharding: Any = None) -> Any:
 
 def stated_here(spec: Any, rank: int, place: str) -> Stated:
     """A specification as a parameter, checked against what is known where it is traced."""
-    return stated(spec, rank, place, current_mesh(), traced_manual_axes())
+    return stated(spec, rank, place, current_site(), traced_manual_axes())
 
 
 def constrained(leaf: Leaf, where: str) -> Any:
@@ -187,7 +187,7 @@ def sharding_here(
 
     A key array has more dimensions in MLIR than in jax; those are not split.
     """
-    sharding = resolved(spec, aval.ndim, site.mesh, site.symbol(ctx, site.mesh), place)
+    sharding = resolved(spec, aval.ndim, site.mesh, site.symbol(ctx, site.mesh), place, site.jax_mesh)
     check_free(sharding, lowered_manual_axes(ctx), place)
     if sharding.unreduced_axes:
         check_reduction(sharding.reduction, aval.dtype, place)

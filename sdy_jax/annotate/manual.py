@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate import regions
-from sdy_jax.annotate.arguments import SPEC_TYPES, Leaf, Parameters, argument_leaves, match_prefix, parsed
+from sdy_jax.annotate.arguments import SPEC_TYPES, Leaf, Parameters, argument_leaves, match_prefix
 from sdy_jax.annotate.constraints import sharding_constraint_p, stated_here
 from sdy_jax.annotate.site import current_mesh, traced_manual_axes
-from sdy_jax.annotate.specs import PARTITION
+from sdy_jax.annotate.specs import PARTITION, specification
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import mesh_from_jax
@@ -159,15 +159,10 @@ def _manual_part(spec: Any, manual: frozenset[str], place: str) -> PartitionSpec
 
 def _sharding(spec: Any, rank: int, place: str) -> TensorSharding:
     """A specification as a sharding; that of a `PartitionSpec` has open dimensions, at least `rank` of them."""
-    if isinstance(spec, str):
-        return parsed(spec, PARTITION, place)
+    spec = PartitionSpec() if spec is None else specification(spec, place)
     if isinstance(spec, TensorSharding):
         return spec
-    if isinstance(spec, NamedSharding):
-        spec = spec.spec
-    if spec is not None and not isinstance(spec, PartitionSpec):
-        raise ShardingError(f"{place} is a {type(spec).__name__}, which names no mesh axes; give a PartitionSpec")
-    entries = () if spec is None else spec.partitions
+    entries = (spec.spec if isinstance(spec, NamedSharding) else spec).partitions
     dims = tuple(_open(entry) for entry in entries)
     return TensorSharding(PARTITION, (*dims, *(OPEN,) * (rank - len(dims))))
 

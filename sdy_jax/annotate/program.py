@@ -11,10 +11,11 @@ import jax
 from jax.extend.mlir import ir
 from jax.tree_util import PyTreeDef
 
-from sdy_jax.annotate.arguments import Leaf, match_prefix, padded, resolve
+from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.meshes import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
+from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.graph import main_function, pre_order, set_function_shardings
@@ -105,7 +106,7 @@ def from_function(
     def checked(*args: Any, **kwargs: Any) -> Any:
         return _arrays(fun(*args, **kwargs))
 
-    site = Site(mesh)
+    site = Site(mesh, jax_mesh)
     with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh), tracing(site):
         avals = tuple(leaf.value for leaf in leaves)
         platform = platform_of(jax_mesh.devices.flat[0])

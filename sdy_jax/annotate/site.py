@@ -47,8 +47,8 @@ def emission(primitive: Primitive) -> Callable[[AnyEmission], AnyEmission]:
 class Site:
     """The tracing or lowering of one partition: its mesh, and the state that its annotations share."""
 
-    def __init__(self, mesh: Mesh):
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, jax_mesh: jax.sharding.Mesh):
+        self.mesh, self.jax_mesh = mesh, jax_mesh
         self.groups: dict[int, tuple[tuple[int, ...], str]] = {}
         """Shape and argument path of the first member of each sharding group."""
         self.unfinished = False

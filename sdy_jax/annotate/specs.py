@@ -1,7 +1,8 @@
 """What a user says of one array's sharding: checked where it is traced, resolved where it is lowered.
 
-In a primitive's parameters a specification is a `PartitionSpec`, or a `TensorSharding` whose mesh is another `Mesh` or
-a name, which stands for the mesh of whatever partition the primitive is lowered in.
+In a primitive's parameters a specification is a `PartitionSpec`, a `NamedSharding`, whose devices only a partition can
+place, or a `TensorSharding` whose mesh is another `Mesh` or a name, which stands for the mesh of whatever partition the
+primitive is lowered in.
 """
 
 from __future__ import annotations
@@ -10,45 +11,44 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.annotate.arguments import parsed
-from sdy_jax.errors import ShardingError
+from sdy_jax.annotate.argument_errors import no_sharding_text
+from sdy_jax.annotate.arguments import Leaf
+from sdy_jax.annotate.site import Site
+from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.named import from_partition_spec, mesh_from_jax
-from sdy_jax.representation.sharding import OPEN, REDUCTION_KINDS, DimensionSharding, TensorSharding
+from sdy_jax.representation.sharding import CLOSED, OPEN, REDUCTION_KINDS, DimensionSharding, TensorSharding
+from sdy_jax.representation.text import parse_sharding
 from sdy_jax.representation.verify import verify_sharding
+from sdy_jax.runtime.device_orders import can_express, in_order_of, on_devices_of, rewritten, same_devices
 
-Stated = PartitionSpec | TensorSharding
+Stated = PartitionSpec | NamedSharding | TensorSharding
 
 PARTITION = "mesh"
 """The mesh name in a `TensorSharding` that is not lowered yet."""
 
 
-def stated(spec: Any, rank: int, place: str, mesh: Mesh | None, manual: frozenset[str]) -> Stated:
-    """The user's specification in the form of a parameter, checked as far as that is possible.
+def stated(spec: Any, rank: int, place: str, site: Site | None, manual: frozenset[str]) -> Stated:
+    """What the user said, in the form of a parameter, checked as far as that is possible.
 
     Args:
         spec: a `PartitionSpec`, `NamedSharding`, `TensorSharding` or text.
         rank: the rank of the array.
         place: names the function and the array for messages.
-        mesh: the partition's mesh, if one is being traced.
-        manual: the axes of that mesh that cannot be used here, because the code around is manual on them.
+        site: the partition that is being traced, if one is.
+        manual: the axes of its mesh that cannot be used here, because the code around is manual on them.
 
     Raises:
         ShardingError: a wrong rank, or an axis that the mesh lacks, that is used twice, or that is manual here.
         ParseError: text that is no sharding.
     """
-    if isinstance(spec, NamedSharding):
-        own = mesh_from_jax(spec.mesh)
-        spec = replace(from_partition_spec(spec.spec, rank, own, PARTITION, place), mesh=own)
-    if isinstance(spec, str):
-        spec = parsed(spec, PARTITION, place)
-    if not isinstance(spec, PartitionSpec | TensorSharding):
-        raise ShardingError(f"{place} is a {type(spec).__name__}, which names no mesh axes; give a PartitionSpec")
-    if mesh is not None:
-        check_free(resolved(spec, rank, mesh, PARTITION, place), manual, place)
+    spec = specification(spec, place)
+    if site is not None:
+        check_free(resolved(spec, rank, site.mesh, PARTITION, place, site.jax_mesh), manual, place)
         return spec
     assumed = _assumed_mesh(spec)
     if assumed is not None:
@@ -58,18 +58,98 @@ def stated(spec: Any, rank: int, place: str, mesh: Mesh | None, manual: frozense
     return spec
 
 
-def resolved(spec: Stated, rank: int, mesh: Mesh, mesh_name: str, place: str) -> TensorSharding:
-    """A specification on the mesh it is about: `mesh`, whose symbol is `mesh_name`, or its own inline mesh.
+def specification(spec: Any, place: str) -> Stated:
+    """What the user said, text parsed.
 
     Raises:
-        ShardingError: it does not fit the mesh or the rank.
+        ShardingError: it says nothing of mesh axes.
+        ParseError: text that is no sharding.
+    """
+    if isinstance(spec, str):
+        try:
+            return parse_sharding(spec, PARTITION)
+        except ParseError as error:
+            raise no_sharding_text(spec, place, error) from None
+    if not isinstance(spec, Stated):
+        raise ShardingError(f"{place} is a {type(spec).__name__}, which names no mesh axes; give a PartitionSpec")
+    return spec
+
+
+def resolved(
+    spec: Stated, rank: int, mesh: Mesh, mesh_name: str, place: str, jax_mesh: jax.sharding.Mesh | None = None
+) -> TensorSharding:
+    """A specification on the mesh it is about: `mesh`, whose symbol is `mesh_name`, or its own inline mesh.
+
+    Args:
+        spec: from `specification`.
+        rank: the rank of the array.
+        mesh, mesh_name, jax_mesh: the partition's mesh, its symbol, and its devices, if they are known.
+        place: names the function and the array for messages.
+
+    Raises:
+        ShardingError: it does not fit the mesh, its devices or the rank.
     """
     if isinstance(spec, PartitionSpec):
         return from_partition_spec(spec, rank, mesh, mesh_name, place)
+    if isinstance(spec, NamedSharding):
+        own = _mesh_of(spec, jax_mesh, place)
+        spec = replace(from_partition_spec(spec.spec, rank, own, mesh_name, place), mesh=own)
     if isinstance(spec.mesh, str) or spec.mesh == mesh:
         spec = replace(spec, mesh=mesh_name)
     verify_sharding(spec, {mesh_name: mesh}, rank, place)
     return spec
+
+
+def _mesh_of(spec: NamedSharding, jax_mesh: jax.sharding.Mesh | None, place: str) -> Mesh:
+    """The mesh of a sharding, its devices as positions on the function's mesh."""
+    if jax_mesh is None or not isinstance(spec.mesh, jax.sharding.Mesh):
+        return mesh_from_jax(spec.mesh)  # an AbstractMesh stands for any devices
+    own = on_devices_of(spec.mesh, jax_mesh)
+    if own is None:
+        raise ShardingError(
+            f"{place} is on the mesh {mesh_from_jax(spec.mesh)}, whose devices are not those of the function's mesh "
+            f"{mesh_from_jax(jax_mesh)}; use that mesh, or a PartitionSpec"
+        )
+    return own
+
+
+def resolve(
+    leaf: Leaf, rank: int, mesh: Mesh, mesh_name: str, where: str, jax_mesh: jax.sharding.Mesh
+) -> TensorSharding | None:
+    """What the user said of one leaf, as a sharding of a value of `rank` dimensions on the program's mesh.
+
+    A sharding on another mesh with the same devices becomes the one on the program's mesh that says the same.
+
+    Raises:
+        ShardingError: unknown axis, axis used twice, wrong rank, or a sharding that only another mesh can say.
+    """
+    place = f"{where} for `{leaf.path}`"
+    if leaf.spec is None:
+        return None
+    sharding = resolved(specification(leaf.spec, place), rank, mesh, mesh_name, place, jax_mesh)
+    if isinstance(sharding.mesh, str):
+        return sharding
+    own = sharding.mesh if isinstance(leaf.spec, NamedSharding) else in_order_of(mesh, sharding.mesh)
+    return _on_mesh(sharding, own, mesh, mesh_name, place)
+
+
+def _on_mesh(sharding: TensorSharding, own: Mesh, mesh: Mesh, mesh_name: str, place: str) -> TensorSharding:
+    """A sharding on another mesh in axes of the program's."""
+    if own.is_empty:
+        return replace(sharding, mesh=mesh_name)
+    if can_express(own, mesh):
+        return rewritten(sharding, own, mesh, mesh_name)
+    reordered = same_devices(own, mesh) and can_express(replace(own, device_ids=mesh.device_ids), mesh)
+    given = "a single device" if own.is_maximal else f"the mesh {replace(own, device_ids=())}"
+    problem = "; its devices are in another order, and a jitted function has one order" if reordered else ""
+    raise ShardingError(
+        f"{place} is on {given}, the function is partitioned on {mesh}{problem}; use that mesh, or a PartitionSpec"
+    )
+
+
+def padded(sharding: TensorSharding, rank: int) -> TensorSharding:
+    """The sharding with unsplit trailing dimensions up to `rank`: what a key array's raw words add."""
+    return replace(sharding, dimensions=(*sharding.dimensions, *(CLOSED,) * (rank - sharding.rank)))
 
 
 def check_reduction(kind: str, dtype: Any, place: str) -> None:
@@ -89,6 +169,22 @@ def with_dimension(spec: Stated, position: int, axes: Sequence[str] | None) -> S
             return spec
         new = OPEN if axes is None else DimensionSharding(tuple(map(AxisRef, axes)))
         return replace(spec, dimensions=(*spec.dimensions[:position], new, *spec.dimensions[position:]))
+    if isinstance(spec, NamedSharding):
+        return _on_its_mesh(spec, position, axes)
+    return _with_entry(spec, position, axes)
+
+
+def _on_its_mesh(spec: NamedSharding, position: int, axes: Sequence[str] | None) -> NamedSharding:
+    unknown = [axis for axis in axes or () if axis not in spec.mesh.axis_names]
+    if unknown:
+        raise ShardingError(
+            f"vmap splits its dimension along {unknown[0]!r}, and {spec.spec} is on the mesh "
+            f"{mesh_from_jax(spec.mesh)}, which has no such axis; use a PartitionSpec, or that mesh's axes"
+        )
+    return NamedSharding(spec.mesh, _with_entry(spec.spec, position, axes))
+
+
+def _with_entry(spec: PartitionSpec, position: int, axes: Sequence[str] | None) -> PartitionSpec:
     entries = [*spec.partitions, *(None,) * (position - len(spec.partitions))]
     entries.insert(position, PartitionSpec.UNCONSTRAINED if axes is None else tuple(axes))
     longer: PartitionSpec = spec.update(partitions=entries)
@@ -97,6 +193,8 @@ def with_dimension(spec: Stated, position: int, axes: Sequence[str] | None) -> S
 
 def _assumed_mesh(spec: Stated) -> Mesh | None:
     """Outside of a partition: the specification's own mesh, or one that has just the axes it names."""
+    if isinstance(spec, NamedSharding):
+        return mesh_from_jax(spec.mesh)
     if isinstance(spec, TensorSharding):
         return spec.mesh if isinstance(spec.mesh, Mesh) else None
     entries = (e for e in spec.partitions if e is not None and e is not PartitionSpec.UNCONSTRAINED)

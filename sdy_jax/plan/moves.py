@@ -10,7 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.annotate.arguments import Leaf, resolve
+from sdy_jax.annotate.arguments import Leaf
+from sdy_jax.annotate.specs import resolve
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import array_text, bytes_text, type_text
