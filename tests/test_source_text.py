@@ -10,7 +10,7 @@ from jax.interpreters import mlir
 
 from sdy_jax.commands.optimize import optimize
 from sdy_jax.text.crash_guards import fatal_mistakes
-from sdy_jax.text.modules import Position, SourceError, parse_module, split_modules
+from sdy_jax.text.modules import Position, SourceError, _blank_locations, parse_module, split_modules
 from sdy_jax.verification import verify_module
 
 
@@ -79,6 +79,11 @@ def test_what_jaxlib_dies_of_is_an_error(text, context):
     found = error(text, context)
     assert found.position is not None
     assert found.message.startswith(("[D1]", "[S2]", "[O2a]"))
+
+
+def test_brackets_in_comments_and_strings_close_no_location():
+    text = 'return loc(fused["a)", // )\n "b"]) loc("c")'
+    assert _blank_locations(text).split() == ["return"]
 
 
 def nested(depth):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sdy_jax.errors import ParseError
+from sdy_jax.representation.brackets import closing
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _BARE = re.compile(r"[^\s{}'\"]+")
@@ -115,18 +116,11 @@ class _Reader:
         return value[1:-1] if value[:1] in _PAIRS and _PAIRS[value[0]] == value[-1] else value
 
     def _skip_enclosed(self) -> None:
-        start, opening = self._at, self._text[self._at]
-        closing, depth = _PAIRS[opening], 1
-        while depth:
-            self._at += 1
-            if self._at == len(self._text):
-                self._at = start
-                raise self.error(f"a {closing} that closes this {opening}")
-            if self._text[self._at] == closing:
-                depth -= 1
-            elif self._text[self._at] == opening:
-                depth += 1
-        self._at += 1
+        opening = self._text[self._at]
+        last = closing(self._text, self._at) if opening == "{" else self._text.find(opening, self._at + 1)
+        if last is None or last < 0:
+            raise self.error(f"a {_PAIRS[opening]} that closes this {opening}")
+        self._at = last + 1
 
     def _skip_space(self) -> None:
         while self._at < len(self._text) and self._text[self._at].isspace():

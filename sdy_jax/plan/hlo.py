@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from sdy_jax.errors import ParseError
+from sdy_jax.representation.brackets import closing, split_list
 
 WireFormula = Callable[[int, int], float]
 
@@ -194,30 +195,18 @@ def _parse_instruction(line: str) -> _Instruction | None:
     if not opcode:
         return None
     close = _closing(rest, opcode.end() - 1)
-    operands = tuple(_split(rest[opcode.end() : close]))
+    listed = split_list(rest[opcode.end() : close])  # with or without types before the names
+    operands = tuple(found[1] for operand in listed if (found := _NAME.search(operand.strip())))
     name = opcode["opcode"].removesuffix("-start")
     return _Instruction(result["name"], rest[:type_end], name, operands, _METADATA.sub("", rest[close + 1 :]))
 
 
 def _closing(text: str, start: int) -> int:
     """The index of the bracket that closes the one at `start`."""
-    depth = 0
-    for index in range(start, len(text)):
-        depth += (text[index] in "([{") - (text[index] in ")]}")
-        if depth == 0:
-            return index
-    raise ParseError(f"HLO text has an unclosed bracket: {text[start : start + 80]!r}")
-
-
-def _split(operands: str) -> Iterator[str]:
-    """The names in an operand list, with or without types before them."""
-    depth, start = 0, 0
-    for index, character in enumerate(operands + ","):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            if name := _NAME.search(operands[start:index].strip()):
-                yield name[1]
-            start = index + 1
+    found = closing(text, start)
+    if found is None:
+        raise ParseError(f"HLO text has an unclosed bracket: {text[start : start + 80]!r}")
+    return found
 
 
 def _called(instruction: _Instruction) -> list[str]:

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from sdy_jax.errors import InternalError
+from sdy_jax.representation.brackets import STRING_OR_COMMENT
 from sdy_jax.representation.dialect_rules import RULES
 
-_STRING_OR_COMMENT = r'"(?:[^"\\\n]|\\.)*"|//[^\n]*'
-_NEGATIVE_VALUE = re.compile(rf"{_STRING_OR_COMMENT}|(?P<found>\b(?:operand|result)--\d+)")
+_NEGATIVE_VALUE = re.compile(rf"{STRING_OR_COMMENT}|(?P<found>\b(?:operand|result)--\d+)")
 
 _SYMBOL = r'@[\w$.]+|@"[^"]*"'
 _MESH = re.compile(rf"\bsdy\.mesh\s+({_SYMBOL})\s*=")
-_REFERENCE = re.compile(rf"{_STRING_OR_COMMENT}|<\s*(?P<found>{_SYMBOL})\s*,\s*\[")
+_REFERENCE = re.compile(rf"{STRING_OR_COMMENT}|<\s*(?P<found>{_SYMBOL})\s*,\s*\[")
 
 _SINGLE_DEVICE = r"<\s*\[\s*\]\s*,\s*device_ids"
 _SINGLE_DEVICE_MESH = re.compile(rf"{_MESH.pattern}\s*{_SINGLE_DEVICE}")
@@ -32,7 +32,7 @@ MOST_NESTED = 256
 """How many brackets may be open at once. Parsers and printers call themselves for what is inside: jaxlib 0.10 overflows
 its stack of 8 MB at somewhere between 3,000 and 10,000 brackets, Python its limit at less than 1,000 regions."""
 
-_NOT_NESTED = re.compile(rf"{_STRING_OR_COMMENT}|->|[<>]=")
+_NOT_NESTED = re.compile(rf"{STRING_OR_COMMENT}|->|[<>]=")
 _BRACKETS = re.compile(rf"{_NOT_NESTED.pattern}|(?P<open>[(\[{{<])|(?P<close>[)\]}}>])")
 _STEPS = np.array([(chr(code) in "([{<") - (chr(code) in ")]}>") for code in range(256)], np.int8)
 

@@ -16,6 +16,7 @@ from jax.interpreters import mlir
 
 from sdy_jax.errors import ParseError, SdyError
 from sdy_jax.representation.attributes import REDUCTION, SAYABLE
+from sdy_jax.representation.brackets import STRING_OR_COMMENT, closing
 from sdy_jax.representation.dialect_rules import DOCUMENTED_RULES, RuleError
 from sdy_jax.representation.sharding import REDUCTION_KINDS
 from sdy_jax.text.crash_guards import fatal_mistakes
@@ -29,12 +30,11 @@ SEPARATOR = "// -----"
 
 _SEPARATOR_LINE = re.compile(r"^[ \t]*// -----[ \t]*\r?$", re.MULTILINE)
 _CONSEQUENCE = re.compile(r"failed to (parse|infer)\b")
-_LOCATION = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|(?P<alias>#\w+\s*=\s*)?\bloc\(')
+_LOCATION = re.compile(rf"{STRING_OR_COMMENT}|(?P<alias>#\w+\s*=\s*)?\bloc\(")
 _REDUCTION = re.compile(rf"({'|'.join(REDUCTION_KINDS)})\b(?=\s*[{{\[])")
 _DEVICE_IDS = re.compile(
     r'"(?:[^"\\\n]|\\.)*"\s*=\s*\d+\s*\]\s*,\s*device_ids\s*=\s*\[(?P<ids>[\d,\s]*)\]|"(?:[^"\\\n]|\\.)*"|//[^\n]*'
 )
-_IN_LOCATION = re.compile(r'"(?:[^"\\\n]|\\.)*"|[()]')
 
 
 class SourceError(ParseError):
@@ -202,20 +202,11 @@ def _blank_locations(text: str) -> str:
     for match in _LOCATION.finditer(text):
         if match.start() < kept or not match[0].endswith("loc(") or match["alias"]:
             continue
-        end = _closing(text, match.end())
+        last = closing(text, match.end() - 1, comments=True)
+        end = len(text) if last is None else last + 1
         pieces += [text[kept : match.start()], re.sub(r"[^\n]", " ", text[match.start() : end])]
         kept = end
     return "".join([*pieces, text[kept:]])
-
-
-def _closing(text: str, start: int) -> int:
-    """The end of a location whose opening parenthesis lies before `start`."""
-    depth = 1
-    for token in _IN_LOCATION.finditer(text, start):
-        depth += {"(": 1, ")": -1}.get(token[0], 0)
-        if depth == 0:
-            return token.end()
-    return len(text)
 
 
 def _error_in(text: str, offset: int, message: str, file: str) -> SourceError:
