@@ -24,6 +24,7 @@ from jax.extend.mlir.dialects import func
 from jax.interpreters import batching, mlir
 
 from sdy_jax.errors import InternalError, UnsupportedError
+from sdy_jax.ir.calls import module_of
 from sdy_jax.ir.graph import Op, Value, pre_order
 from sdy_jax.ir.symbols import referenced_functions
 from sdy_jax.lowering.emission.local_op import LocalOp
@@ -162,7 +163,7 @@ def _local_type(value: Value, shape: Sequence[int]) -> ir.Type:
 
 def _copy_called_functions(op: Op, module: ir.Module) -> None:
     """Copies the functions that an op or an op in its regions names, as custom calls and composites do."""
-    for function in referenced_functions(op.mlir, _enclosing_module(op.mlir)):
+    for function in referenced_functions(op.mlir, module_of(op.mlir)):
         copy = function.clone(ip=ir.InsertionPoint(module.body)).operation
         for inner in pre_order(copy):
             _forget_global(inner)
@@ -175,12 +176,6 @@ def _forget_global(op: ir.Operation) -> None:
     for name in _GLOBAL_ATTRIBUTES:
         if name in op.attributes:
             del op.attributes[name]
-
-
-def _enclosing_module(op: ir.Operation) -> ir.Operation:
-    while op.name != "builtin.module":
-        op = op.parent.operation
-    return op
 
 
 stablehlo_op_p = Primitive("stablehlo_op")

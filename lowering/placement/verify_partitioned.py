@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from jax.extend.mlir import ir
 
+from sdy_jax.ir.calls import CALL, callee_of
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.planning.factors import Axes, factor_axes
 from sdy_jax.lowering.strategies import strategies_of
@@ -72,8 +73,8 @@ def _running(graph: Graph) -> list[Op]:
     """The functions that run, from main on: others are not partitioned."""
     found = [graph.main]
     for function in found:
-        for call in (op for op in function.walk() if op.name == "func.call"):
-            called = graph.functions[ir.FlatSymbolRefAttr(call.attributes["callee"]).value]
+        for call in (op for op in function.walk() if op.name == CALL):
+            called = graph.functions[callee_of(call)]
             if called not in found:
                 found.append(called)
     return found

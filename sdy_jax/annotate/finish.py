@@ -12,6 +12,7 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.constraints import BORDER, EDGE
 from sdy_jax.annotate.finish_collectives import is_unfinished, settle_collective
 from sdy_jax.errors import ShardingError
+from sdy_jax.ir.calls import CALL, callee_of, calls_in, module_of, owning_op
 from sdy_jax.ir.graph import pre_order
 from sdy_jax.ir.locations import source_line
 from sdy_jax.representation.attributes import (
@@ -125,45 +126,32 @@ def _settle_edge(edge: ir.Operation) -> None:
 
 def _described(x: ir.Value) -> str:
     if isinstance(x, ir.OpResult):
-        return f"a result of {x.owner.operation.name}"
-    return f"argument {x.arg_number} of a {x.owner.owner.operation.name}"
+        return f"a result of {owning_op(x).name}"
+    return f"argument {x.arg_number} of a {owning_op(x).name}"
 
 
 def _owner(x: ir.Value) -> tuple[ir.Operation, str, int] | None:
     """The op that the edge of `x` belongs to, with the attribute and the place in it where the edge's sharding is kept;
     None if `x` is on no edge."""
+    op = owning_op(x)
     if isinstance(x, ir.OpResult):
-        op, number = x.owner.operation, x.result_number
-        if op.name == "func.call":
+        number = x.result_number
+        if op.name == CALL:
             return _owner(_returned(op, number))
         return (op, _OF_RESULTS[op.name], number) if op.name in _OF_RESULTS else None
-    op, number = x.owner.owner.operation, x.arg_number
+    number = x.arg_number
     if op.name == "func.func":
-        calls = _calls(op)
+        name = ir.StringAttr(op.attributes["sym_name"]).value
+        calls = [call for call in calls_in(module_of(op)) if callee_of(call) == name]
         return _owner(calls[0].operands[number]) if len(calls) == 1 else None
     return (op, _OF_ARGUMENTS[op.name], number) if op.name in _OF_ARGUMENTS else None
 
 
 def _returned(call: ir.Operation, number: int) -> ir.Value:
     """What the called function returns as result `number`."""
-    callee = ir.SymbolTable(_module(call))[_callee(call)].operation
-    block = callee.regions[0].blocks[0]
+    function = ir.SymbolTable(module_of(call))[callee_of(call)].operation
+    block = function.regions[0].blocks[0]
     return block.operations[len(block.operations) - 1].operands[number]
-
-
-def _calls(function: ir.Operation) -> list[ir.Operation]:
-    name = ir.StringAttr(function.attributes["sym_name"]).value
-    return [op for op in pre_order(_module(function)) if op.name == "func.call" and _callee(op) == name]
-
-
-def _callee(call: ir.Operation) -> str:
-    return str(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
-
-
-def _module(op: ir.Operation) -> ir.Operation:
-    while op.name != "builtin.module":
-        op = op.parent.operation
-    return op
 
 
 def _write(op: ir.Operation, name: str, number: int, sharding: TensorSharding) -> None:

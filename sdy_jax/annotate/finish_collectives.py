@@ -11,6 +11,7 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.collectives import KIND, PLACE, axes_alone
 from sdy_jax.annotate.site import create
 from sdy_jax.errors import ShardingError
+from sdy_jax.ir.calls import module_of
 from sdy_jax.ir.locations import source_line
 from sdy_jax.representation.attributes import (
     mesh_from_attribute,
@@ -117,6 +118,4 @@ def _result(
 def _mesh(op: ir.Operation, sharding: TensorSharding) -> Mesh:
     if isinstance(sharding.mesh, Mesh):
         return sharding.mesh
-    while op.name != "builtin.module":
-        op = op.parent.operation
-    return mesh_from_attribute(ir.SymbolTable(op)[sharding.mesh].operation.attributes["mesh"])
+    return mesh_from_attribute(ir.SymbolTable(module_of(op))[sharding.mesh].operation.attributes["mesh"])

@@ -8,25 +8,15 @@ from collections.abc import Hashable, Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.ir.calls import callee_of, calls_in
 from sdy_jax.ir.symbols import references
 from sdy_jax.passes.same_computation import computation_of
 from sdy_jax.passes.shardings import function_shardings
-from sdy_jax.passes.walk import body_of, functions, named, symbol
+from sdy_jax.passes.walk import body_of, functions, symbol
 
-CALL = "func.call"
 ORIGINAL_NAME = "sdy.original_func_name"
 """On a function that was made from another one: the other one's name."""
 _MANUAL_AXES = "sdy.func_manual_axes"
-
-
-def calls_in(op: ir.Operation) -> list[ir.Operation]:
-    """All calls in a function or module, in program order."""
-    return named(op, CALL)
-
-
-def callee_of(call: ir.Operation) -> str:
-    """The name of the function that is called."""
-    return str(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
 
 
 def call_instead(call: ir.Operation, name: str) -> None:

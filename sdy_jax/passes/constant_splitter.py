@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 from jax.extend.mlir import ir
 
+from sdy_jax.ir.calls import CALL, callee_of
 from sdy_jax.ir.graph import Graph, Op
-from sdy_jax.passes.call_graph import CALL, FunctionCopies, callee_of, callees_first
+from sdy_jax.passes.call_graph import FunctionCopies, callees_first
 from sdy_jax.passes.walk import TERMINATORS, named, symbol, users
 from sdy_jax.rules.predicates import is_elementwise
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
+from sdy_jax.ir.calls import CALL, callee_of
 from sdy_jax.ir.graph import Graph, Op, module_meshes
-from sdy_jax.passes.call_graph import CALL, callee_of
 from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.passes.func_shardings import are_equivalent
 from sdy_jax.passes.shardings import filled, function_shardings, list_of, mesh_of, sharding_of

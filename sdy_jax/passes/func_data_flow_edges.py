@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from jax.extend.mlir import ir
 
+from sdy_jax.ir.calls import calls_in, owning_op
 from sdy_jax.ir.graph import main_function
-from sdy_jax.passes.call_graph import calls_in
 from sdy_jax.passes.shardings import function_shardings, list_of, set_function_sharding, set_list, sharding_of
-from sdy_jax.passes.walk import body_of, functions, has_static_shape, just_after, owning_op, rank, users
+from sdy_jax.passes.walk import body_of, functions, has_static_shape, just_after, rank, users
 from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import FUNC_EDGE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
+from sdy_jax.ir.calls import callee_of, calls_in
 from sdy_jax.ir.graph import main_function, module_meshes
-from sdy_jax.passes.call_graph import callee_of, calls_in
 from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.passes.shardings import filled, function_shardings, list_of, mesh_of, set_function_sharding, set_list
 from sdy_jax.passes.walk import body_of, functions, terminator_of

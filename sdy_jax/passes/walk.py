@@ -43,16 +43,6 @@ def terminator_of(block: ir.Block) -> ir.Operation:
     return block.operations[-1].operation
 
 
-def defining_op(value: ir.Value) -> ir.Operation | None:
-    """The op whose result `value` is; None for block arguments."""
-    return None if isinstance(value, ir.BlockArgument) else value.owner.operation
-
-
-def owning_op(value: ir.Value) -> ir.Operation:
-    """The op whose result, or whose region's argument, `value` is."""
-    return (value.owner.owner if isinstance(value, ir.BlockArgument) else value.owner).operation
-
-
 def users(value: ir.Value) -> list[ir.Operation]:
     """One entry per use, in use-list order."""
     return [use.owner.operation for use in value.uses]

@@ -11,8 +11,7 @@ import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from jax.extend.mlir import ir
-
+from sdy_jax.ir.calls import CALL, callee_of
 from sdy_jax.ir.graph import Graph, Op, Value
 
 FUNC_EDGE = "sdy.func_data_flow_edge"
@@ -72,8 +71,8 @@ def calls_by_callee(graph: Graph) -> dict[str, list[Op]]:
     for block in blocks:
         for op in block.ops:
             blocks += op.blocks
-            if op.name == "func.call":
-                found.setdefault(str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value), []).append(op)
+            if op.name == CALL:
+                found.setdefault(callee_of(op), []).append(op)
     return found
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.ir.calls import module_of
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.generic import numpy_dtype
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
@@ -205,10 +206,7 @@ def _device_mesh(op: DialectOp) -> DeviceMesh:
         if stated is None:
             raise ShardingError("the sharding is not stated here")
         symbol = stated.mesh
-    module = op.operation
-    while module.name != "builtin.module":
-        module = module.parent.operation
-    return device_meshes(module)[op.dialect, symbol]
+    return device_meshes(module_of(op.operation))[op.dialect, symbol]
 
 
 def grid_on(mesh: RefinedMesh, dialect: str, named: DeviceMesh) -> Grid:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from jax.extend.mlir import ir
 
+from sdy_jax.ir.calls import owning_op
 from sdy_jax.ir.graph import function_shardings
 from sdy_jax.representation.attributes import (
     manual_axes_from_attribute,
@@ -91,15 +92,9 @@ def shape_of(type_: ir.Type) -> tuple[int, ...] | None:
     return tuple(max(n, -1) for n in type_.shape) if isinstance(type_, ir.ShapedType) and type_.has_rank else None
 
 
-def maker_of(value: ir.Value) -> ir.Operation:
-    """The op whose result a value is, or in whose region it is an argument."""
-    owner = value.owner
-    return (owner.owner if isinstance(value, ir.BlockArgument) else owner).operation
-
-
 def sharding_of(value: ir.Value) -> TensorSharding | None:
     """The sharding that is written for a value, as it is seen where the value is used; None if there is none."""
-    maker = maker_of(value)
+    maker = owning_op(value)
     if not isinstance(value, ir.BlockArgument):
         return _result_sharding(maker, ir.OpResult(value).result_number)
     number: int = value.arg_number

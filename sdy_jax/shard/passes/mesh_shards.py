@@ -7,9 +7,10 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.ir.calls import defining_op, owning_op
 from sdy_jax.ir.graph import module_meshes
 from sdy_jax.passes.shardings import set_sharding, sharding_of
-from sdy_jax.passes.walk import defining_op, owning_op, symbol
+from sdy_jax.passes.walk import symbol
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.shard.meshes import DeviceMesh
