@@ -88,11 +88,11 @@ class Simulator:
 
     def run(self, plan):
         for step in plan.steps:
-            axes = step.axes
+            axes = step.op.axes
             if step.kind in ("all_gather", "all_slice", "reduce_scatter", "sharded_to_unreduced"):
-                axes = [digits(a, self.mesh) for a in step.axes]
-            elif step.axes:
-                axes = digits(step.axes, self.mesh)
+                axes = [digits(a, self.mesh) for a in step.op.axes]
+            elif step.op.axes:
+                axes = digits(step.op.axes, self.mesh)
             getattr(self, step.kind)(step, axes)
             assert self.mesh == self.meshes.get(step.result.mesh, self.mesh)
             assert self.dims == [digits(a, self.mesh) for a in step.result.axes]
@@ -136,11 +136,11 @@ class Simulator:
             self.each(lambda p, d=d, s=sliced, old=old: self.chunk(old[p], p, d, s))
 
     def all_to_all(self, step, axes):
-        assert step.params
-        dims = [d for _, src, tgt in step.params for d in (src, tgt)]
+        assert step.op.params
+        dims = [d for _, src, tgt in step.op.params for d in (src, tgt)]
         assert len(set(dims)) == len(dims)
-        assert [src for _, src, _ in step.params] == sorted(src for _, src, _ in step.params)
-        for moved, src, tgt in step.params:
+        assert [src for _, src, _ in step.op.params] == sorted(src for _, src, _ in step.op.params)
+        for moved, src, tgt in step.op.params:
             moved = digits(moved, self.mesh)
             assert moved
             self.drop(src, moved)

@@ -24,7 +24,7 @@ def sent_by_step(step: Collective, value: Value, mesh: Mesh) -> float:
     if step.kind != "all_reduce":
         return step.wire_bytes
     shape = step.result.local_shape(value.shape or (), mesh)
-    return all_reduce_bytes(step.reduction, shape, value.itemsize, value.dtype, axes_size(step.axes, mesh))
+    return all_reduce_bytes(step.reduction, shape, value.itemsize, value.dtype, axes_size(step.op.axes, mesh))
 
 
 def sent_at_border(value: Value, sharding: TensorSharding, mesh: Mesh, meshes: Mapping[str, Mesh]) -> float:

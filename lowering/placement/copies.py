@@ -103,9 +103,7 @@ class Copies:
             cause = producer
         current = nearest.mlir
         for step in self._plan(value, nearest.sharding, target).steps:
-            said = step.op
-            sent = sent_by_step(step, value, self._mesh)
-            moved = Moved(step.kind, said.all_axes, str(said), step.result, sent)
+            moved = Moved(step.op.said, step.result, sent_by_step(step, value, self._mesh))
             record = self._report.add(moved, value, before, cause)
             current = _create(step, current, cause, before)
             self._spare.append((current.owner, record))

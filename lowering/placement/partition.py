@@ -32,6 +32,7 @@ from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, reje
 from sdy_jax.propagation.edge_shardings import settle_edges
 from sdy_jax.representation.attributes import attribute_from_text
 from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
+from sdy_jax.representation.collectives import Said
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook, has_no_rule_silently
@@ -252,7 +253,7 @@ class _Partitioner:
             value, size = values[inside.tensor], axes_size(inside.axes, self.mesh)
             shape = sharding.local_shape(value.shape or (), self.mesh)
             sent = reduce_by_bytes(shape, value.itemsize, size, is_used=bool(value.uses))
-            moved = Moved(inside.kind, inside.axes, braces(inside.axes), sharding, sent)
+            moved = Moved(Said(inside.kind, inside.axes, braces(inside.axes)), sharding, sent)
             self.report.add(moved, value, op, op)
 
     def _report_sent(self, op: Op, shardings: Sequence[TensorSharding]) -> None:
@@ -261,8 +262,7 @@ class _Partitioner:
         for sent in sent_by(op, self.mesh, shardings[:count]):
             value, sharding = op.results[sent.result], shardings[count + sent.result]
             if value.uses:
-                moved = Moved(sent.kind, sent.axes, sent.detail, sharding, sent.wire_bytes)
-                self.report.add(moved, value, op, op, "user")
+                self.report.add(Moved(sent.said, sharding, sent.wire_bytes), value, op, op, "user")
 
     def _report_border(self, values: Sequence[Value], shardings: Sequence[TensorSharding], at: Op, cause: Op) -> None:
         """Reports the permutes that bring arguments to a mesh with the devices in another order, and results back."""
@@ -272,4 +272,4 @@ class _Partitioner:
         for value, sharding in away:
             sent = sent_at_border(value, sharding, self.mesh, meshes)
             if sent and value.uses:
-                self.report.add(Moved("collective_permute", (), "", sharding, sent), value, at, cause)
+                self.report.add(Moved(Said("collective_permute"), sharding, sent), value, at, cause)

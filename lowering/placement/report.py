@@ -11,6 +11,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.locations import Place, place_of, short_source
 from sdy_jax.lowering.placement.trips import executions
+from sdy_jax.representation.collectives import Said
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -25,6 +26,14 @@ class Branch(NamedTuple):
 Origin = Literal["partitioner", "user"]
 
 
+class Moved(NamedTuple):
+    """What a collective says, the sharding of its result, and the bytes that a device sends in one execution."""
+
+    said: Said
+    result: TensorSharding
+    wire_bytes: float
+
+
 @dataclass(frozen=True, slots=True)
 class CollectiveRecord:
     """A collective of the partitioned program. `wire_bytes` is per device and per execution.
@@ -34,13 +43,9 @@ class CollectiveRecord:
     global but for the manual axes), `result` its sharding afterwards.
     """
 
-    kind: str
-    axes: tuple[AxisRef, ...]
-    detail: str
+    moved: Moved
     dtype: str
     shape: tuple[int, ...]
-    result: TensorSharding
-    wire_bytes: float
     location: ir.Location
     cause: str
     """The op that needed the collective."""
@@ -55,6 +60,26 @@ class CollectiveRecord:
     """Whether the partitioner inserted it or the program holds it itself (`psum` in the body of a `jax.shard_map`)."""
     branches: tuple[Branch, ...] = ()
     """The branches of conditionals around the collective, outermost first."""
+
+    @property
+    def kind(self) -> str:
+        return self.moved.said.kind
+
+    @property
+    def axes(self) -> tuple[AxisRef, ...]:
+        return self.moved.said.axes
+
+    @property
+    def detail(self) -> str:
+        return self.moved.said.detail
+
+    @property
+    def result(self) -> TensorSharding:
+        return self.moved.result
+
+    @property
+    def wire_bytes(self) -> float:
+        return self.moved.wire_bytes
 
     @property
     def total_wire_bytes(self) -> float:
@@ -103,16 +128,6 @@ class Note:
         return f"{line}: {where}: {self.message}"
 
 
-class Moved(NamedTuple):
-    """The part of a `CollectiveRecord` that a collective itself determines; the rest depends on its place."""
-
-    kind: str
-    axes: tuple[AxisRef, ...]
-    detail: str
-    result: TensorSharding
-    wire_bytes: float
-
-
 @dataclass(slots=True)
 class PartitionReport:
     """What the partitioner did beside rewriting the module."""
@@ -128,13 +143,9 @@ class PartitionReport:
         """Records a collective that moves a value, beside the op `at`, because of another."""
         runs = executions(at)
         record = CollectiveRecord(
-            moved.kind,
-            moved.axes,
-            moved.detail,
+            moved,
             value.dtype,
             value.shape or (),
-            moved.result,
-            moved.wire_bytes,
             cause.mlir.location,
             cause.name,
             runs.depth,

@@ -50,8 +50,8 @@ class Written:
         before, after = size / blocks, size / math.prod(self.target.shard_counts(mesh))
         axes = said.all_axes if said.kind != "collective_permute" else _permuted(self.source, self.target, mesh)
         wire = wire_bytes(said.kind, axes_size(axes, mesh), before, after)
-        step = Collective(said.kind, said.axes, said.params, self.target, wire, self.source.reduction)
-        return Moved(said.kind, said.all_axes, str(said), self.target, sent_by_step(step, value, mesh))
+        step = Collective(said, self.target, wire, self.source.reduction)
+        return Moved(said.said, self.target, sent_by_step(step, value, mesh))
 
 
 def is_written_collective(op: Op) -> bool:

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.plan import Collective, ReshardPlan, plan_reshard
+from sdy_jax.representation.collectives import SdyCollective
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.device_orders import common_part, hold_the_same
@@ -57,8 +58,8 @@ def _coincide(source: TensorSharding, target: TensorSharding, meshes: tuple[Mesh
 
 
 def _renamed(sharding: TensorSharding) -> Collective:
-    """A permute that sends nothing, and states on which of several equal meshes a value is sharded."""
-    return Collective("collective_permute", (), (), sharding, 0.0)
+    """The step that says on which mesh a value lies that lies on several."""
+    return Collective(SdyCollective("collective_permute"), sharding, 0.0)
 
 
 def _shared(source: TensorSharding, target: TensorSharding, meshes: tuple[Mesh, Mesh]) -> Iterator[TensorSharding]:

@@ -19,7 +19,7 @@ from sdy_jax.lowering.reshard.cost import CostModel, same_cost
 from sdy_jax.lowering.reshard.greedy import greedy, last_resort
 from sdy_jax.lowering.reshard.problem import FREE, MERGEABLE, Price, Problem, State, Step, atoms_of, mask_of
 from sdy_jax.lowering.reshard.search import search
-from sdy_jax.representation.collectives import SdyCollective
+from sdy_jax.representation.collectives import FLAT, SdyCollective
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -34,15 +34,11 @@ MAX_PARTS = 8
 class Collective:
     """One step of a plan.
 
-    `axes` holds one tuple per dimension for all_gather, all_slice, reduce_scatter and sharded_to_unreduced, and is a
-    flat tuple for all_reduce and replicated_to_unreduced. `params` are the (axes, source, target) of an all_to_all.
-    `result` is the closed, canonical sharding after the step; `wire_bytes` is per device; `reduction` is the kind
-    of an all_reduce or reduce_scatter.
+    `op` is what the op says that it becomes; `result` is the closed, canonical sharding after the step; `wire_bytes` is
+    per device; `reduction` is the kind of an all_reduce or reduce_scatter.
     """
 
-    kind: str
-    axes: tuple
-    params: tuple
+    op: SdyCollective
     result: TensorSharding
     wire_bytes: float
     reduction: str = "sum"
@@ -52,9 +48,8 @@ class Collective:
         return str(self.op)
 
     @property
-    def op(self) -> SdyCollective:
-        """What the op says that it becomes."""
-        return SdyCollective(self.kind, self.axes, self.params)
+    def kind(self) -> str:
+        return self.op.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,23 +430,23 @@ class _Names:
         for step in steps:
             mesh = target.mesh if step.kind == "collective_permute" else mesh  # one permute at least, if they differ
             result = self.sharding(step.state, mesh, kind)
-            axes, params = self.operands(step, before)
-            made.append(Collective(step.kind, axes, params, result, _priced(problem, step, before).wire_bytes, kind))
+            said = self.said(step, before)
+            made.append(Collective(said, result, _priced(problem, step, before).wire_bytes, kind))
             before = step.state
         if before != problem.target:
             raise InternalError(f"the plan from <{source}> to <{target}> ends at another sharding: {made}")
         return tuple(made)
 
-    def operands(self, step: Step, before: State) -> tuple[tuple, tuple]:
-        """The `axes` and `params` of a collective."""
-        if step.kind == "collective_permute":
-            return (), ()
+    def said(self, step: Step, before: State) -> SdyCollective:
+        """What a step says with names."""
         pairs = list(zip(before.dims, step.state.dims, strict=True))
+        if step.kind == "collective_permute":
+            return SdyCollective(step.kind)
         if step.kind == "all_to_all":
-            return (), self.exchanged(pairs)
-        if step.kind in ("all_reduce", "replicated_to_unreduced"):
-            return self.in_mesh_order(step.group), ()
-        return tuple(self.axes(max(pair, key=len)[min(map(len, pair)) :]) for pair in pairs), ()
+            return SdyCollective(step.kind, params=self.exchanged(pairs))
+        if step.kind in FLAT:
+            return SdyCollective(step.kind, self.in_mesh_order(step.group))
+        return SdyCollective(step.kind, tuple(self.axes(max(pair, key=len)[min(map(len, pair)) :]) for pair in pairs))
 
     def exchanged(self, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple:
         """Which atoms went from where to where, sorted by source."""

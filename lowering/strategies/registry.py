@@ -20,7 +20,8 @@ from functools import lru_cache
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.representation.attributes import rule_from_attribute
-from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.collectives import Said
+from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.registry import names
@@ -56,12 +57,10 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A collective that the program holds itself: its kind, the axes that it runs over and their text, the index of the
-    result that it makes, and the bytes that each device sends."""
+    """A collective that the program holds itself: what it says, the index of the result that it makes, and the bytes
+    that each device sends."""
 
-    kind: str
-    axes: tuple[AxisRef, ...]
-    detail: str
+    said: Said
     result: int
     wire_bytes: float
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 from sdy_jax.representation.axes import add_or_merge, braces, set_difference, sort_and_merge, suffix_of
 from sdy_jax.representation.dialect_rules import fail
@@ -55,6 +55,16 @@ UNREDUCING = frozenset({"replicated_to_unreduced", "sharded_to_unreduced"})
 """The kinds that combine what devices hold along their axes, and those that leave that to be done."""
 
 
+class Said(NamedTuple):
+    """What any collective says, in short: its kind, all axes that it runs over, and in `detail` what it moves, as the
+    dialect writes it (`{"model"}`, `[{"x"}: 0->1]`).
+    """
+
+    kind: str
+    axes: Axes = ()
+    detail: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class SdyCollective:
     """What a collective op says, but for its out_sharding and how it reduces.
@@ -77,6 +87,11 @@ class SdyCollective:
     @property
     def all_axes(self) -> Axes:
         return tuple(axis for axes in self.lists for axis in axes)
+
+    @property
+    def said(self) -> Said:
+        """In short."""
+        return Said(self.kind, self.all_axes, str(self))
 
     def __str__(self) -> str:
         """What it says as the dialect prints it: `[{"x"}, {}]`, `{"x"}`, `[{"x"}: 0->1]`; nothing for a permute."""
