@@ -251,9 +251,9 @@ def test_a_pipeline_may_be_empty(text: str) -> None:
 
 
 def test_option_values_may_be_quoted_or_in_braces_and_hold_commas() -> None:
-    (braced,) = parse_passes('p{a={"}" b//} c}')  # a brace in a string is none
+    (braced,) = written_passes('p{a={"}" b//} c}')  # a brace in a string is none
     assert braced.options == {"a": '"}" b//', "c": ""}
-    (step,) = parse_passes("p{a=1,2,3 b='x, {y}' c=\"q r\" d={e f,{g}} h i=}")
+    (step,) = written_passes("p{a=1,2,3 b='x, {y}' c=\"q r\" d={e f,{g}} h i=}")
     assert step.options == {"a": "1,2,3", "b": "x, {y}", "c": "q r", "d": "e f,{g}", "h": "", "i": ""}
 
 

@@ -46,16 +46,16 @@ def stated(spec: Any, rank: int, place: str, site: Site | None, manual: frozense
         ShardingError: a wrong rank, or an axis that the mesh lacks, that is used twice, or that is manual here.
         ParseError: text that is no sharding.
     """
-    spec = specification(spec, place)
+    found = specification(spec, place)
     if site is not None:
-        check_free(resolved(spec, rank, site.mesh, PARTITION, place, site.jax_mesh), manual, place)
-        return spec
-    assumed = _assumed_mesh(spec)
+        check_free(resolved(found, rank, site.mesh, PARTITION, place, site.jax_mesh), manual, place)
+        return found
+    assumed = _assumed_mesh(found)
     if assumed is not None:
-        resolved(spec, rank, assumed, PARTITION, place)
-    elif isinstance(spec, TensorSharding) and spec.rank != rank:
-        raise ShardingError(f"{place}: {spec.rank} dimension shardings for a value of rank {rank}; give one each")
-    return spec
+        resolved(found, rank, assumed, PARTITION, place)
+    elif isinstance(found, TensorSharding) and found.rank != rank:
+        raise ShardingError(f"{place}: {found.rank} dimension shardings for a value of rank {rank}; give one each")
+    return found
 
 
 def specification(spec: Any, place: str) -> Stated:

@@ -71,23 +71,23 @@ def _exchange(grid: Grid, x: jax.Array, step: steps.Exchange) -> jax.Array:
     done, mesh = step.collective, grid.mesh
     match done.kind:
         case "all_reduce":
-            return combined(grid, x, done.axes, KIND_OF_REDUCTION[done.reduction])
+            return combined(grid, x, done.op.axes, KIND_OF_REDUCTION[done.reduction])
         case "reduce_scatter":
-            return combined_pieces(grid, x, done.axes, KIND_OF_REDUCTION[done.reduction])
+            return combined_pieces(grid, x, done.op.axes, KIND_OF_REDUCTION[done.reduction])
         case "all_to_all":
-            return collectives.all_to_all(x, done.params, mesh)
+            return collectives.all_to_all(x, done.op.params, mesh)
         case "collective_permute":
             return collectives.collective_permute(x, step.before, done.result, _used(step, mesh))
         case "all_gather":
-            return collectives.all_gather(x, done.axes, mesh)
+            return collectives.all_gather(x, done.op.axes, mesh)
         case "all_slice":
-            return collectives.all_slice(x, done.axes, mesh)
+            return collectives.all_slice(x, done.op.axes, mesh)
         case "replicated_to_unreduced" if done.reduction not in COUNTING.values():
             return x  # copies are terms
         case "replicated_to_unreduced":
-            return collectives.replicated_to_unreduced(x, done.axes, done.reduction, mesh)
+            return collectives.replicated_to_unreduced(x, done.op.axes, done.reduction, mesh)
         case "sharded_to_unreduced":
-            return collectives.sharded_to_unreduced(x, done.axes, done.reduction, mesh)
+            return collectives.sharded_to_unreduced(x, done.op.axes, done.reduction, mesh)
     raise InternalError(f"there is no collective {done.kind}")
 
 
