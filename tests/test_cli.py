@@ -188,7 +188,7 @@ def test_a_pass_that_leaves_a_broken_module_is_reported_as_a_bug(run, monkeypatc
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     status, out, err = run(MODULE)
     assert (status, out) == (1, "")
-    assert "a module that is wrong: [S2] func.func @main, argument 0: unknown mesh @mesh" in err
+    assert "a module that is wrong: [S2] func.func, argument 0: unknown mesh: @mesh" in err
     assert "bug in sdy_jax" in err
 
 
