@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+import jax
 import pytest
 from dialect_texts import GAP, REFERENCE, function, in_shard
 from jax.interpreters import mlir
 
+import sdy_jax as sdy
 from sdy_jax.commands.optimize import optimize
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.shard.pairs import pair_up
@@ -158,6 +160,51 @@ MISTAKES = {
                   "put it in sdy.manual_computation"),
 }  # fmt: skip
 """Each with its text and what is said of it. Those that need devices are elsewhere."""
+
+BOTH_DOORS = [
+    ((), "split_axes = []", {"split_axes": []}, "split_axes needs at least one, possibly empty, list"),
+    ((), "split_axes = [[0]] halo_sizes = [1]", {"split_axes": [[0]], "halo_sizes": [1]},
+     "1 halo sizes for 1 split dimensions, expected 2"),
+    ((), "split_axes = [[0]] halo_sizes = [1, -1]", {"split_axes": [[0]], "halo_sizes": [1, -1]},
+     "halo size -1 is negative"),
+    ((), "split_axes = [[1]] sharded_dims_offsets = [0, 2, 3, 2, 8]",
+     {"split_axes": [[1]], "sharded_dims_offsets": [0, 2, 3, 2, 8]}, "offsets of dimension 0 decrease at position 3"),
+    ((9, 8), "split_axes = [[0]] halo_sizes = [1, 0]", {"split_axes": [[0]], "halo_sizes": [1, 0]},
+     "dimension 0 of size 9 does not split evenly; halos need that"),
+    ((8, 8), "split_axes = [[1]] halo_sizes = [0, 3]", {"split_axes": [[1]], "halo_sizes": [0, 3]},
+     "halo size 3 exceeds the shard size 2 of dimension 0"),
+    ((4, 8), "split_axes = [[0]] sharded_dims_offsets = [0, 2, 5]",
+     {"split_axes": [[0]], "sharded_dims_offsets": [0, 2, 5]},
+     "offsets of dimension 0 end at 5, the dimension has size 4"),
+    ((4,), "split_axes = [[], [0]]", {"split_axes": [[], [0]]}, "split_axes has 2 lists, the tensor 1 dimensions"),
+]  # fmt: skip
+"""Shardings that are none, or none of a tensor of this shape: in text, in Python, and what both say of it."""
+
+
+@pytest.mark.parametrize(("shape", "text", "arguments", "message"), BOTH_DOORS)
+def test_text_and_python_refuse_the_same_shardings(shape, text, arguments, message):
+    type_ = f"tensor<{''.join(f'{size}x' for size in shape)}f32>"
+    check_mistake(*(sharded(text, type_, message) if shape else sharding(text, message)))
+    grid = jax.sharding.AbstractMesh((2, 4), ("a", "b"))
+    with pytest.raises(sdy.SdyError) as caught:
+        sdy.shard.shard_shape(shape or (8, 8), sdy.shard.Sharding(**arguments, grid=grid), 0)
+    assert re.sub(r"^shard\.\w+: ", "", str(caught.value)) == message
+
+
+def test_the_shard_of_a_tensor_with_uneven_halos_has_no_shape():
+    stated = "%s = mesh.sharding @m split_axes = [[0]] halo_sizes = [1, 0] : !mesh.sharding"
+    asked = "%r:2 = ^mesh.shard_shape 9x8 %s %i : index, index"
+    check_mistake(function(f"{stated}\n{asked}", "%i: index"), "dimension 0 of size 9 does not split evenly")
+
+
+def test_halos_that_are_no_halos_need_no_even_blocks():
+    stated = (
+        "%z = arith.constant 0 : i64\n%s = mesh.sharding @m split_axes = [[0]] halo_sizes = [%z, 0] : !mesh.sharding"
+    )
+    optimize(function(f"{stated}\n%a = mesh.shard %0 to %s : tensor<9x8xf32>", "%0: tensor<9x8xf32>"), "", "m.mlir")
+    grid = jax.sharding.AbstractMesh((2, 4), ("a", "b"))
+    assert sdy.shard.shard_shape((9, 8), sdy.shard.Sharding([[0]], halo_sizes=[0, 0], grid=grid), 0) == (5, 8)
+
 
 SHARD_WORDS = {"mesh_axes": "grid_axes", "mesh axis": "grid axis", "mesh axes": "grid axes", "mesh named": "grid named"}
 
@@ -441,7 +488,7 @@ def test_what_a_sharding_says_is_read_through_get_sharding():
     *_, asked = dialect_ops(module.operation)
     stated = stated_sharding(asked.result)
     assert stated is not None
-    assert (stated.dialect, stated.mesh, stated.split) == ("mesh", "m", ((0,),))
+    assert (stated.dialect, stated.mesh, stated.layout.split) == ("mesh", "m", ((0,),))
 
 
 # Whole tensors and local arrays.

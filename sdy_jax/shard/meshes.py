@@ -29,6 +29,13 @@ class DeviceMesh:
         return NOUNS[self.dialect]
 
     @property
+    def subject(self) -> str:
+        return f"@{self.symbol}"
+
+    def label(self, axis: int) -> str:
+        return str(axis)
+
+    @property
     def rank(self) -> int:
         return len(self.shape)
 

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from jax.extend.mlir import ir
 
 from sdy_jax.shard.meshes import DeviceMesh
-from sdy_jax.shard.stated_shardings import Size, StatedSharding, folded_size
+from sdy_jax.shard.semantics.layout import Layout
+from sdy_jax.shard.stated_shardings import Size, folded_size
 from sdy_jax.shard.view import DialectOp
 
 _FOLDED: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
@@ -35,7 +36,7 @@ def answer_mesh_shape(op: DialectOp, mesh: DeviceMesh) -> None:
     _replace(op, [arithmetic.value(mesh.shape[axis] or 0) for axis in op["axes"] or range(mesh.rank)])
 
 
-def answer_shard_shape(op: DialectOp, stated: StatedSharding, mesh: DeviceMesh) -> None:
+def answer_shard_shape(op: DialectOp, layout: Layout, mesh: DeviceMesh) -> None:
     """Replaces a `shard_shape` by the shape of what the device holds, halos included.
 
     Raises:
@@ -45,18 +46,18 @@ def answer_shard_shape(op: DialectOp, stated: StatedSharding, mesh: DeviceMesh) 
     sizes = op["shape"] if op.dialect == "mesh" else op["dims"]
     device = op["device"] if isinstance(op["device"], tuple) else (op["device"],)
     coordinates = _coordinates(op, [folded_size(number) for number in device], mesh, arithmetic)
-    offsets = stated.offsets_of(mesh)
+    offsets, halos = layout.offsets_of(mesh), layout.halo_of
     lengths = []
     for dimension, size in enumerate(sizes):
-        axes = stated.split[dimension] if dimension < len(stated.split) else ()
+        axes = layout.split[dimension] if dimension < len(layout.split) else ()
         length = size if size is None else folded_size(size)
         if axes:
             block = _position(axes, coordinates, mesh, arithmetic)
             count = mesh.group_size(axes) or 1
             given = offsets.get(dimension)
             length = _between(given, block, arithmetic) if given else _even(length, count, block, arithmetic)
-        for halo in stated.halo_of(dimension):
-            length = arithmetic("addi", length, folded_size(halo))
+        for halo in halos.get(dimension, (0, 0)):
+            length = arithmetic("addi", length, halo)
         lengths.append(arithmetic.value(length))
     _replace(op, lengths)
 
@@ -100,8 +101,7 @@ def _even(size: Size, count: int, block: Size, arithmetic: _Arithmetic) -> Size:
 
 
 def _between(offsets: Sequence[Size], block: Size, arithmetic: _Arithmetic) -> Size:
-    folded = [folded_size(offset) for offset in offsets]
-    return arithmetic.pick([arithmetic("subi", end, start) for start, end in pairwise(folded)], block)
+    return arithmetic.pick([arithmetic("subi", end, start) for start, end in pairwise(offsets)], block)
 
 
 class _Arithmetic:

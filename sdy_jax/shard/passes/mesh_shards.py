@@ -15,7 +15,8 @@ from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.shard.meshes import DeviceMesh
 from sdy_jax.shard.passes.mesh_queries import answer_mesh_shape, answer_shard_shape
-from sdy_jax.shard.stated_shardings import StatedSharding, defining, normalized, stated_sharding
+from sdy_jax.shard.semantics.layout import Layout
+from sdy_jax.shard.stated_shardings import StatedSharding, defining, stated_sharding
 from sdy_jax.shard.to_sdy import PARTIAL_IN_SDY, axis_numbers, tensor_sharding
 from sdy_jax.shard.view import DialectOp, fail, is_dialect_op
 from sdy_jax.text.kinds import GAP
@@ -66,7 +67,7 @@ class _Annotations:
                 answer_mesh_shape(op, self._device_mesh(op.dialect, op.mesh))
             elif op.name == "shard_shape":
                 stated = self._of(op)
-                answer_shard_shape(op, stated, self._mesh(stated))
+                answer_shard_shape(op, stated.layout, self._mesh(stated))
         for op in self.ops:
             if op.name == "shard":
                 self._replace(op)
@@ -120,15 +121,16 @@ class _Annotations:
             split, kind, partial = axis_numbers(sharding, self.meshes[sharding.mesh], op.dialect)
         except ShardingError as error:
             op.fail(str(error))
-        return StatedSharding(op.dialect, sharding.mesh, split, kind, partial)
+        return StatedSharding(op.dialect, sharding.mesh, Layout(split, kind, partial))
 
     # Replacing them.
 
     def _replace(self, op: DialectOp) -> None:
         source = op.operation.operands[0]
-        stated = self._normalized(op)
+        given = self._of(op)
+        stated = given.normalized(self._mesh(given))
         annotation = _Annotation(
-            op.operation, source, self._sharding(stated, source), _layout(stated, op.operation.context)
+            op.operation, source, self._sharding(stated, source), _layout(stated.layout, op.operation.context)
         )
         is_plain = not op["annotate_for_users"] and not self._reshards(op)
         op.result.replace_all_uses_with(annotation.state() if is_plain else annotation.constrain())
@@ -140,28 +142,14 @@ class _Annotations:
         if before is None or before["annotate_for_users"]:
             return False
         stated, first = self._of(op), self._of(before)
-        return not stated.means_the_same(first, self._mesh(first), _shape(op.result))
-
-    def _normalized(self, op: DialectOp) -> StatedSharding:
-        stated = self._of(op)
-        shape, mesh = _shape(op.result), self._mesh(stated)
-        found = normalized(stated, mesh, shape)
-        for dimension in found.split_dimensions if found.halos else ():
-            size, count = shape[dimension], mesh.group_size(found.split[dimension])
-            if size is not None and count is not None and size % count and found.halo_of(dimension) != (0, 0):
-                op.fail(f"dimension {dimension} of size {size} does not split evenly; halos need that")
-        return found
+        return not stated.means_the_same(first, self._mesh(first))
 
     def _sharding(self, stated: StatedSharding, value: ir.Value) -> TensorSharding:
-        kind = stated.partial if stated.partial in PARTIAL_IN_SDY else None
-        axes = stated.partial_axes if kind else ()
+        layout = stated.layout
+        kind = layout.partial if layout.partial in PARTIAL_IN_SDY else None
+        axes = layout.partial_axes if kind else ()
         rank = ir.RankedTensorType(value.type).rank
-        return tensor_sharding(stated.split, kind, axes, self.meshes[stated.mesh], rank, stated.mesh)
-
-
-def _shape(value: ir.Value) -> tuple[int | None, ...]:
-    type_ = ir.RankedTensorType(value.type)
-    return tuple(None if type_.is_dynamic_dim(d) else type_.get_dim_size(d) for d in range(type_.rank))
+        return tensor_sharding(layout.split, kind, axes, self.meshes[stated.mesh], rank, stated.mesh)
 
 
 def _function_of(op: ir.Operation) -> ir.Operation | None:
@@ -173,7 +161,7 @@ def _function_of(op: ir.Operation) -> ir.Operation | None:
     return None
 
 
-def _layout(stated: StatedSharding, context: ir.Context) -> ir.Attribute | None:
+def _layout(stated: Layout, context: ir.Context) -> ir.Attribute | None:
     """What SDY has no words for."""
     found: dict[str, ir.Attribute] = {}
     for name, sizes in (("halo_sizes", stated.halos), ("sharded_dims_offsets", stated.offsets)):

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,27 @@ Axes = Sequence[int]
 Index = int | jax.Array
 Coordinate = int | np.ndarray | jax.Array
 """Known before the run, for all devices or for each (`[devices]`, by linear index), or a scalar computed in the run."""
+
+
+class DeviceAxes(Protocol):
+    """What checks know of a grid: of the devices of a `shard_map`, or of one that text declares."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def noun(self) -> str:
+        """`mesh` or `grid`."""
+
+    @property
+    def subject(self) -> str:
+        """What messages call it."""
+
+    def label(self, axis: int) -> str:
+        """What messages call an axis."""
+
+    def group_size(self, axes: Axes) -> int | None:
+        """How many devices differ along these axes alone; None where that is known in the run only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +83,10 @@ class Grid:
     def noun(self) -> str:
         return "mesh" if self.dialect == "mesh" else "grid"
 
+    @property
+    def subject(self) -> str:
+        return f"the {self.noun}"
+
     def refs(self, axes: Axes) -> tuple[AxisRef, ...]:
         """A list of axes on the mesh, in its order."""
         return tuple(ref for axis in axes for ref in self.axes[axis])
@@ -84,10 +109,6 @@ class Grid:
 
     def label(self, axis: int) -> str:
         return repr(self.axes[axis][0].name) if self.by_name else str(axis)
-
-    def labels(self, axes: Axes) -> str:
-        """A list of axes in a message."""
-        return f"[{', '.join(map(self.label, axes))}]"
 
 
 P = ParamSpec("P")
@@ -154,14 +175,19 @@ def only_on(grid: Grid, axes: Axes, device: Sequence[Coordinate], x: jax.Array) 
 # What the ops check.
 
 
-def check_axes(grid: Grid, axes: Axes, attribute: str | None = None) -> None:
+def labels(on: DeviceAxes, axes: Axes) -> str:
+    """A list of axes in a message."""
+    return f"[{', '.join(map(on.label, axes))}]"
+
+
+def check_axes(on: DeviceAxes, axes: Axes, attribute: str | None = None) -> None:
     """Raises `ShardingError` if an axis is not one of the grid, or listed twice."""
-    attribute = attribute or f"{grid.noun}_axes"
+    attribute = attribute or f"{on.noun}_axes"
     for position, axis in enumerate(axes):
-        if not 0 <= axis < grid.rank:
-            raise ShardingError(f"{attribute} contains {axis}, but the {grid.noun} has axes 0..{grid.rank - 1}")
+        if not 0 <= axis < on.rank:
+            raise ShardingError(f"{attribute} contains {axis}, but {on.subject} has axes 0..{on.rank - 1}")
         if axis in axes[:position]:
-            raise ShardingError(f"{attribute} = {grid.labels(axes)} repeats axis {grid.label(axis)}")
+            raise ShardingError(f"{attribute} = {labels(on, axes)} repeats axis {on.label(axis)}")
 
 
 def check_dimension(x: jax.Array, dimension: int, attribute: str) -> None:
@@ -182,7 +208,7 @@ def piece_size(grid: Grid, x: jax.Array, dimension: int, axes: Axes) -> int:
     if size % group:
         raise ShardingError(
             f"dimension {dimension} of size {size} does not split into {group} equal pieces "
-            f"({grid.noun} axes {grid.labels(axes)})"
+            f"({grid.noun} axes {labels(grid, axes)})"
         )
     return size // group
 

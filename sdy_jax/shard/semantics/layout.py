@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.shard.semantics.grid import Grid, check_axes
+from sdy_jax.shard.semantics.grid import DeviceAxes, Grid, check_axes
 from sdy_jax.shard.semantics.halo import Halo, paired
 from sdy_jax.shard.semantics.reductions import check_kind
 
@@ -31,13 +31,15 @@ class Layout:
         partial: the reduction kind of `partial_axes`, along which the tensor is unreduced; None if there are none.
         halos: two sizes per split dimension.
         offsets: per split dimension where its blocks start, and its size.
+
+    Halos and offsets are integers, and in text also the values that have them in the run.
     """
 
     split: AxisLists
     partial: str | None = None
     partial_axes: tuple[int, ...] = ()
-    halos: tuple[int, ...] = ()
-    offsets: tuple[int, ...] = ()
+    halos: tuple[Any, ...] = ()
+    offsets: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
         """The text after the grid in the op."""
@@ -49,17 +51,17 @@ class Layout:
 
     @property
     def halo_of(self) -> dict[int, Halo]:
-        """The halos of the dimensions that have one."""
+        """The halos of the split dimensions, if there are any."""
         split = self.split_dimensions
         return dict(zip(split, paired(self.halos, len(split)), strict=True)) if self.halos else {}
 
-    def offsets_of(self, grid: Grid) -> dict[int, tuple[int, ...]]:
+    def offsets_of(self, on: DeviceAxes) -> dict[int, tuple[Any, ...]]:
         """The offsets of each split dimension, if they are given."""
         if not self.offsets:
             return {}
         found, rest = {}, self.offsets
         for dim in self.split_dimensions:
-            count = grid.group_size(self.split[dim]) + 1
+            count = (on.group_size(self.split[dim]) or 0) + 1
             found[dim], rest = rest[:count], rest[count:]
         return found
 
@@ -136,30 +138,37 @@ def dimensions(layout: Layout, grid: Grid, shape: Sequence[int]) -> tuple[Dimens
     Raises:
         ShardingError: the layout does not fit the shape.
     """
+    check_fits(layout, grid, shape)
+    split = trimmed(layout.split)
+    split += ((),) * (len(shape) - len(split))
+    offsets, halos = layout.offsets_of(grid), layout.halo_of
+    return tuple(
+        Dimension(axes, offsets.get(dim) or even_starts(size, grid.group_size(axes)), halos.get(dim, (0, 0)))
+        for dim, (size, axes) in enumerate(zip(shape, split, strict=True))
+    )
+
+
+def check_fits(layout: Layout, on: DeviceAxes, shape: Sequence[int | None]) -> None:
+    """Raises `ShardingError` if a layout is none of a tensor of global `shape`, as far as sizes are known."""
     split = trimmed(layout.split)
     if len(split) > len(shape):
         raise ShardingError(f"split_axes has {len(split)} lists, the tensor {len(shape)} dimensions")
-    split += ((),) * (len(shape) - len(split))
-    offsets, halos = layout.offsets_of(grid), layout.halo_of
-    found = []
-    for dim, (size, axes) in enumerate(zip(shape, split, strict=True)):
-        starts = offsets.get(dim) or even_starts(size, grid.group_size(axes))
-        found.append(Dimension(axes, starts, halos.get(dim, (0, 0))))
-        _check_dimension(found[-1], dim, size)
-    return tuple(found)
+    for dim, starts in layout.offsets_of(on).items():
+        if isinstance(starts[-1], int) and shape[dim] is not None and starts[-1] != shape[dim]:
+            raise ShardingError(f"offsets of dimension {dim} end at {starts[-1]}, the dimension has size {shape[dim]}")
+    for dim, halo in layout.halo_of.items():
+        size, count = shape[dim], on.group_size(split[dim])
+        if size is not None and count is not None and halo != (0, 0):
+            _check_halo(halo, dim, size, count)
 
 
-def _check_dimension(dimension: Dimension, dim: int, size: int) -> None:
-    if dimension.size != size:
-        raise ShardingError(f"offsets of dimension {dim} end at {dimension.size}, the dimension has size {size}")
-    if not any(dimension.halo):
-        return
-    if not dimension.is_even:
+def _check_halo(halo: Halo, dim: int, size: int, count: int) -> None:
+    """Halos are copies of what the neighbours own, and all devices' blocks have to be of one length."""
+    if size % count:
         raise ShardingError(f"dimension {dim} of size {size} does not split evenly; halos need that")
-    if max(dimension.halo) > dimension.core:
-        raise ShardingError(
-            f"halo size {max(dimension.halo)} exceeds the shard size {dimension.core} of dimension {dim}"
-        )
+    largest = max(part for part in (*halo, 0) if isinstance(part, int))
+    if largest > size // count:
+        raise ShardingError(f"halo size {largest} exceeds the shard size {size // count} of dimension {dim}")
 
 
 def trimmed(split: tuple[tuple[T, ...], ...]) -> tuple[tuple[T, ...], ...]:
@@ -169,17 +178,17 @@ def trimmed(split: tuple[tuple[T, ...], ...]) -> tuple[tuple[T, ...], ...]:
     return split
 
 
-def check_layout(layout: Layout, grid: Grid) -> None:
-    """Raises `ShardingError` if a layout is wrong on its own, whatever the tensor."""
+def check_layout(layout: Layout, on: DeviceAxes) -> None:
+    """Raises `ShardingError` if a layout is wrong on its own, whatever the tensor, as far as sizes are known."""
     if not layout.split:
         raise ShardingError("split_axes needs at least one, possibly empty, list")
     _check_partial(layout)
-    _check_axes(layout, grid)
+    _check_axes(layout, on)
     if layout.halos and layout.offsets:
         raise ShardingError("halo_sizes and sharded_dims_offsets exclude each other")
     paired(layout.halos, len(layout.split_dimensions) if layout.halos else 0)
     if layout.offsets:
-        _check_offsets(layout, grid)
+        _check_offsets(layout, on)
 
 
 def _check_partial(layout: Layout) -> None:
@@ -191,43 +200,49 @@ def _check_partial(layout: Layout) -> None:
         check_kind(layout.partial)
 
 
-def _check_axes(layout: Layout, grid: Grid) -> None:
+def _check_axes(layout: Layout, on: DeviceAxes) -> None:
     used: set[int] = set()
     lists = [("split_axes", axes) for axes in layout.split] + [("partial_axes", layout.partial_axes)]
     for attribute, axes in lists:
         for axis in axes:
-            check_axes(grid, (axis,), attribute)
+            check_axes(on, (axis,), attribute)
             if axis in used:
-                raise ShardingError(f"{grid.noun} axis {grid.label(axis)} is used twice")
+                raise ShardingError(f"{on.noun} axis {on.label(axis)} is used twice")
             used.add(axis)
 
 
-def _check_offsets(layout: Layout, grid: Grid) -> None:
-    expected = sum(grid.group_size(layout.split[dim]) + 1 for dim in layout.split_dimensions)
+def _check_offsets(layout: Layout, on: DeviceAxes) -> None:
+    counts = [on.group_size(layout.split[dim]) for dim in layout.split_dimensions]
+    if on.group_size(range(on.rank)) is None:
+        raise ShardingError(f"sharded_dims_offsets need a {on.noun} without ?")
+    expected = sum((count or 0) + 1 for count in counts)
     if len(layout.offsets) != expected:
         raise ShardingError(f"{len(layout.offsets)} offsets, expected {expected}")
-    for dim, starts in layout.offsets_of(grid).items():
-        if starts[0]:
+    for dim, starts in layout.offsets_of(on).items():
+        if isinstance(starts[0], int) and starts[0]:
             raise ShardingError(f"offsets of dimension {dim} start at {starts[0]}, expected 0")
-        for position, (before, after) in enumerate(pairwise(starts), start=1):
+        known = [(position, start) for position, start in enumerate(starts) if isinstance(start, int)]
+        for (_, before), (position, after) in pairwise([(0, 0), *known]):
             if after < before:
                 raise ShardingError(f"offsets of dimension {dim} decrease at position {position}")
 
 
-def normalized(layout: Layout, grid: Grid) -> Layout:
-    """The layout in canonical form, so that equivalent layouts are equal."""
+def normalized(layout: Layout, on: DeviceAxes) -> Layout:
+    """The layout such that equal ones mean the same: nothing is said that holds anyway."""
     split = trimmed(layout.split)
-    offsets = layout.offsets_of(grid)
-    if all(starts == even_starts(starts[-1], len(starts) - 1) for starts in offsets.values()):
-        offsets = {}
     return replace(
         layout,
         split=split or ((),),
         partial=layout.partial if layout.partial_axes else None,
         partial_axes=tuple(sorted(layout.partial_axes)),
-        halos=layout.halos if any(layout.halos) else (),
-        offsets=tuple(start for starts in offsets.values() for start in starts),
+        halos=layout.halos if any(halo != 0 for halo in layout.halos) else (),
+        offsets=() if all(map(_are_even, layout.offsets_of(on).values())) else layout.offsets,
     )
+
+
+def _are_even(starts: tuple[Any, ...]) -> bool:
+    """Whether offsets are those of a layout that gives none."""
+    return len(starts) > 1 and isinstance(starts[-1], int) and starts == even_starts(starts[-1], len(starts) - 1)
 
 
 def buffer_shape(layout: Layout, grid: Grid, shape: Sequence[int]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from sdy_jax.shard.semantics.grid import (
     check_device,
     check_dimension,
     group_device,
+    labels,
     only_on,
     op,
     permute,
@@ -103,7 +104,7 @@ def shift(grid: Grid, x: jax.Array, axes: Axes, shift_axis: int, offset: int, ro
     check_axes(grid, axes)
     if shift_axis not in axes:
         raise ShardingError(
-            f"shift_axis = {grid.label(shift_axis)} is not among {grid.noun}_axes = {grid.labels(axes)}"
+            f"shift_axis = {grid.label(shift_axis)} is not among {grid.noun}_axes = {labels(grid, axes)}"
         )
     size = grid.sizes[shift_axis]
     if rotate:

@@ -9,7 +9,7 @@ from jax.extend.mlir import ir
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.shard.pairs import pair_up
 from sdy_jax.shard.stated_shardings import defining, stated_sharding
-from sdy_jax.shard.verification.scope import Scope, shape_of
+from sdy_jax.shard.verification.scope import Scope
 from sdy_jax.shard.view import DialectOp, enclosing, location_of
 from sdy_jax.text.mesh_ops import own_name
 
@@ -56,7 +56,7 @@ def _differ(one: DialectOp, other: DialectOp, scope: Scope) -> bool:
     if stated[0] is None or stated[1] is None:
         return bool(one["sharding"] != other["sharding"])
     mesh = scope.meshes.get((stated[0].dialect, stated[0].mesh))
-    return mesh is None or not stated[0].means_the_same(stated[1], mesh, shape_of(one, one["src"]))
+    return mesh is None or not stated[0].means_the_same(stated[1], mesh)
 
 
 def _place(op: DialectOp) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 
 from jax.extend.mlir import ir
 
+from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import module_meshes
+from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.shard.meshes import device_meshes
 from sdy_jax.shard.verification import devices, shardings, tensors
 from sdy_jax.shard.verification.annotations import check_annotations, check_locality, check_pairs
@@ -90,7 +92,12 @@ def _check(op: DialectOp, scope: Scope) -> None:
         mesh = scope.mesh(op)
         check_axes(op, "mesh_axes", op.values.get("mesh_axes", ()), mesh)
     for rule in op.declaration.rules:
-        RULES[rule](op, scope)
+        try:
+            RULES[rule](op, scope)
+        except RuleError:
+            raise
+        except ShardingError as error:  # from a check that Python and the run share
+            op.fail(str(error))
 
 
 def _symbols(module: ir.Operation, ops: list[DialectOp]) -> dict[str, ir.Operation]:
