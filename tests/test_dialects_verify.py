@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import jax
+import numpy as np
 import pytest
 from dialect_texts import GAP, REFERENCE, function, in_shard
 from jax.interpreters import mlir
+from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.commands.optimize import optimize
@@ -325,8 +327,8 @@ func.func @f(%i: index) {
     [
         ("8", "%i", "split_axes has 2 lists, the tensor 1 dimensions"),
         ("8, 8", "0, 0, 0", "3 device coordinates for a grid of rank 2"),
-        ("8, 8", "2, 0", "device 2 is outside 0..1"),
-        ("8, %i", "%i, -1", "device -1 is outside 0..3"),
+        ("8, 8", "2, 0", "device[0] = 2 is outside 0..1, the range of grid axis 0"),
+        ("8, %i", "%i, -1", "device[1] = -1 is outside 0..3, the range of grid axis 1"),
         ("8, 8", "8", "device 8 is outside 0..7"),
     ],
 )
@@ -576,3 +578,27 @@ def test_an_sdy_mesh_of_the_same_name_has_the_same_sizes(shape):
 
 def test_sizes_that_are_not_known_are_those_of_the_sdy_mesh():
     optimize('sdy.mesh @m = <["a"=2, "b"=4]>\nmesh.mesh @m(shape = ?x4)', "", "m.mlir")
+
+
+SAME_WORDS = [
+    ("all_slice %0 on @m mesh_axes = [1] slice_axis = 0 : tensor<6xf32> -> tensor<?xf32>",
+     lambda x: sdy.shard.all_slice(x, grid_axes="b", slice_axis=0)),
+    ("update_halo %0 on @m split_axes = [[0, 0]] halo_sizes = [1, 1] : tensor<6xf32>",
+     lambda x: sdy.shard.update_halo(x, split_axes=[["a", "a"]], halo_sizes=[1, 1])),
+    ("update_halo %0 on @m split_axes = [[0]] halo_sizes = [1, 4] : tensor<6xf32>",
+     lambda x: sdy.shard.update_halo(x, split_axes=[["a"]], halo_sizes=[1, 4])),
+    ("broadcast %0 on @m mesh_axes = [0] root = [2] : (tensor<6xf32>) -> tensor<6xf32>",
+     lambda x: sdy.shard.broadcast(x, grid_axes="a", root=(2,))),
+    ("all_reduce %0 on @m mesh_axes = [0] reduction = bitwise_or : tensor<6xf32> -> tensor<6xf32>",
+     lambda x: sdy.shard.all_reduce(x, grid_axes="a", reduction="bitwise_or")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "called"), SAME_WORDS)
+def test_text_and_python_say_the_same_of_a_mistake(text, called):
+    mesh = jax.sharding.AbstractMesh((2, 4), ("a", "b"))
+    with pytest.raises(sdy.SdyError) as caught:
+        run = jax.shard_map(called, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+        jax.eval_shape(run, jax.ShapeDtypeStruct((6,), np.float32))
+    said = str(caught.value).replace("'a'", "0").replace("'b'", "1")
+    assert error(in_shard(one(f"mesh.{text}", "")[0].replace("^", ""))).partition("error: ")[2].startswith(said)

@@ -92,7 +92,7 @@ def traced(function, mesh, shape=(4, 12), spec=P("data", "model"), **options):
         (partial(sdy.shard.update_halo, split_axes=[[0]], halo_sizes=[-1, 1]), "halo size -1 is negative"),
         (
             partial(sdy.shard.update_halo, split_axes=[[0], [0]], halo_sizes=[]),
-            "split_axes = ['data', 'data'] repeats axis",
+            "split_axes = [['data'], ['data']] repeats axis",
         ),
         (
             partial(sdy.shard.update_halo, split_axes=[[], [], [1]], halo_sizes=[0, 0]),

@@ -10,7 +10,9 @@ from types import MappingProxyType
 
 from jax.extend.mlir import ir
 
+from sdy_jax.errors import ShardingError
 from sdy_jax.shard.meshes import DeviceMesh
+from sdy_jax.shard.semantics.checks import check_whole_device
 from sdy_jax.shard.semantics.layout import Layout
 from sdy_jax.shard.stated_shardings import Size, folded_size
 from sdy_jax.shard.view import DialectOp
@@ -72,10 +74,10 @@ def _coordinates(op: DialectOp, device: Sequence[Size], mesh: DeviceMesh, arithm
     """The coordinates of a device that is given by them, or by its linear index."""
     sizes = [size or 0 for size in mesh.shape]
     linear = len(device) == 1
-    bounds = [mesh.group_size(range(mesh.rank)) or 0] if linear else sizes
-    for number, bound in zip(device, bounds, strict=True):
-        if isinstance(number, int) and not 0 <= number < bound:
-            op.fail(f"device {number} is outside 0..{bound - 1}")
+    try:
+        check_whole_device(mesh, device, linear=True)
+    except ShardingError as error:
+        op.fail(str(error))
     if not linear:
         return list(device)
     found, rest = [], device[0]

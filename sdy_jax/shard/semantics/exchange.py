@@ -11,12 +11,10 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.shard.semantics.checks import Axes, check_axes, check_device
 from sdy_jax.shard.semantics.grid import (
-    Axes,
     Coordinate,
     Grid,
-    check_axes,
-    check_device,
     coordinates_in_group,
     group_device,
     op,

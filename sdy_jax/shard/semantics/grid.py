@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,32 +21,12 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.lowering.emission import collectives
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.shard.semantics import checks
+from sdy_jax.shard.semantics.checks import Axes
 
-Axes = Sequence[int]
 Index = int | jax.Array
 Coordinate = int | np.ndarray | jax.Array
 """Known before the run, for all devices or for each (`[devices]`, by linear index), or a scalar computed in the run."""
-
-
-class DeviceAxes(Protocol):
-    """What checks know of a grid: of the devices of a `shard_map`, or of one that text declares."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def noun(self) -> str:
-        """`mesh` or `grid`."""
-
-    @property
-    def subject(self) -> str:
-        """What messages call it."""
-
-    def label(self, axis: int) -> str:
-        """What messages call an axis."""
-
-    def group_size(self, axes: Axes) -> int | None:
-        """How many devices differ along these axes alone; None where that is known in the run only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,27 +155,11 @@ def only_on(grid: Grid, axes: Axes, device: Sequence[Coordinate], x: jax.Array) 
 # What the ops check.
 
 
-def labels(on: DeviceAxes, axes: Axes) -> str:
-    """A list of axes in a message."""
-    return f"[{', '.join(map(on.label, axes))}]"
-
-
-def check_axes(on: DeviceAxes, axes: Axes, attribute: str | None = None) -> None:
-    """Raises `ShardingError` if an axis is not one of the grid, or listed twice."""
-    attribute = attribute or f"{on.noun}_axes"
-    for position, axis in enumerate(axes):
-        if not 0 <= axis < on.rank:
-            raise ShardingError(f"{attribute} contains {axis}, but {on.subject} has axes 0..{on.rank - 1}")
-        if axis in axes[:position]:
-            raise ShardingError(f"{attribute} = {labels(on, axes)} repeats axis {on.label(axis)}")
-
-
 def check_dimension(x: jax.Array, dimension: int, attribute: str) -> None:
     """Raises `ShardingError` if an attribute names no dimension of `x`."""
     if x.ndim == 0:
         raise ShardingError(f"needs a ranked tensor of rank at least 1, got {jax.typeof(x)}")
-    if not 0 <= dimension < x.ndim:
-        raise ShardingError(f"{attribute} = {dimension} is outside 0..{x.ndim - 1}")
+    checks.check_dimension(x.ndim, dimension, attribute)
 
 
 def piece_size(grid: Grid, x: jax.Array, dimension: int, axes: Axes) -> int:
@@ -204,22 +168,5 @@ def piece_size(grid: Grid, x: jax.Array, dimension: int, axes: Axes) -> int:
     Raises:
         ShardingError: the pieces would not be equal.
     """
-    size, group = int(x.shape[dimension]), grid.group_size(axes)
-    if size % group:
-        raise ShardingError(
-            f"dimension {dimension} of size {size} does not split into {group} equal pieces "
-            f"({grid.noun} axes {labels(grid, axes)})"
-        )
-    return size // group
-
-
-def check_device(grid: Grid, axes: Axes, device: Sequence[Coordinate], attribute: str) -> None:
-    """Raises `ShardingError` if coordinates are not those of a device in its group, as far as they are known."""
-    if len(device) != len(axes):
-        raise ShardingError(f"{attribute} has {len(device)} coordinates for {len(axes)} {grid.noun} axes")
-    for position, (axis, coordinate) in enumerate(zip(axes, device, strict=True)):
-        if isinstance(coordinate, int) and not 0 <= coordinate < grid.sizes[axis]:
-            raise ShardingError(
-                f"{attribute}[{position}] = {coordinate} is outside 0..{grid.sizes[axis] - 1}, "
-                f"the range of {grid.noun} axis {grid.label(axis)}"
-            )
+    checks.check_divides(grid, dimension, x.shape[dimension], axes)
+    return int(x.shape[dimension]) // grid.group_size(axes)

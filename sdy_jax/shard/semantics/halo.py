@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.errors import ShardingError
-from sdy_jax.shard.semantics.grid import Axes, Grid, check_axes, op, permute
+from sdy_jax.shard.semantics.checks import Axes, check_halos
+from sdy_jax.shard.semantics.grid import Grid, op, permute
 
 Halo = tuple[int, int]
 Size = int | jax.Array
@@ -27,29 +27,15 @@ S = TypeVar("S", int, Size)
 @op
 def update_halo(grid: Grid, x: jax.Array, split_axes: Sequence[Axes], halo_sizes: Sequence[Size]) -> jax.Array:
     """Fills the halos; `halo_sizes` has two numbers per dimension whose list of axes is not empty."""
-    check_axes(grid, [axis for axes in split_axes for axis in axes], "split_axes")
-    if x.ndim == 0 or len(split_axes) > x.ndim:
-        raise ShardingError(f"split_axes has {len(split_axes)} lists, the tensor {x.ndim} dimensions")
+    check_halos(grid, x.shape, split_axes, halo_sizes)
     split = [dim for dim, axes in enumerate(split_axes) if axes]
     if not halo_sizes:
         return x
-    halos = paired(halo_sizes, len(split))
-    for dim, halo in zip(split, halos, strict=True):
-        _check_core(x, dim, halo)
-    return exchanged(grid, x, split_axes, dict(zip(split, halos, strict=True)))
+    return exchanged(grid, x, split_axes, dict(zip(split, paired(halo_sizes), strict=True)))
 
 
-def paired(halo_sizes: Sequence[S], count: int) -> list[tuple[S, S]]:
-    """The two sizes of each of `count` split dimensions.
-
-    Raises:
-        ShardingError: another number of sizes, or negative ones.
-    """
-    if len(halo_sizes) != 2 * count:
-        raise ShardingError(f"{len(halo_sizes)} halo sizes for {count} split dimensions, expected {2 * count}")
-    for size in halo_sizes:
-        if isinstance(size, int) and size < 0:
-            raise ShardingError(f"halo size {size} is negative")
+def paired(halo_sizes: Sequence[S]) -> list[tuple[S, S]]:
+    """The two sizes of each split dimension."""
     return list(zip(halo_sizes[::2], halo_sizes[1::2], strict=True))
 
 
@@ -105,13 +91,3 @@ def _known(grid: Grid, x: jax.Array, axes: Axes, dim: int, halo: tuple[Size, Siz
     below = (cell >= halo[0]) | (position > 0)
     above = (cell < length - halo[1]) | (position < grid.group_size(axes) - 1)
     return below & above
-
-
-def _check_core(x: jax.Array, dim: int, halo: tuple[Size, Size]) -> None:
-    """Raises `ShardingError` if halos that are known are larger than what they are copies of."""
-    size, known = int(x.shape[dim]), [part for part in halo if isinstance(part, int)]
-    core = size - sum(known)
-    if len(known) == len(halo) and core < max(known):
-        raise ShardingError(
-            f"dimension {dim} of size {size} leaves a core of {core}, smaller than halo size {max(known)}"
-        )

@@ -14,7 +14,8 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.shard.semantics.grid import DeviceAxes, Grid, check_axes
+from sdy_jax.shard.semantics.checks import DeviceAxes, check_axis_range, check_halo_sizes
+from sdy_jax.shard.semantics.grid import Grid
 from sdy_jax.shard.semantics.halo import Halo, paired
 from sdy_jax.shard.semantics.reductions import check_kind
 
@@ -52,8 +53,7 @@ class Layout:
     @property
     def halo_of(self) -> dict[int, Halo]:
         """The halos of the split dimensions, if there are any."""
-        split = self.split_dimensions
-        return dict(zip(split, paired(self.halos, len(split)), strict=True)) if self.halos else {}
+        return dict(zip(self.split_dimensions, paired(self.halos), strict=True)) if self.halos else {}
 
     def offsets_of(self, on: DeviceAxes) -> dict[int, tuple[Any, ...]]:
         """The offsets of each split dimension, if they are given."""
@@ -186,7 +186,7 @@ def check_layout(layout: Layout, on: DeviceAxes) -> None:
     _check_axes(layout, on)
     if layout.halos and layout.offsets:
         raise ShardingError("halo_sizes and sharded_dims_offsets exclude each other")
-    paired(layout.halos, len(layout.split_dimensions) if layout.halos else 0)
+    check_halo_sizes(layout.halos, len(layout.split_dimensions))
     if layout.offsets:
         _check_offsets(layout, on)
 
@@ -205,7 +205,7 @@ def _check_axes(layout: Layout, on: DeviceAxes) -> None:
     lists = [("split_axes", axes) for axes in layout.split] + [("partial_axes", layout.partial_axes)]
     for attribute, axes in lists:
         for axis in axes:
-            check_axes(on, (axis,), attribute)
+            check_axis_range(on, (axis,), attribute)
             if axis in used:
                 raise ShardingError(f"{on.noun} axis {on.label(axis)} is used twice")
             used.add(axis)

@@ -8,18 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.errors import ShardingError
 from sdy_jax.lowering.emission import collectives
 from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.shard.semantics.checks import Axes, check_axes, check_device, check_shift_axis
 from sdy_jax.shard.semantics.grid import (
-    Axes,
     Coordinate,
     Grid,
-    check_axes,
-    check_device,
     check_dimension,
     group_device,
-    labels,
     only_on,
     op,
     permute,
@@ -102,10 +98,7 @@ def shift(grid: Grid, x: jax.Array, axes: Axes, shift_axis: int, offset: int, ro
     With `rotate` the coordinates are those of a ring. Other axes of the list have no influence.
     """
     check_axes(grid, axes)
-    if shift_axis not in axes:
-        raise ShardingError(
-            f"shift_axis = {grid.label(shift_axis)} is not among {grid.noun}_axes = {labels(grid, axes)}"
-        )
+    check_shift_axis(grid, axes, shift_axis)
     size = grid.sizes[shift_axis]
     if rotate:
         return permute(grid, x, (shift_axis,), [(i, (i + offset) % size) for i in range(size)])

@@ -8,14 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sdy_jax.errors import ShardingError
+from sdy_jax.shard.semantics.checks import Axes, check_axes, check_neighbors, check_whole_device
 from sdy_jax.shard.semantics.grid import (
-    Axes,
     Coordinate,
     Grid,
     Index,
-    check_axes,
-    check_device,
     coordinates_in_group,
     op,
     position,
@@ -49,12 +46,7 @@ def neighbors_linear_indices(grid: Grid, device: Sequence[Coordinate], split_axe
 
     Integers for integers; scalars if a coordinate is one.
     """
-    check_axes(grid, split_axes, "split_axes")
-    if not split_axes:
-        raise ShardingError("split_axes is empty")
-    if len(device) != grid.rank:
-        raise ShardingError(f"{len(device)} device coordinates for a {grid.noun} of rank {grid.rank}")
-    check_device(grid, range(grid.rank), device, "device")
+    check_neighbors(grid, split_axes, device)
     own = position(grid, split_axes, device)
     return _neighbour(grid, device, split_axes, own - 1), _neighbour(grid, device, split_axes, own + 1)
 
@@ -78,19 +70,10 @@ def shard_shape(grid: Grid, shape: Sequence[int], layout: Layout, device: Sequen
     `device` are its coordinates, or its linear index alone. Integers for integers; else scalars.
     """
     check_layout(layout, grid)
-    if len(device) == 1 and grid.rank > 1:
-        device = _from_linear(grid, device[0])
-    if len(device) != grid.rank:
-        raise ShardingError(f"{len(device)} device coordinates for a {grid.noun} of rank {grid.rank}")
-    check_device(grid, range(grid.rank), device, "device")
+    check_whole_device(grid, device, linear=True)
+    if len(device) == 1:
+        device = coordinates_in_group(grid, range(grid.rank), device[0])
     return tuple(_length(grid, found, device) for found in dimensions(layout, grid, shape))
-
-
-def _from_linear(grid: Grid, index: Coordinate) -> list[Any]:
-    count = grid.group_size(range(grid.rank))
-    if isinstance(index, int) and not 0 <= index < count:
-        raise ShardingError(f"device {index} is outside 0..{count - 1}")
-    return coordinates_in_group(grid, range(grid.rank), index)
 
 
 def _length(grid: Grid, dimension: Dimension, device: Sequence[Coordinate]) -> Index:

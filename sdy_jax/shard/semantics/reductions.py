@@ -21,12 +21,10 @@ from sdy_jax.lowering.emission import collectives
 from sdy_jax.lowering.emission.generic import mlir_name
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.shard.semantics.checks import Axes, check_axes, check_device, check_element
 from sdy_jax.shard.semantics.grid import (
-    Axes,
     Coordinate,
     Grid,
-    check_axes,
-    check_device,
     check_dimension,
     only_on,
     op,
@@ -105,7 +103,7 @@ def converted(x: jax.Array, reduction: str, dtype: Any) -> jax.Array:
         raise ShardingError(f"result element type {mlir_name(wanted)} needs jax_enable_x64")
     if jnp.iscomplexobj(x) and not jnp.issubdtype(wanted, jnp.complexfloating):
         raise ShardingError(f"input element type {mlir_name(x.dtype)} does not convert to {mlir_name(wanted)}")
-    _check_type(reduction, wanted)
+    check_element("reduction", reduction, mlir_name(wanted))
     return x.astype(wanted)
 
 
@@ -115,16 +113,6 @@ def check_kind(reduction: str) -> None:
         raise ShardingError("reduction = generic names no computation that can be run")
     if reduction not in KINDS:
         raise ShardingError(f"attribute reduction must be one of {', '.join(KINDS)}; got {reduction!r}")
-
-
-def _check_type(reduction: str, dtype: np.dtype[Any]) -> None:
-    is_bool = dtype == np.bool_
-    if reduction.startswith("bitwise") and not (is_bool or jnp.issubdtype(dtype, jnp.integer)):
-        raise ShardingError(f"reduction = {reduction} needs integers, got {mlir_name(dtype)}")
-    if reduction in ("max", "min") and jnp.issubdtype(dtype, jnp.complexfloating):
-        raise ShardingError(f"reduction = {reduction} needs ordered values, got {mlir_name(dtype)}")
-    if reduction == "average" and is_bool:
-        raise ShardingError("reduction = average needs numbers, got i1")
 
 
 def _finished(x: jax.Array, reduction: str, group: int) -> jax.Array:

@@ -11,9 +11,10 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import module_meshes
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.shard.meshes import device_meshes
+from sdy_jax.shard.semantics.checks import check_axes
 from sdy_jax.shard.verification import devices, shardings, tensors
 from sdy_jax.shard.verification.annotations import check_annotations, check_locality, check_pairs
-from sdy_jax.shard.verification.scope import Rule, Scope, check_axes
+from sdy_jax.shard.verification.scope import Rule, Scope
 from sdy_jax.shard.view import DialectOp, dialect_ops, enclosing, fail, is_dialect_op
 
 RULES: Mapping[str, Rule] = {
@@ -88,16 +89,15 @@ def _check_ends(ops: list[DialectOp]) -> None:
 
 
 def _check(op: DialectOp, scope: Scope) -> None:
-    if "mesh" in op.values:
-        mesh = scope.mesh(op)
-        check_axes(op, "mesh_axes", op.values.get("mesh_axes", ()), mesh)
-    for rule in op.declaration.rules:
-        try:
+    try:
+        if "mesh" in op.values:
+            check_axes(scope.mesh(op), op.values.get("mesh_axes", ()))
+        for rule in op.declaration.rules:
             RULES[rule](op, scope)
-        except RuleError:
-            raise
-        except ShardingError as error:  # from a check that Python and the run share
-            op.fail(str(error))
+    except RuleError:
+        raise
+    except ShardingError as error:  # from a check that Python has too
+        op.fail(str(error))
 
 
 def _symbols(module: ir.Operation, ops: list[DialectOp]) -> dict[str, ir.Operation]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.extend.mlir import ir
@@ -10,7 +10,6 @@ from jax.extend.mlir import ir
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.shard.meshes import DeviceMesh
 from sdy_jax.shard.view import DialectOp
-from sdy_jax.text.mesh_ops import own_name
 
 Shape = tuple[int | None, ...]
 """Sizes, None where they are not known."""
@@ -42,20 +41,6 @@ class Scope:
 
 Rule = Callable[[DialectOp, Scope], None]
 """Raises a `RuleError` for an op that breaks a rule; must not change it."""
-
-
-def check_axes(op: DialectOp, name: str, axes: Sequence[int], mesh: DeviceMesh) -> None:
-    """A list of axes has each once, and only those that the mesh has. `name` is the attribute's in the mesh dialect."""
-    for axis in axes:
-        if axes.count(axis) > 1:
-            op.fail(f"{own_name(op.dialect, name)} = {list(axes)} repeats axis {axis}")
-    check_axis_range(op, name, axes, mesh)
-
-
-def check_axis_range(op: DialectOp, name: str, axes: Iterable[int], mesh: DeviceMesh) -> None:
-    for axis in axes:
-        if not 0 <= axis < mesh.rank:
-            op.fail(f"{own_name(op.dialect, name)} contains {axis}, but @{mesh.symbol} has axes 0..{mesh.rank - 1}")
 
 
 def shape_of(op: DialectOp, value: ir.Value, least_rank: int = 0) -> Shape:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from jax.extend.mlir import ir
 
-from sdy_jax.shard.meshes import DeviceMesh
+from sdy_jax.shard.semantics.checks import check_element, check_whole_device
 from sdy_jax.shard.semantics.layout import check_fits, check_layout
-from sdy_jax.shard.stated_shardings import Size, defining, stated_sharding
-from sdy_jax.shard.verification.devices import check_device_rank
+from sdy_jax.shard.stated_shardings import defining, stated_sharding
 from sdy_jax.shard.verification.scope import Scope, element_type, shape_of
-from sdy_jax.shard.verification.tensors import check_kind
 from sdy_jax.shard.view import DialectOp
 
 
@@ -28,7 +24,7 @@ def shard(op: DialectOp, scope: Scope) -> None:
     if stated is None:
         return
     if stated.layout.partial is not None:
-        check_kind(op, "partial", stated.layout.partial, element_type(op["src"]))
+        check_element("partial", stated.layout.partial, str(element_type(op["src"])))
     on = scope.meshes.get((stated.dialect, stated.mesh))
     if on is not None:  # else it is said of the sharding itself
         check_fits(stated.layout, on, shape)
@@ -65,15 +61,4 @@ def shape_of_a_shard(op: DialectOp, scope: Scope) -> None:
         if size is None and dimension not in stated.layout.offsets_of(on):
             op.fail(f"size of dimension {dimension} is unknown")
     if op.dialect == "shard":
-        _check_device(op, on)
-
-
-def _check_device(op: DialectOp, on: DeviceMesh) -> None:
-    """A device is given by its coordinates, or by its number."""
-    device: Sequence[Size] = op["device"]
-    if len(device) != 1:
-        check_device_rank(op, len(device), on)
-    linear = on.group_size(range(on.rank))
-    for coordinate, size in zip(device, on.shape if len(device) == on.rank else (linear,), strict=True):
-        if isinstance(coordinate, int) and (coordinate < 0 or (size is not None and coordinate >= size)):
-            op.fail(f"device {coordinate} is outside 0..{'?' if size is None else size - 1}")
+        check_whole_device(on, op["device"], linear=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
+from sdy_jax.shard.semantics.checks import check_dimension, check_divides, check_element
 from sdy_jax.shard.verification.scope import Scope, check_result, element_type, first_operand, shape_of
 from sdy_jax.shard.view import DialectOp
-
-_BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor")
 
 
 def tensors(op: DialectOp, scope: Scope) -> None:
@@ -56,18 +55,19 @@ def gathered(op: DialectOp, scope: Scope) -> None:
 def sliced(op: DialectOp, scope: Scope) -> None:
     """One dimension is divided among the devices of the group."""
     axis = _tensor_axis(op, "slice_axis" if op.name == "all_slice" else "scatter_axis")
-    sizes, group = [*shape_of(op, first_operand(op))], scope.mesh(op).group_size(op.axes)
-    _check_divides(op, axis, sizes[axis], group)
-    sizes[axis] = _quotient(sizes[axis], group)
+    sizes, on = [*shape_of(op, first_operand(op))], scope.mesh(op)
+    check_divides(on, axis, sizes[axis], op.axes)
+    sizes[axis] = _quotient(sizes[axis], on.group_size(op.axes))
     check_result(op, sizes)
 
 
 def exchanged(op: DialectOp, scope: Scope) -> None:
     """One dimension is divided, and another one is longer; or one is both."""
-    sizes, group = [*shape_of(op, first_operand(op))], scope.mesh(op).group_size(op.axes)
+    sizes, on = [*shape_of(op, first_operand(op))], scope.mesh(op)
+    group = on.group_size(op.axes)
     split, concat = _tensor_axis(op, "split_axis"), _tensor_axis(op, "concat_axis")
     if split == concat or shape_of(op, op.result)[split] is not None:
-        _check_divides(op, split, sizes[split], group)
+        check_divides(on, split, sizes[split], op.axes)
     if split != concat:
         sizes[concat] = _product(sizes[concat], group)
         sizes[split] = _quotient(sizes[split], group)
@@ -76,9 +76,7 @@ def exchanged(op: DialectOp, scope: Scope) -> None:
 
 def _tensor_axis(op: DialectOp, name: str) -> int:
     axis: int = op[name]
-    rank = len(shape_of(op, first_operand(op)))
-    if not 0 <= axis < rank:
-        op.fail(f"{name} = {axis} is outside 0..{rank - 1}")
+    check_dimension(len(shape_of(op, first_operand(op))), axis, name)
     return axis
 
 
@@ -90,22 +88,6 @@ def _quotient(size: int | None, group: int | None) -> int | None:
     return None if size is None or group is None or size % group else size // group
 
 
-def _check_divides(op: DialectOp, dimension: int, size: int | None, group: int | None) -> None:
-    if size is not None and group is not None and size % group:
-        op.fail(f"dimension {dimension} of size {size} does not split into {group} equal pieces")
-
-
 def reduction(op: DialectOp, scope: Scope) -> None:
     """The kind works on what the terms are converted to. `generic` is valid, but names nothing that could be run."""
-    check_kind(op, "reduction", op["reduction"], element_type(op.result))
-
-
-def check_kind(op: DialectOp, attribute: str, kind: str, type_: ir.Type) -> None:
-    """A kind of reduction works on elements of a type."""
-    is_integer = isinstance(type_, (ir.IntegerType, ir.IndexType))
-    if kind in _BITWISE and not is_integer:
-        op.fail(f"{attribute} = {kind} needs integers, got {type_}")
-    if kind in ("max", "min") and isinstance(type_, ir.ComplexType):
-        op.fail(f"{attribute} = {kind} needs ordered values, got {type_}")
-    if kind == "average" and str(type_) == "i1":
-        op.fail(f"{attribute} = average needs numbers, got {type_}")
+    check_element("reduction", op["reduction"], str(element_type(op.result)))
