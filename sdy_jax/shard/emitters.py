@@ -33,7 +33,8 @@ from sdy_jax.shard.meshes import DeviceMesh, device_meshes, mesh_of
 from sdy_jax.shard.pairs import pair_up
 from sdy_jax.shard.scalars import PerDevice, traced
 from sdy_jax.shard.semantics import exchange, halo, movement, queries, reductions
-from sdy_jax.shard.semantics.grid import Axes, Coordinate, Grid, Index
+from sdy_jax.shard.semantics.checks import Axes
+from sdy_jax.shard.semantics.grid import Coordinate, Grid, Index
 from sdy_jax.shard.semantics.layout import Layout
 from sdy_jax.shard.stated_shardings import stated_sharding
 from sdy_jax.shard.view import DialectOp, is_dialect_op, location_of, view

@@ -16,7 +16,8 @@ from sdy_jax.annotate.site import traced_manual_axes
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.runtime.mesh import RefinedMesh
-from sdy_jax.shard.semantics.grid import Axes, Coordinate, Grid
+from sdy_jax.shard.semantics.checks import Axes
+from sdy_jax.shard.semantics.grid import Coordinate, Grid
 
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 AxisNames = int | str | Sequence[int | str]
