@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
+from sdy_jax.loading import load
 from sdy_jax.loading.artifacts import Kind, recognise
 from sdy_jax.passes.device_numbers import renumber_devices
 
@@ -412,7 +413,7 @@ def test_effects_in_order_are_refused():
     artifact = exported(mlp, like(normal(8, 16)), like(WEIGHTS))
     object.__setattr__(artifact, "ordered_effects", ("print",))
     with pytest.raises(sdy.UnsupportedError, match=r"mlp has ordered effects \(print\).*yet; to fix: "):
-        sdy.loading.load._from_exported(artifact, "model.bin", False)
+        load._from_exported(artifact, "model.bin", False)
 
 
 def test_shardings_of_xlas_are_refused(mesh):
@@ -423,7 +424,7 @@ func.func @main(%x: tensor<8xf32> {mhlo.sharding = "{devices=[8]<=[8]}"}) -> ten
     artifact = exported(lambda x: x, like(normal(8)))
     object.__setattr__(artifact, "mlir_module_serialized", text.encode())
     with pytest.raises(sdy.UnsupportedError, match=r"XLA's form \(mhlo.sharding\)"):
-        sdy.loading.load._from_exported(artifact, "model.bin", False)
+        load._from_exported(artifact, "model.bin", False)
 
 
 # What cannot be loaded or called.
