@@ -75,9 +75,8 @@ class RefinedMesh:
         """The groups of devices that differ along `axes` only, which number the members, first axis major."""
         if not self.seats:
             return {"axis_name": self.names(axes), "axis_index_groups": None}
-        count = axes_size(axes, self.mesh)
-        order = np.argsort(block_indices(axes, self.mesh), kind="stable").reshape(count, -1)
-        return {"axis_name": self.axis_names, "axis_index_groups": np.asarray(self.seats)[order.T].tolist()}
+        groups = np.asarray(self.seats)[groups_of_axes(axes, self.mesh)].tolist()
+        return {"axis_name": self.axis_names, "axis_index_groups": groups}
 
     def index(self, axes: Sequence[AxisRef]) -> jax.Array:
         """The running device's position along `axes` (first one major), an int32 scalar."""
@@ -151,3 +150,11 @@ def block_indices(axes: Sequence[AxisRef], mesh: Mesh) -> np.ndarray:
     for axis in axes:
         index = index * axis.size(mesh) + coordinates(axis, mesh)
     return index
+
+
+def groups_of_axes(axes: Sequence[AxisRef], mesh: Mesh) -> np.ndarray:
+    """The groups of positions of `mesh` that differ only along `axes`, which number the members (first axis major).
+
+    Shape `[groups, members]`; groups are in the order of their first members.
+    """
+    return np.argsort(block_indices(axes, mesh), kind="stable").reshape(axes_size(axes, mesh), -1).T

@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import numpy as np
-
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Op
-from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.runtime.mesh import block_indices
+from sdy_jax.runtime.mesh import groups_of_axes as mesh_groups
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -26,9 +25,7 @@ _REPLICAS_TIMES_PARTITIONS = frozenset({"stablehlo.all_reduce", "stablehlo.all_g
 
 def groups_of_axes(axes: Sequence[AxisRef], mesh: Mesh) -> Groups:
     """The groups of all devices that differ only along `axes`, which number the members (first axis major)."""
-    count = axes_size(axes, mesh)
-    order = np.argsort(block_indices(axes, mesh), kind="stable").reshape(count, mesh.size // count)
-    return tuple(sorted(tuple(map(int, group)) for group in order.T))
+    return tuple(map(tuple, mesh_groups(axes, mesh).tolist()))
 
 
 def axes_of_groups(groups: Groups, atoms: Sequence[AxisRef], mesh: Mesh) -> tuple[AxisRef, ...] | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +14,10 @@ from sdy_jax.shard.semantics.checks import Axes, check_axes, check_device
 from sdy_jax.shard.semantics.grid import (
     Coordinate,
     Grid,
-    coordinates_in_group,
     group_device,
     op,
+    peers,
     permute,
-    position,
 )
 from sdy_jax.shard.semantics.movement import entry
 
@@ -62,10 +60,8 @@ def _received(grid: Grid, x: jax.Array, axes: Axes, receiver: int | np.ndarray |
         return x
     if isinstance(receiver, jax.Array):
         raise ShardingError("recv needs a source: destinations that are computed in the run do not say who sends")
-    pairs = [
-        (int(position(grid, range(grid.rank), place)), int(position(grid, range(grid.rank), other)))
-        for place, other in _addressed(grid, axes, receiver)
-    ]
+    devices = peers(grid, axes)
+    pairs = [(device, int(devices[device, to])) for device, to in _known(grid, receiver) if to >= 0]
     receivers = [number for _, number in pairs]
     doubly = next((number for number in receivers if receivers.count(number) > 1), None)
     if doubly is not None:
@@ -74,31 +70,18 @@ def _received(grid: Grid, x: jax.Array, axes: Axes, receiver: int | np.ndarray |
     return permute(grid, x, range(grid.rank), pairs)
 
 
-def _addressed(grid: Grid, axes: Axes, receiver: int | np.ndarray) -> Iterator[tuple[Sequence[int], dict[int, int]]]:
-    """Each device that sends to one of its group, and that one, by their coordinates."""
-    places = list(itertools.product(*map(range, grid.sizes)))
-    for place, index in zip(places, np.broadcast_to(receiver, len(places)), strict=True):
-        if index >= 0:
-            coordinates = coordinates_in_group(grid, axes, int(index))
-            yield place, dict(enumerate(place)) | dict(zip(axes, coordinates, strict=True))
+def _known(grid: Grid, index: int | np.ndarray) -> Iterable[tuple[int, int]]:
+    """A group index that is known before the run, for each device."""
+    return enumerate(np.broadcast_to(index, grid.group_size(range(grid.rank))).tolist())
 
 
 def known_pairs(
     grid: Grid, axes: Axes, senders: int | np.ndarray, receivers: int | np.ndarray
 ) -> list[tuple[int, int]]:
     """Who sends to whom, by linear index, of group indices that are known for each device."""
-    places = list(itertools.product(*map(range, grid.sizes)))
-    senders, receivers = (np.broadcast_to(known, len(places)) for known in (senders, receivers))
-    pairs = []
-    for number, place in enumerate(places):
-        if senders[number] < 0:
-            continue
-        coordinates = coordinates_in_group(grid, axes, int(senders[number]))
-        other = dict(enumerate(place)) | dict(zip(axes, coordinates, strict=True))
-        sender = int(position(grid, range(grid.rank), other))
-        if receivers[sender] == position(grid, axes, place):
-            pairs.append((sender, number))
-    return pairs
+    devices, meant = peers(grid, axes), dict(_known(grid, receivers))
+    named = [(int(devices[device, by]), device) for device, by in _known(grid, senders) if by >= 0]
+    return [(by, device) for by, device in named if meant[by] >= 0 and devices[by, meant[by]] == device]
 
 
 def _here(grid: Grid, index: int | np.ndarray | jax.Array) -> int | jax.Array:

@@ -20,7 +20,7 @@ import numpy as np
 from sdy_jax.errors import ShardingError
 from sdy_jax.lowering.emission import collectives
 from sdy_jax.representation.mesh import AxisRef, axes_size
-from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.runtime.mesh import RefinedMesh, groups_of_axes
 from sdy_jax.shard.semantics import checks
 from sdy_jax.shard.semantics.checks import Axes
 
@@ -113,6 +113,15 @@ def op(function: Callable[Concatenate[Grid, P], R]) -> Callable[Concatenate[Grid
 def permute(grid: Grid, x: jax.Array, axes: Axes, pairs: Sequence[tuple[int, int]]) -> jax.Array:
     """`x` sent from device to device of each group; `pairs` are group indices, sender first."""
     return collectives.sent(x, grid.names([axis for axis in axes if grid.sizes[axis] > 1]), pairs)
+
+
+def peers(grid: Grid, axes: Axes) -> np.ndarray:
+    """The linear indices of the devices in each device's group, in the order of group indices: `[devices, members]`."""
+    groups = groups_of_axes(grid.refs(axes), grid.mesh.mesh)
+    found = np.empty((groups.size, groups.shape[1]), int)
+    for group in groups:
+        found[group] = group
+    return found
 
 
 def group_device(grid: Grid, axes: Axes, device: Sequence[Coordinate]) -> Any:
