@@ -5,8 +5,11 @@ import os
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 if _DEVICE_COUNT not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICE_COUNT}=8".strip()
+# Compiling takes most of the time, and its result runs once.
+os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import ctypes
 import gc
 from collections.abc import Iterator
 
@@ -14,13 +17,20 @@ import jax
 import numpy as np
 import pytest
 
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _caches_cleared() -> Iterator[None]:
-    """What a module has compiled is of no use to the next one, and takes gigabytes by the end."""
+    """What a module has compiled is of no use to the next one, and takes gigabytes by the end.
+
+    glibc keeps what was freed in small pieces unless it is told to give it back.
+    """
     yield
     jax.clear_caches()
     gc.collect()
+    if _TRIM is not None:
+        _TRIM(0)
 
 
 @pytest.fixture(scope="session")

@@ -237,7 +237,7 @@ def fuzz(seed: int) -> bool:
 
 
 def test_random_programs_on_two_orders_return_what_they_return_on_one_device():
-    assert sum(map(fuzz, range(30))) >= 15
+    assert sum(map(fuzz, range(15))) >= 7
 
 
 # Single devices.

@@ -151,8 +151,8 @@ def _first_failing(seed: int) -> str:
 
 
 def test_random_programs_return_what_they_return_on_one_device():
-    counts = check(range(1000, 1060))
-    assert counts["same"] >= 30, counts
+    counts = check(range(1000, 1025))
+    assert counts["same"] >= 12, counts
 
 
 @pytest.mark.slow
