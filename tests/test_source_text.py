@@ -10,6 +10,7 @@ from jax.interpreters import mlir
 
 from sdy_jax.commands.optimize import optimize
 from sdy_jax.text.crash_guards import fatal_mistakes
+from sdy_jax.text.cursor import Cursor
 from sdy_jax.text.modules import Position, SourceError, _blank_locations, parse_module, split_modules
 from sdy_jax.verification import verify_module
 
@@ -84,6 +85,11 @@ def test_what_jaxlib_dies_of_is_an_error(text, context):
 def test_brackets_in_comments_and_strings_close_no_location():
     text = 'return loc(fused["a)", // )\n "b"]) loc("c")'
     assert _blank_locations(text).split() == ["return"]
+
+
+def test_a_comparison_is_no_bracket():
+    text = "{a = affine_set<(d0) : (d0 - 8 <= 0, d0 >= 0)>, b = () -> ()} x"
+    assert Cursor(text, 0).bracket().text == text[1:-3]
 
 
 def nested(depth):

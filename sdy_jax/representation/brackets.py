@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-STRING_OR_COMMENT = r'"(?:[^"\\\n]|\\.)*"|//[^\n]*'
+STRING = r'"(?:[^"\\\n]|\\.)*"'
+COMMENT = r"//[^\n]*"
+STRING_OR_COMMENT = f"{STRING}|{COMMENT}"
+
+NO_BRACKET = rf"{STRING_OR_COMMENT}|->|[<>]="
+"""What is no bracket in MLIR text, where `<` and `>` are brackets too."""
 
 _MARKS = r"(?P<mark>[()\[\]{},])"
-_IN_TEXT = re.compile(rf'"(?:[^"\\\n]|\\.)*"|{_MARKS}')
+_IN_TEXT = re.compile(rf"{STRING}|{_MARKS}")
 _IN_CODE = re.compile(rf"{STRING_OR_COMMENT}|{_MARKS}")
 
 

@@ -10,10 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import numpy as np
-
-from sdy_jax.errors import InternalError
-from sdy_jax.representation.brackets import STRING_OR_COMMENT
+from sdy_jax.representation.brackets import NO_BRACKET, STRING_OR_COMMENT
 from sdy_jax.representation.dialect_rules import RULES
 
 _NEGATIVE_VALUE = re.compile(rf"{STRING_OR_COMMENT}|(?P<found>\b(?:operand|result)--\d+)")
@@ -32,15 +29,13 @@ MOST_NESTED = 256
 """How many brackets may be open at once. Parsers and printers call themselves for what is inside: jaxlib 0.10 overflows
 its stack of 8 MB at somewhere between 3,000 and 10,000 brackets, Python its limit at less than 1,000 regions."""
 
-_NOT_NESTED = re.compile(rf"{STRING_OR_COMMENT}|->|[<>]=")
-_BRACKETS = re.compile(rf"{_NOT_NESTED.pattern}|(?P<open>[(\[{{<])|(?P<close>[)\]}}>])")
-_STEPS = np.array([(chr(code) in "([{<") - (chr(code) in ")]}>") for code in range(256)], np.int8)
+_BRACKETS = re.compile(rf"{NO_BRACKET}|(?P<open>[(\[{{<])|(?P<close>[)\]}}>])")
 
 
 def fatal_mistakes(text: str) -> Iterator[tuple[int, str]]:
     """Where in a text such mistakes are, and what to say of them."""
-    if _depth(text) > MOST_NESTED:
-        yield _too_deep(text), f"more than {MOST_NESTED} brackets are open here; a module must not be nested so deeply"
+    if (deepest := _too_deep(text)) is not None:
+        yield deepest, f"more than {MOST_NESTED} brackets are open here; a module must not be nested so deeply"
     if "propagation_edges" in text:
         yield from _negative_values(text)
         yield from _unknown_meshes(text)
@@ -48,19 +43,14 @@ def fatal_mistakes(text: str) -> Iterator[tuple[int, str]]:
         yield from _manual_on_single_device(text)
 
 
-def _depth(text: str) -> int:
-    """How many brackets are open where most are."""
-    brackets = np.frombuffer(_NOT_NESTED.sub("", text).encode(errors="replace"), np.uint8)
-    return int(np.max(_STEPS[brackets].cumsum(dtype=np.int32), initial=0))
-
-
-def _too_deep(text: str) -> int:
+def _too_deep(text: str) -> int | None:
+    """Where a bracket is opened while as many are as may be."""
     depth = 0
     for match in _BRACKETS.finditer(text):
-        depth += bool(match["open"]) - bool(match["close"])
+        depth += {"open": 1, "close": -1}.get(match.lastgroup or "", 0)
         if depth > MOST_NESTED:
             return match.start()
-    raise InternalError("brackets are counted in two ways")
+    return None
 
 
 def _negative_values(text: str) -> Iterator[tuple[int, str]]:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from sdy_jax.errors import ParseError
-
-STRING = r'"(?:[^"\\\n]|\\.)*"'
-COMMENT = r"//[^\n]*"
+from sdy_jax.representation.brackets import COMMENT, NO_BRACKET, STRING
 
 WORD = re.compile(r"[A-Za-z_][\w$.]*")
 VALUE = re.compile(r"%(?:\d+|[A-Za-z$._-][\w$.-]*)(?:#\d+)?")
@@ -20,7 +18,7 @@ _SPACE = re.compile(rf"(?:\s+|{COMMENT})*")
 _TYPE = re.compile(
     r"[us]?i\d+\b|index\b|none\b|tf32\b|bf16\b|f\d+\w*|(?:tensor|memref|vector|tuple|complex)\b|![A-Za-z_][\w$.]*"
 )
-_IN_BRACKETS = re.compile(rf"{STRING}|{COMMENT}|->|>=|[()\[\]{{}}<>]")
+_IN_BRACKETS = re.compile(rf"{NO_BRACKET}|[()\[\]{{}}<>]")
 _PARTNER = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 

@@ -16,7 +16,7 @@ from jax.interpreters import mlir
 
 from sdy_jax.errors import ParseError, SdyError
 from sdy_jax.representation.attributes import REDUCTION, SAYABLE
-from sdy_jax.representation.brackets import STRING_OR_COMMENT, closing
+from sdy_jax.representation.brackets import STRING, STRING_OR_COMMENT, closing
 from sdy_jax.representation.dialect_rules import DOCUMENTED_RULES, RuleError
 from sdy_jax.representation.sharding import REDUCTION_KINDS
 from sdy_jax.text.crash_guards import fatal_mistakes
@@ -32,9 +32,7 @@ _SEPARATOR_LINE = re.compile(r"^[ \t]*// -----[ \t]*\r?$", re.MULTILINE)
 _CONSEQUENCE = re.compile(r"failed to (parse|infer)\b")
 _LOCATION = re.compile(rf"{STRING_OR_COMMENT}|(?P<alias>#\w+\s*=\s*)?\bloc\(")
 _REDUCTION = re.compile(rf"({'|'.join(REDUCTION_KINDS)})\b(?=\s*[{{\[])")
-_DEVICE_IDS = re.compile(
-    r'"(?:[^"\\\n]|\\.)*"\s*=\s*\d+\s*\]\s*,\s*device_ids\s*=\s*\[(?P<ids>[\d,\s]*)\]|"(?:[^"\\\n]|\\.)*"|//[^\n]*'
-)
+_DEVICE_IDS = re.compile(rf"{STRING}\s*=\s*\d+\s*\]\s*,\s*device_ids\s*=\s*\[(?P<ids>[\d,\s]*)\]|{STRING_OR_COMMENT}")
 
 
 class SourceError(ParseError):

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from sdy_jax.representation.brackets import COMMENT, STRING
 from sdy_jax.text.assembly import canonical, read_pretty
-from sdy_jax.text.cursor import COMMENT, STRING, AssemblyError, Cursor, Span
+from sdy_jax.text.cursor import AssemblyError, Cursor, Span
 from sdy_jax.text.mesh_ops import NOUNS, OPS
 from sdy_jax.text.statement import Statement, generic_form, read_generic
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sdy_jax.text.cursor import STRING, VALUE, WORD, Cursor, Span
+from sdy_jax.representation.brackets import STRING
+from sdy_jax.text.cursor import VALUE, WORD, Cursor, Span
 from sdy_jax.text.kinds import KINDS
 from sdy_jax.text.mesh_ops import ALIASES, PARSED_NAMES, Declaration
 
