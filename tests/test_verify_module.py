@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from dialect_breaks import BREAKS, EDGE, MANUAL, RESULT, VALID, all_ops, broken_in_python, parsed
+from dialect_breaks import BREAKS, EDGE, EDGES, MANUAL, RESULT, VALID, all_ops, broken_in_python, parsed
 from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy
 from jax.interpreters import mlir
 
 from sdy_jax.commands.optimize import optimize
@@ -258,6 +259,26 @@ def test_an_op_without_its_attributes_is_rejected(name):
     create(name, [tanh.results[0]], tanh)
     with pytest.raises(ShardingError, match=name):
         verify_module(module.operation)
+
+
+def test_records_of_propagation_beside_an_unknown_mesh_are_rejected():
+    """jaxlib 0.10 dies of it."""
+    module = parsed(EDGES)
+    (add,) = ops(module, "stablehlo.add")
+    unknown = '#sdy.sharding_per_value<[<@none, [{"a"}, {}]>]>'
+    add.attributes["sdy.sharding"] = ir.Attribute.parse(unknown, module.context)
+    assert rejected(module).startswith("[S2] stablehlo.add, propagation edges: unknown mesh @none; ")
+
+
+def test_inline_meshes_built_in_python_are_verified():
+    module = parsed(RESULT)
+    with module.context:
+        mesh = sdy.MeshAttr.get([sdy.MeshAxisAttr.get("a", 2)], [1, 1])
+        dims = [sdy.DimensionShardingAttr.get([], is_closed=True)] * 2
+        entry = sdy.TensorShardingAttr.get(mesh, dims)
+        (tanh,) = ops(module, "stablehlo.tanh")
+        tanh.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get([entry])
+    assert rejected(module).startswith("[M6] stablehlo.tanh, result 0, inline mesh: ")
 
 
 def test_meshes_belong_to_the_nearest_module():
