@@ -38,10 +38,10 @@ class Boundary:
         refined: RefinedMesh,
         in_shardings: Sequence[TensorSharding],
         out_shardings: Sequence[TensorSharding],
-        terms: Sequence[bool] = (),
+        unreduced: Sequence[bool] = (),
     ):
         self._user_mesh = mesh
-        self._terms = tuple(terms) or (False,) * len(in_shardings)
+        self._unreduced = tuple(unreduced) or (False,) * len(in_shardings)
         self._mesh = auto_mesh(mesh)
         types = zip(mesh.axis_names, mesh.axis_types, strict=True)
         self._explicit = tuple(name for name, kind in types if kind == AxisType.Explicit)
@@ -77,7 +77,7 @@ class Boundary:
 
         if not self._explicit:
             return laid_out(*arguments)
-        given = zip(arguments, self._in, self._terms, strict=True)
+        given = zip(arguments, self._in, self._unreduced, strict=True)
         arguments = [self._stacked(x, s) if is_terms else x for x, s, is_terms in given]
         out = tuple(NamedSharding(self._user_mesh, self._typed_spec(s)) for s in self._out)
         return jax.sharding.auto_axes(laid_out, axes=self._explicit, out_sharding=out)(*arguments)
@@ -92,7 +92,7 @@ class Boundary:
         def on_elements(*some: jax.Array) -> tuple[jax.Array, ...]:
             rest = iter(some)
             full = [next(rest) if g else jnp.empty(x.shape, x.dtype) for x, g in zip(xs, given, strict=True)]
-            full = [x[0] if is_terms else x for x, is_terms in zip(full, self._terms, strict=True)]
+            full = [x[0] if is_terms else x for x, is_terms in zip(full, self._unreduced, strict=True)]
             return tuple(compress(function(*full), made))
 
         with jax.sharding.use_abstract_mesh(self._refined_mesh.abstract_mesh):
@@ -140,7 +140,7 @@ class Boundary:
     def _entering(self, number: int) -> TensorSharding:
         """The sharding of an argument as it enters: partial sums have a leading dimension."""
         sharding = self._in[number]
-        if not self._terms[number]:
+        if not self._unreduced[number]:
             return sharding
         return TensorSharding.closed(sharding.mesh, (sharding.unreduced_axes, *sharding.axes))
 

@@ -15,12 +15,10 @@ import jax
 import numpy as np
 
 from sdy_jax.representation.axes import merge_neighbours, sort_and_merge
-from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import block_indices
-
-Axes = tuple[AxisRef, ...]
 
 
 def on_devices_of(mesh: jax.sharding.Mesh, base: jax.sharding.Mesh) -> Mesh | None:

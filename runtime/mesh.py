@@ -36,14 +36,14 @@ class RefinedMesh:
     """A mesh and, per axis, the atoms it is cut into: `(pre, size)` from major to minor.
 
     `others` are the meshes, by symbol, that have the same axes and the devices in another order. A view of one of them
-    has in `seats` the position on the mesh of the `shard_map` of the device at each of its own; all other positions in
-    this class and outside of it are those of the `shard_map`.
+    has in `device_permutation` the position on the mesh of the `shard_map` of the device at each of its own; all other
+    positions in this class and outside of it are those of the `shard_map`.
     """
 
     mesh: Mesh
     cuts: tuple[tuple[tuple[int, int], ...], ...]
     others: tuple[tuple[str, Mesh], ...] = ()
-    seats: tuple[int, ...] = ()
+    device_permutation: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, mesh: Mesh, axes: Iterable[AxisRef] = ()) -> RefinedMesh:
@@ -67,27 +67,27 @@ class RefinedMesh:
         """The view of the mesh with this symbol; of the mesh of the `shard_map` for every name that is not known."""
         other = next((m for name, m in self.others if name == mesh), None)
         if other is None:
-            return replace(self, seats=()) if self.seats else self
+            return replace(self, device_permutation=()) if self.device_permutation else self
         seat = {device: position for position, device in enumerate(_ids(self.mesh))}
-        return replace(self, seats=tuple(seat[device] for device in _ids(other)))
+        return replace(self, device_permutation=tuple(seat[device] for device in _ids(other)))
 
     def group(self, axes: Sequence[AxisRef]) -> Group:
         """The groups of devices that differ along `axes` only, which number the members, first axis major."""
-        if not self.seats:
+        if not self.device_permutation:
             return {"axis_name": self.names(axes), "axis_index_groups": None}
-        groups = np.asarray(self.seats)[groups_of_axes(axes, self.mesh)].tolist()
+        groups = np.asarray(self.device_permutation)[groups_of_axes(axes, self.mesh)].tolist()
         return {"axis_name": self.axis_names, "axis_index_groups": groups}
 
     def index(self, axes: Sequence[AxisRef]) -> jax.Array:
         """The running device's position along `axes` (first one major), an int32 scalar."""
-        if not self.seats:
+        if not self.device_permutation:
             return jax.lax.axis_index(self.names(axes))
         return jnp.asarray(self.block_indices(axes), jnp.int32)[jax.lax.axis_index(self.axis_names)]
 
     def block_indices(self, axes: Sequence[AxisRef]) -> np.ndarray:
         """`block_indices` of each position of the `shard_map`, also on a view."""
         own = block_indices(axes, self.mesh)
-        return own[np.argsort(self.seats)] if self.seats else own
+        return own[np.argsort(self.device_permutation)] if self.device_permutation else own
 
     def atoms(self, axes: Sequence[AxisRef]) -> tuple[AxisRef, ...]:
         """The atoms that make up a list of axes, major to minor; full axes stay plain."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sdy_jax.lowering.emission.generic import numpy_dtype, stablehlo_op_p
+from sdy_jax.lowering.emission.reemitted import numpy_dtype, stablehlo_op_p
 from sdy_jax.plan.plan import Plan
 from sdy_jax.testing import assert_same
 

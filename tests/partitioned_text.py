@@ -13,8 +13,8 @@ from sharding_dump import parse
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.emit import local_function, used_axes
-from sdy_jax.lowering.emission.generic import numpy_dtype
-from sdy_jax.lowering.placement.partition import partition
+from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.placement.partitioner import partition
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import

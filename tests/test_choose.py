@@ -8,8 +8,8 @@ import pytest
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.lowering.placement.partition import partition
-from sdy_jax.lowering.planning import layouts
+from sdy_jax.lowering.placement.partitioner import partition
+from sdy_jax.lowering.planning import tensor_views
 from sdy_jax.lowering.reshard.cost import CostModel
 
 DOT = '"stablehlo.dot_general"(%a, %b) {{dot_dimension_numbers = #stablehlo.dot<lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [0]>, {out}}} : (tensor<64x128xf32>, tensor<128x32xf32>) -> tensor<64x32xf32>'
@@ -102,6 +102,6 @@ def test_what_is_not_priced_would_not_be_chosen(case, monkeypatch):
             return str(module)
 
     chosen = partitioned()
-    monkeypatch.setattr(layouts, "fastest", lambda *_: 0.0)
-    monkeypatch.setattr(layouts, "least_time", lambda *_: 0.0)
+    monkeypatch.setattr(tensor_views, "fastest", lambda *_: 0.0)
+    monkeypatch.setattr(tensor_views, "least_time", lambda *_: 0.0)
     assert partitioned() == chosen

@@ -767,7 +767,7 @@ def test_the_parser_of_arguments_needs_no_jax():
 
 
 def test_specs_are_those_of_python(mesh):
-    from sdy_jax.commands.specs import parse_shardings, parse_types
+    from sdy_jax.commands.literals import parse_shardings, parse_types
 
     text = "(P('data', None), [P(('data', 'model')), None], {'a': P(P.UNCONSTRAINED), 1: '[{}]'})"
     wanted = (P("data", None), [P(("data", "model")), None], {"a": P(P.UNCONSTRAINED), 1: "[{}]"})

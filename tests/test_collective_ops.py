@@ -27,9 +27,9 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
 from sdy_jax.representation.attributes import SAYABLE
 from sdy_jax.representation.axes import merge_neighbours, sort_and_merge
-from sdy_jax.representation.collectives import SdyCollective, sharding_after
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sdy_collectives import SdyCollective, sharding_after
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify_collectives import STRICT_RULES
 from sdy_jax.text.modules import SourceError, parse_module

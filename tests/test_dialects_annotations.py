@@ -586,8 +586,8 @@ def test_partial_values_are_the_values(kind, type_):
     for found, wanted in zip(run(x, x), (x, x.T, y, zero, y), strict=True):
         np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-6)
     assert not any(value.sharding.unreduced_axes for value in (*run.plan(x, x).arguments, *run.plan(x, x).results))
-    noted = "partial = average [1] is not kept: SDY has no partial averages" in str(run.plan(x, x))
-    assert noted == (kind == "average")
+    recorded = "partial = average [1] is not kept: SDY has no partial averages" in str(run.plan(x, x))
+    assert recorded == (kind == "average")
 
 
 def test_partial_terms_that_an_op_makes_are_kept():

@@ -40,7 +40,7 @@ def _outcome(kind: type[Engine], module: ir.Module, strategy: str) -> tuple[list
     graph, events = Graph(module.operation), []
     engine = kind(graph, strategy=strategy, recorder=events)
     run_by_user_priority(engine, graph)
-    shardings = [engine.sharding(place) for place in range(len(engine.places.places))]
+    shardings = [engine.sharding(value_id) for value_id in range(len(engine.value_ids.values))]
     return shardings, [event[1:] for event in events], [str(op.mlir.name) for op in engine.liveness.dead]
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.loading import load
-from sdy_jax.loading.artifacts import Kind, recognise
+from sdy_jax.loading.artifacts import ArtifactKind, recognise
 from sdy_jax.passes.device_numbers import renumber_devices
 
 pytest.importorskip("flatbuffers")
@@ -239,12 +239,12 @@ def bytecode(text):
 def test_every_kind_of_file_is_recognised():
     artifact = exported(mlp, like(X @ W), like(WEIGHTS))
     kinds = {
-        Kind.TEXT: TEXT.encode(),
-        Kind.BYTECODE: bytecode(TEXT),
-        Kind.PORTABLE: artifact.mlir_module_serialized,
-        Kind.EXPORTED: bytes(artifact.serialize()),
+        ArtifactKind.TEXT: TEXT.encode(),
+        ArtifactKind.BYTECODE: bytecode(TEXT),
+        ArtifactKind.PORTABLE: artifact.mlir_module_serialized,
+        ArtifactKind.EXPORTED: bytes(artifact.serialize()),
     }
-    assert {kind: recognise(data, "") for kind, data in kinds.items()} == {kind: kind for kind in Kind}
+    assert {kind: recognise(data, "") for kind, data in kinds.items()} == {kind: kind for kind in ArtifactKind}
 
 
 def test_bytecode_runs_like_its_text():

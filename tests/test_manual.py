@@ -13,11 +13,11 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.emission import collectives
-from sdy_jax.lowering.emission.collectives import permutation_pairs
+from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.emit import local_function, used_axes
-from sdy_jax.lowering.emission.groups import axes_of_groups, groups_of_axes, spans
-from sdy_jax.lowering.placement.partition import partition
+from sdy_jax.lowering.emission.lax_collectives import permutation_pairs
+from sdy_jax.lowering.emission.replica_groups import axes_of_groups, groups_of_axes, spans
+from sdy_jax.lowering.placement.partitioner import partition
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.manual import apart_along
 from sdy_jax.passes import run_pipeline
@@ -478,13 +478,13 @@ def test_a_permutation_sends_nothing_along_manual_axes():
 
 def test_permutations_inside_are_told_the_manual_axes(mesh_xyz, monkeypatch):
     seen = []
-    plain = collectives.collective_permute
+    plain = lax_collectives.collective_permute
 
     def recording(x, source, target, mesh):
         seen.append((str(source), str(target)))
         return plain(x, source, target, mesh)
 
-    monkeypatch.setattr(collectives, "collective_permute", recording)
+    monkeypatch.setattr(lax_collectives, "collective_permute", recording)
 
     def on_blocks(x):
         mesh = jax.sharding.get_abstract_mesh()

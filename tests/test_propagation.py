@@ -63,6 +63,6 @@ def test_a_recorder_learns_which_axis_came_from_where() -> None:
         engine = propagate(graph, recorder=events)
     first = History(engine, events).steps[0]
     assert first.op.name == "stablehlo.tanh" and first.level == 0
-    assert [engine.places.places[p] for p in first.tensors] == [graph.arguments[0], graph.outputs[0]]
+    assert [engine.value_ids.values[p] for p in first.tensors] == [graph.arguments[0], graph.outputs[0]]
     assert [(str(s.axes[0]), s.source, s.target, s.dim) for s in first.spreads] == [('"a"', 0, 1, 0)]
     assert str(graph.outputs[0].sharding) == '@mesh, [{"a", ?}, {?}]'

@@ -29,8 +29,8 @@ from sdy_jax.representation import (
     parse_sharding,
     parse_shardings,
 )
-from sdy_jax.representation.collectives import SdyCollective, collective_from_attributes
 from sdy_jax.representation.propagation_edges import AxisSpread, EdgeValue, PropagationStep
+from sdy_jax.representation.sdy_collectives import SdyCollective, collective_from_attributes
 from sdy_jax.representation.sharding import per_value
 
 names = st.text(st.characters(codec="utf-8"), max_size=4) | st.sampled_from(['a"b', "a\\b", "é", "x.1.2", "a\n"])

@@ -9,10 +9,10 @@ import pytest
 from reshard_simulator import Simulator
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.reshard import plan as resharding
+from sdy_jax.lowering.reshard import planner as resharding
 from sdy_jax.lowering.reshard.bound import least_time
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.plan import plan_reshard
+from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 

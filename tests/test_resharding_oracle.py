@@ -11,10 +11,10 @@ from reshard_simulator import Simulator
 from test_resharding import mesh_of, random_sharding, sharding
 
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.plan import plan_reshard
+from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.representation.attributes import sharding_from_attribute
-from sdy_jax.representation.collectives import collective_from_attributes
 from sdy_jax.representation.mesh import axes_size
+from sdy_jax.representation.sdy_collectives import collective_from_attributes
 
 MESHES = ("x=8", "x=2 y=4", "x=4 y=2", "x=2 y=2 z=2", "x=2 y=3", "x=4 y=4", "x=2 y=2 z=2 w=2", "x=6 y=2")
 COSTS = CostModel()

@@ -23,7 +23,7 @@ FILES = [
     "test_strategies_indexing",
     "test_reductions",
     "test_deferral",
-    "test_recompute",
+    "test_rematerialize",
     "test_worked_examples",
 ]
 """The first is for TPUs alone; the others are tests on CPU devices, whose programs are compiled for TPUs instead."""

@@ -452,17 +452,17 @@ def test_axes_that_do_not_fit_a_part_of_a_dimension_leave_no_room():
     assert found.because == ('the sharding of %arg0: [{"c", ?}]',)
 
 
-def blocks(text, place, axis, **options):
-    """(reason, tensor in the way) for each op next to the value at `place`, in propagation with these options."""
+def blocks(text, value_id, axis, **options):
+    """(reason, tensor in the way) for each op next to the value at `value_id`, in propagation with these options."""
     module = parse(text)
     graph = Graph(module.operation)
     engine = propagate(graph, compat="shardy", **options)
     blockers, found = Blockers(engine), []
-    for item in blockers.items[engine.places.of(place(graph))]:
-        target = item.places.index(engine.places.of(place(graph)))
-        for factor, source, dim in blockers.neighbours(item, target, 0):
-            if axis_at(blockers.seen(item)[source], dim, axis):
-                block = blockers.block(item, target, factor, source, axis)
+    for entry in blockers.entries[engine.value_ids.of(value_id(graph))]:
+        target = entry.value_ids.index(engine.value_ids.of(value_id(graph)))
+        for factor, source, dim in blockers.neighbours(entry, target, 0):
+            if axis_at(blockers.seen(entry)[source], dim, axis):
+                block = blockers.block(entry, target, factor, source, axis)
                 found.append((block.reason, block.at))
     return found
 

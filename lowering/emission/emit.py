@@ -19,13 +19,13 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
-from sdy_jax.lowering.emission import generic
-from sdy_jax.lowering.emission.collectives import collective_permute
+from sdy_jax.lowering.emission import reemitted
+from sdy_jax.lowering.emission.lax_collectives import collective_permute
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.propagation.edge_shardings import edge_shardings
-from sdy_jax.representation.collectives import KINDS, collective_from_attributes
 from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.sdy_collectives import KINDS, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
@@ -90,13 +90,13 @@ def local_function(graph: Graph, mesh: RefinedMesh) -> Callable[..., tuple[jax.A
 
 def _from_border(x: jax.Array, sharding: TensorSharding | None, mesh: RefinedMesh) -> jax.Array:
     """An argument on its own mesh. It comes with the same axes on the mesh of the `shard_map`."""
-    if sharding is None or not mesh.on(sharding.mesh).seats:
+    if sharding is None or not mesh.on(sharding.mesh).device_permutation:
         return x
     return collective_permute(x, replace(sharding, mesh=mesh.mesh), sharding, mesh)
 
 
 def _to_border(x: jax.Array, sharding: TensorSharding | None, mesh: RefinedMesh) -> jax.Array:
-    if sharding is None or not mesh.on(sharding.mesh).seats:
+    if sharding is None or not mesh.on(sharding.mesh).device_permutation:
         return x
     return collective_permute(x, sharding, replace(sharding, mesh=mesh.mesh), mesh)
 
@@ -146,16 +146,16 @@ class _Emission:
     def _mesh_of(self, shardings: Iterable[TensorSharding | None]) -> RefinedMesh:
         """The view of the mesh that an op runs on; values of other meshes have the same layout on it."""
         views = (self._mesh.on(s.mesh) for s in shardings if s is not None) if self._mesh.others else ()
-        return next((view for view in views if view.seats), self._mesh)
+        return next((view for view in views if view.device_permutation), self._mesh)
 
     def _compute(self, op: Op) -> Sequence[Any]:
         known = self._shardings.get
-        operands_lie, results_lie = tuple(map(known, op.operands)), tuple(map(known, op.results))
-        view, known_arrays = self._mesh_of(results_lie + operands_lie), self._arrays.__getitem__
-        local = LocalOp(op, view, operands_lie, results_lie, self.run_block, known_arrays)
+        operand_shardings, result_shardings = tuple(map(known, op.operands)), tuple(map(known, op.results))
+        view, known_arrays = self._mesh_of(result_shardings + operand_shardings), self._arrays.__getitem__
+        local = LocalOp(op, view, operand_shardings, result_shardings, self.run_block, known_arrays)
         operands = [self._arrays[v] for v in op.operands]
         if op.name in _COLLECTIVES:
             with jax.named_scope(scope_name(op.name, _collective_axes(op), op.source)):
                 return (EMITTERS[op.name](local, *operands),)
-        results = EMITTERS.get(op.name, generic.re_emit)(local, *operands)
+        results = EMITTERS.get(op.name, reemitted.re_emit)(local, *operands)
         return results if isinstance(results, (tuple, list)) else (results,)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sdy_jax.lowering.reshard.plan import Collective
+from sdy_jax.lowering.reshard.planner import Collective
 from sdy_jax.representation.attributes import reduction_attributes
-from sdy_jax.representation.collectives import REDUCING
 from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.sdy_collectives import REDUCING
 
 
 def collective_attributes(step: Collective) -> dict[str, str]:

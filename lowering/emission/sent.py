@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sdy_jax.ir.graph import Value
-from sdy_jax.lowering.emission.collectives import has_native_all_reduce, permutation_pairs
-from sdy_jax.lowering.emission.generic import numpy_dtype
+from sdy_jax.lowering.emission.lax_collectives import has_native_all_reduce, permutation_pairs
+from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.reshard.cost import wire_bytes
-from sdy_jax.lowering.reshard.plan import Collective
+from sdy_jax.lowering.reshard.planner import Collective
 from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -31,7 +31,7 @@ def sent_at_border(value: Value, sharding: TensorSharding, mesh: Mesh, meshes: M
     """What a device sends to bring an argument from `mesh`, that of the `shard_map`, to its own, or a result back."""
     axes = [*(axis for axes in sharding.axes for axis in axes), *sharding.unreduced_axes]
     refined = RefinedMesh.of(mesh, axes).with_meshes(meshes)
-    if not refined.on(sharding.mesh).seats:
+    if not refined.on(sharding.mesh).device_permutation:
         return 0.0
     pairs = permutation_pairs(replace(sharding, mesh=mesh), sharding, refined)
     if all(sender == receiver for sender, receiver in pairs):

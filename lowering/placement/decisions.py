@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.placement.placement import Placement, has_one_user
 from sdy_jax.lowering.placement.trips import times_as_often
-from sdy_jax.lowering.planning.choose import Choice, Problem, Tensor, choose
+from sdy_jax.lowering.planning.choose import Choice, OpProblem, Tensor, choose
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
 from sdy_jax.lowering.strategies.registry import Strategy, strategies_of
@@ -57,7 +57,7 @@ class Decisions:
         self._placement, self._meshes = placement, placement.meshes
         self._rules, self._costs = rules, costs
         self._kinds: dict[object, _Kind | None] = {}
-        self._alike: dict[object, _Kind] = {}
+        self._shared_kinds: dict[object, _Kind] = {}
         self._made: dict[object, Decision] = {}
 
     def of(self, op: Op) -> Decision | None:
@@ -68,12 +68,15 @@ class Decisions:
         placed = self._placement.of(op.operands)
         around = (*placed, *map(self._placement.declared, op.results))
         carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
-        often, copies = self._often(op), self._placement.copies_of(op.operands)
+        executions, materialized = (
+            self._executions_per_operand(op),
+            self._placement.materialized_layouts_of(op.operands),
+        )
         free = self._placement.free_among(op.operands)
-        key = (kind, carried, often, around, copies, free)
+        key = (kind, carried, executions, around, materialized, free)
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = self._decided(op, kind, around, carried, often, copies, free)
+            made = self._made[key] = self._decided(op, kind, around, carried, executions, materialized, free)
         return made
 
     def _kind_of(self, op: Op) -> _Kind | None:
@@ -97,7 +100,7 @@ class Decisions:
         """
         tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
         kind = _Kind(rule, strategies_of(op, rule), tensors)
-        return self._alike.setdefault((kind.rule, kind.strategies, tensors), kind)
+        return self._shared_kinds.setdefault((kind.rule, kind.strategies, tensors), kind)
 
     def _decided(
         self,
@@ -105,35 +108,35 @@ class Decisions:
         kind: _Kind,
         around: Shardings,
         carried: frozenset[int],
-        often: tuple[int, ...],
-        copies: tuple[Shardings, ...],
+        executions: tuple[int, ...],
+        materialized: tuple[Shardings, ...],
         free: frozenset[int],
     ) -> Decision:
         mesh = self._mesh_of(op, around)
         tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, _on_mesh(around, mesh), strict=True)]
-        for number, times in enumerate(often):
-            tensors[number] = tensors[number]._replace(share=1 / times)
-        for number in free:
-            tensors[number] = tensors[number]._replace(share=0.0)
-        for number, found in enumerate(copies):
-            tensors[number] = tensors[number]._replace(copies=_on_mesh(found, mesh))
-        problem = Problem(kind.rule, kind.strategies, tuple(tensors), mesh, self._meshes.base, self._costs, carried)
+        for index, times in enumerate(executions):
+            tensors[index] = tensors[index]._replace(share=1 / times)
+        for index in free:
+            tensors[index] = tensors[index]._replace(share=0.0)
+        for index, found in enumerate(materialized):
+            tensors[index] = tensors[index]._replace(materialized=_on_mesh(found, mesh))
+        problem = OpProblem(kind.rule, kind.strategies, tuple(tensors), mesh, self._meshes.base, self._costs, carried)
         choice = choose(problem)
         shardings = choice.shardings
         if mesh != self._meshes.base_name:
             shardings = tuple([self._meshes.settled(s, s.rank) for s in shardings])
-        alike = all(a is b or a.lies_like(b) for a, b in zip(around, shardings, strict=True))
+        alike = all(a is b or a.same_layout_as(b) for a, b in zip(around, shardings, strict=True))
         return Decision(kind.rule, choice, shardings, alike and not choice.gathered and not choice.inside)
 
-    def _often(self, op: Op) -> tuple[int, ...]:
+    def _executions_per_operand(self, op: Op) -> tuple[int, ...]:
         """Per operand, the op's executions for each time that it is computed; empty where all are 1.
 
         An operand from outside of a loop is resharded once, before the loop, so that costs less.
         """
         if op.block is None or op.block.parent.block is None:
             return ()
-        often = tuple([times_as_often(op, value) for value in op.operands])
-        return often if max(often, default=1) > 1 else ()
+        executions = tuple([times_as_often(op, value) for value in op.operands])
+        return executions if max(executions, default=1) > 1 else ()
 
     def _mesh_of(self, op: Op, around: Shardings) -> str:
         return self._meshes.name_of_op(around, (*op.operands, *op.results))
@@ -159,5 +162,5 @@ def _on_mesh(shardings: Shardings, mesh: str) -> Shardings:
 def _can_pass_on(op: Op, kind: str) -> bool:
     if not has_one_user(op, op.results[0]):
         return False
-    user, number = op.results[0].uses[0]
-    return carries(user, kind, frozenset([number])) is not None
+    user, index = op.results[0].uses[0]
+    return carries(user, kind, frozenset([index])) is not None

@@ -1,7 +1,7 @@
 """The sharding in which the users of each value expect it: the stated one, the declared one, or the one it is made in.
 
 For every value that has been placed, `self[value]` is that sharding. The layouts in which a value is materialized are
-those of `Copies`.
+those of `MaterializedLayouts`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.lowering.placement.copies import Copies
-from sdy_jax.lowering.placement.meshes import Meshes
+from sdy_jax.lowering.placement.base_mesh import ProgramMeshes
+from sdy_jax.lowering.placement.materialized import MaterializedLayouts
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.placement.uneven import uneven
 from sdy_jax.lowering.planning.factors import dividing_prefix
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.plan import ReshardPlan
+from sdy_jax.lowering.reshard.planner import ReshardPlan
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -35,14 +35,14 @@ class Placement:
         rule_of: Callable[[Op], OpShardingRule | None],
         report: PartitionReport,
     ):
-        self.meshes = Meshes(graph, mesh_name)
+        self.meshes = ProgramMeshes(graph, mesh_name)
         self._graph, self._costs, self._report = graph, costs, report
         self._mesh_name, self._mesh = mesh_name, self.meshes.base
         self._placed: dict[Value, TensorSharding] = {}
         self._declared: dict[Value, TensorSharding] = {}
         self._even: dict[tuple[TensorSharding, tuple[int, ...]], tuple[TensorSharding, TensorSharding, str | None]] = {}
         self._replicated: dict[int, TensorSharding] = {}
-        self._copies = Copies(graph, self._placed, self._plan, rule_of, self._mesh, costs, report)
+        self._layouts = MaterializedLayouts(graph, self._placed, self._plan, rule_of, self._mesh, costs, report)
 
     def __getitem__(self, value: Value) -> TensorSharding:
         return self._placed[value]
@@ -51,17 +51,17 @@ class Placement:
         """The sharding in which users expect each of the values."""
         return [self._placed[value] for value in values]
 
-    def copies_of(self, values: Sequence[Value]) -> tuple[tuple[TensorSharding, ...], ...]:
+    def materialized_layouts_of(self, values: Sequence[Value]) -> tuple[tuple[TensorSharding, ...], ...]:
         """The materialized layouts of each value; empty if every value has just the one in which users expect it."""
-        noted = self._copies.noted
-        if noted.isdisjoint(values):
+        tracked = self._layouts.tracked
+        if tracked.isdisjoint(values):
             return ()
-        return tuple([self._copies.of(value) if value in noted else () for value in values])
+        return tuple([self._layouts.of(value) if value in tracked else () for value in values])
 
     def free_among(self, values: Sequence[Value]) -> frozenset[int]:
         """The indices of sharded values that every device can compute in any sharding without communication."""
         split = [n for n, value in enumerate(values) if not self[value].is_fully_replicated]
-        return frozenset([n for n in split if self._copies.is_free(values[n])])
+        return frozenset([n for n in split if self._layouts.is_free(values[n])])
 
     def __contains__(self, value: Value) -> bool:
         return value in self._placed
@@ -130,32 +130,32 @@ class Placement:
 
     def rest(self, op: Op) -> None:
         """Records an op that takes its operands as they are placed and makes its results as they are declared."""
-        if not self._copies.noted.isdisjoint(op.operands):
-            for number, value in enumerate(op.operands):
-                self.require(op, number, self._placed[value])
+        if not self._layouts.tracked.isdisjoint(op.operands):
+            for index, value in enumerate(op.operands):
+                self.require(op, index, self._placed[value])
         for result in op.results:
             self._placed[result] = self._declared[result]
 
-    def require(self, op: Op, number: int, target: TensorSharding) -> None:
-        """Makes operand `number` of `op` available in the target sharding."""
-        value = op.operands[number]
-        current = self._copies.take(value, target, op)
+    def require(self, op: Op, index: int, target: TensorSharding) -> None:
+        """Makes operand `index` of `op` available in the target sharding."""
+        value = op.operands[index]
+        current = self._layouts.take(value, target, op)
         if current is not value.mlir:
-            op.mlir.operands[number] = current
+            op.mlir.operands[index] = current
 
     def forward(self, op: Op, target: TensorSharding) -> None:
         """Lets the operand of an op stand for its result, which its users expect in the target sharding."""
         (operand,), (result,) = op.operands, op.results
         self._placed[result] = target
         if set(target.unreduced_axes) <= set(self._placed[operand].unreduced_axes):
-            self._copies.stand_for(result, operand)
+            self._layouts.alias(result, operand)
         else:  # unreduced along more axes than the operand: the user asks for it
-            self._copies.note(result, target, self._copies.take(operand, target, op))
-        self._copies.state(operand)
+            self._layouts.track(result, target, self._layouts.take(operand, target, op))
+        self._layouts.state(operand)
 
     def keep(self, op: Op, record: CollectiveRecord) -> None:
         """Keeps a collective that the program holds itself, unless its result has no users in the end."""
-        self._copies.keep(op, record)
+        self._layouts.keep(op, record)
 
     def settle(self, op: Op, result: Value, produced: TensorSharding, following: Op) -> None:
         """Records the sharding in which an op produces a result.
@@ -164,29 +164,29 @@ class Placement:
         then reduced once for all of them, right before the op `following`.
         """
         declared = self.declared(result)
-        if produced.lies_like(declared):
+        if produced.same_layout_as(declared):
             self._placed[result] = declared
             return
         self._graph.set_sharding(result, produced)
         self._placed[result] = produced
         if has_one_user(op, result):
             return
-        self._copies.note(result, produced, result.mlir)
+        self._layouts.track(result, produced, result.mlir)
         if produced.unreduced_axes:
-            self._copies.move(result, declared, following, op)
+            self._layouts.move(result, declared, following, op)
         self._placed[result] = declared
 
     def sweep(self) -> None:
         """Erases collectives and rematerialized ops that have no users in the end."""
-        self._copies.sweep()
+        self._layouts.sweep()
 
     def records_behind(self, value: ir.Value) -> list[CollectiveRecord]:
         """The collectives that produced a value as its user takes it."""
-        return self._copies.records_behind(value)
+        return self._layouts.records_behind(value)
 
     def is_erased(self, op: Op) -> bool:
         """Whether an op was erased because nothing used it."""
-        return self._copies.is_erased(op)
+        return self._layouts.is_erased(op)
 
     def _plan(self, value: Value, source: TensorSharding, target: TensorSharding) -> ReshardPlan:
         return self.meshes.plan(value.shape or (), value.itemsize, source, target, self._costs)

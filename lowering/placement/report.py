@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Op, Value
-from sdy_jax.ir.locations import Place, place_of, short_source
+from sdy_jax.ir.locations import SourcePlace, place_of, short_source
 from sdy_jax.lowering.placement.trips import executions
-from sdy_jax.representation.collectives import Said
 from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.sdy_collectives import Said
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -87,7 +87,7 @@ class CollectiveRecord:
         return self.wire_bytes * self.times
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SourcePlace:
         """Where the op comes from that needed it. MLIR takes long to say it, so it says it only when asked."""
         return place_of(self.location)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from sdy_jax.ir.graph import Block, Op, Value
-from sdy_jax.lowering.emission.generic import numpy_dtype
+from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.strategies.monoids import known_scalar
 from sdy_jax.lowering.strategies.registry import is_forwarding
 

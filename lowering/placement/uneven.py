@@ -18,11 +18,11 @@ def uneven(
     type_ = type_text(dtype, shape, stated)
     held = bytes_text(math.prod(even.local_shape(shape, mesh)) * itemsize(dtype))
     for dim, (n, axes, left) in enumerate(zip(shape, stated.axes, even.axes, strict=True)):
-        ways = axes_size(axes, mesh)
-        if not n % ways:
+        shards = axes_size(axes, mesh)
+        if not n % shards:
             continue
         now = f"it is split over {listed_axes(left)} only" if left else "it is not split"
         yield (
-            f"dim {dim} of {name}, {type_}, cannot be split over {listed_axes(axes)}, because {ways} does not divide "
-            f"{n}; {now}, and every device holds {held}. To fix: pad it to {math.ceil(n / ways) * ways}"
+            f"dim {dim} of {name}, {type_}, cannot be split over {listed_axes(axes)}, because {shards} does not divide "
+            f"{n}; {now}, and every device holds {held}. To fix: pad it to {math.ceil(n / shards) * shards}"
         )

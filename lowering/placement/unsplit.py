@@ -72,7 +72,7 @@ class Unsplit:
         """Collects an op without a sharding rule."""
         self._unruled.append((op, [self.report.name(value) for value in op.operands]))
 
-    def tell(self) -> None:
+    def report_notes(self) -> None:
         """Reports the collected ops, after the program was partitioned."""
         for operand in self._operands:
             if not self.placement.is_erased(operand.op):

@@ -14,14 +14,14 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.calls import CALL, callee_of
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.lowering.planning.factors import Axes, factor_axes
+from sdy_jax.lowering.planning.factors import factor_axes
 from sdy_jax.lowering.strategies import strategies_of
 from sdy_jax.lowering.strategies.linearity import carries
 from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored
 from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.axes import overlaps, set_difference, sort_and_merge
 from sdy_jax.representation.dialect_rules import RuleError, fail
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify_collectives import STRICT_RULES
@@ -32,7 +32,7 @@ from sdy_jax.verification.values import location_text
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
+class _Unreduced:
     """The axes along which a value is unreduced, and the reduction kind; no axes: it is not unreduced."""
 
     axes: Axes = ()
@@ -42,7 +42,7 @@ class _Terms:
         return f"unreduced by {self.kind} along {_listed(self.axes)}" if self.axes else "not unreduced"
 
 
-_WHOLE = _Terms()
+_WHOLE = _Unreduced()
 
 
 def verify_partitioned(module: ir.Operation) -> None:
@@ -52,16 +52,16 @@ def verify_partitioned(module: ir.Operation) -> None:
       ShardingError: as `verify_module`; the mistake is the partitioner's.
     """
     verify_collectives_strictly(module)
-    _verify_terms(Graph(module))
+    _verify_unreduced(Graph(module))
 
 
-def _verify_terms(graph: Graph) -> None:
+def _verify_unreduced(graph: Graph) -> None:
     """Verifies V6 to V9 in a module whose collectives are known to be right.
 
     Raises:
       RuleError: the first op where an unreduced value is lost, made up or reduced wrongly; with its location.
     """
-    module = _Module(graph)
+    module = _PartitionedModule(graph)
     for op in [op for function in _running(graph) for op in function.walk()]:
         try:
             module.check(op)
@@ -80,33 +80,33 @@ def _running(graph: Graph) -> list[Op]:
     return found
 
 
-class _Module:
+class _PartitionedModule:
     """The shardings of a module's values, and what the places must have into which values flow."""
 
     def __init__(self, graph: Graph):
         self.meshes = graph.meshes
         self.rules = RuleBook(overrides=False)
         self.shardings: dict[Value, TensorSharding] = {}
-        self.wanted: dict[tuple[Op, int], list[_Terms]] = {}
+        self.wanted: dict[tuple[Op, int], list[_Unreduced]] = {}
         for op in graph.ops:
             self.shardings.update({v: v.sharding for v in op.results if v.sharding is not None})
             for sided in edge_shardings(op):
                 self.shardings.update(dict.fromkeys(sided.edge.targets, sided.targets))
-                self._want(sided.edge.slots, _terms(sided.sources))
+                self._want(sided.edge.slots, _unreduced_of(sided.sources))
         for function in graph.functions.values():
             body = function.blocks[0]
             self.shardings.update({v: v.sharding for v in body.arguments if v.sharding is not None})
-            for number, sharding in enumerate(graph.result_shardings(function)):
-                self._want([(body.terminator, number)], _terms(sharding))
+            for index, sharding in enumerate(graph.result_shardings(function)):
+                self._want([(body.terminator, index)], _unreduced_of(sharding))
         for _, edge in edges_of_calls(graph):
-            self._want(edge.slots, self.terms(edge.owner))
+            self._want(edge.slots, self.unreduced(edge.owner))
 
-    def _want(self, slots: Iterable[tuple[Op, int]], terms: _Terms) -> None:
+    def _want(self, slots: Iterable[tuple[Op, int]], unreduced: _Unreduced) -> None:
         for slot in slots:
-            self.wanted.setdefault(slot, []).append(terms)
+            self.wanted.setdefault(slot, []).append(unreduced)
 
-    def terms(self, value: Value) -> _Terms:
-        return _terms(self.shardings.get(value))
+    def unreduced(self, value: Value) -> _Unreduced:
+        return _unreduced_of(self.shardings.get(value))
 
     def check(self, op: Op) -> None:
         if op.block is None or is_forwarding(op) or is_ignored(op):
@@ -118,61 +118,61 @@ class _Module:
 
     def _check_flow(self, op: Op) -> None:
         """Operands are unreduced as what they flow into; those that decide where to go, not at all."""
-        for number, value in enumerate(op.operands):
-            have = self.terms(value)
-            for want in self.wanted.get((op, number), [_WHOLE]):
+        for index, value in enumerate(op.operands):
+            have = self.unreduced(value)
+            for want in self.wanted.get((op, index), [_WHOLE]):
                 if have != want:
-                    _fail("V6", op, f"operand {number} is {have}, what it flows into is {want}")
+                    _fail("V6", op, f"operand {index} is {have}, what it flows into is {want}")
 
     def _check_plain(self, op: Op) -> None:
-        partial = {i: t for i, v in enumerate(op.operands) if (t := self.terms(v)).axes}
-        made = [self.terms(result) for result in op.results]
+        partial = {i: t for i, v in enumerate(op.operands) if (t := self.unreduced(v)).axes}
+        made = [self.unreduced(result) for result in op.results]
         if len(set(made)) > 1:
             _fail("V9", op, f"its results are {', '.join(map(str, made))}")
         result = made[0] if made else _WHOLE
         mesh = self._mesh_of(op)
         if mesh is None:
             return
-        for number, terms in partial.items():
-            lost = set_difference(terms.axes, result.axes, mesh)
+        for index, unreduced in partial.items():
+            lost = set_difference(unreduced.axes, result.axes, mesh)
             if lost:
-                _fail("V6", op, f"operand {number} is unreduced along {_listed(lost)}, what it makes is not")
-            if terms.kind != result.kind:
-                _fail("V6", op, f"operand {number} is {terms}, what it makes is {result}")
+                _fail("V6", op, f"operand {index} is unreduced along {_listed(lost)}, what it makes is not")
+            if unreduced.kind != result.kind:
+                _fail("V6", op, f"operand {index} is {unreduced}, what it makes is {result}")
         if partial:
             self._check_passing(op, partial)
         own = set_difference(result.axes, [a for t in partial.values() for a in t.axes], mesh)
-        self._check_made(op, _Terms(sort_and_merge(own, mesh), result.kind if own else "sum"), mesh)
+        self._check_made(op, _Unreduced(sort_and_merge(own, mesh), result.kind if own else "sum"), mesh)
 
-    def _check_passing(self, op: Op, partial: Mapping[int, _Terms]) -> None:
-        (first, terms), *others = partial.items()
-        for number, other in others:
-            if other != terms:
-                _fail("V8", op, f"operand {first} is {terms}, operand {number} is {other}")
-        needed = carries(op, terms.kind, frozenset(partial))
+    def _check_passing(self, op: Op, partial: Mapping[int, _Unreduced]) -> None:
+        (first, unreduced), *others = partial.items()
+        for index, other in others:
+            if other != unreduced:
+                _fail("V8", op, f"operand {first} is {unreduced}, operand {index} is {other}")
+        needed = carries(op, unreduced.kind, frozenset(partial))
         if needed != frozenset(partial):
-            which = f"operand {first} is {terms}"
+            which = f"operand {first} is {unreduced}"
             if needed is None:
                 _fail("V8", op, f"{which}, and {op.name} of the terms is not terms of its result")
             whole = sorted(needed - partial.keys())
             _fail("V8", op, f"{which}, operand {whole[0]} is not: it would count once per term")
         for tensor, axes in self._splitting(op):
-            common = [axis for axis in axes if any(overlaps(axis, other) for other in terms.axes)]
+            common = [axis for axis in axes if any(overlaps(axis, other) for other in unreduced.axes)]
             if common:
-                _fail("V8", op, f"operand {first} is {terms}, but {_listed(common)} splits {tensor}")
+                _fail("V8", op, f"operand {first} is {unreduced}, but {_listed(common)} splits {tensor}")
 
     def _splitting(self, op: Op) -> Iterable[tuple[str, Axes]]:
         for what, values in (("operand", op.operands), ("result", op.results)):
-            for number, value in enumerate(values):
+            for index, value in enumerate(values):
                 if value in self.shardings:
-                    yield f"{what} {number}", tuple(a for axes in self.shardings[value].axes for a in axes)
+                    yield f"{what} {index}", tuple(a for axes in self.shardings[value].axes for a in axes)
 
-    def _check_made(self, op: Op, own: _Terms, mesh: Mesh) -> None:
+    def _check_made(self, op: Op, own: _Unreduced, mesh: Mesh) -> None:
         """The result is unreduced, beyond what its operands are, along what the op combines."""
         made = self._made(op, mesh)
         if own in made:
             return
-        could = next((terms for terms in made if terms.axes), _WHOLE)
+        could = next((unreduced for unreduced in made if unreduced.axes), _WHOLE)
         if own.axes == could.axes:
             _fail("V7", op, f"it makes terms of a {could.kind}, its result is {own}")
         extra, missing = (set_difference(a, b, mesh) for a, b in ((own.axes, could.axes), (could.axes, own.axes)))
@@ -180,17 +180,17 @@ class _Module:
             _fail("V7", op, f"its result is unreduced along {_listed(extra)}, along which it combines nothing")
         _fail("V7", op, f"it combines along {_listed(missing)}, its result is not unreduced along that")
 
-    def _made(self, op: Op, mesh: Mesh) -> list[_Terms]:
+    def _made(self, op: Op, mesh: Mesh) -> list[_Unreduced]:
         """What may be left to combine, by each strategy that runs the op split as it is."""
         rule = self.rules.rule_of(op)
         if rule is None:
             return [_WHOLE]
         split = self._split(op, rule, mesh)
-        found: list[_Terms] = []
+        found: list[_Unreduced] = []
         for strategy in strategies_of(op, rule):
             if split.keys() <= strategy.splittable:
                 axes = sort_and_merge([a for f in sorted(strategy.partial) for a in split.get(f, ())], mesh)
-                found.append(_Terms(axes, strategy.reduction if axes else "sum"))
+                found.append(_Unreduced(axes, strategy.reduction if axes else "sum"))
         return found or [_WHOLE]
 
     def _split(self, op: Op, rule: OpShardingRule, mesh: Mesh) -> dict[int, Axes]:
@@ -210,10 +210,10 @@ class _Module:
         return next((mesh for mesh in meshes if not (mesh.is_empty or mesh.is_maximal)), None)
 
 
-def _terms(sharding: TensorSharding | None) -> _Terms:
+def _unreduced_of(sharding: TensorSharding | None) -> _Unreduced:
     if sharding is None or not sharding.unreduced_axes:
         return _WHOLE
-    return _Terms(sharding.unreduced_axes, sharding.reduction)
+    return _Unreduced(sharding.unreduced_axes, sharding.reduction)
 
 
 def _listed(axes: Sequence[object]) -> str:

@@ -15,20 +15,19 @@ from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.emission.sent import sent_by_step
 from sdy_jax.lowering.placement.report import Moved
 from sdy_jax.lowering.reshard.cost import wire_bytes
-from sdy_jax.lowering.reshard.plan import Collective
+from sdy_jax.lowering.reshard.planner import Collective
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.axes import set_difference
-from sdy_jax.representation.collectives import (
+from sdy_jax.representation.mesh import Axes, Mesh, axes_size
+from sdy_jax.representation.sdy_collectives import (
     APPENDING,
     FLAT,
     KINDS,
     REDUCING,
-    Axes,
     SdyCollective,
     collective_from_attributes,
     sharding_after,
 )
-from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify_collectives import verify_counted_once
 
@@ -125,7 +124,7 @@ def _leads(said: SdyCollective, combines: str, source: TensorSharding, target: T
 
 def _permuted(source: TensorSharding, target: TensorSharding, mesh: Mesh) -> Axes:
     """The axes along which a permutation moves blocks; none if every block stays."""
-    if source.lies_like(target):
+    if source.same_layout_as(target):
         return ()
     lists = [axes for sharding in (source, target) for axes in (*sharding.axes, sharding.unreduced_axes)]
     return tuple(dict.fromkeys(axis for axes in lists for axis in axes))

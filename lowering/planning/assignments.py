@@ -10,11 +10,11 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from sdy_jax.lowering.planning.choice import Problem
-from sdy_jax.lowering.planning.factors import Assignment, Axes, are_apart, dividing_prefix, factor_axes, is_contiguous
+from sdy_jax.lowering.planning.choice import OpProblem
+from sdy_jax.lowering.planning.factors import Assignment, are_apart, dividing_prefix, factor_axes, is_contiguous
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import overlaps, truncate_overlaps
-from sdy_jax.representation.mesh import axes_size
+from sdy_jax.representation.mesh import Axes, axes_size
 from sdy_jax.representation.rule import OpShardingRule
 
 Space = list[list[Axes]]
@@ -24,7 +24,7 @@ _MAX_ASSIGNMENTS = 2048
 """Above this many assignments the candidates are pruned to the lists that tensors have in full."""
 
 
-def factor_lists(problem: Problem) -> Space:
+def factor_lists(problem: OpProblem) -> Space:
     """Per factor, the distinct lists that tensors have along it, in tensor order."""
     lists: Space = [[] for _ in problem.rule.factor_sizes]
     for tensor, mapping in zip(problem.tensors, problem.rule.mappings, strict=True):
@@ -44,7 +44,7 @@ def agreed_assignment(lists: Space) -> Assignment | None:
     return tuple([found[0] if found else () for found in lists])
 
 
-def candidates_of(problem: Problem, lists: Space) -> Space:
+def considered_lists(problem: OpProblem, lists: Space) -> Space:
     """The lists considered for each factor, whatever the strategy."""
     sizes, mesh, takers = problem.rule.factor_sizes, problem.mesh, _takers(problem.rule)
     taken = [_movable(problem, f, lists) if f in takers else [] for f in range(len(lists))]
@@ -52,11 +52,11 @@ def candidates_of(problem: Problem, lists: Space) -> Space:
     return [[a for a in found if not n % axes_size(a, mesh)] for n, found in zip(sizes, every, strict=True)]
 
 
-def spaces(problem: Problem, strategy: Strategy, candidates: Space, lists: Space) -> list[Space]:
+def spaces(problem: OpProblem, strategy: Strategy, considered: Space, lists: Space) -> list[Space]:
     """The spaces that a strategy searches: one; where that is too large, one for each of a few assignments."""
-    space = _splittable(strategy, candidates)
+    space = _splittable(strategy, considered)
     if math.prod(map(len, space)) > _MAX_ASSIGNMENTS:
-        full = [[(), *(a for a in found if a and a in known)] for known, found in zip(candidates, lists, strict=True)]
+        full = [[(), *(a for a in found if a and a in known)] for known, found in zip(considered, lists, strict=True)]
         space = _splittable(strategy, full)
     if math.prod(map(len, space)) <= _MAX_ASSIGNMENTS:
         return [space]
@@ -74,7 +74,7 @@ def _takers(rule: OpShardingRule) -> frozenset[int]:
     return frozenset[int]().union(*rule.factors_of[:count]).intersection(*results) if results else frozenset()
 
 
-def _movable(problem: Problem, factor: int, lists: Space) -> list[Axes]:
+def _movable(problem: OpProblem, factor: int, lists: Space) -> list[Axes]:
     """Lists of other factors that this one could take over (by all_to_all), so that the work stays shared out.
 
     They are offered alone and behind what the factor has itself.
@@ -99,7 +99,7 @@ def _leading_parts(found: Sequence[Axes]) -> list[Axes]:
     return list(dict.fromkeys([*parts, *joins])) if joins else parts
 
 
-def _greedy_assignments(problem: Problem, strategy: Strategy, space: Space) -> Iterator[Assignment]:
+def _greedy_assignments(problem: OpProblem, strategy: Strategy, space: Space) -> Iterator[Assignment]:
     """One assignment per factor order start: each factor takes its longest candidate that is still free."""
     count = len(space)
     yield ((),) * count
@@ -115,7 +115,7 @@ def _greedy_assignments(problem: Problem, strategy: Strategy, space: Space) -> I
         yield tuple(taken)
 
 
-def _is_valid(problem: Problem, strategy: Strategy, assignment: Assignment) -> bool:
+def _is_valid(problem: OpProblem, strategy: Strategy, assignment: Assignment) -> bool:
     rule, mesh = problem.rule, problem.mesh
     for factor, axes in enumerate(assignment):
         if axes and (factor not in strategy.splittable or rule.factor_sizes[factor] % axes_size(axes, mesh)):

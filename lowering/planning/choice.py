@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sdy_jax.lowering.planning.factors import Assignment, Axes, are_apart
+from sdy_jax.lowering.planning.factors import Assignment, are_apart
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import sort_and_merge
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -19,14 +19,14 @@ class Tensor(NamedTuple):
 
     `share`: reshards per execution of the op. Below 1 for a value that enters a loop, as it is resharded once before
     the loop; 0 for a value that every device can compute without communication.
-    `copies`: the shardings in which an operand is materialized, if they are not just `sharding`.
+    `materialized`: the shardings in which an operand is materialized, if they are not just `sharding`.
     """
 
     shape: tuple[int, ...]
     itemsize: float
     sharding: TensorSharding
     share: float = 1.0
-    copies: tuple[TensorSharding, ...] = ()
+    materialized: tuple[TensorSharding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class InsideCollective:
     time: float
 
 
-class Way(NamedTuple):
+class Candidate(NamedTuple):
     """A candidate: a strategy with axes for each factor; along the axes `partial`, carried operands stay unreduced."""
 
     strategy: Strategy
@@ -57,7 +57,7 @@ class Choice(NamedTuple):
     inside: tuple[InsideCollective, ...] = ()
 
 
-class Problem(NamedTuple):
+class OpProblem(NamedTuple):
     """One op with the shardings around it. `tensors`: operands, then results with their declared shardings.
 
     `carried`: the indices of the operands that must be unreduced for the results to be unreduced; empty where unreduced

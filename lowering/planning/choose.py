@@ -13,14 +13,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from sdy_jax.lowering.planning.assignments import agreed_assignment, factor_lists
-from sdy_jax.lowering.planning.choice import Choice, InsideCollective, Problem, Tensor, Way
-from sdy_jax.lowering.planning.factors import Assignment, Axes, are_apart
-from sdy_jax.lowering.planning.ways import SLACK, Option, Ways
+from sdy_jax.lowering.planning.candidates import SLACK, BoundedCandidate, Candidates
+from sdy_jax.lowering.planning.choice import Candidate, Choice, InsideCollective, OpProblem, Tensor
+from sdy_jax.lowering.planning.factors import Assignment, are_apart
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import mesh_order
-from sdy_jax.representation.mesh import axes_size
+from sdy_jax.representation.mesh import Axes, axes_size
 
-__all__ = ["Choice", "InsideCollective", "Problem", "Tensor", "Way", "choose"]
+__all__ = ["Candidate", "Choice", "InsideCollective", "OpProblem", "Tensor", "choose"]
 
 # Where all tensors of an op agree, the op runs as they say unless moving them costs less than one half: moving usually
 # replicates work that is shared out now. Half is what an all_gather costs beside an all_reduce of the same value, so a
@@ -31,19 +31,19 @@ Key = tuple[float, int, bool, int, tuple[object, ...]]
 """The order of candidates: by cost, collectives, early reduction, less parallel work, then a unique encoding."""
 
 
-def choose(problem: Problem) -> Choice:
+def choose(problem: OpProblem) -> Choice:
     """The cheapest candidate. Ties go to fewer collectives, later reductions, more parallel work, then the smaller
     encoding."""
     if _is_settled(problem):
         return Choice(tuple([tensor.sharding for tensor in problem.tensors]))
     lists = factor_lists(problem)
-    option = _cheapest_option(problem, Ways(problem, lists), agreed_assignment(lists))
-    splittable = option.way.strategy.splittable
+    bounded = _cheapest_candidate(problem, Candidates(problem, lists), agreed_assignment(lists))
+    splittable = bounded.candidate.strategy.splittable
     gathered = tuple([f for f, found in enumerate(lists) if f not in splittable and any(found)])
-    return Choice(option.shardings(), gathered, option.inside)
+    return Choice(bounded.shardings(), gathered, bounded.inside)
 
 
-def _is_settled(problem: Problem) -> bool:
+def _is_settled(problem: OpProblem) -> bool:
     """Whether the op has one strategy and that can run the op in the given shardings, without any reshard.
 
     That is the usual case, and needs no search. Problems with a sharded dimension of several factors are left to the
@@ -66,7 +66,7 @@ def _is_settled(problem: Problem) -> bool:
     return _runs_apart(problem, strategy, {factor: axes for factor, axes in found.items() if axes})
 
 
-def _runs_apart(problem: Problem, strategy: Strategy, split: Mapping[int, Axes]) -> bool:
+def _runs_apart(problem: OpProblem, strategy: Strategy, split: Mapping[int, Axes]) -> bool:
     """Whether the strategy runs the op under this assignment without collectives and without unreduced results."""
     factors = split.keys()
     if not factors <= strategy.splittable - strategy.partial or any(factors & i.factors for i in strategy.inside):
@@ -76,53 +76,53 @@ def _runs_apart(problem: Problem, strategy: Strategy, split: Mapping[int, Axes])
     return divides and are_apart([a for axes in split.values() for a in axes])
 
 
-def _cheapest_option(problem: Problem, ways: Ways, agreed: Assignment | None) -> Option:
+def _cheapest_candidate(problem: OpProblem, candidates: Candidates, agreed: Assignment | None) -> BoundedCandidate:
     """The cheapest candidate; the assignment on which all tensors agree, where that is not clearly worse."""
-    together = _cheapest(problem, ways.with_assignment(agreed), math.inf) if agreed is not None else None
+    together = _cheapest(problem, candidates.with_assignment(agreed), math.inf) if agreed is not None else None
     if together is not None and together[0][1] == 0:
         return together[1]  # nothing has to move, and the work is shared out as the values are
-    stays = together is not None and together[1].way.strategy.work is None
+    stays = together is not None and together[1].candidate.strategy.work is None
     limit = math.inf if together is None else together[0][0] / (_CLEAR_WIN if stays else 1.0)
-    best = _cheapest(problem, ways.options(limit), limit)
+    best = _cheapest(problem, candidates.candidates(limit), limit)
     if together and (best is None or (stays and together[0][0] <= _CLEAR_WIN * best[0][0])):
         return together[1]
     assert best is not None
     return best[1]
 
 
-Priced = tuple[Key, Option]
+Priced = tuple[Key, BoundedCandidate]
 
 
-def _cheapest(problem: Problem, options: Sequence[Option], limit: float) -> Priced | None:
+def _cheapest(problem: OpProblem, candidates: Sequence[BoundedCandidate], limit: float) -> Priced | None:
     """The cheapest candidate; None if all cost more than the limit.
 
     Candidates are priced in the order of their lower bounds, until a bound exceeds the best price: most are never
     priced. The first wins ties.
     """
     best: tuple[Key, int] | None = None
-    for number in sorted(range(len(options)), key=lambda i: options[i].least):
-        if options[number].least > limit * SLACK:
+    for number in sorted(range(len(candidates)), key=lambda i: candidates[i].least):
+        if candidates[number].least > limit * SLACK:
             break
-        priced = _priced(problem, options[number], limit)
+        priced = _priced(problem, candidates[number], limit)
         if priced is not None and (best is None or (priced, number) < best):
             best = (priced, number)
             limit = min(limit, priced[0])
-    return (best[0], options[best[1]]) if best else None
+    return (best[0], candidates[best[1]]) if best else None
 
 
-def _priced(problem: Problem, option: Option, limit: float) -> Key | None:
+def _priced(problem: OpProblem, bounded: BoundedCandidate, limit: float) -> Key | None:
     """The sort key of a candidate; None as soon as its cost is known to exceed the limit."""
-    way, least = option.way, option.least
-    cost, steps = sum([collective.time for collective in option.inside]), len(option.inside)
-    for tensor, bound in zip(option.tensors, option.bounds, strict=True):
+    candidate, least = bounded.candidate, bounded.least
+    cost, steps = sum([collective.time for collective in bounded.inside]), len(bounded.inside)
+    for tensor, bound in zip(bounded.tensors, bounded.bounds, strict=True):
         if bound is None:
             continue
-        paid, count = tensor.reshard(way)
+        paid, count = tensor.reshard(candidate)
         cost += paid
         steps += count
         least += paid - bound
         if least > limit * SLACK:
             return None
-    parallelism = math.prod(axes_size(axes, problem.mesh) for axes in way.assignment)
-    encoded = tuple(tuple(mesh_order(problem.mesh, a) for a in axes) for axes in way.assignment)
-    return cost + option.work, steps, not way.partial, -parallelism, encoded
+    parallelism = math.prod(axes_size(axes, problem.mesh) for axes in candidate.assignment)
+    encoded = tuple(tuple(mesh_order(problem.mesh, a) for a in axes) for axes in candidate.assignment)
+    return cost + bounded.work, steps, not candidate.partial, -parallelism, encoded

@@ -12,10 +12,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from sdy_jax.representation.axes import merge_neighbours, overlaps
-from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.mesh import Axes, AxisRef, Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 
-Axes = tuple[AxisRef, ...]
 Assignment = tuple[Axes, ...]
 """Per factor of a rule, the axes that it is sharded along."""
 

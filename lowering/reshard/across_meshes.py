@@ -14,9 +14,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.plan import Collective, ReshardPlan, plan_reshard
-from sdy_jax.representation.collectives import SdyCollective
+from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan, plan_reshard
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.device_orders import common_part, hold_the_same
 
@@ -58,7 +58,7 @@ def _coincide(source: TensorSharding, target: TensorSharding, meshes: tuple[Mesh
 
 
 def _renamed(sharding: TensorSharding) -> Collective:
-    """The step that says on which mesh a value lies that lies on several."""
+    """A permute that sends nothing, and states on which of several equal meshes a value is sharded."""
     return Collective(SdyCollective("collective_permute"), sharding, 0.0)
 
 

@@ -14,21 +14,21 @@ from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 
 
-class Layout(NamedTuple):
+class AxisLayout(NamedTuple):
     """The parts of a sharding that the bound depends on: axes per dimension, and unreduced axes."""
 
     axes: tuple[tuple[AxisRef, ...], ...]
     unreduced_axes: tuple[AxisRef, ...]
 
 
-Placement = TensorSharding | Layout
+AnyLayout = TensorSharding | AxisLayout
 
 
 def least_time(
     shape: tuple[int, ...],
     itemsize: float,
-    source: Placement,
-    target: Placement,
+    source: AnyLayout,
+    target: AnyLayout,
     mesh: Mesh,
     costs: CostModel,
 ) -> float:
@@ -44,7 +44,7 @@ def fastest(wire: float, mesh: Mesh, costs: CostModel) -> float:
     return wire / max(costs.bandwidth_of(axis.name) for axis in mesh.axes) if wire and costs.bandwidth else wire
 
 
-def _least_bytes(whole: float, source: Placement, target: Placement, mesh: Mesh) -> float:
+def _least_bytes(whole: float, source: AnyLayout, target: AnyLayout, mesh: Mesh) -> float:
     if source.unreduced_axes:
         return _least_to_reduce(whole, source, target, mesh)
     if target.unreduced_axes:
@@ -87,7 +87,7 @@ def _parted(have: Sequence[AxisRef], want: Sequence[AxisRef]) -> bool:
     return False
 
 
-def _least_to_reduce(whole: float, source: Placement, target: Placement, mesh: Mesh) -> float:
+def _least_to_reduce(whole: float, source: AnyLayout, target: AnyLayout, mesh: Mesh) -> float:
     """The bound where the source is unreduced.
 
     At best, g devices reduce_scatter the smallest block b that all other axes can make, which sends (1 - 1/g) b bytes

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from sdy_jax.lowering.reshard.problem import Axes, Problem, State, Step, atoms_of, mask_of
+from sdy_jax.lowering.reshard.problem import Atoms, ReshardProblem, ReshardStep, State, atoms_of, mask_of
 
 Lists = list[list[int]]
 
 
-def greedy(problem: Problem) -> list[Step] | None:
+def greedy(problem: ReshardProblem) -> list[ReshardStep] | None:
     """Steps from source to target, or None where this order of steps does not get there."""
     steps = _reduced(problem)
     state = steps[-1].state if steps else problem.source
@@ -30,25 +30,25 @@ def greedy(problem: Problem) -> list[Step] | None:
     return steps if state == problem.target and legal else None
 
 
-def last_resort(problem: Problem) -> list[Step]:
+def last_resort(problem: ReshardProblem) -> list[ReshardStep]:
     """Reduce, gather everything and slice again: always possible, never cheap."""
     steps = _reduced(problem)
     unreduced = steps[-1].state.unreduced if steps else problem.source.unreduced
     empty = State(((),) * len(problem.shape), unreduced)
     sharded = problem.used(steps[-1].state if steps else problem.source) & ~unreduced
     if sharded:
-        steps.append(Step("all_gather", sharded, empty))
+        steps.append(ReshardStep("all_gather", sharded, empty))
     if problem.reorders:
-        steps.append(Step("collective_permute", 0, empty))
+        steps.append(ReshardStep("collective_permute", 0, empty))
     if problem.to_unreduce:
         empty = State(empty.dims, unreduced | problem.to_unreduce)
-        steps.append(Step("replicated_to_unreduced", problem.to_unreduce, empty))
+        steps.append(ReshardStep("replicated_to_unreduced", problem.to_unreduce, empty))
     if problem.sliceable:
-        steps.append(Step("all_slice", problem.sliceable, problem.target))
+        steps.append(ReshardStep("all_slice", problem.sliceable, problem.target))
     return steps
 
 
-def _reduced(problem: Problem) -> list[Step]:
+def _reduced(problem: ReshardProblem) -> list[ReshardStep]:
     """Scatter what the target wants next in a dimension, all-reduce the rest."""
     steps, state = [], problem.source
     for dim, want in enumerate(problem.target.dims):
@@ -58,14 +58,14 @@ def _reduced(problem: Problem) -> list[Step]:
             if not problem.to_reduce & state.unreduced >> atom & 1 or not problem.fits(dim, longer):
                 break
             state = state.with_dim(dim, longer, state.unreduced & ~(1 << atom))
-            steps.append(Step("reduce_scatter", 1 << atom, state))
+            steps.append(ReshardStep("reduce_scatter", 1 << atom, state))
     rest = state.unreduced & problem.to_reduce
     if rest:
-        steps.append(Step("all_reduce", rest, State(state.dims, state.unreduced & ~rest)))
+        steps.append(ReshardStep("all_reduce", rest, State(state.dims, state.unreduced & ~rest)))
     return steps
 
 
-def _goal(problem: Problem) -> tuple[Axes, ...]:
+def _goal(problem: ReshardProblem) -> tuple[Atoms, ...]:
     """The target's dimensions, and behind them the atoms that become unreduced in their dimension."""
     goal = []
     for dim, want in enumerate(problem.target.dims):
@@ -74,25 +74,25 @@ def _goal(problem: Problem) -> tuple[Axes, ...]:
     return tuple(goal)
 
 
-def _unreduced(problem: Problem, state: State) -> list[Step]:
+def _unreduced(problem: ReshardProblem, state: State) -> list[ReshardStep]:
     steps = []
     spare = problem.to_unreduce & ~problem.used(state)
     if spare:
         state = State(state.dims, state.unreduced | spare)
-        steps.append(Step("replicated_to_unreduced", spare, state))
+        steps.append(ReshardStep("replicated_to_unreduced", spare, state))
     dims = tuple(tuple(a for a in axes if not problem.to_unreduce >> a & 1) for axes in state.dims)
     if dims != state.dims:
         group = problem.used(state) & ~state.unreduced & problem.to_unreduce
-        steps.append(Step("sharded_to_unreduced", group, State(dims, state.unreduced | group)))
+        steps.append(ReshardStep("sharded_to_unreduced", group, State(dims, state.unreduced | group)))
     return steps
 
 
-def _common(have: Axes, want: Axes) -> int:
+def _common(have: Atoms, want: Atoms) -> int:
     """The length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
 
 
-def _open_parts(state: State, goal: tuple[Axes, ...]) -> tuple[list[Axes], list[Axes]]:
+def _open_parts(state: State, goal: tuple[Atoms, ...]) -> tuple[list[Atoms], list[Atoms]]:
     """Per dimension, the atoms to remove and the atoms to add behind the common prefix."""
     cuts = [_common(have, want) for have, want in zip(state.dims, goal, strict=True)]
     present = [have[c:] for have, c in zip(state.dims, cuts, strict=True)]
@@ -100,7 +100,7 @@ def _open_parts(state: State, goal: tuple[Axes, ...]) -> tuple[list[Axes], list[
     return present, missing
 
 
-def _slice(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+def _slice(problem: ReshardProblem, state: State, goal: tuple[Atoms, ...]) -> list[ReshardStep]:
     """Slices missing atoms that are unused: in their own dimension while it has room, else in any that has."""
     present, missing = _open_parts(state, goal)
     sizes = [(problem.product(i), problem.product(o)) for i, o in zip(present, missing, strict=True)]
@@ -113,10 +113,10 @@ def _slice(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]
     for atom in pool:
         _place(problem, dims, room, range(len(dims)), atom)
     after = State(tuple(map(tuple, dims)), state.unreduced)
-    return [Step("all_slice", problem.used(after) & ~used, after)] if after != state else []
+    return [ReshardStep("all_slice", problem.used(after) & ~used, after)] if after != state else []
 
 
-def _place(problem: Problem, dims: Lists, room: list[int], choice: tuple[int, ...] | range, atom: int) -> bool:
+def _place(problem: ReshardProblem, dims: Lists, room: list[int], choice: tuple[int, ...] | range, atom: int) -> bool:
     for dim in choice:
         if room[dim] % problem.sizes[atom] == 0 and problem.fits(dim, (*dims[dim], atom)):
             dims[dim].append(atom)
@@ -125,19 +125,19 @@ def _place(problem: Problem, dims: Lists, room: list[int], choice: tuple[int, ..
     return False
 
 
-def _permute(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+def _permute(problem: ReshardProblem, state: State, goal: tuple[Atoms, ...]) -> list[ReshardStep]:
     if not _needs_permute(problem, state, goal):
         return []
     after = _rebuilt(problem, state, goal)
-    return [] if after is None or after == state else [Step("collective_permute", 0, after)]
+    return [] if after is None or after == state else [ReshardStep("collective_permute", 0, after)]
 
 
-def _reorder(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+def _reorder(problem: ReshardProblem, state: State, goal: tuple[Atoms, ...]) -> list[ReshardStep]:
     """The permute to the other order of the devices, which moves what else a permute would."""
-    return _permute(problem, state, goal) or [Step("collective_permute", 0, state)]
+    return _permute(problem, state, goal) or [ReshardStep("collective_permute", 0, state)]
 
 
-def _needs_permute(problem: Problem, state: State, goal: tuple[Axes, ...]) -> bool:
+def _needs_permute(problem: ReshardProblem, state: State, goal: tuple[Atoms, ...]) -> bool:
     present, missing = _open_parts(state, goal)
     sizes = problem.sizes
     if any(i and o and sizes[i[0]] == sizes[o[0]] for i, o in zip(present, missing, strict=True)):
@@ -153,7 +153,7 @@ def _needs_permute(problem: Problem, state: State, goal: tuple[Axes, ...]) -> bo
     return state.dims != goal
 
 
-def _rebuilt(problem: Problem, state: State, goal: tuple[Axes, ...]) -> State | None:
+def _rebuilt(problem: ReshardProblem, state: State, goal: tuple[Atoms, ...]) -> State | None:
     """A state with the same shard counts, and the atoms where the target has them."""
     present, missing = _open_parts(state, goal)
     room = [problem.product(i) for i in present]
@@ -187,7 +187,7 @@ def _front(_: list[int]) -> int:
 
 
 def _take(
-    problem: Problem,
+    problem: ReshardProblem,
     tails: Lists,
     room: list[int],
     choice: Iterable[int],
@@ -202,18 +202,18 @@ def _take(
             return
 
 
-def _exchange_in_place(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+def _exchange_in_place(problem: ReshardProblem, state: State, goal: tuple[Atoms, ...]) -> list[ReshardStep]:
     return _exchanges(problem, state, goal, in_place=True)
 
 
-def _exchange_anywhere(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+def _exchange_anywhere(problem: ReshardProblem, state: State, goal: tuple[Atoms, ...]) -> list[ReshardStep]:
     return _exchanges(problem, state, goal, in_place=False)
 
 
-def _exchanges(problem: Problem, state: State, goal: tuple[Axes, ...], in_place: bool) -> list[Step]:
+def _exchanges(problem: ReshardProblem, state: State, goal: tuple[Atoms, ...], in_place: bool) -> list[ReshardStep]:
     """All_to_alls of maximal suffixes that are wanted in one other dimension (and, at first, land in place there)."""
     home = {atom: dim for dim, axes in enumerate(goal) for atom in axes}
-    steps: list[Step] = []
+    steps: list[ReshardStep] = []
     while (step := _next_exchange(problem, state, goal, home, in_place)) and len(steps) < len(problem.sizes):
         steps.append(step)
         state = step.state
@@ -221,8 +221,8 @@ def _exchanges(problem: Problem, state: State, goal: tuple[Axes, ...], in_place:
 
 
 def _next_exchange(
-    problem: Problem, state: State, goal: tuple[Axes, ...], home: dict[int, int], in_place: bool
-) -> Step | None:
+    problem: ReshardProblem, state: State, goal: tuple[Atoms, ...], home: dict[int, int], in_place: bool
+) -> ReshardStep | None:
     present, _ = _open_parts(state, goal)
     for src, atoms in enumerate(present):
         for cut in range(len(atoms)):
@@ -234,11 +234,11 @@ def _next_exchange(
             longer = state.dims[tgt] + moved
             if problem.fits(tgt, longer) and (not in_place or goal[tgt][: len(longer)] == longer):
                 kept = state.dims[src][: len(state.dims[src]) - len(moved)]
-                return Step("all_to_all", mask_of(moved), state.with_dim(src, kept).with_dim(tgt, longer))
+                return ReshardStep("all_to_all", mask_of(moved), state.with_dim(src, kept).with_dim(tgt, longer))
     return None
 
 
-def _gather(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step]:
+def _gather(problem: ReshardProblem, state: State, goal: tuple[Atoms, ...]) -> list[ReshardStep]:
     """Gather, in every dimension at once, the suffix that nothing wants."""
     wanted = mask_of(a for axes in goal for a in axes)
     present, _ = _open_parts(state, goal)
@@ -247,4 +247,4 @@ def _gather(problem: Problem, state: State, goal: tuple[Axes, ...]) -> list[Step
         idle = next((i for i, a in enumerate(reversed(atoms)) if wanted >> a & 1), len(atoms))
         dims.append(axes[: len(axes) - idle])
     after = State(tuple(dims), state.unreduced)
-    return [Step("all_gather", problem.used(state) & ~problem.used(after), after)] if after != state else []
+    return [ReshardStep("all_gather", problem.used(state) & ~problem.used(after), after)] if after != state else []

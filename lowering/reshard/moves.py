@@ -1,7 +1,7 @@
 """The moves of the reshard search: every collective that may follow, or precede, a state.
 
-All states that are yielded divide their tensor evenly and respect the memory cap (`Problem.min_shards`), given that the
-state they come from does. Permutes are not moves: the search adds them between its two halves.
+All states that are yielded divide their tensor evenly and respect the memory cap (`ReshardProblem.min_shards`), given
+that the state they come from does. Permutes are not moves: the search adds them between its two halves.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from sdy_jax.lowering.reshard.problem import Problem, State, Step, atoms_of, mask_of
+from sdy_jax.lowering.reshard.problem import ReshardProblem, ReshardStep, State, atoms_of, mask_of
 
 MAX_PARAMS = 3
 """Pairs of dimensions that one all_to_all may exchange; more never paid in the sampled reshards."""
 
 
-def moves_from(problem: Problem, state: State) -> Iterator[Step]:
+def moves_from(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     """The steps that lead from `state` to another state."""
     shards = problem.shards(state)
     yield from _slices(problem, state)
@@ -25,7 +25,7 @@ def moves_from(problem: Problem, state: State) -> Iterator[Step]:
     yield from _gathers(problem, state, shards)
 
 
-def moves_into(problem: Problem, state: State) -> Iterator[Step]:
+def moves_into(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     """The steps that lead from another state (the one in the step) to `state`."""
     shards = problem.shards(state)
     yield from _slices_undone(problem, state, shards)
@@ -35,12 +35,12 @@ def moves_into(problem: Problem, state: State) -> Iterator[Step]:
     yield from _gathers_undone(problem, state)
 
 
-def _slices(problem: Problem, state: State) -> Iterator[Step]:
+def _slices(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     for atom in atoms_of(problem.sliceable & ~problem.used(state)):
-        yield from (Step("all_slice", 1 << atom, s) for s in _appended(problem, state, atom, state.unreduced))
+        yield from (ReshardStep("all_slice", 1 << atom, s) for s in _appended(problem, state, atom, state.unreduced))
 
 
-def _appended(problem: Problem, state: State, atom: int, unreduced: int) -> Iterator[State]:
+def _appended(problem: ReshardProblem, state: State, atom: int, unreduced: int) -> Iterator[State]:
     """The atom at the end of each dimension that has room for it."""
     for dim, axes in enumerate(state.dims):
         longer = (*axes, atom)
@@ -48,13 +48,13 @@ def _appended(problem: Problem, state: State, atom: int, unreduced: int) -> Iter
             yield state.with_dim(dim, longer, unreduced)
 
 
-def _reductions(problem: Problem, state: State) -> Iterator[Step]:
+def _reductions(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     open_atoms = atoms_of(state.unreduced & problem.to_reduce)
     for atom in open_atoms:
         rest = state.unreduced & ~(1 << atom)
-        yield from (Step("reduce_scatter", 1 << atom, s) for s in _appended(problem, state, atom, rest))
+        yield from (ReshardStep("reduce_scatter", 1 << atom, s) for s in _appended(problem, state, atom, rest))
     for mask in _subsets(open_atoms):
-        yield Step("all_reduce", mask, State(state.dims, state.unreduced & ~mask))
+        yield ReshardStep("all_reduce", mask, State(state.dims, state.unreduced & ~mask))
 
 
 def _subsets(atoms: list[int]) -> Iterator[int]:
@@ -62,16 +62,16 @@ def _subsets(atoms: list[int]) -> Iterator[int]:
         yield from (mask_of(chosen) for chosen in combinations(atoms, count))
 
 
-def _unreductions(problem: Problem, state: State, shards: int) -> Iterator[Step]:
+def _unreductions(problem: ReshardProblem, state: State, shards: int) -> Iterator[ReshardStep]:
     for atom in atoms_of(problem.to_unreduce & ~problem.used(state)):
-        yield Step("replicated_to_unreduced", 1 << atom, State(state.dims, state.unreduced | 1 << atom))
+        yield ReshardStep("replicated_to_unreduced", 1 << atom, State(state.dims, state.unreduced | 1 << atom))
     for dim, axes in enumerate(state.dims):
         if axes and problem.to_unreduce >> axes[-1] & 1 and shards // problem.sizes[axes[-1]] >= problem.min_shards:
             bit = 1 << axes[-1]
-            yield Step("sharded_to_unreduced", bit, state.with_dim(dim, axes[:-1], state.unreduced | bit))
+            yield ReshardStep("sharded_to_unreduced", bit, state.with_dim(dim, axes[:-1], state.unreduced | bit))
 
 
-def _exchanges(problem: Problem, state: State) -> Iterator[Step]:
+def _exchanges(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     """All all_to_alls; the inverse of one is another, so these are the moves of both directions."""
     singles = []
     for src, axes in enumerate(state.dims):
@@ -85,50 +85,50 @@ def _exchanges(problem: Problem, state: State) -> Iterator[Step]:
                 yield _exchange(state, chosen)
 
 
-def _exchange(state: State, chosen: tuple[tuple, ...]) -> Step:
+def _exchange(state: State, chosen: tuple[tuple, ...]) -> ReshardStep:
     dims, group = list(state.dims), 0
     for src, tgt, kept, moved in chosen:
         dims[src] = kept
         dims[tgt] = state.dims[tgt] + moved
         group |= mask_of(moved)
-    return Step("all_to_all", group, State(tuple(dims), state.unreduced))
+    return ReshardStep("all_to_all", group, State(tuple(dims), state.unreduced))
 
 
-def _gathers(problem: Problem, state: State, shards: int) -> Iterator[Step]:
+def _gathers(problem: ReshardProblem, state: State, shards: int) -> Iterator[ReshardStep]:
     for dim, axes in enumerate(state.dims):
         for cut in range(len(axes) - 1, -1, -1):
             if shards // problem.product(axes[cut:]) < problem.min_shards:
                 break
-            yield Step("all_gather", mask_of(axes[cut:]), state.with_dim(dim, axes[:cut]))
+            yield ReshardStep("all_gather", mask_of(axes[cut:]), state.with_dim(dim, axes[:cut]))
 
 
-def _slices_undone(problem: Problem, state: State, shards: int) -> Iterator[Step]:
+def _slices_undone(problem: ReshardProblem, state: State, shards: int) -> Iterator[ReshardStep]:
     for dim, axes in enumerate(state.dims):
         if axes and problem.sliceable >> axes[-1] & 1 and shards // problem.sizes[axes[-1]] >= problem.min_shards:
-            yield Step("all_slice", 1 << axes[-1], state.with_dim(dim, axes[:-1]))
+            yield ReshardStep("all_slice", 1 << axes[-1], state.with_dim(dim, axes[:-1]))
 
 
-def _reductions_undone(problem: Problem, state: State, shards: int) -> Iterator[Step]:
+def _reductions_undone(problem: ReshardProblem, state: State, shards: int) -> Iterator[ReshardStep]:
     for dim, axes in enumerate(state.dims):
         if axes and problem.to_reduce >> axes[-1] & 1 and shards // problem.sizes[axes[-1]] >= problem.min_shards:
             bit = 1 << axes[-1]
-            yield Step("reduce_scatter", bit, state.with_dim(dim, axes[:-1], state.unreduced | bit))
+            yield ReshardStep("reduce_scatter", bit, state.with_dim(dim, axes[:-1], state.unreduced | bit))
     for mask in _subsets(atoms_of(problem.to_reduce & ~problem.used(state))):
-        yield Step("all_reduce", mask, State(state.dims, state.unreduced | mask))
+        yield ReshardStep("all_reduce", mask, State(state.dims, state.unreduced | mask))
 
 
-def _unreductions_undone(problem: Problem, state: State) -> Iterator[Step]:
+def _unreductions_undone(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     for atom in atoms_of(problem.to_unreduce & state.unreduced):
         rest = state.unreduced & ~(1 << atom)
-        yield Step("replicated_to_unreduced", 1 << atom, State(state.dims, rest))
-        yield from (Step("sharded_to_unreduced", 1 << atom, s) for s in _appended(problem, state, atom, rest))
+        yield ReshardStep("replicated_to_unreduced", 1 << atom, State(state.dims, rest))
+        yield from (ReshardStep("sharded_to_unreduced", 1 << atom, s) for s in _appended(problem, state, atom, rest))
 
 
-def _gathers_undone(problem: Problem, state: State) -> Iterator[Step]:
+def _gathers_undone(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     """What precedes is a permute, which may rename: one unused atom of each sort stands for all."""
     sorts: dict[tuple, int] = {}
     for atom in atoms_of(problem.all_atoms & ~problem.used(state)):
         role = (problem.to_reduce >> atom & 1, problem.to_unreduce >> atom & 1)
         sorts.setdefault((problem.sizes[atom], problem.bandwidths[atom], role), atom)
     for atom in sorts.values():
-        yield from (Step("all_gather", 1 << atom, s) for s in _appended(problem, state, atom, state.unreduced))
+        yield from (ReshardStep("all_gather", 1 << atom, s) for s in _appended(problem, state, atom, state.unreduced))

@@ -15,22 +15,22 @@ from typing import NamedTuple
 
 from sdy_jax.lowering.reshard.cost import CostModel
 
-Axes = tuple[int, ...]
+Atoms = tuple[int, ...]
 
 
 class State(NamedTuple):
     """Atoms per dimension, major to minor, and the set of unreduced atoms as a bit mask."""
 
-    dims: tuple[Axes, ...]
+    dims: tuple[Atoms, ...]
     unreduced: int
 
-    def with_dim(self, dim: int, axes: Axes, unreduced: int | None = None) -> State:
+    def with_dim(self, dim: int, axes: Atoms, unreduced: int | None = None) -> State:
         dims = self.dims
         mask = self.unreduced if unreduced is None else unreduced
         return State((*dims[:dim], axes, *dims[dim + 1 :]), mask)
 
 
-class Step(NamedTuple):
+class ReshardStep(NamedTuple):
     """A collective by its kind, the atoms it communicates over, and the state it leads to."""
 
     kind: str
@@ -72,7 +72,7 @@ def atoms_of(mask: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ReshardProblem:
     """Take a tensor of `shape` from `source` to `target`.
 
     `sizes` and `bandwidths` are per atom. `min_shards` is the memory cap: no state may have fewer shards in all.
@@ -91,7 +91,7 @@ class Problem:
     min_shards: int = 1
     reorders: bool = False
     divides: bool = True
-    _products: dict[Axes, int] = field(default_factory=dict, compare=False, repr=False)
+    _products: dict[Atoms, int] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def total_bytes(self) -> float:
@@ -130,7 +130,7 @@ class Problem:
         """Atoms that shard a dimension or are unreduced."""
         return state.unreduced | mask_of(a for axes in state.dims for a in axes)
 
-    def product(self, axes: Axes) -> int:
+    def product(self, axes: Atoms) -> int:
         """The number of shards that a list of atoms makes."""
         if axes not in self._products:
             self._products[axes] = math.prod(self.sizes[a] for a in axes)
@@ -145,7 +145,7 @@ class Problem:
     def local_bytes(self, state: State) -> float:
         return self.total_bytes / self.shards(state)
 
-    def fits(self, dim: int, axes: Axes) -> bool:
+    def fits(self, dim: int, axes: Atoms) -> bool:
         """The dimension divides into that many shards."""
         return self.shape[dim] % self.product(axes) == 0
 

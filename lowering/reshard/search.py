@@ -2,10 +2,10 @@
 
 One permute is all a plan can need: atoms of equal size are renamed by it, so a later permute can be folded into the
 earlier one. Hence two halves. Backwards from the target, Dijkstra notes for each (shard counts, unreduced set) the
-cheapest continuation after a permute, which may pick any atoms: names do not matter there. Forwards, A* with the
-lower bound of `Problem.bound` either reaches the target or, from any state, permutes into that table. Where the order
-of the devices changes it has to permute, at a state that is not unreduced: the orders have different groups.
-Both halves drop whatever costs more than a plan already known.
+cheapest continuation after a permute, which may pick any atoms: names do not matter there. Forwards, A* with the lower
+bound of `ReshardProblem.bound` either reaches the target or, from any state, permutes into that table. Where the order
+of the devices changes it has to permute, at a state that is not unreduced: the orders have different groups. Both
+halves drop whatever costs more than a plan already known.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from sdy_jax.lowering.reshard.moves import moves_from, moves_into
-from sdy_jax.lowering.reshard.problem import FREE, MERGEABLE, Price, Problem, State, Step
+from sdy_jax.lowering.reshard.problem import FREE, MERGEABLE, Price, ReshardProblem, ReshardStep, State
 
-Layout = tuple[tuple[int, ...], int]
+PermuteKey = tuple[tuple[int, ...], int]
 """Shard counts per dimension, and the unreduced set: what a permute keeps."""
 
 BUDGET = 500
@@ -32,10 +32,10 @@ class _Half:
     """One half of the search: the price of each state reached so far, and the step that leads there."""
 
     prices: dict[State, Price] = field(default_factory=dict)
-    steps: dict[State, tuple[Step, State] | None] = field(default_factory=dict)
+    steps: dict[State, tuple[ReshardStep, State] | None] = field(default_factory=dict)
     done: set[State] = field(default_factory=set)
 
-    def improve(self, state: State, price: Price, step: Step | None, neighbour: State) -> bool:
+    def improve(self, state: State, price: Price, step: ReshardStep | None, neighbour: State) -> bool:
         """Records a path to `state`; False where one as cheap is known."""
         if state in self.done or (state in self.prices and self.prices[state] <= price):
             return False
@@ -60,7 +60,7 @@ class _Limit:
         return time > self.time * _SLACK or wire_bytes > self.wire_bytes * _SLACK
 
 
-def search(problem: Problem, known: Price | None = None, budget: int = BUDGET) -> list[Step] | None:
+def search(problem: ReshardProblem, known: Price | None = None, budget: int = BUDGET) -> list[ReshardStep] | None:
     """The cheapest steps from source to target; None where there are none within the cap, `known` or the budget."""
     infinite = float("inf")
     limit = _Limit(known.time, known.wire_bytes) if known else _Limit(infinite, infinite)
@@ -73,20 +73,20 @@ def search(problem: Problem, known: Price | None = None, budget: int = BUDGET) -
     steps = _path_to(forward, state)
     if continued is not None:
         if continued.dims != state.dims or problem.reorders:
-            steps.append(Step("collective_permute", 0, continued))
+            steps.append(ReshardStep("collective_permute", 0, continued))
         steps.extend(_path_from(backward, continued))
     return steps
 
 
-def _step_price(problem: Problem, step: Step, before: State, after: State, neighbour_kind: str) -> Price:
+def _step_price(problem: ReshardProblem, step: ReshardStep, before: State, after: State, neighbour_kind: str) -> Price:
     price = problem.price(step.kind, step.group, before, after)
     if step.kind == neighbour_kind and step.kind in MERGEABLE:
         return Price(price.time, price.wire_bytes, 0, 0)
     return price
 
 
-def _continuations(problem: Problem, limit: _Limit, budget: int) -> tuple[_Half, dict[Layout, State]]:
-    table: dict[Layout, State] = {}
+def _continuations(problem: ReshardProblem, limit: _Limit, budget: int) -> tuple[_Half, dict[PermuteKey, State]]:
+    table: dict[PermuteKey, State] = {}
     half, order = _Half(), count()
     half.improve(problem.target, FREE, None, problem.target)
     heap: list[tuple[Price, int, State]] = [(FREE, next(order), problem.target)]
@@ -108,7 +108,7 @@ def _continuations(problem: Problem, limit: _Limit, budget: int) -> tuple[_Half,
     return half, table
 
 
-def _with_permute(problem: Problem, cost: Price, state: State) -> tuple[float, float]:
+def _with_permute(problem: ReshardProblem, cost: Price, state: State) -> tuple[float, float]:
     """Time and bytes of every plan whose permute leads to `state` or, through it, further back.
 
     Going back, the permute gets cheaper only where the tensor gets smaller: by undoing a gather, which costs at least
@@ -121,7 +121,7 @@ def _with_permute(problem: Problem, cost: Price, state: State) -> tuple[float, f
 
 
 def _forward(
-    problem: Problem, limit: _Limit, half: _Half, table: dict[Layout, State], backward: _Half, budget: int
+    problem: ReshardProblem, limit: _Limit, half: _Half, table: dict[PermuteKey, State], backward: _Half, budget: int
 ) -> tuple[State, State | None] | None:
     """Where the best plan leaves the forward half: at the target, or at a state and its continuation."""
     order = count()
@@ -153,13 +153,13 @@ def _forward(
     return None
 
 
-def _remaining(problem: Problem, state: State) -> Price:
+def _remaining(problem: ReshardProblem, state: State) -> Price:
     """A lower bound for the price that remains."""
     wire = problem.bound(state)
     return Price(wire / problem.fastest, wire, 1 if wire else 0, 0 if state == problem.target else 1)
 
 
-def _path_to(half: _Half, state: State) -> list[Step]:
+def _path_to(half: _Half, state: State) -> list[ReshardStep]:
     steps = []
     while (found := half.steps[state]) is not None:
         step, state = found
@@ -167,9 +167,9 @@ def _path_to(half: _Half, state: State) -> list[Step]:
     return steps[::-1]
 
 
-def _path_from(half: _Half, state: State) -> list[Step]:
+def _path_from(half: _Half, state: State) -> list[ReshardStep]:
     steps = []
     while (found := half.steps[state]) is not None:
         step, state = found
-        steps.append(Step(step.kind, step.group, state))
+        steps.append(ReshardStep(step.kind, step.group, state))
     return steps

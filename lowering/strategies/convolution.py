@@ -11,13 +11,13 @@ import jax
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission.generic import re_emit
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.dot import precision, without_padding
 from sdy_jax.lowering.strategies.monoids import sum_kind
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.attributes import ConvolutionDimensionNumbers, convolution_dimension_numbers, padding
+from sdy_jax.rules.op_attributes import ConvolutionDimensionNumbers, convolution_dimension_numbers, padding
 
 
 @strategies("stablehlo.convolution")

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission.generic import numpy_dtype, re_emit
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
 from sdy_jax.lowering.strategies.monoids import sum_kind
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.attributes import dot_dimension_numbers
+from sdy_jax.rules.op_attributes import dot_dimension_numbers
 
 
 @strategies("stablehlo.dot", "stablehlo.dot_general")

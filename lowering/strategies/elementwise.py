@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from sdy_jax.lowering.emission.generic import numpy_dtype, re_emit
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
 from sdy_jax.rules.elementwise_table import ELEMENTWISE, NUMBERS
 
 

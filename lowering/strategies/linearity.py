@@ -19,7 +19,7 @@ def _every(op: Op, partial: Operands) -> Operands:
     return frozenset(range(len(op.operands)))
 
 
-def _terms(op: Op, partial: Operands) -> Operands:
+def _summands(op: Op, partial: Operands) -> Operands:
     return partial | {i for i, value in enumerate(op.operands) if not is_identity(value, "sum")}
 
 
@@ -28,7 +28,7 @@ def _updated(op: Op, partial: Operands) -> Operands | None:
 
 
 def _branches(op: Op, partial: Operands) -> Operands | None:
-    return None if 0 in partial else _terms(op, partial) - {0}
+    return None if 0 in partial else _summands(op, partial) - {0}
 
 
 def _one_factor(op: Op, partial: Operands) -> Operands | None:
@@ -40,7 +40,7 @@ def _numerator(op: Op, partial: Operands) -> Operands | None:
 
 
 def _summed(op: Op, partial: Operands) -> Operands | None:
-    return _terms(op, partial) if reduction_kind(op.blocks[0]) == "sum" else None
+    return _summands(op, partial) if reduction_kind(op.blocks[0]) == "sum" else None
 
 
 def _is_inexact(dtype: str) -> bool:
@@ -50,7 +50,7 @@ def _is_inexact(dtype: str) -> bool:
 _WANTED: dict[Linear, Callable[[Op, Operands], Operands | None]] = {
     Linear.DATA: _data,
     Linear.EVERY: _every,
-    Linear.TERMS: _terms,
+    Linear.SUMMANDS: _summands,
     Linear.BRANCHES: _branches,
     Linear.ONE_FACTOR: _one_factor,
     Linear.NUMERATOR: _numerator,

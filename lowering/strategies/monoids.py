@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sdy_jax.ir.graph import Block, Value
-from sdy_jax.lowering.emission import collectives
-from sdy_jax.lowering.emission.generic import numpy_dtype
+from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.strategies.creation import constant_value
 
 _KINDS = {
@@ -92,7 +92,7 @@ def _term(value: Value, names: dict[Value, str], terms: dict[str, int]) -> str:
 
 def identity(kind: str, dtype: str) -> np.ndarray:
     """The value that changes nothing: 0 for a sum, -inf for the maximum of floats."""
-    return collectives.identity(kind, numpy_dtype(dtype))
+    return lax_collectives.identity(kind, numpy_dtype(dtype))
 
 
 def is_identity(value: Value, kind: str) -> bool:

@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission import collectives
-from sdy_jax.lowering.emission.generic import re_emit
+from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.monoids import identity, is_identity, known_scalar, reduction_kind
 from sdy_jax.lowering.strategies.registry import Inside, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import has_padding, is_leader, mask_padding
@@ -77,7 +77,7 @@ def _by_kind(
             leader = is_leader(local, axes)
             once = [jnp.where(leader, x, e) for x, e in zip(inits, neutral, strict=True)]
             found = re_emit(local, *inputs, *neutral)
-            return [collectives.combined(kind, x, y) for x, y in zip(once, found, strict=True)]
+            return [lax_collectives.combined(kind, x, y) for x, y in zip(once, found, strict=True)]
     if plain and len(inputs) == 1 and _is_exact(kind, op.operands[0].dtype):
         return [_LAX[kind](inputs[0], dims)]
     return re_emit(local, *inputs, *inits)
@@ -127,7 +127,7 @@ def _from_everywhere(
     def combine(terms: Sequence[jax.Array]) -> Sequence[jax.Array]:
         return lax.reduce(tuple(terms), tuple(inits), body, (0,))
 
-    return collectives.all_reduce_by(partials, axes, combine, local.mesh)
+    return lax_collectives.all_reduce_by(partials, axes, combine, local.mesh)
 
 
 def _from_once(
@@ -145,7 +145,7 @@ def _from_once(
         total = lax.reduce(tuple(flagged), (jnp.array(True), *inits), body, (0,))
         return total if padded else total[1:]
 
-    found = collectives.all_reduce_by(partials if padded else partials[1:], axes, combine, local.mesh)
+    found = lax_collectives.all_reduce_by(partials if padded else partials[1:], axes, combine, local.mesh)
     return found[1:] if padded else found
 
 

@@ -20,9 +20,9 @@ from functools import lru_cache
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.representation.attributes import rule_from_attribute
-from sdy_jax.representation.collectives import Said
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sdy_collectives import Said
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.registry import names
 
@@ -91,11 +91,11 @@ REJECTED = {
 """Ops and custom call targets that cannot run on shards at all, with what to do instead."""
 
 StrategyFunction = Callable[[Op, OpShardingRule], list[Strategy]]
-Check = Callable[[Op, Mesh], str | None]
+OpCheck = Callable[[Op, Mesh], str | None]
 SentFunction = Callable[[Op, Mesh, Sequence[TensorSharding]], list[Sent]]
 """`sent(op, mesh, shardings)`, with the shardings of the operands."""
 
-CHECKS: dict[str, Check] = {}
+CHECKS: dict[str, OpCheck] = {}
 SENT: dict[str, SentFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
 REMATERIALIZABLE: set[str] = set()
@@ -113,10 +113,10 @@ def strategies(*names: str) -> Callable[[StrategyFunction], StrategyFunction]:
     return register
 
 
-def check(*names: str) -> Callable[[Check], Check]:
+def check(*names: str) -> Callable[[OpCheck], OpCheck]:
     """Registers what may be wrong with ops of these names on the program's mesh."""
 
-    def register(function: Check) -> Check:
+    def register(function: OpCheck) -> OpCheck:
         for name in names:
             assert name not in CHECKS, f"two checks for {name}"
             CHECKS[name] = function

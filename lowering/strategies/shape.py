@@ -6,8 +6,8 @@ import jax
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission.generic import numpy_dtype, re_emit
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, rematerializable, strategies
 from sdy_jax.representation.rule import OpShardingRule
 

@@ -9,8 +9,8 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from sdy_jax.ir.graph import Graph, Op
-from sdy_jax.lowering.emission.generic import numpy_dtype, re_emit
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
 from sdy_jax.lowering.strategies.monoids import expression
 from sdy_jax.runtime.apart import apart
 

@@ -8,12 +8,12 @@ import jax
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission.generic import re_emit
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.monoids import identity, is_identity, reduction_kind
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.attributes import window
+from sdy_jax.rules.op_attributes import window
 
 
 @strategies("stablehlo.reduce_window", "stablehlo.select_and_scatter")

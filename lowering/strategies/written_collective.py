@@ -20,19 +20,19 @@ from jax.extend.mlir.dialects import func
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.lowering.emission import collectives
-from sdy_jax.lowering.emission.generic import stablehlo_op_p
-from sdy_jax.lowering.emission.groups import axes_of_groups, device_groups, device_pairs, spans
+from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
+from sdy_jax.lowering.emission.reemitted import stablehlo_op_p
+from sdy_jax.lowering.emission.replica_groups import axes_of_groups, device_groups, device_pairs, spans
 from sdy_jax.lowering.emission.sent import all_reduce_bytes, gathered_bytes
 from sdy_jax.lowering.reshard.cost import wire_bytes
 from sdy_jax.lowering.strategies.manual import manual_axes_around
 from sdy_jax.lowering.strategies.monoids import reduction_kind
 from sdy_jax.lowering.strategies.registry import Sent, check, sends
 from sdy_jax.representation.axes import braces
-from sdy_jax.representation.collectives import Said
 from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sdy_collectives import Said
 from sdy_jax.representation.sharding import TensorSharding
 
 _GROUPED = (
@@ -89,7 +89,7 @@ def _check_partition_id(op: Op, mesh: Mesh) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Team:
+class _ReplicaGroup:
     """The replica groups of a collective, in lax's terms: all devices along `names`, or `groups` of mesh positions."""
 
     size: int
@@ -98,12 +98,12 @@ class _Team:
     groups: list[list[int]] | None
 
 
-def _team(local: LocalOp) -> _Team:
+def _replica_group(local: LocalOp) -> _ReplicaGroup:
     groups = device_groups(local.op, local.mesh.mesh)
     axes = axes_of_groups(groups, local.mesh.all_atoms, local.mesh.mesh)
     if axes is None:
-        return _Team(len(groups[0]), None, local.mesh.axis_names, [list(group) for group in groups])
-    return _Team(len(groups[0]), axes, local.mesh.names(axes), None)
+        return _ReplicaGroup(len(groups[0]), None, local.mesh.axis_names, [list(group) for group in groups])
+    return _ReplicaGroup(len(groups[0]), axes, local.mesh.names(axes), None)
 
 
 @sends(*_GROUPED)
@@ -150,7 +150,7 @@ def _whole_axes(mesh: Mesh) -> list[AxisRef]:
     return [AxisRef(name) for name in mesh.axis_names]
 
 
-Exchange = Callable[[LocalOp, _Team, jax.Array], jax.Array]
+Exchange = Callable[[LocalOp, _ReplicaGroup, jax.Array], jax.Array]
 
 
 def _collective(name: str) -> Callable[[Exchange], Exchange]:
@@ -160,11 +160,11 @@ def _collective(name: str) -> Callable[[Exchange], Exchange]:
         @emitter(name)
         @functools.wraps(exchange)
         def emit(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
-            team = _team(local)
-            if team.size == 1:
+            group = _replica_group(local)
+            if group.size == 1:
                 return list(operands)
-            with jax.named_scope(scope_name(local.op.name, team.axes or (), local.op.source)):
-                return [exchange(local, team, x) for x in operands]
+            with jax.named_scope(scope_name(local.op.name, group.axes or (), local.op.source)):
+                return [exchange(local, group, x) for x in operands]
 
         return exchange
 
@@ -172,52 +172,52 @@ def _collective(name: str) -> Callable[[Exchange], Exchange]:
 
 
 @_collective("stablehlo.all_reduce")
-def _all_reduce(local: LocalOp, team: _Team, x: jax.Array) -> jax.Array:
+def _all_reduce(local: LocalOp, group: _ReplicaGroup, x: jax.Array) -> jax.Array:
     kind = reduction_kind(local.op.blocks[0])
-    if kind is not None and team.axes is not None:
-        return collectives.all_reduce(x, team.axes, kind, local.mesh)
+    if kind is not None and group.axes is not None:
+        return lax_collectives.all_reduce(x, group.axes, kind, local.mesh)
     if kind == "sum":
-        return lax.psum(x, team.names, axis_index_groups=team.groups)
-    return _folded(local, lax.all_gather(x, team.names, axis_index_groups=team.groups, axis=0, tiled=False))
+        return lax.psum(x, group.names, axis_index_groups=group.groups)
+    return _folded(local, lax.all_gather(x, group.names, axis_index_groups=group.groups, axis=0, tiled=False))
 
 
 @_collective("stablehlo.reduce_scatter")
-def _reduce_scatter(local: LocalOp, team: _Team, x: jax.Array) -> jax.Array:
+def _reduce_scatter(local: LocalOp, group: _ReplicaGroup, x: jax.Array) -> jax.Array:
     dim, kind = local.op.int("scatter_dimension"), reduction_kind(local.op.blocks[0])
-    if kind is not None and team.axes is not None:
-        return collectives.reduce_scatter(x, _lists(x, dim, team.axes), kind, local.mesh)
-    parts = x.reshape(*x.shape[:dim], team.size, x.shape[dim] // team.size, *x.shape[dim + 1 :])
-    terms = lax.all_to_all(parts, team.names, dim, dim, axis_index_groups=team.groups, tiled=True)
-    return _folded(local, jnp.moveaxis(terms, dim, 0))
+    if kind is not None and group.axes is not None:
+        return lax_collectives.reduce_scatter(x, _lists(x, dim, group.axes), kind, local.mesh)
+    parts = x.reshape(*x.shape[:dim], group.size, x.shape[dim] // group.size, *x.shape[dim + 1 :])
+    partials = lax.all_to_all(parts, group.names, dim, dim, axis_index_groups=group.groups, tiled=True)
+    return _folded(local, jnp.moveaxis(partials, dim, 0))
 
 
 @_collective("stablehlo.all_gather")
-def _all_gather(local: LocalOp, team: _Team, x: jax.Array) -> jax.Array:
+def _all_gather(local: LocalOp, group: _ReplicaGroup, x: jax.Array) -> jax.Array:
     dim = local.op.int("all_gather_dim")
-    if team.axes is not None:
-        return collectives.all_gather(x, _lists(x, dim, team.axes), local.mesh)
-    return lax.all_gather(x, team.names, axis_index_groups=team.groups, axis=dim, tiled=True)
+    if group.axes is not None:
+        return lax_collectives.all_gather(x, _lists(x, dim, group.axes), local.mesh)
+    return lax.all_gather(x, group.names, axis_index_groups=group.groups, axis=dim, tiled=True)
 
 
 @_collective("stablehlo.all_to_all")
-def _all_to_all(local: LocalOp, team: _Team, x: jax.Array) -> jax.Array:
+def _all_to_all(local: LocalOp, group: _ReplicaGroup, x: jax.Array) -> jax.Array:
     split, concat = local.op.int("split_dimension"), local.op.int("concat_dimension")
-    if team.axes is not None:
-        return collectives.all_to_all(x, [(team.axes, concat, split)], local.mesh)
-    return lax.all_to_all(x, team.names, split, concat, axis_index_groups=team.groups, tiled=True)
+    if group.axes is not None:
+        return lax_collectives.all_to_all(x, [(group.axes, concat, split)], local.mesh)
+    return lax.all_to_all(x, group.names, split, concat, axis_index_groups=group.groups, tiled=True)
 
 
 @_collective("stablehlo.collective_broadcast")
-def _collective_broadcast(local: LocalOp, team: _Team, x: jax.Array) -> jax.Array:
+def _collective_broadcast(local: LocalOp, group: _ReplicaGroup, x: jax.Array) -> jax.Array:
     """The first device of each group sends to the others."""
-    return lax.all_gather(x, team.names, axis_index_groups=team.groups, axis=0, tiled=False)[0]
+    return lax.all_gather(x, group.names, axis_index_groups=group.groups, axis=0, tiled=False)[0]
 
 
 @emitter("stablehlo.collective_permute")
 def _collective_permute(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     pairs = device_pairs(local.op, local.mesh.mesh)
     with jax.named_scope(scope_name(local.op.name, (), local.op.source)):
-        return [collectives.sent(x, local.mesh.axis_names, pairs) for x in operands]
+        return [lax_collectives.sent(x, local.mesh.axis_names, pairs) for x in operands]
 
 
 @emitter("stablehlo.partition_id")
@@ -238,10 +238,10 @@ def _lists(x: jax.Array, dim: int, axes: tuple[AxisRef, ...]) -> list[tuple[Axis
     return [axes if d == dim else () for d in range(x.ndim)]
 
 
-def _folded(local: LocalOp, terms: jax.Array) -> jax.Array:
+def _folded(local: LocalOp, partials: jax.Array) -> jax.Array:
     """The partial results along dimension 0, reduced by the collective's own region, first to last."""
-    combine = _elementwise_region(local.op, terms[0])
-    return functools.reduce(combine, [terms[i] for i in range(terms.shape[0])])
+    combine = _elementwise_region(local.op, partials[0])
+    return functools.reduce(combine, [partials[i] for i in range(partials.shape[0])])
 
 
 def _elementwise_region(op: Op, example: jax.Array) -> Callable[[jax.Array, jax.Array], jax.Array]:

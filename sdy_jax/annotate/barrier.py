@@ -9,7 +9,7 @@ import jax
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.annotate.identity import Parameters, identity_primitive
+from sdy_jax.annotate.identity import PrimitiveParameters, identity_primitive
 from sdy_jax.annotate.site import Site, create, emission
 from sdy_jax.errors import ShardingError
 
@@ -47,11 +47,11 @@ def propagation_barrier(x: Any, allowed_direction: str = "NONE") -> Any:
     return jax.tree.map(lambda leaf: propagation_barrier_p.bind(leaf, allowed_direction=allowed_direction), x)
 
 
-def _unchanged(parameters: Parameters, position: int, axes: Sequence[str] | None) -> Parameters:
+def _unchanged(parameters: PrimitiveParameters, position: int, axes: Sequence[str] | None) -> PrimitiveParameters:
     return parameters
 
 
-def _reversed(parameters: Parameters) -> Parameters:
+def _reversed(parameters: PrimitiveParameters) -> PrimitiveParameters:
     return {"allowed_direction": _REVERSED[parameters["allowed_direction"]]}
 
 
@@ -59,6 +59,6 @@ propagation_barrier_p = identity_primitive("propagation_barrier", batched=_uncha
 
 
 @emission(propagation_barrier_p)
-def _emit(site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, *, allowed_direction: str) -> list[ir.Value]:
+def _emit_barrier(site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, *, allowed_direction: str) -> list[ir.Value]:
     direction = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), _CODES[allowed_direction])
     return [create("sdy.propagation_barrier", x, allowed_direction=direction)]

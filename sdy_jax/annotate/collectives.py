@@ -24,21 +24,21 @@ from jax.interpreters import mlir
 
 from sdy_jax.annotate.arguments import match_prefix
 from sdy_jax.annotate.constraints import sharding_here, stated_here
-from sdy_jax.annotate.identity import Parameters, identity_primitive
+from sdy_jax.annotate.identity import PrimitiveParameters, identity_primitive
 from sdy_jax.annotate.site import Site, create, current_mesh, emission
 from sdy_jax.annotate.specs import Stated, check_reduction, with_dimension
 from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.representation.attributes import REDUCTION, sharding_attributes
-from sdy_jax.representation.collectives import PER_DIMENSION, Axes, SdyCollective
-from sdy_jax.representation.mesh import AxisRef, quoted
+from sdy_jax.representation.mesh import Axes, AxisRef, quoted
+from sdy_jax.representation.sdy_collectives import PER_DIMENSION, SdyCollective
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_axis
 from sdy_jax.representation.verify_collectives import verify_said
 
-AxisLists = Sequence[Sequence[str | AxisRef]]
+AxisNameLists = Sequence[Sequence[str | AxisRef]]
 
 
-def all_gather(x: Any, gathering_axes: AxisLists, sharding: Any = None) -> Any:
+def all_gather(x: Any, gathering_axes: AxisNameLists, sharding: Any = None) -> Any:
     """Gathers blocks along axes: `sdy.all_gather`.
 
     Args:
@@ -66,7 +66,7 @@ def all_gather(x: Any, gathering_axes: AxisLists, sharding: Any = None) -> Any:
     return _on_leaves(_per_dimension("all_gather", gathering_axes), x, sharding)
 
 
-def all_slice(x: Any, slicing_axes: AxisLists, sharding: Any = None) -> Any:
+def all_slice(x: Any, slicing_axes: AxisNameLists, sharding: Any = None) -> Any:
     """Splits blocks further, without communication: `sdy.all_slice`.
 
     Args:
@@ -174,7 +174,7 @@ def all_reduce(x: Any, reduction_axes: Sequence[str | AxisRef], sharding: Any = 
     return _on_leaves(_flat("all_reduce", reduction_axes), x, sharding, reduction=reduction)
 
 
-def reduce_scatter(x: Any, reduce_scatter_axes: AxisLists, sharding: Any = None, *, reduction: str = "sum") -> Any:
+def reduce_scatter(x: Any, reduce_scatter_axes: AxisNameLists, sharding: Any = None, *, reduction: str = "sum") -> Any:
     """Combines what an unreduced array holds along axes, and leaves a block on each device: `sdy.reduce_scatter`.
 
     Args:
@@ -229,7 +229,7 @@ def replicated_to_unreduced(x: Any, axes: Sequence[str | AxisRef], sharding: Any
     return _on_leaves(_flat("replicated_to_unreduced", axes), x, sharding)
 
 
-def sharded_to_unreduced(x: Any, axes: AxisLists, sharding: Any = None) -> Any:
+def sharded_to_unreduced(x: Any, axes: AxisNameLists, sharding: Any = None) -> Any:
     """Makes a split array unreduced along the axes instead, without communication: `sdy.sharded_to_unreduced`.
 
     Args:
@@ -257,7 +257,7 @@ def sharded_to_unreduced(x: Any, axes: AxisLists, sharding: Any = None) -> Any:
 # What the user gives, as parameters of the primitive.
 
 
-def _per_dimension(kind: str, lists: AxisLists) -> SdyCollective:
+def _per_dimension(kind: str, lists: AxisNameLists) -> SdyCollective:
     return SdyCollective(kind, tuple(_axes(axes, kind) for axes in _sequence(lists, kind, '[["a"], []]')))
 
 
@@ -312,7 +312,12 @@ def _on_leaves(
             check_reduction(reduction, jnp.result_type(leaf.value), place)
         stated = None if leaf.spec is None else stated_here(leaf.spec, rank, f"{place}, sharding")
         out = None if target is None else stated_here(target, rank, f"{place}, out_sharding")
-        parameters: Parameters = {"collective": collective, "sharding": stated, "target": out, "reduction": reduction}
+        parameters: PrimitiveParameters = {
+            "collective": collective,
+            "sharding": stated,
+            "target": out,
+            "reduction": reduction,
+        }
         values.append(collective_p.bind(leaf.value, path=leaf.path, **parameters))
     return jax.tree.unflatten(jax.tree.structure(x), values)
 
@@ -328,7 +333,7 @@ def _check(collective: SdyCollective, rank: int, place: str) -> None:
 # `specs` or None, the `reduction` of one that reduces, else None, and the `path` of the leaf for messages.
 
 
-def _batched(parameters: Parameters, position: int, axes: Sequence[str] | None) -> Parameters:
+def _batched(parameters: PrimitiveParameters, position: int, axes: Sequence[str] | None) -> PrimitiveParameters:
     """The new dimension is closed: unlike elsewhere it cannot be left to propagation."""
     given = {name: spec for name in ("sharding", "target") if (spec := parameters[name]) is not None}
     specs = {name: with_dimension(spec, position, axes or ()) for name, spec in given.items()}
@@ -356,7 +361,7 @@ The collective's own attributes and its reduction are there as well."""
 
 
 @emission(collective_p)
-def _emit(
+def _emit_collective(
     site: Site,
     ctx: mlir.LoweringRuleContext,
     x: ir.Value,

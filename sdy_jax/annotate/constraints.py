@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from sdy_jax.annotate.arguments import Leaf, match_prefix
-from sdy_jax.annotate.identity import Parameters, identity_primitive
+from sdy_jax.annotate.identity import PrimitiveParameters, identity_primitive
 from sdy_jax.annotate.site import (
     Site,
     create,
@@ -139,7 +139,7 @@ def _stated_on_leaves(where: str, primitive: Primitive, x: Any, sharding: Any, *
     return jax.tree.unflatten(jax.tree.structure(x), values)
 
 
-def _annotated(primitive: Primitive, leaf: Leaf, where: str, parameters: Parameters) -> Any:
+def _annotated(primitive: Primitive, leaf: Leaf, where: str, parameters: PrimitiveParameters) -> Any:
     if leaf.spec is None:
         return leaf.value
     try:
@@ -154,14 +154,14 @@ def _annotated(primitive: Primitive, leaf: Leaf, where: str, parameters: Paramet
 # The primitives. Parameters: `sharding`, as in `specs`, and the `path` of the leaf for messages.
 
 
-def _batched(parameters: Parameters, position: int, axes: Sequence[str] | None) -> Parameters:
+def _batched(parameters: PrimitiveParameters, position: int, axes: Sequence[str] | None) -> PrimitiveParameters:
     return {**parameters, "sharding": with_dimension(parameters["sharding"], position, axes)}
 
 
 _OTHER_SIDE = {None: None, "in": "out", "out": "in"}
 
 
-def _crossed(parameters: Parameters) -> Parameters:
+def _crossed(parameters: PrimitiveParameters) -> PrimitiveParameters:
     """What goes into a manual computation comes, as a cotangent, out of the transposed one."""
     return {**parameters, "border": _OTHER_SIDE[parameters["border"]]}
 

@@ -21,7 +21,8 @@ from sdy_jax.representation.attributes import (
     sharding_from_attribute,
     with_reduction,
 )
-from sdy_jax.representation.collectives import (
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sdy_collectives import (
     KINDS,
     REDUCING,
     UNREDUCING,
@@ -29,7 +30,6 @@ from sdy_jax.representation.collectives import (
     collective_from_attributes,
     sharding_after,
 )
-from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify import verify_sharding
 from sdy_jax.representation.verify_collectives import (

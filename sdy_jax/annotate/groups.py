@@ -132,7 +132,7 @@ batching.primitive_batchers[sharding_group_p] = _batch
 
 
 @emission(sharding_group_p)
-def _emit(
+def _emit_group(
     site: Site, ctx: mlir.LoweringRuleContext, *xs: ir.Value, group: int | None, paths: tuple[str, ...]
 ) -> list[ir.Value]:
     _join(site, site.fresh_group() if group is None else group, xs, paths)

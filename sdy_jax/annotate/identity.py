@@ -9,14 +9,14 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-Parameters = dict[str, Any]
-Batched = Callable[[Parameters, int, Sequence[str] | None], Parameters]
+PrimitiveParameters = dict[str, Any]
+Batched = Callable[[PrimitiveParameters, int, Sequence[str] | None], PrimitiveParameters]
 """`batched(parameters, position, axes)`: the parameters for an array with one more dimension, which `vmap` puts at
 `position` and, with `spmd_axis_name`, splits along `axes`; None leaves it open."""
 
 
 def identity_primitive(
-    name: str, *, batched: Batched, transposed: Callable[[Parameters], Parameters] | None
+    name: str, *, batched: Batched, transposed: Callable[[PrimitiveParameters], PrimitiveParameters] | None
 ) -> Primitive:
     """A primitive that returns its operand, wherever its lowering is not overridden.
 

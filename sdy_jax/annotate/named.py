@@ -22,7 +22,7 @@ from sdy_jax.jax_internals import lower_region
 from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 
-Specs = tuple[Stated | None, ...]
+StatedSpecs = tuple[Stated | None, ...]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -92,7 +92,7 @@ def named_computation(
     return call
 
 
-def _specs(leaves: Sequence[Leaf], where: str) -> Specs:
+def _specs(leaves: Sequence[Leaf], where: str) -> StatedSpecs:
     return tuple(
         None if leaf.spec is None else stated_here(leaf.spec, jax.numpy.ndim(leaf.value), f"{where} for `{leaf.path}`")
         for leaf in leaves
@@ -139,8 +139,8 @@ def _jvp(
     *,
     region: Region,
     name: str,
-    in_shardings: Specs,
-    out_shardings: Specs,
+    in_shardings: StatedSpecs,
+    out_shardings: StatedSpecs,
 ) -> Any:
     """A named computation of results and residuals, then one of the tangents, shaped and sharded as the primals."""
     parts = regions.linearized(region, primals, tangents)
@@ -172,8 +172,8 @@ def _transpose(
     *operands: Any,
     region: Region,
     name: str,
-    in_shardings: Specs,
-    out_shardings: Specs,
+    in_shardings: StatedSpecs,
+    out_shardings: StatedSpecs,
 ) -> list[Any]:
     linear = [ad.is_undefined_primal(x) for x in operands]
     known = [i for i, is_linear in enumerate(linear) if not is_linear]
@@ -195,14 +195,14 @@ ad.primitive_transposes[named_computation_p] = _transpose
 
 
 @emission(named_computation_p)
-def _emit(
+def _emit_named_computation(
     site: Site,
     ctx: mlir.LoweringRuleContext,
     *xs: ir.Value,
     region: Region,
     name: str,
-    in_shardings: Specs,
-    out_shardings: Specs,
+    in_shardings: StatedSpecs,
+    out_shardings: StatedSpecs,
 ) -> list[ir.Value]:
     constants, body = lower_region(ctx, region)
     operands = [*constants, *xs]
@@ -226,7 +226,7 @@ def _emit(
 def _shardings(
     site: Site,
     ctx: mlir.LoweringRuleContext,
-    specs: Specs,
+    specs: StatedSpecs,
     avals: Sequence[Any],
     values: Sequence[ir.Value],
     place: str,

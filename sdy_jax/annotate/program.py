@@ -13,7 +13,7 @@ from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.finish import finish
-from sdy_jax.annotate.meshes import declare_mesh
+from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
@@ -40,7 +40,7 @@ class Program:
     brings it to that form. The mesh of a loaded program is the one that its shardings are on, empty if it has none.
 
     `jaxpr` is the function that was traced, of the tracers among `constants` and of the input leaves.
-    `terms` are the indices of the input leaves that are unreduced by their types (`Leaf.unreduced`).
+    `unreduced_arguments` are the indices of the input leaves that are unreduced by their types (`Leaf.unreduced`).
     """
 
     module: ir.Operation
@@ -56,7 +56,7 @@ class Program:
     name: str = "main"
     exported: Exported | None = None
     jaxpr: Any = None
-    terms: frozenset[int] = frozenset()
+    unreduced_arguments: frozenset[int] = frozenset()
 
     def with_module(self, module: ir.Operation) -> Program:
         """The same program at another stage."""
@@ -132,7 +132,7 @@ def from_function(
             tree,
             out_tree,
             jaxpr=jaxpr,
-            terms=frozenset(i for i, leaf in enumerate(leaves) if leaf.unreduced),
+            unreduced_arguments=frozenset(i for i, leaf in enumerate(leaves) if leaf.unreduced),
         )
         _annotate(program, leaves, outputs, jax_mesh)
     return program

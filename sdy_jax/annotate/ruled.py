@@ -133,7 +133,7 @@ batching.fancy_primitive_batchers[ruled_p] = _batch
 
 
 @emission(ruled_p)
-def _emit(
+def _emit_ruled(
     site: Site,
     ctx: mlir.LoweringRuleContext,
     *xs: ir.Value,

@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.annotate.meshes import declare_mesh
+from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh
 
@@ -75,16 +75,16 @@ class Site:
         self._fresh -= 1
         return self._fresh
 
-    def note(self, subject: str, x: Any, said: Any) -> Any:
+    def record(self, subject: str, x: Any, new: Any) -> Any:
         """Records a statement about an array and a subject, unless there is one; returns the first one."""
-        found = self.noted(subject, x)
+        found = self.recorded(subject, x)
         if found is None:
-            self.notes[subject, id(x)].append((weakref.ref(x), said))
-        return said if found is None else found
+            self.notes[subject, id(x)].append((weakref.ref(x), new))
+        return new if found is None else found
 
-    def noted(self, subject: str, x: Any) -> Any:
+    def recorded(self, subject: str, x: Any) -> Any:
         """The statement recorded for an array, or None. An `id` may be that of an array that no longer exists."""
-        return next((said for ref, said in self.notes.get((subject, id(x)), ()) if ref() is x), None)
+        return next((new for ref, new in self.notes.get((subject, id(x)), ()) if ref() is x), None)
 
     def join_group(self, group: int, shape: tuple[int, ...], path: str) -> None:
         """Records a member.

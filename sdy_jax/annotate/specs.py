@@ -1,4 +1,4 @@
-"""What a user says of one array's sharding: checked where it is traced, resolved where it is lowered.
+"""The user's specification of one array's sharding: checked where it is traced, resolved where it is lowered.
 
 In a primitive's parameters a specification is a `PartitionSpec`, a `NamedSharding`, whose devices only a partition can
 place, or a `TensorSharding` whose mesh is another `Mesh` or a name, which stands for the mesh of whatever partition the
@@ -33,7 +33,7 @@ PARTITION = "mesh"
 
 
 def stated(spec: Any, rank: int, place: str, site: Site | None, manual: frozenset[str]) -> Stated:
-    """What the user said, in the form of a parameter, checked as far as that is possible.
+    """The user's specification in the form of a parameter, checked as far as that is possible.
 
     Args:
         spec: a `PartitionSpec`, `NamedSharding`, `TensorSharding` or text.
@@ -116,7 +116,7 @@ def _mesh_of(spec: NamedSharding, jax_mesh: jax.sharding.Mesh | None, place: str
 def resolve(
     leaf: Leaf, rank: int, mesh: Mesh, mesh_name: str, where: str, jax_mesh: jax.sharding.Mesh
 ) -> TensorSharding | None:
-    """What the user said of one leaf, as a sharding of a value of `rank` dimensions on the program's mesh.
+    """The user's specification of one leaf, as a sharding of a value of `rank` dimensions on the program's mesh.
 
     A sharding on another mesh with the same devices becomes the one on the program's mesh that says the same.
 

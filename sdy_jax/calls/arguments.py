@@ -13,7 +13,7 @@ from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate.arguments import Leaf, Spec, abstracted
 from sdy_jax.calls.statics import Statics
-from sdy_jax.plan.moves import Move, moves_at_border
+from sdy_jax.plan.border_moves import Move, moves_at_border
 from sdy_jax.plan.plan import Plan
 from sdy_jax.runtime.layouts import as_specification, is_on, layout_of
 

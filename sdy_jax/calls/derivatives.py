@@ -30,7 +30,7 @@ from sdy_jax.representation.sharding import TensorSharding
 Flat = Callable[..., Sequence[Any]]
 """A function of arrays that returns a sequence of them."""
 
-Specs = Sequence[TensorSharding]
+BorderShardings = Sequence[TensorSharding]
 
 
 class Planned(Protocol):
@@ -49,7 +49,9 @@ Partition = Callable[[Callable[..., Any], Any, Any, str], Planned]
 what the function computes, "backward" for example."""
 
 
-def differentiable(run: Flat, plain: Flat, inputs: Specs, outputs: Specs, partition: Partition) -> Flat:
+def differentiable(
+    run: Flat, plain: Flat, inputs: BorderShardings, outputs: BorderShardings, partition: Partition
+) -> Flat:
     """`run` with the derivatives of `plain`, which computes the same on one device.
 
     Args:
@@ -107,7 +109,14 @@ class _Linearized:
     A residual that is an operand or a result already is not returned again, and constants stay where they are.
     """
 
-    def __init__(self, plain: Flat, moving: tuple[int, ...], inputs: Specs, outputs: Specs, partition: Partition):
+    def __init__(
+        self,
+        plain: Flat,
+        moving: tuple[int, ...],
+        inputs: BorderShardings,
+        outputs: BorderShardings,
+        partition: Partition,
+    ):
         self._plain, self._moving, self._partition = plain, moving, partition
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._known = partition(self._trace, tuple(inputs), (self._outputs, None), "forward of the derivative")

@@ -17,7 +17,7 @@ _flatten = jax.tree_util.default_registry.flatten  # 0.3 us; jax.tree.flatten ta
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DispatchChoice:
     """A jitted function for a call, and for all with its key if it `lasts`."""
 
     jitted: Any
@@ -32,7 +32,7 @@ class Dispatch:
 
     def __init__(
         self,
-        choose: Callable[[tuple[Any, ...], dict[str, Any]], Choice],
+        choose: Callable[[tuple[Any, ...], dict[str, Any]], DispatchChoice],
         surroundings: Callable[[], jax.sharding.Mesh | None] | None,
     ):
         self._choose, self._surroundings = choose, surroundings

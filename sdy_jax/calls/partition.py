@@ -20,7 +20,7 @@ from sdy_jax.annotate.program import Program, from_function
 from sdy_jax.annotate.user_function import check_call, function_name, function_signature, in_name_of
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.derivatives import Partition, Planned
-from sdy_jax.calls.dispatch import Choice, Dispatch
+from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.statics import StaticParameters, Statics
 from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError, with_article
@@ -29,9 +29,9 @@ from sdy_jax.ir.locations import short_source
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.loading.loaded_function import LoadedFunction, prepared
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.plan.border_moves import Move
 from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.calls import CallPlan
-from sdy_jax.plan.moves import Move
 from sdy_jax.plan.plan import BoundaryValue, Plan
 from sdy_jax.plan.warn import PartitionWarning, report_notes, warn_of
 from sdy_jax.representation.named import mesh_from_jax
@@ -336,14 +336,14 @@ class PartitionedFunction(Generic[P, R]):
             return error
         return None
 
-    def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Choice:
+    def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DispatchChoice:
         """The jitted function for a call. Warns of arguments that will be moved on entry, once for each."""
         call = self._arguments(args, kwargs)
         if call.may_move and not self._is_inner:
             self._report(call.moves(self._planned(call).plan))
         must_name = self._is_inner or call.bring_other_meshes or _states_parts(self._out, call.mesh)
         results = self._planned(call).results if must_name else None
-        return Choice(self._jitted_for(call.layouts, results, call.mesh), results is None or self._is_inner)
+        return DispatchChoice(self._jitted_for(call.layouts, results, call.mesh), results is None or self._is_inner)
 
     def _report(self, moves: Iterable[Move]) -> None:
         new = [move for move in moves if move.path not in self._moved]

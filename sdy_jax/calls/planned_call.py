@@ -90,7 +90,7 @@ class PlannedCall:
             refined,
             [v.sharding for v in (*plan.constants, *plan.arguments)],
             [v.sharding for v in plan.results],
-            [False] * len(plan.constants) + [i in program.terms for i in range(len(plan.arguments))],
+            [False] * len(plan.constants) + [i in program.unreduced_arguments for i in range(len(plan.arguments))],
         )
         function = local_function(graph, refined)
 

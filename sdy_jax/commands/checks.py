@@ -21,7 +21,7 @@ from sdy_jax.calls.partition import partition
 from sdy_jax.commands import devices
 from sdy_jax.loading.load import load
 
-Check = Callable[[argparse.Namespace], tuple[bool, str]]
+DoctorCheck = Callable[[argparse.Namespace], tuple[bool, str]]
 
 _MODULE = """\
 sdy.mesh @mesh = <["x"=2]>
@@ -114,7 +114,7 @@ def _end_to_end(options: argparse.Namespace) -> tuple[bool, str]:
     return True, f"a network on {shape} devices, collectives: {count}; off by {ratio:.1e}, the plain one by {plain:.1e}"
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, DoctorCheck] = {
     "devices": _devices,
     "64-bit types": _wide_types,
     "shard_map": _shard_map,

@@ -7,7 +7,7 @@ import argparse
 import jax
 
 from sdy_jax.commands.failures import explained
-from sdy_jax.commands.programs import Job, job_of
+from sdy_jax.commands.partitioned_program import Job, job_of
 from sdy_jax.errors import SdyError
 from sdy_jax.representation.type_text import array_text
 

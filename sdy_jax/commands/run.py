@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from sdy_jax.commands import values
+from sdy_jax.commands import array_files
 from sdy_jax.commands.failures import explained
-from sdy_jax.commands.programs import Job, job_of
+from sdy_jax.commands.partitioned_program import Job, job_of
 from sdy_jax.errors import SdyError
 from sdy_jax.representation.type_text import array_text
 
@@ -21,12 +21,12 @@ def run(options: argparse.Namespace) -> int:
     with explained(job.file), job.settings():
         args, kwargs = _arguments(job, options)
         headline = job.headline(args, kwargs)
-        results = [values.to_numpy(leaf) for leaf in jax.tree.leaves(job.function(*args, **kwargs))]
+        results = [array_files.to_numpy(leaf) for leaf in jax.tree.leaves(job.function(*args, **kwargs))]
     if options.outputs:
-        values.write_outputs(options.outputs, results)
+        array_files.write_outputs(options.outputs, results)
     else:
         print(headline)
-        print(values.summary(results))
+        print(array_files.summary(results))
     return 0
 
 
@@ -36,9 +36,9 @@ def _arguments(job: Job, options: argparse.Namespace) -> tuple[Sequence[Any], di
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
     infos = [leaves[i] for i in places]
     if options.inputs:
-        arrays = values.read_inputs(options.inputs, [job.paths[i] for i in places], infos)
+        arrays = array_files.read_inputs(options.inputs, [job.paths[i] for i in places], infos)
     elif options.random is not None:
-        arrays = values.random_inputs(options.random, infos)
+        arrays = array_files.random_inputs(options.random, infos)
     elif infos:
         wanted = ", ".join(f"arg{i}: {array_text(info)}" for i, info in enumerate(infos))
         raise SdyError(f"the program takes {wanted}; to fix: give --inputs FILE.npz, or --random SEED to make them up")

@@ -12,7 +12,7 @@ from typing import Any
 
 _EXTENSIONS = ("sdy_jax.lowering.strategies", "sdy_jax.shard.registration")
 
-_FUNCTIONS = {"loads": "sdy_jax.loading.load", "run_local": "sdy_jax.shard.programs"}
+_FUNCTIONS = {"loads": "sdy_jax.loading.load", "run_local": "sdy_jax.shard.text_programs"}
 """What methods of a class offer that rooms above it do."""
 
 

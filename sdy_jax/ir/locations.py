@@ -26,7 +26,7 @@ _BRANCH = re.compile(r"branch_\d+_fun")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourcePlace:
     """Where an op comes from.
 
     Attributes:
@@ -52,13 +52,13 @@ class Place:
         return f"{short_source(self.line)} ({short_source(self.library)})" if self.library else short_source(self.line)
 
 
-def place_of(location: ir.Location) -> Place:
+def place_of(location: ir.Location) -> SourcePlace:
     """What a location says."""
     return _place(str(location))
 
 
 def source_line(location: ir.Location) -> str:
-    """`Place.line` of a location."""
+    """`SourcePlace.line` of a location."""
     return place_of(location).line
 
 
@@ -74,7 +74,7 @@ def short_source(source: str) -> str:
 
 
 @lru_cache(maxsize=1 << 12)
-def _place(text: str) -> Place:
+def _place(text: str) -> SourcePlace:
     frames = list(_FRAME.finditer(text))
     inner = frames[0] if frames else None
     head = text[: inner.start()] if inner else text
@@ -83,10 +83,10 @@ def _place(text: str) -> Place:
     scope, primitive = _stack([name.removesuffix(":") for name in _NAME.findall(head)])
     said = scope, primitive, "transpose(" in head
     if inner is None:
-        return Place(_without_file(text), "", "", *said)
+        return SourcePlace(_without_file(text), "", "", *said)
     user = next((frame for frame in frames if not _LIBRARIES.search(frame[2])), inner)
     function = user[1].rpartition("<locals>.")[2] if user[1] and _is_function(user[1]) else ""
-    return Place(_line(user), "" if user is inner else _line(inner), function, *said)
+    return SourcePlace(_line(user), "" if user is inner else _line(inner), function, *said)
 
 
 def _stack(names: list[str]) -> tuple[str, str]:

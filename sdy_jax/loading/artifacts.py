@@ -25,7 +25,7 @@ from sdy_jax.text.modules import SourceError
 from sdy_jax.verification import verify_module
 
 
-class Kind(Enum):
+class ArtifactKind(Enum):
     """The kinds of files that programs come in, as messages call them."""
 
     TEXT = "MLIR text"
@@ -51,7 +51,7 @@ _OTHERS = (
 )
 """Files that are given by mistake, by how they begin."""
 
-_SUPPORTED = ", ".join(kind.value for kind in Kind)
+_SUPPORTED = ", ".join(kind.value for kind in ArtifactKind)
 
 # A flatbuffer begins with the offset of its root table. That of jax.export has its version as the first field; versions
 # from 2 to 12 are in use with jax 0.10 to 0.12.
@@ -85,7 +85,7 @@ def _standard_input() -> bytes:
     return sys.stdin.buffer.read()
 
 
-def recognise(data: bytes, file: str) -> Kind:
+def recognise(data: bytes, file: str) -> ArtifactKind:
     """What kind of file this is.
 
     Raises:
@@ -93,12 +93,12 @@ def recognise(data: bytes, file: str) -> Kind:
     """
     if data.startswith(_BYTECODE):
         match = _PRODUCER.match(data)
-        return Kind.PORTABLE if match and match[2] else Kind.BYTECODE
+        return ArtifactKind.PORTABLE if match and match[2] else ArtifactKind.BYTECODE
     for beginning, what in _OTHERS:
         if data.startswith(beginning):
             raise SourceError(f"this is {what}; expected {_SUPPORTED}", file)
     if _is_exported(data):
-        return Kind.EXPORTED
+        return ArtifactKind.EXPORTED
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -106,7 +106,7 @@ def recognise(data: bytes, file: str) -> Kind:
         raise SourceError(f"unknown kind of file: {found}; expected {_SUPPORTED}", file) from None
     if "\0" in text[:1000]:
         raise SourceError(f"unknown kind of file, with NUL characters; expected {_SUPPORTED}", file)
-    return Kind.TEXT
+    return ArtifactKind.TEXT
 
 
 def _is_exported(data: bytes) -> bool:

@@ -8,7 +8,7 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import post_order
 from sdy_jax.ir.locations import source_line
 from sdy_jax.passes.meshes import drop_shardings_and_meshes
-from sdy_jax.representation.collectives import KINDS
+from sdy_jax.representation.sdy_collectives import KINDS
 from sdy_jax.shard.passes.mesh_annotations import drop_mesh_annotations
 
 _FORWARDING = frozenset(

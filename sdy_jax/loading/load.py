@@ -16,10 +16,10 @@ from sdy_jax.annotate.arguments import argument_leaves, match_prefix
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.ir.graph import Graph, Value, main_function, module_meshes
-from sdy_jax.loading.artifacts import Kind, binary_module, contents, damage_noticed, exported_of, recognise
+from sdy_jax.loading.artifacts import ArtifactKind, binary_module, contents, damage_noticed, exported_of, recognise
 from sdy_jax.loading.drop_annotations import drop_annotations
-from sdy_jax.lowering.emission.generic import numpy_dtype
-from sdy_jax.passes.shardings import map_shardings
+from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.passes.stored_shardings import map_shardings
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.shard.annotated_meshes import Devices
@@ -66,7 +66,7 @@ def load(
     data, file = contents(source)
     kind = recognise(data, file)
     with damage_noticed(file):
-        if kind is Kind.EXPORTED:
+        if kind is ArtifactKind.EXPORTED:
             program = _from_exported(exported_of(data, file), file, any_platform)
         else:
             program = _from_module(_module_of(data, kind, file, strict))
@@ -105,9 +105,9 @@ def loads(text: str, *, shardings: bool = True, strict: bool = True) -> Program:
     return program if shardings else _without_shardings(program)
 
 
-def _module_of(data: bytes, kind: Kind, file: str, strict: bool) -> ir.Module:
+def _module_of(data: bytes, kind: ArtifactKind, file: str, strict: bool) -> ir.Module:
     context = mlir.make_ir_context()
-    if kind is Kind.TEXT:
+    if kind is ArtifactKind.TEXT:
         return text_module(data.decode(), context, file, strict)
     return binary_module(data, context, file)
 

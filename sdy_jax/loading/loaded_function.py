@@ -28,7 +28,7 @@ from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedEr
 from sdy_jax.ir.graph import function_shardings, main_function, module_meshes, set_function_shardings
 from sdy_jax.jax_internals import with_module
 from sdy_jax.loading.symbolic_sizes import has_open_sizes, with_sizes
-from sdy_jax.lowering.emission.generic import numpy_dtype
+from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.passes.debug_info import remove_propagation_debug_info
 from sdy_jax.passes.device_numbers import renumber_devices
 from sdy_jax.passes.written_collectives import settle_written_collectives
@@ -39,7 +39,7 @@ from sdy_jax.representation.type_text import array_text
 from sdy_jax.runtime.devices import mesh_on_devices
 from sdy_jax.shard.annotated_meshes import Devices
 from sdy_jax.shard.local_program import is_local
-from sdy_jax.shard.meshes import device_meshes, rename_mesh, symbols
+from sdy_jax.shard.op_meshes import device_meshes, rename_mesh, symbols
 from sdy_jax.shard.passes.mesh_annotations import annotated_mesh, import_annotations
 from sdy_jax.shard.view import is_dialect_op, view
 

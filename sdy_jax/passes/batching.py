@@ -19,7 +19,7 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.passes.ramps import At, Ramps
 from sdy_jax.passes.walk import named
 from sdy_jax.propagation.liveness import is_removable
-from sdy_jax.rules.attributes import Dims, gather_dimension_numbers, scatter_dimension_numbers
+from sdy_jax.rules.op_attributes import Dims, gather_dimension_numbers, scatter_dimension_numbers
 
 _GATHER, _SCATTER, _CONCATENATE = "stablehlo.gather", "stablehlo.scatter", "stablehlo.concatenate"
 _RULE = "sdy.sharding_rule"
@@ -43,7 +43,7 @@ def make_batching_explicit(module: ir.Operation, *, compat: Literal["shardy"] | 
     for op in ops:
         if op.name not in (_GATHER, _SCATTER) or _RULE in op.attributes:
             continue
-        indexing = _Indexing.of(op)
+        indexing = _BatchedIndexing.of(op)
         found = _leading(indexing) if compat else _counted(indexing, ramps)
         if found:
             _change(indexing, found)
@@ -52,7 +52,7 @@ def make_batching_explicit(module: ir.Operation, *, compat: Literal["shardy"] | 
 
 
 @dataclass(frozen=True, slots=True)
-class _Indexing:
+class _BatchedIndexing:
     """A gather or scatter under common names: `indexed[k]` is the input's dimension that element k of a vector is for.
 
     `single` are the input's dimensions of which one element is taken and which the slices do not have.
@@ -68,7 +68,7 @@ class _Indexing:
     indices_batching: Dims
 
     @classmethod
-    def of(cls, op: Op) -> _Indexing:
+    def of(cls, op: Op) -> _BatchedIndexing:
         position = len(op.results) if op.name == _SCATTER else 1
         shape = op.operands[0].shape or ()
         if op.name == _GATHER:
@@ -87,7 +87,7 @@ Counted = dict[int, int]
 """By element of the index vectors: the dimension of the indices along which it counts."""
 
 
-def _counted(indexing: _Indexing, ramps: Ramps) -> Counted:
+def _counted(indexing: _BatchedIndexing, ramps: Ramps) -> Counted:
     found: Counted = {}
     for element, dim in enumerate(indexing.indexed):
         if len(found) == len(indexing.indexed) - 1:
@@ -100,14 +100,14 @@ def _counted(indexing: _Indexing, ramps: Ramps) -> Counted:
     return found
 
 
-def _along(indexing: _Indexing, ramps: Ramps, element: int) -> int | None:
+def _along(indexing: _BatchedIndexing, ramps: Ramps, element: int) -> int | None:
     """The dimension of the indices along which an element of the vectors counts from 0."""
     is_implicit = indexing.vector_dim == indexing.indices.rank
     ramp = ramps.of(indexing.indices, None if is_implicit else At(indexing.vector_dim, element))
     return ramp.dim if ramp is not None and ramp.start == 0 else None
 
 
-def _leading(indexing: _Indexing) -> Counted:
+def _leading(indexing: _BatchedIndexing) -> Counted:
     """What Shardy sees: dimension 0 of the input along dimension 0 of the indices."""
     shape = indexing.indices.shape or ()
     if indexing.input_batching or 0 not in indexing.single or 0 not in indexing.indexed or len(indexing.indexed) < 2:
@@ -117,7 +117,7 @@ def _leading(indexing: _Indexing) -> Counted:
     return {element: 0} if is_counted else {}
 
 
-def _counts_at_first(indexing: _Indexing, element: int) -> bool:
+def _counts_at_first(indexing: _BatchedIndexing, element: int) -> bool:
     value: Value | None = _piece(indexing, element)
     while value is not None and (op := value.defining_op) is not None:
         if op.name == "stablehlo.iota":
@@ -128,7 +128,7 @@ def _counts_at_first(indexing: _Indexing, element: int) -> bool:
     return False
 
 
-def _pieces(indexing: _Indexing) -> list[tuple[Value, int]]:
+def _pieces(indexing: _BatchedIndexing) -> list[tuple[Value, int]]:
     """What the index vectors are concatenated of, each with the number of its elements."""
     op = indexing.indices.defining_op
     is_joined = op is not None and op.name == _CONCATENATE and op.int("dimension") == indexing.vector_dim
@@ -136,7 +136,7 @@ def _pieces(indexing: _Indexing) -> list[tuple[Value, int]]:
     return [(value, (value.shape or ())[indexing.vector_dim]) for value in values]
 
 
-def _piece(indexing: _Indexing, element: int) -> Value:
+def _piece(indexing: _BatchedIndexing, element: int) -> Value:
     owners = [value for value, size in _pieces(indexing) for _ in range(size)]
     return owners[element]
 
@@ -144,7 +144,7 @@ def _piece(indexing: _Indexing, element: int) -> Value:
 # The change.
 
 
-def _change(indexing: _Indexing, counted: Counted) -> None:
+def _change(indexing: _BatchedIndexing, counted: Counted) -> None:
     """Edits an op: the counted elements leave the index vectors and become batching dimensions."""
     op = indexing.op
     pairs = dict(zip(indexing.input_batching, indexing.indices_batching, strict=True))
@@ -172,7 +172,7 @@ def _set_numbers(op: Op, batching: dict[int, int], indexed: Dims) -> None:
     )
 
 
-def _without(indexing: _Indexing, kept: Sequence[int]) -> ir.Value:
+def _without(indexing: _BatchedIndexing, kept: Sequence[int]) -> ir.Value:
     """The indices with these elements of their vectors: pieces of a concatenation, or slices side by side."""
     pieces = _pieces(indexing)
     if all(size == 1 for _, size in pieces):
@@ -181,7 +181,7 @@ def _without(indexing: _Indexing, kept: Sequence[int]) -> ir.Value:
     return _joined(indexing, [_sliced(indexing, run[0], run[-1] + 1) for run in runs])
 
 
-def _joined(indexing: _Indexing, values: Sequence[ir.Value]) -> ir.Value:
+def _joined(indexing: _BatchedIndexing, values: Sequence[ir.Value]) -> ir.Value:
     if len(values) == 1:
         return values[0]
     dim = indexing.vector_dim
@@ -190,7 +190,7 @@ def _joined(indexing: _Indexing, values: Sequence[ir.Value]) -> ir.Value:
     return _created(indexing, _CONCATENATE, values, size, attributes)
 
 
-def _sliced(indexing: _Indexing, start: int, stop: int) -> ir.Value:
+def _sliced(indexing: _BatchedIndexing, start: int, stop: int) -> ir.Value:
     shape, dim, context = indexing.indices.shape or (), indexing.vector_dim, indexing.op.mlir.context
     starts = [start if d == dim else 0 for d in range(len(shape))]
     stops = [stop if d == dim else size for d, size in enumerate(shape)]
@@ -202,7 +202,7 @@ def _sliced(indexing: _Indexing, start: int, stop: int) -> ir.Value:
 
 
 def _created(
-    indexing: _Indexing, name: str, operands: Sequence[ir.Value], size: int, attributes: dict[str, ir.Attribute]
+    indexing: _BatchedIndexing, name: str, operands: Sequence[ir.Value], size: int, attributes: dict[str, ir.Attribute]
 ) -> ir.Value:
     """The result of a new op before the gather or scatter: index vectors with `size` elements."""
     op = indexing.op.mlir

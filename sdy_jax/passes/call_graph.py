@@ -11,7 +11,7 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.ir.calls import callee_of, calls_in
 from sdy_jax.ir.symbols import references
 from sdy_jax.passes.same_computation import computation_of
-from sdy_jax.passes.shardings import function_shardings
+from sdy_jax.passes.stored_shardings import function_shardings
 from sdy_jax.passes.walk import body_of, functions, symbol
 
 ORIGINAL_NAME = "sdy.original_func_name"

@@ -29,18 +29,18 @@ def split_constants(module: ir.Operation) -> None:
     for constant in named(module, "stablehlo.constant"):
         _to_sdy_constant(constant)
     graph, copies = Graph(module), FunctionCopies(module)
-    spoiled: set[Scope] = set()
+    spoiled: set[ScopeKey] = set()
     for name in map(symbol, callees_first(module)):
         function = graph.functions[name]
         for scope in (*_computations(function), function):
             _Splitter(scope, copies, spoiled).split()
 
 
-Scope = tuple[str, str]
+ScopeKey = tuple[str, str]
 """`func.func` or `sdy.named_computation`, and a name. All named computations of one name count as one."""
 
 
-def _scope_of(op: Op) -> Scope | None:
+def _scope_of(op: Op) -> ScopeKey | None:
     """The scope that an op is, or that it calls."""
     if op.name == CALL:
         return "func.func", callee_of(op.mlir)
@@ -97,7 +97,7 @@ class _Splitter:
     that is not among them yet is taken for one that does.
     """
 
-    def __init__(self, scope: Op, copies: FunctionCopies, spoiled: set[Scope]) -> None:
+    def __init__(self, scope: Op, copies: FunctionCopies, spoiled: set[ScopeKey]) -> None:
         self._scope, self._key = scope, _scope_of(scope)
         self._function_copies, self._spoiled = copies, spoiled
         self.constants: set[Op] = set()

@@ -11,7 +11,7 @@ from sdy_jax.ir.graph import Graph, post_order
 from sdy_jax.passes.data_flow_edges import DATA_FLOW_OPS, EDGE, edge_of
 from sdy_jax.passes.debug_info import write_constraint_edges, write_origins
 from sdy_jax.passes.sharding_rules import write_identity_rule
-from sdy_jax.passes.shardings import COMPUTATIONS, list_of, set_sharding, sharding_of
+from sdy_jax.passes.stored_shardings import COMPUTATIONS, list_of, set_sharding, sharding_of
 from sdy_jax.passes.walk import just_after, named, rank, users
 from sdy_jax.representation.attributes import sharding_attributes, sharding_from_attribute, with_reduction
 from sdy_jax.representation.sharding import TensorSharding

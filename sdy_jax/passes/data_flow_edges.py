@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import post_order
 from sdy_jax.passes.debug_info import PROPAGATION_EDGES, SHARDING_ORIGINS, sink_attributes
-from sdy_jax.passes.shardings import COMPUTATIONS, list_of, set_list, sharding_of
+from sdy_jax.passes.stored_shardings import COMPUTATIONS, list_of, set_list, sharding_of
 from sdy_jax.passes.walk import body_of, has_static_shape, just_after, named, users
 from sdy_jax.propagation.edges import add_free_axes, erase_manual_axes, manual_axes
 from sdy_jax.representation.attributes import sharding_attributes

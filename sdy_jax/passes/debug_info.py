@@ -16,8 +16,8 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, Op, Value, pre_order
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import History, gained
-from sdy_jax.propagation.places import EDGES, NOWHERE, Places
-from sdy_jax.propagation.record import Event, FunctionResult, Step
+from sdy_jax.propagation.record import Event, FunctionResult, RecordedStep
+from sdy_jax.propagation.value_ids import EDGES, NOWHERE, ValueIds
 from sdy_jax.representation.attributes import (
     propagation_edges_to_attribute,
     sharding_from_attribute,
@@ -59,7 +59,7 @@ class Transfer:
     target_place: int
 
 
-def transfers(steps: Sequence[Step], first: int, meshes: dict[str, Mesh]) -> Iterator[Transfer]:
+def transfers(steps: Sequence[RecordedStep], first: int, meshes: dict[str, Mesh]) -> Iterator[Transfer]:
     """What each step moved; the first step has number `first`."""
     for step in steps:
         if not step.written:
@@ -79,7 +79,7 @@ def transfers(steps: Sequence[Step], first: int, meshes: dict[str, Mesh]) -> Ite
                 )
 
 
-def _pieces(step: Step, target: int, mesh: Mesh) -> dict[AxisRef, int]:
+def _pieces(step: RecordedStep, target: int, mesh: Mesh) -> dict[AxisRef, int]:
     """The axes that a tensor got, with the tensors that they came from.
 
     Where the last axes of two factors of a dimension follow each other, Shardy records the two as one axis.
@@ -99,7 +99,7 @@ def _pieces(step: Step, target: int, mesh: Mesh) -> dict[AxisRef, int]:
     return found
 
 
-def _edge_value(step: Step, tensor: int) -> EdgeValue:
+def _edge_value(step: RecordedStep, tensor: int) -> EdgeValue:
     if tensor < step.num_operands:
         return EdgeValue("operand", tensor)
     return EdgeValue("result", tensor - step.num_operands)
@@ -116,7 +116,7 @@ class DebugInfo:
     def __init__(self, graph: Graph, *, origins: bool, edges: bool):
         self.events: list[Event] | None = [] if origins or edges else None
         self._graph, self._edges = graph, edges
-        self._origins = Origins(graph, Places(graph)) if origins else None
+        self._origins = Origins(graph, ValueIds(graph)) if origins else None
 
     def write(self, engine: Engine) -> None:
         """Stores the attributes; dead ops must not be erased yet."""
@@ -217,11 +217,11 @@ class Origins:
       graph, places: of the module before the pass.
     """
 
-    def __init__(self, graph: Graph, places: Places):
-        self._graph, self._places = graph, places
+    def __init__(self, graph: Graph, value_ids: ValueIds):
+        self._graph, self._value_ids = graph, value_ids
         self._known: dict[int, dict[AxisRef, str]] = {}
         self._names: dict[Op, str] = {}
-        self._given = places.read()
+        self._given = value_ids.read()
         self._file_constraints()
         self._file_manual_computations()
         self._file_boundary()
@@ -230,8 +230,8 @@ class Origins:
         constraints = (op for op in self._graph.ops if op.name == _CONSTRAINT)
         for number, op in enumerate(constraints):
             name = self._names[op] = f"constraint_{number}"
-            self._file(self._places.of(op.results[0]), op.results[0].sharding, name)
-            operand = self._places.of(op.operands[0])
+            self._file(self._value_ids.of(op.results[0]), op.results[0].sharding, name)
+            operand = self._value_ids.of(op.operands[0])
             self._file(operand, self._given[operand], name)
 
     def _file_manual_computations(self) -> None:
@@ -245,42 +245,42 @@ class Origins:
             for side, attribute, values in (("input", "in_shardings", inside), ("output", "out_shardings", op.results)):
                 shardings = shardings_from_attribute(op.attributes[attribute])
                 for i, (value, sharding) in enumerate(zip(values, shardings, strict=True)):
-                    self._file(self._places.of(value), sharding, f"{name}_{side}: {i}")
+                    self._file(self._value_ids.of(value), sharding, f"{name}_{side}: {i}")
                     if side == "input":
-                        operand = self._places.of(op.operands[i])
+                        operand = self._value_ids.of(op.operands[i])
                         self._file(operand, self._given[operand], f"{name}_{side}: {i}")
 
     def _file_boundary(self) -> None:
         for name, function in self._graph.functions.items():
             for i, argument in enumerate(function.blocks[0].arguments):
-                self._file(self._places.of(argument), argument.sharding, f"input: {i}")
+                self._file(self._value_ids.of(argument), argument.sharding, f"input: {i}")
             returned = function.blocks[0].terminator.operands
-            for i, (value, place) in enumerate(zip(returned, self._places.results[name], strict=True)):
-                self._file(self._places.of(value), self._given[place], f"output: {i}")
+            for i, (value, value_id) in enumerate(zip(returned, self._value_ids.results[name], strict=True)):
+                self._file(self._value_ids.of(value), self._given[value_id], f"output: {i}")
 
-    def _file(self, place: int, sharding: TensorSharding | None, origin: str) -> None:
-        if place == NOWHERE or sharding is None:
+    def _file(self, value_id: int, sharding: TensorSharding | None, origin: str) -> None:
+        if value_id == NOWHERE or sharding is None:
             return
         for dimension in sharding.dimensions:
             for axis in dimension.axes:
-                self._known.setdefault(place, {}).setdefault(axis, origin)
+                self._known.setdefault(value_id, {}).setdefault(axis, origin)
 
     def follow(self, found: Iterable[Transfer]) -> None:
         """Gives the target of each transfer the origin that the axis has at its source."""
         for t in found:
-            source, target = self._value_place(t.source_place), self._value_place(t.target_place)
+            source, target = self._returned_value_id(t.source_place), self._returned_value_id(t.target_place)
             origin = self._origin(source, t.axis)
             self._known.setdefault(target, {}).setdefault(t.axis, origin)
 
-    def _value_place(self, place: int) -> int:
+    def _returned_value_id(self, value_id: int) -> int:
         """A result attribute counts as the value that is returned."""
-        where = self._places.places[place]
+        where = self._value_ids.values[value_id]
         if isinstance(where, FunctionResult):
-            return self._places.of(where.function.blocks[0].terminator.operands[where.index])
-        return place
+            return self._value_ids.of(where.function.blocks[0].terminator.operands[where.index])
+        return value_id
 
-    def _origin(self, place: int, axis: AxisRef) -> str:
-        known = self._known.get(place, {})
+    def _origin(self, value_id: int, axis: AxisRef) -> str:
+        known = self._known.get(value_id, {})
         if axis in known:
             return known[axis]
         related = (origin for other, origin in known.items() if contains(other, axis) or contains(axis, other))
@@ -319,15 +319,15 @@ class Origins:
             op.mlir.attributes[SHARDING_ORIGINS] = origins
 
     def _name_of_edge(self, op: Op) -> str:
-        edge = self._places.edges.get(op)
+        edge = self._value_ids.edges.get(op)
         if edge is None or edge.owner_op not in self._names:
             return ""
         side = "input" if edge.edge.owner.defining_op is None else "output"
         return f"{self._names[edge.owner_op]}_{side}: {edge.edge.owner.index}"
 
     def _write_results(self, op: Op) -> None:
-        places = self._places.places
-        own = (places[self._places.of(v)] is v for v in op.results)  # else an edge op has the origins
+        value_ids = self._value_ids.values
+        own = (value_ids[self._value_ids.of(v)] is v for v in op.results)  # else an edge op has the origins
         found = [self._attribute(v, "", op) if is_own else None for v, is_own in zip(op.results, own, strict=True)]
         if any(found):
             empty = ir.DictAttr.get({}, op.mlir.context)
@@ -335,8 +335,8 @@ class Origins:
 
     def _attribute(self, value: Value, own: str, op: Op) -> ir.Attribute | None:
         """A value's origins; `own` is the name of the place where they are written."""
-        known = self._known.get(self._places.of(value))
-        if not known or self._places.of(value) == NOWHERE:
+        known = self._known.get(self._value_ids.of(value))
+        if not known or self._value_ids.of(value) == NOWHERE:
             return None
         context = op.mlir.context
         entries = {
@@ -353,7 +353,7 @@ def _first_return(value: Value) -> int:
 
 def write_origins(graph: Graph) -> None:
     """Stores the origins that values have without any propagation."""
-    Origins(graph, Places(graph)).write()
+    Origins(graph, ValueIds(graph)).write()
 
 
 def _post_order(graph: Graph) -> Iterator[Op]:

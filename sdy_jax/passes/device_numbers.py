@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.passes.shardings import map_shardings
+from sdy_jax.passes.stored_shardings import map_shardings
 from sdy_jax.passes.walk import body_of
 from sdy_jax.representation.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.representation.mesh import Mesh

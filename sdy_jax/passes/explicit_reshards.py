@@ -17,18 +17,17 @@ from sdy_jax.ir.calls import CALL, callee_of
 from sdy_jax.ir.graph import Graph, Op, module_meshes
 from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.passes.func_shardings import are_equivalent
-from sdy_jax.passes.shardings import filled, function_shardings, list_of, mesh_of, sharding_of
+from sdy_jax.passes.stored_shardings import filled, function_shardings, list_of, mesh_of, sharding_of
 from sdy_jax.passes.walk import TERMINATORS, functions, just_after
 from sdy_jax.propagation.edges import erase_manual_axes, manual_axes
 from sdy_jax.representation.attributes import attribute_from_text, sharding_attributes
 from sdy_jax.representation.axes import set_difference, sort_and_merge
-from sdy_jax.representation.collectives import KINDS, REDUCING, UNREDUCING, SdyCollective
-from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.mesh import Axes, Mesh
+from sdy_jax.representation.sdy_collectives import KINDS, REDUCING, UNREDUCING, SdyCollective
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 from sdy_jax.rules.dataflow import EdgeKind, edges_of, is_data_flow
 
-Axes = tuple[AxisRef, ...]
-Step = tuple[SdyCollective | None, TensorSharding]
+StatedStep = tuple[SdyCollective | None, TensorSharding]
 """A collective, or a reshard where there is none, and the sharding that it makes."""
 
 _RESHARD = "sdy.reshard"
@@ -118,7 +117,9 @@ def _reduce_operands(op: Op, meshes: dict[str, Mesh]) -> None:
 # The steps from one sharding to another.
 
 
-def _steps(source: TensorSharding | None, target: TensorSharding | None, meshes: dict[str, Mesh]) -> Iterator[Step]:
+def _steps(
+    source: TensorSharding | None, target: TensorSharding | None, meshes: dict[str, Mesh]
+) -> Iterator[StatedStep]:
     """All steps; a missing sharding is a replicated one."""
     given = source or target
     if given is None or any(s is not None and mesh_of(meshes, s).is_maximal for s in (source, target)):
@@ -142,7 +143,7 @@ def _steps(source: TensorSharding | None, target: TensorSharding | None, meshes:
 
 def _reduction_steps(
     source: TensorSharding | None, target: TensorSharding | None, meshes: dict[str, Mesh]
-) -> list[Step]:
+) -> list[StatedStep]:
     """The steps where unreduced axes differ; a reshard is one of them only where more axes become unreduced."""
     if source is None or (target is not None and source.mesh != target.mesh):
         return []
@@ -150,15 +151,17 @@ def _reduction_steps(
     return steps if _unreduces(steps) else _reducing(steps)
 
 
-def _reducing(steps: list[Step]) -> list[Step]:
+def _reducing(steps: list[StatedStep]) -> list[StatedStep]:
     return [step for step in steps if step[0] is not None and step[0].kind in REDUCING]
 
 
-def _unreduces(steps: list[Step]) -> bool:
+def _unreduces(steps: list[StatedStep]) -> bool:
     return any(collective is not None and collective.kind in UNREDUCING for collective, _ in steps)
 
 
-def _reduced(have: TensorSharding, wanted: TensorSharding, mesh: Mesh) -> tuple[TensorSharding, *tuple[Step, ...]]:
+def _reduced(
+    have: TensorSharding, wanted: TensorSharding, mesh: Mesh
+) -> tuple[TensorSharding, *tuple[StatedStep, ...]]:
     """The sharding without the unreduced axes that are not wanted, and the step to it if that is another one."""
     gone = _minus(have.unreduced_axes, wanted.unreduced_axes, mesh)
     if not gone:
@@ -167,7 +170,7 @@ def _reduced(have: TensorSharding, wanted: TensorSharding, mesh: Mesh) -> tuple[
     return left, (SdyCollective("all_reduce", gone), left)
 
 
-def _unreduced(have: TensorSharding, more: Axes, mesh: Mesh) -> Iterator[Step]:
+def _unreduced(have: TensorSharding, more: Axes, mesh: Mesh) -> Iterator[StatedStep]:
     """The steps to a sharding with more unreduced axes: those that split nothing, then those that split dimensions."""
     splitting = tuple(axis for axes in have.axes for axis in axes)
     flat = _minus(more, splitting, mesh)
@@ -201,7 +204,7 @@ def _joined(axes: Axes, others: Axes, mesh: Mesh) -> Axes:
 # The ops.
 
 
-def _move(user: ir.Operation, index: int, steps: list[Step], ip: ir.InsertionPoint) -> None:
+def _move(user: ir.Operation, index: int, steps: list[StatedStep], ip: ir.InsertionPoint) -> None:
     """Puts one op per step between an operand and its user."""
     value, context = user.operands[index], user.context
     for collective, sharding in steps:

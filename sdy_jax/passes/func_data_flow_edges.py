@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.calls import calls_in, owning_op
 from sdy_jax.ir.graph import main_function
-from sdy_jax.passes.shardings import function_shardings, list_of, set_function_sharding, set_list, sharding_of
+from sdy_jax.passes.stored_shardings import function_shardings, list_of, set_function_sharding, set_list, sharding_of
 from sdy_jax.passes.walk import body_of, functions, has_static_shape, just_after, rank, users
 from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding

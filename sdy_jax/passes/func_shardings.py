@@ -7,7 +7,14 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.calls import callee_of, calls_in
 from sdy_jax.ir.graph import main_function, module_meshes
 from sdy_jax.passes.constraints import current_sharding
-from sdy_jax.passes.shardings import filled, function_shardings, list_of, mesh_of, set_function_sharding, set_list
+from sdy_jax.passes.stored_shardings import (
+    filled,
+    function_shardings,
+    list_of,
+    mesh_of,
+    set_function_sharding,
+    set_list,
+)
 from sdy_jax.passes.walk import body_of, functions, terminator_of
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.mesh import Mesh

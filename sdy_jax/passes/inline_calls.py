@@ -13,7 +13,7 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import main_function, pre_order
 from sdy_jax.ir.locations import has_source_line
 from sdy_jax.passes.call_graph import remove_all_but
-from sdy_jax.passes.shardings import function_shardings, list_of
+from sdy_jax.passes.stored_shardings import function_shardings, list_of
 from sdy_jax.passes.walk import body_of, functions, named, symbol
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.sharding import TensorSharding

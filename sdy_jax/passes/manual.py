@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import module_meshes
 from sdy_jax.ir.locations import source_line
-from sdy_jax.passes.shardings import list_of, mesh_of
+from sdy_jax.passes.stored_shardings import list_of, mesh_of
 from sdy_jax.passes.walk import body_of, named
 from sdy_jax.propagation.edges import manual_axes
 from sdy_jax.representation.attributes import manual_axes_to_attribute, shardings_to_attribute

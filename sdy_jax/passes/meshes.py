@@ -11,7 +11,7 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import module_meshes, pre_order
 from sdy_jax.ir.locations import source_line
 from sdy_jax.passes.call_graph import UniqueNames
-from sdy_jax.passes.shardings import (
+from sdy_jax.passes.stored_shardings import (
     LISTS,
     SINGLE,
     function_shardings,

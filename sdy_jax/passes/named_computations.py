@@ -14,7 +14,7 @@ from sdy_jax.ir.calls import CALL, callee_of, calls_in
 from sdy_jax.ir.graph import module_meshes, post_order
 from sdy_jax.passes.call_graph import ORIGINAL_NAME, UniqueNames, callees_first, original_name
 from sdy_jax.passes.data_flow_edges import add_edges_of, sink_edges_of
-from sdy_jax.passes.shardings import filled, function_shardings, list_of, set_function_sharding
+from sdy_jax.passes.stored_shardings import filled, function_shardings, list_of, set_function_sharding
 from sdy_jax.passes.walk import body_of, functions, symbol, terminator_of
 from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.mesh import Mesh

@@ -13,7 +13,7 @@ from sdy_jax.errors import ParseError
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.passes.pipeline_text import WrittenPass, error_at, written_passes
 from sdy_jax.passes.pipelines import PIPELINES
-from sdy_jax.passes.registry import FLAG, PASSES, Allowed, Pass, as_keywords, checked, full_name, options_of
+from sdy_jax.passes.registry import FLAG, PASSES, AllowedValues, Pass, as_keywords, checked, full_name, options_of
 from sdy_jax.passes.walk import check_bodies
 from sdy_jax.text.modules import parse_module
 from sdy_jax.text.printer import module_text
@@ -56,7 +56,7 @@ def _meant(written: WrittenPass, pipeline: str) -> Iterator[Pass]:
     yield from PIPELINES[name](**keywords) if name in PIPELINES else (Pass(name, **keywords),)
 
 
-def _value(text: str, allowed: Allowed) -> bool | str:
+def _value(text: str, allowed: AllowedValues) -> bool | str:
     """The value that an option's text stands for; a flag that is only named is on."""
     return {"true": True, "": True, "false": False}.get(text, text) if allowed == FLAG else text
 

@@ -15,7 +15,7 @@ from sdy_jax.propagation import propagate
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.rules import RuleBook
 
-Strategy = Literal["aggressive", "basic", "basic-then-aggressive"]
+StrategyName = Literal["aggressive", "basic", "basic-then-aggressive"]
 
 
 def _propagate(
@@ -23,7 +23,7 @@ def _propagate(
     rules: RuleBook | None = None,
     *,
     user_priorities: bool,
-    propagation_strategy: Strategy = "aggressive",
+    propagation_strategy: StrategyName = "aggressive",
     run_op_priority_propagation: bool = True,
     conservative_propagation: bool = False,
     keep_sharding_rules: bool = False,

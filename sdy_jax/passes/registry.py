@@ -21,8 +21,8 @@ from sdy_jax.errors import ParseError, UnsupportedError
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.passes import (
     batching,
-    boundary,
     call_graph,
+    close_shardings,
     constraints,
     data_flow_edges,
     explicit_reshards,
@@ -79,9 +79,9 @@ PASSES: dict[str, Callable[..., None]] = {
     "sdy-sink-data-flow-edges": data_flow_edges.sink_data_flow_edges,
     "sdy-remove-sharding-groups": sharding_groups.remove_sharding_groups,
     "sdy-sharding-constraint-to-reshard": constraints.constraints_to_reshards,
-    "sdy-update-non-divisible-input-output-shardings": boundary.make_boundary_divisible,
-    "sdy-remove-sub-axes-in-input-output-shardings": boundary.remove_sub_axes,
-    "sdy-close-shardings": boundary.close_shardings,
+    "sdy-update-non-divisible-input-output-shardings": close_shardings.make_boundary_divisible,
+    "sdy-remove-sub-axes-in-input-output-shardings": close_shardings.remove_sub_axes,
+    "sdy-close-shardings": close_shardings.close_shardings,
     "sdy-insert-explicit-reshards": explicit_reshards.insert_explicit_reshards,
     "sdy-remove-propagation-debug-info": remove_propagation_debug_info,
     "sdy-drop-sharding-rules": sharding_rules.drop_sharding_rules,
@@ -187,7 +187,7 @@ def full_name(name: str, known: Collection[str]) -> str:
 
 # Options.
 
-Allowed = tuple[str, ...] | None
+AllowedValues = tuple[str, ...] | None
 """What may be written as an option's value; None: any text."""
 
 FLAG = ("true", "false")
@@ -195,7 +195,7 @@ FLAG = ("true", "false")
 
 
 @cache
-def options_of(function: Callable[..., Any]) -> Mapping[str, Allowed]:
+def options_of(function: Callable[..., Any]) -> Mapping[str, AllowedValues]:
     """The options of a pass's or pipeline's function, as written in text."""
     bound = set(function.keywords) if isinstance(function, partial) else set()
     function = function.func if isinstance(function, partial) else function
@@ -205,7 +205,7 @@ def options_of(function: Callable[..., Any]) -> Mapping[str, Allowed]:
     return {option.replace("_", "-"): _allowed(hints[option]) for option in own}
 
 
-def _allowed(hint: Any) -> Allowed:
+def _allowed(hint: Any) -> AllowedValues:
     if hint is bool:
         return FLAG
     words = [a for part in (hint, *typing.get_args(hint)) if typing.get_origin(part) is Literal for a in part.__args__]
@@ -229,7 +229,7 @@ def checked(name: str, function: Callable[..., Any], given: Mapping[str, bool | 
     return {option: given[option] for option in known if option in given}
 
 
-def _is_allowed(value: bool | str, allowed: Allowed) -> bool:
+def _is_allowed(value: bool | str, allowed: AllowedValues) -> bool:
     if allowed == FLAG or not isinstance(value, str):
         return allowed == FLAG and isinstance(value, bool)
     return value in allowed if allowed else quoted(value) is not None

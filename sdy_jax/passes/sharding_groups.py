@@ -13,7 +13,7 @@ from sdy_jax.ir.graph import post_order
 from sdy_jax.ir.hidden_frames import users_stack_level
 from sdy_jax.ir.locations import source_line
 from sdy_jax.passes.constraints import constrain_uses, current_sharding, shardable
-from sdy_jax.passes.shardings import set_sharding
+from sdy_jax.passes.stored_shardings import set_sharding
 from sdy_jax.passes.walk import named, rank
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -64,8 +64,8 @@ def _note_number(op: ir.Operation, number: int) -> None:
 
 def _own_number(op: ir.Operation) -> int:
     """The number that the user gave to a group; pairs that are to be sharded alike have negative ones."""
-    noted = _NOTED.search(str(op.location))
-    return int(noted[1]) if noted else group_id(op)
+    recorded = _NOTED.search(str(op.location))
+    return int(recorded[1]) if recorded else group_id(op)
 
 
 def _root(parent: dict[int, int], group: int) -> int:

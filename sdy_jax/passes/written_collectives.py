@@ -7,10 +7,10 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.passes.constraints import current_sharding
-from sdy_jax.passes.shardings import sharding_of
+from sdy_jax.passes.stored_shardings import sharding_of
 from sdy_jax.passes.walk import named
 from sdy_jax.representation.attributes import sharding_attributes
-from sdy_jax.representation.collectives import KINDS, REDUCING
+from sdy_jax.representation.sdy_collectives import KINDS, REDUCING
 from sdy_jax.representation.sharding import TensorSharding
 
 _NAMES = tuple(f"sdy.{kind}" for kind in KINDS)

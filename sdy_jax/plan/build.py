@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import function_shardings, main_function, set_function_shardings, shape_and_dtype
-from sdy_jax.lowering.placement.partition import partition
+from sdy_jax.lowering.placement.partitioner import partition
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.lowering.placement.uneven import uneven
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -152,7 +152,7 @@ def _keep_arguments_whole(module: ir.Operation, program: Program) -> None:
     whole = {
         i: replace(sharding, unreduced_axes=(), reduction="sum")
         for i, sharding in enumerate(found)
-        if sharding is not None and sharding.unreduced_axes and i - first not in program.terms
+        if sharding is not None and sharding.unreduced_axes and i - first not in program.unreduced_arguments
     }
     if whole:
         set_function_shardings(main, "arg_attrs", count, whole)

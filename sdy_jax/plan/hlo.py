@@ -71,7 +71,7 @@ def collectives_in_hlo(text: str) -> list[HloCollective]:
     Raises:
       ParseError: an instruction names an operand, or groups, that cannot be read.
     """
-    module = _Module.parse(text)
+    module = _HloModule.parse(text)
     executions = module.executions()
     return [
         _collective(instruction, module, executions[name])
@@ -102,14 +102,14 @@ class _Instruction:
 
 
 @dataclass(frozen=True, slots=True)
-class _Module:
+class _HloModule:
     computations: dict[str, list[_Instruction]]
     entry: str
     devices: int
     types: dict[str, str]
 
     @classmethod
-    def parse(cls, text: str) -> _Module:
+    def parse(cls, text: str) -> _HloModule:
         computations: dict[str, list[_Instruction]] = {}
         entry = current = ""
         for line in text.splitlines():
@@ -229,7 +229,7 @@ def _trip_count(instruction: _Instruction) -> int:
     return int(known[1]) if known else 1
 
 
-def _collective(instruction: _Instruction, module: _Module, count: int) -> HloCollective:
+def _collective(instruction: _Instruction, module: _HloModule, count: int) -> HloCollective:
     size = group_size(instruction.attributes, module.devices)
     operand = sum(module.bytes_of(name) for name in instruction.operands)
     return HloCollective(instruction.opcode, size, operand, WIRE_BYTES[instruction.opcode](size, operand), count)

@@ -13,13 +13,13 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Block, Graph, Op, Value, pre_order
-from sdy_jax.ir.locations import Place, place_of
+from sdy_jax.ir.locations import SourcePlace, place_of
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT
-from sdy_jax.plan.sites import Site, site_of
+from sdy_jax.plan.sites import SourceSite, site_of
 from sdy_jax.propagation.engine import Engine
-from sdy_jax.propagation.places import NOWHERE
 from sdy_jax.propagation.record import FunctionResult
+from sdy_jax.propagation.value_ids import NOWHERE
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
 from sdy_jax.rules.dataflow import EdgeKind
@@ -41,7 +41,7 @@ class Named:
 
     name: str
     line: str
-    place: int
+    value_id: int
     sharding: TensorSharding | None
     label: str
     library: str = ""
@@ -96,15 +96,15 @@ class Naming:
 
     @cached_property
     def _boundary(self) -> list[Named]:
-        arguments = [self._engine.places.of(v) for v in self._graph.arguments]
-        places = (*arguments, *self._result_places)
+        arguments = [self._engine.value_ids.of(v) for v in self._graph.arguments]
+        value_ids = (*arguments, *self._result_ids)
         names = (*self._inputs, *self._outputs)
-        return [Named(n, "", p, self.final(p), n) for n, p in zip(names, places, strict=True)]
+        return [Named(n, "", p, self.final(p), n) for n, p in zip(names, value_ids, strict=True)]
 
     @cached_property
-    def _result_places(self) -> list[int]:
+    def _result_ids(self) -> list[int]:
         functions = self._graph.functions.items()
-        return self._engine.places.results[next(n for n, f in functions if f is self._graph.main)]
+        return self._engine.value_ids.results[next(n for n, f in functions if f is self._graph.main)]
 
     def _on_line(self, name: str) -> list[Named]:
         if not re.search(r":\d+$", name):
@@ -135,16 +135,16 @@ class Naming:
         state = ir.AsmState(graph.module)
         found: list[Named] = []
         for op, origin in self._origins():
-            source, nowhere = place_of(origin.mlir.location), Place("")
+            source, nowhere = place_of(origin.mlir.location), SourcePlace("")
             values = [(v, own, source) for v, own in zip(op.results, origin.results, strict=True)]
             for block, inside in zip(op.blocks, origin.blocks, strict=True):
                 values += [(v, own, nowhere) for v, own in zip(block.arguments, inside.arguments, strict=True)]
             for value, own, at in values:
-                place = self._engine.places.of(own)
-                if place != NOWHERE:
+                value_id = self._engine.value_ids.of(own)
+                if value_id != NOWHERE:
                     name = value.mlir.get_name(state)
-                    label = f"{name}, {self.describe(place)}"
-                    found.append(Named(name, at.line, place, self.final(place), label, at.library))
+                    label = f"{name}, {self.describe(value_id)}"
+                    found.append(Named(name, at.line, value_id, self.final(value_id), label, at.library))
         return found
 
     def _origins(self) -> Iterator[tuple[Op, Op]]:
@@ -156,41 +156,41 @@ class Naming:
 
     @cached_property
     def _final(self) -> dict[int, TensorSharding | None]:
-        graph, places = self._after_export, self._engine.places
+        graph, value_ids = self._after_export, self._engine.value_ids
         found: dict[int, TensorSharding | None] = {}
         for op, origin in self._origins():
             for value, source in zip(op.results, origin.results, strict=True):
                 if value.sharding is not None:
-                    found[places.of(source)] = value.sharding
+                    found[value_ids.of(source)] = value.sharding
         for value, source in zip(graph.arguments, self._graph.arguments, strict=True):
-            found[places.of(source)] = value.sharding
-        found.update(zip(self._result_places, graph.result_shardings(graph.main), strict=True))
+            found[value_ids.of(source)] = value.sharding
+        found.update(zip(self._result_ids, graph.result_shardings(graph.main), strict=True))
         return found
 
-    def final(self, place: int) -> TensorSharding | None:
-        """The sharding of a place after export; where export leaves none, that after propagation."""
-        return self._final.get(place, self._engine.sharding(place))
+    def final(self, value_id: int) -> TensorSharding | None:
+        """The sharding of a value id after export; where export leaves none, that after propagation."""
+        return self._final.get(value_id, self._engine.sharding(value_id))
 
     # From values to words.
 
-    def type_of(self, place: int) -> str:
+    def type_of(self, value_id: int) -> str:
         """`f32[8@data,4]`, with the final axes."""
-        value = self._value(place)
-        return type_text(value.dtype, value.shape, self.final(place))
+        value = self._value(value_id)
+        return type_text(value.dtype, value.shape, self.final(value_id))
 
-    def shape_of(self, place: int) -> tuple[int, ...]:
-        return self._value(place).shape or ()
+    def shape_of(self, value_id: int) -> tuple[int, ...]:
+        return self._value(value_id).shape or ()
 
-    def _value(self, place: int) -> Value:
-        where = self._engine.places.places[place]
+    def _value(self, value_id: int) -> Value:
+        where = self._engine.value_ids.values[value_id]
         assert where is not None
         if isinstance(where, FunctionResult):
             return where.function.blocks[0].terminator.operands[where.index]
         return where
 
-    def describe(self, place: int, near: Site | None = None) -> str:
+    def describe(self, value_id: int, near: SourceSite | None = None) -> str:
         """What a user would call the value; the source line is left out if it is that of `near`."""
-        where = self._engine.places.places[place]
+        where = self._engine.value_ids.values[value_id]
         assert where is not None
         if isinstance(where, FunctionResult):
             name = f"result {where.index} of @{where.function.text('sym_name')}"
@@ -198,7 +198,7 @@ class Naming:
         op = where.defining_op
         if op is None:
             return self._inputs[where.index] if self.is_input(where) else self._argument(where)
-        edge = self._engine.places.edges.get(op)
+        edge = self._engine.value_ids.edges.get(op)
         if edge is not None:
             return self._edge(edge.owner_op, edge.edge.kind, edge.edge.owner.index)
         number = f"result {where.index} of " if len(op.results) > 1 else ""
@@ -224,7 +224,7 @@ class Naming:
 
     def role(self, op: Op, tensor: int, num_operands: int) -> str:
         """What a tensor is to its op: `operand 1`, `result`, `initial value`."""
-        edge = self._engine.places.edges.get(op)
+        edge = self._engine.value_ids.edges.get(op)
         if edge is None:
             if tensor < num_operands:
                 return f"operand {tensor}" if num_operands > 1 else "operand"
@@ -239,20 +239,20 @@ class Naming:
 
     def op_text(self, op: Op) -> str:
         """`dot_general at model.py:34 in attention`; for a data-flow edge, what it belongs to."""
-        edge = self._engine.places.edges.get(op)
+        edge = self._engine.value_ids.edges.get(op)
         if edge is not None:
             return self._edge(edge.owner_op, edge.edge.kind, edge.edge.owner.index)
         return str(self.site(op))
 
-    def site_of_place(self, place: int) -> Site | None:
-        """The site of the op whose result is at a place; None for arguments and result attributes."""
-        where = self._engine.places.places[place]
+    def site_of_value_id(self, value_id: int) -> SourceSite | None:
+        """The site of the op whose result is for a value id; None for arguments and result attributes."""
+        where = self._engine.value_ids.values[value_id]
         op = where.defining_op if isinstance(where, Value) else None
         return None if op is None else self.site_of(op)
 
-    def site_of(self, op: Op) -> Site:
+    def site_of(self, op: Op) -> SourceSite:
         """The site of an op; of a data-flow edge, that of the op it belongs to."""
-        edge = self._engine.places.edges.get(op)
+        edge = self._engine.value_ids.edges.get(op)
         return self.site(op if edge is None else edge.owner_op)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from sdy_jax.plan.annotations import Annotations
+from sdy_jax.plan.annotation_origins import Annotations
 from sdy_jax.plan.naming import Naming
-from sdy_jax.propagation.blockers import Block, Blockers, Reason
+from sdy_jax.propagation.blockers import Blockage, Blockers, Reason
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import axis_at
-from sdy_jax.propagation.items import Item
-from sdy_jax.propagation.places import NOWHERE
+from sdy_jax.propagation.value_ids import NOWHERE
+from sdy_jax.propagation.worklist import WorklistEntry
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.type_text import axis_name
 
@@ -53,13 +53,13 @@ class ObstacleTexts:
     sizes: Mapping[str, int]
     links: Links
 
-    def obstacle(self, block: Block, steps: int, axis: AxisRef) -> Obstacle:
+    def obstacle(self, block: Blockage, steps: int, axis: AxisRef) -> Obstacle:
         """A block as text; `steps`: the number of ops between it and the value asked for."""
-        naming, item, op = self.naming, block.item, block.item.op
-        operands = len(self.blockers.rule(item).operand_mappings)
+        naming, entry, op = self.naming, block.entry, block.entry.op
+        operands = len(self.blockers.rule(entry).operand_mappings)
         site = naming.site_of(op)
         source, target = (naming.role(op, t, operands) for t in (block.source, block.target))
-        holder = item.places[block.source]
+        holder = entry.value_ids[block.source]
         has = f"{source} ({naming.describe(holder, site)}, {naming.type_of(holder)})"
         far = ""
         if steps:
@@ -71,18 +71,18 @@ class ObstacleTexts:
         text = f"{far}{naming.op_text(op)}: {has} has it, but does not give it to {target}: {what}"
         return Obstacle(block.reason.name, text, tuple(self._because(block)), op.name, site.line, site.function)
 
-    def _what(self, block: Block, axis: AxisRef) -> str:
+    def _what(self, block: Blockage, axis: AxisRef) -> str:
         """The reason with its axes and sizes."""
         candidate = block.candidate or axis
-        name, size = axis_name(candidate), self.blockers.rule(block.item).factor_sizes[block.factor]
+        name, size = axis_name(candidate), self.blockers.rule(block.entry).factor_sizes[block.factor]
         axes = ", ".join(f"'{axis_name(a)}'" for a in block.axes)
-        place = block.item.places[block.at]
-        dim = f"dim {block.dim} of {self.naming.type_of(place)}" if place != NOWHERE else f"dim {block.dim}"
+        value_id = block.entry.value_ids[block.at]
+        dim = f"dim {block.dim} of {self.naming.type_of(value_id)}" if value_id != NOWHERE else f"dim {block.dim}"
         first = f"'{name}' has to come first, and " if candidate.name != axis.name else ""
         texts = {
-            Reason.MESHES: f"it lies on another mesh, {self._mesh(place)}",
+            Reason.MESHES: f"it lies on another mesh, {self._mesh(value_id)}",
             Reason.BLOCKED_FACTOR: "the op's sharding rule lets nothing propagate along this dimension",
-            Reason.DIRECTION: f"shardings do not pass the op in this direction{_allowed(block.item)}",
+            Reason.DIRECTION: f"shardings do not pass the op in this direction{_allowed(block.entry)}",
             Reason.FACTOR_CONFLICT: f"{dim} is split along {axes} instead, and the op's tensors must agree on it",
             Reason.CLOSED: f"{dim} is closed{f', with {axes}' if axes else ''}",
             Reason.REPLICATED: f"'{name}' is explicitly replicated there",
@@ -99,24 +99,24 @@ class ObstacleTexts:
     def _size(self, axis: AxisRef) -> int:
         return axis.sub_axis.size if axis.sub_axis else self.sizes[axis.name]
 
-    def _mesh(self, place: int) -> str:
-        sharding = self.engine.sharding(place)
+    def _mesh(self, value_id: int) -> str:
+        sharding = self.engine.sharding(value_id)
         return f"@{sharding.mesh}" if sharding is not None else "none"
 
-    def _because(self, block: Block) -> Iterator[str]:
+    def _because(self, block: Blockage) -> Iterator[str]:
         """The annotation from which the axes in the way come."""
-        place = block.item.places[block.at]
-        if place == NOWHERE:
+        value_id = block.entry.value_ids[block.at]
+        if value_id == NOWHERE:
             return
         if block.axes and block.reason in (Reason.FACTOR_CONFLICT, Reason.USED, Reason.OVERFLOW):
-            held = axis_at(self.engine.sharding(place), block.dim, block.axes[0])
+            held = axis_at(self.engine.sharding(value_id), block.dim, block.axes[0])
             if held is not None:
-                yield from self.links(place, block.dim, held)
+                yield from self.links(value_id, block.dim, held)
         elif block.reason in (Reason.CLOSED, Reason.REPLICATED, Reason.UNREDUCED, Reason.MESHES):
-            yield from (note.text for note in self.annotations.of(place))
+            yield from (note.text for note in self.annotations.of(value_id))
 
 
-def _allowed(item: Item) -> str:
-    if item.op.name != "sdy.propagation_barrier":
+def _allowed(entry: WorklistEntry) -> str:
+    if entry.op.name != "sdy.propagation_barrier":
         return ""
-    return f": the barrier allows {item.directions[0][0].name}"
+    return f": the barrier allows {entry.directions[0][0].name}"

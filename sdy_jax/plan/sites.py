@@ -9,7 +9,7 @@ from sdy_jax.ir.locations import place_of, short_source
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class SourceSite:
     """An op's name and place in the source.
 
     `name` is jax's name of the primitive where the location has one, else MLIR's name of the op; `line` is
@@ -30,8 +30,8 @@ class Site:
         return f"{self.name} at {where}{' (backward pass)' if self.backward else ''}"
 
 
-def site_of(op: Op) -> Site:
+def site_of(op: Op) -> SourceSite:
     """Reads an op's location."""
     place = place_of(op.mlir.location)
     line, library = short_source(place.line), short_source(place.library)
-    return Site(op.name, place.primitive or op.name, line, place.function, place.backward, library)
+    return SourceSite(op.name, place.primitive or op.name, line, place.function, place.backward, library)

@@ -15,15 +15,15 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, main_function
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import Compat, plan_import
-from sdy_jax.passes.shardings import function_shardings
-from sdy_jax.plan.annotations import Annotations
+from sdy_jax.passes.stored_shardings import function_shardings
+from sdy_jax.plan.annotation_origins import Annotations
 from sdy_jax.plan.naming import Named, Naming
 from sdy_jax.plan.obstacle import ObstacleTexts
 from sdy_jax.plan.why_not import Obstacles, WhyNot
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.blockers import Blockers
 from sdy_jax.propagation.history import Cause, History
-from sdy_jax.propagation.record import Event, Step
+from sdy_jax.propagation.record import Event, RecordedStep
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import FactorType, OpShardingRule, factor_symbol
 from sdy_jax.representation.type_text import axis_name
@@ -156,7 +156,7 @@ class Explanation:
         """
         found = self.naming.find(value)
         chains = [chain for named in found for chain in self._chains(named)]
-        types = dict.fromkeys((named.label, self.naming.type_of(named.place)) for named in found)
+        types = dict.fromkeys((named.label, self.naming.type_of(named.value_id)) for named in found)
         return Why(tuple(types), tuple(chains))
 
     def why_not(self, value: str, axis: str, dim: int | None = None) -> WhyNot:
@@ -178,52 +178,52 @@ class Explanation:
         texts = ObstacleTexts(self.engine, blockers, self.naming, self.annotations, self._sizes, self._link_texts)
         return Obstacles(texts)
 
-    def _link_texts(self, place: int, dim: int, axis: AxisRef) -> Iterator[str]:
-        return (link.text for link in self.links(place, dim, axis))
+    def _link_texts(self, value_id: int, dim: int, axis: AxisRef) -> Iterator[str]:
+        return (link.text for link in self.links(value_id, dim, axis))
 
     def _chains(self, named: Named) -> Iterator[Chain]:
         if named.sharding is None:
             return
-        type_ = self.naming.type_of(named.place)
+        type_ = self.naming.type_of(named.value_id)
         for dim, dimension in enumerate(named.sharding.dimensions):
             for axis in dimension.axes:
-                links = tuple(self.links(named.place, dim, axis))
+                links = tuple(self.links(named.value_id, dim, axis))
                 yield Chain(named.label, type_, axis_name(axis), dim, links)
 
-    def links(self, place: int, dim: int, axis: AxisRef) -> Iterator[Link]:
-        """The links of an axis that a place has in a dimension, back to the annotation."""
-        axis, change = self._before_export(place, dim, axis)
+    def links(self, value_id: int, dim: int, axis: AxisRef) -> Iterator[Link]:
+        """The links of an axis that a value id has in a dimension, back to the annotation."""
+        axis, change = self._before_export(value_id, dim, axis)
         if change is not None:
             yield change
-        while not self.history.is_given(place, dim, axis):
-            cause = self.history.cause(place, dim, axis)
+        while not self.history.is_given(value_id, dim, axis):
+            cause = self.history.cause(value_id, dim, axis)
             if cause is None:
                 break
             yield self._link(cause)
             if cause.spread is not None and cause.source is None:
                 return
-            place, dim, axis = cause.place, cause.dim, cause.axis
-        yield from self._origin(place, dim, axis)
+            value_id, dim, axis = cause.value_id, cause.dim, cause.axis
+        yield from self._origin(value_id, dim, axis)
 
-    def _before_export(self, place: int, dim: int, axis: AxisRef) -> tuple[AxisRef, Link | None]:
-        """The axis that the place had after propagation, and what export made of it if it is another one."""
-        sharding = self.engine.sharding(place)
+    def _before_export(self, value_id: int, dim: int, axis: AxisRef) -> tuple[AxisRef, Link | None]:
+        """The axis that the value id had after propagation, and what export made of it if it is another one."""
+        sharding = self.engine.sharding(value_id)
         if sharding is None or axis in sharding.dimensions[dim].axes:
             return axis, None
         whole = next((a for a in sharding.dimensions[dim].axes if a.name == axis.name), axis)
-        size, shards = self.naming.shape_of(place)[dim], self._size(whole)
+        size, shards = self.naming.shape_of(value_id)[dim], self._size(whole)
         text = f"'{axis_name(whole)}' of size {shards}, shortened at the boundary: it does not divide {size} evenly"
-        type_ = self.naming.type_of(place)
-        return whole, Link("export", axis_name(whole), dim, self.naming.describe(place), type_, text)
+        type_ = self.naming.type_of(value_id)
+        return whole, Link("export", axis_name(whole), dim, self.naming.describe(value_id), type_, text)
 
     def _size(self, axis: AxisRef) -> int:
         return axis.sub_axis.size if axis.sub_axis else self._sizes[axis.name]
 
     def _link(self, cause: Cause) -> Link:
         step, naming = cause.write.step, self.naming
-        place, dim = cause.place, cause.dim
-        value, type_ = naming.describe(place), naming.type_of(place)
-        site = naming.site_of_place(cause.place) if step.op.name == "func.return" else naming.site_of(step.op)
+        value_id, dim = cause.value_id, cause.dim
+        value, type_ = naming.describe(value_id), naming.type_of(value_id)
+        site = naming.site_of_value_id(cause.value_id) if step.op.name == "func.return" else naming.site_of(step.op)
         if cause.spread is None:
             text = f"{value}, dim {dim} of {type_}; it is in the same sharding group"
             return Link("group", axis_name(cause.axis), dim, value, type_, text, "sdy.sharding_group")
@@ -255,21 +255,21 @@ class Explanation:
         there = f", dim {cause.dim} of {type_}"
         if op.name == "func.return":
             return f"{value}{there}; " + ("returned" if source < step.num_operands else "the result that it is")
-        own = "" if source >= step.num_operands else f": {naming.describe(cause.place, naming.site_of(op))}"
+        own = "" if source >= step.num_operands else f": {naming.describe(cause.value_id, naming.site_of(op))}"
         return f"{naming.role(op, source, step.num_operands)} of {where}{own}{there}{how}"
 
-    def _origin(self, place: int, dim: int, axis: AxisRef) -> Iterator[Link]:
-        """The annotation at which a chain ends, and how it came to the place."""
-        found = self.annotations.of(place)
+    def _origin(self, value_id: int, dim: int, axis: AxisRef) -> Iterator[Link]:
+        """The annotation at which a chain ends, and how it came to the value id."""
+        found = self.annotations.of(value_id)
         if not found:
-            value, type_ = self.naming.describe(place), self.naming.type_of(place)
+            value, type_ = self.naming.describe(value_id), self.naming.type_of(value_id)
             yield Link("unknown", axis_name(axis), dim, value, type_, f"no annotation: {value} began with the axis")
         for note in found:
-            value, type_ = self.naming.describe(note.place), self.naming.type_of(note.place)
+            value, type_ = self.naming.describe(note.value_id), self.naming.type_of(note.value_id)
             yield Link(note.kind, axis_name(axis), dim, value, type_, note.text, note.op, note.line, note.function)
 
 
-def _how(rule: OpShardingRule, factor: int, step: Step) -> str:
+def _how(rule: OpShardingRule, factor: int, step: RecordedStep) -> str:
     """`along k of ([i,k], [k,j])->([i,j]), which is summed over; op priority 2`."""
     parts = []
     if len(set(rule.mappings)) > 1:

@@ -11,10 +11,10 @@ from sdy_jax.errors import ParseError, SdyError
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.plan.naming import Named
 from sdy_jax.plan.obstacle import Obstacle, ObstacleTexts
-from sdy_jax.propagation.blockers import Block
+from sdy_jax.propagation.blockers import Blockage
 from sdy_jax.propagation.edges import manual_axes
 from sdy_jax.propagation.history import axis_at, has_axis
-from sdy_jax.propagation.places import NOWHERE
+from sdy_jax.propagation.value_ids import NOWHERE
 from sdy_jax.representation.axes import contains
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
@@ -58,7 +58,7 @@ class Obstacles:
         ref = self._axis(axis)
         entries = []
         for named in self._naming.find(value):
-            type_, rank = self._naming.type_of(named.place), len(self._naming.shape_of(named.place))
+            type_, rank = self._naming.type_of(named.value_id), len(self._naming.shape_of(named.value_id))
             if dim is not None and not (isinstance(dim, int) and 0 <= dim < rank):
                 raise SdyError(f"{named.label} is {type_} and has no dim {dim}; its dimensions count from 0")
             dims = tuple(range(rank)) if dim is None else (dim,)
@@ -84,33 +84,33 @@ class Obstacles:
         return AxisRef(axis.name) if sub is not None and sub.size == size else axis
 
     def _of(self, named: Named, axis: AxisRef, dims: Sequence[int]) -> Iterator[Obstacle]:
-        plain = self._without_a_search(named, axis, dims) or self._manual(named.place, axis)
+        plain = self._without_a_search(named, axis, dims) or self._manual(named.value_id, axis)
         if plain is not None:
             yield plain
             return
-        found = list(self._near(named.place, axis, dims))
+        found = list(self._near(named.value_id, axis, dims))
         yield from found[:_MOST]
         if len(found) > _MOST:
             yield Obstacle("MORE", f"and {len(found) - _MOST} more ops")
         if not found:
-            yield self._far(named.place, axis, dims)
+            yield self._far(named.value_id, axis, dims)
 
     def _without_a_search(self, named: Named, axis: AxisRef, dims: Sequence[int]) -> Obstacle | None:
         """Reasons that need no look at other values."""
-        name, shape = axis_name(axis), self._naming.shape_of(named.place)
+        name, shape = axis_name(axis), self._naming.shape_of(named.value_id)
         if not shape:
             return Obstacle("SCALAR", "a scalar has no dimension to split")
         for dim in dims:
             if has_axis(named.sharding, dim, axis):
                 return Obstacle("PRESENT", f"it is split along '{name}' on dim {dim}: `why` tells why")
         for dim in dims:
-            if has_axis(self._engine.sharding(named.place), dim, axis):
+            if has_axis(self._engine.sharding(named.value_id), dim, axis):
                 text = f"propagation gave it '{name}' on dim {dim}, but a boundary value must be split evenly"
                 return Obstacle("EXPORT", f"{text}, and {shape[dim]} is not")
         return None
 
-    def _manual(self, place: int, axis: AxisRef) -> Obstacle | None:
-        where = self._engine.places.places[place]
+    def _manual(self, value_id: int, axis: AxisRef) -> Obstacle | None:
+        where = self._engine.value_ids.values[value_id]
         op = where.owner.parent if isinstance(where, Value) else None
         while op is not None:
             if axis.name in manual_axes(op):
@@ -122,42 +122,42 @@ class Obstacles:
 
     # The ops next to the value.
 
-    def _near(self, place: int, axis: AxisRef, dims: Sequence[int]) -> Iterator[Obstacle]:
+    def _near(self, value_id: int, axis: AxisRef, dims: Sequence[int]) -> Iterator[Obstacle]:
         seen = set()
         for dim in dims:
-            for block in self._blocks(place, dim, axis):
-                key = (block.item.op, block.target, block.reason, block.at, block.dim)
+            for block in self._blocks(value_id, dim, axis):
+                key = (block.entry.op, block.target, block.reason, block.at, block.dim)
                 if key not in seen:
                     seen.add(key)
                     yield self._texts.obstacle(block, 0, axis)
-        for op in self._without_rule(place, axis):
+        for op in self._without_rule(value_id, axis):
             yield self._no_rule(op)
 
-    def _blocks(self, place: int, dim: int, axis: AxisRef) -> Iterator[Block]:
+    def _blocks(self, value_id: int, dim: int, axis: AxisRef) -> Iterator[Blockage]:
         """What blocks the axis at each op of which another tensor has it along a factor of the dimension."""
-        for item in self._blockers.items.get(place, ()):
-            shardings = self._blockers.seen(item)
-            for target in (t for t, p in enumerate(item.places) if p == place):
-                for factor, source, there in self._blockers.neighbours(item, target, dim):
+        for entry in self._blockers.entries.get(value_id, ()):
+            shardings = self._blockers.seen(entry)
+            for target in (t for t, p in enumerate(entry.value_ids) if p == value_id):
+                for factor, source, there in self._blockers.neighbours(entry, target, dim):
                     held, own = axis_at(shardings[source], there, axis), axis_at(shardings[target], dim, axis)
                     if held is None or (own is not None and contains(own, held)):
                         continue
-                    block = self._blockers.block(item, target, factor, source, held)
+                    block = self._blockers.block(entry, target, factor, source, held)
                     if block is not None:
                         yield block
 
-    def _without_rule(self, place: int, axis: AxisRef) -> Iterator[Op]:
+    def _without_rule(self, value_id: int, axis: AxisRef) -> Iterator[Op]:
         """Ops next to a value through which nothing propagates, and which have another value that has the axis."""
-        where = self._engine.places.places[place]
+        where = self._engine.value_ids.values[value_id]
         if not isinstance(where, Value):
             return
-        known = {item.op for item in self._blockers.items.get(place, ())}
+        known = {entry.op for entry in self._blockers.entries.get(value_id, ())}
         around = ([where.defining_op] if where.defining_op else []) + [user for user, _ in where.uses]
         for op in dict.fromkeys(around):
             others = [v for v in (*op.operands, *op.results) if v is not where]
             if op in known or not op.results or is_data_flow(op) or op in self._engine.liveness.dead:
                 continue
-            if any(_dim_with(self._engine.sharding(self._engine.places.of(v)), axis) is not None for v in others):
+            if any(_dim_with(self._engine.sharding(self._engine.value_ids.of(v)), axis) is not None for v in others):
                 yield op
 
     def _no_rule(self, op: Op) -> Obstacle:
@@ -167,9 +167,9 @@ class Obstacles:
 
     # Further away.
 
-    def _far(self, place: int, axis: AxisRef, dims: Sequence[int]) -> Obstacle:
+    def _far(self, value_id: int, axis: AxisRef, dims: Sequence[int]) -> Obstacle:
         """Where the axis stops on its way from the nearest value that has it, following dimensions through ops."""
-        todo = deque((place, dim, 0) for dim in dims)
+        todo = deque((value_id, dim, 0) for dim in dims)
         seen = {(p, d) for p, d, _ in todo}
         opaque: Op | None = None
         while todo:
@@ -185,21 +185,21 @@ class Obstacles:
         if opaque is not None:
             return self._no_rule(opaque)
         text = f"no value whose dimensions correspond to its own through the program's ops has '{axis_name(axis)}'"
-        present = self._engine.sharding(place)
-        used = (d for d in range(len(self._naming.shape_of(place))) if d not in dims and axis_at(present, d, axis))
+        present = self._engine.sharding(value_id)
+        used = (d for d in range(len(self._naming.shape_of(value_id))) if d not in dims and axis_at(present, d, axis))
         text += "".join(f"; it is split along '{axis_name(axis)}' on dim {d}" for d in used)
-        sharding = self._engine.given(place)
+        sharding = self._engine.given(value_id)
         closed = sharding is not None and sharding.is_fully_closed
-        notes = (f"its dimensions are closed by {n.text}" for n in self._annotations.of(place)[-1:] if closed)
+        notes = (f"its dimensions are closed by {n.text}" for n in self._annotations.of(value_id)[-1:] if closed)
         return Obstacle("NO_SOURCE", text, tuple(notes))
 
-    def _connected(self, place: int, dim: int) -> Iterator[tuple[int, int]]:
-        for item in self._blockers.items.get(place, ()):
-            for target in (t for t, p in enumerate(item.places) if p == place):
-                for _, tensor, there in self._blockers.neighbours(item, target, dim):
-                    if item.places[tensor] != NOWHERE:
-                        yield item.places[tensor], there
-        for peer in self._engine.peers.get(place, ()):
+    def _connected(self, value_id: int, dim: int) -> Iterator[tuple[int, int]]:
+        for entry in self._blockers.entries.get(value_id, ()):
+            for target in (t for t, p in enumerate(entry.value_ids) if p == value_id):
+                for _, tensor, there in self._blockers.neighbours(entry, target, dim):
+                    if entry.value_ids[tensor] != NOWHERE:
+                        yield entry.value_ids[tensor], there
+        for peer in self._engine.peers.get(value_id, ()):
             yield peer, dim
 
 

@@ -6,19 +6,19 @@ import math
 from collections.abc import Sequence
 
 from sdy_jax.propagation.basic import (
-    Problem,
+    FactorProblem,
     allowed_across,
     allowed_within,
     compatible_axes,
     extend,
     truncate,
 )
-from sdy_jax.propagation.projection import Axes, TensorProjection
+from sdy_jax.propagation.projection import TensorProjection
 from sdy_jax.representation.axes import PrefixStatus, prefix_status
-from sdy_jax.representation.mesh import axes_size
+from sdy_jax.representation.mesh import Axes, axes_size
 
 
-def propagate_aggressive(problem: Problem) -> set[int]:
+def propagate_aggressive(problem: FactorProblem) -> set[int]:
     """Extends the tensors' factor shardings in place. Returns the indices of the changed tensors."""
     candidates = [compatible_axes(problem, factor) for factor in range(len(problem.sizes))]
     if not any(candidates):
@@ -33,7 +33,7 @@ def propagate_aggressive(problem: Problem) -> set[int]:
     return changed
 
 
-def factor_order(problem: Problem, candidates: Sequence[Axes]) -> list[int]:
+def factor_order(problem: FactorProblem, candidates: Sequence[Axes]) -> list[int]:
     """Factors with axes to give, those with the largest source tensor first.
 
     A source of a factor is a tensor that has all of its candidate axes; element-wise ops prefer more shards.
@@ -48,7 +48,7 @@ def factor_order(problem: Problem, candidates: Sequence[Axes]) -> list[int]:
     return sorted((f for f, axes in enumerate(candidates) if axes), key=key)
 
 
-def _source(problem: Problem, factor: int, axes: Axes, sizes: Sequence[int]) -> tuple[int, int]:
+def _source(problem: FactorProblem, factor: int, axes: Axes, sizes: Sequence[int]) -> tuple[int, int]:
     best = (-1, -1)
     for number, tensor in enumerate(problem.tensors):
         sharding = tensor.factors.get(factor)
@@ -60,7 +60,7 @@ def _source(problem: Problem, factor: int, axes: Axes, sizes: Sequence[int]) -> 
 
 
 def _update(
-    problem: Problem, tensor: TensorProjection, is_operand: bool, order: Sequence[int], candidates: Sequence[Axes]
+    problem: FactorProblem, tensor: TensorProjection, is_operand: bool, order: Sequence[int], candidates: Sequence[Axes]
 ) -> bool:
     changed = False
     for factor in order:
@@ -77,15 +77,15 @@ def _update(
     return changed
 
 
-def _within(problem: Problem, tensor: TensorProjection, factor: int, axes: Axes) -> Axes:
+def _within(problem: FactorProblem, tensor: TensorProjection, factor: int, axes: Axes) -> Axes:
     return truncate(axes, lambda axis, previous: allowed_within(tensor, factor, axis, previous, problem), problem)
 
 
-def _across(problem: Problem, tensor: TensorProjection, factor: int, axes: Axes) -> Axes:
+def _across(problem: FactorProblem, tensor: TensorProjection, factor: int, axes: Axes) -> Axes:
     return truncate(axes, lambda axis, _: allowed_across(tensor, factor, axis), problem)
 
 
-def _no_more_than_results(problem: Problem, factor: int, axes: Axes) -> Axes:
+def _no_more_than_results(problem: FactorProblem, factor: int, axes: Axes) -> Axes:
     """An operand is never sharded more than the results through a step between operands."""
     for result in problem.results:
         sharding = result.factors.get(factor)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sdy_jax.propagation.projection import Axes, TensorProjection
+from sdy_jax.propagation.projection import TensorProjection
 from sdy_jax.representation.axes import PrefixStatus, contains, prefix_of, prefix_status, prefix_without_overlaps
-from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 
 
 class Direction(enum.IntEnum):
@@ -27,7 +27,7 @@ class Direction(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FactorProblem:
     """One op to propagate: its tensors (operands first), factor sizes, and a direction per factor."""
 
     tensors: tuple[TensorProjection, ...]
@@ -47,7 +47,7 @@ class Problem:
         return self.tensors[self.num_operands :]
 
 
-def propagate_basic(problem: Problem) -> set[int]:
+def propagate_basic(problem: FactorProblem) -> set[int]:
     """Extends the tensors' factor shardings in place. Returns the indices of the changed tensors."""
     changed: set[int] = set()
     for factor in range(len(problem.sizes)):
@@ -63,7 +63,7 @@ def propagate_basic(problem: Problem) -> set[int]:
     return changed
 
 
-def compatible_axes(problem: Problem, factor: int) -> Axes:
+def compatible_axes(problem: FactorProblem, factor: int) -> Axes:
     """The axes of a factor on which the contributing tensors agree, and those that only some of them have."""
     direction = problem.directions[factor]
     if direction == Direction.NONE:
@@ -99,11 +99,11 @@ def _fold(found: Axes, growing: bool, new: Axes) -> tuple[Axes, bool]:
     return (found + new[len(found) :], growing) if growing else (found, growing)
 
 
-Allowed = Callable[[AxisRef, int], AxisRef | None]
+AllowedPart = Callable[[AxisRef, int], AxisRef | None]
 """Given an axis and the product of the sizes before it, how much of the axis may be used."""
 
 
-def truncate(axes: Axes, allowed: Allowed, problem: Problem) -> Axes:
+def truncate(axes: Axes, allowed: AllowedPart, problem: FactorProblem) -> Axes:
     """The longest allowed prefix of `axes`; its last axis may be a part of the original one."""
     kept: list[AxisRef] = []
     previous = 1
@@ -118,7 +118,7 @@ def truncate(axes: Axes, allowed: Allowed, problem: Problem) -> Axes:
     return tuple(kept)
 
 
-def _allowed_everywhere(problem: Problem, factor: int, axis: AxisRef, previous: int) -> AxisRef | None:
+def _allowed_everywhere(problem: FactorProblem, factor: int, axis: AxisRef, previous: int) -> AxisRef | None:
     part: AxisRef | None = axis
     for tensor in problem.tensors:
         if part is not None:
@@ -138,7 +138,7 @@ def allowed_across(tensor: TensorProjection, factor: int, axis: AxisRef) -> Axis
 
 
 def allowed_within(
-    tensor: TensorProjection, factor: int, axis: AxisRef, previous: int, problem: Problem
+    tensor: TensorProjection, factor: int, axis: AxisRef, previous: int, problem: FactorProblem
 ) -> AxisRef | None:
     """The prefix of an axis that the factor can take in this tensor: all of it if present, or if open and dividing."""
     sharding = tensor.factors.get(factor)

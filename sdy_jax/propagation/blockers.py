@@ -1,7 +1,7 @@
 """What keeps an axis from spreading through an op, read off the final state.
 
 At the fixed point every spread that is still possible is blocked, and the rules of propagation say by what: each
-`Block` names one reason, the tensor that gives it, and the axes that stand in the way.
+`Blockage` names one reason, the tensor that gives it, and the axes that stand in the way.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sdy_jax.propagation.basic import Direction, Problem, allowed_within, compatible_axes
+from sdy_jax.propagation.basic import Direction, FactorProblem, allowed_within, compatible_axes
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import dim_of
-from sdy_jax.propagation.items import Item
-from sdy_jax.propagation.projection import Axes, FactorSharding
-from sdy_jax.propagation.solver import STRATEGIES
+from sdy_jax.propagation.projection import FactorSharding
+from sdy_jax.propagation.solver import FACTOR_STRATEGIES
+from sdy_jax.propagation.worklist import WorklistEntry
 from sdy_jax.representation.axes import contains, overlaps, prefix_of
-from sdy_jax.representation.mesh import AxisRef, axes_size
+from sdy_jax.representation.mesh import Axes, AxisRef, axes_size
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -40,7 +40,7 @@ class Reason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Blockage:
     """An op that does not give an axis to tensor `target` along a factor.
 
     `source` is a tensor that has the axis. `at` is the tensor that is in the way: the target, or another one that may
@@ -48,7 +48,7 @@ class Block:
     cannot spread: the one asked for, or one that has to come before it.
     """
 
-    item: Item
+    entry: WorklistEntry
     factor: int
     source: int
     target: int
@@ -68,49 +68,49 @@ class Blockers:
 
     def __init__(self, engine: Engine):
         self._engine = engine
-        self.items: dict[int, list[Item]] = {}
-        """Per place, the ops that it is an operand or result of."""
-        for item in (*(i for i in engine.items if i is not None), *engine.result_items):
-            if item.op not in engine.liveness.dead:
-                for place in dict.fromkeys(item.places):
-                    self.items.setdefault(place, []).append(item)
+        self.entries: dict[int, list[WorklistEntry]] = {}
+        """Per value id, the ops that it is an operand or result of."""
+        for entry in (*(i for i in engine.entries if i is not None), *engine.result_entries):
+            if entry.op not in engine.liveness.dead:
+                for value_id in dict.fromkeys(entry.value_ids):
+                    self.entries.setdefault(value_id, []).append(entry)
 
-    def rule(self, item: Item) -> OpShardingRule:
-        return self._engine.solver.kind_of(item.kind).rule
+    def rule(self, entry: WorklistEntry) -> OpShardingRule:
+        return self._engine.solver.kind_of(entry.kind).rule
 
-    def seen(self, item: Item) -> list[TensorSharding | None]:
+    def seen(self, entry: WorklistEntry) -> list[TensorSharding | None]:
         """The present shardings of an op's tensors, as the op sees them."""
-        found = [self._engine.sharding(place) for place in item.places]
-        if item.view is not None:
-            found[-1] = item.view.seen(found[-1])
+        found = [self._engine.sharding(value_id) for value_id in entry.value_ids]
+        if entry.view is not None:
+            found[-1] = entry.view.seen(found[-1])
         return found
 
-    def neighbours(self, item: Item, target: int, dim: int) -> Iterator[tuple[int, int, int]]:
+    def neighbours(self, entry: WorklistEntry, target: int, dim: int) -> Iterator[tuple[int, int, int]]:
         """(factor, tensor, dimension) for each other tensor of the op that shares a factor of the dimension."""
-        rule = self.rule(item)
+        rule = self.rule(entry)
         for factor in rule.mappings[target][dim]:
             for tensor, mapping in enumerate(rule.mappings):
                 there = dim_of(mapping, factor)
                 if tensor != target and there >= 0:
                     yield factor, tensor, there
 
-    def block(self, item: Item, target: int, factor: int, source: int, axis: AxisRef) -> Block | None:
+    def block(self, entry: WorklistEntry, target: int, factor: int, source: int, axis: AxisRef) -> Blockage | None:
         """Why the op does not give `axis` of tensor `source` to tensor `target` along a factor.
 
         None: `source` has the axis along another factor of its dimension, so that there is nothing to give.
         """
-        engine, rule = self._engine, self.rule(item)
-        shardings = self.seen(item)
+        engine, rule = self._engine, self.rule(entry)
+        shardings = self.seen(entry)
         numbers = tuple(engine.solver.shardings.number(s) for s in shardings)
-        posed = engine.solver.pose(engine.solver.kind_of(item.kind), numbers, item.directions[-1])  # the last level's
+        posed = engine.solver.pose(engine.solver.kind_of(entry.kind), numbers, entry.directions[-1])  # the last level's
         if posed is None:
             at = self._on_other_mesh(shardings, source, target)
-            return Block(item, factor, source, target, Reason.MESHES, at, dim_of(rule.mappings[at], factor))
-        search = Search(posed[0], item, rule, factor, source, target)
+            return Blockage(entry, factor, source, target, Reason.MESHES, at, dim_of(rule.mappings[at], factor))
+        search = Search(posed[0], entry, rule, factor, source, target)
         owned = search.problem.tensors[source].factors.get(factor)
         if owned is None or not any(overlaps(a, axis) for a in owned.axes):
             return None
-        return search.find(axis, everywhere=self._engine.strategies[-1] is STRATEGIES["basic"][-1])
+        return search.find(axis, everywhere=self._engine.strategies[-1] is FACTOR_STRATEGIES["basic"][-1])
 
     @staticmethod
     def _on_other_mesh(shardings: list[TensorSharding | None], source: int, target: int) -> int:
@@ -124,34 +124,34 @@ class Blockers:
 class Search:
     """One question to one op: why does `target` not get axes along `factor` that `source` has?"""
 
-    problem: Problem
-    item: Item
+    problem: FactorProblem
+    entry: WorklistEntry
     rule: OpShardingRule
     factor: int
     source: int
     target: int
 
-    def find(self, axis: AxisRef, everywhere: bool) -> Block:
+    def find(self, axis: AxisRef, everywhere: bool) -> Blockage:
         """The reason that keeps back an axis of the source; `everywhere`: all tensors must be able to take it."""
         if self.factor in self.rule.blocked:
             return self._because(Reason.BLOCKED_FACTOR)
         candidates = compatible_axes(self.problem, self.factor)
-        place = next((i for i, a in enumerate(candidates) if overlaps(a, axis)), None)
-        if place is None:
+        value_id = next((i for i, a in enumerate(candidates) if overlaps(a, axis)), None)
+        if value_id is None:
             if self._wrong_direction():
                 return self._because(Reason.DIRECTION)
             at = self._disagreeing()
             return self._because(Reason.FACTOR_CONFLICT, at, self.problem.tensors[at].factors[self.factor].axes)
         previous = 1
-        for candidate in candidates[: place + 1]:
+        for candidate in candidates[: value_id + 1]:
             for tensor in self._concerned(everywhere):
                 found = self.obstacle(tensor, candidate, previous)
                 if found is not None:
                     return found
             previous *= candidate.size(self.problem.mesh)
-        return self._leftover(candidates[place], axis)
+        return self._leftover(candidates[value_id], axis)
 
-    def _leftover(self, candidate: AxisRef, axis: AxisRef) -> Block:
+    def _leftover(self, candidate: AxisRef, axis: AxisRef) -> Blockage:
         """Why a candidate that every tensor could take does not spread; it may be a part of `axis`."""
         owned = next(a for a in self.problem.tensors[self.source].factors[self.factor].axes if overlaps(a, axis))
         if not contains(candidate, owned):
@@ -195,12 +195,12 @@ class Search:
 
     def _because(
         self, reason: Reason, at: int | None = None, axes: Axes = (), dim: int = -1, candidate: AxisRef | None = None
-    ) -> Block:
+    ) -> Blockage:
         at = self.target if at is None else at
         dim = dim_of(self.rule.mappings[at], self.factor) if dim < 0 else dim
-        return Block(self.item, self.factor, self.source, self.target, reason, at, dim, axes, candidate)
+        return Blockage(self.entry, self.factor, self.source, self.target, reason, at, dim, axes, candidate)
 
-    def obstacle(self, tensor: int, axis: AxisRef, previous: int) -> Block | None:
+    def obstacle(self, tensor: int, axis: AxisRef, previous: int) -> Blockage | None:
         """The reason why `tensor` cannot take an axis behind `previous` shards of the factor; None if it can."""
         projection = self.problem.tensors[tensor]
         own = projection.factors.get(self.factor)
@@ -213,7 +213,7 @@ class Search:
                 return self._because(Reason.USED, tensor, taken, dim, axis)
         return None if own is None else self._obstacle_within(tensor, own, axis, previous)
 
-    def _obstacle_within(self, tensor: int, own: FactorSharding, axis: AxisRef, previous: int) -> Block | None:
+    def _obstacle_within(self, tensor: int, own: FactorSharding, axis: AxisRef, previous: int) -> Blockage | None:
         """The reason, in the tensor's own factor, why it cannot take an axis; None if there is none."""
         projection = self.problem.tensors[tensor]
         for reason, axes in (

@@ -1,7 +1,7 @@
 """The fixed point of propagation, and the order in which it visits ops.
 
 The order decides between competing shardings, so it is that of Shardy: one sweep over the program, in which an update
-puts the neighbouring ops on top of the worklist, a stack. Values and shardings are numbers here (`places.py`,
+puts the neighbouring ops on top of the worklist, a stack. Values and shardings are numbers here (`value_ids.py`,
 `solver.py`); the module is read once before, and written once after.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.propagation.groups import group_members, peers
-from sdy_jax.propagation.items import Item, ItemFactory
 from sdy_jax.propagation.liveness import Liveness
-from sdy_jax.propagation.places import NOWHERE, Places
 from sdy_jax.propagation.priorities import LEVELS, NEITHER_WAY, WITHOUT_LEVELS, Directions
 from sdy_jax.propagation.record import Recorder
-from sdy_jax.propagation.solver import NO_SHARDING, STRATEGIES, Solution, Solver, Strategy
+from sdy_jax.propagation.solver import FACTOR_STRATEGIES, NO_SHARDING, FactorStrategy, OpSolution, Solver
+from sdy_jax.propagation.value_ids import NOWHERE, ValueIds
+from sdy_jax.propagation.worklist import EntryFactory, WorklistEntry
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook
@@ -28,10 +28,11 @@ _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 class Engine:
     """Propagation in one graph.
 
-    Items are numbered: those of ops by their position in the program, those of function results after them. Invariants
-    between steps: `self._current[place]` is the number of the place's sharding; an item `i` has a sharding only if
-    `self._reached[i]`; to propagate it would change nothing in the directions `self._settled[i]`, nor, in this fixed
-    point, unless `self._open[i]`. So only open items are visited, in the order in which all of them would be.
+    Entries are numbered: those of ops by their position in the program, those of function results after them.
+    Invariants between steps: `self._current[value_id]` is the number of the value's sharding; an entry `i` has a
+    sharding only if `self._reached[i]`; to propagate it would change nothing in the directions `self._settled[i]`, nor,
+    in this fixed point, unless `self._open[i]`. So only open entries are visited, in the order in which all of them
+    would be.
     """
 
     def __init__(
@@ -46,27 +47,27 @@ class Engine:
         rules: RuleBook | None = None,
     ):
         self._ops = graph.ops
-        self.strategies = STRATEGIES[strategy]
+        self.strategies = FACTOR_STRATEGIES[strategy]
         self._levels = range(LEVELS) if op_priorities else (WITHOUT_LEVELS,)
         self._recorder = recorder
-        self.places = Places(graph)
+        self.value_ids = ValueIds(graph)
         self.solver = Solver(graph.meshes)
         rules = rules or RuleBook(conservative, compat)
-        factory = ItemFactory(graph, self.places, self.solver, rules, conservative)
-        self.items = [factory.item_of(op) for op in graph.ops]
-        self.result_items = factory.results_of_main()
-        self._all: list[Item | None] = [*self.items, *self.result_items]
+        factory = EntryFactory(graph, self.value_ids, self.solver, rules, conservative)
+        self.entries = [factory.entry_of(op) for op in graph.ops]
+        self.result_entries = factory.results_of_main()
+        self._all: list[WorklistEntry | None] = [*self.entries, *self.result_entries]
         self._number = {op: i for i, op in enumerate(graph.ops)}
-        self.peers = peers(group_members(graph), self.places)
-        self._given = [self.solver.shardings.number(s) for s in self.places.read()]
+        self.peers = peers(group_members(graph), self.value_ids)
+        self._given = [self.solver.shardings.number(s) for s in self.value_ids.read()]
         self._current = list(self._given)
         self._open = bytearray(len(self._all))
         self._reached = bytearray(len(self._all))
         self._settled: list[Directions | None] = [None] * len(self._all)
-        self._readers = self._readers_of_places()
-        for place, number in enumerate(self._current):
+        self._readers = self._readers_by_id()
+        for value_id, number in enumerate(self._current):
             if number != NO_SHARDING:
-                self._store(place, number)
+                self._store(value_id, number)
         self._slots = self._edge_slots()
         self._siblings = self._unshared_results() if len(graph.meshes) > 1 else {}
         calls = calls_by_callee(graph).items()
@@ -81,36 +82,36 @@ class Engine:
 
     # Shardings.
 
-    def sharding(self, place: int) -> TensorSharding | None:
-        return self.solver.shardings[self._current[place]]
+    def sharding(self, value_id: int) -> TensorSharding | None:
+        return self.solver.shardings[self._current[value_id]]
 
-    def given(self, place: int) -> TensorSharding | None:
+    def given(self, value_id: int) -> TensorSharding | None:
         """The sharding with which propagation began."""
-        return self.solver.shardings[self._given[place]]
+        return self.solver.shardings[self._given[value_id]]
 
-    def assign(self, place: int, sharding: TensorSharding | None) -> None:
-        self._store(place, self.solver.shardings.number(sharding))
+    def assign(self, value_id: int, sharding: TensorSharding | None) -> None:
+        self._store(value_id, self.solver.shardings.number(sharding))
 
-    def keep_free(self, place: int, axes: Sequence[AxisRef]) -> None:
+    def keep_free(self, value_id: int, axes: Sequence[AxisRef]) -> None:
         """Reserves axes at a border of a manual computation: dimensions of its edge get them at a later priority."""
-        for reader in self._readers[place]:
-            item = self._all[reader]
-            if item is not None and item.view is not None and item.places[-1] == place:
-                self._all[reader] = item._replace(view=item.view.keeping(axes))
+        for reader in self._readers[value_id]:
+            entry = self._all[reader]
+            if entry is not None and entry.view is not None and entry.value_ids[-1] == value_id:
+                self._all[reader] = entry._replace(view=entry.view.keeping(axes))
 
-    def _store(self, place: int, number: int) -> None:
-        self._current[place] = number
-        for reader in self._readers[place]:
+    def _store(self, value_id: int, number: int) -> None:
+        self._current[value_id] = number
+        for reader in self._readers[value_id]:
             self._open[reader] = self._reached[reader] = 1
             self._settled[reader] = None
 
     def write_back(self) -> None:
         """Stores what has changed in the graph and its module; dead ops keep what they had."""
-        changed = (place for place, number in enumerate(self._current) if number != self._given[place])
-        self.places.write((place, self.sharding(place)) for place in changed if not self._is_dead(place))
+        changed = (value_id for value_id, number in enumerate(self._current) if number != self._given[value_id])
+        self.value_ids.write((value_id, self.sharding(value_id)) for value_id in changed if not self._is_dead(value_id))
 
-    def _is_dead(self, place: int) -> bool:
-        where = self.places.places[place]
+    def _is_dead(self, value_id: int) -> bool:
+        where = self.value_ids.values[value_id]
         return isinstance(where, Value) and where.owner in self.liveness.dead
 
     # Fixed points.
@@ -121,14 +122,14 @@ class Engine:
             for strategy in self.strategies:
                 self._fixed_point(level, strategy)
 
-    def _fixed_point(self, level: int, strategy: Strategy) -> None:
+    def _fixed_point(self, level: int, strategy: FactorStrategy) -> None:
         if strategy is not self._strategy:
             self._settled = [None] * len(self._all)
         self._level, self._strategy = level, strategy
         self._open = bytearray(
             [
-                reached and item is not None and NEITHER_WAY != item.directions[level] != settled
-                for item, reached, settled in zip(self._all, self._reached, self._settled, strict=True)
+                reached and entry is not None and NEITHER_WAY != entry.directions[level] != settled
+                for entry, reached, settled in zip(self._all, self._reached, self._settled, strict=True)
             ]
         )
         self._propagate_results()
@@ -176,9 +177,9 @@ class Engine:
         self._open[number] = 0
         if number in self._unused:
             return self._erase(number)
-        item = self._all[number]
-        changed = () if item is None else self._propagate(number, item)
-        return [neighbour for place in changed for neighbour in self._neighbours_of(place)] if changed else ()
+        entry = self._all[number]
+        changed = () if entry is None else self._propagate(number, entry)
+        return [neighbour for value_id in changed for neighbour in self._neighbours_of(value_id)] if changed else ()
 
     def _erase(self, number: int) -> list[int]:
         """Erases an unused op. Returns the producers of its operands that few or no other ops use."""
@@ -195,54 +196,54 @@ class Engine:
                 self._unused.add(other)
         return again
 
-    def _propagate(self, number: int, item: Item) -> Sequence[int]:
-        """Propagates one op. Returns the places that it changed, in the order in which they were changed."""
-        directions = item.directions[self._level]
-        if self._level == 0 and item.counts_uses and not self._has_single_uses(item.op):
+    def _propagate(self, number: int, entry: WorklistEntry) -> Sequence[int]:
+        """Propagates one op. Returns the value ids that it changed, in the order in which they were changed."""
+        directions = entry.directions[self._level]
+        if self._level == 0 and entry.counts_uses and not self._has_single_uses(entry.op):
             return ()
         current = self._current
-        tensors = tuple([current[p] for p in item.places])
-        if item.view is not None:
-            seen = item.view.seen(self.solver.shardings[tensors[-1]])
+        tensors = tuple([current[p] for p in entry.value_ids])
+        if entry.view is not None:
+            seen = entry.view.seen(self.solver.shardings[tensors[-1]])
             tensors = (*tensors[:-1], self.solver.shardings.number(seen))
-        solution = self.solver.solve(item.kind, tensors, directions, self._strategy)
+        solution = self.solver.solve(entry.kind, tensors, directions, self._strategy)
         if not solution.updates:
             self._settled[number] = directions
             return ()
         if self._recorder is not None:
             level = 0 if self._level == WITHOUT_LEVELS else self._level
-            self._recorder.append((item, tensors, directions, self._strategy, level, self.priority))
-        return self._update(item, solution)
+            self._recorder.append((entry, tensors, directions, self._strategy, level, self.priority))
+        return self._update(entry, solution)
 
-    def _update(self, item: Item, solution: Solution) -> list[int]:
+    def _update(self, entry: WorklistEntry, solution: OpSolution) -> list[int]:
         changed = []
         for tensor, new in solution.updates:
-            place = item.places[tensor]
-            if place == NOWHERE:
+            value_id = entry.value_ids[tensor]
+            if value_id == NOWHERE:
                 continue
-            self._store(place, self.stored(item, new) if tensor == len(item.places) - 1 else new)
-            changed.append(place)
-            for peer in self.peers.get(place, ()):
+            self._store(value_id, self.stored(entry, new) if tensor == len(entry.value_ids) - 1 else new)
+            changed.append(value_id)
+            for peer in self.peers.get(value_id, ()):
                 self._store(peer, new)
                 changed.append(peer)
         if self._siblings:
-            for place in changed:
-                self._fill_siblings(place)
+            for value_id in changed:
+                self._fill_siblings(value_id)
         return changed
 
-    def _fill_siblings(self, place: int) -> None:
+    def _fill_siblings(self, value_id: int) -> None:
         """An op has shardings for all of its results or for none: the others are on the same mesh, and open."""
-        sharding = self.sharding(place)
-        for sibling, rank in self._siblings.get(place, ()):
+        sharding = self.sharding(value_id)
+        for sibling, rank in self._siblings.get(value_id, ()):
             if self._current[sibling] == NO_SHARDING and sharding is not None:
                 self._store(sibling, self.solver.shardings.number(TensorSharding.fully_open(sharding.mesh, rank)))
 
-    def stored(self, item: Item, new: int) -> int:
-        if item.view is None:
+    def stored(self, entry: WorklistEntry, new: int) -> int:
+        if entry.view is None:
             return new
         sharding = self.solver.shardings[new]
         assert sharding is not None
-        return self.solver.shardings.number(item.view.stored(sharding))
+        return self.solver.shardings.number(entry.view.stored(sharding))
 
     def _has_single_uses(self, op: Op) -> bool:
         """Whether each operand, scalars aside, has exactly one use."""
@@ -250,43 +251,45 @@ class Engine:
 
     # The ops to visit again after a change.
 
-    def _readers_of_places(self) -> list[list[int]]:
-        """Per place, the items that read it."""
-        readers: list[list[int]] = [[] for _ in self.places.places]
-        for number, item in enumerate(self._all):
-            for place in item.places if item is not None else ():
-                readers[place].append(number)
+    def _readers_by_id(self) -> list[list[int]]:
+        """Per value id, the entries that read it."""
+        readers: list[list[int]] = [[] for _ in self.value_ids.values]
+        for number, entry in enumerate(self._all):
+            for value_id in entry.value_ids if entry is not None else ():
+                readers[value_id].append(number)
         readers[NOWHERE] = []
         return readers
 
     def _unshared_results(self) -> dict[int, list[tuple[int, int]]]:
-        """Per result of an op with several, the other ones that have a place of their own, with their ranks."""
+        """Per result of an op with several, the other ones that have a value id of their own, with their ranks."""
         found: dict[int, list[tuple[int, int]]] = {}
         for op in self._ops:
-            own = [(place, v.rank) for v in op.results if self.places.places[place := self.places.of(v)] is v]
-            for place, _ in own:
-                found[place] = [other for other in own if other[0] != place]
+            own = [
+                (value_id, v.rank) for v in op.results if self.value_ids.values[value_id := self.value_ids.of(v)] is v
+            ]
+            for value_id, _ in own:
+                found[value_id] = [other for other in own if other[0] != value_id]
         return found
 
     def _edge_slots(self) -> dict[tuple[Op, int], Op]:
-        """The edge op at each place where values flow into an edge; operands of computations are not among them."""
+        """The edge op at each value id where values flow into an edge; operands of computations are not among them."""
         return {
             slot: edge.op
-            for edge in self.places.edges.values()
+            for edge in self.value_ids.edges.values()
             if edge.edge.kind is EdgeKind.RESULT
             for slot in edge.edge.slots
         }
 
-    def _neighbours_of(self, place: int) -> list[int]:
-        """The ops to visit after a change of a place, in the order in which they are put on the stack."""
-        if place not in self._neighbours:
-            where = self.places.places[place]
+    def _neighbours_of(self, value_id: int) -> list[int]:
+        """The ops to visit after a change of a value id, in the order in which they are put on the stack."""
+        if value_id not in self._neighbours:
+            where = self.value_ids.values[value_id]
             found: list[Op] = []
             if isinstance(where, Value):
                 self._add_touched(where, found, set())
             numbers = [self._number[op] for op in found]
-            self._neighbours[place] = [n for n in numbers if self.items[n] is not None]
-        return self._neighbours[place]
+            self._neighbours[value_id] = [n for n in numbers if self.entries[n] is not None]
+        return self._neighbours[value_id]
 
     def _add_touched(self, value: Value, found: list[Op], seen: set[Value]) -> None:
         op = value.defining_op
@@ -298,7 +301,7 @@ class Engine:
 
     def _other_targets(self, op: Op) -> list[Value]:
         """The targets of an edge other than its owner; empty where `op` is no edge."""
-        found = self.places.edges.get(op)
+        found = self.value_ids.edges.get(op)
         return [] if found is None else [t for t in found.edge.targets if t is not found.edge.owner]
 
     def _add_users(self, value: Value, found: list[Op], seen: set[Value]) -> None:

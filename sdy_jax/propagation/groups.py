@@ -1,11 +1,11 @@
-"""Sharding groups: places whose shardings are kept equal while propagation runs."""
+"""Sharding groups: value ids whose shardings are kept equal while propagation runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from sdy_jax.ir.graph import Graph, Value
-from sdy_jax.propagation.places import Places
+from sdy_jax.propagation.value_ids import ValueIds
 
 
 def group_members(graph: Graph) -> list[list[Value]]:
@@ -17,16 +17,16 @@ def group_members(graph: Graph) -> list[list[Value]]:
     return [members[number] for number in sorted(members) if len(members[number]) > 1]
 
 
-def peers(groups: Sequence[Sequence[Value]], places: Places) -> dict[int, tuple[int, ...]]:
-    """For each place, the places of the other members of its group, in order.
+def peers(groups: Sequence[Sequence[Value]], value_ids: ValueIds) -> dict[int, tuple[int, ...]]:
+    """For each value id, the value ids of the other members of its group, in order.
 
-    As in Shardy, a member that shares the place of another value (a loop's argument that of the loop's result) follows
-    its group, which does not follow it.
+    As in Shardy, a member that shares the value id of another value (a loop's argument that of the loop's result)
+    follows its group, which does not follow it.
     """
     found: dict[int, tuple[int, ...]] = {}
     for members in groups:
-        own = [places.of(value) for value in members]
-        for value, place in zip(members, own, strict=True):
-            if places.places[place] is value:
-                found[place] = tuple(other for other in own if other != place)
+        own = [value_ids.of(value) for value in members]
+        for value, value_id in zip(members, own, strict=True):
+            if value_ids.values[value_id] is value:
+                found[value_id] = tuple(other for other in own if other != value_id)
     return found

@@ -1,4 +1,4 @@
-"""The history of a propagation: its steps, what each place was given, and where each axis of it came from."""
+"""The history of a propagation: its steps, what each value id was given, and where each axis of it came from."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sdy_jax.propagation.engine import Engine
-from sdy_jax.propagation.places import NOWHERE
-from sdy_jax.propagation.record import Event, Spread, Step
+from sdy_jax.propagation.record import Event, RecordedStep, Spread
 from sdy_jax.propagation.solver import FactorSpread
+from sdy_jax.propagation.value_ids import NOWHERE
 from sdy_jax.representation.axes import contains, overlaps
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import TensorMapping
@@ -18,10 +18,10 @@ from sdy_jax.representation.sharding import TensorSharding
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A step stored a sharding at a place: as tensor `tensor` of its op, or because that one, at place `through`, and
-    this place are members of one sharding group."""
+    """A step stored a sharding for a value id: as tensor `tensor` of its op, or because that one, at value id
+    `through`, and this value id are members of one sharding group."""
 
-    step: Step
+    step: RecordedStep
     tensor: int
     through: int
     sharding: TensorSharding
@@ -29,16 +29,16 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The origin of an axis: a write, and the place, dimension and axis from which the axis spread.
+    """The origin of an axis: a write, and the value id, dimension and axis from which the axis spread.
 
     `source` is the index of the tensor of the step's op that had the axis; None: the axis came through the sharding
-    group of the place, or no single tensor had it.
+    group of the value id, or no single tensor had it.
     """
 
     write: Write
     spread: Spread | None
     source: int | None
-    place: int
+    value_id: int
     dim: int
     axis: AxisRef
 
@@ -56,17 +56,17 @@ class History:
         self._known: dict[object, tuple[FactorSpread, ...]] = {}
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[RecordedStep]:
         """All steps in order."""
         return [self._step(number, event) for number, event in enumerate(self._events)]
 
-    def _step(self, number: int, event: Event) -> Step:
-        item, tensors, directions, strategy, level, priority = event
+    def _step(self, number: int, event: Event) -> RecordedStep:
+        entry, tensors, directions, strategy, level, priority = event
         solver, shardings = self.engine.solver, self.engine.solver.shardings
-        question = (item.kind, tensors, directions, strategy)
+        question = (entry.kind, tensors, directions, strategy)
         if question not in self._known:
             self._known[question] = solver.spreads(*question)
-        rule = solver.kind_of(item.kind).rule
+        rule = solver.kind_of(entry.kind).rule
         spreads = tuple(
             Spread(s.factor, dim_of(rule.mappings[s.target], s.factor), s.before, s.axes, s.source, s.target)
             for s in self._known[question]
@@ -74,39 +74,39 @@ class History:
         last = len(tensors) - 1
         written = []
         for tensor, new in solver.solve(*question).updates:
-            sharding = shardings[self.engine.stored(item, new) if tensor == last else new]
-            if item.places[tensor] != NOWHERE and sharding is not None:
+            sharding = shardings[self.engine.stored(entry, new) if tensor == last else new]
+            if entry.value_ids[tensor] != NOWHERE and sharding is not None:
                 written.append((tensor, sharding))
         before = tuple(shardings[n] for n in tensors)
-        return Step(number, item, level, priority, rule, before, spreads, tuple(written))
+        return RecordedStep(number, entry, level, priority, rule, before, spreads, tuple(written))
 
     @cached_property
     def writes(self) -> dict[int, list[Write]]:
-        """Per place, the writes to it in order."""
+        """Per value id, the writes to it in order."""
         found: dict[int, list[Write]] = {}
         for step in self.steps:
             for tensor, sharding in step.written:
-                place = step.tensors[tensor]
-                found.setdefault(place, []).append(Write(step, tensor, place, sharding))
-                for peer in self.engine.peers.get(place, ()):
-                    found.setdefault(peer, []).append(Write(step, tensor, place, sharding))
+                value_id = step.tensors[tensor]
+                found.setdefault(value_id, []).append(Write(step, tensor, value_id, sharding))
+                for peer in self.engine.peers.get(value_id, ()):
+                    found.setdefault(peer, []).append(Write(step, tensor, value_id, sharding))
         return found
 
-    def cause(self, place: int, dim: int, axis: AxisRef) -> Cause | None:
-        """The first step that gave a place an axis; None: no step did, or it was there from the start (`is_given`).
+    def cause(self, value_id: int, dim: int, axis: AxisRef) -> Cause | None:
+        """The first step that gave a value id an axis; None: no step did, or it was there from the start (`is_given`).
 
         A source had the axis before the step, so that following causes ends at an axis that was given.
         """
-        for write in self.writes.get(place, ()):
+        for write in self.writes.get(value_id, ()):
             if has_axis(write.sharding, dim, axis):
-                if write.through != place:
+                if write.through != value_id:
                     return Cause(write, None, None, write.through, dim, axis)
                 return self._cause(write, dim, axis)
         return None
 
-    def is_given(self, place: int, dim: int, axis: AxisRef) -> bool:
-        """The place had the axis before propagation."""
-        return has_axis(self.engine.given(place), dim, axis)
+    def is_given(self, value_id: int, dim: int, axis: AxisRef) -> bool:
+        """The value id had the axis before propagation."""
+        return has_axis(self.engine.given(value_id), dim, axis)
 
     def _cause(self, write: Write, dim: int, axis: AxisRef) -> Cause | None:
         step = write.step
@@ -125,7 +125,7 @@ class History:
         return Cause(write, None, None, write.through, dim, axis)
 
     @staticmethod
-    def _holder(step: Step, spread: Spread, piece: AxisRef) -> int | None:
+    def _holder(step: RecordedStep, spread: Spread, piece: AxisRef) -> int | None:
         """The first tensor that had a part of the piece in a dimension of the factor."""
         for tensor, mapping in enumerate(step.rule.mappings):
             dim = dim_of(mapping, spread.factor)

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sdy_jax.representation.axes import add_or_merge, merge_neighbours
-from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.mesh import Axes, AxisRef, Mesh, axes_size
 from sdy_jax.representation.rule import TensorMapping
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
-
-Axes = tuple[AxisRef, ...]
 
 
 @dataclass(slots=True)

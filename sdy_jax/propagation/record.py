@@ -14,21 +14,21 @@ from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 
 if TYPE_CHECKING:
-    from sdy_jax.propagation.items import Item
+    from sdy_jax.propagation.worklist import WorklistEntry
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionResult:
-    """The sharding attribute of result `index` of a function: a place that no `Value` stands for."""
+    """The sharding attribute of result `index` of a function: a value id that no `Value` stands for."""
 
     function: Op
     index: int
 
 
-Place = Value | FunctionResult
+ShardedValue = Value | FunctionResult
 
-Event = tuple["Item", tuple[int, ...], Any, Any, int, int]
-"""One successful propagation of one op: the item, the numbers of its tensors' shardings before, directions, strategy,
+Event = tuple["WorklistEntry", tuple[int, ...], Any, Any, int, int]
+"""One successful propagation of one op: the entry, the numbers of its tensors' shardings before, directions, strategy,
 level and user priority."""
 
 
@@ -55,16 +55,16 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecordedStep:
     """One successful propagation of one op.
 
-    `number` counts from 0; `level` is the op priority (0 to 4), `priority` the user priority. `tensors` are the place
-    numbers of operands and results (0: a value that cannot have a sharding), `before` their shardings as the op saw
-    them, `written` the tensors that changed with the shardings that were stored.
+    `number` counts from 0; `level` is the op priority (0 to 4), `priority` the user priority. `tensors` are the value
+    ids of operands and results (0: a value that cannot have a sharding), `before` their shardings as the op saw them,
+    `written` the tensors that changed with the shardings that were stored.
     """
 
     number: int
-    item: Item
+    entry: WorklistEntry
     level: int
     priority: int
     rule: OpShardingRule
@@ -74,11 +74,11 @@ class Step:
 
     @property
     def op(self) -> Op:
-        return self.item.op
+        return self.entry.op
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        return self.item.places
+        return self.entry.value_ids
 
     @property
     def num_operands(self) -> int:

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sdy_jax.propagation.aggressive import propagate_aggressive
-from sdy_jax.propagation.basic import Direction, Problem, propagate_basic
+from sdy_jax.propagation.basic import Direction, FactorProblem, propagate_basic
 from sdy_jax.propagation.priorities import Directions
-from sdy_jax.propagation.projection import Axes, project, unproject
+from sdy_jax.propagation.projection import project, unproject
 from sdy_jax.representation.axes import PrefixStatus, prefix_status
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 
-Strategy = Callable[[Problem], set[int]]
+FactorStrategy = Callable[[FactorProblem], set[int]]
 
-STRATEGIES: dict[str, tuple[Strategy, ...]] = {
+FACTOR_STRATEGIES: dict[str, tuple[FactorStrategy, ...]] = {
     "basic": (propagate_basic,),
     "aggressive": (propagate_aggressive,),
     "basic-then-aggressive": (propagate_basic, propagate_aggressive),
@@ -73,13 +73,13 @@ class FactorSpread:
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
+class OpSolution:
     """The tensors that change, with the numbers of their new shardings, in the order in which to store them."""
 
     updates: tuple[tuple[int, int], ...]
 
 
-NOTHING = Solution(())
+NOTHING = OpSolution(())
 
 
 class Solver:
@@ -90,7 +90,7 @@ class Solver:
         self._meshes = meshes
         self._kinds: dict[tuple[OpShardingRule, bool, bool], int] = {}
         self._kind_list: list[OpKind] = []
-        self._known: dict[object, Solution] = {}
+        self._known: dict[object, OpSolution] = {}
 
     def kind(self, rule: OpShardingRule, elementwise: bool = False, conservative: bool = False) -> int:
         """The number that stands for an op kind."""
@@ -104,7 +104,9 @@ class Solver:
     def kind_of(self, number: int) -> OpKind:
         return self._kind_list[number]
 
-    def solve(self, kind: int, tensors: tuple[int, ...], directions: Directions, strategy: Strategy) -> Solution:
+    def solve(
+        self, kind: int, tensors: tuple[int, ...], directions: Directions, strategy: FactorStrategy
+    ) -> OpSolution:
         """What propagation changes.
 
         Args:
@@ -120,7 +122,7 @@ class Solver:
         return found
 
     def spreads(
-        self, kind: int, tensors: tuple[int, ...], directions: Directions, strategy: Strategy
+        self, kind: int, tensors: tuple[int, ...], directions: Directions, strategy: FactorStrategy
     ) -> tuple[FactorSpread, ...]:
         """Which axes go from where to where when `solve` answers the same question, if it changes anything.
 
@@ -133,7 +135,9 @@ class Solver:
         before = [{f: s.axes for f, s in t.factors.items()} for t in problem.tensors]
         return _spreads(problem, before, sorted(strategy(problem)))
 
-    def _compute(self, kind: OpKind, numbers: tuple[int, ...], directions: Directions, strategy: Strategy) -> Solution:
+    def _compute(
+        self, kind: OpKind, numbers: tuple[int, ...], directions: Directions, strategy: FactorStrategy
+    ) -> OpSolution:
         posed = self.pose(kind, numbers, directions)
         if posed is None:
             return NOTHING
@@ -144,9 +148,11 @@ class Solver:
             new = unproject(problem.tensors[number], mapping, problem.sizes, problem.mesh, reference)
             if new != old and not (old is None and new.has_no_axes):
                 updates.append((number, self.shardings.number(new)))
-        return Solution(tuple(updates)) if updates else NOTHING
+        return OpSolution(tuple(updates)) if updates else NOTHING
 
-    def pose(self, kind: OpKind, numbers: tuple[int, ...], directions: Directions) -> tuple[Problem, str | Mesh] | None:
+    def pose(
+        self, kind: OpKind, numbers: tuple[int, ...], directions: Directions
+    ) -> tuple[FactorProblem, str | Mesh] | None:
         """The propagation problem of an op and the mesh of its tensors; None where they have no common mesh."""
         shardings = [self.shardings[n] for n in numbers]
         reference = self._common_mesh(shardings)
@@ -154,7 +160,7 @@ class Solver:
             return None
         mesh, rule = self._mesh(reference), kind.rule
         tensors = (project(s, m, rule.factor_sizes, mesh) for s, m in zip(shardings, rule.mappings, strict=True))
-        problem = Problem(
+        problem = FactorProblem(
             tuple(tensors),
             len(rule.operand_mappings),
             rule.factor_sizes,
@@ -195,7 +201,7 @@ def _directions(rule: OpShardingRule, directions: Directions) -> tuple[Direction
 
 
 def _spreads(
-    problem: Problem, before: Sequence[Mapping[int, Axes]], changed: Sequence[int]
+    problem: FactorProblem, before: Sequence[Mapping[int, Axes]], changed: Sequence[int]
 ) -> tuple[FactorSpread, ...]:
     """For each factor that grew: the first tensor, operands before results, that had the new axes already."""
     spreads = []

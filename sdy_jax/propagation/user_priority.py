@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.propagation.engine import Engine
-from sdy_jax.propagation.places import NOWHERE, Places
+from sdy_jax.propagation.value_ids import NOWHERE, ValueIds
 from sdy_jax.representation.axes import sort_axes
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import CLOSED, TensorSharding
@@ -18,7 +18,7 @@ from sdy_jax.representation.sharding import CLOSED, TensorSharding
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    place: int
+    value_id: int
     original: TensorSharding
 
 
@@ -26,22 +26,22 @@ def run_by_user_priority(engine: Engine, graph: Graph) -> None:
     """Runs the engine once for priority 0, then once per further priority, in increasing order."""
     waiting: dict[int, list[_Waiting]] = {}
     anywhere = any(_has_priorities(sharding) for sharding in engine.solver.shardings)
-    for place in _places_in_order(graph, engine.places) if anywhere else ():
-        original = engine.sharding(place)
+    for value_id in _ids_in_order(graph, engine.value_ids) if anywhere else ():
+        original = engine.sharding(value_id)
         if original is None or not _has_priorities(original):
             continue
         for priority in sorted({d.priority for d in original.dimensions if d.priority}):
-            waiting.setdefault(priority, []).append(_Waiting(place, original))
-        engine.assign(place, first_turn(original, _mesh(graph, original)))
-        engine.keep_free(place, _axes_after(original, 0))
+            waiting.setdefault(priority, []).append(_Waiting(value_id, original))
+        engine.assign(value_id, first_turn(original, _mesh(graph, original)))
+        engine.keep_free(value_id, _axes_after(original, 0))
     engine.run()
     for priority in sorted(waiting):
         engine.priority = priority
         for entry in waiting[priority]:
-            present = engine.sharding(entry.place)
-            if present is not None and not _is_dead(engine, entry.place):
-                engine.assign(entry.place, take_turn(present, entry.original, priority))
-                engine.keep_free(entry.place, _axes_after(entry.original, priority))
+            present = engine.sharding(entry.value_id)
+            if present is not None and not _is_dead(engine, entry.value_id):
+                engine.assign(entry.value_id, take_turn(present, entry.original, priority))
+                engine.keep_free(entry.value_id, _axes_after(entry.original, priority))
         engine.run()
 
 
@@ -58,19 +58,19 @@ def _mesh(graph: Graph, sharding: TensorSharding) -> Mesh:
     return graph.meshes[sharding.mesh] if isinstance(sharding.mesh, str) else sharding.mesh
 
 
-def _is_dead(engine: Engine, place: int) -> bool:
-    where = engine.places.places[place]
+def _is_dead(engine: Engine, value_id: int) -> bool:
+    where = engine.value_ids.values[value_id]
     return isinstance(where, Value) and where.owner in engine.liveness.dead
 
 
-def _places_in_order(graph: Graph, places: Places) -> list[int]:
-    """Per function its arguments, its results, then its ops; each place once."""
+def _ids_in_order(graph: Graph, value_ids: ValueIds) -> list[int]:
+    """Per function its arguments, its results, then its ops; each value id once."""
     found: list[int] = []
     for name, function in graph.functions.items():
-        found += [places.of(a) for a in function.blocks[0].arguments]
-        found += places.results[name]
-        found += [places.of(v) for op in function.walk() for v in op.results]
-    return [place for place in dict.fromkeys(found) if place != NOWHERE]
+        found += [value_ids.of(a) for a in function.blocks[0].arguments]
+        found += value_ids.results[name]
+        found += [value_ids.of(v) for op in function.walk() for v in op.results]
+    return [value_id for value_id in dict.fromkeys(found) if value_id != NOWHERE]
 
 
 def first_turn(sharding: TensorSharding, mesh: Mesh) -> TensorSharding:

@@ -120,6 +120,10 @@ class AxisRef:
         return quoted(self.name) if self.sub_axis is None else f"{quoted(self.name)}:{self.sub_axis}"
 
 
+Axes = tuple[AxisRef, ...]
+"""Mesh axes, major to minor."""
+
+
 def axes_size(axes: Iterable[AxisRef], mesh: Mesh) -> int:
     """The number of shards that a list of axes makes."""
     count = 1

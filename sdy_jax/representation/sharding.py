@@ -115,7 +115,7 @@ class TensorSharding:
         mesh = self.mesh if self.unreduced_axes or not self.is_fully_replicated else None
         return mesh, self.axes, self.unreduced_axes, self.reduction if self.unreduced_axes else "sum"
 
-    def lies_like(self, other: TensorSharding) -> bool:
+    def same_layout_as(self, other: TensorSharding) -> bool:
         """Devices hold the same data: the layouts are equal."""
         return self.layout == other.layout
 

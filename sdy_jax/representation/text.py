@@ -24,13 +24,12 @@ from functools import lru_cache
 from typing import NoReturn, TypeVar
 
 from sdy_jax.errors import ParseError
-from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
+from sdy_jax.representation.mesh import Axes, AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.propagation_edges import AxisSpread, EdgeValue, PropagationEdges, PropagationStep
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 from sdy_jax.representation.sharding import REDUCTION_KINDS, DimensionSharding, TensorSharding
 
 T = TypeVar("T")
-Axes = tuple[AxisRef, ...]
 
 _SPACE = re.compile(r"\s*")
 _STRING = re.compile(r'"((?:[^"\\\n]|\\(?:[0-9A-Fa-f]{2}|["\\nt]))*)"')

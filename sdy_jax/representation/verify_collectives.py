@@ -10,17 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from sdy_jax.representation.axes import braces, overlaps, set_difference, sort_axes
-from sdy_jax.representation.collectives import (
+from sdy_jax.representation.dialect_rules import fail
+from sdy_jax.representation.mesh import Axes, Mesh, axes_size
+from sdy_jax.representation.sdy_collectives import (
     FLAT,
     PER_DIMENSION,
     REDUCING,
     UNREDUCING,
-    Axes,
     SdyCollective,
     sharding_after,
 )
-from sdy_jax.representation.dialect_rules import fail
-from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify import verify_axis_list, verify_disjoint
 

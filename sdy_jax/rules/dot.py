@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.attributes import Dims, DotDimensionNumbers, dot_dimension_numbers
 from sdy_jax.rules.builder import REDUCTION, RuleBuilder, result_shape, shape_of
 from sdy_jax.rules.linearity import Linear, passes_unreduced
+from sdy_jax.rules.op_attributes import Dims, DotDimensionNumbers, dot_dimension_numbers
 from sdy_jax.rules.registry import rule
 
 

@@ -51,7 +51,7 @@ def _round_to_even(x: jax.Array) -> jax.Array:
 
 ELEMENTWISE: Mapping[str, Elementwise] = {
     "stablehlo.abs": Elementwise(lax.abs, NUMBERS),
-    "stablehlo.add": Elementwise(lax.add, NUMBERS, passes={"sum": Linear.TERMS}),
+    "stablehlo.add": Elementwise(lax.add, NUMBERS, passes={"sum": Linear.SUMMANDS}),
     "stablehlo.and": Elementwise(lax.bitwise_and, BITS),
     "stablehlo.atan2": Elementwise(lax.atan2, FLOATS),
     "stablehlo.cbrt": Elementwise(lax.cbrt, FLOATS),
@@ -93,7 +93,7 @@ ELEMENTWISE: Mapping[str, Elementwise] = {
     "stablehlo.sign": Elementwise(lax.sign, FLOATS),
     "stablehlo.sine": Elementwise(lax.sin, FLOATS),
     "stablehlo.sqrt": Elementwise(lax.sqrt, FLOATS),
-    "stablehlo.subtract": Elementwise(lax.sub, NUMBERS, passes={"sum": Linear.TERMS}),
+    "stablehlo.subtract": Elementwise(lax.sub, NUMBERS, passes={"sum": Linear.SUMMANDS}),
     "stablehlo.tan": Elementwise(lax.tan, FLOATS),
     "stablehlo.tanh": Elementwise(lax.tanh, FLOATS),
     "stablehlo.xor": Elementwise(lax.bitwise_xor, BITS),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.representation.rule import FactorType, OpShardingRule
-from sdy_jax.rules.attributes import Dims, gather_dimension_numbers, scatter_dimension_numbers
 from sdy_jax.rules.builder import (
     NEED_REPLICATION,
     PASS_THROUGH,
@@ -22,6 +21,7 @@ from sdy_jax.rules.builder import (
     shape_of,
 )
 from sdy_jax.rules.linearity import Linear, passes_unreduced
+from sdy_jax.rules.op_attributes import Dims, gather_dimension_numbers, scatter_dimension_numbers
 from sdy_jax.rules.registry import rule
 
 _REDUCERS = frozenset(f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum"))

@@ -20,10 +20,10 @@ class Linear(Enum):
     """The first alone: the others say where to find it."""
     EVERY = auto()
     """All."""
-    TERMS = auto()
+    SUMMANDS = auto()
     """All but known zeros, which count any number of times."""
     BRANCHES = auto()
-    """As `TERMS`, without the first, which decides and must be whole."""
+    """As `SUMMANDS`, without the first, which decides and must be whole."""
     ONE_FACTOR = auto()
     """Any one: linear in each operand, not in several at once."""
     NUMERATOR = auto()
@@ -31,7 +31,7 @@ class Linear(Enum):
     UPDATED = auto()
     """The first two: what is updated, and by what."""
     SUMMED = auto()
-    """As `TERMS`, of a reduction by the sum: an initial value that is not zero must count once."""
+    """As `SUMMANDS`, of a reduction by the sum: an initial value that is not zero must count once."""
 
 
 LINEAR: dict[str, Mapping[str, Linear]] = {}

@@ -101,7 +101,7 @@ class _ReshapeWalk:
                 self._step()
 
     def _skip_unit(self, side: _Side) -> None:
-        self._emit(1, side)
+        self._add_factor(1, side)
         side.dim += 1
 
     def _step(self) -> None:
@@ -111,21 +111,21 @@ class _ReshapeWalk:
         if operand.emitted == result.emitted:
             self._step_level()
         elif operand.emitted < result.emitted:
-            self._emit(_catch_up(operand, result), operand)
+            self._add_factor(_catch_up(operand, result), operand)
         else:
-            self._emit(_catch_up(result, operand), result)
+            self._add_factor(_catch_up(result, operand), result)
         operand.leave()
         result.leave()
 
     def _step_level(self) -> None:
         common = math.gcd(self.operand.rest, self.result.rest)
         if common > 1:
-            self._emit(common, self.operand, self.result)
+            self._add_factor(common, self.operand, self.result)
             return
-        self._emit(self.operand.rest, self.operand)
-        self._emit(self.result.rest, self.result)
+        self._add_factor(self.operand.rest, self.operand)
+        self._add_factor(self.result.rest, self.result)
 
-    def _emit(self, size: int, *sides: _Side) -> None:
+    def _add_factor(self, size: int, *sides: _Side) -> None:
         operand, result = (side.dim if side in sides else None for side in (self.operand, self.result))
         self.builder.add((operand,), (result,), size)
         for side in sides:

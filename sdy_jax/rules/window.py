@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.attributes import window
 from sdy_jax.rules.builder import NEED_REPLICATION, PASS_THROUGH, PERMUTATION, RuleBuilder, result_shape, shape_of
 from sdy_jax.rules.linearity import Linear, passes_unreduced
+from sdy_jax.rules.op_attributes import window
 from sdy_jax.rules.registry import rule
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.shard.meshes import DeviceMesh, mesh_of, resolved_sizes
+from sdy_jax.shard.op_meshes import DeviceMesh, mesh_of, resolved_sizes
 
 
 class MeshError(ShardingError):

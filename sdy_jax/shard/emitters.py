@@ -21,19 +21,19 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.calls import module_of
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission.generic import numpy_dtype
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.strategies.manual import manual_axes_around
 from sdy_jax.lowering.strategies.registry import check
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.runtime.device_orders import expressed
 from sdy_jax.runtime.mesh import RefinedMesh
-from sdy_jax.shard.meshes import DeviceMesh, device_meshes, mesh_of
+from sdy_jax.shard.op_meshes import DeviceMesh, device_meshes, mesh_of
 from sdy_jax.shard.pairs import pair_up
 from sdy_jax.shard.scalars import PerDevice, traced
 from sdy_jax.shard.semantics import exchange, halo, movement, queries, reductions
-from sdy_jax.shard.semantics.checks import Axes
+from sdy_jax.shard.semantics.checks import AxisIndices
 from sdy_jax.shard.semantics.grid import Coordinate, Grid, Index
 from sdy_jax.shard.semantics.layout import Layout
 from sdy_jax.shard.stated_shardings import stated_sharding
@@ -55,7 +55,7 @@ class Call:
         return jnp.asarray(self.arrays[self.op["input"]])
 
     @property
-    def axes(self) -> Axes:
+    def axes(self) -> AxisIndices:
         return self.op.axes
 
     @property

@@ -16,7 +16,7 @@ from sdy_jax.annotate.site import traced_manual_axes
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.runtime.mesh import RefinedMesh
-from sdy_jax.shard.semantics.checks import Axes
+from sdy_jax.shard.semantics.checks import AxisIndices
 from sdy_jax.shard.semantics.grid import Coordinate, Grid
 
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
@@ -118,7 +118,7 @@ def on_every_axis(op: str, mesh: AnyMesh | None) -> tuple[Grid, tuple[int, ...]]
     return on_devices(op, mesh, range(grid_of(mesh).rank))
 
 
-def _check_manual(op: str, grid: Grid, axes: Axes) -> None:
+def _check_manual(op: str, grid: Grid, axes: AxisIndices) -> None:
     manual = traced_manual_axes()
     surrounding = jax.sharding.get_abstract_mesh()
     sizes = dict(zip(map(str, surrounding.axis_names), surrounding.axis_sizes, strict=True))

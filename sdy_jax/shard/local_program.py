@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph, Op, Value, main_function
 from sdy_jax.lowering.emission.emit import NotedOp, local_function, noting_ops
-from sdy_jax.lowering.emission.generic import mlir_name, numpy_dtype
 from sdy_jax.lowering.emission.local_op import EMITTERS
+from sdy_jax.lowering.emission.reemitted import mlir_name, numpy_dtype
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import AxisRef
@@ -28,7 +28,7 @@ from sdy_jax.shard.memrefs import memrefs_to_tensors
 from sdy_jax.shard.resolution import fill_meshes, mesh_to_run_on, program_mesh, refined_mesh, resolved
 from sdy_jax.shard.view import SHARDING_TYPES, dialect_ops, enclosing, location_of
 
-Specs = Sequence[PartitionSpec] | PartitionSpec | None
+LocalSpecs = Sequence[PartitionSpec] | PartitionSpec | None
 
 
 def is_local(module: ir.Operation) -> bool:
@@ -71,8 +71,8 @@ class LocalFunction:
         self,
         module: ir.Operation,
         mesh: jax.sharding.Mesh | None = None,
-        in_specs: Specs = None,
-        out_specs: Specs = None,
+        in_specs: LocalSpecs = None,
+        out_specs: LocalSpecs = None,
     ):
         self.module = module.clone().operation
         inline_calls(self.module)
@@ -138,7 +138,7 @@ def _refined(module: ir.Operation, mesh: jax.sharding.Mesh) -> RefinedMesh:
     return refined_mesh(known, mesh_from_jax(mesh))
 
 
-def _one_each(specs: Specs, default: PartitionSpec, mesh: RefinedMesh) -> Any:
+def _one_each(specs: LocalSpecs, default: PartitionSpec, mesh: RefinedMesh) -> Any:
     if specs is None:
         return default
     if isinstance(specs, PartitionSpec):

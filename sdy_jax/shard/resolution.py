@@ -20,7 +20,7 @@ from sdy_jax.rules.elementwise_table import ELEMENTWISE
 from sdy_jax.runtime.devices import mesh_on_devices
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard.emitters import parts_of
-from sdy_jax.shard.meshes import DeviceMesh, device_meshes, mesh_of, resolved_sizes
+from sdy_jax.shard.op_meshes import DeviceMesh, device_meshes, mesh_of, resolved_sizes
 from sdy_jax.shard.view import DialectOp, dialect_ops, is_dialect_op, view
 from sdy_jax.verification import verify_module
 

@@ -224,13 +224,13 @@ def shard(x: Any, sharding: Sharding, *, annotate_for_users: bool = False) -> An
     constrained = sharding_constraint(x, sharding.to_sdy(mesh, rank=x.ndim))
     site = current_site()
     if site is not None:
-        said = _Annotation.of(stated._grid(mesh), stated, annotate_for_users)
-        _check_annotations(site, given, constrained, said)
+        new = _RecordedShard.of(stated._grid(mesh), stated, annotate_for_users)
+        _check_annotations(site, given, constrained, new)
     return constrained
 
 
 @dataclass(frozen=True, slots=True)
-class _Annotation:
+class _RecordedShard:
     """The sharding that a `shard` stated, and its source line."""
 
     sharding: tuple[Layout, Mesh]
@@ -238,25 +238,25 @@ class _Annotation:
     place: str
 
     @classmethod
-    def of(cls, grid: Grid, sharding: Sharding, for_users: bool) -> _Annotation:
+    def of(cls, grid: Grid, sharding: Sharding, for_users: bool) -> _RecordedShard:
         return cls((normalized(sharding.layout(grid), grid), grid.mesh.mesh), for_users, caller_line())
 
 
-def _check_annotations(site: Site, x: Any, constrained: Any, said: _Annotation) -> None:
+def _check_annotations(site: Site, x: Any, constrained: Any, new: _RecordedShard) -> None:
     """Raises `ShardingError` for what the dialect leaves undefined, as in text: see `CHAINS`.
 
     An array is known by its object. Functions that are traced by themselves see others.
     """
-    before = site.noted("result of shard", x)
-    if before is not None and before.sharding != said.sharding:
-        mistake = CHAINS.get((before.for_users, said.for_users))
+    before = site.recorded("result of shard", x)
+    if before is not None and before.sharding != new.sharding:
+        mistake = CHAINS.get((before.for_users, new.for_users))
         if mistake is not None:
             raise ShardingError(f"shard.shard: {mistake.format(value='the array', place=before.place)}")
-    if not said.for_users and isinstance(x, jax.Array):
-        first = site.note("shard", x, said)
-        if first.sharding != said.sharding:
+    if not new.for_users and isinstance(x, jax.Array):
+        first = site.record("shard", x, new)
+        if first.sharding != new.sharding:
             raise ShardingError(f"shard.shard: {TWICE.format(value='the array', place=first.place)}")
-    site.note("result of shard", constrained, said)
+    site.record("result of shard", constrained, new)
 
 
 def get_sharding(x: Any) -> Sharding:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from jax.extend.mlir import ir
 
-from sdy_jax.shard.meshes import DeviceMesh
+from sdy_jax.shard.op_meshes import DeviceMesh
 from sdy_jax.shard.semantics.layout import Layout, normalized
 from sdy_jax.shard.view import DialectOp, is_dialect_op, view
 

@@ -10,7 +10,7 @@ from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import module_meshes
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.verification.collectives import check_all_reduce, check_strictly
+from sdy_jax.verification.collective_ops import check_all_reduce, check_strictly
 from sdy_jax.verification.diagnostics import explain
 from sdy_jax.verification.guards import check_before_jaxlib
 from sdy_jax.verification.strict import check_documented

@@ -28,7 +28,7 @@ from sdy_jax.representation.attributes import mesh_to_attribute
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.shard.annotated_meshes import Devices, MeshError, annotated_meshes
-from sdy_jax.shard.meshes import device_meshes
+from sdy_jax.shard.op_meshes import device_meshes
 from sdy_jax.shard.passes.mesh_shards import PLACES, replace_annotations
 from sdy_jax.shard.verification import verify_ops
 from sdy_jax.shard.view import SHARDING_TYPES, DialectOp, dialect_ops, enclosing, location_of

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.shard.meshes import DeviceMesh
+from sdy_jax.shard.op_meshes import DeviceMesh
 from sdy_jax.shard.semantics.checks import check_whole_device
 from sdy_jax.shard.semantics.layout import Layout
 from sdy_jax.shard.stated_shardings import Size, folded_size

@@ -9,11 +9,11 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.calls import defining_op, owning_op
 from sdy_jax.ir.graph import module_meshes
-from sdy_jax.passes.shardings import set_sharding, sharding_of
+from sdy_jax.passes.stored_shardings import set_sharding, sharding_of
 from sdy_jax.passes.walk import symbol
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.shard.meshes import DeviceMesh
+from sdy_jax.shard.op_meshes import DeviceMesh
 from sdy_jax.shard.passes.mesh_queries import answer_mesh_shape, answer_shard_shape
 from sdy_jax.shard.semantics.layout import Layout
 from sdy_jax.shard.stated_shardings import StatedSharding, defining, stated_sharding

@@ -23,12 +23,12 @@ from typing import TypeAlias
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import pre_order
-from sdy_jax.shard.meshes import DeviceMesh, device_meshes
+from sdy_jax.shard.op_meshes import DeviceMesh, device_meshes
 from sdy_jax.shard.stated_shardings import defining
 from sdy_jax.shard.view import DialectOp, enclosing, is_dialect_op, view
 from sdy_jax.text.mesh_ops import OPS, own_name
 
-Meshes: TypeAlias = Mapping[tuple[str, str], DeviceMesh]
+MeshBySymbol: TypeAlias = Mapping[tuple[str, str], DeviceMesh]
 
 Values: TypeAlias = Sequence[ir.Value | None]
 """What the results of an op are, more simply; None where nothing simpler is known."""
@@ -57,7 +57,7 @@ def _sweep(module: ir.Operation) -> bool:
     return bool(useless)
 
 
-def _simplify(op: ir.Operation, meshes: Mapping[ir.Operation, Meshes]) -> bool:
+def _simplify(op: ir.Operation, meshes: Mapping[ir.Operation, MeshBySymbol]) -> bool:
     """Whether an op has become useless, as something simpler has been put in its place."""
     if op.name in _COMBINATIONS:
         values = _one_reduction(op, _COMBINATIONS[op.name])
@@ -71,7 +71,7 @@ def _simplify(op: ir.Operation, meshes: Mapping[ir.Operation, Meshes]) -> bool:
     return bool(values) and not _is_used(op)
 
 
-def _simpler(op: DialectOp, meshes: Mapping[ir.Operation, Meshes]) -> Values:
+def _simpler(op: DialectOp, meshes: Mapping[ir.Operation, MeshBySymbol]) -> Values:
     around = enclosing(op.operation, "builtin.module")
     if around is None or "mesh" not in op.values or not op.declaration.pure:
         return ()
@@ -194,9 +194,9 @@ def _one_reduction(op: ir.Operation, kind: str) -> Values:
     if not all(_combines(reduction, op, kind) for reduction in (first, second)):
         return ()
     before = ir.InsertionPoint(op)
-    terms, reduction = op.clone(before).operation, first.operation.clone(before).operation
-    terms.operands[0], terms.operands[1] = first["input"], second["input"]
-    reduction.operands[0] = terms.results[0]
+    combined, reduction = op.clone(before).operation, first.operation.clone(before).operation
+    combined.operands[0], combined.operands[1] = first["input"], second["input"]
+    reduction.operands[0] = combined.results[0]
     return (reduction.results[0],)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from sdy_jax.errors import ShardingError
 
-Axes = Sequence[int]
+AxisIndices = Sequence[int]
 
 
 class DeviceAxes(Protocol):
@@ -32,16 +32,16 @@ class DeviceAxes(Protocol):
     def label(self, axis: int) -> str:
         """What messages call an axis."""
 
-    def group_size(self, axes: Axes) -> int | None:
+    def group_size(self, axes: AxisIndices) -> int | None:
         """How many devices differ along these axes alone; None where that is known in the run only."""
 
 
-def labels(on: DeviceAxes, axes: Axes) -> str:
+def labels(on: DeviceAxes, axes: AxisIndices) -> str:
     """A list of axes in a message."""
     return f"[{', '.join(map(on.label, axes))}]"
 
 
-def check_axes(on: DeviceAxes, axes: Axes, attribute: str | None = None, text: str | None = None) -> None:
+def check_axes(on: DeviceAxes, axes: AxisIndices, attribute: str | None = None, text: str | None = None) -> None:
     """Raises `ShardingError` if an axis is not one of the grid, or listed twice. `text` is the list in messages."""
     attribute = attribute or f"{on.noun}_axes"
     check_axis_range(on, axes, attribute)
@@ -50,13 +50,13 @@ def check_axes(on: DeviceAxes, axes: Axes, attribute: str | None = None, text: s
             raise ShardingError(f"{attribute} = {text or labels(on, axes)} repeats axis {on.label(axis)}")
 
 
-def check_axis_range(on: DeviceAxes, axes: Axes, attribute: str) -> None:
+def check_axis_range(on: DeviceAxes, axes: AxisIndices, attribute: str) -> None:
     for axis in axes:
         if not 0 <= axis < on.rank:
             raise ShardingError(f"{attribute} contains {axis}, but {on.subject} has axes 0..{on.rank - 1}")
 
 
-def check_shift_axis(on: DeviceAxes, axes: Axes, shift_axis: int) -> None:
+def check_shift_axis(on: DeviceAxes, axes: AxisIndices, shift_axis: int) -> None:
     if shift_axis not in axes:
         raise ShardingError(f"shift_axis = {on.label(shift_axis)} is not among {on.noun}_axes = {labels(on, axes)}")
 
@@ -67,7 +67,7 @@ def check_dimension(rank: int, dimension: int, attribute: str) -> None:
         raise ShardingError(f"{attribute} = {dimension} is outside 0..{rank - 1}")
 
 
-def check_divides(on: DeviceAxes, dimension: int, size: int | None, axes: Axes) -> None:
+def check_divides(on: DeviceAxes, dimension: int, size: int | None, axes: AxisIndices) -> None:
     """Raises `ShardingError` if the pieces of a dimension that a group shares are not equal."""
     group = on.group_size(axes)
     if size is not None and group is not None and size % group:
@@ -77,7 +77,7 @@ def check_divides(on: DeviceAxes, dimension: int, size: int | None, axes: Axes) 
         )
 
 
-def check_device(on: DeviceAxes, axes: Axes, device: Sequence[Any], attribute: str) -> None:
+def check_device(on: DeviceAxes, axes: AxisIndices, device: Sequence[Any], attribute: str) -> None:
     """Raises `ShardingError` if coordinates along `axes` are not those of a device in its group."""
     if len(device) != len(axes):
         raise ShardingError(f"{attribute} has {len(device)} coordinates for {len(axes)} {on.noun} axes")
@@ -108,14 +108,16 @@ def _last(size: int | None) -> str:
     return "?" if size is None else str(size - 1)
 
 
-def check_neighbors(on: DeviceAxes, split_axes: Axes, device: Sequence[Any]) -> None:
+def check_neighbors(on: DeviceAxes, split_axes: AxisIndices, device: Sequence[Any]) -> None:
     check_axes(on, split_axes, "split_axes")
     if not split_axes:
         raise ShardingError("split_axes is empty")
     check_whole_device(on, device)
 
 
-def check_halos(on: DeviceAxes, shape: Sequence[int | None], split_axes: Sequence[Axes], sizes: Sequence[Any]) -> None:
+def check_halos(
+    on: DeviceAxes, shape: Sequence[int | None], split_axes: Sequence[AxisIndices], sizes: Sequence[Any]
+) -> None:
     """Raises `ShardingError` if halos are none of a buffer of `shape`: two per split dimension, each no larger than the
     core, of which the neighbours' halos are copies."""
     lists = f"[{', '.join(labels(on, axes) for axes in split_axes)}]"

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.shard.semantics.checks import Axes, check_axes, check_device
+from sdy_jax.shard.semantics.checks import AxisIndices, check_axes, check_device
 from sdy_jax.shard.semantics.grid import (
     Coordinate,
     Grid,
@@ -26,7 +26,7 @@ from sdy_jax.shard.semantics.movement import entry
 def send_recv(
     grid: Grid,
     x: jax.Array,
-    axes: Axes,
+    axes: AxisIndices,
     source: Sequence[Coordinate] | None,
     destination: Sequence[Coordinate],
 ) -> jax.Array:
@@ -50,7 +50,7 @@ def send_recv(
     return _exchanged(grid, x, axes, _here(grid, sender), _here(grid, receiver))
 
 
-def _received(grid: Grid, x: jax.Array, axes: Axes, receiver: int | np.ndarray | jax.Array) -> jax.Array:
+def _received(grid: Grid, x: jax.Array, axes: AxisIndices, receiver: int | np.ndarray | jax.Array) -> jax.Array:
     """What each device gets of what is sent to it.
 
     Raises:
@@ -76,7 +76,7 @@ def _known(grid: Grid, index: int | np.ndarray) -> Iterable[tuple[int, int]]:
 
 
 def known_pairs(
-    grid: Grid, axes: Axes, senders: int | np.ndarray, receivers: int | np.ndarray
+    grid: Grid, axes: AxisIndices, senders: int | np.ndarray, receivers: int | np.ndarray
 ) -> list[tuple[int, int]]:
     """Who sends to whom, by linear index, of group indices that are known for each device."""
     devices, meant = peers(grid, axes), dict(_known(grid, receivers))
@@ -89,7 +89,9 @@ def _here(grid: Grid, index: int | np.ndarray | jax.Array) -> int | jax.Array:
     return jnp.asarray(index)[grid.group_index(range(grid.rank))] if isinstance(index, np.ndarray) else index
 
 
-def _exchanged(grid: Grid, x: jax.Array, axes: Axes, sender: int | jax.Array, receiver: int | jax.Array) -> jax.Array:
+def _exchanged(
+    grid: Grid, x: jax.Array, axes: AxisIndices, sender: int | jax.Array, receiver: int | jax.Array
+) -> jax.Array:
     inputs, receivers = _stacked(grid, x, axes), _stacked(grid, jnp.asarray(receiver, jnp.int32), axes)
     chosen = receivers[jnp.maximum(sender, 0)]
     meant = (sender >= 0) & (chosen == grid.group_index(axes))
@@ -97,7 +99,7 @@ def _exchanged(grid: Grid, x: jax.Array, axes: Axes, sender: int | jax.Array, re
     return jnp.where(meant, found, jnp.zeros_like(found))
 
 
-def _stacked(grid: Grid, x: jax.Array, axes: Axes) -> jax.Array:
+def _stacked(grid: Grid, x: jax.Array, axes: AxisIndices) -> jax.Array:
     """What the devices of the group have, along a new dimension 0."""
     refs = grid.refs(axes)
     return lax.all_gather(x, **grid.mesh.group(refs), axis=0, tiled=False) if refs else x[None]

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.emission import collectives
+from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh, groups_of_axes
 from sdy_jax.shard.semantics import checks
-from sdy_jax.shard.semantics.checks import Axes
+from sdy_jax.shard.semantics.checks import AxisIndices
 
 Index = int | jax.Array
 Coordinate = int | np.ndarray | jax.Array
@@ -67,22 +67,22 @@ class Grid:
     def subject(self) -> str:
         return f"the {self.noun}"
 
-    def refs(self, axes: Axes) -> tuple[AxisRef, ...]:
+    def refs(self, axes: AxisIndices) -> tuple[AxisRef, ...]:
         """A list of axes on the mesh, in its order."""
         return tuple(ref for axis in axes for ref in self.axes[axis])
 
-    def names(self, axes: Axes) -> tuple[str, ...]:
+    def names(self, axes: AxisIndices) -> tuple[str, ...]:
         """The jax axis names of a list of axes, in its order."""
         return self.mesh.names(self.refs(axes))
 
-    def shape(self, axes: Axes) -> tuple[int, ...]:
+    def shape(self, axes: AxisIndices) -> tuple[int, ...]:
         """The sizes of the axes of a list."""
         return tuple(self.sizes[axis] for axis in axes)
 
-    def group_size(self, axes: Axes) -> int:
+    def group_size(self, axes: AxisIndices) -> int:
         return math.prod(self.shape(axes))
 
-    def group_index(self, axes: Axes) -> Index:
+    def group_index(self, axes: AxisIndices) -> Index:
         """The group index of the device that runs this."""
         refs = self.refs(axes)
         return self.mesh.index(refs) if refs else 0
@@ -110,12 +110,12 @@ def op(function: Callable[Concatenate[Grid, P], R]) -> Callable[Concatenate[Grid
     return run
 
 
-def permute(grid: Grid, x: jax.Array, axes: Axes, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+def permute(grid: Grid, x: jax.Array, axes: AxisIndices, pairs: Sequence[tuple[int, int]]) -> jax.Array:
     """`x` sent from device to device of each group; `pairs` are group indices, sender first."""
-    return collectives.sent(x, grid.names([axis for axis in axes if grid.sizes[axis] > 1]), pairs)
+    return lax_collectives.sent(x, grid.names([axis for axis in axes if grid.sizes[axis] > 1]), pairs)
 
 
-def peers(grid: Grid, axes: Axes) -> np.ndarray:
+def peers(grid: Grid, axes: AxisIndices) -> np.ndarray:
     """The linear indices of the devices in each device's group, in the order of group indices: `[devices, members]`."""
     groups = groups_of_axes(grid.refs(axes), grid.mesh.mesh)
     found = np.empty((groups.size, groups.shape[1]), int)
@@ -124,7 +124,7 @@ def peers(grid: Grid, axes: Axes) -> np.ndarray:
     return found
 
 
-def group_device(grid: Grid, axes: Axes, device: Sequence[Coordinate]) -> Any:
+def group_device(grid: Grid, axes: AxisIndices, device: Sequence[Coordinate]) -> Any:
     """The group index of a device given by its coordinates; -1, no device, where one lies outside of its axis.
 
     It is known, for all devices or for each, if the coordinates are.
@@ -139,13 +139,13 @@ def group_device(grid: Grid, axes: Axes, device: Sequence[Coordinate]) -> Any:
     return (np if isinstance(index, np.ndarray) else jnp).where(inside, index, -1)
 
 
-def position(grid: Grid, axes: Axes, device: Sequence[Coordinate] | Mapping[int, Coordinate]) -> Index:
+def position(grid: Grid, axes: AxisIndices, device: Sequence[Coordinate] | Mapping[int, Coordinate]) -> Index:
     """The group index over `axes` of a device given by its coordinates along all axes of the grid."""
     index: Index = group_device(grid, axes, [device[axis] for axis in axes])
     return index
 
 
-def coordinates_in_group(grid: Grid, axes: Axes, index: Coordinate) -> list[Any]:
+def coordinates_in_group(grid: Grid, axes: AxisIndices, index: Coordinate) -> list[Any]:
     """The coordinates along `axes` of the device with a group index."""
     found: list[Any] = []
     for size in reversed(grid.shape(axes)):
@@ -154,7 +154,7 @@ def coordinates_in_group(grid: Grid, axes: Axes, index: Coordinate) -> list[Any]
     return found[::-1]
 
 
-def only_on(grid: Grid, axes: Axes, device: Sequence[Coordinate], x: jax.Array) -> jax.Array:
+def only_on(grid: Grid, axes: AxisIndices, device: Sequence[Coordinate], x: jax.Array) -> jax.Array:
     """`x` on a device of each group, zeros on the others."""
     if not axes:
         return x
@@ -171,7 +171,7 @@ def check_dimension(x: jax.Array, dimension: int, attribute: str) -> None:
     checks.check_dimension(x.ndim, dimension, attribute)
 
 
-def piece_size(grid: Grid, x: jax.Array, dimension: int, axes: Axes) -> int:
+def piece_size(grid: Grid, x: jax.Array, dimension: int, axes: AxisIndices) -> int:
     """The length of a device's piece of a dimension that a group shares.
 
     Raises:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.shard.semantics.checks import Axes, check_halos
+from sdy_jax.shard.semantics.checks import AxisIndices, check_halos
 from sdy_jax.shard.semantics.grid import Grid, op, permute
 
 Halo = tuple[int, int]
@@ -25,7 +25,7 @@ S = TypeVar("S", int, Size)
 
 
 @op
-def update_halo(grid: Grid, x: jax.Array, split_axes: Sequence[Axes], halo_sizes: Sequence[Size]) -> jax.Array:
+def update_halo(grid: Grid, x: jax.Array, split_axes: Sequence[AxisIndices], halo_sizes: Sequence[Size]) -> jax.Array:
     """Fills the halos; `halo_sizes` has two numbers per dimension whose list of axes is not empty."""
     check_halos(grid, x.shape, split_axes, halo_sizes)
     split = [dim for dim, axes in enumerate(split_axes) if axes]
@@ -40,7 +40,7 @@ def paired(halo_sizes: Sequence[S]) -> list[tuple[S, S]]:
 
 
 def exchanged(
-    grid: Grid, x: jax.Array, split_axes: Sequence[Axes], halos: Mapping[int, tuple[Size, Size]]
+    grid: Grid, x: jax.Array, split_axes: Sequence[AxisIndices], halos: Mapping[int, tuple[Size, Size]]
 ) -> jax.Array:
     """The buffer with its halos filled; `halos` by dimension."""
     filled = x
@@ -53,7 +53,7 @@ def exchanged(
     return jnp.where(known, filled, x)
 
 
-def _with_strips(grid: Grid, x: jax.Array, axes: Axes, dim: int, halo: tuple[Size, Size]) -> jax.Array:
+def _with_strips(grid: Grid, x: jax.Array, axes: AxisIndices, dim: int, halo: tuple[Size, Size]) -> jax.Array:
     lo, hi = halo
     if not isinstance(lo, int) or not isinstance(hi, int):
         return _with_parts_of_buffers(grid, x, axes, dim, halo)
@@ -68,7 +68,7 @@ def _with_strips(grid: Grid, x: jax.Array, axes: Axes, dim: int, halo: tuple[Siz
     return jnp.concatenate(parts, axis=dim)
 
 
-def _with_parts_of_buffers(grid: Grid, x: jax.Array, axes: Axes, dim: int, halo: tuple[Size, Size]) -> jax.Array:
+def _with_parts_of_buffers(grid: Grid, x: jax.Array, axes: AxisIndices, dim: int, halo: tuple[Size, Size]) -> jax.Array:
     """The same for halos of any size, of which the neighbours' cells lie one core further on."""
     lo, hi = halo
     length, last = x.shape[dim], grid.group_size(axes) - 1
@@ -84,7 +84,7 @@ def _cells(x: jax.Array, dim: int) -> jax.Array:
     return lax.broadcasted_iota(jnp.int32, tuple(size if d == dim else 1 for d, size in enumerate(x.shape)), dim)
 
 
-def _known(grid: Grid, x: jax.Array, axes: Axes, dim: int, halo: tuple[Size, Size]) -> jax.Array:
+def _known(grid: Grid, x: jax.Array, axes: AxisIndices, dim: int, halo: tuple[Size, Size]) -> jax.Array:
     """Which cells along a dimension some device owns."""
     length, position = x.shape[dim], grid.group_index(axes)
     cell = _cells(x, dim)

@@ -228,7 +228,7 @@ def _check_offsets(layout: Layout, on: DeviceAxes) -> None:
 
 
 def normalized(layout: Layout, on: DeviceAxes) -> Layout:
-    """The layout such that equal ones mean the same: nothing is said that holds anyway."""
+    """The layout in canonical form, so that equivalent layouts are equal."""
     split = trimmed(layout.split)
     return replace(
         layout,

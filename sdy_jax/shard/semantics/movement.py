@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.lowering.emission import collectives
+from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.representation.mesh import AxisRef
-from sdy_jax.shard.semantics.checks import Axes, check_axes, check_device, check_shift_axis
+from sdy_jax.shard.semantics.checks import AxisIndices, check_axes, check_device, check_shift_axis
 from sdy_jax.shard.semantics.grid import (
     Coordinate,
     Grid,
@@ -24,24 +24,24 @@ from sdy_jax.shard.semantics.grid import (
 
 
 @op
-def all_gather(grid: Grid, x: jax.Array, axes: Axes, gather_axis: int) -> jax.Array:
+def all_gather(grid: Grid, x: jax.Array, axes: AxisIndices, gather_axis: int) -> jax.Array:
     """The inputs of the group joined along `gather_axis`: `n -> n*g`."""
     check_axes(grid, axes)
     check_dimension(x, gather_axis, "gather_axis")
-    return collectives.all_gather(x, along(grid, x, axes, gather_axis), grid.mesh)
+    return lax_collectives.all_gather(x, along(grid, x, axes, gather_axis), grid.mesh)
 
 
 @op
-def all_slice(grid: Grid, x: jax.Array, axes: Axes, slice_axis: int) -> jax.Array:
+def all_slice(grid: Grid, x: jax.Array, axes: AxisIndices, slice_axis: int) -> jax.Array:
     """The device's piece of its own input along `slice_axis`: `n -> n/g`. Nothing is sent."""
     check_axes(grid, axes)
     check_dimension(x, slice_axis, "slice_axis")
     piece_size(grid, x, slice_axis, axes)
-    return collectives.all_slice(x, along(grid, x, axes, slice_axis), grid.mesh)
+    return lax_collectives.all_slice(x, along(grid, x, axes, slice_axis), grid.mesh)
 
 
 @op
-def all_to_all(grid: Grid, x: jax.Array, axes: Axes, split_axis: int, concat_axis: int) -> jax.Array:
+def all_to_all(grid: Grid, x: jax.Array, axes: AxisIndices, split_axis: int, concat_axis: int) -> jax.Array:
     """Piece j along `split_axis` of device i becomes piece i along `concat_axis` of device j."""
     check_axes(grid, axes)
     check_dimension(x, split_axis, "split_axis")
@@ -49,31 +49,31 @@ def all_to_all(grid: Grid, x: jax.Array, axes: Axes, split_axis: int, concat_axi
     piece_size(grid, x, split_axis, axes)
     if not axes:
         return x
-    return collectives.all_to_all(x, [(grid.refs(axes), concat_axis, split_axis)], grid.mesh)
+    return lax_collectives.all_to_all(x, [(grid.refs(axes), concat_axis, split_axis)], grid.mesh)
 
 
 @op
-def broadcast(grid: Grid, x: jax.Array, axes: Axes, root: Sequence[Coordinate]) -> jax.Array:
+def broadcast(grid: Grid, x: jax.Array, axes: AxisIndices, root: Sequence[Coordinate]) -> jax.Array:
     """The root's input, on every device of the group.
 
     A sum in which the inputs of all others are zero: it can be differentiated, and only turns -0.0 into 0.0.
     """
     check_axes(grid, axes)
     check_device(grid, axes, root, "root")
-    return collectives.all_reduce(only_on(grid, axes, root, x), grid.refs(axes), "sum", grid.mesh)
+    return lax_collectives.all_reduce(only_on(grid, axes, root, x), grid.refs(axes), "sum", grid.mesh)
 
 
 @op
-def gather(grid: Grid, x: jax.Array, axes: Axes, gather_axis: int, root: Sequence[Coordinate]) -> jax.Array:
+def gather(grid: Grid, x: jax.Array, axes: AxisIndices, gather_axis: int, root: Sequence[Coordinate]) -> jax.Array:
     """On the root, the inputs of the group joined along `gather_axis`; zeros elsewhere."""
     check_axes(grid, axes)
     check_dimension(x, gather_axis, "gather_axis")
     check_device(grid, axes, root, "root")
-    return only_on(grid, axes, root, collectives.all_gather(x, along(grid, x, axes, gather_axis), grid.mesh))
+    return only_on(grid, axes, root, lax_collectives.all_gather(x, along(grid, x, axes, gather_axis), grid.mesh))
 
 
 @op
-def scatter(grid: Grid, x: jax.Array, axes: Axes, scatter_axis: int, root: Sequence[Coordinate]) -> jax.Array:
+def scatter(grid: Grid, x: jax.Array, axes: AxisIndices, scatter_axis: int, root: Sequence[Coordinate]) -> jax.Array:
     """Each device's piece along `scatter_axis` of the root's input: `n -> n/g`.
 
     All devices send pieces and keep the root's, which moves 1/g of what a broadcast would.
@@ -87,12 +87,12 @@ def scatter(grid: Grid, x: jax.Array, axes: Axes, scatter_axis: int, root: Seque
     group = grid.group_size(axes)
     pieces = x.reshape(*x.shape[:scatter_axis], group, piece, *x.shape[scatter_axis + 1 :])
     pieces = jnp.moveaxis(pieces, scatter_axis, 0)
-    received = collectives.all_to_all(pieces, [(grid.refs(axes), 0, 0)], grid.mesh)
+    received = lax_collectives.all_to_all(pieces, [(grid.refs(axes), 0, 0)], grid.mesh)
     return entry(received, group_device(grid, axes, root))
 
 
 @op
-def shift(grid: Grid, x: jax.Array, axes: Axes, shift_axis: int, offset: int, rotate: bool = False) -> jax.Array:
+def shift(grid: Grid, x: jax.Array, axes: AxisIndices, shift_axis: int, offset: int, rotate: bool = False) -> jax.Array:
     """The input of the device `offset` coordinates lower along `shift_axis`; zeros where there is none.
 
     With `rotate` the coordinates are those of a ring. Other axes of the list have no influence.
@@ -105,7 +105,7 @@ def shift(grid: Grid, x: jax.Array, axes: Axes, shift_axis: int, offset: int, ro
     return permute(grid, x, (shift_axis,), [(i, i + offset) for i in range(size) if 0 <= i + offset < size])
 
 
-def along(grid: Grid, x: jax.Array, axes: Axes, dimension: int) -> list[tuple[AxisRef, ...]]:
+def along(grid: Grid, x: jax.Array, axes: AxisIndices, dimension: int) -> list[tuple[AxisRef, ...]]:
     """One list of axes per dimension of `x`: `axes` for `dimension`."""
     return [grid.refs(axes) if d == dimension else () for d in range(x.ndim)]
 

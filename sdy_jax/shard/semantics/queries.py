@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sdy_jax.shard.semantics.checks import Axes, check_axes, check_neighbors, check_whole_device
+from sdy_jax.shard.semantics.checks import AxisIndices, check_axes, check_neighbors, check_whole_device
 from sdy_jax.shard.semantics.grid import (
     Coordinate,
     Grid,
@@ -21,14 +21,14 @@ from sdy_jax.shard.semantics.layout import Dimension, Layout, check_layout, dime
 
 
 @op
-def grid_shape(grid: Grid, axes: Axes = ()) -> tuple[int, ...]:
+def grid_shape(grid: Grid, axes: AxisIndices = ()) -> tuple[int, ...]:
     """The sizes of the listed axes in their order; of all if none is listed."""
     check_axes(grid, axes, "axes")
     return grid.shape(axes or range(grid.rank))
 
 
 @op
-def process_multi_index(grid: Grid, axes: Axes = ()) -> tuple[jax.Array, ...]:
+def process_multi_index(grid: Grid, axes: AxisIndices = ()) -> tuple[jax.Array, ...]:
     """The device's coordinates along the listed axes in their order; along all if none is listed."""
     check_axes(grid, axes, "axes")
     return tuple(jnp.asarray(grid.group_index((axis,))) for axis in axes or range(grid.rank))
@@ -41,7 +41,7 @@ def process_linear_index(grid: Grid) -> jax.Array:
 
 
 @op
-def neighbors_linear_indices(grid: Grid, device: Sequence[Coordinate], split_axes: Axes) -> tuple[Index, Index]:
+def neighbors_linear_indices(grid: Grid, device: Sequence[Coordinate], split_axes: AxisIndices) -> tuple[Index, Index]:
     """The linear indices of the devices before and after one in the group over `split_axes`; -1 where there is none.
 
     Integers for integers; scalars if a coordinate is one.
@@ -51,7 +51,7 @@ def neighbors_linear_indices(grid: Grid, device: Sequence[Coordinate], split_axe
     return _neighbour(grid, device, split_axes, own - 1), _neighbour(grid, device, split_axes, own + 1)
 
 
-def _neighbour(grid: Grid, device: Sequence[Coordinate], split_axes: Axes, index: Index) -> Index:
+def _neighbour(grid: Grid, device: Sequence[Coordinate], split_axes: AxisIndices, index: Index) -> Index:
     """The linear index of the device with another group index over `split_axes`."""
     inside: Any = (index >= 0) & (index < grid.group_size(split_axes))
     moved = list(device)

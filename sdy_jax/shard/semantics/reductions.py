@@ -17,11 +17,11 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.emission import collectives
-from sdy_jax.lowering.emission.generic import mlir_name
+from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.emission.reemitted import mlir_name
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh
-from sdy_jax.shard.semantics.checks import Axes, check_axes, check_device, check_element
+from sdy_jax.shard.semantics.checks import AxisIndices, check_axes, check_device, check_element
 from sdy_jax.shard.semantics.grid import (
     Coordinate,
     Grid,
@@ -46,7 +46,7 @@ KINDS = {
 
 
 @op
-def all_reduce(grid: Grid, x: jax.Array, axes: Axes, reduction: str = "sum", dtype: Any = None) -> jax.Array:
+def all_reduce(grid: Grid, x: jax.Array, axes: AxisIndices, reduction: str = "sum", dtype: Any = None) -> jax.Array:
     """The reduction of the group's inputs, on every device of the group."""
     check_axes(grid, axes)
     return combined(grid, x, grid.refs(axes), reduction, dtype)
@@ -54,7 +54,7 @@ def all_reduce(grid: Grid, x: jax.Array, axes: Axes, reduction: str = "sum", dty
 
 @op
 def reduce(
-    grid: Grid, x: jax.Array, axes: Axes, root: Sequence[Coordinate], reduction: str = "sum", dtype: Any = None
+    grid: Grid, x: jax.Array, axes: AxisIndices, root: Sequence[Coordinate], reduction: str = "sum", dtype: Any = None
 ) -> jax.Array:
     """The reduction of the group's inputs on the root; zeros on the other devices."""
     check_axes(grid, axes)
@@ -64,7 +64,7 @@ def reduce(
 
 @op
 def reduce_scatter(
-    grid: Grid, x: jax.Array, axes: Axes, scatter_axis: int, reduction: str = "sum", dtype: Any = None
+    grid: Grid, x: jax.Array, axes: AxisIndices, scatter_axis: int, reduction: str = "sum", dtype: Any = None
 ) -> jax.Array:
     """The device's piece, along `scatter_axis`, of the reduction of the group's inputs: `n -> n/g`."""
     check_axes(grid, axes)
@@ -74,20 +74,20 @@ def reduce_scatter(
 
 
 def combined(grid: Grid, x: jax.Array, axes: tuple[AxisRef, ...], reduction: str, dtype: Any = None) -> jax.Array:
-    """`all_reduce` over axes of the mesh that are known to be right."""
+    """`all_reduce` without the checks: `axes` must be axes of the mesh, each once."""
     x = converted(x, reduction, dtype)
     kind = KINDS[reduction]
     if kind in ("max", "min") and jnp.issubdtype(x.dtype, jnp.floating):
         return _extreme(x, axes, kind, grid.mesh)
-    return _finished(collectives.all_reduce(x, axes, kind, grid.mesh), reduction, axes_size(axes, grid.mesh.mesh))
+    return _finished(lax_collectives.all_reduce(x, axes, kind, grid.mesh), reduction, axes_size(axes, grid.mesh.mesh))
 
 
 def combined_pieces(
-    grid: Grid, x: jax.Array, axes_per_dim: collectives.AxesPerDim, reduction: str, dtype: Any = None
+    grid: Grid, x: jax.Array, axes_per_dim: lax_collectives.AxesPerDim, reduction: str, dtype: Any = None
 ) -> jax.Array:
-    """`reduce_scatter` over axes of the mesh and along dimensions that are known to be right."""
+    """`reduce_scatter` without the checks: the axes of each dimension must divide it."""
     x = converted(x, reduction, dtype)
-    pieces = collectives.reduce_scatter(x, axes_per_dim, KINDS[reduction], grid.mesh)
+    pieces = lax_collectives.reduce_scatter(x, axes_per_dim, KINDS[reduction], grid.mesh)
     return _finished(pieces, reduction, axes_size(chain.from_iterable(axes_per_dim), grid.mesh.mesh))
 
 
@@ -127,7 +127,7 @@ def _finished(x: jax.Array, reduction: str, group: int) -> jax.Array:
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
 def _extreme(x: jax.Array, axes: tuple[AxisRef, ...], kind: str, mesh: RefinedMesh) -> jax.Array:
     """The maximum or minimum over the group, of floats. Its derivative is our own: jax has none of this collective."""
-    return collectives.all_reduce(x, axes, kind, mesh)
+    return lax_collectives.all_reduce(x, axes, kind, mesh)
 
 
 @_extreme.defjvp
@@ -142,5 +142,5 @@ def _extreme_jvp(
     (x,), (tangent,) = primals, tangents
     found = _extreme(x, axes, kind, mesh)
     chosen = (x == found).astype(x.dtype)
-    count = collectives.all_reduce(chosen, axes, "sum", mesh)
-    return found, collectives.all_reduce(chosen / count * tangent, axes, "sum", mesh)
+    count = lax_collectives.all_reduce(chosen, axes, "sum", mesh)
+    return found, lax_collectives.all_reduce(chosen / count * tangent, axes, "sum", mesh)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sdy_jax.lowering.reshard.plan import Collective, plan_reshard
+from sdy_jax.lowering.reshard.planner import Collective, plan_reshard
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.shard.semantics.grid import Grid
@@ -82,10 +82,10 @@ class HalosOn:
         return "halos on"
 
 
-Step = HalosOff | Join | Average | Exchange | Cut | HalosOn
+LocalStep = HalosOff | Join | Average | Exchange | Cut | HalosOn
 
 
-def plan(source: Layout, target: Layout, grid: Grid, shape: Sequence[int]) -> list[Step]:
+def plan(source: Layout, target: Layout, grid: Grid, shape: Sequence[int]) -> list[LocalStep]:
     """The steps from one layout of a tensor of global `shape` to another; none if they mean the same."""
     source, target = normalized(source, grid), normalized(target, grid)
     if source == target:
@@ -93,7 +93,7 @@ def plan(source: Layout, target: Layout, grid: Grid, shape: Sequence[int]) -> li
     before, after = dimensions(source, grid, shape), dimensions(target, grid, shape)
     rejoined = [dim for dim, pair in enumerate(zip(before, after, strict=True)) if _is_rejoined(*pair)]
     current, wanted = _lists_without(before, rejoined), _lists_without(after, rejoined)
-    steps: list[Step] = []
+    steps: list[LocalStep] = []
     if source.halos:
         steps.append(HalosOff(before))
     steps += [Join(dim, replace(before[dim], halo=(0, 0))) for dim in rejoined if before[dim].axes]
@@ -144,7 +144,7 @@ def _sharding(lists: AxisLists, layout: Layout, grid: Grid) -> TensorSharding:
     return TensorSharding.closed(grid.mesh.mesh, [grid.refs(axes) for axes in lists], terms, kind or "sum")
 
 
-def _exchanges(source: TensorSharding, target: TensorSharding, mesh: Mesh, shape: Sequence[int]) -> list[Step]:
+def _exchanges(source: TensorSharding, target: TensorSharding, mesh: Mesh, shape: Sequence[int]) -> list[LocalStep]:
     """The collectives between layouts whose blocks are even in a tensor of `shape`."""
     steps = plan_reshard(tuple(shape), 1, source, target, mesh, whole_axes=True).steps
     starts = [source, *(step.result for step in steps)]

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import InternalError, ShardingError
-from sdy_jax.lowering.emission import collectives
+from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard.semantics import reshard_plan as steps
@@ -56,7 +56,7 @@ def _halos_off(grid: Grid, x: jax.Array, step: steps.HalosOff) -> jax.Array:
 
 def _join(grid: Grid, x: jax.Array, step: steps.Join) -> jax.Array:
     before = step.before
-    blocks = collectives.all_gather(x, along(grid, x, before.axes, step.dim), grid.mesh)
+    blocks = lax_collectives.all_gather(x, along(grid, x, before.axes, step.dim), grid.mesh)
     rows = [i * before.core + r for i, length in enumerate(before.lengths) for r in range(length)]
     return jnp.take(blocks, np.array(rows, np.int32), axis=step.dim)
 
@@ -75,19 +75,19 @@ def _exchange(grid: Grid, x: jax.Array, step: steps.Exchange) -> jax.Array:
         case "reduce_scatter":
             return combined_pieces(grid, x, done.op.axes, KIND_OF_REDUCTION[done.reduction])
         case "all_to_all":
-            return collectives.all_to_all(x, done.op.params, mesh)
+            return lax_collectives.all_to_all(x, done.op.params, mesh)
         case "collective_permute":
-            return collectives.collective_permute(x, step.before, done.result, _used(step, mesh))
+            return lax_collectives.collective_permute(x, step.before, done.result, _used(step, mesh))
         case "all_gather":
-            return collectives.all_gather(x, done.op.axes, mesh)
+            return lax_collectives.all_gather(x, done.op.axes, mesh)
         case "all_slice":
-            return collectives.all_slice(x, done.op.axes, mesh)
+            return lax_collectives.all_slice(x, done.op.axes, mesh)
         case "replicated_to_unreduced" if done.reduction not in COUNTING.values():
             return x  # copies are terms
         case "replicated_to_unreduced":
-            return collectives.replicated_to_unreduced(x, done.op.axes, done.reduction, mesh)
+            return lax_collectives.replicated_to_unreduced(x, done.op.axes, done.reduction, mesh)
         case "sharded_to_unreduced":
-            return collectives.sharded_to_unreduced(x, done.op.axes, done.reduction, mesh)
+            return lax_collectives.sharded_to_unreduced(x, done.op.axes, done.reduction, mesh)
     raise InternalError(f"there is no collective {done.kind}")
 
 

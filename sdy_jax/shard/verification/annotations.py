@@ -9,7 +9,7 @@ from jax.extend.mlir import ir
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.shard.pairs import pair_up
 from sdy_jax.shard.stated_shardings import defining, stated_sharding
-from sdy_jax.shard.verification.scope import Scope
+from sdy_jax.shard.verification.scope import MeshScope
 from sdy_jax.shard.view import DialectOp, enclosing, location_of
 from sdy_jax.text.mesh_ops import own_name
 
@@ -25,7 +25,7 @@ TWICE = "{value} has two different shardings, here and at {place}"
 """What is wrong with two shards of one value, neither of them for users."""
 
 
-def check_annotations(shards: Sequence[DialectOp], scope: Scope, strict: bool) -> None:
+def check_annotations(shards: Sequence[DialectOp], scope: MeshScope, strict: bool) -> None:
     """A value has one sharding, and any number of others for its users.
 
     Args:
@@ -51,7 +51,7 @@ def check_annotations(shards: Sequence[DialectOp], scope: Scope, strict: bool) -
             op.fail(TWICE.format(value=value.get_name(), place=_place(first)), value)
 
 
-def _differ(one: DialectOp, other: DialectOp, scope: Scope) -> bool:
+def _differ(one: DialectOp, other: DialectOp, scope: MeshScope) -> bool:
     stated = [stated_sharding(op["sharding"]) for op in (one, other)]
     if stated[0] is None or stated[1] is None:
         return bool(one["sharding"] != other["sharding"])

@@ -10,11 +10,11 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import module_meshes
 from sdy_jax.representation.dialect_rules import RuleError
-from sdy_jax.shard.meshes import device_meshes
+from sdy_jax.shard.op_meshes import device_meshes
 from sdy_jax.shard.semantics.checks import check_axes
 from sdy_jax.shard.verification import devices, shardings, tensors
 from sdy_jax.shard.verification.annotations import check_annotations, check_locality, check_pairs
-from sdy_jax.shard.verification.scope import Rule, Scope
+from sdy_jax.shard.verification.scope import MeshScope, Rule
 from sdy_jax.shard.view import DialectOp, dialect_ops, enclosing, fail, is_dialect_op
 
 RULES: Mapping[str, Rule] = {
@@ -69,7 +69,7 @@ def _by_module(module: ir.Operation) -> dict[ir.Operation, list[DialectOp]]:
 
 
 def _verify(module: ir.Operation, ops: list[DialectOp], strict: bool) -> None:
-    scope = Scope(device_meshes(module), module_meshes(module), _symbols(module, ops))
+    scope = MeshScope(device_meshes(module), module_meshes(module), _symbols(module, ops))
     for op in ops:
         _check(op, scope)
     _check_ends(ops)
@@ -88,7 +88,7 @@ def _check_ends(ops: list[DialectOp]) -> None:
             fail(last, "it is the last op of its block, which has to end with a terminator, such as `return`")
 
 
-def _check(op: DialectOp, scope: Scope) -> None:
+def _check(op: DialectOp, scope: MeshScope) -> None:
     try:
         if "mesh" in op.values:
             check_axes(scope.mesh(op), op.values.get("mesh_axes", ()))

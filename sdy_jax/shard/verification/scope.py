@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from jax.extend.mlir import ir
 
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.shard.meshes import DeviceMesh
+from sdy_jax.shard.op_meshes import DeviceMesh
 from sdy_jax.shard.view import DialectOp
 
-Shape = tuple[int | None, ...]
+DynamicShape = tuple[int | None, ...]
 """Sizes, None where they are not known."""
 
 _ON_MEMREFS = ("all_reduce", "update_halo")
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class MeshScope:
     """What is known in the module around an op.
 
     Attributes:
@@ -39,11 +39,11 @@ class Scope:
         return mesh
 
 
-Rule = Callable[[DialectOp, Scope], None]
+Rule = Callable[[DialectOp, MeshScope], None]
 """Raises a `RuleError` for an op that breaks a rule; must not change it."""
 
 
-def shape_of(op: DialectOp, value: ir.Value, least_rank: int = 0) -> Shape:
+def shape_of(op: DialectOp, value: ir.Value, least_rank: int = 0) -> DynamicShape:
     """The shape of a tensor, or of a memref where the op takes one."""
     type_ = value.type
     allowed = (ir.RankedTensorType, ir.MemRefType) if op.name in _ON_MEMREFS else (ir.RankedTensorType,)

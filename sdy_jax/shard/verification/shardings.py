@@ -7,18 +7,18 @@ from jax.extend.mlir import ir
 from sdy_jax.shard.semantics.checks import check_element, check_whole_device
 from sdy_jax.shard.semantics.layout import check_fits, check_layout
 from sdy_jax.shard.stated_shardings import defining, stated_sharding
-from sdy_jax.shard.verification.scope import Scope, element_type, shape_of
+from sdy_jax.shard.verification.scope import MeshScope, element_type, shape_of
 from sdy_jax.shard.view import DialectOp
 
 
-def sharding(op: DialectOp, scope: Scope) -> None:
+def sharding(op: DialectOp, scope: MeshScope) -> None:
     """What a sharding says by itself."""
     stated = stated_sharding(op.result)
     assert stated is not None
     check_layout(stated.layout, scope.mesh(op))
 
 
-def shard(op: DialectOp, scope: Scope) -> None:
+def shard(op: DialectOp, scope: MeshScope) -> None:
     """A sharding fits the tensor that it is for."""
     shape, stated = shape_of(op, op["src"]), stated_sharding(op["sharding"])
     if stated is None:
@@ -30,7 +30,7 @@ def shard(op: DialectOp, scope: Scope) -> None:
         check_fits(stated.layout, on, shape)
 
 
-def known_sharding(op: DialectOp, scope: Scope) -> None:
+def known_sharding(op: DialectOp, scope: MeshScope) -> None:
     """Of a value that a shard op makes, or that has a sharding of the SDY dialect."""
     source: ir.Value = op["source"]
     shape_of(op, source)
@@ -47,7 +47,7 @@ def _has_sdy_sharding(value: ir.Value) -> bool:
     return "sdy.sharding" in ir.ArrayAttr(function.attributes["arg_attrs"])[value.arg_number]
 
 
-def shape_of_a_shard(op: DialectOp, scope: Scope) -> None:
+def shape_of_a_shard(op: DialectOp, scope: MeshScope) -> None:
     sizes = op["shape"] if op.dialect == "mesh" else op["dims"]
     given = len(op.operation.results)
     if given != len(sizes):

@@ -17,10 +17,19 @@ from itertools import islice, pairwise, product
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.reshard.cost import CostModel, same_cost
 from sdy_jax.lowering.reshard.greedy import greedy, last_resort
-from sdy_jax.lowering.reshard.problem import FREE, MERGEABLE, Price, Problem, State, Step, atoms_of, mask_of
+from sdy_jax.lowering.reshard.problem import (
+    FREE,
+    MERGEABLE,
+    Price,
+    ReshardProblem,
+    ReshardStep,
+    State,
+    atoms_of,
+    mask_of,
+)
 from sdy_jax.lowering.reshard.search import search
-from sdy_jax.representation.collectives import FLAT, SdyCollective
 from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sdy_collectives import FLAT, SdyCollective
 from sdy_jax.representation.sharding import TensorSharding
 
 MAX_REFINEMENTS = 8
@@ -179,7 +188,7 @@ def _problem(
     target: TensorSharding,
     mesh: Mesh,
     costs: CostModel,
-) -> tuple[Problem, list[Piece]]:
+) -> tuple[ReshardProblem, list[Piece]]:
     """The problem without names, and the atoms that its numbers stand for, in order of first appearance."""
     ends = _lists(source, mesh), _lists(target, mesh)
     edges = _edges([*ends[0], *ends[1]])
@@ -194,7 +203,7 @@ def _problem(
     min_shards = min([math.prod([sizes[atom] for axes in dims for atom in axes]) for dims, _ in states])
     bandwidths = tuple([costs.bandwidth_of(name) for name, *_ in atoms])
     reorders = source.mesh != target.mesh
-    return Problem(shape, itemsize, sizes, bandwidths, costs.latency, *states, min_shards, reorders), atoms
+    return ReshardProblem(shape, itemsize, sizes, bandwidths, costs.latency, *states, min_shards, reorders), atoms
 
 
 def _parts(atom: Piece, sizes: tuple[int, ...]) -> list[Piece]:
@@ -207,16 +216,16 @@ def _parts(atom: Piece, sizes: tuple[int, ...]) -> list[Piece]:
 
 # --- solving an abstract problem ----------------------------------------------------------------------------------
 
-Cut = tuple[tuple[int, ...], ...]
+AtomCut = tuple[tuple[int, ...], ...]
 """Per atom, the sizes that it is cut into."""
 
-Solution = tuple[Cut, tuple[Step, ...], Price]
+ReshardSolution = tuple[AtomCut, tuple[ReshardStep, ...], Price]
 
 
 @lru_cache(maxsize=1 << 14)
-def _solve(problem: Problem) -> Solution:
+def _solve(problem: ReshardProblem) -> ReshardSolution:
     """The best steps, and how the atoms were cut for them. Memoized without names: equal problems share it."""
-    whole: Cut = tuple((n,) for n in problem.sizes)
+    whole: AtomCut = tuple((n,) for n in problem.sizes)
     if problem.source == problem.target and not problem.reorders:
         return whole, (), FREE
     one = _single_step(problem)
@@ -232,42 +241,46 @@ def _solve(problem: Problem) -> Solution:
     return best or _uncapped(problem)
 
 
-def _single_step(problem: Problem) -> Step | None:
+def _single_step(problem: ReshardProblem) -> ReshardStep | None:
     """The one step that does it all, where it is certainly the best: target and source differ in one way only."""
     source, target = problem.source, problem.target
     if problem.reorders:
         return _single_permute(problem)
     if source.dims == target.dims:
         if not problem.to_unreduce:
-            return Step("all_reduce", problem.to_reduce, target)
-        return None if problem.to_reduce else Step("replicated_to_unreduced", problem.to_unreduce, target)
+            return ReshardStep("all_reduce", problem.to_reduce, target)
+        return None if problem.to_reduce else ReshardStep("replicated_to_unreduced", problem.to_unreduce, target)
     pairs = list(zip(source.dims, target.dims, strict=True))
     if source.unreduced == target.unreduced:
         if all(have[: len(want)] == want for have, want in pairs):
-            return Step("all_gather", problem.used(source) & ~problem.used(target), target)
+            return ReshardStep("all_gather", problem.used(source) & ~problem.used(target), target)
         appended = problem.used(target) & ~problem.used(source)
         if _appends(problem, pairs, appended):
-            return Step("all_slice", appended, target)
+            return ReshardStep("all_slice", appended, target)
     if not problem.to_unreduce and _appends(problem, pairs, problem.to_reduce):
-        return Step("reduce_scatter", problem.to_reduce, target)
+        return ReshardStep("reduce_scatter", problem.to_reduce, target)
     return None
 
 
-def _single_permute(problem: Problem) -> Step | None:
+def _single_permute(problem: ReshardProblem) -> ReshardStep | None:
     """Slicing before and gathering after a permute saves nothing; so with equal shards the permute does it all."""
     source, target = problem.source, problem.target
     whole = not source.unreduced and not target.unreduced
-    return Step("collective_permute", 0, target) if whole and problem.counts(source) == problem.counts(target) else None
+    return (
+        ReshardStep("collective_permute", 0, target)
+        if whole and problem.counts(source) == problem.counts(target)
+        else None
+    )
 
 
-def _appends(problem: Problem, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], atoms: int) -> bool:
+def _appends(problem: ReshardProblem, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], atoms: int) -> bool:
     """Target dimensions are the source's with exactly these atoms behind."""
     if any(want[: len(have)] != have for have, want in pairs):
         return False
     return mask_of(a for have, want in pairs for a in want[len(have) :]) == atoms
 
 
-def _fine_cuts(problem: Problem) -> list[Cut]:
+def _fine_cuts(problem: ReshardProblem) -> list[AtomCut]:
     """The cuts of every atom into the parts that plans are made of, those of ascending primes first.
 
     The parts are primes, or one power of a prime where all that is divided and all that divides are powers of that: on
@@ -281,7 +294,7 @@ def _fine_cuts(problem: Problem) -> list[Cut]:
     return list(islice(product(*ways), MAX_REFINEMENTS))
 
 
-def _coarse_cuts(problem: Problem) -> list[Cut]:
+def _coarse_cuts(problem: ReshardProblem) -> list[AtomCut]:
     """Every atom whole, or in two of which one is as large as the largest thing that is smaller than the atom."""
     if not problem.divides:
         return []
@@ -329,7 +342,7 @@ def _primes(n: int) -> tuple[int, ...]:
     return tuple(factors)
 
 
-def _refined(problem: Problem, cut: Cut) -> Problem:
+def _refined(problem: ReshardProblem, cut: AtomCut) -> ReshardProblem:
     """The same problem on the pieces of its atoms."""
     if all(len(sizes) == 1 for sizes in cut):
         return problem
@@ -340,7 +353,7 @@ def _refined(problem: Problem, cut: Cut) -> Problem:
         unreduced = mask_of(starts[a] + i for a in atoms_of(coarse.unreduced) for i in range(len(cut[a])))
         return State(dims, unreduced)
 
-    return Problem(
+    return ReshardProblem(
         problem.shape,
         problem.itemsize,
         tuple(n for sizes in cut for n in sizes),
@@ -354,18 +367,18 @@ def _refined(problem: Problem, cut: Cut) -> Problem:
     )
 
 
-def _direct(problem: Problem, cut: Cut) -> Solution | None:
+def _direct(problem: ReshardProblem, cut: AtomCut) -> ReshardSolution | None:
     fine = _refined(problem, cut)
     steps = greedy(fine)
     return None if steps is None else (cut, *_merged(fine, steps))
 
 
-def _searched(problem: Problem, cut: Cut, known: Solution | None) -> Solution | None:
+def _searched(problem: ReshardProblem, cut: AtomCut, known: ReshardSolution | None) -> ReshardSolution | None:
     steps = search(problem, known[2] if known else None)
     return None if steps is None else (cut, *_merged(problem, steps))
 
 
-def _better(first: Solution | None, second: Solution | None) -> Solution | None:
+def _better(first: ReshardSolution | None, second: ReshardSolution | None) -> ReshardSolution | None:
     """The cheaper one; the first on ties of time, bytes and communicating steps."""
     if first is None or second is None:
         return first or second
@@ -376,23 +389,23 @@ def _better(first: Solution | None, second: Solution | None) -> Solution | None:
     return first
 
 
-def _uncapped(problem: Problem) -> Solution:
+def _uncapped(problem: ReshardProblem) -> ReshardSolution:
     """No way within the memory cap: dimensions are too small to hold what has to be sliced first."""
     cut = _fine_cuts(problem)[0]
     fine = replace(_refined(problem, cut), min_shards=1)
-    best: Solution = (cut, *_merged(fine, last_resort(fine)))
+    best: ReshardSolution = (cut, *_merged(fine, last_resort(fine)))
     return _better(best, _searched(fine, cut, best)) or best
 
 
-def _merged(problem: Problem, steps: list[Step]) -> tuple[tuple[Step, ...], Price]:
+def _merged(problem: ReshardProblem, steps: list[ReshardStep]) -> tuple[tuple[ReshardStep, ...], Price]:
     """Neighbours of one kind become one step where that costs no more; and the price of it all."""
-    kept: list[tuple[State, Step, Price]] = []
+    kept: list[tuple[State, ReshardStep, Price]] = []
     before = problem.source
     for step in steps:
         price = _priced(problem, step, before)
         if kept and kept[-1][1].kind == step.kind and step.kind in MERGEABLE:
             start, last, paid = kept[-1]
-            joined = Step(step.kind, last.group | step.group, step.state)
+            joined = ReshardStep(step.kind, last.group | step.group, step.state)
             at_once = _priced(problem, joined, start)
             if at_once.time <= (paid.time + price.time) * (1 + 1e-9):
                 kept[-1] = (start, joined, at_once)
@@ -406,7 +419,7 @@ def _merged(problem: Problem, steps: list[Step]) -> tuple[tuple[Step, ...], Pric
     return tuple(step for _, step, _ in kept), total
 
 
-def _priced(problem: Problem, step: Step, before: State) -> Price:
+def _priced(problem: ReshardProblem, step: ReshardStep, before: State) -> Price:
     if step.kind == "collective_permute":
         return problem.permute_price(before)
     return problem.price(step.kind, step.group, before, step.state)
@@ -423,7 +436,7 @@ class _Names:
     mesh: Mesh
 
     def collectives(
-        self, problem: Problem, steps: tuple[Step, ...], source: TensorSharding, target: TensorSharding
+        self, problem: ReshardProblem, steps: tuple[ReshardStep, ...], source: TensorSharding, target: TensorSharding
     ) -> tuple[Collective, ...]:
         kind = source.reduction if source.unreduced_axes else target.reduction
         made, before, mesh = [], problem.source, source.mesh
@@ -437,7 +450,7 @@ class _Names:
             raise InternalError(f"the plan from <{source}> to <{target}> ends at another sharding: {made}")
         return tuple(made)
 
-    def said(self, step: Step, before: State) -> SdyCollective:
+    def said(self, step: ReshardStep, before: State) -> SdyCollective:
         """What a step says with names."""
         pairs = list(zip(before.dims, step.state.dims, strict=True))
         if step.kind == "collective_permute":

@@ -14,7 +14,7 @@ COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ShardingSlot:
     """Where a computation keeps the sharding of a body argument (`in_shardings`) or of a result (`out_shardings`)."""
 
     op: Op
@@ -22,7 +22,7 @@ class Slot:
     index: int
 
     @classmethod
-    def of(cls, op: Op, value: Value) -> Slot:
+    def of(cls, op: Op, value: Value) -> ShardingSlot:
         return cls(op, "out_shardings" if value.defining_op is op else "in_shardings", value.index)
 
     def read(self) -> TensorSharding | None:
@@ -44,7 +44,7 @@ class Slot:
         return self.name == "in_shardings"
 
 
-def write_slots(found: Iterable[tuple[Slot, TensorSharding | None]]) -> None:
+def write_slots(found: Iterable[tuple[ShardingSlot, TensorSharding | None]]) -> None:
     """Stores shardings in the lists of their ops; values that never had one are open on the same mesh."""
     new: dict[tuple[Op, str], dict[int, TensorSharding]] = {}
     for slot, sharding in found:

@@ -23,7 +23,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.calls.partition import PartitionedFunction, partition
 from sdy_jax.commands import UsageError, devices
 from sdy_jax.commands.failures import explained
-from sdy_jax.commands.specs import parse_mesh, parse_shardings, parse_types
+from sdy_jax.commands.literals import parse_mesh, parse_shardings, parse_types
 from sdy_jax.errors import SdyError
 from sdy_jax.ir import hidden_frames
 from sdy_jax.ir.graph import Value
@@ -32,11 +32,11 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.shard.annotated_meshes import Devices
 from sdy_jax.shard.local_program import is_local
-from sdy_jax.shard.meshes import DeviceMesh, mesh_of, resolved_sizes
+from sdy_jax.shard.op_meshes import DeviceMesh, mesh_of, resolved_sizes
 from sdy_jax.shard.passes.mesh_annotations import annotated_mesh
-from sdy_jax.shard.programs import LocalProgram, run_local
 from sdy_jax.shard.resolution import program_mesh
 from sdy_jax.shard.scalars import dtype_of
+from sdy_jax.shard.text_programs import LocalProgram, run_local
 
 _FUNCTION = re.compile(r"(?P<module>.+?):(?P<name>[A-Za-z_][\w.]*)")
 

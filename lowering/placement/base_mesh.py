@@ -11,29 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sdy_jax.annotate.meshes import declare_mesh
+from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.reshard.across_meshes import plan_across
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.plan import ReshardPlan, plan_reshard
+from sdy_jax.lowering.reshard.planner import ReshardPlan, plan_reshard
 from sdy_jax.propagation.edges import manual_axes
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.axes import sort_and_merge
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.runtime.device_orders import (
-    Axes,
-    can_express,
-    coincide,
-    device_ids,
-    expressed,
-    expressed_part,
-    same_devices,
-)
+from sdy_jax.runtime.device_orders import can_express, coincide, device_ids, expressed, expressed_part, same_devices
 
 
-class Meshes:
+class ProgramMeshes:
     """The meshes of a module that is being partitioned."""
 
     def __init__(self, graph: Graph, base_name: str):

@@ -10,7 +10,7 @@ from jax.interpreters import mlir
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
 from sdy_jax.shard.local_plan import LocalPlan, local_plan
-from sdy_jax.shard.local_program import LocalFunction, Specs
+from sdy_jax.shard.local_program import LocalFunction, LocalSpecs
 from sdy_jax.text.verified_module import text_module
 
 
@@ -34,7 +34,10 @@ class LocalProgram(LocalFunction):
 
 
 def run_local(
-    program: Program | str, mesh: jax.sharding.Mesh | None = None, in_specs: Specs = None, out_specs: Specs = None
+    program: Program | str,
+    mesh: jax.sharding.Mesh | None = None,
+    in_specs: LocalSpecs = None,
+    out_specs: LocalSpecs = None,
 ) -> LocalProgram:
     """A program on local arrays, one that communicates by ops of the mesh or shard dialect, as a function.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.representation.attributes import reduction_from_attributes
-from sdy_jax.representation.collectives import KINDS, SdyCollective, collective_from_attributes
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sdy_collectives import KINDS, SdyCollective, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify_collectives import (
     verify_even,

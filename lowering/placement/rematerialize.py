@@ -22,11 +22,11 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.predicates import is_elementwise
 
 # The longest chain of ops that is rematerialized: a mask made of two iotas is four ops deep.
-_DEPTH = 6
+_MAX_CHAIN = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class RematerializationFacts:
     """Facts for the search: the value that another is an alias of, the sharding in which users expect a value, an op's
     rule, the cost of a value in a sharding, the mesh, and the cost model."""
 
@@ -39,74 +39,78 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputation:
+class Rematerialization:
     """A plan to run `op` again, with its operands in these shardings."""
 
     op: Op
     operands: tuple[TensorSharding, ...]
 
 
-def is_made_of_nothing(value: Value, depth: int = _DEPTH) -> bool:
+def depends_on_no_input(value: Value, depth: int = _MAX_CHAIN) -> bool:
     """Whether a value depends on no input, so that a device can compute any part of it: constants, iotas, masks."""
     op = value.defining_op
-    if not depth or op is None or op.blocks or len(op.results) != 1 or not _can_run_again(op):
+    if not depth or op is None or op.blocks or len(op.results) != 1 or not _can_rematerialize(op):
         return False
-    return all(is_made_of_nothing(operand, depth - 1) for operand in op.operands)
+    return all(depends_on_no_input(operand, depth - 1) for operand in op.operands)
 
 
-def recomputation(value: Value, target: TensorSharding, known: Known) -> Recomputation | None:
+def rematerialization(value: Value, target: TensorSharding, facts: RematerializationFacts) -> Rematerialization | None:
     """How to rematerialize `value` in the `target` sharding; None where a reshard costs no more."""
-    return _cheapest(value, target, known, _DEPTH)[1]
+    return _cheapest(value, target, facts, _MAX_CHAIN)[1]
 
 
-def _cheapest(value: Value, target: TensorSharding, known: Known, depth: int) -> tuple[float, Recomputation | None]:
+def _cheapest(
+    value: Value, target: TensorSharding, facts: RematerializationFacts, depth: int
+) -> tuple[float, Rematerialization | None]:
     """The least cost of a value in a sharding, and the rematerialization with that cost; None: a reshard."""
-    value = known.origin(value)
-    source = known.placed(value)
-    moved = known.cost(value, target)
+    value = facts.origin(value)
+    source = facts.placed(value)
+    moved = facts.cost(value, target)
     if not moved or not depth or source.unreduced_axes or target.unreduced_axes:
         return moved, None
-    made = _made_anew(value, target, known, depth, moved)
+    made = _by_producer(value, target, facts, depth, moved)
     return made if made is not None else (moved, None)
 
 
-def _made_anew(
-    value: Value, target: TensorSharding, known: Known, depth: int, limit: float
-) -> tuple[float, Recomputation] | None:
+def _by_producer(
+    value: Value, target: TensorSharding, facts: RematerializationFacts, depth: int, limit: float
+) -> tuple[float, Rematerialization] | None:
     """The cost and plan of running the value's producer again, if that costs less than `limit`."""
     op = value.defining_op
     if op is None or op.blocks or len(op.results) != 1:
         return None
-    needed = _operand_shardings(op, target, known)
+    needed = _operand_shardings(op, target, facts)
     if needed is None:
         return None
-    cost = known.costs.flop * math.prod(target.local_shape(value.shape or (), known.mesh))
+    cost = facts.costs.flop * math.prod(target.local_shape(value.shape or (), facts.mesh))
     for operand, sharding in zip(op.operands, needed, strict=True):
         if cost >= limit:
             return None
-        cost += _cheapest(operand, sharding, known, depth - 1)[0]
-    return (cost, Recomputation(op, needed)) if cost < limit else None
+        cost += _cheapest(operand, sharding, facts, depth - 1)[0]
+    return (cost, Rematerialization(op, needed)) if cost < limit else None
 
 
-def _operand_shardings(op: Op, target: TensorSharding, known: Known) -> tuple[TensorSharding, ...] | None:
+def _operand_shardings(
+    op: Op, target: TensorSharding, facts: RematerializationFacts
+) -> tuple[TensorSharding, ...] | None:
     """The shardings of operands with which the op produces its result in `target`; None where there are none."""
     if op.name in REMATERIALIZABLE and not op.operands:
         return ()
-    if not _can_run_again(op):
+    if not _can_rematerialize(op):
         return None
-    rule = known.rule_of(op)
+    rule = facts.rule_of(op)
     if rule is None or rule.reduction or rule.need_replication or rule.permutation:
         return None
-    factors = factor_axes(target.axes, rule.result_mappings[0], rule.factor_sizes, known.mesh)
+    factors = factor_axes(target.axes, rule.result_mappings[0], rule.factor_sizes, facts.mesh)
     assignment = tuple(factors.get(f, ()) for f in range(len(rule.factor_sizes)))
-    if not _gives(assignment, rule, target, known.mesh) or not _runs(op, rule, assignment):
+    if not _gives(assignment, rule, target, facts.mesh) or not _runs(op, rule, assignment):
         return None
     return tuple(
-        TensorSharding.closed(target.mesh, dimension_axes(assignment, m, known.mesh)) for m in rule.operand_mappings
+        TensorSharding.closed(target.mesh, dimension_axes(assignment, m, facts.mesh)) for m in rule.operand_mappings
     )
 
 
-def _can_run_again(op: Op) -> bool:
+def _can_rematerialize(op: Op) -> bool:
     return op.name in REMATERIALIZABLE or (is_elementwise(op) and op.name.startswith(("stablehlo", "chlo")))
 
 

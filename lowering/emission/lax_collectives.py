@@ -25,8 +25,8 @@ from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
 from sdy_jax.runtime.mesh import Group, RefinedMesh
 
-Axes = Sequence[AxisRef]
-AxesPerDim = Sequence[Axes]
+AxisSequence = Sequence[AxisRef]
+AxesPerDim = Sequence[AxisSequence]
 
 
 _Collective = Callable[..., jax.Array]
@@ -77,7 +77,7 @@ def all_slice(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.
 
 
 @_as_bytes(_TWO_BITS)
-def all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], mesh: RefinedMesh) -> jax.Array:
+def all_to_all(x: jax.Array, params: Sequence[tuple[AxisSequence, int, int]], mesh: RefinedMesh) -> jax.Array:
     """Moves axes between dimensions: each of `params` is (axes, source dimension, target dimension).
 
     No dimension occurs twice. The axes are the minor ones of their source and become the minor ones of their target.
@@ -90,7 +90,7 @@ def all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], mesh: Refi
     return lax.all_to_all(x, **mesh.group(axes), split_axis=target, concat_axis=source, tiled=True)
 
 
-def _combined_all_to_all(x: jax.Array, params: Sequence[tuple[Axes, int, int]], mesh: RefinedMesh) -> jax.Array:
+def _combined_all_to_all(x: jax.Array, params: Sequence[tuple[AxisSequence, int, int]], mesh: RefinedMesh) -> jax.Array:
     # The chunks of all targets are numbered by one leading dimension. After the exchange the digits of that number say
     # where a chunk came from, and each belongs directly before its source dimension.
     if not params:
@@ -190,7 +190,7 @@ _BOOL_AS_UINT8 = {
 
 
 @_as_bytes(_TWO_BITS | _FOUR_BITS)
-def all_reduce(x: jax.Array, axes: Axes, kind: str, mesh: RefinedMesh) -> jax.Array:
+def all_reduce(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:
     """The reduction of `x` over the devices along `axes`, on each of them."""
     _check_kind(kind, x.dtype)
     if not axes:
@@ -235,7 +235,7 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
     return x
 
 
-def replicated_to_unreduced(x: jax.Array, axes: Axes, kind: str, mesh: RefinedMesh) -> jax.Array:
+def replicated_to_unreduced(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:
     """`x` on the first device along `axes`, the identity of `kind` on the others; nothing is sent."""
     _check_kind(kind, x.dtype)
     if not axes:
@@ -297,7 +297,9 @@ Combine = Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
 """Reduces dimension 0 of several arrays together, in its order."""
 
 
-def all_reduce_by(parts: Sequence[jax.Array], axes: Axes, combine: Combine, mesh: RefinedMesh) -> list[jax.Array]:
+def all_reduce_by(
+    parts: Sequence[jax.Array], axes: AxisSequence, combine: Combine, mesh: RefinedMesh
+) -> list[jax.Array]:
     """Reduces several arrays of one shape together over the devices along `axes`, in their order, by any function."""
     if not axes:
         return list(parts)
@@ -310,27 +312,27 @@ def _reduced_by(parts: Sequence[jax.Array], group: Group, count: int, combine: C
     if count == 2 or size < count:
         return list(combine([lax.all_gather(x, **group, axis=0, tiled=False) for x in parts]))
     flat = [jnp.pad(x.reshape(-1), (0, -size % count)) for x in parts]
-    chunks = combine([_terms_of_chunk(x, group, count, 0) for x in flat])
+    chunks = combine([_partials_of_chunk(x, group, count, 0) for x in flat])
     return [lax.all_gather(x, **group, axis=0, tiled=True)[:size].reshape(shape) for x in chunks]
 
 
 def _generic_all_reduce(x: jax.Array, group: Group, count: int, kind: str) -> jax.Array:
     """Any kind from moves alone."""
-    return _reduced_by([x], group, count, lambda terms: [_reduce(terms[0], 0, kind)])[0]
+    return _reduced_by([x], group, count, lambda partials: [_reduce(partials[0], 0, kind)])[0]
 
 
 def _generic_reduce_scatter(x: jax.Array, group: Group, count: int, dim: int, kind: str) -> jax.Array:
     """As many bytes as a reduce-scatter sends."""
-    return _reduce(_terms_of_chunk(x, group, count, dim), dim, kind)
+    return _reduce(_partials_of_chunk(x, group, count, dim), dim, kind)
 
 
-def _terms_of_chunk(x: jax.Array, group: Group, count: int, dim: int) -> jax.Array:
+def _partials_of_chunk(x: jax.Array, group: Group, count: int, dim: int) -> jax.Array:
     """Along a new dimension `dim`, what each device of the group has of this device's chunk of that dimension."""
     return lax.all_to_all(_split(x, dim, count), **group, split_axis=dim, concat_axis=dim, tiled=True)
 
 
-def _reduce(terms: jax.Array, dim: int, kind: str) -> jax.Array:
-    return lax.reduce(terms, identity(kind, terms.dtype), _COMBINE[kind], (dim,))
+def _reduce(partials: jax.Array, dim: int, kind: str) -> jax.Array:
+    return lax.reduce(partials, identity(kind, partials.dtype), _COMBINE[kind], (dim,))
 
 
 # The integer type whose order is that of the floats' bits. Backends differ on NaN in an all-reduce of floats (the CPU's

@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 
 from sdy_jax.representation.axes import add_or_merge, braces, set_difference, sort_and_merge, suffix_of
 from sdy_jax.representation.dialect_rules import fail
-from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 from sdy_jax.representation.text import parse_axes, parse_axis_lists, parse_moves
 
-Axes = tuple[AxisRef, ...]
 Params = tuple[tuple[Axes, int, int], ...]
 
 AXES_ATTRIBUTE = {

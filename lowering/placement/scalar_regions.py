@@ -14,11 +14,11 @@ def forget_shardings_inside(op: Op) -> None:
     """Removes shardings, and the ops that only state one, from the regions of `op`: in its module and in the graph."""
     inside = [inner for block in op.blocks for child in block.ops for inner in child.walk()]
     for inner in inside:
-        for number, value in enumerate(inner.operands):
+        for index, value in enumerate(inner.operands):
             origin = _origin(value)
             if origin is not value:
-                inner.operands[number] = origin
-                inner.mlir.operands[number] = origin.mlir
+                inner.operands[index] = origin
+                inner.mlir.operands[index] = origin.mlir
         if "sdy.sharding" in inner.mlir.attributes:
             del inner.mlir.attributes["sdy.sharding"]
     for inner in reversed(inside):

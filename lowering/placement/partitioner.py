@@ -23,8 +23,8 @@ from sdy_jax.lowering.placement.dead_code import erase_dead_code
 from sdy_jax.lowering.placement.decisions import Decision, Decisions
 from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
 from sdy_jax.lowering.placement.placement import Placement
-from sdy_jax.lowering.placement.regions import forget_shardings_inside
 from sdy_jax.lowering.placement.report import Moved, PartitionReport
+from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
 from sdy_jax.lowering.placement.unsplit import Unsplit
 from sdy_jax.lowering.placement.written import as_written, is_reduction, is_written_collective
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -32,13 +32,13 @@ from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, reje
 from sdy_jax.propagation.edge_shardings import settle_edges
 from sdy_jax.representation.attributes import attribute_from_text
 from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
-from sdy_jax.representation.collectives import Said
 from sdy_jax.representation.mesh import axes_size
+from sdy_jax.representation.sdy_collectives import Said
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook, has_no_rule_silently
 from sdy_jax.rules.dataflow import DataFlowEdge, accumulator, is_data_flow
 
-Slot = tuple[Op, int]
+OperandSlot = tuple[Op, int]
 """An operand: the op and the operand's index."""
 
 
@@ -90,7 +90,7 @@ class _Partitioner:
         self.decisions = Decisions(self.placement, rules, costs)
         self.mesh = self.placement.meshes.base
         self.unsplit = Unsplit(self.placement, self.report, self.mesh)
-        self.accumulators: dict[Op, tuple[DataFlowEdge, dict[Slot, TensorSharding]]] = {}
+        self.accumulators: dict[Op, tuple[DataFlowEdge, dict[OperandSlot, TensorSharding]]] = {}
         self.sums: list[Value] = []
         self.unneeded: list[Op] = []
 
@@ -104,14 +104,14 @@ class _Partitioner:
         for op in reversed(self.unneeded):
             op.mlir.erase()
         self.placement.sweep()
-        self.unsplit.tell()
+        self.unsplit.report_notes()
 
     def _return(self, terminator: Op) -> None:
         wanted = self.graph.result_shardings(self.graph.main)
         targets = [self.placement.stated(v, s) for v, s in zip(terminator.operands, wanted, strict=True)]
         self.graph.set_result_shardings(self.graph.main, dict(enumerate(targets)))
-        for number, target in enumerate(targets):
-            self.placement.require(terminator, number, target)
+        for index, target in enumerate(targets):
+            self.placement.require(terminator, index, target)
         self._report_border(terminator.operands, targets, terminator, terminator)
 
     def _visit_block(self, block: Block) -> None:
@@ -135,7 +135,7 @@ class _Partitioner:
 
     def _visit_data_flow(self, op: Op, following: Op) -> None:
         """Brings every source of an edge to the edge's sharding; operands and results on no edge are replicated."""
-        placement, wanted = self.placement, dict[Slot, TensorSharding]()
+        placement, wanted = self.placement, dict[OperandSlot, TensorSharding]()
         for sided in settle_edges(self.graph, op, placement.stated):
             placement.place(sided.edge.targets, sided.targets)
             wanted.update(dict.fromkeys(sided.edge.slots, sided.sources))
@@ -153,9 +153,9 @@ class _Partitioner:
             if result in self.sums:
                 placement.settle(op, result, placement[result], following)
 
-    def _require_all(self, op: Op, wanted: Mapping[Slot, TensorSharding]) -> None:
-        for number, value in enumerate(op.operands):
-            self.placement.require(op, number, wanted.get((op, number)) or self.placement.replicated(value))
+    def _require_all(self, op: Op, wanted: Mapping[OperandSlot, TensorSharding]) -> None:
+        for index, value in enumerate(op.operands):
+            self.placement.require(op, index, wanted.get((op, index)) or self.placement.replicated(value))
 
     def _forward(self, op: Op) -> None:
         """Removes an op that only states a sharding: its result becomes an alias of its operand."""
@@ -171,7 +171,7 @@ class _Partitioner:
         target = placement.declared(result)
         written = as_written(op, (*declared, placement[operand]), target, self.mesh)
         if written is None:
-            self._say_replaced(op)
+            self._note_replaced(op)
             self._forward(op)
             return
         placement.require(op, 0, written.source)
@@ -181,10 +181,10 @@ class _Partitioner:
         moved = written.moved(operand, self.mesh)
         placement.keep(op, self.report.add(moved, operand, op, op, origin="user"))
 
-    def _say_replaced(self, op: Op) -> None:
+    def _note_replaced(self, op: Op) -> None:
         """Notes a collective that cannot run as written; no reduction, which the op before it performs instead."""
         source, target = self.placement[op.operands[0]], self.placement.declared(op.results[0])
-        if not is_reduction(op) and not source.lies_like(target):
+        if not is_reduction(op) and not source.same_layout_as(target):
             self.report.note(op, f"cannot lead from <{source}> to <{target}>; other collectives run in its place")
 
     def _visit_plain(self, op: Op, following: Op) -> None:
@@ -200,10 +200,10 @@ class _Partitioner:
             self.placement.rest(op)
             self._report_sent(op, decision.shardings)
             return
-        self._tell(op, decision)
+        self._report(op, decision)
         count = len(op.operands)
-        for number, sharding in enumerate(decision.shardings[:count]):
-            self.placement.require(op, number, sharding)
+        for index, sharding in enumerate(decision.shardings[:count]):
+            self.placement.require(op, index, sharding)
         self._report_sent(op, decision.shardings)
         for result, sharding in zip(op.results, decision.shardings[count:], strict=True):
             self.placement.settle(op, result, sharding, following)
@@ -213,8 +213,8 @@ class _Partitioner:
         placement = self.placement
         silent = has_no_rule_silently(op.name, op.text("call_target_name"))
         free = silent and not op.operands
-        for number, value in enumerate(op.operands):
-            placement.require(op, number, placement.replicated(value))
+        for index, value in enumerate(op.operands):
+            placement.require(op, index, placement.replicated(value))
         self._report_sent(op, [placement.replicated(value) for value in (*op.operands, *op.results)])
         has_dimensions = any(value.rank for value in (*op.operands, *op.results))
         if has_dimensions and not (silent and all(placement[v].is_fully_replicated for v in op.operands)):
@@ -225,7 +225,7 @@ class _Partitioner:
             whole = replace(made, unreduced_axes=()) if made.unreduced_axes else made
             placement.settle(op, result, whole, following)
 
-    def _accumulate(self, op: Op, edge: DataFlowEdge, wanted: dict[Slot, TensorSharding]) -> None:
+    def _accumulate(self, op: Op, edge: DataFlowEdge, wanted: dict[OperandSlot, TensorSharding]) -> None:
         """A loop that only adds partial results up carries a partial sum, which is reduced once, after the loop."""
         declared, produced = self.placement[edge.owner], [self.placement[v] for v in op.operands]
         partial = sort_and_merge(dict.fromkeys(a for s in produced for a in s.unreduced_axes), self.mesh)
@@ -243,7 +243,7 @@ class _Partitioner:
         self.placement.declare(op.results[0], sharding)
         self.sums.append(edge.owner)
 
-    def _tell(self, op: Op, decision: Decision) -> None:
+    def _report(self, op: Op, decision: Decision) -> None:
         """Reports the collectives of the op's emitter, and the dimensions along which the op could not be sharded."""
         choice, values = decision.choice, (*op.operands, *op.results)
         if choice.gathered:

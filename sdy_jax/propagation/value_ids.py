@@ -1,6 +1,6 @@
-"""The numbering of the shardings of a graph: one number, a place, per shardable value and function result.
+"""The numbering of the shardings of a graph: one number, a value id, per shardable value and function result.
 
-Several values may share one place: the sharding of all targets of a data-flow edge is that of the edge's op. Place 0 is
+Several values may share one value id: the sharding of all targets of a data-flow edge is that of the edge's op. Id 0 is
 for values that cannot have a sharding, such as the arguments of a reduction's body: it never has one.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.propagation.boundary import COMPUTATIONS, Slot, write_slots
-from sdy_jax.propagation.record import FunctionResult, Place
+from sdy_jax.propagation.computation_borders import COMPUTATIONS, ShardingSlot, write_slots
+from sdy_jax.propagation.record import FunctionResult, ShardedValue
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import FUNC_EDGE, DataFlowEdge, edges_of, edges_of_calls
 
@@ -29,19 +29,19 @@ class EdgeOp:
     owner_op: Op
 
 
-class Places:
-    """The numbering of one graph's places."""
+class ValueIds:
+    """The numbering of one graph's value ids."""
 
     def __init__(self, graph: Graph):
         self._graph = graph
-        self.places: list[Place | None] = [None]
+        self.values: list[ShardedValue | None] = [None]
         self._of_value: dict[Value, int] = {}
         self.results: dict[str, list[int]] = {}
-        """Per function, the places of its result attributes."""
+        """Per function, the value ids of its result attributes."""
         self.edges: dict[Op, EdgeOp] = {}
         """By the op that stands for the edge."""
-        self._slots: dict[int, Slot] = {}
-        """Of places at the border of a computation without edges."""
+        self._slots: dict[int, ShardingSlot] = {}
+        """Of value ids at the border of a computation without edges."""
         for op in graph.ops:
             for result in op.results:
                 self._add(result)
@@ -55,21 +55,21 @@ class Places:
             for edge in edges_of(op):
                 self._share(op, edge)
         for owner_op, edge in edges_of_calls(graph):
-            self._find_op(owner_op, edge)  # the arguments and results of calls keep places of their own
+            self._find_op(owner_op, edge)  # the arguments and results of calls keep value ids of their own
 
     def _add(self, value: Value) -> None:
         self._of_value[value] = self._number(value)
 
-    def _number(self, place: Place) -> int:
-        self.places.append(place)
-        return len(self.places) - 1
+    def _number(self, value: ShardedValue) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
 
     def _share(self, owner_op: Op, edge: DataFlowEdge) -> None:
         edge_op = self._find_op(owner_op, edge)
         if edge_op is None and owner_op.name in COMPUTATIONS:
             if edge.owner not in self._of_value:
                 self._add(edge.owner)
-            self._slots[self.of(edge.owner)] = Slot.of(owner_op, edge.owner)
+            self._slots[self.of(edge.owner)] = ShardingSlot.of(owner_op, edge.owner)
             return
         shared = self.of(edge_op.results[0] if edge_op else edge.owner)
         for target in edge.targets:
@@ -83,7 +83,7 @@ class Places:
         return edge_op
 
     def of(self, value: Value) -> int:
-        """The place of a value."""
+        """The value id of a value."""
         return self._of_value.get(value, NOWHERE)
 
     def of_all(self, values: Sequence[Value]) -> tuple[int, ...]:
@@ -91,24 +91,26 @@ class Places:
         return tuple([known(v, NOWHERE) for v in values])
 
     def read(self) -> list[TensorSharding | None]:
-        """The sharding of each place, from the graph."""
-        found = [p.sharding if isinstance(p, Value) else None for p in self.places]
-        for name, places in self.results.items():
-            for place, sharding in zip(places, self._graph.result_shardings(self._graph.functions[name]), strict=True):
-                found[place] = sharding
-        for place, slot in self._slots.items():
-            found[place] = slot.read()
+        """The sharding of each value id, from the graph."""
+        found = [p.sharding if isinstance(p, Value) else None for p in self.values]
+        for name, value_ids in self.results.items():
+            for value_id, sharding in zip(
+                value_ids, self._graph.result_shardings(self._graph.functions[name]), strict=True
+            ):
+                found[value_id] = sharding
+        for value_id, slot in self._slots.items():
+            found[value_id] = slot.read()
         return found
 
     def write(self, shardings: Iterable[tuple[int, TensorSharding | None]]) -> None:
-        """Stores the shardings of places in the graph and its module."""
+        """Stores the shardings of value ids in the graph and its module."""
         values: list[tuple[Value, TensorSharding | None]] = []
-        slots: list[tuple[Slot, TensorSharding | None]] = []
+        slots: list[tuple[ShardingSlot, TensorSharding | None]] = []
         results: dict[Op, dict[int, TensorSharding | None]] = {}
-        for place, sharding in shardings:
-            where = self.places[place]
-            if place in self._slots:
-                slots.append((self._slots[place], sharding))
+        for value_id, sharding in shardings:
+            where = self.values[value_id]
+            if value_id in self._slots:
+                slots.append((self._slots[value_id], sharding))
             elif isinstance(where, Value):
                 values.append((where, sharding))
             elif where is not None:

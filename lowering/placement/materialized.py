@@ -15,10 +15,15 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.emission.names import collective_attributes
 from sdy_jax.lowering.emission.sent import sent_by_step
-from sdy_jax.lowering.placement.recompute import Known, Recomputation, is_made_of_nothing, recomputation
+from sdy_jax.lowering.placement.rematerialize import (
+    Rematerialization,
+    RematerializationFacts,
+    depends_on_no_input,
+    rematerialization,
+)
 from sdy_jax.lowering.placement.report import CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.plan import Collective, ReshardPlan
+from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan
 from sdy_jax.propagation.edge_shardings import state_body_arguments
 from sdy_jax.representation.attributes import attribute_from_text, sharding_to_attribute, shardings_to_attribute
 from sdy_jax.representation.mesh import Mesh
@@ -26,17 +31,17 @@ from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import edges_of
 
-Plan = Callable[[Value, TensorSharding, TensorSharding], ReshardPlan]
+ReshardPlanner = Callable[[Value, TensorSharding, TensorSharding], ReshardPlan]
 
 
-class Copy(NamedTuple):
+class MaterializedLayout(NamedTuple):
     """A sharding in which a value is materialized, and the MLIR value of that layout."""
 
     sharding: TensorSharding
     mlir: ir.Value
 
 
-class Copies:
+class MaterializedLayouts:
     """The materialized layouts of a program's values.
 
     `placed`: the sharding in which users expect each value. A value that is not tracked here exists in that one only.
@@ -46,18 +51,18 @@ class Copies:
         self,
         graph: Graph,
         placed: Mapping[Value, TensorSharding],
-        plan: Plan,
+        plan: ReshardPlanner,
         rule_of: Callable[[Op], OpShardingRule | None],
         mesh: Mesh,
         costs: CostModel,
         report: PartitionReport,
     ):
         self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
-        self._known = Known(self._origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
+        self._known = RematerializationFacts(self._origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
         self._origins: dict[Value, Value] = {}
         self._free: dict[Value, bool] = {}
-        self._by_layout: dict[Value, dict[object, Copy]] = {}
-        self.noted: set[Value] = set()
+        self._by_layout: dict[Value, dict[object, MaterializedLayout]] = {}
+        self.tracked: set[Value] = set()
         """The values that may exist in other layouts than the one in which users expect them."""
         self._spare: list[tuple[ir.Operation, CollectiveRecord | None]] = []
         """Ops to erase if they end up without users: collectives, rematerialized ops, and the originals of these."""
@@ -65,35 +70,35 @@ class Copies:
         """The collectives (with their records) and the rematerialized ops (with None)."""
         self._erased: set[int] = set()
 
-    def note(self, value: Value, sharding: TensorSharding, mlir: ir.Value) -> None:
+    def track(self, value: Value, sharding: TensorSharding, mlir: ir.Value) -> None:
         """Tracks a value whose layout is not the one users expect, or whose MLIR value is not its op's own result."""
-        self._by_layout[value] = {sharding.layout: Copy(sharding, mlir)}
-        self.noted.add(value)
+        self._by_layout[value] = {sharding.layout: MaterializedLayout(sharding, mlir)}
+        self.tracked.add(value)
 
-    def stand_for(self, value: Value, other: Value) -> None:
+    def alias(self, value: Value, other: Value) -> None:
         """Tracks a value as an alias of another one, whose layouts it shares."""
         self._origins[value] = self._origin(other)
-        self.noted.add(value)
+        self.tracked.add(value)
 
     def take(self, value: Value, target: TensorSharding, user: Op) -> ir.Value:
         """The MLIR value in the target sharding, materialized by a reshard or rematerialization where there is none."""
         origin = self._origin(value)
         if value.shape is None:
             return origin.mlir
-        if value not in self.noted and self._placed[value].lies_like(target):
+        if value not in self.tracked and self._placed[value].same_layout_as(target):
             return value.mlir
-        copies = self._copies(value)
-        if target.layout not in copies:
+        layouts = self._materialized(value)
+        if target.layout not in layouts:
             if self._has_to_be_reduced_first(value, target):
                 self.take(value, self._placed[value], user)
             # In the block of the value, before the op that contains the user: loop invariants are resharded once.
             before = _ancestor_in(origin, user)
-            again = recomputation(origin, target, self._known)
-            if again is None:
+            plan = rematerialization(origin, target, self._known)
+            if plan is None:
                 self.move(value, target, before, user)
             else:
-                copies[target.layout] = Copy(target, self._made_anew(again, target, before))
-        return copies[target.layout].mlir
+                layouts[target.layout] = MaterializedLayout(target, self._rematerialized(plan, target, before))
+        return layouts[target.layout].mlir
 
     def move(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> None:
         """Inserts the collectives that bring a value to the target sharding."""
@@ -108,7 +113,7 @@ class Copies:
             current = _create(step, current, cause, before)
             self._spare.append((current.owner, record))
             self._made[current.owner.operation] = record
-        self._copies(value)[target.layout] = Copy(target, current)
+        self._materialized(value)[target.layout] = MaterializedLayout(target, current)
 
     def keep(self, op: Op, record: CollectiveRecord) -> None:
         """Records a collective that the program holds itself and that stays in its place."""
@@ -117,13 +122,13 @@ class Copies:
 
     def of(self, value: Value) -> tuple[TensorSharding, ...]:
         """The shardings from which a tracked value can be resharded."""
-        return tuple([copy.sharding for copy in self._usable(value)])
+        return tuple([layout.sharding for layout in self._usable(value)])
 
     def is_free(self, value: Value) -> bool:
         """Whether every device can compute a value in any sharding without communication."""
         origin = self._origin(value)
         if origin not in self._free:
-            self._free[origin] = is_made_of_nothing(origin)
+            self._free[origin] = depends_on_no_input(origin)
         return self._free[origin]
 
     def state(self, value: Value) -> None:
@@ -163,42 +168,42 @@ class Copies:
     def _origin(self, value: Value) -> Value:
         return self._origins.get(value, value)
 
-    def _copies(self, value: Value) -> dict[object, Copy]:
+    def _materialized(self, value: Value) -> dict[object, MaterializedLayout]:
         origin = self._origin(value)
         if origin not in self._by_layout:
-            self.note(origin, self._placed[origin], origin.mlir)
+            self.track(origin, self._placed[origin], origin.mlir)
         return self._by_layout[origin]
 
-    def _nearest(self, value: Value, target: TensorSharding) -> Copy:
+    def _nearest(self, value: Value, target: TensorSharding) -> MaterializedLayout:
         """The materialized layout from which the target costs least."""
-        copies = self._usable(value)
-        return min(copies, key=lambda copy: self._plan(value, copy.sharding, target).cost)
+        layouts = self._usable(value)
+        return min(layouts, key=lambda layout: self._plan(value, layout.sharding, target).cost)
 
-    def _usable(self, value: Value) -> list[Copy]:
+    def _usable(self, value: Value) -> list[MaterializedLayout]:
         """The layouts to reshard from: unreduced ones only where there are no others."""
-        copies = list(self._copies(value).values())
-        return [copy for copy in copies if not copy.sharding.unreduced_axes] or copies
+        layouts = list(self._materialized(value).values())
+        return [layout for layout in layouts if not layout.sharding.unreduced_axes] or layouts
 
     def _cost(self, value: Value, target: TensorSharding) -> float:
         """The cost of materializing a value in a sharding."""
-        if target.layout in self._copies(value):
+        if target.layout in self._materialized(value):
             return 0.0
         return self._plan(value, self._nearest(value, target).sharding, target).cost
 
     def _has_to_be_reduced_first(self, value: Value, target: TensorSharding) -> bool:
         """Whether a value that exists unreduced only is to be reduced to its placed sharding, once for all users."""
         placed = self._placed[value]
-        if placed.unreduced_axes or placed.lies_like(target) or len(value.uses) == 1:
+        if placed.unreduced_axes or placed.same_layout_as(target) or len(value.uses) == 1:
             return False
-        return all(copy.sharding.unreduced_axes for copy in self._copies(value).values())
+        return all(layout.sharding.unreduced_axes for layout in self._materialized(value).values())
 
-    def _made_anew(self, again: Recomputation, target: TensorSharding, before: Op) -> ir.Value:
-        operands = [self.take(v, s, before) for v, s in zip(again.op.operands, again.operands, strict=False)]
-        clone = again.op.mlir.clone(ir.InsertionPoint(before.mlir)).operation
-        for number, operand in enumerate(operands):
-            clone.operands[number] = operand
+    def _rematerialized(self, plan: Rematerialization, target: TensorSharding, before: Op) -> ir.Value:
+        operands = [self.take(v, s, before) for v, s in zip(plan.op.operands, plan.operands, strict=False)]
+        clone = plan.op.mlir.clone(ir.InsertionPoint(before.mlir)).operation
+        for index, operand in enumerate(operands):
+            clone.operands[index] = operand
         clone.attributes["sdy.sharding"] = shardings_to_attribute((target,), clone.context)
-        self._spare += [(clone, None), (again.op.mlir, None)]
+        self._spare += [(clone, None), (plan.op.mlir, None)]
         self._made[clone] = None
         return clone.results[0]
 

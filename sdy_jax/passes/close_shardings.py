@@ -10,7 +10,7 @@ from itertools import takewhile
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import main_function, module_meshes
-from sdy_jax.passes.shardings import (
+from sdy_jax.passes.stored_shardings import (
     function_shardings,
     list_of,
     map_shardings,

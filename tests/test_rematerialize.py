@@ -1,4 +1,5 @@
-"""Values are made anew where that is cheaper than moving them: before a broadcast, on the narrower type, from iotas."""
+"""Values are rematerialized where that is cheaper than moving them: before a broadcast, on the narrower type, from
+iotas."""
 
 import jax
 import jax.numpy as jnp

@@ -13,23 +13,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
-from sdy_jax.lowering.planning.choice import Problem, Way
-from sdy_jax.lowering.planning.factors import Axes, digits, dimension_axes, joined_axes
-from sdy_jax.lowering.reshard.bound import Layout, Placement, fastest, least_time, missing_bytes, shares
-from sdy_jax.lowering.reshard.plan import plan_reshard
+from sdy_jax.lowering.planning.choice import Candidate, OpProblem
+from sdy_jax.lowering.planning.factors import digits, dimension_axes, joined_axes
+from sdy_jax.lowering.reshard.bound import AnyLayout, AxisLayout, fastest, least_time, missing_bytes, shares
+from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import sort_and_merge
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
-Head = tuple[int, ...]
+Prefix = tuple[int, ...]
 E = TypeVar("E")
 
 _NONE: frozenset[int] = frozenset()
 _COST = attrgetter("cost")
 
 
-_Shares = dict[Head, tuple[bool, tuple[int, int]]]
+_Shares = dict[Prefix, tuple[bool, tuple[int, int]]]
 """A memo for one dimension of a tensor. Key: the list numbers of the dimension's factors. Value: whether the axes
 equal the given ones, and the result of `shares` for the two."""
 
@@ -37,7 +37,7 @@ _Dims = list[tuple[_Shares, Axes, tuple[int, ...]]]
 """One entry per dimension of a given sharding: the memo, the dimension's axes, and its factors."""
 
 
-class Lists:
+class NumberedLists:
     """The numbering of a problem's lists of axes; `masks` has, per list, a bit mask of the mesh digits in it."""
 
     def __init__(self, lists: Iterable[Axes], mesh: Mesh):
@@ -48,9 +48,9 @@ class Lists:
         bits = digits([a for axes in self.axes for a in axes], mesh)
         self.masks = [sum({bits[axis] for axis in axes}) for axes in self.axes]
 
-    def assignment(self, head: Head) -> list[Axes]:
+    def assignment(self, prefix: Prefix) -> list[Axes]:
         """The lists of axes that the numbers of a prefix stand for."""
-        return [self.axes[number] for number in head]
+        return [self.axes[number] for number in prefix]
 
 
 class TensorView:
@@ -61,47 +61,49 @@ class TensorView:
     the one declared sharding.
     """
 
-    def __init__(self, problem: Problem, lists: Lists, tensor: int, summed: frozenset[int], partial: Axes, kind: str):
+    def __init__(
+        self, problem: OpProblem, lists: NumberedLists, tensor: int, summed: frozenset[int], partial: Axes, kind: str
+    ):
         self._problem, self._lists, self._tensor = problem, lists, problem.tensors[tensor]
         self._mapping, self._is_result = problem.rule.mappings[tensor], tensor >= len(problem.rule.operand_mappings)
         self._summed, self._partial, self._kind = summed, partial, kind
-        self.around = self._tensor.copies or (self._tensor.sharding,)
+        self.around = self._tensor.materialized or (self._tensor.sharding,)
         self._never_partial = not partial and not any(s.unreduced_axes for s in self.around)
         self.factors = sorted(problem.rule.factors_of[tensor] | summed)
-        self._bounds: dict[Head, float | None] = {}
+        self._bounds: dict[Prefix, float | None] = {}
         self._dims: list[_Dims] = [
             [({}, axes, factors) for axes, factors in zip(around.axes, self._mapping, strict=False)]
             for around in self.around
         ]
 
-    def bound(self, head: Head) -> float | None:
+    def bound(self, prefix: Prefix) -> float | None:
         """A lower bound for the reshard between the op's layout and the one around it; None where they are equal."""
-        key = tuple([head[f] for f in self.factors])
+        key = tuple([prefix[f] for f in self.factors])
         if key not in self._bounds:
-            is_whole = self._never_partial and not any(map(head.__getitem__, self._summed))
+            is_whole = self._never_partial and not any(map(prefix.__getitem__, self._summed))
             pairs = zip(self.around, self._dims, strict=True)
-            least = [self._least_of_whole(head, dims) if is_whole else self._least(head, s) for s, dims in pairs]
+            least = [self._least_of_whole(prefix, dims) if is_whole else self._least(prefix, s) for s, dims in pairs]
             apart = [cost for cost in least if cost is not None]
             self._bounds[key] = self._tensor.share * min(apart) if len(apart) == len(least) else None
         return self._bounds[key]
 
-    def _least(self, head: Head, given: TensorSharding) -> float | None:
+    def _least(self, prefix: Prefix, given: TensorSharding) -> float | None:
         tensor, problem = self._tensor, self._problem
-        layout = self._layout(self._lists.assignment(head))
+        layout = self._layout(self._lists.assignment(prefix))
         kind = given.reduction if given.unreduced_axes else "sum"
         if layout == (given.axes, given.unreduced_axes, kind):
             return None
-        ends: tuple[Placement, Placement] = self._ends(given, Layout(*layout[:2]))
+        ends: tuple[AnyLayout, AnyLayout] = self._ends(given, AxisLayout(*layout[:2]))
         return least_time(tensor.shape, tensor.itemsize, *ends, problem.mesh, problem.costs)
 
-    def _least_of_whole(self, head: Head, dims: _Dims) -> float | None:
+    def _least_of_whole(self, prefix: Prefix, dims: _Dims) -> float | None:
         """`_least` where nothing is unreduced: the bound is then a product over dimensions, each remembered."""
         tensor, problem = self._tensor, self._problem
         found, alike = [], True
         for known, given, factors in dims:
-            numbers = tuple([head[f] for f in factors])
+            numbers = tuple([prefix[f] for f in factors])
             if numbers not in known:
-                axes = joined_axes(self._lists.assignment(head), factors, problem.mesh)
+                axes = joined_axes(self._lists.assignment(prefix), factors, problem.mesh)
                 known[numbers] = axes == given, shares(*self._ends(given, axes), problem.mesh)
             same, share = known[numbers]
             found.append(share)
@@ -120,18 +122,18 @@ class TensorView:
         left = sort_and_merge([*self._partial, *summed], mesh) if summed else self._partial
         return dimension_axes(assignment, self._mapping, mesh), left, self._kind if left else "sum"
 
-    def sharding(self, way: Way) -> TensorSharding:
+    def sharding(self, candidate: Candidate) -> TensorSharding:
         """The sharding of the tensor inside the op: the one required of an operand, or produced for a result."""
-        return TensorSharding.closed(self._problem.mesh_name, *self._layout(way.assignment))
+        return TensorSharding.closed(self._problem.mesh_name, *self._layout(candidate.assignment))
 
-    def wanted(self, way: Way, bound: float | None) -> TensorSharding:
+    def wanted(self, candidate: Candidate, bound: float | None) -> TensorSharding:
         """As `sharding`; the object given around the op itself where a `bound` of None says that the two are equal."""
-        return self.around[0] if bound is None and len(self.around) == 1 else self.sharding(way)
+        return self.around[0] if bound is None and len(self.around) == 1 else self.sharding(candidate)
 
-    def reshard(self, way: Way) -> tuple[float, int]:
+    def reshard(self, candidate: Candidate) -> tuple[float, int]:
         """The cost of the reshard between the op's layout and the sharding around it, and the number of collectives."""
         tensor, problem = self._tensor, self._problem
-        inside, plans = self.sharding(way), []
+        inside, plans = self.sharding(candidate), []
         for around in self.around:
             source, target = self._ends(around, inside)
             plans.append(plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs))
@@ -143,7 +145,7 @@ class TensorView:
         return (inside, around) if self._is_result else (around, inside)
 
 
-def views(problem: Problem, lists: Lists, strategy: Strategy, partial: Axes) -> list[TensorView]:
+def views(problem: OpProblem, lists: NumberedLists, strategy: Strategy, partial: Axes) -> list[TensorView]:
     """A view of each tensor under a strategy; carried operands stay unreduced along the `partial` axes."""
     kind = problem.partial_kind if partial else strategy.reduction
     carried, count = problem.carried if partial else _NONE, len(problem.rule.operand_mappings)

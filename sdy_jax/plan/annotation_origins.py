@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.plan.naming import Naming
 from sdy_jax.propagation.engine import Engine
-from sdy_jax.propagation.places import EdgeOp
 from sdy_jax.propagation.record import FunctionResult
+from sdy_jax.propagation.value_ids import EdgeOp
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import EdgeKind
@@ -22,12 +22,12 @@ _MANUAL = "sdy.manual_computation"
 class Annotation:
     """A sharding that the user wrote, or one step on the way to it.
 
-    `kind` is "annotation", or "constraint" or "group" for a sharding that import copied to `place` from a constraint on
-    it or from another member of its sharding group.
+    `kind` is "annotation", or "constraint" or "group" for a sharding that import copied to `value_id` from a constraint
+    on it or from another member of its sharding group.
     """
 
     kind: str
-    place: int
+    value_id: int
     text: str
     op: str = ""
     line: str = ""
@@ -35,7 +35,7 @@ class Annotation:
 
 
 class Annotations:
-    """Finds the annotation behind the sharding with which a place began.
+    """Finds the annotation behind the sharding with which a value id began.
 
     Args:
       engine, naming: of the propagated program.
@@ -56,55 +56,55 @@ class Annotations:
         self._engine, self._naming = engine, naming
         self._given, self._definition, self._as_passed = given, definition, as_passed
 
-    def of(self, place: int) -> list[Annotation]:
-        """The way from a place's first sharding to the annotation; empty if there was none."""
-        own = self._own(place)
+    def of(self, value_id: int) -> list[Annotation]:
+        """The way from a value's first sharding to the annotation; empty if there was none."""
+        own = self._own(value_id)
         if own is not None:
             return [own]
-        where, sharding = self._engine.places.places[place], self._engine.given(place)
+        where, sharding = self._engine.value_ids.values[value_id], self._engine.given(value_id)
         if sharding is None or not isinstance(where, Value):
             return []
         applied = next(self._applied(where, sharding), None)
         if applied is not None:
             return [replace(applied, kind="constraint", text=f"{applied.text}, applied to its input"), applied]
-        for peer in self._engine.peers.get(place, ()):
+        for peer in self._engine.peers.get(value_id, ()):
             found = self._own(peer) or self._applied_at(peer)
             if found is not None:
                 text = f"{self._naming.describe(peer)}, which is in the same sharding group"
                 return [Annotation("group", peer, text, "sdy.sharding_group"), found]
-        return [self._at_op(place, where.defining_op, sharding)] if where.defining_op else []
+        return [self._at_op(value_id, where.defining_op, sharding)] if where.defining_op else []
 
-    def _own(self, place: int) -> Annotation | None:
-        """The annotation that was written at the place itself; None where import may have put the sharding."""
-        where = self._engine.places.places[place]
-        sharding = self._engine.given(place)
+    def _own(self, value_id: int) -> Annotation | None:
+        """The annotation that was written at the value id itself; None where import may have put the sharding."""
+        where = self._engine.value_ids.values[value_id]
+        sharding = self._engine.given(value_id)
         if isinstance(where, FunctionResult):
-            return self._boundary("out_shardings", place, sharding)
+            return self._boundary("out_shardings", value_id, sharding)
         assert where is not None
         op = where.defining_op
         if op is None:
             if self._naming.is_input(where) and where.index in self._as_passed and sharding is not None:
-                text = f"the layout of the array passed as {self._naming.describe(place)}: {spec_text(sharding)}"
-                return Annotation("annotation", place, text)
+                text = f"the layout of the array passed as {self._naming.describe(value_id)}: {spec_text(sharding)}"
+                return Annotation("annotation", value_id, text)
             written = where.index in self._given or not self._naming.is_input(where)
-            return self._boundary("in_shardings", place, sharding) if written else None
-        edge = self._engine.places.edges.get(op)
+            return self._boundary("in_shardings", value_id, sharding) if written else None
+        edge = self._engine.value_ids.edges.get(op)
         if edge is not None:
-            return self._at_edge(place, edge, sharding)
+            return self._at_edge(value_id, edge, sharding)
         if op.name in _CONSTRAINTS and sharding is not None:
-            return self._at_op(place, op, sharding)
+            return self._at_op(value_id, op, sharding)
         return None
 
-    def _boundary(self, name: str, place: int, sharding: TensorSharding | None) -> Annotation | None:
+    def _boundary(self, name: str, value_id: int, sharding: TensorSharding | None) -> Annotation | None:
         if sharding is None:
             return None
-        where, spec = self._naming.describe(place), spec_text(sharding)
+        where, spec = self._naming.describe(value_id), spec_text(sharding)
         if not self._definition:
-            return Annotation("annotation", place, f"the sharding of {where}: {spec}")
+            return Annotation("annotation", value_id, f"the sharding of {where}: {spec}")
         text = f"{name} of {where}: {spec}, given at {self._definition}"
-        return Annotation("annotation", place, text, "", self._definition)
+        return Annotation("annotation", value_id, text, "", self._definition)
 
-    def _at_edge(self, place: int, edge: EdgeOp, sharding: TensorSharding | None) -> Annotation | None:
+    def _at_edge(self, value_id: int, edge: EdgeOp, sharding: TensorSharding | None) -> Annotation | None:
         """Data-flow edges begin with what is written on the op that they belong to."""
         site = self._naming.site(edge.owner_op)
         name = "in_shardings" if edge.edge.kind is EdgeKind.BODY_ARGUMENT else "out_shardings"
@@ -114,18 +114,18 @@ class Annotations:
             written = shardings_from_attribute(attributes[name])[index]
             text = f"{name}[{index}] of {self._computation(edge.owner_op)}: {spec_text(written)}"
         elif sharding is not None and "sdy.sharding" in attributes:
-            text = f"the sharding of {self._naming.describe(place)}: {spec_text(sharding)}"
+            text = f"the sharding of {self._naming.describe(value_id)}: {spec_text(sharding)}"
         else:
             return None
-        return Annotation("annotation", place, text, edge.owner_op.name, site.line, site.function)
+        return Annotation("annotation", value_id, text, edge.owner_op.name, site.line, site.function)
 
     def _computation(self, op: Op) -> str:
         site = self._naming.site(op)
         kind = "manual computation" if op.name == _MANUAL else "computation"
         return f"the {kind} at {site.line}" + (f" in {site.function}" if site.function else "")
 
-    def _applied_at(self, place: int) -> Annotation | None:
-        where, sharding = self._engine.places.places[place], self._engine.given(place)
+    def _applied_at(self, value_id: int) -> Annotation | None:
+        where, sharding = self._engine.value_ids.values[value_id], self._engine.given(value_id)
         if not isinstance(where, Value) or sharding is None:
             return None
         return next(self._applied(where, sharding), None)
@@ -134,23 +134,23 @@ class Annotations:
         """The closed constraints and manual computations that use the value and gave it their sharding."""
         for user, operand in value.uses:
             if user.name == "sdy.sharding_constraint" and user.results[0].sharding is not None:
-                place = self._engine.places.of(user.results[0])
-                if self._engine.given(place) == sharding:
-                    yield self._at_op(place, user, sharding)
+                value_id = self._engine.value_ids.of(user.results[0])
+                if self._engine.given(value_id) == sharding:
+                    yield self._at_op(value_id, user, sharding)
             if user.name == _MANUAL and "in_shardings" in user.attributes:
                 written = shardings_from_attribute(user.attributes["in_shardings"])[operand]
                 if written == sharding:
                     site = self._naming.site(user)
                     text = f"in_shardings[{operand}] of {self._computation(user)}: {spec_text(sharding)}"
-                    place = self._engine.places.of(value)
-                    yield Annotation("annotation", place, text, user.name, site.line, site.function)
+                    value_id = self._engine.value_ids.of(value)
+                    yield Annotation("annotation", value_id, text, user.name, site.line, site.function)
 
-    def _at_op(self, place: int, op: Op, sharding: TensorSharding) -> Annotation:
+    def _at_op(self, value_id: int, op: Op, sharding: TensorSharding) -> Annotation:
         site = self._naming.site(op)
         what = "sharding constraint" if op.name in _CONSTRAINTS else f"the sharding on {op.name}"
         function = f" in {site.function}" if site.function else ""
         text = f"{what} {spec_text(sharding)} at {site.line}{function}"
-        return Annotation("annotation", place, text, op.name, site.line, site.function)
+        return Annotation("annotation", value_id, text, op.name, site.line, site.function)
 
 
 def spec_text(sharding: TensorSharding) -> str:
