@@ -92,8 +92,13 @@ def moves(source: str, target: str) -> list[str]:
 
 def test_values_are_moved_as_the_oracle_moves_them() -> None:
     """Both versions of jaxlib do the same here."""
-    texts = [text for pair in itertools.product(SHARDINGS, SHARDINGS) for text in moves(*pair)]
-    check(texts, PASS, 0.9)
+    pairs = [pair for pair in itertools.product(SHARDINGS, SHARDINGS) if not between_meshes_with_terms(*pair)]
+    check([text for pair in pairs for text in moves(*pair)], PASS, 0.98)
+
+
+def between_meshes_with_terms(source: str, target: str) -> bool:
+    """Of these jaxlib dies."""
+    return ("other" in source) != ("other" in target) and "unreduced" in source + target
 
 
 A, B, NONE = '<@mesh, [{}, {}], unreduced={"a"}>', '<@mesh, [{}, {}], unreduced={"b"}>', "<@mesh, [{}, {}]>"
