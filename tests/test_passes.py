@@ -413,7 +413,9 @@ def test_what_nothing_uses_goes_as_in_the_oracle(pipeline: str) -> None:
     (expected,) = run_passes([(DEAD, pipeline)])
     assert expected is not None
     assert expected.count("sdy.reshard") == 2 and "cosine" not in expected
-    assert optimize(DEAD, pipeline, "-").strip() == expected.strip()
+    # jaxlib 0.12 inlines meshes at the end of the export pipeline.
+    ours = [optimize(DEAD, passes, "-").strip() for passes in (pipeline, f"{pipeline},sdy-inline-meshes")]
+    assert expected.strip() in ours
     kept = optimize(DEAD, "sdy-export-pipeline{avoid-export-for-partitioning=true}", "-")
     assert kept.count("sdy.sharding_constraint") == 2 and kept.count("sdy.reshard") == 4
     plan = sdy.partition(sdy.loads(DEAD)).plan(np.ones((8, 16), np.float32))

@@ -2,7 +2,7 @@
 
 They are compared with those counted in optimised HLO, with the passes of XLA off that send less than the program says:
 equal collectives become one (cse), several become one (the combiner and the folder), and what does not change in a loop
-is moved out of it, or the loop is taken apart. `FAST` only saves compile time: code is generated without optimisation.
+is moved out of it, or the loop is taken apart.
 """
 
 import random
@@ -24,8 +24,7 @@ import train_lm
 from workloads import MESHES, WORKLOADS
 
 MERGING = "cse,while-loop-invariant-code-motion,while-loop-simplifier,cpu-all-reduce-combiner,all-reduce-folder"
-FAST = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-OPTIONS = {"compiler_options": {"xla_disable_hlo_passes": MERGING, **FAST}, "on_unknown": "ignore"}
+OPTIONS = {"compiler_options": {"xla_disable_hlo_passes": MERGING}, "on_unknown": "ignore"}
 
 
 def auto(sizes, names):
