@@ -156,7 +156,8 @@ def test_collectives_in_shard_map_are_the_users(mesh):
         ("collective_permute", '{"model"}', 1, 64, "user"),
     ]
     lines = [line for line in str(plan).splitlines() if "test_totals.py" in line]
-    assert len(lines) == 2 and all(line.endswith("the user's") for line in lines)
+    # jax 0.12 adds a scope of its own, `in eval_jaxpr`.
+    assert len(lines) == 2 and all("  the user's" in line for line in lines)
 
 
 def test_so_are_those_that_derivatives_add_there(mesh):
