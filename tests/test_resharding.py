@@ -180,9 +180,33 @@ def test_another_reduction_of_the_same_axes_comes_after_the_first():
     assert plan.cost == plan.wire_bytes == 256
 
 
-def test_shards_that_do_not_divide_are_refused():
-    with pytest.raises(ShardingError, match="dimension 0"):
-        plan_reshard((6,), 4, sharding("[{x}]"), sharding("[{}]"), Mesh.of(x=4))
+@pytest.mark.parametrize("name", ["x=8", "x=2 y=4", "x=2 y=2 z=2", "x=2 y=3"])
+def test_dimensions_that_do_not_divide_arrive_in_padded_blocks(name):
+    rng, mesh, moved = random.Random(7), mesh_of(name), 0
+    for _ in range(60):
+        shape = tuple(rng.choice([1, 3, 5, 7, 9, 12, 16, 20]) for _ in range(rng.choice([1, 2, 2, 3])))
+        source, target = (random_sharding(mesh, len(shape), rng, chance) for chance in (0.2, 0.0))
+        plan = plan_reshard(shape, 4, source, target, mesh)
+        Simulator(shape, source, mesh).run(plan).assert_is(target)
+        moved += bool(plan.steps)
+    assert moved >= 40
+
+
+@pytest.mark.parametrize(
+    "shape, source, target, kinds, wire",
+    [
+        ((65,), "[{x,y}]", "[{}]", "all_gather", 7 * 9 * 4),
+        ((65,), "[{}]", "[{x,y}]", "all_slice", 0),
+        ((5, 6), "[{x,y},{}]", "[{x},{}]", "all_to_all all_gather all_slice all_gather", 120),  # 4 blocks of 1 are not one of 3
+        ((8, 7), "[{x,y},{}]", "[{},{x,y}]", "all_to_all", 7 * 4),
+        ((7, 8), "[{x,y},{}]", "[{},{x,y}]", "all_to_all", 7 * 4),
+        ((7, 5), "[{x,y},{}]", "[{y,x},{}]", "collective_permute", 5 * 4),
+    ],
+)
+def test_bytes_with_padding(shape, source, target, kinds, wire):
+    plan = plan_reshard(shape, 4, sharding(source), sharding(target), mesh_of("x=2 y=4"))
+    assert " ".join(step.kind for step in plan.steps) == kinds
+    assert plan.wire_bytes == wire
 
 
 def test_latency_and_bandwidth_are_part_of_the_cost():

@@ -30,6 +30,7 @@ from sdy_jax.lowering.placement.written import as_written, is_reduction, is_writ
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection, sent_by
 from sdy_jax.propagation.edge_shardings import settle_edges
+from sdy_jax.propagation.edges import manual_axes
 from sdy_jax.representation.attributes import attribute_from_text
 from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
 from sdy_jax.representation.mesh import axes_size
@@ -96,7 +97,7 @@ class _Partitioner:
 
     def run(self) -> None:
         for argument in self.graph.arguments:
-            self.placement.place([argument], self.placement.declared(argument))
+            self.placement.enter(argument)
         block, arguments = self.graph.main.blocks[0], self.graph.arguments
         self._report_border(arguments, self.placement.of(arguments), block.ops[0], self.graph.main)
         self._visit_block(block)
@@ -108,7 +109,7 @@ class _Partitioner:
 
     def _return(self, terminator: Op) -> None:
         wanted = self.graph.result_shardings(self.graph.main)
-        targets = [self.placement.stated(v, s) for v, s in zip(terminator.operands, wanted, strict=True)]
+        targets = [self.placement.evenly(v, s) for v, s in zip(terminator.operands, wanted, strict=True)]
         self.graph.set_result_shardings(self.graph.main, dict(enumerate(targets)))
         for index, target in enumerate(targets):
             self.placement.require(terminator, index, target)
@@ -136,7 +137,9 @@ class _Partitioner:
     def _visit_data_flow(self, op: Op, following: Op) -> None:
         """Brings every source of an edge to the edge's sharding; operands and results on no edge are replicated."""
         placement, wanted = self.placement, dict[OperandSlot, TensorSharding]()
-        for sided in settle_edges(self.graph, op, placement.stated):
+        # Blocks along manual axes are written for: they are equal.
+        stated = placement.evenly if manual_axes(op) else placement.stated
+        for sided in settle_edges(self.graph, op, stated):
             placement.place(sided.edge.targets, sided.targets)
             wanted.update(dict.fromkeys(sided.edge.slots, sided.sources))
             adder = accumulator(sided.edge)

@@ -16,12 +16,17 @@ from sdy_jax.lowering.placement.base_mesh import ProgramMeshes
 from sdy_jax.lowering.placement.materialized import MaterializedLayouts
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.placement.uneven import uneven
-from sdy_jax.lowering.planning.factors import dividing_prefix
+from sdy_jax.lowering.planning.factors import block_prefix, dividing_prefix
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import ReshardPlan
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+
+Cut = Callable[[int, Axes, Mesh], Axes]
+"""`cut(size, axes, mesh)`: the leading axes along which a dimension can be split."""
+
+Stated = Callable[[Value, TensorSharding | None], TensorSharding]
 
 
 class Placement:
@@ -40,7 +45,7 @@ class Placement:
         self._mesh_name, self._mesh = mesh_name, self.meshes.base
         self._placed: dict[Value, TensorSharding] = {}
         self._declared: dict[Value, TensorSharding] = {}
-        self._even: dict[tuple[TensorSharding, tuple[int, ...]], tuple[TensorSharding, TensorSharding, str | None]] = {}
+        self._stated: dict[object, tuple[TensorSharding, TensorSharding, str | None]] = {}
         self._replicated: dict[int, TensorSharding] = {}
         self._layouts = MaterializedLayouts(graph, self._placed, self._plan, rule_of, self._mesh, costs, report)
 
@@ -82,44 +87,57 @@ class Placement:
     def stated(self, value: Value, sharding: TensorSharding | None) -> TensorSharding:
         """The sharding stated for a value, in a form that can run.
 
-        It is closed, on a mesh of the program, and cut back to axes that divide each dimension. Replicated where none
+        It is closed, on a mesh of the program, and cut back to axes that make its blocks smaller. Replicated where none
         is stated and where the value has no elements.
         """
+        return self._runnable(value, sharding, block_prefix)
+
+    def evenly(self, value: Value, sharding: TensorSharding | None) -> TensorSharding:
+        """As `stated`, cut back to axes that divide each dimension: jax's arrays lie in equal blocks."""
+        return self._runnable(value, sharding, dividing_prefix)
+
+    def _runnable(self, value: Value, sharding: TensorSharding | None, cut: Cut) -> TensorSharding:
         if sharding is None or value.shape is None or 0 in value.shape:
             return self.replicated(value)
-        key = (sharding, value.shape)
-        found = self._even.get(key)
+        key = (sharding, value.shape, cut)
+        found = self._stated.get(key)
         if found is None:
-            found = self._even[key] = self._made_even(sharding, value.shape)
-        even, settled, lost = found
+            found = self._stated[key] = self._cut_back(sharding, value.shape, cut)
+        kept, settled, lost = found
         if lost:
             self._report.note_value(value, lost if value.defining_op else f"{self._report.name(value)} {lost}")
-        if even.axes != settled.axes:
-            for message in uneven(self._report.name(value), value.shape, value.dtype, settled, even, self._mesh):
+        if cut is dividing_prefix and kept.axes != settled.axes:
+            for message in uneven(self._report.name(value), value.shape, value.dtype, settled, kept, self._mesh):
                 self._report.note_value(value, message)
-        return even
+        return kept
 
-    def _made_even(
-        self, sharding: TensorSharding, shape: tuple[int, ...]
+    def _cut_back(
+        self, sharding: TensorSharding, shape: tuple[int, ...], cut: Cut
     ) -> tuple[TensorSharding, TensorSharding, str | None]:
-        """The sharding cut back to axes that divide, the one before that, and a note on axes lost between meshes."""
+        """The sharding cut back, the one before that, and a note on axes lost between meshes."""
         settled = self.meshes.settled(sharding, len(shape))
         lost = self.meshes.note(sharding, settled) if settled is not sharding else None
         if settled.rank != len(shape):
             whole = TensorSharding.replicated(self._mesh_name, len(shape))
             return whole, whole, lost
         # Settled again: the base mesh may have the axes that are left.
-        even = self.meshes.settled(_divided(settled, shape, self._mesh), len(shape))
-        return (sharding if even == sharding else even), settled, lost
+        kept = self.meshes.settled(_cut(settled, shape, self._mesh, cut), len(shape))
+        return (sharding if kept == sharding else kept), settled, lost
+
+    def enter(self, argument: Value) -> None:
+        """Places an argument of the program, which lies in equal blocks."""
+        self._declared[argument] = self._placed[argument] = self._declaration(argument, self.evenly)
 
     def declared(self, value: Value) -> TensorSharding:
         """The sharding that propagation gave a value; replicated where it gave none."""
-        if value in self._declared:
-            return self._declared[value]
-        sharding = self.stated(value, value.sharding)
+        if value not in self._declared:
+            self._declared[value] = self._declaration(value, self.stated)
+        return self._declared[value]
+
+    def _declaration(self, value: Value, stated: Stated) -> TensorSharding:
+        sharding = stated(value, value.sharding)
         if value.sharding is not None and sharding is not value.sharding and sharding != value.sharding:
             self._graph.set_sharding(value, sharding)
-        self._declared[value] = sharding
         return sharding
 
     def declare(self, value: Value, sharding: TensorSharding) -> None:
@@ -197,8 +215,6 @@ def has_one_user(op: Op, result: Value) -> bool:
     return len(result.uses) == 1 and result.uses[0][0].block is op.block
 
 
-def _divided(sharding: TensorSharding, shape: tuple[int, ...], mesh: Mesh) -> TensorSharding:
-    dims = tuple(
-        DimensionSharding(dividing_prefix(n, axes, mesh)) for n, axes in zip(shape, sharding.axes, strict=True)
-    )
+def _cut(sharding: TensorSharding, shape: tuple[int, ...], mesh: Mesh, cut: Cut) -> TensorSharding:
+    dims = tuple(DimensionSharding(cut(n, axes, mesh)) for n, axes in zip(shape, sharding.axes, strict=True))
     return replace(sharding, dimensions=dims, replicated_axes=())

@@ -16,7 +16,7 @@ from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.planning.factors import Assignment, are_apart, dimension_axes, factor_axes, is_contiguous
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, strategies_of
-from sdy_jax.representation.mesh import Mesh, axes_size
+from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.predicates import is_elementwise
@@ -115,11 +115,10 @@ def _can_rematerialize(op: Op) -> bool:
 
 
 def _gives(assignment: Assignment, rule: OpShardingRule, target: TensorSharding, mesh: Mesh) -> bool:
-    """Whether the assignment gives the target's axes, in shards that divide every factor, with no axis used twice."""
+    """Whether the assignment gives the target's axes, in contiguous blocks, with no axis used twice."""
     used = [a for axes in assignment for a in axes]
     return (
         dimension_axes(assignment, rule.result_mappings[0], mesh) == target.axes
-        and all(n % axes_size(axes, mesh) == 0 for n, axes in zip(rule.factor_sizes, assignment, strict=True))
         and is_contiguous(assignment, rule, mesh)
         and are_apart(used)
     )

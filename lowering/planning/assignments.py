@@ -11,7 +11,14 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sdy_jax.lowering.planning.choice import OpProblem
-from sdy_jax.lowering.planning.factors import Assignment, are_apart, dividing_prefix, factor_axes, is_contiguous
+from sdy_jax.lowering.planning.factors import (
+    Assignment,
+    are_apart,
+    dividing_factors,
+    dividing_prefix,
+    factor_axes,
+    is_contiguous,
+)
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import overlaps, truncate_overlaps
 from sdy_jax.representation.mesh import Axes, axes_size
@@ -49,7 +56,18 @@ def considered_lists(problem: OpProblem, lists: Space) -> Space:
     sizes, mesh, takers = problem.rule.factor_sizes, problem.mesh, _takers(problem.rule)
     taken = [_movable(problem, f, lists) if f in takers else [] for f in range(len(lists))]
     every = [_leading_parts([*found, *more]) for found, more in zip(lists, taken, strict=True)]
-    return [[a for a in found if not n % axes_size(a, mesh)] for n, found in zip(sizes, every, strict=True)]
+    padded = [_padded(problem, f, found) for f, found in enumerate(lists)]
+    return [
+        [a for a in found if a in may_pad or not n % axes_size(a, mesh)]
+        for n, found, may_pad in zip(sizes, every, padded, strict=True)
+    ]
+
+
+def _padded(problem: OpProblem, factor: int, found: Sequence[Axes]) -> frozenset[Axes]:
+    """The lists along which a factor may be sharded without being divided: those that tensors have, in whole axes."""
+    if factor in dividing_factors(problem.rule):
+        return frozenset()
+    return frozenset(axes[:i] for axes in found for i in range(1, len(axes) + 1))
 
 
 def spaces(problem: OpProblem, strategy: Strategy, considered: Space, lists: Space) -> list[Space]:
@@ -118,6 +136,6 @@ def _greedy_assignments(problem: OpProblem, strategy: Strategy, space: Space) ->
 def _is_valid(problem: OpProblem, strategy: Strategy, assignment: Assignment) -> bool:
     rule, mesh = problem.rule, problem.mesh
     for factor, axes in enumerate(assignment):
-        if axes and (factor not in strategy.splittable or rule.factor_sizes[factor] % axes_size(axes, mesh)):
+        if axes and factor not in strategy.splittable:
             return False
     return are_apart([a for axes in assignment for a in axes]) and is_contiguous(assignment, rule, mesh)

@@ -145,7 +145,7 @@ def _shared_factors(problem: OpProblem, strategy: Strategy) -> Iterable[int]:
 def _work(problem: OpProblem, candidate: Candidate) -> float:
     """The number of operations that one device performs."""
     return math.prod(
-        problem.rule.factor_sizes[f] / axes_size(candidate.assignment[f], problem.mesh)
+        -(-problem.rule.factor_sizes[f] // axes_size(candidate.assignment[f], problem.mesh))
         for f in _shared_factors(problem, candidate.strategy)
     )
 
@@ -160,8 +160,8 @@ def _inside_collectives(problem: OpProblem, candidate: Candidate) -> tuple[Insid
         if not axes:
             continue
         tensor, mapping = tensors[inside.tensor]
-        block = tensor.itemsize * math.prod(tensor.shape)
-        block /= math.prod(axes_size(axes, mesh) for axes in dimension_axes(assignment, mapping, mesh))
+        counts = [axes_size(axes, mesh) for axes in dimension_axes(assignment, mapping, mesh)]
+        block = tensor.itemsize * math.prod([-(-n // count) for n, count in zip(tensor.shape, counts, strict=True)])
         wire = costs.wire_bytes(inside.kind, axes_size(axes, mesh), block, block)
         time = costs.time(inside.kind, axes, mesh, block, block)
         found.append(InsideCollective(inside.kind, axes, inside.tensor, wire, time))

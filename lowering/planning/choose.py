@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from sdy_jax.lowering.planning.assignments import agreed_assignment, factor_lists
 from sdy_jax.lowering.planning.candidates import SLACK, BoundedCandidate, Candidates
 from sdy_jax.lowering.planning.choice import Candidate, Choice, InsideCollective, OpProblem, Tensor
-from sdy_jax.lowering.planning.factors import Assignment, are_apart
+from sdy_jax.lowering.planning.factors import Assignment, are_apart, dividing_factors
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import mesh_order
 from sdy_jax.representation.mesh import Axes, axes_size
@@ -71,8 +71,8 @@ def _runs_apart(problem: OpProblem, strategy: Strategy, split: Mapping[int, Axes
     factors = split.keys()
     if not factors <= strategy.splittable - strategy.partial or any(factors & i.factors for i in strategy.inside):
         return False
-    sizes, mesh = problem.rule.factor_sizes, problem.mesh
-    divides = all(not sizes[factor] % axes_size(axes, mesh) for factor, axes in split.items())
+    sizes, mesh, dividing = problem.rule.factor_sizes, problem.mesh, dividing_factors(problem.rule)
+    divides = all(not sizes[factor] % axes_size(axes, mesh) for factor, axes in split.items() if factor in dividing)
     return divides and are_apart([a for axes in split.values() for a in axes])
 
 

@@ -1,8 +1,11 @@
-"""Shardings of dimensions as shardings of factors, and back. For the partitioner: shards of equal size only.
+"""Shardings of dimensions as shardings of factors, and back, for the partitioner.
 
 A dimension of a tensor is a product of factors of the op's rule, major to minor. Its axes are assigned to the factors
 in that order; an axis that only partly fits a factor is split. For a reshape 8 -> 2x4, rule `([ij])->([i, j])`,
 the sharding `[{"x"}]` with x = 4 gives `i` the sub-axis `"x":(1)2` and `j` `"x":(2)2`.
+
+A dimension that is one factor may lie in blocks that do not divide it, the last ones padded. Where a dimension is made
+of several, axes divide each of them: the blocks of the dimension would not be those of the factors.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from sdy_jax.representation.axes import merge_neighbours, overlaps
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh, axes_size
@@ -37,10 +41,34 @@ def dividing_prefix(size: int, axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
     return canonical(kept, mesh)
 
 
+def block_prefix(size: int, axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
+    """The shortest prefix of `axes` (its last axis possibly cut) that makes blocks as small as all of them do.
+
+    Example: 3 elements along x = 8 lie in blocks of one, as along the sub-axis x:(1)4.
+    """
+    block = -(-size // axes_size(axes, mesh))
+    count, kept = 1, list[AxisRef]()
+    for axis in axes:
+        if -(-size // count) == block:
+            break
+        n = axis.size(mesh)
+        part = next(k for k in range(1, n + 1) if n % k == 0 and (k == n or -(-size // (count * k)) == block))
+        kept.append(axis if part == n else AxisRef.canonical(axis.name, axis.pre_size, part, mesh))
+        count *= part
+    return canonical(kept, mesh)
+
+
 def canonical(axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
     """A list of axes without axes of size one, and with consecutive sub-axes of one axis joined."""
     kept = [axis for axis in axes if axis.size(mesh) > 1]
     return merge_neighbours(kept, mesh) if len(kept) > 1 else tuple(kept)
+
+
+@lru_cache(maxsize=1 << 12)
+def dividing_factors(rule: OpShardingRule) -> frozenset[int]:
+    """The factors whose shards must be equal: those of dimensions that are made of several, size one not counted."""
+    larger = [[f for f in factors if rule.factor_sizes[f] > 1] for factors in rule.joint_factors]
+    return frozenset(f for factors in larger if len(factors) > 1 for f in factors)
 
 
 def factor_axes(axes: Sequence[Axes], mapping: TensorMapping, sizes: Sequence[int], mesh: Mesh) -> dict[int, Axes]:
@@ -48,6 +76,10 @@ def factor_axes(axes: Sequence[Axes], mapping: TensorMapping, sizes: Sequence[in
     found: dict[int, Axes] = {}
     for dim, factors in enumerate(mapping):
         pieces: Sequence[AxisRef] = axes[dim]
+        larger = [f for f in factors if sizes[f] > 1]
+        if len(larger) == 1:
+            found.update(dict.fromkeys(factors, ()) | {larger[0]: tuple(pieces)})
+            continue
         for factor in factors:
             taken = dividing_prefix(sizes[factor], pieces, mesh)
             found[factor] = taken
@@ -94,8 +126,10 @@ def is_contiguous(assignment: Sequence[Axes], rule: OpShardingRule, mesh: Mesh) 
     """Whether the shards of every dimension are contiguous blocks.
 
     In a dimension of several factors, a factor may be sharded only if each factor to its left has as many shards as
-    elements.
+    elements, and all blocks of each are equal.
     """
+    if any(rule.factor_sizes[f] % axes_size(assignment[f], mesh) for f in dividing_factors(rule)):
+        return False
     for factors in rule.joint_factors:
         full = True
         for factor in factors:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 from sdy_jax.lowering.reshard.problem import Atoms, ReshardProblem, ReshardStep, State, atoms_of, mask_of
 
@@ -26,7 +27,9 @@ def greedy(problem: ReshardProblem) -> list[ReshardStep] | None:
                 state = step.state
     steps += _unreduced(problem, state)
     state = steps[-1].state if steps else state
-    legal = all(problem.is_legal(s.state) and problem.shards(s.state) >= problem.min_shards for s in steps)
+    states = [problem.source, *(s.state for s in steps)]
+    legal = all(problem.leads(*ends) for ends in pairwise(states))
+    legal = legal and all(problem.shards(s) >= problem.min_shards for s in states[1:])
     return steps if state == problem.target and legal else None
 
 
@@ -55,7 +58,7 @@ def _reduced(problem: ReshardProblem) -> list[ReshardStep]:
         while (have := state.dims[dim]) == want[: len(have)] and len(want) > len(have):
             atom = want[len(have)]
             longer = (*have, atom)
-            if not problem.to_reduce & state.unreduced >> atom & 1 or not problem.fits(dim, longer):
+            if not problem.to_reduce & state.unreduced >> atom & 1 or not problem.fits(dim, have, longer):
                 break
             state = state.with_dim(dim, longer, state.unreduced & ~(1 << atom))
             steps.append(ReshardStep("reduce_scatter", 1 << atom, state))
@@ -70,7 +73,7 @@ def _goal(problem: ReshardProblem) -> tuple[Atoms, ...]:
     goal = []
     for dim, want in enumerate(problem.target.dims):
         longer = want + tuple(a for a in problem.source.dims[dim] if problem.to_unreduce >> a & 1)
-        goal.append(longer if problem.fits(dim, longer) else want)
+        goal.append(longer if problem.fits(dim, want, longer) else want)
     return tuple(goal)
 
 
@@ -118,7 +121,7 @@ def _slice(problem: ReshardProblem, state: State, goal: tuple[Atoms, ...]) -> li
 
 def _place(problem: ReshardProblem, dims: Lists, room: list[int], choice: tuple[int, ...] | range, atom: int) -> bool:
     for dim in choice:
-        if room[dim] % problem.sizes[atom] == 0 and problem.fits(dim, (*dims[dim], atom)):
+        if room[dim] % problem.sizes[atom] == 0 and problem.fits(dim, tuple(dims[dim]), (*dims[dim], atom)):
             dims[dim].append(atom)
             room[dim] //= problem.sizes[atom]
             return True
@@ -232,7 +235,7 @@ def _next_exchange(
                 continue
             tgt = targets.pop()
             longer = state.dims[tgt] + moved
-            if problem.fits(tgt, longer) and (not in_place or goal[tgt][: len(longer)] == longer):
+            if problem.fits(tgt, state.dims[tgt], longer) and (not in_place or goal[tgt][: len(longer)] == longer):
                 kept = state.dims[src][: len(state.dims[src]) - len(moved)]
                 return ReshardStep("all_to_all", mask_of(moved), state.with_dim(src, kept).with_dim(tgt, longer))
     return None

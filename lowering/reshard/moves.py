@@ -1,7 +1,8 @@
 """The moves of the reshard search: every collective that may follow, or precede, a state.
 
-All states that are yielded divide their tensor evenly and respect the memory cap (`ReshardProblem.min_shards`), given
-that the state they come from does. Permutes are not moves: the search adds them between its two halves.
+All states that are yielded respect the memory cap (`ReshardProblem.min_shards`), given that the state they come from
+does, and blocks are joined to blocks or cut into blocks (`ReshardProblem.fits`). Permutes are not moves: the search
+adds them between its two halves.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from sdy_jax.lowering.reshard.problem import ReshardProblem, ReshardStep, State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.problem import Atoms, ReshardProblem, ReshardStep, State, atoms_of, mask_of
 
 MAX_PARAMS = 3
 """Pairs of dimensions that one all_to_all may exchange; more never paid in the sampled reshards."""
@@ -38,13 +39,23 @@ def moves_into(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
 def _slices(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     for atom in atoms_of(problem.sliceable & ~problem.used(state)):
         yield from (ReshardStep("all_slice", 1 << atom, s) for s in _appended(problem, state, atom, state.unreduced))
+    if not problem.is_even:
+        yield from _whole_slices(problem, state)
+
+
+def _whole_slices(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
+    """All of what the target wants in a dimension that is whole: part of it may not lead to blocks."""
+    for dim, (have, want) in enumerate(zip(state.dims, problem.target.dims, strict=True)):
+        atoms = mask_of(want)
+        if len(want) > 1 and not have and not atoms & problem.used(state):
+            yield ReshardStep("all_slice", atoms, state.with_dim(dim, want))
 
 
 def _appended(problem: ReshardProblem, state: State, atom: int, unreduced: int) -> Iterator[State]:
     """The atom at the end of each dimension that has room for it."""
     for dim, axes in enumerate(state.dims):
         longer = (*axes, atom)
-        if problem.fits(dim, longer):
+        if problem.fits(dim, axes, longer):
             yield state.with_dim(dim, longer, unreduced)
 
 
@@ -66,7 +77,7 @@ def _unreductions(problem: ReshardProblem, state: State, shards: int) -> Iterato
     for atom in atoms_of(problem.to_unreduce & ~problem.used(state)):
         yield ReshardStep("replicated_to_unreduced", 1 << atom, State(state.dims, state.unreduced | 1 << atom))
     for dim, axes in enumerate(state.dims):
-        if axes and problem.to_unreduce >> axes[-1] & 1 and shards // problem.sizes[axes[-1]] >= problem.min_shards:
+        if axes and problem.to_unreduce >> axes[-1] & 1 and _may_drop_last(problem, dim, axes, shards):
             bit = 1 << axes[-1]
             yield ReshardStep("sharded_to_unreduced", bit, state.with_dim(dim, axes[:-1], state.unreduced | bit))
 
@@ -76,8 +87,10 @@ def _exchanges(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     singles = []
     for src, axes in enumerate(state.dims):
         for cut in range(len(axes)):
+            if not problem.fits(src, axes[:cut], axes):
+                continue
             for tgt, longer in enumerate(state.dims):
-                if tgt != src and problem.fits(tgt, longer + axes[cut:]):
+                if tgt != src and problem.fits(tgt, longer, longer + axes[cut:]):
                     singles.append((src, tgt, axes[:cut], axes[cut:]))
     for count in range(1, min(MAX_PARAMS, len(state.dims) // 2) + 1):
         for chosen in combinations(singles, count):
@@ -99,18 +112,24 @@ def _gathers(problem: ReshardProblem, state: State, shards: int) -> Iterator[Res
         for cut in range(len(axes) - 1, -1, -1):
             if shards // problem.product(axes[cut:]) < problem.min_shards:
                 break
-            yield ReshardStep("all_gather", mask_of(axes[cut:]), state.with_dim(dim, axes[:cut]))
+            if problem.fits(dim, axes[:cut], axes):
+                yield ReshardStep("all_gather", mask_of(axes[cut:]), state.with_dim(dim, axes[:cut]))
+
+
+def _may_drop_last(problem: ReshardProblem, dim: int, axes: Atoms, shards: int) -> bool:
+    """Whether the last atom of a dimension may go, within the memory cap."""
+    return shards // problem.sizes[axes[-1]] >= problem.min_shards and problem.fits(dim, axes[:-1], axes)
 
 
 def _slices_undone(problem: ReshardProblem, state: State, shards: int) -> Iterator[ReshardStep]:
     for dim, axes in enumerate(state.dims):
-        if axes and problem.sliceable >> axes[-1] & 1 and shards // problem.sizes[axes[-1]] >= problem.min_shards:
+        if axes and problem.sliceable >> axes[-1] & 1 and _may_drop_last(problem, dim, axes, shards):
             yield ReshardStep("all_slice", 1 << axes[-1], state.with_dim(dim, axes[:-1]))
 
 
 def _reductions_undone(problem: ReshardProblem, state: State, shards: int) -> Iterator[ReshardStep]:
     for dim, axes in enumerate(state.dims):
-        if axes and problem.to_reduce >> axes[-1] & 1 and shards // problem.sizes[axes[-1]] >= problem.min_shards:
+        if axes and problem.to_reduce >> axes[-1] & 1 and _may_drop_last(problem, dim, axes, shards):
             bit = 1 << axes[-1]
             yield ReshardStep("reduce_scatter", bit, state.with_dim(dim, axes[:-1], state.unreduced | bit))
     for mask in _subsets(atoms_of(problem.to_reduce & ~problem.used(state))):

@@ -82,7 +82,7 @@ def plan_reshard(
     """The cheapest collectives that take a tensor of global `shape` from one sharding to another on one mesh.
 
     Args:
-        shape: the global shape; both shardings' shard counts must divide it.
+        shape: the global shape. A dimension that does not divide lies in padded blocks, `ceil(n / shards)` long.
         itemsize: bytes per element.
         source, target: explicit replication, openness and priorities are ignored. Unreduced axes that the target does
             not have are reduced with the source's reduction; new ones become unreduced by the target's for free. Where
@@ -94,7 +94,7 @@ def plan_reshard(
             somebody else has written cannot be refined.
 
     Raises:
-        ShardingError: ranks differ, or a shard count does not divide.
+        ShardingError: ranks differ.
 
     >>> from sdy_jax.representation.mesh import AxisRef, Mesh
     >>> x, = (AxisRef("x"),)
@@ -116,7 +116,7 @@ def _remembered(
     costs: CostModel,
     whole_axes: bool,
 ) -> ReshardPlan:
-    _check(shape, source, target, mesh)
+    _check(shape, source, target)
     if source.unreduced_axes and target.unreduced_axes and _combine_differently(source, target):
         whole = replace(target, unreduced_axes=(), reduction="sum")
         first, second = (
@@ -137,16 +137,10 @@ def _combine_differently(source: TensorSharding, target: TensorSharding) -> bool
     return source.reduction != target.reduction or source.mesh != target.mesh
 
 
-def _check(shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh) -> None:
+def _check(shape: tuple[int, ...], source: TensorSharding, target: TensorSharding) -> None:
     for sharding in (source, target):
         if sharding.rank != len(shape):
             raise ShardingError(f"sharding <{sharding}> has rank {sharding.rank}, but the tensor has shape {shape}")
-        for dim, (n, shards) in enumerate(zip(shape, sharding.shard_counts(mesh), strict=True)):
-            if n % shards:
-                raise ShardingError(
-                    f"<{sharding}> cuts dimension {dim} of a tensor of shape {shape} into {shards} shards, which do "
-                    "not divide it; to fix: pad the dimension before it is resharded"
-                )
 
 
 # --- names to atoms and back --------------------------------------------------------------------------------------
@@ -250,6 +244,8 @@ def _single_step(problem: ReshardProblem) -> ReshardStep | None:
         if not problem.to_unreduce:
             return ReshardStep("all_reduce", problem.to_reduce, target)
         return None if problem.to_reduce else ReshardStep("replicated_to_unreduced", problem.to_unreduce, target)
+    if not problem.leads(source, target):
+        return None
     pairs = list(zip(source.dims, target.dims, strict=True))
     if source.unreduced == target.unreduced:
         if all(have[: len(want)] == want for have, want in pairs):

@@ -143,24 +143,68 @@ class ReshardProblem:
         return math.prod(self.product(axes) for axes in state.dims)
 
     def local_bytes(self, state: State) -> float:
-        return self.total_bytes / self.shards(state)
+        """The bytes of one block, with its padding."""
+        if self.is_even:
+            return self.total_bytes / self.shards(state)
+        return self.itemsize * math.prod([self.block(d, self.product(axes)) for d, axes in enumerate(state.dims)])
 
-    def fits(self, dim: int, axes: Atoms) -> bool:
-        """The dimension divides into that many shards."""
-        return self.shape[dim] % self.product(axes) == 0
+    def block(self, dim: int, shards: int) -> int:
+        """The length of a block of a dimension in so many shards."""
+        return -(-self.shape[dim] // shards)
 
-    def is_legal(self, state: State) -> bool:
-        return all(self.fits(d, axes) for d, axes in enumerate(state.dims))
+    @cached_property
+    def is_even(self) -> bool:
+        """Source and target divide into equal shards; then so does every state between them."""
+        ends = (self.source.dims, self.target.dims)
+        return not any(n % self.product(axes) for dims in ends for n, axes in zip(self.shape, dims, strict=True))
+
+    @cached_property
+    def _padded_counts(self) -> tuple[frozenset[int], ...]:
+        """Per dimension, the shard counts that it may have without dividing: those on the way to source or target."""
+        ends = zip(self.source.dims, self.target.dims, strict=True)
+        return tuple([frozenset(self.product(a[:i]) for a in both for i in range(len(a) + 1)) for both in ends])
+
+    def fits(self, dim: int, few: Atoms, many: Atoms) -> bool:
+        """Whether joining blocks, or cutting them, leads from one of two lists of axes to the other, the longer one.
+
+        It does where the longer list divides the dimension, and where the shorter one is empty: padding is added before
+        the dimension is cut and taken off when it is whole again. Otherwise joined blocks have to be blocks.
+        """
+        shards = self.product(many)
+        if self.shape[dim] % shards == 0:
+            return True
+        if self.is_even or shards not in self._padded_counts[dim]:
+            return False
+        fewer = self.product(few)
+        return fewer == 1 or self.block(dim, shards) * (shards // fewer) == self.block(dim, fewer)
+
+    def leads(self, before: State, after: State) -> bool:
+        """Whether one step can lead from a state to another, as far as blocks are concerned."""
+        pairs = zip(before.dims, after.dims, strict=True)
+        return all(
+            self.product(a) == self.product(b) or self.fits(d, *sorted((a, b), key=self.product))
+            for d, (a, b) in enumerate(pairs)
+        )
 
     def price(self, kind: str, group: int, before: State, after: State) -> Price:
         """The price of one step over the atoms in the mask `group`."""
-        b_in, b_out = self.local_bytes(before), self.local_bytes(after)
+        b_in, b_out = self._bytes_before(before, after), self.local_bytes(after)
         size = math.prod(self.sizes[a] for a in atoms_of(group))
         wire = self.model.wire_bytes(kind, size, b_in, b_out)
         if not wire and kind in ("all_slice", "replicated_to_unreduced", "sharded_to_unreduced"):
             return Price(0.0, 0.0, 0, 1)
         slowest = min((self.bandwidths[a] for a in atoms_of(group)), default=1.0)
         return Price(self.model.group_time(kind, size, slowest, b_in, b_out), wire, 1, 1)
+
+    def _bytes_before(self, before: State, after: State) -> float:
+        """The bytes of a block before a step, with the padding that the step needs to cut it."""
+        if self.is_even:
+            return self.local_bytes(before)
+        lengths = []
+        for dim, (have, want) in enumerate(zip(before.dims, after.dims, strict=True)):
+            few, many = self.product(have), self.product(want)
+            lengths.append(self.block(dim, many) * (many // few) if many > few else self.block(dim, few))
+        return self.itemsize * math.prod(lengths)
 
     def permute_price(self, state: State) -> Price:
         """A permute is charged at the slowest axis of the problem."""
@@ -172,7 +216,8 @@ class ReshardProblem:
     def bound(self, state: State) -> float:
         """Bytes that some device has still to receive whatever the plan.
 
-        With nothing (more) to reduce these are the bytes of a device's target block that its present block lacks.
+        Padding is left out. With nothing (more) to reduce these are the bytes of a device's target block that its
+        present block lacks.
         With g-fold sums to reduce, the smallest local block b that all other atoms can make is scattered, which costs
         (1 - 1/g) b, and what the target block has beyond the b / g that are then at hand must arrive.
         """
@@ -184,16 +229,16 @@ class ReshardProblem:
             least = self.total_bytes * group / math.prod(self.sizes)
             if self.to_unreduce:
                 return (1 - 1 / group) * least
-            return (1 - 2 / group) * least + self.local_bytes(self.target)
+            return (1 - 2 / group) * least + self._share_of_bytes(self.target)
         if self.target.unreduced & ~state.unreduced:
             return 0.0
         common = 1
         for have, want in zip(state.dims, self.target.dims, strict=True):
             if have[: len(want)] != want[: len(have)]:
                 # One device is first along the one atom and last along the other: it has nothing of its block.
-                return self.local_bytes(self.target)
+                return self._share_of_bytes(self.target)
             common *= max(self.product(have), self.product(want))
-        return self.local_bytes(self.target) - self.total_bytes / common
+        return self._share_of_bytes(self.target) - self.total_bytes / common
 
     def _bound_to_reorder(self, state: State) -> float:
         """The bound before the device order has changed.
@@ -203,5 +248,8 @@ class ReshardProblem:
         """
         if self.to_unreduce or (self.shards(state) == 1 and not state.unreduced):
             return 0.0
-        at_hand = self.local_bytes(state) if self.shards(self.target) == 1 else 0.0
-        return max(0.0, self.local_bytes(self.target) - at_hand)
+        at_hand = self._share_of_bytes(state) if self.shards(self.target) == 1 else 0.0
+        return max(0.0, self._share_of_bytes(self.target) - at_hand)
+
+    def _share_of_bytes(self, state: State) -> float:
+        return self.total_bytes / self.shards(state)

@@ -1,30 +1,36 @@
-"""Emitters of the sdy collectives: each under a scope that names it and the source line that caused it."""
+"""Emitters of the sdy collectives: each under a scope that names it and the source line that caused it.
+
+A dimension that does not divide is padded before it is cut into blocks, and rid of the padding where it is whole again.
+"""
 
 from __future__ import annotations
 
 import jax
+from jax import lax
 
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
+from sdy_jax.lowering.strategies.shards import padding_value
 from sdy_jax.representation.attributes import reduction_from_attributes
+from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sdy_collectives import SdyCollective, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 
 
 @emitter("sdy.all_gather")
 def _all_gather(local: LocalOp, x: jax.Array) -> jax.Array:
-    return lax_collectives.all_gather(x, _collective(local).axes, local.mesh)
+    return _trimmed(local, lax_collectives.all_gather(x, _collective(local).axes, local.mesh))
 
 
 @emitter("sdy.all_slice")
 def _all_slice(local: LocalOp, x: jax.Array) -> jax.Array:
-    return lax_collectives.all_slice(x, _collective(local).axes, local.mesh)
+    return lax_collectives.all_slice(_padded(local, x), _collective(local).axes, local.mesh)
 
 
 @emitter("sdy.all_to_all")
 def _all_to_all(local: LocalOp, x: jax.Array) -> jax.Array:
-    return lax_collectives.all_to_all(x, _collective(local).params, local.mesh)
+    return _trimmed(local, lax_collectives.all_to_all(_padded(local, x), _collective(local).params, local.mesh))
 
 
 @emitter("sdy.collective_permute")
@@ -43,7 +49,7 @@ def _all_reduce(local: LocalOp, x: jax.Array) -> jax.Array:
 
 @emitter("sdy.reduce_scatter")
 def _reduce_scatter(local: LocalOp, x: jax.Array) -> jax.Array:
-    return lax_collectives.reduce_scatter(x, _collective(local).axes, _kind(local), local.mesh)
+    return lax_collectives.reduce_scatter(_padded(local, x), _collective(local).axes, _kind(local), local.mesh)
 
 
 @emitter("sdy.replicated_to_unreduced")
@@ -53,7 +59,25 @@ def _replicated_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
 
 @emitter("sdy.sharded_to_unreduced")
 def _sharded_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
-    return lax_collectives.sharded_to_unreduced(x, _collective(local).axes, _kind_to_come(local), local.mesh)
+    axes = _collective(local).axes
+    return _trimmed(local, lax_collectives.sharded_to_unreduced(x, axes, _kind_to_come(local), local.mesh))
+
+
+def _padded(local: LocalOp, x: jax.Array) -> jax.Array:
+    """The operand, with dimensions as long as all the blocks together into which they are cut."""
+    mesh, blocks = local.mesh.mesh, local.result_shape()
+    for dim, block in enumerate(blocks):
+        before, after = (axes_size(axes(0, dim), mesh) for axes in (local.operand_axes, local.result_axes))
+        missing = block * (after // before) - x.shape[dim]
+        if missing > 0:
+            x = lax.pad(x, padding_value(x.dtype), [(0, missing * (d == dim), 0) for d in range(x.ndim)])
+    return x
+
+
+def _trimmed(local: LocalOp, x: jax.Array) -> jax.Array:
+    """The result without the padding of dimensions that are whole now."""
+    shape = local.result_shape()
+    return x if x.shape == shape else lax.slice(x, (0,) * x.ndim, shape)
 
 
 def _collective(local: LocalOp) -> SdyCollective:

@@ -7,6 +7,7 @@ are padding and hold anything.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,11 @@ from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.rule import TensorMapping
 from sdy_jax.representation.sharding import TensorSharding
+
+
+def padding_value(dtype: Any) -> jax.Array:
+    """What padding is made of. Any value would do: nothing that is seen depends on it."""
+    return jnp.zeros((), dtype)
 
 
 def factors_of_dims(mapping: TensorMapping, dims: Iterable[int]) -> frozenset[int]:
@@ -59,7 +65,7 @@ def own_block(local: LocalOp, x: jax.Array, sharding: TensorSharding | None) -> 
         block = -(-x.shape[dim] // count)
         short = block * count - x.shape[dim]
         if short:
-            x = jnp.pad(x, [(0, short if d == dim else 0) for d in range(x.ndim)])
+            x = lax.pad(x, padding_value(x.dtype), [(0, short if d == dim else 0, 0) for d in range(x.ndim)])
         x = lax.dynamic_slice_in_dim(x, offset(local, axes, block), block, dim)
     return x
 

@@ -28,7 +28,7 @@ STRICT_RULES: Mapping[str, str] = MappingProxyType({
     "V2": "a value that is unreduced along an axis is scattered along it, not sliced",
     "V3": "a value is reduced along axes that it is unreduced along, and stays unreduced along its others",
     "V4": "a collective changes how its operand lies",
-    "V5": "the shards of a dimension are equal",
+    "V5": "blocks of a dimension that does not divide are joined to blocks, or cut into blocks",
     "V6": "what terms flow into, or is computed of them, is unreduced along the same axes and by the same reduction",
     "V7": "a result is unreduced along the axes along which its op combines, by the op's reduction, and no others",
     "V8": "terms pass through ops that are linear in them: all operands that are added up are terms, others whole",
@@ -188,11 +188,18 @@ def verify_useful(
         _fail("V4", where, "it names no axes")
 
 
-def verify_even(result: TensorSharding, shape: Sequence[int], mesh: Mesh, where: str) -> None:
-    """Every dimension divides into its shards: V5."""
-    for dim, (size, count) in enumerate(zip(shape, result.shard_counts(mesh), strict=True)):
-        if size % count:
-            _fail("V5", f"{where}, dimension {dim}", f"{size} elements in {count} shards")
+def verify_blocks(
+    operand: TensorSharding, result: TensorSharding, shape: Sequence[int], mesh: Mesh, where: str
+) -> None:
+    """Blocks of each dimension are joined, or cut, into blocks: V5.
+
+    It holds where the shards divide the dimension, and where it is whole before or after, padding aside.
+    """
+    counts = zip(shape, operand.shard_counts(mesh), result.shard_counts(mesh), strict=True)
+    for dim, (size, *both) in enumerate(counts):
+        few, many = sorted(both)
+        if few > 1 and -(-size // many) * (many // few) != -(-size // few):
+            _fail("V5", f"{where}, dimension {dim}", f"{size} elements in {both[0]} shards become {both[1]}")
 
 
 def _fail(rule: str, where: str, problem: str) -> None:

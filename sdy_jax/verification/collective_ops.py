@@ -9,7 +9,7 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import KINDS, SdyCollective, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify_collectives import (
-    verify_even,
+    verify_blocks,
     verify_reduction,
     verify_said,
     verify_strictly,
@@ -36,7 +36,7 @@ def check_strictly(op: ir.Operation, meshes: Meshes) -> None:
     verify_useful(collective, operand, result, before == after, op.name)
     shape = shape_of(op.results[0].type)
     if shape is not None and not after.is_maximal:
-        verify_even(result, shape, after, op.name)
+        verify_blocks(operand, result, shape, after, op.name)
 
 
 def _mesh(sharding: TensorSharding, meshes: Meshes) -> Mesh:
