@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.redistribute import fetch, redistribute, reversed_, sliced
 from sdy_jax.lowering.emission.strips import Source
 from sdy_jax.lowering.emission.wants import (
@@ -193,6 +195,41 @@ def check_pieces(x, convert):
     found = np.concatenate([out[order.index(t)] for t in range(4)])[:12]
     assert found.dtype == x.dtype
     np.testing.assert_array_equal(found, expected)
+
+
+def test_convolutions_of_two_split_dimensions_meet_in_the_corners():
+    x, kernel = values((13, 9)), values((3, 5))
+    rows, columns = (Q2, P), (Q1,)
+    reads = [window_reads(Window(13, 3, stride=2, low=1, high=1), 4), window_reads(Window(9, 5, low=2, high=2), 2)]
+
+    def convolution(y, padding):
+        return jax.lax.conv_general_dilated(y[None, None], kernel[None, None], (2, 1), padding)[0, 0]
+
+    def run(block):
+        y = fetch(REFINED, block, 0, rows, reads[0])
+        return convolution(fetch(REFINED, y, 1, columns, reads[1]), [(0, 0), (0, 0)])
+
+    expected = np.asarray(convolution(x, [(1, 1), (2, 2)]))
+    blocks = np.stack([stacked(half, 0, rows) for half in np.split(np.pad(x, [(0, 0), (0, 1)]), 2, 1)])
+    blocks[1, :, :, -1] = np.nan
+    arguments = np.stack([blocks[half, d] for d, half in enumerate(REFINED.block_indices(columns))])
+    program, arguments = compiled(run, arguments)
+    out = np.asarray(program(*arguments))
+    for d, (row, column) in enumerate(zip(*map(REFINED.block_indices, (rows, columns)), strict=True)):
+        part = expected[row * 2 :][:2, column * 5 :][:, :5]
+        np.testing.assert_array_equal(out[d][: part.shape[0], : part.shape[1]], part)
+
+
+def test_collectives_are_named_after_the_op_and_its_source():
+    op = types.SimpleNamespace(name="stablehlo.slice", source="/home/me/model.py:3")
+    local = LocalOp(op, REFINED, (), (), None)
+    axes = AXES["q2-p"]
+    program, _ = compiled(
+        functools.partial(roll, dim=0, axes=axes, shift=3, local=local), stacked(values((19,)), 0, axes)
+    )
+    permutes = [line for line in program.as_text().splitlines() if " collective-permute" in line]
+    assert permutes
+    assert all("stablehlo.slice[q.2.2_p] model.py:3" in line for line in permutes)
 
 
 def test_empty_and_single_elements():

@@ -145,13 +145,30 @@ class Reads:
 
     `plan` brings the elements, without dilation. Dilated by `dilation` and cut to `length` elements from its phase on,
     they are what a device runs its windows over, without padding, for `block` results.
+
+    An op that dilates by itself does not compute with the fill values. It runs over what `plan` brings with its own
+    base dilation and `padding`, and `block` of its results from the shard's entry of `starts` on are the wanted ones.
+    Both are None where the phases of the shards differ by less than a stride.
     """
 
     block: int
     length: int
+    stride: int
     dilation: int
     phases: tuple[int, ...]
     plan: StripPlan
+
+    @property
+    def starts(self) -> tuple[int, ...] | None:
+        later = [phase - min(self.phases) for phase in self.phases]
+        return None if any(n % self.stride for n in later) else tuple(n // self.stride for n in later)
+
+    @property
+    def padding(self) -> tuple[int, int] | None:
+        if self.starts is None:
+            return None
+        end = max(self.phases) + self.length
+        return -min(self.phases), end - (self.plan.length - 1) * self.dilation - 1
 
 
 @lru_cache(maxsize=1024)
@@ -169,7 +186,7 @@ def window_reads(window: Window, shards: int) -> Reads:
         last = (begin + (count - 1) * window.stride + window.span - 1) // dilation + 1 if count > 0 else 0
         wants.append(_clipped(block_length(begin, dilation), last, first, window.size))
     plan = plan_strips((Source.split(window.size, shards),), tuple(wants), width)
-    return Reads(block, length, dilation, phases, plan)
+    return Reads(block, length, window.stride, dilation, phases, plan)
 
 
 def _clipped(first: int, last: int, origin: int, size: int) -> tuple[Want, ...]:
@@ -178,7 +195,8 @@ def _clipped(first: int, last: int, origin: int, size: int) -> tuple[Want, ...]:
     return (Want(0, first, first - origin, last - first),) if last > first else ()
 
 
-def window_plan(size: int, shards: int, lows: Sequence[int], width: int) -> StripPlan:
-    """Shard t reads `width` elements from index `lows[t]` on, which may lie outside."""
-    wants = tuple(_clipped(low, low + width, low, size) for low in lows)
-    return plan_strips((Source.split(size, shards),), wants, width)
+def window_plan(size: int, shards: int, lows: Sequence[int], highs: Sequence[int]) -> StripPlan:
+    """Shard t reads from index `lows[t]` up to `highs[t]`, which may lie outside; its block starts with `lows[t]`."""
+    ranges = list(zip(lows, highs, strict=True))
+    wants = tuple(_clipped(low, high, low, size) for low, high in ranges)
+    return plan_strips((Source.split(size, shards),), wants, max(0, *(high - low for low, high in ranges)))
