@@ -1,0 +1,202 @@
+"""The strips that ops want along a split dimension: slices, pads, windows, concatenations, rolls, reversals, relayouts.
+
+Dimensions of size N over g shards have blocks of ceil(N / g) elements, in operands and results alike; what lies beyond
+N is padding and is never read. Every function here is memoised and returns a plan of strips, whose `wire_elements`
+times the size of a row is what a device sends (`strips.py`); `redistribute.py` runs them.
+
+Slices, pads, reduce_window and convolutions read windows. A `Window` says how along one dimension; `window_reads` what
+that is for each shard. A 3-point stencil over 8 elements on 4 shards, padded by one on both sides:
+
+    window_reads(Window(8, window=3, low=1, high=1), 4)
+
+has result blocks of 2 elements, for which a shard reads 4: two of its own and one of each neighbour. On the wire is
+one element per direction; at the ends the fill value stands for what is not there. A pad is a window of one element,
+a slice one with negative padding; base dilation (interior padding) puts holes between the elements after they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from sdy_jax.lowering.emission.strips import Source, StripPlan, Want, Wants, block_length, plan_strips
+
+
+class Piece(NamedTuple):
+    """`length` elements of an operand from `start` on; of no operand (None) for the fill value."""
+
+    operand: int | None
+    start: int
+    length: int
+
+
+def joined_wants(pieces: Sequence[Piece], shards: int, block: int) -> Wants:
+    """What the blocks of `block` elements want of a result that is these pieces one after the other."""
+    wants: list[list[Want]] = [[] for _ in range(shards)]
+    end = 0
+    for operand, start, length in pieces:
+        begin, end = end, end + length
+        if operand is None or not length:
+            continue
+        for shard in range(begin // block, block_length(end, block)):
+            first, last = max(begin, shard * block), min(end, (shard + 1) * block)
+            wants[shard].append(Want(operand, start + first - begin, first - shard * block, last - first))
+    return tuple(map(tuple, wants))
+
+
+@lru_cache(maxsize=1024)
+def joined_plan(sources: tuple[Source, ...], pieces: tuple[Piece, ...], shards: int) -> StripPlan:
+    """A result of pieces of any operands, one after the other."""
+    block = block_length(sum(piece.length for piece in pieces), shards)
+    return plan_strips(sources, joined_wants(pieces, shards, block), block)
+
+
+def concatenate_plan(sizes: Sequence[int], shards: int, whole: Sequence[bool] = ()) -> StripPlan:
+    """A concatenation of operands of these sizes; those that are `whole` are not split."""
+    kept = whole or [False] * len(sizes)
+    sources = (Source.whole(n) if is_kept else Source.split(n, shards) for n, is_kept in zip(sizes, kept, strict=True))
+    return joined_plan(tuple(sources), tuple(Piece(k, 0, n) for k, n in enumerate(sizes)), shards)
+
+
+def roll_plan(size: int, shards: int, shift: int) -> StripPlan:
+    """`jnp.roll` by `shift`: element i comes to (i + shift) mod `size`."""
+    shift = shift % size if size else 0
+    pieces = (Piece(0, size - shift, shift), Piece(0, 0, size - shift))
+    return joined_plan((Source.split(size, shards),), pieces, shards)
+
+
+@lru_cache(maxsize=1024)
+def relayout_plan(size: int, shards: int, block: int, new_block: int) -> StripPlan:
+    """From blocks of `block` elements to blocks of `new_block`."""
+    wants = joined_wants((Piece(0, 0, size),), shards, new_block)
+    return plan_strips((Source.split(size, shards, block),), wants, new_block)
+
+
+@lru_cache(maxsize=1024)
+def reverse_plan(size: int, shards: int) -> StripPlan:
+    """The blocks of a reversed dimension, each still in the order of the operand: the local result is to be reversed.
+
+    A block that is not full stands at the end of its local array, and so comes to the start.
+    """
+    block = block_length(size, shards)
+    blocks = [(min(t * block, size), min((t + 1) * block, size)) for t in range(shards)]
+    wants = tuple((Want(0, size - last, block - (last - first), last - first),) for first, last in blocks)
+    return plan_strips((Source.split(size, shards),), wants, block)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A slice with a stride: every device first takes from its block each `stride`-th element from its phase on,
+    `count` of them, so that only elements of the result travel."""
+
+    stride: int
+    phases: tuple[int, ...]
+    count: int
+    plan: StripPlan
+
+
+@lru_cache(maxsize=1024)
+def slice_plan(size: int, shards: int, start: int, limit: int, stride: int = 1) -> Slice:
+    """`x[start:limit:stride]` of a dimension of `size` elements, for 0 <= start <= limit <= size."""
+    block, length = block_length(size, shards), block_length(limit - start, stride)
+    # Element j of the result is element start + j * stride of the operand; shards hold them by ranges of j, which
+    # begin below 0 and end above `length` where the slice leaves something out.
+    bounds = [block_length(u * block - start, stride) for u in range(shards)]
+    bounds.append(max(bounds[-1], block_length(size - start, stride)))
+    phases = tuple(start + bounds[u] * stride - u * block for u in range(shards))
+    count = block_length(block, stride)
+    wants = joined_wants((Piece(0, 0, length),), shards, block_length(length, shards))
+    plan = plan_strips((Source(tuple(bounds), count),), wants, block_length(length, shards))
+    return Slice(stride, phases, count, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How an op reads one dimension of `size` elements, in the terms of StableHLO's windows.
+
+    `base_dilation` - 1 fill values are put between neighbouring elements, `low` and `high` before and after them
+    (negative ones take elements away); a window of `window` elements, `window_dilation` apart, moves by `stride`.
+    """
+
+    size: int
+    window: int = 1
+    stride: int = 1
+    low: int = 0
+    high: int = 0
+    base_dilation: int = 1
+    window_dilation: int = 1
+
+    @property
+    def span(self) -> int:
+        """From a window's first element to behind its last one."""
+        return (self.window - 1) * self.window_dilation + 1
+
+    @property
+    def result_size(self) -> int:
+        dilated = (self.size - 1) * self.base_dilation + 1 if self.size else 0
+        return max((dilated + self.low + self.high - self.span) // self.stride + 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What the shards read for their windows.
+
+    `plan` brings the elements, without dilation. Dilated by `dilation` and cut to `length` elements from its phase on,
+    they are what a device runs its windows over, without padding, for `block` results.
+
+    An op that dilates by itself does not compute with the fill values. It runs over what `plan` brings with its own
+    base dilation and `padding`, and `block` of its results from the shard's entry of `starts` on are the wanted ones.
+    Both are None where the phases of the shards differ by less than a stride.
+    """
+
+    block: int
+    length: int
+    stride: int
+    dilation: int
+    phases: tuple[int, ...]
+    plan: StripPlan
+
+    @property
+    def starts(self) -> tuple[int, ...] | None:
+        later = [phase - min(self.phases) for phase in self.phases]
+        return None if any(n % self.stride for n in later) else tuple(n // self.stride for n in later)
+
+    @property
+    def padding(self) -> tuple[int, int] | None:
+        if self.starts is None:
+            return None
+        end = max(self.phases) + self.length
+        return -min(self.phases), end - (self.plan.length - 1) * self.dilation - 1
+
+
+@lru_cache(maxsize=1024)
+def window_reads(window: Window, shards: int) -> Reads:
+    """What each of `shards` reads of an operand that is split over them, for its block of the result."""
+    results, dilation = window.result_size, window.base_dilation
+    block = block_length(results, shards)
+    length = (block - 1) * window.stride + window.span if block else 0
+    begins = [t * block * window.stride - window.low if t * block < results else -window.low for t in range(shards)]
+    firsts, phases = zip(*(divmod(begin, dilation) for begin in begins), strict=True)
+    width = max(block_length(phase + length, dilation) for phase in phases)
+    wants = []
+    for t, (begin, first) in enumerate(zip(begins, firsts, strict=True)):
+        count = min(block, results - t * block)
+        last = (begin + (count - 1) * window.stride + window.span - 1) // dilation + 1 if count > 0 else 0
+        wants.append(_clipped(block_length(begin, dilation), last, first, window.size))
+    plan = plan_strips((Source.split(window.size, shards),), tuple(wants), width)
+    return Reads(block, length, window.stride, dilation, phases, plan)
+
+
+def _clipped(first: int, last: int, origin: int, size: int) -> tuple[Want, ...]:
+    """What there is from `first` to `last`, kept relative to `origin`."""
+    first, last = max(first, 0), min(last, size)
+    return (Want(0, first, first - origin, last - first),) if last > first else ()
+
+
+def window_plan(size: int, shards: int, lows: Sequence[int], highs: Sequence[int]) -> StripPlan:
+    """Shard t reads from index `lows[t]` up to `highs[t]`, which may lie outside; its block starts with `lows[t]`."""
+    ranges = list(zip(lows, highs, strict=True))
+    wants = tuple(_clipped(low, high, low, size) for low, high in ranges)
+    return plan_strips((Source.split(size, shards),), wants, max(0, *(high - low for low, high in ranges)))
