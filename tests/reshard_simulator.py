@@ -12,7 +12,7 @@ import numpy as np
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
-JUNK = -10**9
+JUNK = -(10**9)
 """What padding holds. Blocks of dimensions that do not divide are padded at the end."""
 
 

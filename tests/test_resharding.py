@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from reshard_simulator import Simulator
 
-from sdy_jax.errors import ShardingError
 from sdy_jax.lowering.reshard import planner as resharding
 from sdy_jax.lowering.reshard.bound import least_time
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -197,7 +196,13 @@ def test_dimensions_that_do_not_divide_arrive_in_padded_blocks(name):
     [
         ((65,), "[{x,y}]", "[{}]", "all_gather", 7 * 9 * 4),
         ((65,), "[{}]", "[{x,y}]", "all_slice", 0),
-        ((5, 6), "[{x,y},{}]", "[{x},{}]", "all_to_all all_gather all_slice all_gather", 120),  # 4 blocks of 1 are not one of 3
+        (
+            (5, 6),
+            "[{x,y},{}]",
+            "[{x},{}]",
+            "all_to_all all_gather all_slice all_gather",
+            120,
+        ),
         ((8, 7), "[{x,y},{}]", "[{},{x,y}]", "all_to_all", 7 * 4),
         ((7, 8), "[{x,y},{}]", "[{},{x,y}]", "all_to_all", 7 * 4),
         ((7, 5), "[{x,y},{}]", "[{y,x},{}]", "collective_permute", 5 * 4),

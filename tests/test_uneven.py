@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from partitioned_ops import CUBE, LINE, PLANE
+from partitioned_ops import LINE
 
 import sdy_jax as sdy
 from sdy_jax.lowering.strategies import collective, shards
@@ -23,7 +23,7 @@ def poisoned_padding(monkeypatch):
     def poison(dtype):
         if jnp.issubdtype(dtype, jnp.inexact):
             return jnp.array(jnp.nan, dtype)
-        return jnp.array(True) if dtype == bool else jnp.array(jnp.iinfo(dtype).max, dtype)
+        return jnp.array(True) if dtype == np.bool_ else jnp.array(jnp.iinfo(dtype).max, dtype)
 
     for module in (shards, collective):
         monkeypatch.setattr(module, "padding_value", poison)

@@ -254,8 +254,9 @@ class _Partitioner:
         for inside in choice.inside:
             sharding = decision.shardings[inside.tensor]
             value, size = values[inside.tensor], axes_size(inside.axes, self.mesh)
-            shape = sharding.local_shape(value.shape or (), self.mesh)
-            sent = reduce_by_bytes(shape, value.itemsize, size, is_used=bool(value.uses))
+            shape, sent = sharding.local_shape(value.shape or (), self.mesh), inside.wire_bytes
+            if not inside.is_exact:
+                sent = reduce_by_bytes(shape, value.itemsize, size, is_used=bool(value.uses))
             moved = Moved(Said(inside.kind, inside.axes, braces(inside.axes)), sharding, sent)
             self.report.add(moved, value, op, op)
 

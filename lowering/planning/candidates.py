@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from sdy_jax.lowering.planning.assignments import Space, considered_lists, spaces
 from sdy_jax.lowering.planning.choice import Candidate, InsideCollective, OpProblem
-from sdy_jax.lowering.planning.factors import Assignment, dimension_axes, is_contiguous
+from sdy_jax.lowering.planning.factors import Assignment, is_contiguous
 from sdy_jax.lowering.planning.tensor_views import NumberedLists, Prefix, TensorView, views
-from sdy_jax.lowering.strategies.registry import Strategy
+from sdy_jax.lowering.strategies.registry import Inside, Strategy
+from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import Axes, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -152,17 +153,26 @@ def _work(problem: OpProblem, candidate: Candidate) -> float:
 
 def _inside_collectives(problem: OpProblem, candidate: Candidate) -> tuple[InsideCollective, ...]:
     """The collectives that the emitter will run by itself."""
-    mesh, costs, assignment = problem.mesh, problem.costs, candidate.assignment
-    tensors = list(zip(problem.tensors, problem.rule.mappings, strict=True)) if candidate.strategy.inside else []
+    mesh, assignment = problem.mesh, candidate.assignment
+    shards = tuple([axes_size(axes, mesh) for axes in assignment]) if candidate.strategy.inside else ()
     found = []
     for inside in candidate.strategy.inside:
         axes = tuple(a for f in sorted(inside.factors) for a in assignment[f])
-        if not axes:
-            continue
-        tensor, mapping = tensors[inside.tensor]
-        counts = [axes_size(axes, mesh) for axes in dimension_axes(assignment, mapping, mesh)]
-        block = tensor.itemsize * math.prod([-(-n // count) for n, count in zip(tensor.shape, counts, strict=True)])
-        wire = costs.wire_bytes(inside.kind, axes_size(axes, mesh), block, block)
-        time = costs.time(inside.kind, axes, mesh, block, block)
-        found.append(InsideCollective(inside.kind, axes, inside.tensor, wire, time))
+        tensor, mapping = problem.tensors[inside.tensor], problem.rule.mappings[inside.tensor]
+        if axes and inside.sent is not None:
+            found += _stated(problem, inside, axes, tensor.itemsize * inside.sent(shards))
+        elif axes:
+            block = tensor.itemsize * math.prod(block_shape(tensor.shape, mapping, shards))
+            found.append(_of_block(problem, inside, axes, block))
     return tuple(found)
+
+
+def _stated(problem: OpProblem, inside: Inside, axes: Axes, wire: float) -> list[InsideCollective]:
+    time = problem.costs.time("collective_permute", axes, problem.mesh, wire, wire)
+    return [InsideCollective(inside.kind, axes, inside.tensor, wire, time, is_exact=True)] if wire else []
+
+
+def _of_block(problem: OpProblem, inside: Inside, axes: Axes, block: float) -> InsideCollective:
+    wire = problem.costs.wire_bytes(inside.kind, axes_size(axes, problem.mesh), block, block)
+    time = problem.costs.time(inside.kind, axes, problem.mesh, block, block)
+    return InsideCollective(inside.kind, axes, inside.tensor, wire, time)

@@ -31,13 +31,17 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InsideCollective:
-    """A collective that the op performs itself on one block of a tensor (of operands, then results)."""
+    """A collective that the op performs itself on one block of a tensor (of operands, then results).
+
+    `is_exact`: `wire_bytes` is what a device sends, not only what the kind of collective would.
+    """
 
     kind: str
     axes: Axes
     tensor: int
     wire_bytes: float
     time: float
+    is_exact: bool = False
 
 
 class Candidate(NamedTuple):

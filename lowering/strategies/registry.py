@@ -26,15 +26,23 @@ from sdy_jax.representation.sdy_collectives import Said
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.registry import names
 
+Shards = tuple[int, ...]
+"""Per factor of a rule, in how many shards it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """A collective that an emitter performs itself: its kind as the cost model names it, the factors along whose axes
-    it runs, and the tensor (of operands, then results) of which each device sends its block."""
+    """Communication that an emitter performs itself: its kind as the cost model names it, the factors along whose axes
+    it runs, and a tensor (of operands, then results).
+
+    Each device sends its block of the tensor as the kind does; or, where `sent` is given, as many elements of the
+    tensor's type as that says for the shards of an assignment (0 for none: nothing is recorded then).
+    """
 
     kind: str
     factors: frozenset[int]
     tensor: int
+    sent: Callable[[Shards], float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

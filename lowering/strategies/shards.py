@@ -6,6 +6,7 @@ are padding and hold anything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,6 +29,12 @@ def padding_value(dtype: Any) -> jax.Array:
 def factors_of_dims(mapping: TensorMapping, dims: Iterable[int]) -> frozenset[int]:
     """The factors of some dimensions of a tensor."""
     return frozenset(f for d in dims for f in mapping[d])
+
+
+def block_shape(shape: Sequence[int], mapping: TensorMapping, shards: Sequence[int]) -> tuple[int, ...]:
+    """The local shape of a tensor of global `shape`, given the shards of each factor of its op's rule."""
+    counts = (math.prod([shards[f] for f in factors]) for factors in mapping)
+    return tuple([-(-n // count) for n, count in zip(shape, counts, strict=True)])
 
 
 def offset(local: LocalOp, axes: Sequence[AxisRef], block: int) -> jax.Array:
