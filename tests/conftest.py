@@ -12,10 +12,14 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import ctypes
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from sdy_jax.lowering.strategies import shards
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
@@ -31,6 +35,18 @@ def _caches_cleared() -> Iterator[None]:
     gc.collect()
     if _TRIM is not None:
         _TRIM(0)
+
+
+@pytest.fixture
+def poisoned_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding that spoils whatever depends on it."""
+
+    def poison(dtype: Any) -> jax.Array:
+        if jnp.issubdtype(dtype, jnp.inexact):
+            return jnp.array(jnp.nan, dtype)
+        return jnp.array(True) if dtype == np.bool_ else jnp.array(jnp.iinfo(dtype).max, dtype)
+
+    monkeypatch.setattr(shards, "padding_value", poison)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,8 @@ from random_programs import RandomProgram
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Graph
 
+pytestmark = pytest.mark.usefixtures("poisoned_padding")
+
 XLA_FAILS = {
     r"stablehlo\.scatter\".* scatter_dims_to_operand_dims = \[\],": "XLA's scatter to no index",
     r"stablehlo\.atan2": "XLA's atan2 of zeros is 0 or NaN",

@@ -10,6 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 from sdy_jax.testing import assert_same
 
+pytestmark = pytest.mark.usefixtures("poisoned_padding")
+
 MESHES = [((2, 4), "xy"), ((2, 2, 2), "xyz"), ((8,), "x")]
 
 # Functions of two 8x8 matrices and a dimension, with results of about the same magnitude.

@@ -11,22 +11,11 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE
 
 import sdy_jax as sdy
-from sdy_jax.lowering.strategies import collective, shards
 
 PARTITIONED = ContextVar("PARTITIONED", default=False)
 
 
-@pytest.fixture(autouse=True)
-def poisoned_padding(monkeypatch):
-    """Padding that spoils whatever depends on it."""
-
-    def poison(dtype):
-        if jnp.issubdtype(dtype, jnp.inexact):
-            return jnp.array(jnp.nan, dtype)
-        return jnp.array(True) if dtype == np.bool_ else jnp.array(jnp.iinfo(dtype).max, dtype)
-
-    for module in (shards, collective):
-        monkeypatch.setattr(module, "padding_value", poison)
+pytestmark = pytest.mark.usefixtures("poisoned_padding")
 
 
 def normal(*shape):

@@ -11,7 +11,7 @@ from jax import lax
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
-from sdy_jax.lowering.strategies.shards import padding_value
+from sdy_jax.lowering.strategies.shards import lengthened
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sdy_collectives import SdyCollective, collective_from_attributes
@@ -70,7 +70,7 @@ def _padded(local: LocalOp, x: jax.Array) -> jax.Array:
         before, after = (axes_size(axes(0, dim), mesh) for axes in (local.operand_axes, local.result_axes))
         missing = block * (after // before) - x.shape[dim]
         if missing > 0:
-            x = lax.pad(x, padding_value(x.dtype), [(0, missing * (d == dim), 0) for d in range(x.ndim)])
+            x = lengthened(x, dim, missing)
     return x
 
 

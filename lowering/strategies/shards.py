@@ -26,6 +26,11 @@ def padding_value(dtype: Any) -> jax.Array:
     return jnp.zeros((), dtype)
 
 
+def lengthened(x: jax.Array, dim: int, count: int) -> jax.Array:
+    """An array with padding of `count` elements at the end of a dimension."""
+    return lax.pad(x, padding_value(x.dtype), [(0, count if d == dim else 0, 0) for d in range(x.ndim)])
+
+
 def factors_of_dims(mapping: TensorMapping, dims: Iterable[int]) -> frozenset[int]:
     """The factors of some dimensions of a tensor."""
     return frozenset(f for d in dims for f in mapping[d])
@@ -72,7 +77,7 @@ def own_block(local: LocalOp, x: jax.Array, sharding: TensorSharding | None) -> 
         block = -(-x.shape[dim] // count)
         short = block * count - x.shape[dim]
         if short:
-            x = lax.pad(x, padding_value(x.dtype), [(0, short if d == dim else 0, 0) for d in range(x.ndim)])
+            x = lengthened(x, dim, short)
         x = lax.dynamic_slice_in_dim(x, offset(local, axes, block), block, dim)
     return x
 
