@@ -99,10 +99,17 @@ class _Mode:
         used = self._lists.masks[self._lists.number[self._partial]]
         for factor, number in enumerate(prefix):
             mask = self._lists.masks[number]
-            if used & mask or (number and factor in self._whole):
+            if used & mask or not self._may_have(factor, number):
                 return False
             used |= mask
         return is_contiguous(self._lists.assignment(prefix), self._problem.rule, self._problem.mesh)
+
+    def _may_have(self, factor: int, number: int) -> bool:
+        """Whether a factor may be sharded along the list of this number."""
+        if not number or factor in self._whole:
+            return not number
+        shards = axes_size(self._lists.axes[number], self._problem.mesh)
+        return factor not in self._strategy.dividing or not self._problem.rule.factor_sizes[factor] % shards
 
     def candidate(self, prefix: Prefix) -> BoundedCandidate:
         """The candidate with these lists, one per factor."""
@@ -123,7 +130,7 @@ class _Mode:
         start = sum([tensor.bound(()) or 0.0 for tensor in self._due[0]])
         prefixes: list[tuple[Prefix, int, float]] = [((), masks[self._lists.number[self._partial]], start)]
         for factor, numbers in enumerate(space):
-            allowed = [n for n in numbers if not n] if factor in self._whole else numbers
+            allowed = [n for n in numbers if self._may_have(factor, n)]
             prefixes = [
                 ((*prefix, number), used | masks[number], least)
                 for prefix, used, least in prefixes

@@ -71,7 +71,7 @@ def _runs_apart(problem: OpProblem, strategy: Strategy, split: Mapping[int, Axes
     factors = split.keys()
     if not factors <= strategy.splittable - strategy.partial or any(factors & i.factors for i in strategy.inside):
         return False
-    sizes, mesh, dividing = problem.rule.factor_sizes, problem.mesh, dividing_factors(problem.rule)
+    sizes, mesh, dividing = problem.rule.factor_sizes, problem.mesh, dividing_factors(problem.rule) | strategy.dividing
     divides = all(not sizes[factor] % axes_size(axes, mesh) for factor, axes in split.items() if factor in dividing)
     return divides and are_apart([a for axes in split.values() for a in axes])
 

@@ -1,9 +1,20 @@
-"""Custom calls: opaque computations that run on shards as they are."""
+"""Custom calls: opaque computations that run on shards as they are, and custom ops, whose functions do."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sdy_jax.errors import ShardingError
+from sdy_jax.ir.custom_ops import TARGET, CustomOp, custom_op_of
 from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.shards import mask_padding
+from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.linalg import independent_columns
 
@@ -20,6 +31,8 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
     Rules of linear algebra calls list matrix dimensions as pass-through factors; those cannot be split. Independent
     columns can be, even if there are results beside them, which are then the same on every device.
     """
+    if op.text("call_target_name") == TARGET:
+        return [_of_custom_op(op, rule)]
     count = len(rule.operand_mappings)
     operands, results = rule.factors_of[:count], [f for f in rule.factors_of[count:] if f]
     everywhere = frozenset.intersection(*results) if results else frozenset()
@@ -31,3 +44,40 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
         operand, _, dim = columns
         shared |= {f for f in rule.operand_mappings[operand][dim] if f in pass_through_factors(rule)}
     return [Strategy("on_blocks", frozenset(shared))]
+
+
+def _of_custom_op(op: Op, rule: OpShardingRule) -> Strategy:
+    own = _custom_op(op)
+    dividing = rule.reduction if own.padding is None else frozenset[int]()
+    splittable = pass_through_factors(rule) | rule.reduction
+    return Strategy("custom_op", splittable, rule.reduction, own.reduction, dividing=dividing)
+
+
+def _custom_op(op: Op) -> CustomOp:
+    return custom_op_of(op.text("backend_config"), op.source)
+
+
+@emitter("stablehlo.custom_call")
+def _emit_custom_call(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
+    if local.op.text("call_target_name") != TARGET:
+        return re_emit(local, *operands)
+    own = _custom_op(local.op)
+    if own.padding is not None:
+        operands = tuple(_filled(local, i, x, own.padding) for i, x in enumerate(operands))
+    results = [jnp.asarray(x) for x in own.run(*operands)]
+    for i, x in enumerate(results):
+        if x.shape != local.result_shape(i):
+            raise ShardingError(
+                f"{local.op.source}: custom_op `{own.title}` on blocks {', '.join(str(y.shape) for y in operands)} "
+                f"returned a block of shape {x.shape} as result {i}, expected {local.result_shape(i)} by its rule"
+            )
+    return results
+
+
+def _filled(local: LocalOp, operand: int, x: jax.Array, value: Any) -> jax.Array:
+    """An operand with `value` behind the end of reduction factors."""
+    rule = local.op.attribute("sdy.sharding_rule")
+    assert rule is not None
+    own = rule_from_attribute(rule)
+    dims = [d for d, factors in enumerate(own.operand_mappings[operand]) if own.reduction.intersection(factors)]
+    return mask_padding(local, operand, x, dims, jnp.asarray(value, x.dtype))

@@ -52,7 +52,7 @@ class Strategy:
     `splittable`: the factors that may be sharded. `partial`: those of them whose axes leave the results partial, to be
     combined by `reduction` ("sum", "max", ...); a result is whole along them. `inside`: what the emitter communicates
     by itself. `work`: the factors whose sizes multiply to the number of operations that sharding shares out; None for
-    all, none of them for ops that only move data.
+    all, none of them for ops that only move data. `dividing`: the factors that may be sharded in equal shards only.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Strategy:
     reduction: str = "sum"
     inside: tuple[Inside, ...] = ()
     work: frozenset[int] | None = None
+    dividing: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

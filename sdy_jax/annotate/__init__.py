@@ -12,6 +12,7 @@ from sdy_jax.annotate.collectives import (
     sharded_to_unreduced,
 )
 from sdy_jax.annotate.constraints import data_flow_edge, reshard, sharding_constraint
+from sdy_jax.annotate.custom_ops import custom_op
 from sdy_jax.annotate.groups import shard_alike, sharding_group
 from sdy_jax.annotate.manual import manual_computation
 from sdy_jax.annotate.named import named_computation
@@ -23,6 +24,7 @@ __all__ = [
     "all_slice",
     "all_to_all",
     "collective_permute",
+    "custom_op",
     "data_flow_edge",
     "manual_computation",
     "named_computation",

@@ -55,9 +55,7 @@ def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Calla
     if not callable(fun):
         raise SdyError(f"with_sharding_rule got a {type(fun).__name__}; expected a function")
     title = getattr(fun, "__name__", type(fun).__name__)
-    own = _parsed(rule, title) if isinstance(rule, str) else rule
-    if not isinstance(own, OpShardingRule):
-        raise ShardingError(f"with_sharding_rule of `{title}` got a {type(rule).__name__}; expected a rule or its text")
+    own = parsed_rule(rule, "with_sharding_rule", title)
 
     @functools.wraps(fun)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -71,11 +69,16 @@ def with_sharding_rule(fun: Callable[P, R], rule: OpShardingRule | str) -> Calla
     return call
 
 
-def _parsed(text: str, title: str) -> OpShardingRule:
-    try:
-        return parse_rule(text)
-    except ParseError as error:
-        raise ParseError(f"with_sharding_rule of `{title}`: {error}") from None
+def parsed_rule(rule: Any, function: str, title: str) -> OpShardingRule:
+    """A rule, or its text, that a user gave to one of our functions for one of theirs."""
+    if isinstance(rule, str):
+        try:
+            return parse_rule(rule)
+        except ParseError as error:
+            raise ParseError(f"{function} of `{title}`: {error}") from None
+    if not isinstance(rule, OpShardingRule):
+        raise ShardingError(f"{function} of `{title}` got a {type(rule).__name__}; expected a rule or its text")
+    return rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +99,22 @@ ruled_p.def_effectful_abstract_eval(lambda *_, region, **__: (region.out_avals, 
 mlir.register_lowering(ruled_p, lambda ctx, *xs, region, **_: mlir.lower_fun(jaxpr_as_fun(region))(ctx, *xs))
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, region: Region, **parameters: Any) -> Any:
-    """The op itself keeps its rule; what else its derivative needs is computed in place."""
-    outs = ruled_p.bind(*primals, region=region, **parameters)
-    parts = regions.linearized(region, primals, tangents)
-    rest = regions.evaluated(parts.forward, primals, range(len(outs), len(parts.forward.out_avals)))
-    available = [*primals, *outs, *rest]
-    residuals = [available[i] for i in parts.residuals]
-    moved = jaxpr_as_fun(parts.tangent)(*residuals, *(tangents[i] for i in parts.varying))
-    return outs, regions.with_zeros(region, parts.smooth, moved)
+def jvp_of(primitive: Primitive) -> Callable[..., Any]:
+    """The derivative of a function that a primitive keeps as one op: what else it needs is computed in place."""
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, region: Region, **parameters: Any) -> Any:
+        outs = primitive.bind(*primals, region=region, **parameters)
+        parts = regions.linearized(region, primals, tangents)
+        rest = regions.evaluated(parts.forward, primals, range(len(outs), len(parts.forward.out_avals)))
+        available = [*primals, *outs, *rest]
+        residuals = [available[i] for i in parts.residuals]
+        moved = jaxpr_as_fun(parts.tangent)(*residuals, *(tangents[i] for i in parts.varying))
+        return outs, regions.with_zeros(region, parts.smooth, moved)
+
+    return jvp
 
 
-ad.primitive_jvps[ruled_p] = _jvp
+ad.primitive_jvps[ruled_p] = jvp_of(ruled_p)
 
 
 def _batch(
@@ -148,7 +155,8 @@ def _emit_ruled(
     ops = [op.operation for op in list(block.operations)[before:]]
     op = _only(ops, title)
     for level in mapped:
-        rule = _with_factor(rule, level, op, xs)
+        added = dict(zip(xs, level.arguments, strict=True))
+        rule = with_factor(rule, level, [added.get(x) for x in op.operands])
     verify_rule(rule, _shapes(op.operands), _shapes(op.results), f"with_sharding_rule of `{title}`, {op.name}")
     op.attributes["sdy.sharding_rule"] = rule_to_attribute(replace(rule, is_custom=True), op.context)
     return outs
@@ -169,13 +177,11 @@ def _only(ops: Sequence[ir.Operation], title: str) -> ir.Operation:
     )
 
 
-def _with_factor(rule: OpShardingRule, level: Mapped, op: ir.Operation, xs: Sequence[ir.Value]) -> OpShardingRule:
-    """The rule with one more factor: the dimension that `vmap` added to arguments and results."""
-    if len(rule.operand_mappings) != len(op.operands):
+def with_factor(rule: OpShardingRule, level: Mapped, operands: Sequence[int | None]) -> OpShardingRule:
+    """The rule with one more factor: the dimension that `vmap` added to operands and results."""
+    if len(rule.operand_mappings) != len(operands):
         return rule  # which does not fit the op in any case
     factor = len(rule.factor_sizes)
-    added = dict(zip(xs, level.arguments, strict=True))
-    operands = [added.get(x) for x in op.operands]
     return replace(
         rule,
         factor_sizes=(*rule.factor_sizes, level.size),

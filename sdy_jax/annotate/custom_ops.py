@@ -1,0 +1,155 @@
+"""A user's own op: any JAX function that devices run on their blocks, by a sharding rule.
+
+In a module it is a custom call that names the function, which stays in this process.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.mlir import ir
+from jax.interpreters import ad, batching, mlir
+
+from sdy_jax.annotate import regions
+from sdy_jax.annotate.regions import Region
+from sdy_jax.annotate.ruled import Mapped, jvp_of, parsed_rule, with_factor
+from sdy_jax.annotate.site import Site, emission
+from sdy_jax.errors import SdyError
+from sdy_jax.ir.custom_ops import CUSTOM_OPS, TARGET, CustomOp
+from sdy_jax.representation.attributes import rule_to_attribute
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sharding import REDUCTION_KINDS
+from sdy_jax.representation.verify import verify_rule
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_keys = itertools.count()
+
+
+def custom_op(
+    fun: Callable[P, R], rule: OpShardingRule | str, *, reduction: str = "sum", padding: Any | None = None
+) -> Callable[P, R]:
+    """Makes one op of a function of arrays, which every device runs on its own blocks.
+
+    Outside of a partitioned function it is the function itself. Inside, it is not looked into: the rule alone says how
+    it can be split.
+
+    - Along a pass-through factor a block of the results is the function of blocks of the operands.
+    - Along a reduction factor it gives a term of the results, which are combined by `reduction` (scattered or passed on
+      where that is cheaper).
+    - A factor that needs replication, or is permuted, is whole on every device.
+
+    A dimension that does not divide lies in blocks of equal length, the last of which hold anything behind its end.
+
+    Args:
+        fun: any JAX function of trees of arrays whose shapes may be those of blocks: a Pallas kernel, an FFI call,
+            plain code. It may close over arrays that are not traced.
+        rule: an `OpShardingRule` or its text, with a mapping per leaf of the arguments and of the results.
+        reduction: "sum", "max", "min", ...
+        padding: a scalar that changes nothing in a reduction (0 for a sum of products); operands hold it behind the end
+            of reduction factors that do not divide. By default such factors stay whole.
+
+    Returns:
+        A function that computes the same. Under `vmap` the rule gains a factor for the new dimension, and blocks are
+        mapped over too. Its derivative is that of `fun`, which then is looked into; give `fun` a `jax.custom_vjp` of
+        custom ops to keep that opaque.
+
+    Raises:
+        ParseError: text that is no rule.
+        SdyError: `fun` is no function, or closes over traced arrays; no such reduction.
+        ShardingError: in a partitioned function: the rule does not fit the shapes of arguments and results, or a block
+            of a result has another shape than the rule says.
+
+    Example:
+        >>> rows = custom_op(lambda x, w: x @ w, "([i, k], [k, j])->([i, j]) {i=8, j=2, k=4} reduction={k}")
+        >>> rows(jnp.ones((8, 4)), jnp.ones((4, 2))).shape
+        (8, 2)
+
+    Source: the SDY dialect reference, `op_sharding_rule`.
+    """
+    if not callable(fun):
+        raise SdyError(f"custom_op got a {type(fun).__name__}; expected a function")
+    if reduction not in REDUCTION_KINDS:
+        raise SdyError(f"custom_op got the reduction {reduction!r}; it is one of {', '.join(REDUCTION_KINDS)}")
+    title = getattr(fun, "__name__", type(fun).__name__)
+    own = parsed_rule(rule, "custom_op", title)
+
+    @functools.wraps(fun)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        flat, leaves = regions.flattened(fun, args, kwargs)
+        traced = regions.trace(flat, leaves)
+        if any(isinstance(x, jax.core.Tracer) for x in traced.captured):
+            raise SdyError(f"custom_op: `{title}` closes over a traced array; to fix: make it an argument")
+        region = jax.make_jaxpr(lambda *xs: jaxpr_as_fun(traced.region)(*traced.captured, *xs))(*leaves)
+        op = CustomOp(title, lambda *xs: jax.tree.leaves(flat(*xs)), reduction, padding)
+        outs = custom_op_p.bind(*leaves, region=region, rule=own, op=op, mapped=())
+        result: R = jax.tree.unflatten(traced.out_tree, outs)
+        return result
+
+    return call
+
+
+# The primitive. Parameters: the function as a region, the rule, what devices run, and what `vmap` added to all three.
+
+custom_op_p = Primitive("custom_op")
+custom_op_p.multiple_results = True
+custom_op_p.def_impl(lambda *xs, region, **_: jaxpr_as_fun(region)(*xs))
+custom_op_p.def_effectful_abstract_eval(lambda *_, region, **__: (region.out_avals, region.effects))
+mlir.register_lowering(custom_op_p, lambda ctx, *xs, region, **_: mlir.lower_fun(jaxpr_as_fun(region))(ctx, *xs))
+ad.primitive_jvps[custom_op_p] = jvp_of(custom_op_p)
+
+
+def _batch(
+    axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], *, region: Region, mapped: Any, **parameters: Any
+) -> Any:
+    if all(d is None for d in dims):
+        outs = custom_op_p.bind(*values, region=region, mapped=mapped, **parameters)
+        return outs, [None] * len(outs)
+    new = regions.batched(region, axis_data, dims)
+    mapped = (*mapped, Mapped(axis_data.size, tuple(dims), 0))
+    outs = custom_op_p.bind(*values, region=new, mapped=mapped, **parameters)
+    return outs, [0] * len(outs)
+
+
+batching.fancy_primitive_batchers[custom_op_p] = _batch
+
+
+@emission(custom_op_p)
+def _emit(
+    _: Site,
+    ctx: mlir.LoweringRuleContext,
+    *xs: ir.Value,
+    region: Region,
+    rule: OpShardingRule,
+    op: CustomOp,
+    mapped: tuple[Mapped, ...],
+) -> list[ir.Value]:
+    run = op.run
+    for level in mapped:
+        run = jax.vmap(run, in_axes=level.arguments, out_axes=level.results)
+        rule = with_factor(rule, level, level.arguments)
+    operands, results = ([aval.shape for aval in avals] for avals in (region.in_avals, region.out_avals))
+    verify_rule(rule, operands, results, f"custom_op of `{op.title}`")
+    key = f"{op.title}:{next(_keys)}"
+    CUSTOM_OPS[key] = CustomOp(op.title, run, op.reduction, op.padding)
+    types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in region.out_avals]
+    return list(custom_call(types, xs, key, rule).results)
+
+
+def custom_call(types: Sequence[ir.Type], xs: Sequence[ir.Value], key: str, rule: OpShardingRule) -> ir.Operation:
+    """The op that stands for a custom op."""
+    context = xs[0].context if xs else types[0].context
+    attributes = {
+        "call_target_name": ir.StringAttr.get(TARGET, context),
+        "backend_config": ir.StringAttr.get(key, context),
+        "api_version": ir.Attribute.parse("2 : i32", context),
+        "sdy.sharding_rule": rule_to_attribute(replace(rule, is_custom=True), context),
+    }
+    return ir.Operation.create("stablehlo.custom_call", types, list(xs), attributes)

@@ -1,0 +1,129 @@
+"""sdy.custom_op: functions that devices run on their blocks, by a rule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from partitioned_ops import LINE, PLANE, check
+
+import sdy_jax as sdy
+from sdy_jax.errors import ParseError, SdyError, ShardingError
+
+SEEN: list[tuple[int, ...]] = []
+
+
+def normal(*shape):
+    return jax.random.normal(jax.random.key(sum(shape)), shape)
+
+
+def spied(fun):
+    """Notes the shapes of the blocks on which a function runs."""
+
+    def run(*xs):
+        SEEN.append(tuple(x.shape for x in xs))
+        return fun(*xs)
+
+    return run
+
+
+PRODUCT = "([i, k], [k, j])->([i, j]) {i=16, j=8, k=24} reduction={k}"
+matmul = sdy.custom_op(spied(lambda x, w: x @ w), PRODUCT)
+
+
+@pytest.mark.parametrize(
+    "specs, blocks, kinds",
+    [
+        ((P("x", None), P(None, "y")), ((8, 24), (24, 2)), ""),
+        ((P(None, "y"), P("y", None)), ((16, 6), (6, 8)), "all_reduce"),
+        ((P("x", "y"), P("y", None)), ((8, 6), (6, 8)), "all_reduce"),
+    ],
+)
+def test_blocks_are_those_of_the_rule(specs, blocks, kinds):
+    SEEN.clear()
+    check(lambda x, w: matmul(x, w), (normal(16, 24), normal(24, 8)), specs, mesh=PLANE, kinds=kinds)
+    assert blocks in SEEN
+
+
+def test_terms_are_scattered_where_that_is_wanted():
+    args, specs = (normal(16, 24), normal(24, 8)), (P(None, "y"), P("y", None))
+    check(lambda x, w: matmul(x, w), args, specs, P("y", None), mesh=PLANE, kinds="reduce_scatter", wire_bytes=384)
+
+
+def test_what_needs_replication_is_gathered():
+    op = sdy.custom_op(lambda x: x - x.mean(1, keepdims=True), "([i, j])->([i, j]) {i=16, j=8} need_replication={j}")
+    check(lambda x: op(x), (normal(16, 8),), (P("x", "y"),), P("x", "y"), mesh=PLANE)
+
+
+def test_other_reductions_and_several_results():
+    def extremes(x):
+        return {"most": x.max(0), "least": -(-x).max(0)}
+
+    most = sdy.custom_op(lambda x: x.max(0), "([i, j])->([j]) {i=16, j=8} reduction={i}", reduction="max")
+    both = sdy.custom_op(extremes, "([i, j])->([j], [j]) {i=16, j=8} need_replication={i}")
+    check(lambda x: (most(x), both(x)), (normal(16, 8),), (P("x", "y"),), mesh=PLANE)
+
+
+@pytest.mark.parametrize("padding, whole", [(None, True), (0.0, False)])
+def test_reductions_that_do_not_divide(padding, whole):
+    SEEN.clear()
+    rule = "([i, j])->([j]) {i=13, j=8} reduction={i}"
+    total = sdy.custom_op(spied(lambda x: jnp.exp(x).sum(0) if whole else x.sum(0)), rule, padding=padding)
+
+    def split(x):
+        return total(jax.lax.with_sharding_constraint(x * 2, NamedSharding(LINE, P("x"))))
+
+    found = sdy.partition(split, mesh=LINE)(normal(13, 8))
+    (block,) = SEEN[-1]
+    np.testing.assert_allclose(found, total(normal(13, 8) * 2), rtol=1e-5)
+    assert block == ((13, 1) if whole else (2, 8))
+
+
+def test_transformations():
+    rule = "([i, j], [j])->([i]) {i=8, j=4} reduction={j}"
+    op = sdy.custom_op(lambda x, w: jnp.tanh(x) @ w, rule)
+    x, w = normal(8, 4), normal(4)
+    check(jax.vmap(op, in_axes=(0, None)), (normal(3, 8, 4), w), (P(None, "x"), P()), mesh=PLANE)
+    check(jax.vmap(jax.vmap(op, (None, 0)), (0, None)), (normal(2, 8, 4), normal(5, 4)), (P("x"), P()), mesh=PLANE)
+    check(jax.grad(lambda x, w: op(x, w).sum(), (0, 1)), (x, w), (P("x"), P()), mesh=PLANE, rtol=1e-5)
+    np.testing.assert_array_equal(op(x, w), jnp.tanh(x) @ w)
+    np.testing.assert_allclose(jax.jit(jax.grad(lambda x: op(x, w).sum()))(x), (1 - jnp.tanh(x) ** 2) * w, rtol=1e-5)
+
+
+def test_arrays_that_are_closed_over_are_constants():
+    scale = jnp.arange(4.0)
+    op = sdy.custom_op(lambda x: x * scale, "([i, j])->([i, j]) {i=8, j=4} need_replication={j}")
+    check(lambda x: op(x), (normal(8, 4),), (P("x"),), mesh=PLANE, kinds="")
+
+
+def test_the_plan_names_the_op():
+    plan = sdy.partition(lambda x, w: matmul(x, w), mesh=PLANE, in_shardings=(P("x"), P())).plan(
+        normal(16, 24), normal(24, 8)
+    )
+    assert "sdy_jax.custom_op" in plan.mlir()
+
+
+def test_errors():
+    x = normal(16, 24)
+    with pytest.raises(ParseError, match="custom_op of `<lambda>`"):
+        sdy.custom_op(lambda x: x, "([i)->([i])")
+    with pytest.raises(SdyError, match="'avg'; it is one of sum"):
+        sdy.custom_op(lambda x: x, "([i])->([i]) {i=2}", reduction="avg")
+    with pytest.raises(SdyError, match="got a int; expected a function"):
+        sdy.custom_op(3, "([i])->([i]) {i=2}")
+    with pytest.raises(SdyError, match="closes over a traced array; to fix: make it an argument"):
+        jax.jit(lambda x: sdy.custom_op(lambda y: x + y, "([i])->([i]) {i=2}")(x))(jnp.ones(2))
+    wrong = sdy.custom_op(lambda x: x, "([i])->([i]) {i=16}")
+    with pytest.raises(ShardingError, match="custom_op of `<lambda>`"):
+        sdy.partition(lambda x: wrong(x), mesh=PLANE)(x)
+    fixed = sdy.custom_op(lambda x: jnp.zeros((16, 24)), "([i, j])->([i, j]) {i=16, j=24}")
+    with pytest.raises(ShardingError, match=r"returned a block of shape \(16, 24\) as result 0, expected \(8, 24\)"):
+        sdy.partition(lambda x: fixed(x), mesh=PLANE, in_shardings=P("x"))(x)
+
+
+def test_another_process_does_not_know_the_function():
+    plan = sdy.partition(lambda x, w: matmul(x, w), mesh=PLANE).plan(normal(16, 24), normal(24, 8))
+    program = sdy.loads(plan.mlir("traced").replace('"run:', '"kernel:'))
+    with pytest.raises(ShardingError, match="the function `kernel` of a custom_op is not known here"):
+        sdy.partition(program)(normal(16, 24), normal(24, 8))
