@@ -10,6 +10,8 @@
   right before it compiles.
 * `Exported._in_named_shardings` and its like: a program that is partitioned has its shardings from the partitioner.
 * `JVPTracer.primal` and its like: the layout of an array that is differentiated eagerly; a tracer hides it.
+* `custom_partitioning_p` and the conversion of its sharding rules: what a `custom_partitioning` function says is in the
+  parameters of its primitive.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
 """
 
@@ -27,6 +29,8 @@ import jax
 from jax import export
 from jax._src import config
 from jax._src.core import jaxpr_const_args
+from jax._src.custom_partitioning import custom_partitioning_p as custom_partitioning_p
+from jax._src.custom_partitioning_sharding_rule import sdy_sharding_rule_to_mlir, str_to_sdy_sharding_rule
 from jax._src.interpreters.mlir import refine_polymorphic_shapes
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh
@@ -42,6 +46,17 @@ except ImportError:  # jax 0.12 has none
     shard_alike = None  # type: ignore[assignment]
 
 shard_alike_p: Any = getattr(shard_alike, "shard_alike_p", None)
+
+
+def sharding_rule_of(
+    said: Any, static: Sequence[Any], mesh: Any, operands: Sequence[ir.Type], results: Sequence[ir.Type]
+) -> ir.Attribute:
+    """The rule of a `custom_partitioning` function for these types; it may be stated by a function of them."""
+    if callable(said):
+        said = said(*static, mesh, list(operands), list(results))
+        said, options = said if isinstance(said, (list, tuple)) else (said, {})
+        said = str_to_sdy_sharding_rule(said, **options) if isinstance(said, str) else said
+    return sdy_sharding_rule_to_mlir(said, list(operands), list(results))
 
 
 def trace_and_lower(

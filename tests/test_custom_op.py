@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE, check
@@ -127,3 +128,53 @@ def test_another_process_does_not_know_the_function():
     program = sdy.loads(plan.mlir("traced").replace('"run:', '"kernel:'))
     with pytest.raises(ShardingError, match="the function `kernel` of a custom_op is not known here"):
         sdy.partition(program)(normal(16, 24), normal(24, 8))
+
+
+def fft_of_rows():
+    """The example of JAX's documentation."""
+
+    @custom_partitioning
+    def rows(x):
+        return jnp.fft.fft(x)
+
+    def supported(sharding, shape):
+        return NamedSharding(sharding.mesh, P(*sharding.spec[: len(shape.shape) - 1]))
+
+    def partition(mesh, arg_shapes, result_shape):
+        sharding = supported(arg_shapes[0].sharding, arg_shapes[0])
+        SEEN.append(sharding.spec)
+        return mesh, jnp.fft.fft, sharding, (sharding,)
+
+    rows.def_partition(partition, sharding_rule="... i -> ... i", need_replication_factors=("i",))
+    return rows
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(("x", "y")), P("x", "y"), P("x", None, "y"), P()])
+def test_functions_with_a_custom_partitioning(spec):
+    rows, x = fft_of_rows(), normal(8, 4, 16).astype(np.complex64)
+    SEEN.clear()
+    check(lambda x: rows(x) * 2, (x,), (spec,), mesh=PLANE, rtol=1e-4)
+    assert SEEN
+
+
+def test_static_arguments_trees_and_rules_that_are_functions():
+    def scaled(x, factor):
+        return {"a": x["a"] * factor, "b": x["b"] + 1}
+
+    op = custom_partitioning(scaled, static_argnums=(1,))
+
+    def partition(factor, mesh, arg_shapes, result_shape):
+        taken = jax.tree.map(lambda s: s.sharding, arg_shapes)
+        return mesh, lambda x: scaled(x, factor), jax.tree.map(lambda s: s.sharding, result_shape), taken
+
+    op.def_partition(partition, sharding_rule=lambda factor, mesh, operands, results: "i j, i -> i j, i")
+    x = {"a": normal(8, 4), "b": normal(8)}
+    check(lambda x: op(x, 3.0), (x,), (P("x"),), mesh=PLANE, kinds="")
+
+
+def test_a_partition_that_contradicts_its_rule():
+    op = custom_partitioning(lambda x: x * 2)
+    whole = NamedSharding(PLANE, P())
+    op.def_partition(lambda mesh, args, out: (mesh, lambda x: x * 2, whole, (whole,)), sharding_rule="i -> i")
+    with pytest.raises(ShardingError, match=r"wants result 0 in .*, its sharding_rule allows .*'x'"):
+        sdy.partition(lambda x: op(x), mesh=PLANE, in_shardings=P("x"))(normal(8))

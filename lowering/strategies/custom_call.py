@@ -48,6 +48,8 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
 
 def _of_custom_op(op: Op, rule: OpShardingRule) -> Strategy:
     own = _custom_op(op)
+    if own.reduction is None:
+        return Strategy("custom_op", pass_through_factors(rule))
     dividing = rule.reduction if own.padding is None else frozenset[int]()
     splittable = pass_through_factors(rule) | rule.reduction
     return Strategy("custom_op", splittable, rule.reduction, own.reduction, dividing=dividing)
@@ -64,7 +66,10 @@ def _emit_custom_call(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     own = _custom_op(local.op)
     if own.padding is not None:
         operands = tuple(_filled(local, i, x, own.padding) for i, x in enumerate(operands))
-    results = [jnp.asarray(x) for x in own.run(*operands)]
+    run = own.run
+    if own.placed is not None:
+        run = own.placed(*(tuple(map(local.mesh.spec, s)) for s in (local.operand_shardings, local.result_shardings)))
+    results = [jnp.asarray(x) for x in run(*operands)]
     for i, x in enumerate(results):
         if x.shape != local.result_shape(i):
             raise ShardingError(

@@ -1,5 +1,6 @@
 """Annotations of SDY's compiler API, for use inside any JAX function: identities that say something about sharding."""
 
+from sdy_jax.annotate import custom_partitioning  # noqa: F401 - registers what it emits
 from sdy_jax.annotate.barrier import propagation_barrier
 from sdy_jax.annotate.collectives import (
     all_gather,

@@ -6,24 +6,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
 from sdy_jax.errors import ShardingError
 
 TARGET = "sdy_jax.custom_op"
 """The custom call's target; its backend configuration is a key of `CUSTOM_OPS`."""
+
+Specs = Sequence[PartitionSpec]
+"""In axes of the mesh of the surrounding `shard_map`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CustomOp:
     """What devices run: `run` takes local blocks and returns the local results as a list.
 
-    `reduction`: how results combine along reduction factors. `padding`: what these have to hold behind the end of a
-    dimension that does not divide; None: they are split evenly or not at all.
+    `reduction`: how results combine along reduction factors; None: these are whole. `padding`: what they have to hold
+    behind the end of a dimension that does not divide; None: they are split evenly or not at all. `placed`: what gives
+    `run` for the specs of operands and results, where it depends on them.
     """
 
     title: str
     run: Callable[..., Sequence[Any]]
-    reduction: str
-    padding: Any | None
+    reduction: str | None = "sum"
+    padding: Any | None = None
+    placed: Callable[[Specs, Specs], Callable[..., Sequence[Any]]] | None = None
 
 
 CUSTOM_OPS: dict[str, CustomOp] = {}

@@ -1,0 +1,85 @@
+"""`jax.experimental.custom_partitioning` functions with a sharding rule: custom ops of which devices run `lower_fn`.
+
+Their `partition` is asked with the shardings that the plan chose by the rule, and has to take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from sdy_jax.annotate.custom_ops import custom_call
+from sdy_jax.annotate.site import Site, emission, lowered_manual_axes
+from sdy_jax.errors import ShardingError
+from sdy_jax.ir.custom_ops import CUSTOM_OPS, CustomOp, Specs
+from sdy_jax.jax_internals import custom_partitioning_p, sharding_rule_of
+from sdy_jax.representation.attributes import rule_from_attribute
+
+_keys = count()
+
+
+@emission(custom_partitioning_p)
+def _emit(
+    site: Site,
+    ctx: mlir.LoweringRuleContext,
+    *xs: ir.Value,
+    call: Any,
+    partition: Callable[..., Any],
+    sharding_rule: Any,
+    in_tree: Any,
+    out_tree: Any,
+    static_args: Sequence[Any],
+    **_: Any,
+) -> Sequence[ir.Value]:
+    inside = jaxpr_as_fun(call)
+    if sharding_rule is None or lowered_manual_axes(ctx):
+        return list(mlir.lower_fun(inside)(ctx, *xs))
+    types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in call.out_avals]
+    rule = sharding_rule_of(sharding_rule, static_args, site.jax_mesh, [x.type for x in xs], types)
+    title = getattr(partition, "__qualname__", "partition")
+
+    def placed(operands: Specs, results: Specs) -> Callable[..., Sequence[Any]]:
+        mesh = jax.sharding.get_abstract_mesh()
+
+        def shaped(tree: Any, avals: Sequence[Any], specs: Specs) -> Any:
+            pairs = zip(avals, specs, strict=True)
+            return tree.unflatten([jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_on(mesh, s)) for a, s in pairs])
+
+        given = shaped(in_tree, call.in_avals, operands), shaped(out_tree, call.out_avals, results)
+        _, lower, *wanted = partition(*static_args, mesh, *given)
+        _check_taken(title, "result", wanted[0], results)
+        _check_taken(title, "argument", wanted[1], operands)
+        return lambda *blocks: jax.tree.leaves(lower(*in_tree.unflatten(blocks)))
+
+    key = f"{title}:partition{next(_keys)}"
+    CUSTOM_OPS[key] = CustomOp(title, inside, reduction=None, placed=placed)
+    return list(custom_call(types, xs, key, rule_from_attribute(rule)).results)
+
+
+def _on(mesh: Any, spec: PartitionSpec) -> NamedSharding:
+    return NamedSharding(mesh, spec)
+
+
+def _check_taken(title: str, what: str, shardings: Any, specs: Specs) -> None:
+    """Whether `partition` returned the shardings that it was given."""
+    for i, (sharding, spec) in enumerate(zip(jax.tree.leaves(shardings), specs, strict=True)):
+        found = getattr(sharding, "spec", None)
+        if found is None or _entries(found) != _entries(spec):
+            raise ShardingError(
+                f"`{title}` of a custom_partitioning wants {what} {i} in {found or sharding}, its sharding_rule allows "
+                f"{spec}; to fix: let the rule say which factors need replication"
+            )
+
+
+def _entries(spec: PartitionSpec) -> list[tuple[str, ...]]:
+    entries = [entry if isinstance(entry, tuple) else (entry,) if entry else () for entry in spec]
+    while entries and not entries[-1]:
+        entries.pop()
+    return entries
