@@ -11,13 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec as P
 from random_programs import RandomProgram
 from sharding_dump import parse
 
 import sdy_jax as sdy
-from sdy_jax.ir.graph import Graph
-from sdy_jax.plan.why import Explanation
+from sdy_jax.ir.graph import Graph, main_function
+from sdy_jax.passes import run_pipeline
+from sdy_jax.passes.pipelines import plan_import
+from sdy_jax.passes.walk import body_of, terminator_of
+from sdy_jax.plan.why import Explanation, given_arguments
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.blockers import Blockers, Reason
 from sdy_jax.propagation.history import axis_at
@@ -34,7 +38,15 @@ HERE = Path(__file__).name
 
 
 def explain(text):
-    return Explanation.of_module(parse(text).operation, compat="shardy")
+    """Explains a module as it is before import; its arguments are called `%arg0`, its results `result[0]`."""
+    module = parse(text).operation
+    imported = module.clone().operation
+    run_pipeline(imported, plan_import("shardy"))
+    block = body_of(main_function(imported))
+    inputs = [argument.get_name(ir.AsmState(imported)) for argument in block.arguments]
+    count = len(terminator_of(block).operands)
+    outputs = [f"result[{i}]" for i in range(count)] if count != 1 else ["result"]
+    return Explanation(imported, given_arguments(module), inputs, outputs, compat="shardy")
 
 
 def program(body, *arguments, results="", returned=MATRIX):

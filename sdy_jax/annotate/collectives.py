@@ -33,7 +33,7 @@ from sdy_jax.representation.mesh import Axes, AxisRef, quoted
 from sdy_jax.representation.sdy_collectives import PER_DIMENSION, SdyCollective
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_axis
-from sdy_jax.representation.verify_collectives import verify_said
+from sdy_jax.representation.verify_collectives import verify_own_attributes
 
 AxisNameLists = Sequence[Sequence[str | AxisRef]]
 
@@ -326,7 +326,7 @@ def _check(collective: SdyCollective, rank: int, place: str) -> None:
     """The checks that need no sharding of the operand."""
     mesh = current_mesh()
     if mesh is not None:
-        verify_said(collective, rank, mesh, place)
+        verify_own_attributes(collective, rank, mesh, place)
 
 
 # The primitive. Parameters: the `collective`, the operand's `sharding` and, of a permute, the `target`, both as in

@@ -35,7 +35,7 @@ from sdy_jax.representation.verify import verify_sharding
 from sdy_jax.representation.verify_collectives import (
     verify_collective,
     verify_counted_once,
-    verify_said,
+    verify_own_attributes,
     verify_strictly,
 )
 
@@ -105,7 +105,7 @@ def _result(
 ) -> TensorSharding:
     """The sharding of the result, which keeps the dialect's rules and counts nothing twice."""
     mesh = _mesh(op, operand)
-    verify_said(collective, operand.rank, mesh, place)
+    verify_own_attributes(collective, operand.rank, mesh, place)
     verify_counted_once(collective, operand, mesh, place)
     result = target if target is not None else sharding_after(collective, operand, mesh, place)
     meshes = {s.mesh: _mesh(op, s) for s in (operand, result) if isinstance(s.mesh, str)}

@@ -29,7 +29,7 @@ from sdy_jax.ir.locations import short_source
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.loading.loaded_function import LoadedFunction, prepared
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.plan.border_moves import Move
+from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import BoundaryValue, Plan
@@ -345,7 +345,7 @@ class PartitionedFunction(Generic[P, R]):
         results = self._planned(call).results if must_name else None
         return DispatchChoice(self._jitted_for(call.layouts, results, call.mesh), results is None or self._is_inner)
 
-    def _report(self, moves: Iterable[Move]) -> None:
+    def _report(self, moves: Iterable[BorderMove]) -> None:
         new = [move for move in moves if move.path not in self._moved]
         self._moved |= {move.path for move in new}
         if self._options.on_unknown != "ignore":

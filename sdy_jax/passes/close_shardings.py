@@ -23,8 +23,6 @@ from sdy_jax.propagation.edges import manual_axes, manual_prefix
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 
-Shape = Sequence[int]
-
 
 def close_shardings(module: ir.Operation) -> None:
     """Closes every dimension of every sharding and drops explicit replication."""
@@ -61,7 +59,7 @@ def make_boundary_divisible(module: ir.Operation) -> None:
         _change_manual(manual, meshes)
 
 
-def _shape(value: ir.Value) -> Shape:
+def _shape(value: ir.Value) -> Sequence[int]:
     return tuple(value.type.shape) if isinstance(value.type, ir.RankedTensorType) else ()
 
 
@@ -91,7 +89,9 @@ def _change_manual(op: ir.Operation, meshes: dict[str, Mesh]) -> None:
     set_list(op, "out_shardings", outer, list(op.results))
 
 
-def _divisible_inside(sharding: TensorSharding, shape: Shape, mesh: Mesh, manual: Sequence[str]) -> TensorSharding:
+def _divisible_inside(
+    sharding: TensorSharding, shape: Sequence[int], mesh: Mesh, manual: Sequence[str]
+) -> TensorSharding:
     """Shortens the free axes against the shape inside; the manual axes in front of them stay."""
     prefixes = [manual_prefix(d.axes, manual) for d in sharding.dimensions]
     free = replace(
@@ -105,7 +105,7 @@ def _divisible_inside(sharding: TensorSharding, shape: Shape, mesh: Mesh, manual
     )
 
 
-def divisible_sharding(sharding: TensorSharding, shape: Shape, mesh: Mesh) -> TensorSharding:
+def divisible_sharding(sharding: TensorSharding, shape: Sequence[int], mesh: Mesh) -> TensorSharding:
     """Each dimension with the largest prefix of its axes that divides its size evenly."""
     dimensions = tuple(_divisible(d, n, mesh) for d, n in zip(sharding.dimensions, shape, strict=False))
     return replace(sharding, dimensions=dimensions) if dimensions != sharding.dimensions else sharding

@@ -13,7 +13,7 @@ from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import function_shardings, main_function, shape_and_dtype
 from sdy_jax.ir.locations import short_source
 from sdy_jax.lowering.placement.report import CollectiveRecord, Note
-from sdy_jax.plan.border_moves import Move
+from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
@@ -55,7 +55,7 @@ class Plan:
     notes: tuple[Note, ...]
     stages: Mapping[str, ir.Operation]
     source: str = ""
-    moves: tuple[Move, ...] = ()
+    moves: tuple[BorderMove, ...] = ()
     as_passed: frozenset[str] = frozenset()
 
     @property

@@ -13,8 +13,6 @@ from functools import cached_property
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, main_function
-from sdy_jax.passes import run_pipeline
-from sdy_jax.passes.pipelines import Compat, plan_import
 from sdy_jax.passes.stored_shardings import function_shardings
 from sdy_jax.plan.annotation_origins import Annotations
 from sdy_jax.plan.naming import Named, Naming
@@ -130,20 +128,6 @@ class Explanation:
         self.naming = Naming(graph, self.engine, inputs, outputs)
         self.annotations = Annotations(self.engine, self.naming, given, definition, as_passed)
         self._sizes = {axis.name: axis.size for mesh in graph.meshes.values() for axis in mesh.axes}
-
-    @classmethod
-    def of_module(cls, module: ir.Operation, compat: Compat = None) -> Explanation:
-        """Explains a module as it is before import; its arguments are called `%arg0`, its results `result[0]`."""
-        imported = module.clone().operation
-        run_pipeline(imported, plan_import(compat))
-        given = given_arguments(module)
-        main = main_function(imported)
-        block = main.regions[0].blocks[0]
-        state = ir.AsmState(imported)
-        inputs = [argument.get_name(state) for argument in block.arguments]
-        count = len(block.operations[len(block.operations) - 1].operands)
-        outputs = [f"result[{i}]" for i in range(count)] if count != 1 else ["result"]
-        return cls(imported, given, inputs, outputs, "", compat)
 
     def why(self, value: str) -> Why:
         """The chains of links that gave a value its axes.

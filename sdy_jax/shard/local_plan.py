@@ -126,7 +126,7 @@ def _records(around: Op, ops: Sequence[NotedOp], mesh: Mesh) -> Iterator[Collect
         for sent in sent_by(op, mesh, whole):
             index, value = noted_index(str(op.mlir.location)), op.results[sent.result]
             result = TensorSharding.replicated("", value.rank)
-            record = report.add(Moved(sent.said, result, sent.wire_bytes), value, op, op, "user")
+            record = report.add(Moved(sent.summary, result, sent.wire_bytes), value, op, op, "user")
             yield record if index is None else replace(record, cause=ops[index].name, location=ops[index].location)
 
 
