@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdy_jax.representation import AxisRef, Mesh, axes_size, parse_axis
 from sdy_jax.representation.axes import (
     PrefixStatus,
     add_or_merge,
@@ -31,6 +30,8 @@ from sdy_jax.representation.axes import (
     suffix_without_overlap,
     truncate_overlaps,
 )
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.text import parse_axis
 
 MESH = Mesh.of(z=64, d=64, y=12)
 DIGITS = 6
