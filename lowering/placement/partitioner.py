@@ -17,7 +17,8 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.graph import Block, Graph, Op, Value, module_meshes
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.operations import module_meshes
 from sdy_jax.lowering.emission.sent import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.placement.dead_code import erase_dead_code
 from sdy_jax.lowering.placement.decisions import Decision, Decisions

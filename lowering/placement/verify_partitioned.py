@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.calls import CALL, callee_of
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import CALL, callee_of
 from sdy_jax.lowering.planning.factors import factor_axes
 from sdy_jax.lowering.strategies import strategies_of
 from sdy_jax.lowering.strategies.linearity import carries

@@ -12,9 +12,8 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.constraints import BORDER, EDGE
 from sdy_jax.annotate.finish_collectives import is_unfinished, settle_collective
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.calls import CALL, callee_of, calls_in, module_of, owning_op
-from sdy_jax.ir.graph import pre_order
 from sdy_jax.ir.locations import source_line
+from sdy_jax.ir.operations import CALL, callee_of, calls_in, module_of, owning_op, pre_order
 from sdy_jax.representation.attributes import (
     sharding_from_attribute,
     shardings_from_attribute,

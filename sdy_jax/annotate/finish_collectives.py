@@ -11,8 +11,8 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.collectives import KIND, PLACE, axes_alone
 from sdy_jax.annotate.site import create
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.calls import module_of
 from sdy_jax.ir.locations import source_line
+from sdy_jax.ir.operations import module_of
 from sdy_jax.representation.attributes import (
     mesh_from_attribute,
     reduction_attributes,

@@ -8,11 +8,10 @@ from collections.abc import Hashable, Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.calls import callee_of, calls_in
+from sdy_jax.ir.operations import body_of, callee_of, calls_in, functions, symbol
+from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.ir.symbols import references
 from sdy_jax.passes.same_computation import computation_of
-from sdy_jax.passes.stored_shardings import function_shardings
-from sdy_jax.passes.walk import body_of, functions, symbol
 
 ORIGINAL_NAME = "sdy.original_func_name"
 """On a function that was made from another one: the other one's name."""

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Graph, Op, Value, pre_order
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import pre_order
+from sdy_jax.ir.stored_shardings import SIDES, entries_of, set_entries
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import History, gained
 from sdy_jax.propagation.record import Event, FunctionResult, RecordedStep
@@ -149,7 +151,8 @@ def _edge_texts(op: ir.Operation) -> Iterator[str]:
         if name in attributes:
             yield str(attributes[name])
     if op.name == "func.func" and "res_attrs" in attributes:
-        yield from (str(d[PROPAGATION_EDGES]) for d in ir.ArrayAttr(attributes["res_attrs"]) if PROPAGATION_EDGES in d)
+        entries = entries_of(op, "res_attrs")
+        yield from (str(entry[PROPAGATION_EDGES]) for entry in entries if PROPAGATION_EDGES in entry)
 
 
 def write_edges(found: Iterable[Transfer]) -> None:
@@ -169,7 +172,7 @@ def write_edges(found: Iterable[Transfer]) -> None:
         attribute = propagation_edges_to_attribute(edges_of(steps), op.mlir.context)
         if op.name == "func.return":
             assert op.parent is not None
-            _set_entry(op.parent, "res_attrs", len(op.operands), 0, PROPAGATION_EDGES, attribute)
+            _set_entry(op.parent, "res_attrs", 0, PROPAGATION_EDGES, attribute)
         else:
             op.mlir.attributes[PROPAGATION_EDGES] = attribute
 
@@ -310,7 +313,7 @@ class Origins:
             for i, value in enumerate(values):
                 origins = self._attribute(value, f"{side}: {i}", function)
                 if origins is not None and (side == "input" or _first_return(value) == i):
-                    _set_entry(function, name, len(values), i, SHARDING_ORIGINS, origins)
+                    _set_entry(function, name, i, SHARDING_ORIGINS, origins)
 
     def _write_single(self, op: Op) -> None:
         own = self._names.get(op) or self._name_of_edge(op)
@@ -367,13 +370,11 @@ def _post_order(graph: Graph) -> Iterator[Op]:
         yield from walk(function)
 
 
-def _set_entry(function: Op, name: str, count: int, index: int, key: str, attribute: ir.Attribute) -> None:
+def _set_entry(function: Op, name: str, index: int, key: str, attribute: ir.Attribute) -> None:
     """Stores an attribute in the dictionary of a function's argument (`arg_attrs`) or result (`res_attrs`)."""
-    attributes, context = function.mlir.attributes, function.mlir.context
-    entries = list(ir.ArrayAttr(attributes[name])) if name in attributes else [ir.DictAttr.get({}, context)] * count
-    entry = {n.name: n.attr for n in ir.DictAttr(entries[index])}
-    entries[index] = ir.DictAttr.get({**entry, key: attribute}, context)
-    attributes[name] = ir.ArrayAttr.get(entries, context)
+    entries = entries_of(function.mlir, name)
+    entries[index][key] = attribute
+    set_entries(function.mlir, name, entries)
 
 
 # Sinking, and removal.
@@ -403,12 +404,8 @@ def remove_propagation_debug_info(module: ir.Operation) -> None:
 
 
 def _clean_boundary(function: ir.Operation) -> None:
-    for name in ("arg_attrs", "res_attrs"):
-        if name not in function.attributes:
-            continue
-        entries = [
-            {n.name: n.attr for n in ir.DictAttr(d) if n.name not in (PROPAGATION_EDGES, SHARDING_ORIGINS)}
-            for d in ir.ArrayAttr(function.attributes[name])
-        ]
-        made = [ir.DictAttr.get(entry, function.context) for entry in entries]
-        function.attributes[name] = ir.ArrayAttr.get(made, function.context)
+    for side in SIDES:
+        if side in function.attributes:
+            entries = entries_of(function, side)
+            written = (PROPAGATION_EDGES, SHARDING_ORIGINS)
+            set_entries(function, side, ({n: a for n, a in entry.items() if n not in written} for entry in entries))

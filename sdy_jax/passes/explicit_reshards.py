@@ -13,15 +13,14 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.calls import CALL, callee_of
-from sdy_jax.ir.graph import Graph, Op, module_meshes
+from sdy_jax.ir.graph import Graph, Op
+from sdy_jax.ir.operations import CALL, TERMINATORS, callee_of, functions, just_after, manual_axes, module_meshes
+from sdy_jax.ir.stored_shardings import filled, function_shardings, list_of, mesh_of, sharding_of
 from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.passes.func_shardings import are_equivalent
-from sdy_jax.passes.stored_shardings import filled, function_shardings, list_of, mesh_of, sharding_of
-from sdy_jax.passes.walk import TERMINATORS, functions, just_after
-from sdy_jax.propagation.edges import erase_manual_axes, manual_axes
 from sdy_jax.representation.attributes import attribute_from_text, sharding_attributes
 from sdy_jax.representation.axes import set_difference, sort_and_merge
+from sdy_jax.representation.manual_axes import erase_manual_axes
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sdy_collectives import KINDS, REDUCING, UNREDUCING, SdyCollective
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -99,7 +98,7 @@ def _pass_along_edges(op: Op, meshes: dict[str, Mesh]) -> None:
         owner = edge.owner.mlir
         wanted = current_sharding(owner)
         if edge.kind is EdgeKind.BODY_ARGUMENT:
-            wanted = list_of(op.mlir, "in_shardings", len(op.operands))[edge.owner.index]
+            wanted = list_of(op.mlir, "in_shardings")[edge.owner.index]
         elif manual and wanted is not None:
             wanted = erase_manual_axes(wanted, manual)
         for user, index in edge.slots:

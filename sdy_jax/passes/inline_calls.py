@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.graph import main_function, pre_order
 from sdy_jax.ir.locations import has_source_line
+from sdy_jax.ir.operations import body_of, functions, main_function, named, pre_order, symbol
+from sdy_jax.ir.stored_shardings import function_shardings, list_of, stating
 from sdy_jax.passes.call_graph import remove_all_but
-from sdy_jax.passes.stored_shardings import function_shardings, list_of
-from sdy_jax.passes.walk import body_of, functions, named, symbol
-from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.sharding import TensorSharding
 
 _CALLEE = {"func.call": "callee", "stablehlo.composite": "decomposition"}
@@ -109,7 +107,7 @@ def _locate(op: ir.Operation, caller: ir.Location) -> None:
 def _result_shardings(call: ir.Operation, callee: ir.Operation) -> list[TensorSharding | None]:
     """The call's own shardings, else those of the function it calls."""
     if "sdy.sharding" in call.attributes:
-        return list_of(call, "sdy.sharding", len(call.results))
+        return list_of(call, "sdy.sharding")
     return function_shardings(callee, "res_attrs")
 
 
@@ -118,8 +116,4 @@ def _constrained(
 ) -> ir.Value:
     if sharding is None:
         return value
-    attributes = sharding_attributes("sharding", sharding, value.context)
-    op = ir.Operation.create(
-        "sdy.sharding_constraint", results=[value.type], operands=[value], attributes=attributes, loc=location, ip=ip
-    )
-    return op.results[0]
+    return stating("sdy.sharding_constraint", value, sharding, location, ip).results[0]

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.graph import post_order
 from sdy_jax.ir.hidden_frames import users_stack_level
 from sdy_jax.ir.locations import source_line
+from sdy_jax.ir.operations import named, post_order, rank
+from sdy_jax.ir.stored_shardings import set_sharding
 from sdy_jax.passes.constraints import constrain_uses, current_sharding, shardable
-from sdy_jax.passes.stored_shardings import set_sharding
-from sdy_jax.passes.walk import named, rank
 from sdy_jax.representation.sharding import TensorSharding
 
 GROUP = "sdy.sharding_group"

@@ -6,8 +6,8 @@ from typing import Literal
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Graph, pre_order
-from sdy_jax.passes.walk import has_static_shape
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import has_static_shape, pre_order
 from sdy_jax.propagation.edges import identity_rule
 from sdy_jax.representation.attributes import rule_from_attribute, rule_to_attribute
 from sdy_jax.rules import RuleBook

@@ -12,8 +12,9 @@ from functools import cached_property, lru_cache
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.graph import Block, Graph, Op, Value, pre_order
+from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.locations import SourcePlace, place_of
+from sdy_jax.ir.operations import functions, pre_order
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT
 from sdy_jax.plan.sites import SourceSite, site_of
@@ -118,7 +119,7 @@ class Naming:
     def _after_export(self) -> Graph:
         """A copy taken through export, each op located by its number in the graph."""
         module = self._graph.module.clone().operation
-        inside = [op for function in module.regions[0].blocks[0].operations for op in _functions(function.operation)]
+        inside = [op for function in functions(module).values() for op in pre_order(function)]
         for number, (op, copy) in enumerate(zip(self._graph.ops, inside, strict=True)):
             assert op.name == copy.name
             copy.location = ir.Location.name(str(number), context=module.context)
@@ -254,7 +255,3 @@ class Naming:
         """The site of an op; of a data-flow edge, that of the op it belongs to."""
         edge = self._engine.value_ids.edges.get(op)
         return self.site(op if edge is None else edge.owner_op)
-
-
-def _functions(op: ir.Operation) -> list[ir.Operation]:
-    return list(pre_order(op)) if op.name == "func.func" else []

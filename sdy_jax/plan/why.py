@@ -12,8 +12,9 @@ from functools import cached_property
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Graph, main_function
-from sdy_jax.passes.stored_shardings import function_shardings
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import main_function
+from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.plan.annotation_origins import Annotations
 from sdy_jax.plan.naming import Named, Naming
 from sdy_jax.plan.obstacle import ObstacleTexts

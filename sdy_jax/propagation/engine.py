@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import TERMINATORS
 from sdy_jax.propagation.groups import group_members, peers
 from sdy_jax.propagation.liveness import Liveness
 from sdy_jax.propagation.priorities import LEVELS, NEITHER_WAY, WITHOUT_LEVELS, Directions
@@ -21,8 +22,6 @@ from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook
 from sdy_jax.rules.dataflow import EdgeKind, calls_by_callee
-
-_TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 
 
 class Engine:
@@ -108,9 +107,10 @@ class Engine:
     def write_back(self) -> None:
         """Stores what has changed in the graph and its module; dead ops keep what they had."""
         changed = (value_id for value_id, number in enumerate(self._current) if number != self._given[value_id])
-        self.value_ids.write((value_id, self.sharding(value_id)) for value_id in changed if not self._is_dead(value_id))
+        self.value_ids.write((value_id, self.sharding(value_id)) for value_id in changed if not self.is_dead(value_id))
 
-    def _is_dead(self, value_id: int) -> bool:
+    def is_dead(self, value_id: int) -> bool:
+        """Whether the value belongs to a dead op."""
         where = self.value_ids.values[value_id]
         return isinstance(where, Value) and where.owner in self.liveness.dead
 
@@ -315,7 +315,7 @@ class Engine:
                 found.append(self._slots[use])
             elif user in self._callees:
                 self._add_users(self._callees[user].blocks[0].arguments[use[1]], found, seen)
-            elif user.name not in _TERMINATORS:
+            elif user.name not in TERMINATORS:
                 found.append(user)
             elif user.parent in self._callers:
                 for call in self._callers[user.parent]:

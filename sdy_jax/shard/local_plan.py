@@ -15,7 +15,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.graph import Graph, Op, Value, main_function
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import main_function
 from sdy_jax.lowering.emission.emit import NotedOp, noted_index, noting_ops
 from sdy_jax.lowering.placement.report import Branch, CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.strategies.registry import sent_by

@@ -14,7 +14,7 @@ import jax
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError, UnsupportedError
-from sdy_jax.ir.graph import main_function, pre_order
+from sdy_jax.ir.operations import main_function, pre_order
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.rules.elementwise_table import ELEMENTWISE
 from sdy_jax.runtime.devices import mesh_on_devices
