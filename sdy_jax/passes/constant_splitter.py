@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op
-from sdy_jax.ir.operations import CALL, TERMINATORS, callee_of, named, renamed, replace_op, symbol, users
+from sdy_jax.ir.operations import CALL, TERMINATORS, callee_of, functions, named, renamed, replace_op, symbol, users
 from sdy_jax.passes.call_graph import FunctionCopies, callees_first
 from sdy_jax.rules.predicates import is_elementwise
 
@@ -29,7 +29,7 @@ def split_constants(module: ir.Operation) -> None:
         _to_sdy_constant(constant)
     graph, copies = Graph(module), FunctionCopies(module)
     spoiled: set[ScopeKey] = set()
-    for name in map(symbol, callees_first(module)):
+    for name in map(symbol, callees_first(functions(module))):
         function = graph.functions[name]
         for scope in (*_computations(function), function):
             _Splitter(scope, copies, spoiled).split()

@@ -48,7 +48,7 @@ def import_func_calls(module: ir.Operation, *, add_data_flow_edges_on_named_comp
       add_data_flow_edges_on_named_computations: also add the data-flow edges of named computations that have none.
     """
     known, meshes = functions(module), module_meshes(module)
-    order = [symbol(function) for function in callees_first(module)]
+    order = [symbol(function) for function in callees_first(known)]
     left = Counter(callee_of(call) for call in calls_in(module))
     for name in order:
         for call in calls_in(known[name]):
