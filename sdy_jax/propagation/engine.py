@@ -14,8 +14,8 @@ from sdy_jax.ir.operations import TERMINATORS
 from sdy_jax.propagation.groups import group_members, peers
 from sdy_jax.propagation.liveness import Liveness
 from sdy_jax.propagation.priorities import LEVELS, NEITHER_WAY, WITHOUT_LEVELS, Directions
-from sdy_jax.propagation.record import Recorder
-from sdy_jax.propagation.solver import FACTOR_STRATEGIES, NO_SHARDING, FactorStrategy, OpSolution, Solver
+from sdy_jax.propagation.record import Event
+from sdy_jax.propagation.solver import FACTOR_STRATEGIES, NO_SHARDING, FactorStrategy, Solver, Updates
 from sdy_jax.propagation.value_ids import NOWHERE, ValueIds
 from sdy_jax.propagation.worklist import EntryFactory, WorklistEntry
 from sdy_jax.representation.mesh import AxisRef
@@ -42,7 +42,7 @@ class Engine:
         op_priorities: bool = True,
         conservative: bool = False,
         compat: str | None = None,
-        recorder: Recorder | None = None,
+        recorder: list[Event] | None = None,
         rules: RuleBook | None = None,
     ):
         self._ops = graph.ops
@@ -206,18 +206,18 @@ class Engine:
         if entry.view is not None:
             seen = entry.view.seen(self.solver.shardings[tensors[-1]])
             tensors = (*tensors[:-1], self.solver.shardings.number(seen))
-        solution = self.solver.solve(entry.kind, tensors, directions, self._strategy)
-        if not solution.updates:
+        updates = self.solver.solve(entry.kind, tensors, directions, self._strategy)
+        if not updates:
             self._settled[number] = directions
             return ()
         if self._recorder is not None:
             level = 0 if self._level == WITHOUT_LEVELS else self._level
             self._recorder.append((entry, tensors, directions, self._strategy, level, self.priority))
-        return self._update(entry, solution)
+        return self._update(entry, updates)
 
-    def _update(self, entry: WorklistEntry, solution: OpSolution) -> list[int]:
+    def _update(self, entry: WorklistEntry, updates: Updates) -> list[int]:
         changed = []
-        for tensor, new in solution.updates:
+        for tensor, new in updates:
             value_id = entry.value_ids[tensor]
             if value_id == NOWHERE:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.propagation.engine import Engine
-from sdy_jax.propagation.record import Recorder
+from sdy_jax.propagation.record import Event
 from sdy_jax.propagation.user_priority import run_by_user_priority
 from sdy_jax.rules import RuleBook
 
@@ -17,7 +17,7 @@ def propagate(
     user_priorities: bool = True,
     conservative: bool = False,
     compat: str | None = None,
-    recorder: Recorder | None = None,
+    recorder: list[Event] | None = None,
     rules: RuleBook | None = None,
 ) -> Engine:
     """Spreads the graph's shardings over all its values, and stores the new ones in the graph and its module.
