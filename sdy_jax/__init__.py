@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from sdy_jax.annotate.named import named_computation
     from sdy_jax.annotate.program import Program
     from sdy_jax.annotate.ruled import with_sharding_rule
-    from sdy_jax.calls.partition import PartitionedFunction, PartitionWarning, partition
+    from sdy_jax.calls.partition import partition
+    from sdy_jax.calls.partitioned_function import PartitionedFunction
     from sdy_jax.errors import ArgumentError, InternalError, ParseError, SdyError, ShardingError, UnsupportedError
     from sdy_jax.loading.load import load, loads
     from sdy_jax.lowering.reshard.cost import CostModel
     from sdy_jax.plan.plan import Plan
+    from sdy_jax.plan.warn import PartitionWarning
     from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
     from sdy_jax.representation.rule import OpShardingRule
     from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -103,11 +105,13 @@ _MODULES = {
     "sdy_jax.annotate.named": ("named_computation",),
     "sdy_jax.annotate.program": ("Program",),
     "sdy_jax.annotate.ruled": ("with_sharding_rule",),
-    "sdy_jax.calls.partition": ("PartitionedFunction", "PartitionWarning", "partition"),
+    "sdy_jax.calls.partition": ("partition",),
+    "sdy_jax.calls.partitioned_function": ("PartitionedFunction",),
     "sdy_jax.errors": ("ArgumentError", "InternalError", "ParseError", "SdyError", "ShardingError", "UnsupportedError"),
     "sdy_jax.loading.load": ("load", "loads"),
     "sdy_jax.lowering.reshard.cost": ("CostModel",),
     "sdy_jax.plan.plan": ("Plan",),
+    "sdy_jax.plan.warn": ("PartitionWarning",),
     "sdy_jax.representation.mesh": ("AxisRef", "Mesh", "MeshAxis"),
     "sdy_jax.representation.rule": ("OpShardingRule",),
     "sdy_jax.representation.sharding": ("DimensionSharding", "TensorSharding"),
