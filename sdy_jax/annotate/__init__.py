@@ -2,3 +2,12 @@
 
 Each annotation of SDY's compiler API stands in its own module; `program` traces functions with them.
 """
+
+from sdy_jax.annotate import (  # noqa: F401  (each registers what it emits)
+    barrier,
+    collectives,
+    constraints,
+    groups,
+    named,
+    ruled,
+)

@@ -12,14 +12,12 @@ from sdy_jax.annotate.collectives import KIND, PLACE, axes_alone
 from sdy_jax.annotate.site import create
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.locations import source_line
-from sdy_jax.ir.operations import module_of
+from sdy_jax.ir.operations import module_meshes, module_of
+from sdy_jax.ir.stored_shardings import mesh_of, sharding_of
 from sdy_jax.representation.attributes import (
-    mesh_from_attribute,
     reduction_attributes,
     reduction_from_attributes,
     sharding_attributes,
-    sharding_from_attribute,
-    with_reduction,
 )
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import (
@@ -62,7 +60,7 @@ def settle_collective(stand_in: ir.Operation) -> None:
             "or sharding_constraint to the operand right before"
         )
     operand = axes_alone(found)
-    target = _said_by(stand_in, "sharding") if kind == "collective_permute" else None
+    target = sharding_of(stand_in.results[0]) if kind == "collective_permute" else None
     reduction = reduction_from_attributes(attributes)
     _check_reduction(collective, reduction, operand, place)
     result = _result(stand_in, collective, operand, target, place)
@@ -81,14 +79,7 @@ _STATING = frozenset(f"sdy.{name}" for name in ("reshard", "sharding_constraint"
 
 def _stated_by(x: ir.Value) -> TensorSharding | None:
     """The sharding that the op states which makes a value, if it is there to state one."""
-    if not isinstance(x, ir.OpResult) or x.owner.operation.name not in _STATING:
-        return None
-    op = x.owner.operation
-    return _said_by(op, "out_sharding" if "out_sharding" in op.attributes else "sharding")
-
-
-def _said_by(op: ir.Operation, name: str) -> TensorSharding:
-    return with_reduction(sharding_from_attribute(op.attributes[name]), op.attributes)
+    return sharding_of(x) if isinstance(x, ir.OpResult) and x.owner.operation.name in _STATING else None
 
 
 def _check_reduction(collective: SdyCollective, reduction: str, operand: TensorSharding, place: str) -> None:
@@ -116,6 +107,4 @@ def _result(
 
 
 def _mesh(op: ir.Operation, sharding: TensorSharding) -> Mesh:
-    if isinstance(sharding.mesh, Mesh):
-        return sharding.mesh
-    return mesh_from_attribute(ir.SymbolTable(module_of(op))[sharding.mesh].operation.attributes["mesh"])
+    return mesh_of(module_meshes(module_of(op)), sharding)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.operations import pre_order
+from sdy_jax.ir.operations import post_order, pre_order
 from sdy_jax.ir.stored_shardings import SIDES, entries_of, set_entries
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import History, gained
@@ -360,14 +360,8 @@ def write_origins(graph: Graph) -> None:
 
 
 def _post_order(graph: Graph) -> Iterator[Op]:
-    def walk(op: Op) -> Iterator[Op]:
-        for block in op.blocks:
-            for inner in block.ops:
-                yield from walk(inner)
-        yield op
-
-    for function in graph.functions.values():
-        yield from walk(function)
+    ops = {op.mlir: op for op in graph.ops}
+    return (ops[op] for function in graph.functions.values() for op in post_order(function.mlir))
 
 
 def _set_entry(function: Op, name: str, index: int, key: str, attribute: ir.Attribute) -> None:

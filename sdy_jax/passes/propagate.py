@@ -10,9 +10,8 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph
 from sdy_jax.passes.debug_info import DebugInfo
 from sdy_jax.passes.sharding_groups import synchronize_groups
-from sdy_jax.passes.sharding_rules import drop_rules, write_rules
+from sdy_jax.passes.sharding_rules import drop_sharding_rules, write_rules
 from sdy_jax.propagation import propagate
-from sdy_jax.propagation.engine import Engine
 from sdy_jax.rules import RuleBook
 
 StrategyName = Literal["aggressive", "basic", "basic-then-aggressive"]
@@ -63,12 +62,7 @@ def _propagate(
     if keep_sharding_rules:
         write_rules(graph, conservative_propagation, compat)
     else:
-        drop_rules(graph)
-    erase_dead(engine)
-
-
-def erase_dead(engine: Engine) -> None:
-    """Erases the ops whose results nothing uses, with what is inside them."""
+        drop_sharding_rules(module)
     for op in engine.liveness.dead:
         op.mlir.erase()
 

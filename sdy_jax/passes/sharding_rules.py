@@ -47,17 +47,5 @@ def write_identity_rule(op: ir.Operation) -> None:
 def drop_sharding_rules(module: ir.Operation) -> None:
     """Removes the rules from all ops, except custom ones."""
     for op in pre_order(module):
-        if RULE in op.attributes:
-            _drop(op)
-
-
-def drop_rules(graph: Graph) -> None:
-    """The same for a graph's ops."""
-    for op in graph.ops:
-        if RULE in op.mlir.attributes:
-            _drop(op.mlir)
-
-
-def _drop(op: ir.Operation) -> None:
-    if not rule_from_attribute(op.attributes[RULE]).is_custom:
-        del op.attributes[RULE]
+        if RULE in op.attributes and not rule_from_attribute(op.attributes[RULE]).is_custom:
+            del op.attributes[RULE]

@@ -213,19 +213,8 @@ class Explanation:
             text = f"{value}, dim {dim} of {type_}; it is in the same sharding group"
             return Link("group", axis_name(cause.axis), dim, value, type_, text, "sdy.sharding_group")
         text = self._spread_text(cause, value, type_)
-        return Link(
-            "propagation",
-            axis_name(cause.axis),
-            dim,
-            value,
-            type_,
-            text,
-            step.op.name,
-            site.line if site else "",
-            site.function if site else "",
-            step.level,
-            step.priority,
-        )
+        place = (step.op.name, site.line, site.function) if site else (step.op.name, "", "")
+        return Link("propagation", axis_name(cause.axis), dim, value, type_, text, *place, step.level, step.priority)
 
     def _spread_text(self, cause: Cause, value: str, type_: str) -> str:
         """`operand 1 of dot_general at model.py:34 in f: params['w'], dim 1 of f32[8,4]; to its result (...)`."""
