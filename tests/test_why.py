@@ -24,6 +24,7 @@ from sdy_jax.passes.pipelines import plan_import
 from sdy_jax.plan.why import Explanation, given_arguments
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.blockers import Blockers, Reason
+from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import axis_at
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef
@@ -468,7 +469,7 @@ def blocks(text, value_id, axis, **options):
     """(reason, tensor in the way) for each op next to the value at `value_id`, in propagation with these options."""
     module = parse(text)
     graph = Graph(module.operation)
-    engine = propagate(graph, compat="shardy", **options)
+    engine = propagate(Engine(graph, compat="shardy", **options))
     blockers, found = Blockers(engine), []
     for entry in blockers.entries[engine.value_ids.of(value_id(graph))]:
         target = entry.value_ids.index(engine.value_ids.of(value_id(graph)))

@@ -132,7 +132,7 @@ def _steps(
     mesh = mesh_of(meshes, wanted)
     have, *reduced = _reduced(have, wanted, mesh)
     yield from reduced
-    more = _minus(wanted.unreduced_axes, have.unreduced_axes, mesh)
+    more = set_difference(wanted.unreduced_axes, have.unreduced_axes, mesh)
     dimensions = tuple(_resharded(h, w, more) for h, w in zip(have.dimensions, wanted.dimensions, strict=True))
     if tuple(d.axes for d in dimensions) != have.axes:
         have = replace(have, dimensions=dimensions)
@@ -162,17 +162,17 @@ def _reduced(
     have: TensorSharding, wanted: TensorSharding, mesh: Mesh
 ) -> tuple[TensorSharding, *tuple[StatedStep, ...]]:
     """The sharding without the unreduced axes that are not wanted, and the step to it if that is another one."""
-    gone = _minus(have.unreduced_axes, wanted.unreduced_axes, mesh)
+    gone = set_difference(have.unreduced_axes, wanted.unreduced_axes, mesh)
     if not gone:
         return (have,)
-    left = replace(have, unreduced_axes=_minus(have.unreduced_axes, gone, mesh))
+    left = replace(have, unreduced_axes=set_difference(have.unreduced_axes, gone, mesh))
     return left, (SdyCollective("all_reduce", gone), left)
 
 
 def _unreduced(have: TensorSharding, more: Axes, mesh: Mesh) -> Iterator[StatedStep]:
     """The steps to a sharding with more unreduced axes: those that split nothing, then those that split dimensions."""
     splitting = tuple(axis for axes in have.axes for axis in axes)
-    flat = _minus(more, splitting, mesh)
+    flat = set_difference(more, splitting, mesh)
     if flat:
         have = replace(have, unreduced_axes=_joined(have.unreduced_axes, flat, mesh))
         yield SdyCollective("replicated_to_unreduced", flat), have
@@ -192,12 +192,8 @@ def _resharded(have: DimensionSharding, wanted: DimensionSharding, more: Axes) -
     return replace(wanted, axes=wanted.axes + kept) if kept and all(axis in more for axis in kept) else wanted
 
 
-def _minus(axes: Axes, others: Axes, mesh: Mesh) -> Axes:
-    return tuple(set_difference(axes, others, mesh))
-
-
 def _joined(axes: Axes, others: Axes, mesh: Mesh) -> Axes:
-    return tuple(sort_and_merge([*axes, *others], mesh))
+    return sort_and_merge([*axes, *others], mesh)
 
 
 # The ops.

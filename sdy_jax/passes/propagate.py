@@ -12,6 +12,7 @@ from sdy_jax.passes.debug_info import DebugInfo
 from sdy_jax.passes.sharding_groups import synchronize_groups
 from sdy_jax.passes.sharding_rules import drop_sharding_rules, write_rules
 from sdy_jax.propagation import propagate
+from sdy_jax.propagation.engine import Engine
 from sdy_jax.rules import RuleBook
 
 StrategyName = Literal["aggressive", "basic", "basic-then-aggressive"]
@@ -48,16 +49,16 @@ def _propagate(
     synchronize_groups(module)
     graph = Graph(module)
     debug = DebugInfo(graph, origins=debug_sharding_origins, edges=debug_propagation_edge_sharding)
-    engine = propagate(
+    engine = Engine(
         graph,
         strategy=propagation_strategy,
         op_priorities=run_op_priority_propagation,
-        user_priorities=user_priorities,
         conservative=conservative_propagation,
         compat=compat,
         recorder=debug.events,
         rules=rules,
     )
+    propagate(engine, user_priorities=user_priorities)
     debug.write(engine)
     if keep_sharding_rules:
         write_rules(graph, conservative_propagation, compat)

@@ -21,6 +21,7 @@ from sdy_jax.plan.obstacle import ObstacleTexts
 from sdy_jax.plan.why_not import Obstacles, WhyNot
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.blockers import Blockers
+from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import Cause, History
 from sdy_jax.propagation.record import Event, RecordedStep
 from sdy_jax.representation.mesh import AxisRef
@@ -124,7 +125,7 @@ class Explanation:
         events: list[Event] = []
         self._module = imported.clone().operation  # the graph's handles do not keep it alive
         graph = Graph(self._module)
-        self.engine = propagate(graph, compat=compat, recorder=events)
+        self.engine = propagate(Engine(graph, compat=compat, recorder=events))
         self.history = History(self.engine, events)
         self.naming = Naming(graph, self.engine, inputs, outputs)
         self.annotations = Annotations(self.engine, self.naming, given, definition, as_passed)

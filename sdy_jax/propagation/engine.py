@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import TERMINATORS
-from sdy_jax.propagation.groups import group_members, peers
+from sdy_jax.propagation.groups import peers
 from sdy_jax.propagation.liveness import Liveness
 from sdy_jax.propagation.priorities import LEVELS, NEITHER_WAY, WITHOUT_LEVELS, Directions
 from sdy_jax.propagation.record import Event
@@ -26,6 +26,17 @@ from sdy_jax.rules.dataflow import EdgeKind, calls_by_callee
 
 class Engine:
     """Propagation in one graph.
+
+    Sharding groups must have been imported (`sdy-sharding-group-import`), their members synchronised.
+
+    Args:
+      graph: of a module with data-flow edges; calls do not propagate.
+      strategy: `"aggressive"`, `"basic"` or `"basic-then-aggressive"`.
+      op_priorities: five fixed points in which more and more ops take part, instead of one.
+      conservative: leave out factors along which a result's shard is not one operand's shard, and sub-axes.
+      compat: `"shardy"` propagates only through ops through which Shardy does.
+      recorder: receives an event for each step.
+      rules: a memo of the ops' rules to share with other stages; created with the same options.
 
     Entries are numbered: those of ops by their position in the program, those of function results after them.
     Invariants between steps: `self._current[value_id]` is the number of the value's sharding; an entry `i` has a
@@ -45,7 +56,7 @@ class Engine:
         recorder: list[Event] | None = None,
         rules: RuleBook | None = None,
     ):
-        self._ops = graph.ops
+        self.graph, self._ops = graph, graph.ops
         self.strategies = FACTOR_STRATEGIES[strategy]
         self._levels = range(LEVELS) if op_priorities else (WITHOUT_LEVELS,)
         self._recorder = recorder
@@ -57,7 +68,7 @@ class Engine:
         self.result_entries = factory.results_of_main()
         self._all: list[WorklistEntry | None] = [*self.entries, *self.result_entries]
         self._number = {op: i for i, op in enumerate(graph.ops)}
-        self.peers = peers(group_members(graph), self.value_ids)
+        self.peers = peers(graph, self.value_ids)
         self._given = [self.solver.shardings.number(s) for s in self.value_ids.read()]
         self._current = list(self._given)
         self._open = bytearray(len(self._all))

@@ -35,8 +35,7 @@ def early_direction(op: Op) -> Direction:
     return Direction.FORWARD if op.name in _FORWARD_EARLY else Direction.NONE
 
 
-def level_directions(level: int, early: Direction, is_broadcast: bool) -> Directions:
-    """The directions at a level; at level 0 of an op whose operands have one use each."""
+def _at_level(level: int, early: Direction, is_broadcast: bool) -> Directions:
     if level < 2:
         return early, early
     late = Direction.BOTH if level == 4 or not is_broadcast else Direction.BACKWARD
@@ -46,8 +45,11 @@ def level_directions(level: int, early: Direction, is_broadcast: bool) -> Direct
 
 @cache
 def by_level(early: Direction, is_broadcast: bool) -> tuple[Directions, ...]:
-    """The directions at each level, then those of propagation without levels."""
-    levels = (level_directions(level, early, is_broadcast) for level in range(LEVELS))
+    """The directions at each level, then those of propagation without levels.
+
+    At level 0 they are those of an op whose operands have one use each.
+    """
+    levels = (_at_level(level, early, is_broadcast) for level in range(LEVELS))
     return (*levels, (Direction.BOTH, Direction.BOTH))
 
 

@@ -17,8 +17,9 @@ from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import CLOSED, TensorSharding
 
 
-def run_by_user_priority(engine: Engine, graph: Graph) -> None:
+def run_by_user_priority(engine: Engine) -> None:
     """Runs the engine once for priority 0, then once per further priority, in increasing order."""
+    graph = engine.graph
     waiting: dict[int, list[tuple[int, TensorSharding]]] = {}
     anywhere = any(_has_priorities(sharding) for sharding in engine.solver.shardings)
     for value_id in _ids_in_order(graph, engine.value_ids) if anywhere else ():
