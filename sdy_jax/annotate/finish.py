@@ -5,10 +5,13 @@ jax lowers many functions on their own and moves or calls the result, so a rule 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jax.extend.mlir import ir
 
+from sdy_jax.annotate.collectives import COLLECTIVE
 from sdy_jax.annotate.constraints import BORDER, EDGE
-from sdy_jax.annotate.finish_collectives import is_unfinished, settle_collective
+from sdy_jax.annotate.finish_collectives import settle_collective
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import (
@@ -30,13 +33,18 @@ from sdy_jax.representation.attributes import (
     shardings_from_attribute,
     shardings_to_attribute,
 )
+from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import TensorSharding
 
 _MANUAL = "sdy.manual_computation"
 
 
-def finish(module: ir.Operation) -> None:
+def finish(module: ir.Operation, stated: Sequence[tuple[SdyCollective, str, str]]) -> None:
     """Completes the annotations of a module that jax has lowered, in place.
+
+    Args:
+        module: a `builtin.module`.
+        stated: the collectives in it, as `Site.collectives`.
 
     Raises:
         ShardingError: a `data_flow_edge` for a value that is on no edge, or on one that is stated to have another
@@ -45,13 +53,13 @@ def finish(module: ir.Operation) -> None:
     ops = pre_order(module)
     borders = [op for op in ops if BORDER in op.attributes]
     edges = [op for op in ops if EDGE in op.attributes]
-    collectives = [op for op in ops if is_unfinished(op)]
+    collectives = [op for op in ops if COLLECTIVE in op.attributes]
     for op in borders:
         _settle_border(op)
     for op in edges:
         _settle_edge(op)
     for op in collectives:
-        settle_collective(op)
+        settle_collective(op, *stated[int(ir.IntegerAttr(op.attributes[COLLECTIVE]).value)])
 
 
 # Borders: a constraint that a manual computation brought along becomes its in_sharding or out_sharding.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.annotate.collectives import KIND, PLACE, axes_alone
+from sdy_jax.annotate.collectives import axes_alone
 from sdy_jax.annotate.site import create
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.locations import source_line
@@ -16,7 +16,6 @@ from sdy_jax.ir.operations import module_meshes, module_of
 from sdy_jax.ir.stored_shardings import mesh_of, sharding_of
 from sdy_jax.representation.attributes import (
     reduction_attributes,
-    reduction_from_attributes,
     sharding_attributes,
 )
 from sdy_jax.representation.mesh import Mesh
@@ -25,7 +24,6 @@ from sdy_jax.representation.sdy_collectives import (
     REDUCING,
     UNREDUCING,
     SdyCollective,
-    collective_from_attributes,
     sharding_after,
 )
 from sdy_jax.representation.sharding import TensorSharding
@@ -38,21 +36,19 @@ from sdy_jax.representation.verify_collectives import (
 )
 
 
-def is_unfinished(op: ir.Operation) -> bool:
-    """Whether an op stands for a collective."""
-    return KIND in op.attributes
-
-
-def settle_collective(stand_in: ir.Operation) -> None:
+def settle_collective(stand_in: ir.Operation, collective: SdyCollective, reduction: str, place: str) -> None:
     """Puts the collective there, between the sharding that its operand is stated to have and the one that follows.
+
+    Args:
+        stand_in: the op in its place.
+        collective, reduction: what it does.
+        place: what errors name.
 
     Raises:
         ShardingError: the operand's sharding is not stated, or the collective does not fit it.
     """
-    attributes, x = stand_in.attributes, stand_in.operands[0]
-    kind = str(ir.StringAttr(attributes[KIND]).value)
-    collective = collective_from_attributes(kind, attributes)
-    place = f"{ir.StringAttr(attributes[PLACE]).value} at {source_line(stand_in.location)}"
+    kind, x = collective.kind, stand_in.operands[0]
+    place = f"{place} at {source_line(stand_in.location)}"
     found = _stated_by(x)
     if found is None:
         raise ShardingError(
@@ -61,7 +57,6 @@ def settle_collective(stand_in: ir.Operation) -> None:
         )
     operand = axes_alone(found)
     target = sharding_of(stand_in.results[0]) if kind == "collective_permute" else None
-    reduction = reduction_from_attributes(attributes)
     _check_reduction(collective, reduction, operand, place)
     result = _result(stand_in, collective, operand, target, place)
     texts = collective.attributes | (reduction_attributes(kind, reduction) if kind in REDUCING else {})

@@ -22,7 +22,7 @@ from sdy_jax.ir.operations import (
 )
 from sdy_jax.ir.stored_shardings import list_of, set_sharding, sharding_of, stating
 from sdy_jax.passes.data_flow_edges import EDGE, edge_of
-from sdy_jax.passes.debug_info import write_constraint_edges, write_origins
+from sdy_jax.passes.debug_info import Origins, write_constraint_edges
 from sdy_jax.passes.sharding_rules import write_identity_rule
 from sdy_jax.representation.attributes import sharding_from_attribute, with_reduction
 from sdy_jax.representation.sharding import TensorSharding
@@ -56,7 +56,7 @@ def apply_sharding_constraints(
     if debug_propagation_edge_sharding:
         write_constraint_edges(module, applied)
     if debug_sharding_origins:
-        write_origins(Graph(module))
+        Origins(Graph(module)).write()
 
 
 def _redirect_to_end_of_chain(first: ir.Operation) -> None:

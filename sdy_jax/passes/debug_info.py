@@ -118,7 +118,7 @@ class DebugInfo:
     def __init__(self, graph: Graph, *, origins: bool, edges: bool):
         self.events: list[Event] | None = [] if origins or edges else None
         self._graph, self._edges = graph, edges
-        self._origins = Origins(graph, ValueIds(graph)) if origins else None
+        self._origins = Origins(graph) if origins else None
 
     def write(self, engine: Engine) -> None:
         """Stores the attributes; dead ops must not be erased yet."""
@@ -169,7 +169,7 @@ def write_edges(found: Iterable[Transfer]) -> None:
             source, target = EdgeValue(source.side, 0), EdgeValue(target.side, 0)
         by_op.setdefault(t.op, {}).setdefault((t.axis, source, target), t.step)
     for op, steps in by_op.items():
-        attribute = propagation_edges_to_attribute(edges_of(steps), op.mlir.context)
+        attribute = propagation_edges_to_attribute(propagation_edges_of(steps), op.mlir.context)
         if op.name == "func.return":
             assert op.parent is not None
             _set_entry(op.parent, "res_attrs", 0, PROPAGATION_EDGES, attribute)
@@ -183,11 +183,11 @@ def write_constraint_edges(module: ir.Operation, applied: Sequence[ir.Operation]
     for step, op in enumerate(applied, next_step(module)):
         axes = [axis for d in sharding_from_attribute(op.attributes["sharding"]).dimensions for axis in d.axes]
         if axes:
-            edges = edges_of({(axis, source, target): step for axis in axes})
+            edges = propagation_edges_of({(axis, source, target): step for axis in axes})
             op.attributes[PROPAGATION_EDGES] = propagation_edges_to_attribute(edges, op.context)
 
 
-def edges_of(steps: dict[tuple[AxisRef, EdgeValue, EdgeValue], int]) -> PropagationEdges:
+def propagation_edges_of(steps: dict[tuple[AxisRef, EdgeValue, EdgeValue], int]) -> PropagationEdges:
     """The attribute's value from the first step of each (axis, source, target)."""
     by_step: dict[int, dict[tuple[AxisRef, EdgeValue], list[EdgeValue]]] = {}
     for (axis, source, target), step in steps.items():
@@ -217,14 +217,14 @@ class Origins:
     """Per place, the origin of each of its axes.
 
     Args:
-      graph, places: of the module before the pass.
+      graph: of the module before the pass.
     """
 
-    def __init__(self, graph: Graph, value_ids: ValueIds):
-        self._graph, self._value_ids = graph, value_ids
+    def __init__(self, graph: Graph):
+        self._graph, self._value_ids = graph, ValueIds(graph)
         self._known: dict[int, dict[AxisRef, str]] = {}
         self._names: dict[Op, str] = {}
-        self._given = value_ids.read()
+        self._given = self._value_ids.read()
         self._file_constraints()
         self._file_manual_computations()
         self._file_boundary()
@@ -352,11 +352,6 @@ class Origins:
 def _first_return(value: Value) -> int:
     """As which result a value is returned, by the first return in its use list; Shardy writes origins only there."""
     return next(int(use.operand_number) for use in value.mlir.uses if use.owner.operation.name == "func.return")
-
-
-def write_origins(graph: Graph) -> None:
-    """Stores the origins that values have without any propagation."""
-    Origins(graph, ValueIds(graph)).write()
 
 
 def _post_order(graph: Graph) -> Iterator[Op]:
