@@ -152,9 +152,11 @@ class Op:
     def store_result_shardings(self) -> None:
         """Writes the shardings of the results, as they are here, to the module."""
         self._attributes = None
-        if all(value.sharding is None for value in self.results) and "sdy.sharding" in self.mlir.attributes:
+        found = [value.sharding for value in self.results]
+        if any(found):
+            store_results(self.mlir, found)
+        elif "sdy.sharding" in self.mlir.attributes:
             del self.mlir.attributes["sdy.sharding"]
-        store_results(self.mlir, [value.sharding for value in self.results])
 
     def walk(self) -> Iterator[Op]:
         """This op and all ops in its regions, in pre-order."""
@@ -208,7 +210,7 @@ class Graph:
             operand.uses.append((op, number))
         for result in op.results:
             self._values[result.mlir] = result
-        for result, sharding in zip(op.results, stored_results(mlir), strict=False):
+        for result, sharding in zip(op.results, stored_results(op.name, mlir.attributes), strict=False):
             result.sharding = sharding
         regions = mlir.regions
         if len(regions):

@@ -135,7 +135,7 @@ def sharding_of(value: ir.Value) -> TensorSharding | None:
     """The sharding stored at an argument of a function or computation, or at an op result."""
     owner = owning_op(value)
     if not isinstance(value, ir.BlockArgument):
-        found = stored_results(owner, result_attribute(owner))
+        found = stored_results(owner.name, owner.attributes, result_attribute(owner))
         return found[value.result_number] if found else None
     if owner.name in COMPUTATIONS:
         given = list_of(owner, "in_shardings")[value.arg_number]
@@ -148,14 +148,23 @@ def result_attribute(op: ir.Operation) -> str:
     return "out_shardings" if op.name in COMPUTATIONS else "sdy.sharding"
 
 
-def stored_results(op: ir.Operation, name: str = "sdy.sharding") -> Sequence[TensorSharding | None]:
-    """The shardings of an op's results, which `name` lists where the op has no `SINGLE` one; empty if it has none."""
-    attributes = op.attributes
-    if op.name.startswith("sdy."):
+def stored_results(
+    op: str, attributes: Mapping[str, ir.Attribute], name: str = "sdy.sharding"
+) -> Sequence[TensorSharding]:
+    """The shardings of an op's results, from its attributes; empty if it has none.
+
+    Args:
+      op: the op's name.
+      attributes: the op's.
+      name: the attribute that lists shardings where the op has no `SINGLE` one.
+    """
+    if name in attributes:
+        return [with_reduction(s, attributes) for s in shardings_from_attribute(attributes[name])]
+    if op.startswith("sdy."):
         for single in SINGLE:
             if single in attributes:
                 return (with_reduction(sharding_from_attribute(attributes[single]), attributes),)
-    return list_of(op, name) if name in attributes else ()
+    return ()
 
 
 def set_sharding(value: ir.Value, sharding: TensorSharding) -> None:
@@ -173,12 +182,21 @@ def set_sharding(value: ir.Value, sharding: TensorSharding) -> None:
 
 def store_results(op: ir.Operation, found: Sequence[TensorSharding | None], name: str = "sdy.sharding") -> None:
     """Stores the shardings of an op's results where `stored_results` reads them, as `set_list` does."""
-    single = "out_sharding" if "out_sharding" in op.attributes else "sharding"
-    if not op.name.startswith("sdy.") or (single == "sharding" and op.name not in _HAVE_SHARDING):
+    single = _single_of(op)
+    if not single:
         set_list(op, name, found)
     elif found[0] is not None:
         op.attributes[single] = sharding_to_attribute(found[0], op.context)
         write_reduction(op, [found[0]])
+
+
+def _single_of(op: ir.Operation) -> str:
+    """The `SINGLE` attribute of an op; empty if it can have none."""
+    if not op.name.startswith("sdy."):
+        return ""
+    if "out_sharding" in op.attributes:
+        return "out_sharding"
+    return "sharding" if op.name in _HAVE_SHARDING else ""
 
 
 def stating(
@@ -201,12 +219,12 @@ def set_list(op: ir.Operation, name: str, found: Sequence[TensorSharding | None]
 
     Missing ones become fully open on the mesh of the first; nothing happens if all are missing.
     """
-    meshes = [s.mesh for s in found if s is not None]
-    if not meshes:
+    shardings = tuple([s for s in found if s is not None])
+    if not shardings:
         return
-    values = _values(op, name)
-    full = (s or TensorSharding.fully_open(meshes[0], rank(v)) for s, v in zip(found, values, strict=True))
-    shardings = tuple(full)
+    if len(shardings) < len(found):
+        mesh, pairs = shardings[0].mesh, zip(found, _values(op, name), strict=True)
+        shardings = tuple([s or TensorSharding.fully_open(mesh, rank(v)) for s, v in pairs])
     op.attributes[name] = shardings_to_attribute(shardings, op.context)
     if name != "in_shardings":
         write_reduction(op, shardings)
@@ -230,8 +248,9 @@ def list_of(op: ir.Operation, name: str) -> list[TensorSharding | None]:
     """The shardings in attribute `name` of an op's operands (`in_shardings`) or results, None for each if absent."""
     if name not in op.attributes:
         return [None] * len(_values(op, name))
-    found = shardings_from_attribute(op.attributes[name])
-    return list(found) if name == "in_shardings" else [with_reduction(s, op.attributes) for s in found]
+    if name == "in_shardings":
+        return list(shardings_from_attribute(op.attributes[name]))
+    return list(stored_results(op.name, op.attributes, name))
 
 
 def mesh_of(meshes: dict[str, Mesh], sharding: TensorSharding) -> Mesh:

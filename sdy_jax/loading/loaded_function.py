@@ -124,7 +124,8 @@ class LoadedFunction:
         self._program = program
         self._names = _names(program)
         self.__name__ = program.name
-        self.__signature__ = _signature(self._names)
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in self._names])
         module = program.module.clone().operation
         with module.context, ir.Location.unknown(module.context):
             settle_written_collectives(module)
@@ -185,11 +186,6 @@ def _names(program: Program) -> tuple[str, ...]:
     roots = dict.fromkeys(re.split(r"[\[.]", path)[0] for path in program.inputs)
     positional, named = jax.tree.unflatten(program.in_tree, program.in_info)
     return tuple(roots) if len(roots) == len(positional) + len(named) and "args" not in roots else ()
-
-
-def _signature(names: Sequence[str]) -> inspect.Signature:
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
 
 def _filled(leaves: Sequence[Leaf], own: Sequence[TensorSharding | None]) -> list[Spec]:

@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph
 from sdy_jax.passes.debug_info import DebugInfo
 from sdy_jax.passes.sharding_groups import synchronize_groups
-from sdy_jax.passes.sharding_rules import drop_sharding_rules, write_rules
+from sdy_jax.passes.sharding_rules import drop_rules, write_rules
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.rules import RuleBook
@@ -63,7 +63,7 @@ def _propagate(
     if keep_sharding_rules:
         write_rules(graph, conservative_propagation, compat)
     else:
-        drop_sharding_rules(module)
+        drop_rules(op.mlir for op in graph.ops)
     for op in engine.liveness.dead:
         op.mlir.erase()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from jax.extend.mlir import ir
@@ -46,6 +47,11 @@ def write_identity_rule(op: ir.Operation) -> None:
 
 def drop_sharding_rules(module: ir.Operation) -> None:
     """Removes the rules from all ops, except custom ones."""
-    for op in pre_order(module):
+    drop_rules(pre_order(module))
+
+
+def drop_rules(ops: Iterable[ir.Operation]) -> None:
+    """Removes the rules from ops, except custom ones."""
+    for op in ops:
         if RULE in op.attributes and not rule_from_attribute(op.attributes[RULE]).is_custom:
             del op.attributes[RULE]
