@@ -14,13 +14,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, flatten_one_level_with_keys, keystr, tree_flatten_with_path
 
-from sdy_jax.annotate.argument_errors import (
-    array_for_tree,
-    no_array,
-    no_entries,
-    no_specification,
-    other_tree,
-)
+from sdy_jax.annotate.argument_errors import array_for_tree, no_array, no_entries, no_specification, other_tree
 from sdy_jax.annotate.user_function import function_name, function_signature
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.named import from_named_sharding, unreduced_by

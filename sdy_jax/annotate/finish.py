@@ -28,11 +28,7 @@ from sdy_jax.ir.operations import (
     symbol,
 )
 from sdy_jax.ir.stored_shardings import set_sharding, sharding_of
-from sdy_jax.representation.attributes import (
-    sharding_from_attribute,
-    shardings_from_attribute,
-    shardings_to_attribute,
-)
+from sdy_jax.representation.attributes import sharding_from_attribute, shardings_from_attribute, shardings_to_attribute
 from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import TensorSharding
 

@@ -14,18 +14,9 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import module_meshes, module_of
 from sdy_jax.ir.stored_shardings import mesh_of, sharding_of
-from sdy_jax.representation.attributes import (
-    reduction_attributes,
-    sharding_attributes,
-)
+from sdy_jax.representation.attributes import reduction_attributes, sharding_attributes
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.sdy_collectives import (
-    KINDS,
-    REDUCING,
-    UNREDUCING,
-    SdyCollective,
-    sharding_after,
-)
+from sdy_jax.representation.sdy_collectives import KINDS, REDUCING, UNREDUCING, SdyCollective, sharding_after
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify import verify_sharding
 from sdy_jax.representation.verify_collectives import (

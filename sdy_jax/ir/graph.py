@@ -16,12 +16,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import functions, main_of, module_meshes, read_attributes
-from sdy_jax.ir.stored_shardings import (
-    function_shardings,
-    set_function_shardings,
-    store_results,
-    stored_results,
-)
+from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings, store_results, stored_results
 from sdy_jax.representation.sharding import TensorSharding
 
 

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.operations import (
-    callee_of,
-    calls_in,
-    functions,
-    just_after,
-    main_function,
-    module_meshes,
-    returned_by,
-)
+from sdy_jax.ir.operations import callee_of, calls_in, functions, just_after, main_function, module_meshes, returned_by
 from sdy_jax.ir.stored_shardings import (
     filled,
     function_shardings,

@@ -22,12 +22,7 @@ from sdy_jax.ir.operations import (
     symbol,
     terminator_of,
 )
-from sdy_jax.ir.stored_shardings import (
-    filled,
-    function_shardings,
-    list_of,
-    set_function_shardings,
-)
+from sdy_jax.ir.stored_shardings import filled, function_shardings, list_of, set_function_shardings
 from sdy_jax.passes.call_graph import ORIGINAL_NAME, UniqueNames, callees_first, original_name
 from sdy_jax.passes.data_flow_edges import add_edges_of, sink_edges_of
 from sdy_jax.representation.attributes import shardings_to_attribute

@@ -92,7 +92,7 @@ def _check(ops: list[ir.Operation]) -> None:
                 "members of one group must have the same shape"
             )
         here, there = _manual_parent(op), _manual_parent(other)
-        if here != there:
+        if not _are_one(here, there):
             raise ShardingError(
                 f"{where}: this member lies {_place(here)}, the one at {source_line(other.location)} {_place(there)}; "
                 "groups cannot cross the border of a manual computation; to fix: use a group of its own inside of each"
@@ -104,6 +104,10 @@ def _manual_parent(op: ir.Operation) -> ir.Operation | None:
     while parent is not None and parent.operation.name != "sdy.manual_computation":
         parent = parent.operation.parent
     return None if parent is None else parent.operation
+
+
+def _are_one(a: ir.Operation | None, b: ir.Operation | None) -> bool:
+    return a is b if a is None or b is None else a == b  # jaxlib compares ops with ops only
 
 
 def _place(manual: ir.Operation | None) -> str:

@@ -9,10 +9,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.operations import function_type, owning_op
 from sdy_jax.ir.stored_shardings import sharding_of as stored_sharding_of
-from sdy_jax.representation.attributes import (
-    sharding_from_attribute,
-    shardings_from_attribute,
-)
+from sdy_jax.representation.attributes import sharding_from_attribute, shardings_from_attribute
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
