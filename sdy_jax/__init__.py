@@ -15,33 +15,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sdy_jax import passes, shard, testing
-    from sdy_jax.annotate import (
+    from sdy_jax.annotate.barrier import propagation_barrier
+    from sdy_jax.annotate.collectives import (
         all_gather,
         all_reduce,
         all_slice,
         all_to_all,
         collective_permute,
-        custom_op,
-        data_flow_edge,
-        manual_computation,
-        named_computation,
-        propagation_barrier,
         reduce_scatter,
         replicated_to_unreduced,
-        reshard,
-        shard_alike,
         sharded_to_unreduced,
-        sharding_constraint,
-        sharding_group,
-        with_sharding_rule,
     )
+    from sdy_jax.annotate.constraints import data_flow_edge, reshard, sharding_constraint
+    from sdy_jax.annotate.custom_ops import custom_op
+    from sdy_jax.annotate.groups import shard_alike, sharding_group
+    from sdy_jax.annotate.manual import manual_computation
+    from sdy_jax.annotate.named import named_computation
     from sdy_jax.annotate.program import Program
-    from sdy_jax.calls.partition import PartitionedFunction, PartitionWarning, partition
+    from sdy_jax.annotate.ruled import with_sharding_rule
+    from sdy_jax.calls.partition import partition
+    from sdy_jax.calls.partitioned_function import PartitionedFunction
     from sdy_jax.errors import ArgumentError, InternalError, ParseError, SdyError, ShardingError, UnsupportedError
     from sdy_jax.loading.load import load, loads
     from sdy_jax.lowering.reshard.cost import CostModel
     from sdy_jax.plan.plan import Plan
-    from sdy_jax.representation import AxisRef, DimensionSharding, Mesh, MeshAxis, OpShardingRule, TensorSharding
+    from sdy_jax.plan.warn import PartitionWarning
+    from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
+    from sdy_jax.representation.rule import OpShardingRule
+    from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 
 __all__ = [
     "ArgumentError",
@@ -89,33 +90,34 @@ __all__ = [
 
 # Names are imported when they are first used, so that the command line's `--help` need not wait for jax.
 _MODULES = {
-    "sdy_jax.annotate": (
+    "sdy_jax.annotate.barrier": ("propagation_barrier",),
+    "sdy_jax.annotate.collectives": (
         "all_gather",
         "all_reduce",
         "all_slice",
         "all_to_all",
         "collective_permute",
-        "custom_op",
-        "data_flow_edge",
-        "manual_computation",
-        "named_computation",
-        "propagation_barrier",
         "reduce_scatter",
         "replicated_to_unreduced",
-        "reshard",
-        "shard_alike",
         "sharded_to_unreduced",
-        "sharding_constraint",
-        "sharding_group",
-        "with_sharding_rule",
     ),
+    "sdy_jax.annotate.constraints": ("data_flow_edge", "reshard", "sharding_constraint"),
+    "sdy_jax.annotate.custom_ops": ("custom_op",),
+    "sdy_jax.annotate.groups": ("shard_alike", "sharding_group"),
+    "sdy_jax.annotate.manual": ("manual_computation",),
+    "sdy_jax.annotate.named": ("named_computation",),
     "sdy_jax.annotate.program": ("Program",),
-    "sdy_jax.calls.partition": ("PartitionedFunction", "PartitionWarning", "partition"),
+    "sdy_jax.annotate.ruled": ("with_sharding_rule",),
+    "sdy_jax.calls.partition": ("partition",),
+    "sdy_jax.calls.partitioned_function": ("PartitionedFunction",),
     "sdy_jax.errors": ("ArgumentError", "InternalError", "ParseError", "SdyError", "ShardingError", "UnsupportedError"),
     "sdy_jax.loading.load": ("load", "loads"),
     "sdy_jax.lowering.reshard.cost": ("CostModel",),
     "sdy_jax.plan.plan": ("Plan",),
-    "sdy_jax.representation": ("AxisRef", "DimensionSharding", "Mesh", "MeshAxis", "OpShardingRule", "TensorSharding"),
+    "sdy_jax.plan.warn": ("PartitionWarning",),
+    "sdy_jax.representation.mesh": ("AxisRef", "Mesh", "MeshAxis"),
+    "sdy_jax.representation.rule": ("OpShardingRule",),
+    "sdy_jax.representation.sharding": ("DimensionSharding", "TensorSharding"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.calls import partition as api
+from sdy_jax.calls import partitioned_function as api
 from sdy_jax.testing import assert_same
 
 X = np.arange(128, dtype=np.float32).reshape(8, 16) / 64

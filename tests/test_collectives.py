@@ -13,8 +13,10 @@ import pytest
 
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.emission import lax_collectives
-from sdy_jax.representation import REDUCTION_KINDS, AxisRef, Mesh, TensorSharding, axes_size, parse_sharding
 from sdy_jax.representation.axes import merge_neighbours, set_difference, sort_and_merge
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
+from sdy_jax.representation.text import parse_sharding
 from sdy_jax.runtime.mesh import RefinedMesh, block_indices
 
 MESH = Mesh.of(p=2, q=4)

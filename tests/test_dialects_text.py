@@ -12,7 +12,7 @@ from jax.interpreters import mlir
 
 from sdy_jax.commands.cli import main
 from sdy_jax.commands.optimize import optimize
-from sdy_jax.ir.graph import pre_order
+from sdy_jax.ir.operations import pre_order
 from sdy_jax.shard.view import dialect_ops
 from sdy_jax.text.assembly import canonical, pretty_form, read_pretty
 from sdy_jax.text.cursor import Cursor, Span

@@ -39,7 +39,7 @@ def _outcome(kind: type[Engine], module: ir.Module, strategy: str) -> tuple[list
     """The shardings of all places, what was recorded (without the ops), and the dead ops."""
     graph, events = Graph(module.operation), []
     engine = kind(graph, strategy=strategy, recorder=events)
-    run_by_user_priority(engine, graph)
+    run_by_user_priority(engine)
     shardings = [engine.sharding(value_id) for value_id in range(len(engine.value_ids.values))]
     return shardings, [event[1:] for event in events], [str(op.mlir.name) for op in engine.liveness.dead]
 

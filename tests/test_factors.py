@@ -10,7 +10,7 @@ from sdy_jax.lowering.planning.factors import (
     factor_axes,
     is_contiguous,
 )
-from sdy_jax.representation import Mesh
+from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.text import parse_axis, parse_rule
 
 MESH = Mesh.of(x=4, y=2, t=3)

@@ -5,13 +5,9 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 from sharding_dump import parse
 
-from sdy_jax.ir.graph import (
-    Graph,
-    function_sharding,
-    function_shardings,
-    set_function_shardings,
-    text_of_constant,
-)
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import text_of_constant
+from sdy_jax.ir.stored_shardings import function_sharding, function_shardings, set_function_shardings
 from sdy_jax.representation.text import parse_sharding
 
 _DIAMOND = """
@@ -113,11 +109,11 @@ def test_a_functions_shardings_are_set_by_number() -> None:
     module = parse(_DIAMOND)
     main = Graph(module.operation).main.mlir
     a = parse_sharding('[{"a"}]', "mesh")
-    set_function_shardings(main, "arg_attrs", 2, {})
-    set_function_shardings(main, "arg_attrs", 2, {0: None})
+    set_function_shardings(main, "arg_attrs", {})
+    set_function_shardings(main, "arg_attrs", {0: None})
     assert "arg_attrs" not in main.attributes, "nothing has changed"
-    set_function_shardings(main, "arg_attrs", 2, {1: a})
-    assert function_shardings(main, "arg_attrs", 2) == [None, a]
+    set_function_shardings(main, "arg_attrs", {1: a})
+    assert function_shardings(main, "arg_attrs") == [None, a]
     assert [function_sharding(main, "arg_attrs", i) for i in range(2)] == [None, a]
-    set_function_shardings(main, "arg_attrs", 2, {1: None})
-    assert function_shardings(main, "arg_attrs", 2) == [None, None]
+    set_function_shardings(main, "arg_attrs", {1: None})
+    assert function_shardings(main, "arg_attrs") == [None, None]

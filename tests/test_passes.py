@@ -33,6 +33,7 @@ from sdy_jax.passes.pipelines import (
 )
 from sdy_jax.passes.registry import FLAG, PASSES, options_of
 from sdy_jax.propagation import propagate
+from sdy_jax.propagation.engine import Engine
 
 BATCHING = "sdy-explicit-gather-scatter-batching"
 """Goes further in plans than in jaxlib: `test_batching.py`."""
@@ -225,7 +226,7 @@ def test_import_propagate_export_is_the_pipeline() -> None:
     module = parse(text)
     with module.context, ir.Location.unknown(module.context):
         run_pipeline(module.operation, plan_import())
-        propagate(Graph(module.operation))
+        propagate(Engine(Graph(module.operation)))
         run_pipeline(module.operation, PLAN_EXPORT)
         module.operation.verify()
     closed = dump(module)

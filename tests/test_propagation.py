@@ -12,6 +12,7 @@ from sharding_dump import dump, parse
 from sdy_jax.ir.graph import Graph
 from sdy_jax.passes import run_pipeline
 from sdy_jax.propagation import propagate
+from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import History
 from sdy_jax.propagation.record import Event
 
@@ -60,7 +61,7 @@ def test_a_recorder_learns_which_axis_came_from_where() -> None:
     events: list[Event] = []
     with module.context, ir.Location.unknown(module.context):
         graph = Graph(module.operation)
-        engine = propagate(graph, recorder=events)
+        engine = propagate(Engine(graph, recorder=events))
     first = History(engine, events).steps[0]
     assert first.op.name == "stablehlo.tanh" and first.level == 0
     assert [engine.value_ids.values[p] for p in first.tensors] == [graph.arguments[0], graph.outputs[0]]

@@ -8,14 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdy_jax.representation import AxisRef, Mesh, axes_size, parse_axis
 from sdy_jax.representation.axes import (
     PrefixStatus,
     add_or_merge,
     can_coexist,
     can_merge,
-    common_list_prefix,
-    common_prefix,
     contains,
     merge,
     merge_neighbours,
@@ -33,6 +30,8 @@ from sdy_jax.representation.axes import (
     suffix_without_overlap,
     truncate_overlaps,
 )
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.text import parse_axis
 
 MESH = Mesh.of(z=64, d=64, y=12)
 DIGITS = 6
@@ -48,23 +47,22 @@ def refs(text):
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "contained", "overlapping", "prefix", "common"),
+    ("a", "b", "contained", "overlapping", "prefix"),
     [
-        ("d", "d:(2)2", True, True, "d:(1)2", None),
-        ("d:(1)4", "d:(2)4", False, True, "d:(1)2", None),
-        ("d:(2)8", "d:(4)2", True, True, "d:(2)2", None),
-        ("d:(1)2", "d:(4)2", False, False, "d:(1)2", None),
-        ("d:(1)2", "d:(1)4", False, True, None, "d:(1)2"),
-        ("y:(1)2", "y:(3)2", False, False, None, None),
-        ("y:(1)3", "y:(2)3", False, True, None, None),
+        ("d", "d:(2)2", True, True, "d:(1)2"),
+        ("d:(1)4", "d:(2)4", False, True, "d:(1)2"),
+        ("d:(2)8", "d:(4)2", True, True, "d:(2)2"),
+        ("d:(1)2", "d:(4)2", False, False, "d:(1)2"),
+        ("d:(1)2", "d:(1)4", False, True, None),
+        ("y:(1)2", "y:(3)2", False, False, None),
+        ("y:(1)3", "y:(2)3", False, True, None),
     ],
 )
-def test_table_of_the_specification(a, b, contained, overlapping, prefix, common):
+def test_table_of_the_specification(a, b, contained, overlapping, prefix):
     a, b = ref(a), ref(b)
     assert contains(a, b) is contained
     assert overlaps(a, b) is overlapping
     assert prefix_without_overlap(a, b) == (prefix and ref(prefix))
-    assert common_prefix(a, b) == (common and ref(common))
 
 
 def test_different_axes_share_nothing():
@@ -72,7 +70,6 @@ def test_different_axes_share_nothing():
     assert not (contains(a, b) or overlaps(a, b) or prefix_of(a, b) or suffix_of(a, b, MESH) or can_merge(a, b))
     assert can_coexist(a, b)
     assert overlap(a, b) is None
-    assert common_prefix(a, b) is None
     assert prefix_without_overlap(a, b) == suffix_without_overlap(a, b, MESH) == a
 
 
@@ -174,29 +171,6 @@ def test_sort_and_merge_is_canonical(axes):
 )
 def test_prefix_status(first, second, status):
     assert prefix_status(refs(first), refs(second)) is PrefixStatus(status)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "common"),
-    [
-        ("", "d", ""),
-        ("z d", "z d", "z d"),
-        ("z d y", "z d:(1)2 y", "z d:(1)2"),
-        ("d:(1)4 z", "d:(1)2 z", "d:(1)2"),
-        ("d:(2)2", "d", ""),
-        ("z", "d", ""),
-    ],
-)
-def test_common_prefix_of_lists(first, second, common):
-    assert common_list_prefix(refs(first), refs(second)) == refs(common)
-    assert common_list_prefix(refs(second), refs(first)) == refs(common)
-
-
-@given(disjoint_lists, disjoint_lists)
-def test_common_prefix_of_lists_begins_both(first, second):
-    common = common_list_prefix(first, second)
-    for axes in (first, second):
-        assert prefix_status(common, axes) is not PrefixStatus.NOT
 
 
 @given(st.lists(axis_refs, max_size=3), st.lists(axis_refs, max_size=3))

@@ -9,17 +9,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax.errors import ShardingError, UnsupportedError
-from sdy_jax.representation import (
-    AxisRef,
-    Mesh,
-    TensorSharding,
+from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.named import (
     from_named_sharding,
     from_partition_spec,
     has_sub_axes,
     mesh_from_jax,
-    parse_sharding,
     to_partition_spec,
 )
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.text import parse_sharding
 
 MESH = Mesh.of(x=2, y=2, z=2)
 

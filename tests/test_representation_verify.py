@@ -8,15 +8,10 @@ import pytest
 from sdy_oracle import parse_modules
 
 from sdy_jax.errors import ParseError, ShardingError
-from sdy_jax.representation import (
-    DimensionSharding,
-    Mesh,
-    MeshAxis,
-    TensorSharding,
-    parse_mesh,
-    parse_propagation_edges,
-    parse_rule,
-    parse_sharding,
+from sdy_jax.representation.mesh import Mesh, MeshAxis
+from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+from sdy_jax.representation.text import parse_mesh, parse_propagation_edges, parse_rule, parse_sharding
+from sdy_jax.representation.verify import (
     verify_axis_list,
     verify_mesh,
     verify_propagation_edges,

@@ -10,14 +10,12 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from sdy_jax.commands.optimize import optimize
-from sdy_jax.representation import (
-    AxisRef,
-    DimensionSharding,
-    Mesh,
-    MeshAxis,
-    OpShardingRule,
-    PropagationEdges,
-    TensorSharding,
+from sdy_jax.representation import attributes as attrs
+from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis, quoted
+from sdy_jax.representation.propagation_edges import AxisSpread, EdgeValue, PropagationEdges, PropagationStep
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sharding import DimensionSharding, TensorSharding, per_value
+from sdy_jax.representation.text import (
     parse_axis,
     parse_mesh,
     parse_propagation_edges,
@@ -25,10 +23,6 @@ from sdy_jax.representation import (
     parse_sharding,
     parse_shardings,
 )
-from sdy_jax.representation import attributes as attrs
-from sdy_jax.representation.mesh import quoted
-from sdy_jax.representation.propagation_edges import AxisSpread, EdgeValue, PropagationStep
-from sdy_jax.representation.sharding import per_value
 from sdy_jax.text.modules import split_modules
 
 CONTEXT = mlir.make_ir_context()

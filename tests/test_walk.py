@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sharding_dump import parse
 
-from sdy_jax.ir.graph import post_order, pre_order
-from sdy_jax.passes.walk import body_of, named, terminator_of
+from sdy_jax.ir.operations import body_of, named, post_order, pre_order, terminator_of
 
 _LOOP = """
 func.func @main(%x: tensor<i32>) -> tensor<i32> {

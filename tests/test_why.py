@@ -11,15 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec as P
 from random_programs import RandomProgram
 from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.plan.why import Explanation
+from sdy_jax.ir.operations import body_of, main_function, terminator_of
+from sdy_jax.passes import run_pipeline
+from sdy_jax.passes.pipelines import plan_import
+from sdy_jax.plan.why import Explanation, given_arguments
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.blockers import Blockers, Reason
+from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import axis_at
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef
@@ -34,7 +39,15 @@ HERE = Path(__file__).name
 
 
 def explain(text):
-    return Explanation.of_module(parse(text).operation, compat="shardy")
+    """Explains a module as it is before import; its arguments are called `%arg0`, its results `result[0]`."""
+    module = parse(text).operation
+    imported = module.clone().operation
+    run_pipeline(imported, plan_import("shardy"))
+    block = body_of(main_function(imported))
+    inputs = [argument.get_name(ir.AsmState(imported)) for argument in block.arguments]
+    count = len(terminator_of(block).operands)
+    outputs = [f"result[{i}]" for i in range(count)] if count != 1 else ["result"]
+    return Explanation(imported, given_arguments(module), inputs, outputs, compat="shardy")
 
 
 def program(body, *arguments, results="", returned=MATRIX):
@@ -456,7 +469,7 @@ def blocks(text, value_id, axis, **options):
     """(reason, tensor in the way) for each op next to the value at `value_id`, in propagation with these options."""
     module = parse(text)
     graph = Graph(module.operation)
-    engine = propagate(graph, compat="shardy", **options)
+    engine = propagate(Engine(graph, compat="shardy", **options))
     blockers, found = Blockers(engine), []
     for entry in blockers.entries[engine.value_ids.of(value_id(graph))]:
         target = entry.value_ids.index(engine.value_ids.of(value_id(graph)))

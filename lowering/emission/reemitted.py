@@ -24,8 +24,8 @@ from jax.extend.mlir.dialects import func
 from jax.interpreters import batching, mlir
 
 from sdy_jax.errors import InternalError, UnsupportedError
-from sdy_jax.ir.calls import module_of
-from sdy_jax.ir.graph import Op, Value, pre_order
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.operations import module_of, pre_order
 from sdy_jax.ir.symbols import referenced_functions
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.representation.attributes import REDUCTION

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import manual_axes
 from sdy_jax.lowering.reshard.across_meshes import plan_across
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import ReshardPlan, plan_reshard
-from sdy_jax.propagation.edges import manual_axes
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Axes, Mesh

@@ -108,7 +108,7 @@ class MaterializedLayouts:
             cause = producer
         current = nearest.mlir
         for step in self._plan(value, nearest.sharding, target).steps:
-            moved = Moved(step.op.said, step.result, sent_by_step(step, value, self._mesh))
+            moved = Moved(step.op.summary, step.result, sent_by_step(step, value, self._mesh))
             record = self._report.add(moved, value, before, cause)
             current = _create(step, current, cause, before)
             self._spare.append((current.owner, record))

@@ -17,7 +17,8 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.graph import Block, Graph, Op, Value, module_meshes
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.operations import manual_axes, module_meshes
 from sdy_jax.lowering.emission.sent import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.placement.dead_code import erase_dead_code
 from sdy_jax.lowering.placement.decisions import Decision, Decisions
@@ -28,13 +29,12 @@ from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
 from sdy_jax.lowering.placement.unsplit import Unsplit
 from sdy_jax.lowering.placement.written import as_written, is_reduction, is_written_collective
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored, rejection, sent_by
+from sdy_jax.lowering.strategies.registry import is_forwarding, rejection, sent_by
 from sdy_jax.propagation.edge_shardings import settle_edges
-from sdy_jax.propagation.edges import manual_axes
 from sdy_jax.representation.attributes import attribute_from_text
 from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
 from sdy_jax.representation.mesh import axes_size
-from sdy_jax.representation.sdy_collectives import Said
+from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook, has_no_rule_silently
 from sdy_jax.rules.dataflow import DataFlowEdge, accumulator, is_data_flow
@@ -129,8 +129,6 @@ class _Partitioner:
             self._run_as_written(op)
         elif is_forwarding(op):
             self._forward(op)
-        elif is_ignored(op):
-            self.unneeded.append(op)
         else:
             self._visit_plain(op, following)
 
@@ -179,7 +177,7 @@ class _Partitioner:
             return
         placement.require(op, 0, written.source)
         placement.place([result], target)
-        for name, text in written.said.attributes.items():
+        for name, text in written.collective.attributes.items():
             op.mlir.attributes[name] = attribute_from_text(text, op.mlir.context)
         moved = written.moved(operand, self.mesh)
         placement.keep(op, self.report.add(moved, operand, op, op, origin="user"))
@@ -257,7 +255,7 @@ class _Partitioner:
             shape, sent = sharding.local_shape(value.shape or (), self.mesh), inside.wire_bytes
             if not inside.is_exact:
                 sent = reduce_by_bytes(shape, value.itemsize, size, is_used=bool(value.uses))
-            moved = Moved(Said(inside.kind, inside.axes, braces(inside.axes)), sharding, sent)
+            moved = Moved(CollectiveSummary(inside.kind, inside.axes, braces(inside.axes)), sharding, sent)
             self.report.add(moved, value, op, op)
 
     def _report_sent(self, op: Op, shardings: Sequence[TensorSharding]) -> None:
@@ -266,7 +264,7 @@ class _Partitioner:
         for sent in sent_by(op, self.mesh, shardings[:count]):
             value, sharding = op.results[sent.result], shardings[count + sent.result]
             if value.uses:
-                self.report.add(Moved(sent.said, sharding, sent.wire_bytes), value, op, op, "user")
+                self.report.add(Moved(sent.summary, sharding, sent.wire_bytes), value, op, op, "user")
 
     def _report_border(self, values: Sequence[Value], shardings: Sequence[TensorSharding], at: Op, cause: Op) -> None:
         """Reports the permutes that bring arguments to a mesh with the devices in another order, and results back."""
@@ -276,4 +274,4 @@ class _Partitioner:
         for value, sharding in away:
             sent = sent_at_border(value, sharding, self.mesh, meshes)
             if sent and value.uses:
-                self.report.add(Moved(Said("collective_permute"), sharding, sent), value, at, cause)
+                self.report.add(Moved(CollectiveSummary("collective_permute"), sharding, sent), value, at, cause)

@@ -12,7 +12,7 @@ from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.locations import SourcePlace, place_of, short_source
 from sdy_jax.lowering.placement.trips import executions
 from sdy_jax.representation.mesh import AxisRef
-from sdy_jax.representation.sdy_collectives import Said
+from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -29,7 +29,7 @@ Origin = Literal["partitioner", "user"]
 class Moved(NamedTuple):
     """What a collective says, the sharding of its result, and the bytes that a device sends in one execution."""
 
-    said: Said
+    summary: CollectiveSummary
     result: TensorSharding
     wire_bytes: float
 
@@ -63,15 +63,15 @@ class CollectiveRecord:
 
     @property
     def kind(self) -> str:
-        return self.moved.said.kind
+        return self.moved.summary.kind
 
     @property
     def axes(self) -> tuple[AxisRef, ...]:
-        return self.moved.said.axes
+        return self.moved.summary.axes
 
     @property
     def detail(self) -> str:
-        return self.moved.said.detail
+        return self.moved.summary.detail
 
     @property
     def result(self) -> TensorSharding:

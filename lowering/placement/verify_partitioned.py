@@ -12,12 +12,12 @@ from typing import NoReturn
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.calls import CALL, callee_of
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import CALL, callee_of
 from sdy_jax.lowering.planning.factors import factor_axes
 from sdy_jax.lowering.strategies import strategies_of
 from sdy_jax.lowering.strategies.linearity import carries
-from sdy_jax.lowering.strategies.registry import is_forwarding, is_ignored
+from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.axes import overlaps, set_difference, sort_and_merge
 from sdy_jax.representation.dialect_rules import RuleError, fail
@@ -109,7 +109,7 @@ class _PartitionedModule:
         return _unreduced_of(self.shardings.get(value))
 
     def check(self, op: Op) -> None:
-        if op.block is None or is_forwarding(op) or is_ignored(op):
+        if op.block is None or is_forwarding(op):
             return
         if op is op.block.terminator or is_data_flow(op) or op.name == "func.call":
             self._check_flow(op)

@@ -38,19 +38,23 @@ _NAMES = frozenset(f"sdy.{kind}" for kind in KINDS)
 class Written:
     """A user's collective as it runs: the collective, the sharding of its operand, and that of its result."""
 
-    said: SdyCollective
+    collective: SdyCollective
     source: TensorSharding
     target: TensorSharding
 
     def moved(self, value: Value, mesh: Mesh) -> Moved:
         """The record of the collective for a value."""
-        said, blocks = self.said, math.prod(self.source.shard_counts(mesh))
+        collective, blocks = self.collective, math.prod(self.source.shard_counts(mesh))
         size = math.prod(value.shape or ()) * value.itemsize
         before, after = size / blocks, size / math.prod(self.target.shard_counts(mesh))
-        axes = said.all_axes if said.kind != "collective_permute" else _permuted(self.source, self.target, mesh)
-        wire = wire_bytes(said.kind, axes_size(axes, mesh), before, after)
-        step = Collective(said, self.target, wire, self.source.reduction)
-        return Moved(said.said, self.target, sent_by_step(step, value, mesh))
+        axes = (
+            collective.all_axes
+            if collective.kind != "collective_permute"
+            else _permuted(self.source, self.target, mesh)
+        )
+        wire = wire_bytes(collective.kind, axes_size(axes, mesh), before, after)
+        step = Collective(collective, self.target, wire, self.source.reduction)
+        return Moved(collective.summary, self.target, sent_by_step(step, value, mesh))
 
 
 def is_written_collective(op: Op) -> bool:
@@ -65,58 +69,60 @@ def is_reduction(op: Op) -> bool:
 
 def as_written(op: Op, sources: Iterable[TensorSharding], target: TensorSharding, mesh: Mesh) -> Written | None:
     """A collective with the stated result `target`, from the first of `sources` that it fits; None if it fits none."""
-    said = _without_size_one(collective_from_attributes(op.name.removeprefix("sdy."), op.attributes), mesh)
-    if not said.all_axes and said.kind != "collective_permute":
+    collective = _without_size_one(collective_from_attributes(op.name.removeprefix("sdy."), op.attributes), mesh)
+    if not collective.all_axes and collective.kind != "collective_permute":
         return None
     combines = reduction_from_attributes(op.attributes)
     for source in sources:
-        for each in (said, _restated(said, source, target, mesh)):
+        for each in (collective, _restated(collective, source, target, mesh)):
             if _leads(each, combines, source, target, mesh):
                 return Written(each, source, target)
     return None
 
 
-def _restated(said: SdyCollective, source: TensorSharding, target: TensorSharding, mesh: Mesh) -> SdyCollective:
+def _restated(collective: SdyCollective, source: TensorSharding, target: TensorSharding, mesh: Mesh) -> SdyCollective:
     """The collective of this kind between two shardings. It says its axes in those of another mesh, if the shardings
     were on that before they were expressed on this one."""
 
     def less(axes: Axes, others: Axes) -> Axes:
         return set_difference(axes, others, mesh)
 
-    if said.kind == "all_reduce":
-        return replace(said, axes=less(source.unreduced_axes, target.unreduced_axes))
-    if said.kind == "replicated_to_unreduced":
-        return replace(said, axes=less(target.unreduced_axes, source.unreduced_axes))
-    before, after = (target, source) if said.kind in APPENDING else (source, target)
+    if collective.kind == "all_reduce":
+        return replace(collective, axes=less(source.unreduced_axes, target.unreduced_axes))
+    if collective.kind == "replicated_to_unreduced":
+        return replace(collective, axes=less(target.unreduced_axes, source.unreduced_axes))
+    before, after = (target, source) if collective.kind in APPENDING else (source, target)
     lists = tuple(map(less, before.axes, after.axes))
-    params = tuple((lists[dim], dim, to) for _, dim, to in said.params)
-    return replace(said, axes=lists if said.axes else (), params=params)
+    params = tuple((lists[dim], dim, to) for _, dim, to in collective.params)
+    return replace(collective, axes=lists if collective.axes else (), params=params)
 
 
-def _without_size_one(said: SdyCollective, mesh: Mesh) -> SdyCollective:
+def _without_size_one(collective: SdyCollective, mesh: Mesh) -> SdyCollective:
     """Without axes of size one, which shardings are rid of."""
 
     def larger(axes: Axes) -> Axes:
         return tuple(axis for axis in axes if axis.name not in mesh.axis_names or axis.size(mesh) > 1)
 
-    if said.kind in FLAT:
-        return replace(said, axes=larger(said.axes))
-    params = tuple((axes, a, b) for given, a, b in said.params if (axes := larger(given)))
-    return replace(said, axes=tuple(map(larger, said.axes)), params=params)
+    if collective.kind in FLAT:
+        return replace(collective, axes=larger(collective.axes))
+    params = tuple((axes, a, b) for given, a, b in collective.params if (axes := larger(given)))
+    return replace(collective, axes=tuple(map(larger, collective.axes)), params=params)
 
 
-def _leads(said: SdyCollective, combines: str, source: TensorSharding, target: TensorSharding, mesh: Mesh) -> bool:
+def _leads(
+    collective: SdyCollective, combines: str, source: TensorSharding, target: TensorSharding, mesh: Mesh
+) -> bool:
     """Whether the collective takes one sharding to the other without adding any partial sum twice."""
-    if said.kind == "collective_permute":
+    if collective.kind == "collective_permute":
         same = source.unreduced_axes == target.unreduced_axes and source.reduction == target.reduction
         return same and source.shard_counts(mesh) == target.shard_counts(mesh)
-    if source.mesh != target.mesh or (said.kind in REDUCING and combines != source.reduction):
+    if source.mesh != target.mesh or (collective.kind in REDUCING and combines != source.reduction):
         return False
     if source.unreduced_axes and target.unreduced_axes and source.reduction != target.reduction:
         return False
     try:
-        verify_counted_once(said, source, mesh, "")
-        after = sharding_after(said, source, mesh)
+        verify_counted_once(collective, source, mesh, "")
+        after = sharding_after(collective, source, mesh)
     except ShardingError:
         return False
     return after.axes == target.axes and after.unreduced_axes == target.unreduced_axes

@@ -439,14 +439,14 @@ class _Names:
         for step in steps:
             mesh = target.mesh if step.kind == "collective_permute" else mesh  # one permute at least, if they differ
             result = self.sharding(step.state, mesh, kind)
-            said = self.said(step, before)
-            made.append(Collective(said, result, _priced(problem, step, before).wire_bytes, kind))
+            collective = self.collective_of(step, before)
+            made.append(Collective(collective, result, _priced(problem, step, before).wire_bytes, kind))
             before = step.state
         if before != problem.target:
             raise InternalError(f"the plan from <{source}> to <{target}> ends at another sharding: {made}")
         return tuple(made)
 
-    def said(self, step: ReshardStep, before: State) -> SdyCollective:
+    def collective_of(self, step: ReshardStep, before: State) -> SdyCollective:
         """What a step says with names."""
         pairs = list(zip(before.dims, step.state.dims, strict=True))
         if step.kind == "collective_permute":

@@ -13,8 +13,8 @@ from dataclasses import replace
 import jax
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.ir.operations import manual_axes
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.propagation.edges import manual_axes
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 

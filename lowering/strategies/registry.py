@@ -22,7 +22,7 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.representation.sdy_collectives import Said
+from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.registry import names
 
@@ -69,7 +69,7 @@ class Sent:
     """A collective that the program holds itself: what it says, the index of the result that it makes, and the bytes
     that each device sends."""
 
-    said: Said
+    summary: CollectiveSummary
     result: int
     wire_bytes: float
 
@@ -82,9 +82,6 @@ FORWARDING = frozenset(
     )
 )
 """Ops that state a sharding of a value and compute nothing: the partitioner replaces them by collectives of its own."""
-
-IGNORED = frozenset({"sdy.sharding_group"})
-"""Ops without results that only guided propagation."""
 
 _CALLBACK = "host callbacks inside a partitioned function are not supported yet; call it outside of the function"
 REJECTED = {
@@ -168,11 +165,6 @@ def pass_through_factors(rule: OpShardingRule) -> frozenset[int]:
 def is_forwarding(op: Op) -> bool:
     """Whether the op's only effect is the sharding of its result."""
     return op.name in FORWARDING
-
-
-def is_ignored(op: Op) -> bool:
-    """Whether the op has no effect once propagation is done."""
-    return op.name in IGNORED
 
 
 def rejection(op: Op, mesh: Mesh) -> str | None:

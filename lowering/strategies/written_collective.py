@@ -32,7 +32,7 @@ from sdy_jax.lowering.strategies.monoids import reduction_kind
 from sdy_jax.lowering.strategies.registry import Sent, check, sends
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.sdy_collectives import Said
+from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
 
 _GROUPED = (
@@ -115,7 +115,7 @@ def _sent_in_groups(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> l
         return []
     detail = str([list(group) for group in groups]) if axes is None else braces(axes)
     sent = [_bytes_in_groups(op, value, s, mesh, size, axes) for value, s in zip(op.operands, operands, strict=True)]
-    return [Sent(Said(kind, axes or (), detail), index, wire) for index, wire in enumerate(sent)]
+    return [Sent(CollectiveSummary(kind, axes or (), detail), index, wire) for index, wire in enumerate(sent)]
 
 
 def _bytes_in_groups(
@@ -139,7 +139,7 @@ def _sent_in_pairs(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> li
     axes = tuple(axis for axis in _whole_axes(mesh) if spans(moved, [axis], mesh))
     ((value, sharding),) = zip(op.operands, operands, strict=True)
     block = value.itemsize * math.prod(sharding.local_shape(value.shape or (), mesh))
-    return [Sent(Said("collective_permute", axes, braces(axes)), 0, block if moved else 0.0)]
+    return [Sent(CollectiveSummary("collective_permute", axes, braces(axes)), 0, block if moved else 0.0)]
 
 
 def _short(name: str) -> str:

@@ -6,7 +6,6 @@ A specification is None (propagation decides), a `PartitionSpec`, a `NamedShardi
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,14 +14,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, flatten_one_level_with_keys, keystr, tree_flatten_with_path
 
-from sdy_jax.annotate.argument_errors import (
-    array_for_tree,
-    no_array,
-    no_entries,
-    no_specification,
-    other_tree,
-)
-from sdy_jax.annotate.user_function import function_name
+from sdy_jax.annotate.argument_errors import array_for_tree, no_array, no_entries, no_specification, other_tree
+from sdy_jax.annotate.user_function import function_name, function_signature
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.named import from_named_sharding, unreduced_by
 from sdy_jax.representation.sharding import TensorSharding
@@ -60,11 +53,8 @@ class Parameters:
 
     @classmethod
     def of(cls, fun: Callable[..., Any]) -> Parameters:
-        name = function_name(fun)
-        try:
-            parameters = inspect.signature(fun).parameters.values()
-        except (TypeError, ValueError):
-            return cls(function=name)
+        name, signature = function_name(fun), function_signature(fun)
+        parameters = signature.parameters.values() if signature else ()
         positional = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
         return cls(positional, tuple(p.name for p in parameters if p.kind == p.KEYWORD_ONLY), name)
 

@@ -28,12 +28,12 @@ from sdy_jax.annotate.identity import PrimitiveParameters, identity_primitive
 from sdy_jax.annotate.site import Site, create, current_mesh, emission
 from sdy_jax.annotate.specs import Stated, check_reduction, with_dimension
 from sdy_jax.errors import ParseError, ShardingError
-from sdy_jax.representation.attributes import REDUCTION, sharding_attributes
+from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.mesh import Axes, AxisRef, quoted
 from sdy_jax.representation.sdy_collectives import PER_DIMENSION, SdyCollective
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_axis
-from sdy_jax.representation.verify_collectives import verify_said
+from sdy_jax.representation.verify_collectives import verify_own_attributes
 
 AxisNameLists = Sequence[Sequence[str | AxisRef]]
 
@@ -310,12 +310,10 @@ def _on_leaves(
         _check(collective, rank, place)
         if reduction is not None:
             check_reduction(reduction, jnp.result_type(leaf.value), place)
-        stated = None if leaf.spec is None else stated_here(leaf.spec, rank, f"{place}, sharding")
-        out = None if target is None else stated_here(target, rank, f"{place}, out_sharding")
         parameters: PrimitiveParameters = {
             "collective": collective,
-            "sharding": stated,
-            "target": out,
+            "sharding": None if leaf.spec is None else stated_here(leaf.spec, rank, f"{place}, sharding"),
+            "target": None if target is None else stated_here(target, rank, f"{place}, out_sharding"),
             "reduction": reduction,
         }
         values.append(collective_p.bind(leaf.value, path=leaf.path, **parameters))
@@ -326,7 +324,7 @@ def _check(collective: SdyCollective, rank: int, place: str) -> None:
     """The checks that need no sharding of the operand."""
     mesh = current_mesh()
     if mesh is not None:
-        verify_said(collective, rank, mesh, place)
+        verify_own_attributes(collective, rank, mesh, place)
 
 
 # The primitive. Parameters: the `collective`, the operand's `sharding` and, of a permute, the `target`, both as in
@@ -355,9 +353,8 @@ def _with_dimension(collective: SdyCollective, position: int) -> SdyCollective:
 collective_p = identity_primitive("sdy_collective", batched=_batched, transposed=None)
 
 
-KIND, PLACE = "sdy.collective", "sdy.place"
-"""The attributes of a reshard that stands for a collective until the module is whole: its kind, and what errors name.
-The collective's own attributes and its reduction are there as well."""
+COLLECTIVE = "sdy.collective"
+"""The attribute of a reshard that stands for a collective until the module is whole: an index of `Site.collectives`."""
 
 
 @emission(collective_p)
@@ -383,12 +380,9 @@ def _emit_collective(
     if sharding is not None:
         x = create("sdy.reshard", x, **sharding_attributes("sharding", here(sharding), x.context))
     later = here(target) if target is not None else TensorSharding.replicated(site.symbol(ctx, site.mesh), rank)
-    said = _on_all_dimensions(collective, rank).attributes
-    attributes = {name: ir.Attribute.parse(text, x.context) for name, text in said.items()}
-    attributes |= sharding_attributes("sharding", later, x.context)
-    words = {KIND: collective.kind, PLACE: place} | ({REDUCTION: reduction} if reduction else {})
-    attributes |= {name: ir.StringAttr.get(word, x.context) for name, word in words.items()}
-    return [create("sdy.reshard", x, **attributes)]
+    index = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), len(site.collectives))
+    site.collectives.append((_on_all_dimensions(collective, rank), reduction or "sum", place))
+    return [create("sdy.reshard", x, **sharding_attributes("sharding", later, x.context), **{COLLECTIVE: index})]
 
 
 def _on_all_dimensions(collective: SdyCollective, rank: int) -> SdyCollective:

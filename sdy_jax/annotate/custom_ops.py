@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import jax
-from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 from jax.extend.mlir import ir
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from sdy_jax.annotate import regions
 from sdy_jax.annotate.regions import Region
@@ -96,29 +96,18 @@ def custom_op(
     return call
 
 
-# The primitive. Parameters: the function as a region, the rule, what devices run, and what `vmap` added to all three.
-
-custom_op_p = Primitive("custom_op")
-custom_op_p.multiple_results = True
-custom_op_p.def_impl(lambda *xs, region, **_: jaxpr_as_fun(region)(*xs))
-custom_op_p.def_effectful_abstract_eval(lambda *_, region, **__: (region.out_avals, region.effects))
-mlir.register_lowering(custom_op_p, lambda ctx, *xs, region, **_: mlir.lower_fun(jaxpr_as_fun(region))(ctx, *xs))
-ad.primitive_jvps[custom_op_p] = jvp_of(custom_op_p)
-
-
-def _batch(
+def _batched(
     axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], *, region: Region, mapped: Any, **parameters: Any
 ) -> Any:
-    if all(d is None for d in dims):
-        outs = custom_op_p.bind(*values, region=region, mapped=mapped, **parameters)
-        return outs, [None] * len(outs)
     new = regions.batched(region, axis_data, dims)
     mapped = (*mapped, Mapped(axis_data.size, tuple(dims), 0))
-    outs = custom_op_p.bind(*values, region=new, mapped=mapped, **parameters)
-    return outs, [0] * len(outs)
+    return custom_op_p.bind(*values, region=new, mapped=mapped, **parameters), 0
 
 
-batching.fancy_primitive_batchers[custom_op_p] = _batch
+custom_op_p = regions.region_primitive("custom_op", _batched)
+"""Parameters: the function as a region, the rule, what devices run, and what `vmap` added to all three."""
+
+ad.primitive_jvps[custom_op_p] = jvp_of(custom_op_p)
 
 
 @emission(custom_op_p)

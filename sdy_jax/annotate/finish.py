@@ -5,40 +5,42 @@ jax lowers many functions on their own and moves or calls the result, so a rule 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from jax.extend.mlir import ir
 
+from sdy_jax.annotate.collectives import COLLECTIVE
 from sdy_jax.annotate.constraints import BORDER, EDGE
-from sdy_jax.annotate.finish_collectives import is_unfinished, settle_collective
+from sdy_jax.annotate.finish_collectives import settle_collective
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.calls import CALL, callee_of, calls_in, module_of, owning_op
-from sdy_jax.ir.graph import pre_order
 from sdy_jax.ir.locations import source_line
-from sdy_jax.representation.attributes import (
-    sharding_from_attribute,
-    shardings_from_attribute,
-    shardings_to_attribute,
+from sdy_jax.ir.operations import (
+    CALL,
+    DATA_FLOW_OPS,
+    callee_of,
+    calls_in,
+    functions,
+    module_of,
+    owning_op,
+    pre_order,
+    replace_op,
+    returned_by,
+    symbol,
 )
+from sdy_jax.ir.stored_shardings import set_sharding, sharding_of
+from sdy_jax.representation.attributes import sharding_from_attribute, shardings_from_attribute, shardings_to_attribute
+from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import TensorSharding
 
 _MANUAL = "sdy.manual_computation"
 
-# The owners of edges, with the attribute that keeps the shardings of edges at results, and at block arguments.
 
-_OF_RESULTS = {
-    "stablehlo.while": "sdy.sharding",
-    "stablehlo.case": "sdy.sharding",
-    "stablehlo.if": "sdy.sharding",
-    "stablehlo.optimization_barrier": "sdy.sharding",
-    "sdy.named_computation": "out_shardings",
-    _MANUAL: "out_shardings",
-}
-_OF_ARGUMENTS = {"stablehlo.while": "sdy.sharding", "sdy.named_computation": "in_shardings"}
-
-
-def finish(module: ir.Operation) -> None:
+def finish(module: ir.Operation, stated: Sequence[tuple[SdyCollective, str, str]]) -> None:
     """Completes the annotations of a module that jax has lowered, in place.
+
+    Args:
+        module: a `builtin.module`.
+        stated: the collectives in it, as `Site.collectives`.
 
     Raises:
         ShardingError: a `data_flow_edge` for a value that is on no edge, or on one that is stated to have another
@@ -47,13 +49,13 @@ def finish(module: ir.Operation) -> None:
     ops = pre_order(module)
     borders = [op for op in ops if BORDER in op.attributes]
     edges = [op for op in ops if EDGE in op.attributes]
-    collectives = [op for op in ops if is_unfinished(op)]
+    collectives = [op for op in ops if COLLECTIVE in op.attributes]
     for op in borders:
         _settle_border(op)
     for op in edges:
         _settle_edge(op)
     for op in collectives:
-        settle_collective(op)
+        settle_collective(op, *stated[int(ir.IntegerAttr(op.attributes[COLLECTIVE]).value)])
 
 
 # Borders: a constraint that a manual computation brought along becomes its in_sharding or out_sharding.
@@ -73,8 +75,7 @@ def _settle_border(constraint: ir.Operation) -> None:
         return
     shardings[number] = sharding
     manual.attributes[name] = shardings_to_attribute(tuple(shardings), manual.context)
-    constraint.results[0].replace_all_uses_with(constraint.operands[0])
-    constraint.erase()
+    replace_op(constraint, constraint.operands)
 
 
 def _operand_fed(constraint: ir.Operation) -> tuple[ir.Operation, int] | None:
@@ -112,16 +113,14 @@ def _settle_edge(edge: ir.Operation) -> None:
             "branches, optimization_barrier and computations return, for all else there is sharding_constraint"
         )
     sharding = sharding_from_attribute(edge.attributes["sharding"])
-    op, name, number = owner
-    own = _shardings(op, name, sharding.mesh)[number]
-    if not _refines(sharding, own):
+    own = sharding_of(owner)
+    if own is not None and not _refines(sharding, own):
         raise ShardingError(
             f"data_flow_edge at {source_line(edge.location)}: its edge is to be <{sharding}>, and is stated to be "
             f"<{own}> elsewhere; all of an edge has one sharding"
         )
-    _write(op, name, number, sharding)
-    edge.results[0].replace_all_uses_with(x)
-    edge.erase()
+    set_sharding(owner, sharding)
+    replace_op(edge, edge.operands)
 
 
 def _described(x: ir.Value) -> str:
@@ -130,42 +129,16 @@ def _described(x: ir.Value) -> str:
     return f"argument {x.arg_number} of a {owning_op(x).name}"
 
 
-def _owner(x: ir.Value) -> tuple[ir.Operation, str, int] | None:
-    """The op that the edge of `x` belongs to, with the attribute and the place in it where the edge's sharding is kept;
-    None if `x` is on no edge."""
+def _owner(x: ir.Value) -> ir.Value | None:
+    """The value that has the sharding of the edge of `x`; None if `x` is on no edge."""
     op = owning_op(x)
     if isinstance(x, ir.OpResult):
-        number = x.result_number
         if op.name == CALL:
-            return _owner(_returned(op, number))
-        return (op, _OF_RESULTS[op.name], number) if op.name in _OF_RESULTS else None
-    number = x.arg_number
+            return _owner(returned_by(functions(module_of(op))[callee_of(op)])[x.result_number])
+        return x if op.name in DATA_FLOW_OPS else None
     if op.name == "func.func":
-        name = ir.StringAttr(op.attributes["sym_name"]).value
-        calls = [call for call in calls_in(module_of(op)) if callee_of(call) == name]
-        return _owner(calls[0].operands[number]) if len(calls) == 1 else None
-    return (op, _OF_ARGUMENTS[op.name], number) if op.name in _OF_ARGUMENTS else None
-
-
-def _returned(call: ir.Operation, number: int) -> ir.Value:
-    """What the called function returns as result `number`."""
-    function = ir.SymbolTable(module_of(call))[callee_of(call)].operation
-    block = function.regions[0].blocks[0]
-    return block.operations[len(block.operations) - 1].operands[number]
-
-
-def _write(op: ir.Operation, name: str, number: int, sharding: TensorSharding) -> None:
-    shardings = _shardings(op, name, sharding.mesh)
-    shardings[number] = sharding
-    op.attributes[name] = shardings_to_attribute(tuple(shardings), op.context)
-
-
-def _shardings(op: ir.Operation, name: str, mesh: Any) -> list[TensorSharding]:
-    if name in op.attributes:
-        return list(shardings_from_attribute(op.attributes[name]))
-    values = op.operands if name == "in_shardings" else op.results
-    return [TensorSharding.fully_open(mesh, _rank(value.type)) for value in values]
-
-
-def _rank(type_: ir.Type) -> int:
-    return ir.RankedTensorType(type_).rank if isinstance(type_, ir.RankedTensorType) else 0
+        calls = [call for call in calls_in(module_of(op)) if callee_of(call) == symbol(op)]
+        return _owner(calls[0].operands[x.arg_number]) if len(calls) == 1 else None
+    if op.name == "stablehlo.while":
+        return op.results[x.arg_number]
+    return x if op.name == "sdy.named_computation" else None

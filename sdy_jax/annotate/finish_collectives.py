@@ -8,53 +8,38 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.annotate.collectives import KIND, PLACE, axes_alone
+from sdy_jax.annotate.collectives import axes_alone
 from sdy_jax.annotate.site import create
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.calls import module_of
 from sdy_jax.ir.locations import source_line
-from sdy_jax.representation.attributes import (
-    mesh_from_attribute,
-    reduction_attributes,
-    reduction_from_attributes,
-    sharding_attributes,
-    sharding_from_attribute,
-    with_reduction,
-)
+from sdy_jax.ir.operations import module_meshes, module_of
+from sdy_jax.ir.stored_shardings import mesh_of, sharding_of
+from sdy_jax.representation.attributes import reduction_attributes, sharding_attributes
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.sdy_collectives import (
-    KINDS,
-    REDUCING,
-    UNREDUCING,
-    SdyCollective,
-    collective_from_attributes,
-    sharding_after,
-)
+from sdy_jax.representation.sdy_collectives import KINDS, REDUCING, UNREDUCING, SdyCollective, sharding_after
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify import verify_sharding
 from sdy_jax.representation.verify_collectives import (
     verify_collective,
     verify_counted_once,
-    verify_said,
+    verify_own_attributes,
     verify_strictly,
 )
 
 
-def is_unfinished(op: ir.Operation) -> bool:
-    """Whether an op stands for a collective."""
-    return KIND in op.attributes
-
-
-def settle_collective(stand_in: ir.Operation) -> None:
+def settle_collective(stand_in: ir.Operation, collective: SdyCollective, reduction: str, place: str) -> None:
     """Puts the collective there, between the sharding that its operand is stated to have and the one that follows.
+
+    Args:
+        stand_in: the op in its place.
+        collective, reduction: what it does.
+        place: what errors name.
 
     Raises:
         ShardingError: the operand's sharding is not stated, or the collective does not fit it.
     """
-    attributes, x = stand_in.attributes, stand_in.operands[0]
-    kind = str(ir.StringAttr(attributes[KIND]).value)
-    collective = collective_from_attributes(kind, attributes)
-    place = f"{ir.StringAttr(attributes[PLACE]).value} at {source_line(stand_in.location)}"
+    kind, x = collective.kind, stand_in.operands[0]
+    place = f"{place} at {source_line(stand_in.location)}"
     found = _stated_by(x)
     if found is None:
         raise ShardingError(
@@ -62,8 +47,7 @@ def settle_collective(stand_in: ir.Operation) -> None:
             "or sharding_constraint to the operand right before"
         )
     operand = axes_alone(found)
-    target = _said_by(stand_in, "sharding") if kind == "collective_permute" else None
-    reduction = reduction_from_attributes(attributes)
+    target = sharding_of(stand_in.results[0]) if kind == "collective_permute" else None
     _check_reduction(collective, reduction, operand, place)
     result = _result(stand_in, collective, operand, target, place)
     texts = collective.attributes | (reduction_attributes(kind, reduction) if kind in REDUCING else {})
@@ -81,14 +65,7 @@ _STATING = frozenset(f"sdy.{name}" for name in ("reshard", "sharding_constraint"
 
 def _stated_by(x: ir.Value) -> TensorSharding | None:
     """The sharding that the op states which makes a value, if it is there to state one."""
-    if not isinstance(x, ir.OpResult) or x.owner.operation.name not in _STATING:
-        return None
-    op = x.owner.operation
-    return _said_by(op, "out_sharding" if "out_sharding" in op.attributes else "sharding")
-
-
-def _said_by(op: ir.Operation, name: str) -> TensorSharding:
-    return with_reduction(sharding_from_attribute(op.attributes[name]), op.attributes)
+    return sharding_of(x) if isinstance(x, ir.OpResult) and x.owner.operation.name in _STATING else None
 
 
 def _check_reduction(collective: SdyCollective, reduction: str, operand: TensorSharding, place: str) -> None:
@@ -105,7 +82,7 @@ def _result(
 ) -> TensorSharding:
     """The sharding of the result, which keeps the dialect's rules and counts nothing twice."""
     mesh = _mesh(op, operand)
-    verify_said(collective, operand.rank, mesh, place)
+    verify_own_attributes(collective, operand.rank, mesh, place)
     verify_counted_once(collective, operand, mesh, place)
     result = target if target is not None else sharding_after(collective, operand, mesh, place)
     meshes = {s.mesh: _mesh(op, s) for s in (operand, result) if isinstance(s.mesh, str)}
@@ -116,6 +93,4 @@ def _result(
 
 
 def _mesh(op: ir.Operation, sharding: TensorSharding) -> Mesh:
-    if isinstance(sharding.mesh, Mesh):
-        return sharding.mesh
-    return mesh_from_attribute(ir.SymbolTable(module_of(op))[sharding.mesh].operation.attributes["mesh"])
+    return mesh_of(module_meshes(module_of(op)), sharding)

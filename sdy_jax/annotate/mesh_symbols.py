@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.representation.attributes import mesh_from_attribute, mesh_to_attribute
+from sdy_jax.ir.operations import body_of, module_meshes
+from sdy_jax.representation.attributes import mesh_to_attribute
 from sdy_jax.representation.mesh import Mesh
 
 
@@ -16,10 +17,9 @@ def declare_mesh(module: ir.Operation, mesh: Mesh, symbols: ir.SymbolTable | Non
         mesh: the mesh.
         symbols: the module's symbol table, where someone keeps one, so that it learns of the new name.
     """
-    body = module.regions[0].blocks[0]
-    for op in body.operations:
-        if op.operation.name == "sdy.mesh" and mesh_from_attribute(op.operation.attributes["mesh"]) == mesh:
-            return str(ir.StringAttr(op.operation.attributes["sym_name"]).value)
+    known = next((name for name, own in module_meshes(module).items() if own == mesh), None)
+    if known is not None:
+        return known
     context = module.context
     symbols = symbols or ir.SymbolTable(module)  # before the new op is there, so that it gives way
     attributes = {"sym_name": ir.StringAttr.get("mesh", context), "mesh": mesh_to_attribute(mesh, context)}
@@ -27,7 +27,7 @@ def declare_mesh(module: ir.Operation, mesh: Mesh, symbols: ir.SymbolTable | Non
         "sdy.mesh",
         attributes=attributes,
         loc=ir.Location.unknown(context),
-        ip=ir.InsertionPoint.at_block_begin(body),
+        ip=ir.InsertionPoint.at_block_begin(body_of(module)),
     )
     name = symbols.insert(op)
     return str(ir.StringAttr(name).value)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
-from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from sdy_jax.annotate import regions
 from sdy_jax.annotate.arguments import Leaf, Parameters, argument_leaves, match_prefix
@@ -99,38 +98,24 @@ def _specs(leaves: Sequence[Leaf], where: str) -> StatedSpecs:
     )
 
 
-# The primitive. Parameters: the region, its name, and a specification or None per operand and result.
-
-named_computation_p = Primitive("named_computation")
-named_computation_p.multiple_results = True
-named_computation_p.def_impl(lambda *xs, region, **_: jaxpr_as_fun(region)(*xs))
-named_computation_p.def_effectful_abstract_eval(lambda *_, region, **__: (region.out_avals, region.effects))
-mlir.register_lowering(
-    named_computation_p, lambda ctx, *xs, region, **_: mlir.lower_fun(jaxpr_as_fun(region))(ctx, *xs)
-)
-
-
-def _batch(axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], **parameters: Any) -> Any:
+def _batched(axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], **parameters: Any) -> Any:
     axes = axis_data.spmd_name
-    if not parameters["region"].effects and all(d is None for d in dims):
-        outs = named_computation_p.bind(*values, **parameters)
-        return outs, [None] * len(outs)
-    region = regions.batched(parameters["region"], axis_data, dims)
     outs = named_computation_p.bind(
         *values,
-        region=region,
+        region=regions.batched(parameters["region"], axis_data, dims),
         name=parameters["name"],
         in_shardings=tuple(_moved(s, d, axes) for s, d in zip(parameters["in_shardings"], dims, strict=True)),
         out_shardings=tuple(_moved(s, 0, axes) for s in parameters["out_shardings"]),
     )
-    return outs, [0] * len(outs)
+    return outs, 0
 
 
 def _moved(spec: Stated | None, dim: int | None, axes: Sequence[str] | None) -> Stated | None:
     return spec if spec is None or dim is None else with_dimension(spec, dim, axes)
 
 
-batching.fancy_primitive_batchers[named_computation_p] = _batch
+named_computation_p = regions.region_primitive("named_computation", _batched)
+"""Parameters: the region, its name, and a specification or None per operand and result."""
 
 
 def _jvp(

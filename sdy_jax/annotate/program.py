@@ -18,8 +18,9 @@ from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.extensions import extension
-from sdy_jax.ir.graph import main_function, pre_order, set_function_shardings
 from sdy_jax.ir.locations import source_line
+from sdy_jax.ir.operations import body_of, main_function, pre_order, returned_by
+from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -117,7 +118,7 @@ def from_function(
     outputs = match_prefix(out_shardings, results, "result", "out_shardings")
     with module.context, ir.Location.unknown(module.context):
         if site.unfinished:
-            finish(module.operation)
+            finish(module.operation, site.collectives)
         mesh_name = declare_mesh(module.operation, mesh)
         # A copy of its own: an operation does not keep the module object alive that jax made.
         program = Program(
@@ -143,7 +144,7 @@ def _refuse_ordered_effects(module: ir.Operation) -> None:
     Raises:
         UnsupportedError: the module takes and returns tokens, by which jax orders effects; with the line of the first.
     """
-    if not any(map(_is_token, main_function(module).regions[0].blocks[0].arguments)):
+    if not any(map(_is_token, body_of(main_function(module)).arguments)):
         return
     calls = (op for op in pre_order(module) if op.name == "stablehlo.custom_call")
     sources = [source_line(op.location) for op in calls if any(map(_is_token, op.operands))]
@@ -181,18 +182,16 @@ def platform_of(device: jax.Device) -> str:
 def _annotate(program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf], jax_mesh: jax.sharding.Mesh) -> None:
     """Writes the specified shardings on main's arguments and results."""
     main = main_function(program.module)
-    body = main.regions[0].blocks[0]
-    first, arguments = len(program.constants), body.arguments
+    first, arguments, returned = len(program.constants), body_of(main).arguments, returned_by(main)
     given = {
         first + i: _resolved(leaf, arguments[first + i].type, program, "in_shardings", jax_mesh)
         for i, leaf in enumerate(inputs)
     }
-    set_function_shardings(main, "arg_attrs", len(arguments), _without_none(given))
-    returned = body.operations[len(body.operations) - 1].operands
+    set_function_shardings(main, "arg_attrs", _without_none(given))
     wanted = {
         i: _resolved(leaf, returned[i].type, program, "out_shardings", jax_mesh) for i, leaf in enumerate(outputs)
     }
-    set_function_shardings(main, "res_attrs", len(returned), _without_none(wanted))
+    set_function_shardings(main, "res_attrs", _without_none(wanted))
 
 
 def _resolved(

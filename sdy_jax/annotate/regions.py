@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal, jaxpr_as_fun
+from jax.extend.core import Literal, Primitive, jaxpr_as_fun
 from jax.extend.core.primitives import jit_p
-from jax.interpreters import ad
+from jax.interpreters import ad, batching, mlir
 from jax.tree_util import PyTreeDef
 
 Region = Any
@@ -58,6 +58,31 @@ def trace(fun: Callable[..., Any], leaves: Sequence[Any]) -> Traced:
         count, body = len(captured), region.jaxpr
         region = jax.make_jaxpr(lambda *xs: jax.core.eval_jaxpr(body, xs[:count], *xs[count:]))(*captured, *leaves)
     return Traced(region, captured, trees[0])
+
+
+def region_primitive(name: str, batched: Callable[..., tuple[Sequence[Any], int]]) -> Primitive:
+    """A primitive that computes its parameter `region`, wherever its lowering is not overridden.
+
+    Args:
+        name: the primitive's name.
+        batched: the results under `vmap`, given `(axis_data, values, dims, **parameters)`, and the position of the new
+            dimension in them. It is asked only where there is such a dimension, or where the region has effects.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *xs, region, **_: jaxpr_as_fun(region)(*xs))
+    primitive.def_effectful_abstract_eval(lambda *_, region, **__: (region.out_avals, region.effects))
+    mlir.register_lowering(primitive, lambda ctx, *xs, region, **_: mlir.lower_fun(jaxpr_as_fun(region))(ctx, *xs))
+
+    def batch(axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], **parameters: Any) -> Any:
+        if not parameters["region"].effects and all(d is None for d in dims):
+            outs = primitive.bind(*values, **parameters)
+            return outs, [None] * len(outs)
+        outs, position = batched(axis_data, values, dims, **parameters)
+        return outs, [position] * len(outs)
+
+    batching.fancy_primitive_batchers[primitive] = batch
+    return primitive
 
 
 def without_jit(region: Region) -> Region:

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from sdy_jax.annotate import regions
 from sdy_jax.annotate.regions import Region
@@ -90,13 +90,16 @@ class Mapped:
     results: int
 
 
-# The primitive. Parameters: the region, the rule as the user wrote it, the function's name, and what `vmap` added.
+def _batched(
+    axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], *, region: Region, **parameters: Any
+) -> Any:
+    new, position = _batched_without_transposes(region, axis_data, dims)
+    mapped = (*parameters["mapped"], Mapped(axis_data.size, tuple(dims), position))
+    return ruled_p.bind(*values, region=new, **{**parameters, "mapped": mapped}), position
 
-ruled_p = Primitive("with_sharding_rule")
-ruled_p.multiple_results = True
-ruled_p.def_impl(lambda *xs, region, **_: jaxpr_as_fun(region)(*xs))
-ruled_p.def_effectful_abstract_eval(lambda *_, region, **__: (region.out_avals, region.effects))
-mlir.register_lowering(ruled_p, lambda ctx, *xs, region, **_: mlir.lower_fun(jaxpr_as_fun(region))(ctx, *xs))
+
+ruled_p = regions.region_primitive("with_sharding_rule", _batched)
+"""Parameters: the region, the rule as the user wrote it, the function's name, and what `vmap` added."""
 
 
 def jvp_of(primitive: Primitive) -> Callable[..., Any]:
@@ -117,26 +120,11 @@ def jvp_of(primitive: Primitive) -> Callable[..., Any]:
 ad.primitive_jvps[ruled_p] = jvp_of(ruled_p)
 
 
-def _batch(
-    axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], *, region: Region, **parameters: Any
-) -> Any:
-    if not region.effects and all(d is None for d in dims):
-        outs = ruled_p.bind(*values, region=region, **parameters)
-        return outs, [None] * len(outs)
-    new, position = _batched_without_transposes(region, axis_data, dims)
-    mapped = (*parameters["mapped"], Mapped(axis_data.size, tuple(dims), position))
-    outs = ruled_p.bind(*values, region=new, **{**parameters, "mapped": mapped})
-    return outs, [position] * len(outs)
-
-
 def _batched_without_transposes(region: Region, axis_data: Any, dims: Sequence[int | None]) -> tuple[Region, int]:
     """The batched region with its new dimension where the op itself leaves it, which takes the fewest equations."""
     positions = range(1 + min(aval.ndim for aval in region.out_avals))
     candidates = [(regions.batched(region, axis_data, dims, position), position) for position in positions]
     return min(candidates, key=lambda candidate: len(candidate[0].eqns))
-
-
-batching.fancy_primitive_batchers[ruled_p] = _batch
 
 
 @emission(ruled_p)

@@ -24,6 +24,7 @@ from jax.interpreters import mlir
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sdy_collectives import SdyCollective
 
 Emission = Callable[..., Any]
 """`emission(site, ctx, *values, **parameters)` emits what a primitive says and returns the values of its results."""
@@ -53,6 +54,8 @@ class Site:
         """Shape and argument path of the first member of each sharding group."""
         self.unfinished = False
         """Whether something was emitted that `finish` has to complete."""
+        self.collectives: list[tuple[SdyCollective, str, str]] = []
+        """The collectives that `finish` has to complete, each with its reduction and what errors name."""
         self.notes: dict[Hashable, list[tuple[weakref.ref[Any], Any]]] = defaultdict(list)
         """The statements about arrays recorded while tracing, by subject and the array's `id`."""
         self._symbols: dict[Mesh, str] = {}

@@ -13,7 +13,7 @@ from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate.arguments import Leaf, Spec, abstracted
 from sdy_jax.calls.statics import Statics
-from sdy_jax.plan.border_moves import Move, moves_at_border
+from sdy_jax.plan.border_moves import BorderMove, moves_at_border
 from sdy_jax.plan.plan import Plan
 from sdy_jax.runtime.layouts import as_specification, is_on, layout_of
 
@@ -67,7 +67,7 @@ class Arguments:
         types = tuple((x.value.shape, x.value.dtype, x.value.weak_type, x.spec, x.unreduced) for x in self.leaves)
         return (self.mesh, self.tree, types, self.statics.key)
 
-    def moves(self, plan: Plan) -> tuple[Move, ...]:
+    def moves(self, plan: Plan) -> tuple[BorderMove, ...]:
         """The arguments whose layouts differ from those that `plan` takes."""
         return moves_at_border(self.given, [value.sharding for value in plan.arguments], self.mesh)
 

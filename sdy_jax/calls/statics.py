@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sdy_jax.annotate.argument_errors import unhashable
+from sdy_jax.annotate.arguments import Parameters
+from sdy_jax.annotate.user_function import function_signature
 from sdy_jax.errors import ArgumentError, with_article
 
 
@@ -100,11 +101,7 @@ def _listed(name: str, given: Any, single: type) -> tuple[Any, ...]:
 
 def _positional(fun: Callable[..., Any]) -> tuple[str, ...]:
     """The names of the positional parameters; empty where their number is not fixed or not known."""
-    try:
-        parameters = inspect.signature(fun).parameters.values()
-    except (TypeError, ValueError):
+    signature = function_signature(fun)
+    if signature is None or any(p.kind == p.VAR_POSITIONAL for p in signature.parameters.values()):
         return ()
-    if any(p.kind == inspect.Parameter.VAR_POSITIONAL for p in parameters):
-        return ()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(p.name for p in parameters if p.kind in kinds)
+    return Parameters.of(fun).positional

@@ -20,7 +20,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.arguments import Parameters, argument_leaves
 from sdy_jax.annotate.program import Program
-from sdy_jax.calls.partition import PartitionedFunction, partition
+from sdy_jax.calls.partition import partition
+from sdy_jax.calls.partitioned_function import PartitionedFunction
 from sdy_jax.commands import UsageError, devices
 from sdy_jax.commands.failures import explained
 from sdy_jax.commands.literals import parse_mesh, parse_shardings, parse_types

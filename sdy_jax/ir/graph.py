@@ -10,28 +10,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.locations import source_line
-from sdy_jax.representation.attributes import (
-    mesh_from_attribute,
-    sharding_from_attribute,
-    sharding_to_attribute,
-    shardings_from_attribute,
-    shardings_to_attribute,
-    with_reduction,
-    write_reduction,
-)
-from sdy_jax.representation.mesh import Mesh
+from sdy_jax.ir.operations import functions, main_of, module_meshes, read_attributes
+from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings, store_results, stored_results
 from sdy_jax.representation.sharding import TensorSharding
-
-T = TypeVar("T")
-
-_OWN_SHARDING = ("sharding", "out_sharding")  # how sdy's own ops name the sharding of their result
-_HAVE_SHARDING = ("sdy.sharding_constraint", "sdy.reshard", "sdy.data_flow_edge")
 
 
 class Value:
@@ -158,6 +144,15 @@ class Op:
         """`file:line` of the user's code, or MLIR's location where there is none."""
         return source_line(self.mlir.location)
 
+    def store_result_shardings(self) -> None:
+        """Writes the shardings of the results, as they are here, to the module."""
+        self._attributes = None
+        found = [value.sharding for value in self.results]
+        if any(found):
+            store_results(self.mlir, found)
+        elif "sdy.sharding" in self.mlir.attributes:
+            del self.mlir.attributes["sdy.sharding"]
+
     def walk(self) -> Iterator[Op]:
         """This op and all ops in its regions, in pre-order."""
         yield self
@@ -167,61 +162,6 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<{self.name} at {self.source}>"
-
-
-def pre_order(op: ir.Operation) -> list[ir.Operation]:
-    """`op`, then everything in its regions, as they are now: changes to come do not show."""
-    return _walked(op, ir.WalkOrder.PRE_ORDER)
-
-
-def post_order(op: ir.Operation) -> list[ir.Operation]:
-    """Everything in the regions of `op` as it is now, then `op`."""
-    return _walked(op, ir.WalkOrder.POST_ORDER)
-
-
-def _walked(op: ir.Operation, order: ir.WalkOrder) -> list[ir.Operation]:
-    """MLIR walks, which takes half the time of a walk in Python."""
-    found: list[ir.Operation] = []
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        found.append(inner)
-        return ir.WalkResult.ADVANCE
-
-    op.walk(visit, order)
-    return found
-
-
-def main_function(module: ir.Operation) -> ir.Operation:
-    """The only function, or the one named `main`."""
-    ops = (op.operation for op in module.regions[0].blocks[0].operations)
-    return _main({ir.StringAttr(op.attributes["sym_name"]).value: op for op in ops if op.name == "func.func"})
-
-
-def _main(functions: Mapping[str, T]) -> T:
-    if len(functions) == 1:
-        return next(iter(functions.values()))
-    if "main" not in functions:
-        known = f"functions {', '.join(f'@{name}' for name in functions)}" if functions else "no function"
-        raise UnsupportedError(f"the module has {known}, so it is not known where it starts; name a function @main")
-    return functions["main"]
-
-
-def module_meshes(module: ir.Operation) -> dict[str, Mesh]:
-    """The meshes of a module by symbol."""
-    ops = (op.operation for op in module.regions[0].blocks[0].operations)
-    return {
-        str(ir.StringAttr(op.attributes["sym_name"]).value): mesh_from_attribute(op.attributes["mesh"])
-        for op in ops
-        if op.name == "sdy.mesh"
-    }
-
-
-def read_attributes(op: ir.Operation) -> dict[str, ir.Attribute]:
-    """An op's attributes by name."""
-    try:
-        return dict(op.attributes.items())
-    except TypeError:
-        return {name: _attribute(op, name) for name in op.attributes}
 
 
 def _block_key(block: Block) -> tuple[Any, ...]:
@@ -240,19 +180,15 @@ class Graph:
         self.module = module
         self.context: ir.Context = module.context
         self.meshes = module_meshes(module)
-        self.functions: dict[str, Op] = {}
         self.ops: list[Op] = []
         """All ops inside functions in pre-order, the functions included."""
         self._values: dict[ir.Value, Value] = {}
-        for op in module.regions[0].blocks[0].operations:
-            op = op.operation
-            if op.name == "func.func":
-                self.functions[ir.StringAttr(op.attributes["sym_name"]).value] = self._read(op, None)
+        self.functions = {name: self._read(function, None) for name, function in functions(module).items()}
 
     @property
     def main(self) -> Op:
         """The only function, or the one named `main`."""
-        return _main(self.functions)
+        return main_of(self.functions)
 
     @property
     def arguments(self) -> list[Value]:
@@ -269,7 +205,8 @@ class Graph:
             operand.uses.append((op, number))
         for result in op.results:
             self._values[result.mlir] = result
-        read_result_shardings(op)
+        for result, sharding in zip(op.results, stored_results(op.name, mlir.attributes), strict=False):
+            result.sharding = sharding
         regions = mlir.regions
         if len(regions):
             op.blocks = tuple([self._read_block(op, region.blocks[0]) for region in regions if len(region.blocks)])
@@ -280,7 +217,8 @@ class Graph:
         for argument in block.arguments:
             self._values[argument.mlir] = argument
         if parent.name == "func.func":
-            _read_argument_shardings(parent.mlir, block.arguments)
+            for argument, sharding in zip(block.arguments, function_shardings(parent.mlir, "arg_attrs"), strict=False):
+                argument.sharding = sharding
         block.ops = [self._read(child.operation, block) for child in mlir.operations]
         return block
 
@@ -294,15 +232,10 @@ class Graph:
 
     def result_shardings(self, function: Op) -> list[TensorSharding | None]:
         """The sharding attributes on a function's results, None where there is none."""
-        count = len(function.blocks[0].terminator.operands)
-        return function_shardings(function.mlir, "res_attrs", count)
-
-    def set_result_sharding(self, function: Op, index: int, sharding: TensorSharding | None) -> None:
-        self.set_result_shardings(function, {index: sharding})
+        return function_shardings(function.mlir, "res_attrs")
 
     def set_result_shardings(self, function: Op, shardings: Mapping[int, TensorSharding | None]) -> None:
-        count = len(function.blocks[0].terminator.operands)
-        set_function_shardings(function.mlir, "res_attrs", count, shardings)
+        set_function_shardings(function.mlir, "res_attrs", shardings)
 
     def set_sharding(self, value: Value, sharding: TensorSharding | None) -> None:
         """Stores a sharding on a function argument or op result, here and in the module."""
@@ -314,27 +247,11 @@ class Graph:
         for value, sharding in shardings:
             value.sharding = sharding
             if isinstance(value.owner, Op):
-                _write_result_shardings(value.owner)
+                value.owner.store_result_shardings()
             elif value.owner.parent.name == "func.func":
                 arguments.setdefault(value.owner.parent, {})[value.index] = sharding
         for function, found in arguments.items():
-            set_function_shardings(function.mlir, "arg_attrs", len(function.blocks[0].arguments), found)
-
-
-def _attribute(op: ir.Operation, name: str) -> ir.Attribute:
-    """An attribute, or the op's text for the kind that the bindings refuse to give out: elements of complex numbers."""
-    try:
-        return op.attributes[name]
-    except TypeError:
-        return ir.StringAttr.get(text_of_constant(op), op.context)
-
-
-def text_of_constant(op: ir.Operation) -> str:
-    """The generic form of an op without operands. A copy is printed: in place, MLIR numbers all values first."""
-    copy = op.clone().operation
-    text = str(copy.get_asm(print_generic_op_form=True))
-    copy.erase()
-    return text
+            set_function_shardings(function.mlir, "arg_attrs", found)
 
 
 def shape_and_dtype(type_: ir.Type) -> tuple[tuple[int, ...] | None, str]:
@@ -361,95 +278,3 @@ def itemsize(dtype: str) -> float:
         return 0.0
     size = max(1.0, int(match[0]) / 8)
     return 2 * size if dtype.startswith("complex") else size
-
-
-def read_result_shardings(op: Op) -> None:
-    """Fills in the `sharding` of an op's results from its attributes."""
-    attributes = op.mlir.attributes
-    if "sdy.sharding" in attributes:
-        shardings = shardings_from_attribute(attributes["sdy.sharding"])
-        for value, sharding in zip(op.results, shardings, strict=False):
-            value.sharding = with_reduction(sharding, attributes)
-    elif op.name.startswith("sdy."):
-        for name in _OWN_SHARDING:
-            if name in attributes and op.results:
-                op.results[0].sharding = with_reduction(sharding_from_attribute(attributes[name]), attributes)
-
-
-def _read_argument_shardings(function: ir.Operation, arguments: list[Value]) -> None:
-    shardings = function_shardings(function, "arg_attrs", len(arguments))
-    for argument, sharding in zip(arguments, shardings, strict=False):
-        argument.sharding = sharding
-
-
-def _write_result_shardings(op: Op) -> None:
-    context, attributes = op.mlir.context, op.mlir.attributes
-    op._attributes = None
-    if op.name.startswith("sdy.") and _write_own_sharding(op):
-        return
-    known = [v.sharding for v in op.results if v.sharding is not None]
-    if not known:
-        if "sdy.sharding" in attributes:
-            del attributes["sdy.sharding"]
-        return
-    filled = tuple([v.sharding or TensorSharding.fully_open(known[0].mesh, v.rank) for v in op.results])
-    attributes["sdy.sharding"] = shardings_to_attribute(filled, context)
-    write_reduction(op.mlir, filled)
-
-
-def _write_own_sharding(op: Op) -> bool:
-    """Stores the sharding of an op of sdy that names it otherwise than other ops do. Returns whether it is one."""
-    attributes, sharding = op.mlir.attributes, op.results[0].sharding
-    name = "out_sharding" if "out_sharding" in attributes else "sharding"
-    if name == "sharding" and op.name not in _HAVE_SHARDING:
-        return False
-    if sharding is not None:
-        attributes[name] = sharding_to_attribute(sharding, op.mlir.context)
-        write_reduction(op.mlir, [sharding])
-    return True
-
-
-def function_shardings(function: ir.Operation, name: str, count: int) -> list[TensorSharding | None]:
-    """The `sdy.sharding` of each of a function's `count` arguments (`arg_attrs`) or results (`res_attrs`)."""
-    attributes = function.attributes
-    return [_sharding_in(d) for d in ir.ArrayAttr(attributes[name])] if name in attributes else [None] * count
-
-
-def function_sharding(function: ir.Operation, name: str, index: int) -> TensorSharding | None:
-    """The `sdy.sharding` of one argument (`arg_attrs`) or result (`res_attrs`) of a function."""
-    attributes = function.attributes
-    return _sharding_in(ir.ArrayAttr(attributes[name])[index]) if name in attributes else None
-
-
-def set_function_shardings(
-    function: ir.Operation, name: str, count: int, shardings: Mapping[int, TensorSharding | None]
-) -> None:
-    """Stores shardings of a function's `count` arguments (`arg_attrs`) or results (`res_attrs`), by number.
-
-    Costs time in proportion to `count` if anything changes: to set many, call it once.
-    """
-    attributes, context = function.attributes, function.context
-    old = ir.ArrayAttr(attributes[name]) if name in attributes else [ir.DictAttr.get({}, context)] * count
-    changed = {}
-    for number, sharding in shardings.items():
-        entry = _with_sharding(ir.DictAttr(old[number]), sharding)
-        if entry != old[number]:
-            changed[number] = entry
-    if changed:
-        entries = list(old)
-        for number, entry in changed.items():
-            entries[number] = entry
-        attributes[name] = ir.ArrayAttr.get(entries, context)
-
-
-def _sharding_in(dictionary: ir.Attribute) -> TensorSharding | None:
-    entries = ir.DictAttr(dictionary)
-    return sharding_from_attribute(entries["sdy.sharding"]) if "sdy.sharding" in entries else None
-
-
-def _with_sharding(dictionary: ir.DictAttr, sharding: TensorSharding | None) -> ir.DictAttr:
-    context = dictionary.context
-    entries = {n.name: n.attr for n in dictionary if n.name != "sdy.sharding"}
-    if sharding is not None:
-        entries["sdy.sharding"] = sharding_to_attribute(sharding, context)
-    return ir.DictAttr.get(entries, context)

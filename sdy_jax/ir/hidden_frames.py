@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 
 from jax.extend import source_info_util
 
@@ -33,16 +34,18 @@ def caller_line() -> str:
     """`file:line` of the innermost frame outside of this package."""
     if _caller.get():
         return _caller.get()
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "sdy_jax":
-        frame = frame.f_back
+    frame, _ = _user_frame("sdy_jax")
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def users_stack_level() -> int:
     """The `stacklevel`, for a warning by the caller, of the innermost frame outside of this package and jax."""
-    level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("sdy_jax", "jax"):
+    return _user_frame("sdy_jax", "jax")[1]
+
+
+def _user_frame(*packages: str) -> tuple[FrameType, int]:
+    """The innermost frame outside of some packages, and its `stacklevel` for the caller's caller."""
+    frame, level = sys._getframe(2), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in packages:
         frame, level = frame.f_back, level + 1
-    return level
+    return frame, level

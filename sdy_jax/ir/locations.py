@@ -51,6 +51,11 @@ class SourcePlace:
         """`model.py:42 (flax/linen/linear.py:287)`, as one would name them here."""
         return f"{short_source(self.line)} ({short_source(self.library)})" if self.library else short_source(self.line)
 
+    def __str__(self) -> str:
+        """`dot_general at model.py:34 in attention`."""
+        where = f"{self.lines} in {self.function}" if self.function else self.lines
+        return f"{self.primitive} at {where}{' (backward pass)' if self.backward else ''}"
+
 
 def place_of(location: ir.Location) -> SourcePlace:
     """What a location says."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.graph import pre_order
 from sdy_jax.ir.locations import source_line
+from sdy_jax.ir.operations import body_of, pre_order, symbol
 
 _DATA = "value"
 """The elements of a constant: large, and no place for a symbol."""
@@ -43,11 +43,8 @@ def referenced_functions(op: ir.Operation, module: ir.Operation) -> list[ir.Oper
     Raises:
       ShardingError: one of them is not defined.
     """
-    known = {
-        str(ir.StringAttr(f.attributes["sym_name"]).value): f.operation
-        for f in module.regions[0].blocks[0].operations
-        if "sym_name" in f.operation.attributes
-    }
+    ops = (op.operation for op in body_of(module).operations)
+    known = {symbol(op): op for op in ops if "sym_name" in op.attributes}
     found: dict[str, ir.Operation] = {}
     waiting = [(name, op) for name in references(op)]
     while waiting:

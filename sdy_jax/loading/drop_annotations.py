@@ -5,8 +5,8 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.graph import post_order
 from sdy_jax.ir.locations import source_line
+from sdy_jax.ir.operations import post_order, replace_op
 from sdy_jax.passes.meshes import drop_shardings_and_meshes
 from sdy_jax.representation.sdy_collectives import KINDS
 from sdy_jax.shard.passes.mesh_annotations import drop_mesh_annotations
@@ -32,8 +32,7 @@ def drop_annotations(module: ir.Operation) -> None:
     drop_mesh_annotations(module)
     for op in post_order(module):
         if op.name in _FORWARDING:
-            op.results[0].replace_all_uses_with(op.operands[0])
-            op.erase()
+            replace_op(op, op.operands)
         elif op.name == "sdy.sharding_group":
             op.erase()
         elif op.name == "sdy.named_computation":

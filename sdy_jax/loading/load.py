@@ -15,11 +15,12 @@ from jax.interpreters import mlir
 from sdy_jax.annotate.arguments import argument_leaves, match_prefix
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError, UnsupportedError
-from sdy_jax.ir.graph import Graph, Value, main_function, module_meshes
+from sdy_jax.ir.graph import Graph, Value
+from sdy_jax.ir.operations import body_of, main_function, module_meshes
+from sdy_jax.ir.stored_shardings import map_shardings
 from sdy_jax.loading.artifacts import ArtifactKind, binary_module, contents, damage_noticed, exported_of, recognise
 from sdy_jax.loading.drop_annotations import drop_annotations
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
-from sdy_jax.passes.stored_shardings import map_shardings
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.shard.annotated_meshes import Devices
@@ -201,7 +202,7 @@ def _input_paths(exported: export.Exported, module: ir.Operation) -> tuple[str, 
     """The leaves of an exported function's arguments, which are called as the module's locations say, if they do."""
     arguments, named = jax.tree.unflatten(exported.in_tree, range(len(exported.in_avals)))
     leaves = sorted(exported.module_kept_var_idx)
-    values = list(main_function(module).regions[0].blocks[0].arguments)
+    values = list(body_of(main_function(module)).arguments)
     kept = dict(zip(leaves, values[len(values) - len(leaves) :], strict=True))
     names = []
     for argument in arguments:

@@ -25,7 +25,8 @@ from jax.interpreters import mlir
 from sdy_jax.annotate.arguments import Leaf, Parameters, Spec, abstracted, argument_leaves, match_prefix
 from sdy_jax.annotate.program import Program, platform_of
 from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
-from sdy_jax.ir.graph import function_shardings, main_function, module_meshes, set_function_shardings
+from sdy_jax.ir.operations import body_of, function_type, main_function, module_meshes
+from sdy_jax.ir.stored_shardings import SIDES, function_shardings, mesh_of, set_function_shardings
 from sdy_jax.jax_internals import with_module
 from sdy_jax.loading.symbolic_sizes import has_open_sizes, with_sizes
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
@@ -123,7 +124,8 @@ class LoadedFunction:
         self._program = program
         self._names = _names(program)
         self.__name__ = program.name
-        self.__signature__ = _signature(self._names)
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in self._names])
         module = program.module.clone().operation
         with module.context, ir.Location.unknown(module.context):
             settle_written_collectives(module)
@@ -186,11 +188,6 @@ def _names(program: Program) -> tuple[str, ...]:
     return tuple(roots) if len(roots) == len(positional) + len(named) and "args" not in roots else ()
 
 
-def _signature(names: Sequence[str]) -> inspect.Signature:
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature([inspect.Parameter(name, kind) for name in names])
-
-
 def _filled(leaves: Sequence[Leaf], own: Sequence[TensorSharding | None]) -> list[Spec]:
     return [mine if leaf.spec is None else leaf.spec for leaf, mine in zip(leaves, own, strict=True)]
 
@@ -221,8 +218,7 @@ def _take_boundary(
     remove_propagation_debug_info(module)  # it may refer to them
     meshes = module_meshes(module)
     main = main_function(module)
-    arguments = _take(main, "arg_attrs", len(main.regions[0].blocks[0].arguments), meshes, mesh)
-    results = _take(main, "res_attrs", len(_types(main).results), meshes, mesh)
+    arguments, results = (_take(main, side, meshes, mesh) for side in SIDES)
     if program.exported is None:
         return arguments, results
     # Exported modules take a platform and tokens first, and lack arguments that are not used.
@@ -232,23 +228,17 @@ def _take_boundary(
     return [by_leaf.get(i) for i in range(len(program.in_info))], results[len(results) - count :]
 
 
-def _take(
-    main: ir.Operation, side: str, count: int, meshes: dict[str, Mesh], mesh: Mesh
-) -> list[TensorSharding | None]:
+def _take(main: ir.Operation, side: str, meshes: dict[str, Mesh], mesh: Mesh) -> list[TensorSharding | None]:
     def on_mesh(sharding: TensorSharding | None) -> TensorSharding | None:
         if sharding is None:
             return None
-        own = meshes[sharding.mesh] if isinstance(sharding.mesh, str) else sharding.mesh
+        own = mesh_of(meshes, sharding)
         return replace(sharding, mesh=own) if own.axes and own.axes == mesh.axes else None
 
-    found = [on_mesh(sharding) for sharding in function_shardings(main, side, count)]
+    found = [on_mesh(sharding) for sharding in function_shardings(main, side)]
     taken = [i for i, sharding in enumerate(found) if sharding is not None]
-    set_function_shardings(main, side, count, dict.fromkeys(taken))
+    set_function_shardings(main, side, dict.fromkeys(taken))
     return found
-
-
-def _types(function: ir.Operation) -> ir.FunctionType:
-    return ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
 
 
 # Calling --------------------------------------------------------------------------------------------------------------
@@ -268,7 +258,7 @@ def _merged(program: Program, module: ir.Operation) -> Any:
     def made_for(shapes: tuple[tuple[int, ...], ...]) -> tuple[bytes, tuple[Any, ...]]:
         """The module for arguments of these shapes, and the types of its results."""
         sized = with_sizes(module, shapes) if is_open else module
-        return _bytecode(sized), tuple(map(_aval, _types(main_function(sized)).results))
+        return _bytecode(sized), tuple(map(_aval, function_type(main_function(sized)).results))
 
     def call(*arguments: Any) -> Any:
         text, results = made_for(tuple(jax.typeof(x).shape for x in arguments) if is_open else ())
@@ -301,7 +291,7 @@ def _lower(
     if foreign:  # ops of the mesh and shard dialects
         context.context.allow_unregistered_dialects = True
     merged = ir.Module.parse(module, context.context)
-    types = _types(main_function(merged.operation)).results
+    types = function_type(main_function(merged.operation)).results
     meshes = _meshes_to_add(merged.operation, context.module.operation)
     called = mlir.merge_mlir_modules(context.module, name, merged, context.symbol_table)
     for op in meshes:
@@ -317,7 +307,7 @@ def _meshes_to_add(module: ir.Operation, caller: ir.Operation) -> list[ir.Operat
         if mesh.symbol in taken and known.get(key) != mesh:
             used = taken | symbols(module)
             rename_mesh(module, mesh, next(name for n in count(1) if (name := f"{mesh.symbol}_{n}") not in used))
-    for op in [op.operation for op in module.regions[0].blocks[0].operations if is_dialect_op(op.operation)]:
+    for op in [op.operation for op in body_of(module).operations if is_dialect_op(op.operation)]:
         op.detach_from_parent()
         call = view(op)
         if (call.dialect, call["sym_name"]) not in known:

@@ -9,7 +9,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
 
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.graph import main_function
+from sdy_jax.ir.operations import body_of, function_type, main_function, replace_op
 from sdy_jax.jax_internals import refined
 
 _INNER = "main_of_any_size"
@@ -17,7 +17,7 @@ _INNER = "main_of_any_size"
 
 def has_open_sizes(module: ir.Operation) -> bool:
     """Whether main takes or returns a tensor with a size that the text does not say."""
-    type_ = _type(main_function(module))
+    type_ = function_type(main_function(module))
     return any(_is_open(t) for t in (*type_.inputs, *type_.results))
 
 
@@ -32,7 +32,7 @@ def with_sizes(module: ir.Operation, shapes: Sequence[tuple[int, ...]]) -> ir.Op
         SdyError: the sizes break a rule of an op, or do not determine all others.
     """
     module = module.clone().operation
-    given = [_sized(t, shape) for t, shape in zip(_type(main_function(module)).inputs, shapes, strict=True)]
+    given = [_sized(t, shape) for t, shape in zip(function_type(main_function(module)).inputs, shapes, strict=True)]
     with module.context, ir.Location.unknown(module.context):
         _wrap(module, given)
         parsed = ir.Module.parse(module.get_asm(enable_debug_info=True), module.context)
@@ -48,7 +48,7 @@ def with_sizes(module: ir.Operation, shapes: Sequence[tuple[int, ...]]) -> ir.Op
 def _wrap(module: ir.Operation, types: Sequence[ir.Type]) -> None:
     """Lets a new main take arguments of the given types, and call the old one."""
     inner = main_function(module)
-    wanted = _type(inner)
+    wanted = function_type(inner)
     ir.SymbolTable(module).set_symbol_name(inner, _INNER)
     inner.attributes["sym_visibility"] = ir.StringAttr.get("private")
     attributes = {name: inner.attributes[name] for name in ("arg_attrs", "res_attrs") if name in inner.attributes}
@@ -68,15 +68,9 @@ def _converted(x: ir.Value, type_: ir.Type) -> ir.Value:
 
 def _erase_conversions(module: ir.Operation) -> None:
     """Removes what `_wrap` has put in."""
-    for op in list(main_function(module).regions[0].blocks[0].operations):
-        operation = op.operation
-        if operation.name == "stablehlo.convert" and operation.operands[0].type == operation.results[0].type:
-            operation.results[0].replace_all_uses_with(operation.operands[0])
-            operation.erase()
-
-
-def _type(function: ir.Operation) -> ir.FunctionType:
-    return ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    for op in [op.operation for op in body_of(main_function(module)).operations]:
+        if op.name == "stablehlo.convert" and op.operands[0].type == op.results[0].type:
+            replace_op(op, op.operands)
 
 
 def _is_open(type_: ir.Type) -> bool:

@@ -16,8 +16,8 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import named
 from sdy_jax.passes.ramps import At, Ramps
-from sdy_jax.passes.walk import named
 from sdy_jax.propagation.liveness import is_removable
 from sdy_jax.rules.op_attributes import Dims, gather_dimension_numbers, scatter_dimension_numbers
 
@@ -118,7 +118,7 @@ def _leading(indexing: _BatchedIndexing) -> Counted:
 
 
 def _counts_at_first(indexing: _BatchedIndexing, element: int) -> bool:
-    value: Value | None = _piece(indexing, element)
+    value: Value | None = [piece for piece, size in _pieces(indexing) for _ in range(size)][element]
     while value is not None and (op := value.defining_op) is not None:
         if op.name == "stablehlo.iota":
             return op.int("iota_dimension") == 0
@@ -134,11 +134,6 @@ def _pieces(indexing: _BatchedIndexing) -> list[tuple[Value, int]]:
     is_joined = op is not None and op.name == _CONCATENATE and op.int("dimension") == indexing.vector_dim
     values = op.operands if op is not None and is_joined else [indexing.indices]
     return [(value, (value.shape or ())[indexing.vector_dim]) for value in values]
-
-
-def _piece(indexing: _BatchedIndexing, element: int) -> Value:
-    owners = [value for value, size in _pieces(indexing) for _ in range(size)]
-    return owners[element]
 
 
 # The change.

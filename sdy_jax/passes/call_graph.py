@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.calls import callee_of, calls_in
+from sdy_jax.ir.operations import body_of, callee_of, calls_in, functions, symbol
+from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.ir.symbols import references
 from sdy_jax.passes.same_computation import computation_of
-from sdy_jax.passes.stored_shardings import function_shardings
-from sdy_jax.passes.walk import body_of, functions, symbol
 
 ORIGINAL_NAME = "sdy.original_func_name"
 """On a function that was made from another one: the other one's name."""
@@ -56,26 +55,35 @@ class UniqueNames:
 # Orders.
 
 
-def callees_first(module: ir.Operation) -> list[ir.Operation]:
+Functions = Mapping[str, ir.Operation]
+"""Functions of a module by symbol."""
+
+Callees = Callable[[ir.Operation], Iterable[str]]
+
+
+def _called_by(function: ir.Operation) -> list[str]:
+    return [callee_of(call) for call in calls_in(function)]
+
+
+def callees_first(known: Functions, callees: Callees = _called_by) -> list[ir.Operation]:
     """The functions in depth-first post-order of the call graph, beginning at each function in turn.
 
     Raises:
       ShardingError: a function calls itself, directly or through others.
     """
-    known = functions(module)
     done: dict[str, bool] = {}
-    return [function for name in known for function in _post_order(name, known, done)]
+    return [function for name in known for function in _post_order(name, known, callees, done)]
 
 
-def _post_order(name: str, known: dict[str, ir.Operation], done: dict[str, bool]) -> Iterator[ir.Operation]:
+def _post_order(name: str, known: Functions, callees: Callees, done: dict[str, bool]) -> Iterator[ir.Operation]:
     """`done`: False for a function whose callees are being visited, True after that."""
     if name not in known or done.get(name):
         return
     if name in done:
         raise ShardingError(f"function @{name} calls itself; StableHLO programs may not be recursive")
     done[name] = False
-    for call in calls_in(known[name]):
-        yield from _post_order(callee_of(call), known, done)
+    for callee in callees(known[name]):
+        yield from _post_order(callee, known, callees, done)
     done[name] = True
     yield known[name]
 
@@ -83,7 +91,7 @@ def _post_order(name: str, known: dict[str, ir.Operation], done: dict[str, bool]
 def order_functions(module: ir.Operation) -> None:
     """Moves the functions to the end of the module, each before those that it calls."""
     last = next((op.operation for op in reversed(list(body_of(module).operations))), None)
-    for function in reversed(callees_first(module)):
+    for function in reversed(callees_first(functions(module))):
         if last is not None and function != last:
             function.move_after(last)
         last = function
@@ -96,7 +104,7 @@ def flatten_call_graph(module: ir.Operation) -> None:
     """Gives every call a function of its own: the second and later calls of a function get a copy of it."""
     copies = FunctionCopies(module)
     called: set[str] = set()
-    for function in callees_first(module):
+    for function in callees_first(functions(module)):
         for call in calls_in(function):
             if callee_of(call) in called:
                 copies.give_own(call)

@@ -9,8 +9,8 @@ from itertools import takewhile
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import main_function, module_meshes
-from sdy_jax.passes.stored_shardings import (
+from sdy_jax.ir.operations import body_of, functions, main_function, manual_axes, module_meshes, named, terminator_of
+from sdy_jax.ir.stored_shardings import (
     function_shardings,
     list_of,
     map_shardings,
@@ -18,12 +18,9 @@ from sdy_jax.passes.stored_shardings import (
     set_function_shardings,
     set_list,
 )
-from sdy_jax.passes.walk import body_of, functions, named, terminator_of
-from sdy_jax.propagation.edges import manual_axes, manual_prefix
+from sdy_jax.representation.manual_axes import manual_prefix
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
-
-Shape = Sequence[int]
 
 
 def close_shardings(module: ir.Operation) -> None:
@@ -54,14 +51,13 @@ def make_boundary_divisible(module: ir.Operation) -> None:
     for function in functions(module).values():
         _change_boundary(function, divisible)
     for call in named(module, "func.call"):
-        known = list_of(call, "sdy.sharding", len(call.results))
-        changed = [s and divisible(s, v) for s, v in zip(known, call.results, strict=True)]
-        set_list(call, "sdy.sharding", changed, list(call.results))
+        known = zip(list_of(call, "sdy.sharding"), call.results, strict=True)
+        set_list(call, "sdy.sharding", [s and divisible(s, v) for s, v in known])
     for manual in named(module, "sdy.manual_computation"):
         _change_manual(manual, meshes)
 
 
-def _shape(value: ir.Value) -> Shape:
+def _shape(value: ir.Value) -> Sequence[int]:
     return tuple(value.type.shape) if isinstance(value.type, ir.RankedTensorType) else ()
 
 
@@ -81,17 +77,19 @@ def _change_manual(op: ir.Operation, meshes: dict[str, Mesh]) -> None:
     inner = list(body_of(op).arguments)
     free = [
         s and _divisible_inside(s, _shape(v), mesh_of(meshes, s), manual)
-        for s, v in zip(list_of(op, "in_shardings", len(inner)), inner, strict=True)
+        for s, v in zip(list_of(op, "in_shardings"), inner, strict=True)
     ]
-    set_list(op, "in_shardings", free, inner)
+    set_list(op, "in_shardings", free)
     outer = [
         s and divisible_sharding(s, _shape(v), mesh_of(meshes, s))
-        for s, v in zip(list_of(op, "out_shardings", len(op.results)), op.results, strict=True)
+        for s, v in zip(list_of(op, "out_shardings"), op.results, strict=True)
     ]
-    set_list(op, "out_shardings", outer, list(op.results))
+    set_list(op, "out_shardings", outer)
 
 
-def _divisible_inside(sharding: TensorSharding, shape: Shape, mesh: Mesh, manual: Sequence[str]) -> TensorSharding:
+def _divisible_inside(
+    sharding: TensorSharding, shape: Sequence[int], mesh: Mesh, manual: Sequence[str]
+) -> TensorSharding:
     """Shortens the free axes against the shape inside; the manual axes in front of them stay."""
     prefixes = [manual_prefix(d.axes, manual) for d in sharding.dimensions]
     free = replace(
@@ -105,7 +103,7 @@ def _divisible_inside(sharding: TensorSharding, shape: Shape, mesh: Mesh, manual
     )
 
 
-def divisible_sharding(sharding: TensorSharding, shape: Shape, mesh: Mesh) -> TensorSharding:
+def divisible_sharding(sharding: TensorSharding, shape: Sequence[int], mesh: Mesh) -> TensorSharding:
     """Each dimension with the largest prefix of its axes that divides its size evenly."""
     dimensions = tuple(_divisible(d, n, mesh) for d, n in zip(sharding.dimensions, shape, strict=False))
     return replace(sharding, dimensions=dimensions) if dimensions != sharding.dimensions else sharding

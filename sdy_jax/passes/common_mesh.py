@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import module_meshes, pre_order
-from sdy_jax.passes.stored_shardings import map_shardings
-from sdy_jax.propagation.edges import manual_axes
+from sdy_jax.ir.operations import manual_axes, module_meshes, pre_order
+from sdy_jax.ir.stored_shardings import map_shardings
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.device_orders import can_express, rewritten

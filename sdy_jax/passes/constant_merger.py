@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import post_order, read_attributes
-from sdy_jax.passes.walk import functions
+from sdy_jax.ir.operations import functions, post_order, read_attributes
 
 _CONSTANTS = ("sdy.constant", "stablehlo.constant")
 _BROADCAST = "stablehlo.broadcast_in_dim"

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.calls import CALL, callee_of
 from sdy_jax.ir.graph import Graph, Op
+from sdy_jax.ir.operations import CALL, TERMINATORS, callee_of, functions, named, renamed, replace_op, symbol, users
 from sdy_jax.passes.call_graph import FunctionCopies, callees_first
-from sdy_jax.passes.walk import TERMINATORS, named, symbol, users
 from sdy_jax.rules.predicates import is_elementwise
 
 _LEAVES = ("sdy.constant", "stablehlo.constant", "stablehlo.iota")
@@ -30,7 +29,7 @@ def split_constants(module: ir.Operation) -> None:
         _to_sdy_constant(constant)
     graph, copies = Graph(module), FunctionCopies(module)
     spoiled: set[ScopeKey] = set()
-    for name in map(symbol, callees_first(module)):
+    for name in map(symbol, callees_first(functions(module))):
         function = graph.functions[name]
         for scope in (*_computations(function), function):
             _Splitter(scope, copies, spoiled).split()
@@ -60,19 +59,8 @@ def _computations(op: Op) -> Iterator[Op]:
 
 def _to_sdy_constant(constant: ir.Operation) -> None:
     complex_ = isinstance(constant.results[0].type.element_type, ir.ComplexType)
-    new = _through_text(constant) if complex_ else _created(constant)
-    constant.results[0].replace_all_uses_with(new.results[0])
-    constant.erase()
-
-
-def _created(constant: ir.Operation) -> ir.Operation:
-    return ir.Operation.create(
-        "sdy.constant",
-        results=[constant.results[0].type],
-        attributes={name: constant.attributes[name] for name in constant.attributes},
-        loc=constant.location,
-        ip=ir.InsertionPoint(constant),
-    )
+    new = _through_text(constant) if complex_ else renamed(constant, "sdy.constant")
+    replace_op(constant, new.results)
 
 
 def _through_text(constant: ir.Operation) -> ir.Operation:

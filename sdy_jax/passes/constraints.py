@@ -6,14 +6,25 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.calls import defining_op, owning_op
-from sdy_jax.ir.graph import Graph, post_order
-from sdy_jax.passes.data_flow_edges import DATA_FLOW_OPS, EDGE, edge_of
-from sdy_jax.passes.debug_info import write_constraint_edges, write_origins
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import (
+    COMPUTATIONS,
+    DATA_FLOW_OPS,
+    defining_op,
+    just_after,
+    named,
+    owning_op,
+    post_order,
+    rank,
+    renamed,
+    replace_op,
+    users,
+)
+from sdy_jax.ir.stored_shardings import list_of, set_sharding, sharding_of, stating
+from sdy_jax.passes.data_flow_edges import EDGE, edge_of
+from sdy_jax.passes.debug_info import Origins, write_constraint_edges
 from sdy_jax.passes.sharding_rules import write_identity_rule
-from sdy_jax.passes.stored_shardings import COMPUTATIONS, list_of, set_sharding, sharding_of
-from sdy_jax.passes.walk import just_after, named, rank, users
-from sdy_jax.representation.attributes import sharding_attributes, sharding_from_attribute, with_reduction
+from sdy_jax.representation.attributes import sharding_from_attribute, with_reduction
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import FUNC_EDGE
 
@@ -38,14 +49,14 @@ def apply_sharding_constraints(
             if _applies(sharding, op.operands[0]) and _apply_constraint(op, sharding):
                 applied.append(op)
         elif op.name == _MANUAL:
-            for number, given in enumerate(list_of(op, "in_shardings", len(op.operands))):
+            for number, given in enumerate(list_of(op, "in_shardings")):
                 operand = op.operands[number]  # read now: applying an earlier one may have redirected it
                 if given is not None and _applies(given, operand):
                     _apply_manual(op, operand, given)
     if debug_propagation_edge_sharding:
         write_constraint_edges(module, applied)
     if debug_sharding_origins:
-        write_origins(Graph(module))
+        Origins(Graph(module)).write()
 
 
 def _redirect_to_end_of_chain(first: ir.Operation) -> None:
@@ -120,7 +131,7 @@ def _wanted(user: ir.Operation, operand: int) -> list[TensorSharding]:
     if user.name == _CONSTRAINT:
         return [_stated_by(user)]
     if user.name == _MANUAL:
-        given = list_of(user, "in_shardings", len(user.operands))[operand]
+        given = list_of(user, "in_shardings")[operand]
         return [given] if given else []
     return []
 
@@ -167,14 +178,7 @@ def _apply_manual(manual: ir.Operation, x: ir.Value, sharding: TensorSharding) -
 
 def constrain_uses(value: ir.Value, sharding: TensorSharding, location: ir.Location) -> None:
     """Puts a sharding constraint right after a value, between it and all its users."""
-    constraint = ir.Operation.create(
-        _CONSTRAINT,
-        results=[value.type],
-        operands=[value],
-        attributes=sharding_attributes("sharding", sharding, value.context),
-        loc=location,
-        ip=just_after(value),
-    )
+    constraint = stating(_CONSTRAINT, value, sharding, location, just_after(value))
     value.replace_all_uses_except(constraint.results[0], constraint)
 
 
@@ -189,13 +193,4 @@ def _set_unreduced(x: ir.Value, sharding: TensorSharding) -> None:
 def constraints_to_reshards(module: ir.Operation) -> None:
     """Every `sdy.sharding_constraint` becomes an `sdy.reshard` with the same sharding."""
     for op in named(module, _CONSTRAINT):
-        new = ir.Operation.create(
-            "sdy.reshard",
-            results=[op.results[0].type],
-            operands=[op.operands[0]],
-            attributes={n: op.attributes[n] for n in op.attributes},
-            loc=op.location,
-            ip=ir.InsertionPoint(op),
-        )
-        op.results[0].replace_all_uses_with(new.results[0])
-        op.erase()
+        replace_op(op, renamed(op, "sdy.reshard").results)

@@ -10,16 +10,25 @@ from collections.abc import Sequence
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import post_order
+from sdy_jax.ir.operations import (
+    COMPUTATIONS,
+    DATA_FLOW_OPS,
+    body_of,
+    has_static_shape,
+    just_after,
+    manual_axes,
+    named,
+    owning_op,
+    post_order,
+    replace_op,
+    users,
+)
+from sdy_jax.ir.stored_shardings import list_of, result_attribute, set_list, set_sharding, sharding_of
 from sdy_jax.passes.debug_info import PROPAGATION_EDGES, SHARDING_ORIGINS, sink_attributes
-from sdy_jax.passes.stored_shardings import COMPUTATIONS, list_of, set_list, sharding_of
-from sdy_jax.passes.walk import body_of, has_static_shape, just_after, named, users
-from sdy_jax.propagation.edges import add_free_axes, erase_manual_axes, manual_axes
-from sdy_jax.representation.attributes import sharding_attributes
+from sdy_jax.representation.manual_axes import add_free_axes
 from sdy_jax.representation.sharding import TensorSharding
 
 EDGE = "sdy.data_flow_edge"
-DATA_FLOW_OPS = ("stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.optimization_barrier", *COMPUTATIONS)
 
 
 def add_data_flow_edges(module: ir.Operation) -> None:
@@ -33,10 +42,8 @@ def add_edges_of(op: ir.Operation) -> None:
     """Creates the edges of one data-flow op; an owner that has one keeps it."""
     arguments = block_argument_owners(op)
     if arguments:
-        manual = manual_axes(op)
-        shardings = list_of(op, "in_shardings", len(arguments))
-        _add_edges(arguments, [s and erase_manual_axes(s, manual) for s in shardings])
-    _add_edges(op.results, list_of(op, result_attribute(op), len(op.results)))
+        insert_edges(arguments, [sharding_of(argument) for argument in arguments])
+    insert_edges(op.results, list_of(op, result_attribute(op)))
 
 
 def block_argument_owners(op: ir.Operation) -> Sequence[ir.Value]:
@@ -44,26 +51,21 @@ def block_argument_owners(op: ir.Operation) -> Sequence[ir.Value]:
     return list(body_of(op).arguments) if op.name in COMPUTATIONS else ()
 
 
-def result_attribute(op: ir.Operation) -> str:
-    """Where an op keeps the shardings of its results."""
-    return "out_shardings" if op.name in COMPUTATIONS else "sdy.sharding"
-
-
-def _add_edges(owners: Sequence[ir.Value], shardings: Sequence[TensorSharding | None]) -> None:
+def insert_edges(owners: Sequence[ir.Value], shardings: Sequence[TensorSharding | None], name: str = EDGE) -> None:
+    """Creates an edge right after every owner of static shape that has none, and redirects its uses."""
     for owner, sharding in reversed(list(zip(owners, shardings, strict=True))):
-        if not has_static_shape(owner) or edge_of(owner) is not None:
+        if not has_static_shape(owner) or edge_of(owner, name) is not None:
             continue
-        attributes = {} if sharding is None else sharding_attributes("sharding", sharding, owner.context)
-        location = owner.owner.owner.location if isinstance(owner, ir.BlockArgument) else owner.owner.location
-        edge = ir.Operation.create(
-            EDGE, results=[owner.type], operands=[owner], attributes=attributes, loc=location, ip=just_after(owner)
-        )
+        location, ip = owning_op(owner).location, just_after(owner)
+        edge = ir.Operation.create(name, results=[owner.type], operands=[owner], loc=location, ip=ip)
+        if sharding is not None:
+            set_sharding(edge.results[0], sharding)
         owner.replace_all_uses_except(edge.results[0], edge)
 
 
-def edge_of(owner: ir.Value) -> ir.Operation | None:
+def edge_of(owner: ir.Value, name: str = EDGE) -> ir.Operation | None:
     """The edge op of an owner, if there is one."""
-    return next((user for user in users(owner) if user.name == EDGE), None)
+    return next((user for user in users(owner) if user.name == name), None)
 
 
 def sink_data_flow_edges(
@@ -91,30 +93,26 @@ def sink_data_flow_edges(
                 sink_attributes(op, [edge_of(owner) for owner in owners], side, name)
         sink_edges_of(op)
     for edge in named(module, EDGE):
-        edge.results[0].replace_all_uses_with(edge.operands[0])
-        edge.erase()
+        replace_op(edge, edge.operands)
 
 
 def sink_edges_of(op: ir.Operation) -> None:
     """Moves the shardings of one data-flow op's edges to the op."""
     arguments = block_argument_owners(op)
     if arguments:
-        found = _sink(arguments)
+        found = take_edges(arguments)
         if op.name == "sdy.manual_computation":
-            outer = list_of(op, "in_shardings", len(arguments))
+            outer = list_of(op, "in_shardings")
             found = [f and o and add_free_axes(o, f, manual_axes(op)) for o, f in zip(outer, found, strict=True)]
-        set_list(op, "in_shardings", found, list(op.operands))
-    set_list(op, result_attribute(op), _sink(op.results), list(op.results))
+        set_list(op, "in_shardings", found)
+    set_list(op, result_attribute(op), take_edges(op.results))
 
 
-def _sink(owners: Sequence[ir.Value]) -> list[TensorSharding | None]:
-    found: list[TensorSharding | None] = []
-    for owner in owners:
-        edge = edge_of(owner)
-        if edge is None:
-            found.append(None)
-            continue
-        found.append(sharding_of(edge.results[0]))
-        edge.results[0].replace_all_uses_with(owner)
-        edge.erase()
+def take_edges(owners: Sequence[ir.Value], name: str = EDGE) -> list[TensorSharding | None]:
+    """Replaces the edges of owners by the owners. Returns the edges' shardings."""
+    edges = [edge_of(owner, name) for owner in owners]
+    found = [None if edge is None else sharding_of(edge.results[0]) for edge in edges]
+    for edge in edges:
+        if edge is not None:
+            replace_op(edge, edge.operands)
     return found

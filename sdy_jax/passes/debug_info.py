@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Graph, Op, Value, pre_order
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import post_order, pre_order
+from sdy_jax.ir.stored_shardings import SIDES, entries_of, set_entries
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import History, gained
 from sdy_jax.propagation.record import Event, FunctionResult, RecordedStep
@@ -116,7 +118,7 @@ class DebugInfo:
     def __init__(self, graph: Graph, *, origins: bool, edges: bool):
         self.events: list[Event] | None = [] if origins or edges else None
         self._graph, self._edges = graph, edges
-        self._origins = Origins(graph, ValueIds(graph)) if origins else None
+        self._origins = Origins(graph) if origins else None
 
     def write(self, engine: Engine) -> None:
         """Stores the attributes; dead ops must not be erased yet."""
@@ -149,7 +151,8 @@ def _edge_texts(op: ir.Operation) -> Iterator[str]:
         if name in attributes:
             yield str(attributes[name])
     if op.name == "func.func" and "res_attrs" in attributes:
-        yield from (str(d[PROPAGATION_EDGES]) for d in ir.ArrayAttr(attributes["res_attrs"]) if PROPAGATION_EDGES in d)
+        entries = entries_of(op, "res_attrs")
+        yield from (str(entry[PROPAGATION_EDGES]) for entry in entries if PROPAGATION_EDGES in entry)
 
 
 def write_edges(found: Iterable[Transfer]) -> None:
@@ -166,10 +169,10 @@ def write_edges(found: Iterable[Transfer]) -> None:
             source, target = EdgeValue(source.side, 0), EdgeValue(target.side, 0)
         by_op.setdefault(t.op, {}).setdefault((t.axis, source, target), t.step)
     for op, steps in by_op.items():
-        attribute = propagation_edges_to_attribute(edges_of(steps), op.mlir.context)
+        attribute = propagation_edges_to_attribute(propagation_edges_of(steps), op.mlir.context)
         if op.name == "func.return":
             assert op.parent is not None
-            _set_entry(op.parent, "res_attrs", len(op.operands), 0, PROPAGATION_EDGES, attribute)
+            _set_entry(op.parent, "res_attrs", 0, PROPAGATION_EDGES, attribute)
         else:
             op.mlir.attributes[PROPAGATION_EDGES] = attribute
 
@@ -180,11 +183,11 @@ def write_constraint_edges(module: ir.Operation, applied: Sequence[ir.Operation]
     for step, op in enumerate(applied, next_step(module)):
         axes = [axis for d in sharding_from_attribute(op.attributes["sharding"]).dimensions for axis in d.axes]
         if axes:
-            edges = edges_of({(axis, source, target): step for axis in axes})
+            edges = propagation_edges_of({(axis, source, target): step for axis in axes})
             op.attributes[PROPAGATION_EDGES] = propagation_edges_to_attribute(edges, op.context)
 
 
-def edges_of(steps: dict[tuple[AxisRef, EdgeValue, EdgeValue], int]) -> PropagationEdges:
+def propagation_edges_of(steps: dict[tuple[AxisRef, EdgeValue, EdgeValue], int]) -> PropagationEdges:
     """The attribute's value from the first step of each (axis, source, target)."""
     by_step: dict[int, dict[tuple[AxisRef, EdgeValue], list[EdgeValue]]] = {}
     for (axis, source, target), step in steps.items():
@@ -214,14 +217,14 @@ class Origins:
     """Per place, the origin of each of its axes.
 
     Args:
-      graph, places: of the module before the pass.
+      graph: of the module before the pass.
     """
 
-    def __init__(self, graph: Graph, value_ids: ValueIds):
-        self._graph, self._value_ids = graph, value_ids
+    def __init__(self, graph: Graph):
+        self._graph, self._value_ids = graph, ValueIds(graph)
         self._known: dict[int, dict[AxisRef, str]] = {}
         self._names: dict[Op, str] = {}
-        self._given = value_ids.read()
+        self._given = self._value_ids.read()
         self._file_constraints()
         self._file_manual_computations()
         self._file_boundary()
@@ -310,7 +313,7 @@ class Origins:
             for i, value in enumerate(values):
                 origins = self._attribute(value, f"{side}: {i}", function)
                 if origins is not None and (side == "input" or _first_return(value) == i):
-                    _set_entry(function, name, len(values), i, SHARDING_ORIGINS, origins)
+                    _set_entry(function, name, i, SHARDING_ORIGINS, origins)
 
     def _write_single(self, op: Op) -> None:
         own = self._names.get(op) or self._name_of_edge(op)
@@ -351,29 +354,16 @@ def _first_return(value: Value) -> int:
     return next(int(use.operand_number) for use in value.mlir.uses if use.owner.operation.name == "func.return")
 
 
-def write_origins(graph: Graph) -> None:
-    """Stores the origins that values have without any propagation."""
-    Origins(graph, ValueIds(graph)).write()
-
-
 def _post_order(graph: Graph) -> Iterator[Op]:
-    def walk(op: Op) -> Iterator[Op]:
-        for block in op.blocks:
-            for inner in block.ops:
-                yield from walk(inner)
-        yield op
-
-    for function in graph.functions.values():
-        yield from walk(function)
+    ops = {op.mlir: op for op in graph.ops}
+    return (ops[op] for function in graph.functions.values() for op in post_order(function.mlir))
 
 
-def _set_entry(function: Op, name: str, count: int, index: int, key: str, attribute: ir.Attribute) -> None:
+def _set_entry(function: Op, name: str, index: int, key: str, attribute: ir.Attribute) -> None:
     """Stores an attribute in the dictionary of a function's argument (`arg_attrs`) or result (`res_attrs`)."""
-    attributes, context = function.mlir.attributes, function.mlir.context
-    entries = list(ir.ArrayAttr(attributes[name])) if name in attributes else [ir.DictAttr.get({}, context)] * count
-    entry = {n.name: n.attr for n in ir.DictAttr(entries[index])}
-    entries[index] = ir.DictAttr.get({**entry, key: attribute}, context)
-    attributes[name] = ir.ArrayAttr.get(entries, context)
+    entries = entries_of(function.mlir, name)
+    entries[index][key] = attribute
+    set_entries(function.mlir, name, entries)
 
 
 # Sinking, and removal.
@@ -403,12 +393,8 @@ def remove_propagation_debug_info(module: ir.Operation) -> None:
 
 
 def _clean_boundary(function: ir.Operation) -> None:
-    for name in ("arg_attrs", "res_attrs"):
-        if name not in function.attributes:
-            continue
-        entries = [
-            {n.name: n.attr for n in ir.DictAttr(d) if n.name not in (PROPAGATION_EDGES, SHARDING_ORIGINS)}
-            for d in ir.ArrayAttr(function.attributes[name])
-        ]
-        made = [ir.DictAttr.get(entry, function.context) for entry in entries]
-        function.attributes[name] = ir.ArrayAttr.get(made, function.context)
+    for side in SIDES:
+        if side in function.attributes:
+            entries = entries_of(function, side)
+            written = (PROPAGATION_EDGES, SHARDING_ORIGINS)
+            set_entries(function, side, ({n: a for n, a in entry.items() if n not in written} for entry in entries))

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.passes.stored_shardings import map_shardings
-from sdy_jax.passes.walk import body_of
+from sdy_jax.ir.operations import top_level
+from sdy_jax.ir.stored_shardings import map_shardings
 from sdy_jax.representation.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -32,8 +32,7 @@ def renumber_devices(module: ir.Operation, ids: Sequence[int]) -> None:
     def moved(sharding: TensorSharding) -> TensorSharding:
         return replace(sharding, mesh=renumbered(sharding.mesh)) if isinstance(sharding.mesh, Mesh) else sharding
 
-    for op in body_of(module).operations:
-        if op.operation.name == "sdy.mesh":
-            mesh = mesh_from_attribute(op.operation.attributes["mesh"])
-            op.operation.attributes["mesh"] = mesh_to_attribute(renumbered(mesh), module.context)
+    for op in top_level(module, "sdy.mesh"):
+        mesh = mesh_from_attribute(op.attributes["mesh"])
+        op.attributes["mesh"] = mesh_to_attribute(renumbered(mesh), module.context)
     map_shardings(module, moved)

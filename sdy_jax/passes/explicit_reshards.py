@@ -13,15 +13,14 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.calls import CALL, callee_of
-from sdy_jax.ir.graph import Graph, Op, module_meshes
+from sdy_jax.ir.graph import Graph, Op
+from sdy_jax.ir.operations import CALL, TERMINATORS, callee_of, functions, just_after, manual_axes, module_meshes
+from sdy_jax.ir.stored_shardings import filled, function_shardings, list_of, mesh_of, sharding_of
 from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.passes.func_shardings import are_equivalent
-from sdy_jax.passes.stored_shardings import filled, function_shardings, list_of, mesh_of, sharding_of
-from sdy_jax.passes.walk import TERMINATORS, functions, just_after
-from sdy_jax.propagation.edges import erase_manual_axes, manual_axes
 from sdy_jax.representation.attributes import attribute_from_text, sharding_attributes
 from sdy_jax.representation.axes import set_difference, sort_and_merge
+from sdy_jax.representation.manual_axes import erase_manual_axes
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sdy_collectives import KINDS, REDUCING, UNREDUCING, SdyCollective
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -99,7 +98,7 @@ def _pass_along_edges(op: Op, meshes: dict[str, Mesh]) -> None:
         owner = edge.owner.mlir
         wanted = current_sharding(owner)
         if edge.kind is EdgeKind.BODY_ARGUMENT:
-            wanted = list_of(op.mlir, "in_shardings", len(op.operands))[edge.owner.index]
+            wanted = list_of(op.mlir, "in_shardings")[edge.owner.index]
         elif manual and wanted is not None:
             wanted = erase_manual_axes(wanted, manual)
         for user, index in edge.slots:
@@ -133,7 +132,7 @@ def _steps(
     mesh = mesh_of(meshes, wanted)
     have, *reduced = _reduced(have, wanted, mesh)
     yield from reduced
-    more = _minus(wanted.unreduced_axes, have.unreduced_axes, mesh)
+    more = set_difference(wanted.unreduced_axes, have.unreduced_axes, mesh)
     dimensions = tuple(_resharded(h, w, more) for h, w in zip(have.dimensions, wanted.dimensions, strict=True))
     if tuple(d.axes for d in dimensions) != have.axes:
         have = replace(have, dimensions=dimensions)
@@ -163,17 +162,17 @@ def _reduced(
     have: TensorSharding, wanted: TensorSharding, mesh: Mesh
 ) -> tuple[TensorSharding, *tuple[StatedStep, ...]]:
     """The sharding without the unreduced axes that are not wanted, and the step to it if that is another one."""
-    gone = _minus(have.unreduced_axes, wanted.unreduced_axes, mesh)
+    gone = set_difference(have.unreduced_axes, wanted.unreduced_axes, mesh)
     if not gone:
         return (have,)
-    left = replace(have, unreduced_axes=_minus(have.unreduced_axes, gone, mesh))
+    left = replace(have, unreduced_axes=set_difference(have.unreduced_axes, gone, mesh))
     return left, (SdyCollective("all_reduce", gone), left)
 
 
 def _unreduced(have: TensorSharding, more: Axes, mesh: Mesh) -> Iterator[StatedStep]:
     """The steps to a sharding with more unreduced axes: those that split nothing, then those that split dimensions."""
     splitting = tuple(axis for axes in have.axes for axis in axes)
-    flat = _minus(more, splitting, mesh)
+    flat = set_difference(more, splitting, mesh)
     if flat:
         have = replace(have, unreduced_axes=_joined(have.unreduced_axes, flat, mesh))
         yield SdyCollective("replicated_to_unreduced", flat), have
@@ -193,12 +192,8 @@ def _resharded(have: DimensionSharding, wanted: DimensionSharding, more: Axes) -
     return replace(wanted, axes=wanted.axes + kept) if kept and all(axis in more for axis in kept) else wanted
 
 
-def _minus(axes: Axes, others: Axes, mesh: Mesh) -> Axes:
-    return tuple(set_difference(axes, others, mesh))
-
-
 def _joined(axes: Axes, others: Axes, mesh: Mesh) -> Axes:
-    return tuple(sort_and_merge([*axes, *others], mesh))
+    return sort_and_merge([*axes, *others], mesh)
 
 
 # The ops.

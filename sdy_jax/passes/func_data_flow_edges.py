@@ -10,11 +10,9 @@ from collections.abc import Sequence
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.calls import calls_in, owning_op
-from sdy_jax.ir.graph import main_function
-from sdy_jax.passes.stored_shardings import function_shardings, list_of, set_function_sharding, set_list, sharding_of
-from sdy_jax.passes.walk import body_of, functions, has_static_shape, just_after, rank, users
-from sdy_jax.representation.attributes import shardings_to_attribute
+from sdy_jax.ir.operations import body_of, calls_in, functions, main_function
+from sdy_jax.ir.stored_shardings import function_shardings, list_of, set_function_shardings, set_list
+from sdy_jax.passes.data_flow_edges import edge_of, insert_edges, take_edges
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import FUNC_EDGE
 
@@ -26,25 +24,9 @@ def add_func_data_flow_edges(module: ir.Operation) -> None:
     main = main_function(module)
     for function in functions(module).values():
         if function != main:
-            _add(list(body_of(function).arguments), function_shardings(function, "arg_attrs"))
+            insert_edges(body_of(function).arguments, function_shardings(function, "arg_attrs"), FUNC_EDGE)
         for call in calls_in(function):
-            _add(list(call.results), list_of(call, _SHARDING, len(call.results)))
-
-
-def _add(owners: Sequence[ir.Value], shardings: Sequence[TensorSharding | None]) -> None:
-    for owner, sharding in reversed(list(zip(owners, shardings, strict=True))):
-        if not has_static_shape(owner):
-            continue
-        attributes = {} if sharding is None else {_SHARDING: shardings_to_attribute((sharding,), owner.context)}
-        edge = ir.Operation.create(
-            FUNC_EDGE,
-            results=[owner.type],
-            operands=[owner],
-            attributes=attributes,
-            loc=owning_op(owner).location,
-            ip=just_after(owner),
-        )
-        owner.replace_all_uses_except(edge.results[0], edge)
+            insert_edges(call.results, list_of(call, _SHARDING), FUNC_EDGE)
 
 
 def sink_func_data_flow_edges(module: ir.Operation) -> None:
@@ -53,23 +35,15 @@ def sink_func_data_flow_edges(module: ir.Operation) -> None:
     What was sharded itself, but has an edge that is not, becomes open on its mesh.
     """
     for function in functions(module).values():
-        given = function_shardings(function, "arg_attrs")
-        for index, sharding in enumerate(_sink(list(body_of(function).arguments), given)):
-            if sharding != given[index]:
-                set_function_sharding(function, "arg_attrs", index, sharding)
+        found = _sink(body_of(function).arguments, function_shardings(function, "arg_attrs"))
+        set_function_shardings(function, "arg_attrs", dict(enumerate(found)))
         for call in calls_in(function):
-            results = list(call.results)
-            set_list(call, _SHARDING, _sink(results, list_of(call, _SHARDING, len(results))), results)
+            set_list(call, _SHARDING, _sink(call.results, list_of(call, _SHARDING)))
 
 
 def _sink(owners: Sequence[ir.Value], given: Sequence[TensorSharding | None]) -> list[TensorSharding | None]:
-    found: list[TensorSharding | None] = []
-    for owner, old in zip(owners, given, strict=True):
-        edge = next((user for user in users(owner) if user.name == FUNC_EDGE), None)
-        if edge is None:
-            found.append(old)
-            continue
-        found.append(sharding_of(edge.results[0]) or (old and TensorSharding.fully_open(old.mesh, rank(owner))))
-        edge.results[0].replace_all_uses_with(owner)
-        edge.erase()
-    return found
+    have_edges = [edge_of(owner, FUNC_EDGE) is not None for owner in owners]
+    kept = [
+        s and (TensorSharding.fully_open(s.mesh, s.rank) if e else s) for s, e in zip(given, have_edges, strict=True)
+    ]
+    return [new or old for new, old in zip(take_edges(owners, FUNC_EDGE), kept, strict=True)]

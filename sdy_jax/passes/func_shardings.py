@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.calls import callee_of, calls_in
-from sdy_jax.ir.graph import main_function, module_meshes
-from sdy_jax.passes.constraints import current_sharding
-from sdy_jax.passes.stored_shardings import (
+from sdy_jax.ir.operations import callee_of, calls_in, functions, just_after, main_function, module_meshes, returned_by
+from sdy_jax.ir.stored_shardings import (
     filled,
     function_shardings,
     list_of,
     mesh_of,
-    set_function_sharding,
+    set_function_shardings,
     set_list,
+    stating,
 )
-from sdy_jax.passes.walk import body_of, functions, terminator_of
-from sdy_jax.representation.attributes import sharding_attributes
+from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -30,7 +28,7 @@ def propagate_from_func_to_call(module: ir.Operation) -> None:
         if _SHARDING in call.attributes or callee_of(call) not in known:
             continue
         given = filled(function_shardings(known[callee_of(call)], "res_attrs"), list(call.results), meshes)
-        set_list(call, _SHARDING, given or [], list(call.results) if given else [])
+        set_list(call, _SHARDING, given or [])
 
 
 def propagate_to_func_results(module: ir.Operation) -> None:
@@ -40,13 +38,12 @@ def propagate_to_func_results(module: ir.Operation) -> None:
     """
     meshes, main = module_meshes(module), main_function(module)
     for function in functions(module).values():
-        kept = function_shardings(function, "res_attrs") if function == main else []
-        for index, value in enumerate(terminator_of(body_of(function)).operands):
-            if function == main and kept[index] is not None:
-                continue
-            found = current_sharding(value)
-            is_whole = found is not None and mesh_of(meshes, found).is_maximal
-            set_function_sharding(function, "res_attrs", index, None if is_whole else found)
+        found = [current_sharding(value) for value in returned_by(function)]
+        found = [None if s is None or mesh_of(meshes, s).is_maximal else s for s in found]
+        if function == main:
+            kept = function_shardings(function, "res_attrs")
+            found = [old or new for old, new in zip(kept, found, strict=True)]
+        set_function_shardings(function, "res_attrs", dict(enumerate(found)))
 
 
 def insert_func_call_reshards(module: ir.Operation) -> None:
@@ -62,12 +59,14 @@ def insert_func_call_reshards(module: ir.Operation) -> None:
 
 def _agree(call: ir.Operation, returned: list[TensorSharding | None], meshes: dict[str, Mesh]) -> None:
     results = list(call.results)
-    wanted = list_of(call, _SHARDING, len(results))
+    wanted = list_of(call, _SHARDING)
     given: list[TensorSharding | None] = [*(filled(returned, results, meshes) or (w and _closed(w) for w in wanted))]
-    set_list(call, _SHARDING, given, results)
+    set_list(call, _SHARDING, given)
     for result, have, want in zip(results, given, wanted, strict=True):
         if have is not None and not are_equivalent(have, want or _closed(have)):
-            _reshard(result, want or _closed(have))
+            place = just_after(result)
+            reshard = stating("sdy.reshard", result, want or _closed(have), call.location, place)
+            result.replace_all_uses_except(reshard.results[0], reshard)
 
 
 def _closed(sharding: TensorSharding) -> TensorSharding:
@@ -79,15 +78,3 @@ def are_equivalent(a: TensorSharding, b: TensorSharding) -> bool:
     if a.is_fully_replicated or b.is_fully_replicated:
         return a.is_fully_replicated and b.is_fully_replicated  # on whatever mesh
     return a.axes == b.axes and a.mesh == b.mesh
-
-
-def _reshard(value: ir.Value, sharding: TensorSharding) -> None:
-    reshard = ir.Operation.create(
-        "sdy.reshard",
-        results=[value.type],
-        operands=[value],
-        attributes=sharding_attributes("sharding", sharding, value.context),
-        loc=value.owner.location,
-        ip=ir.InsertionPoint.after(value.owner),
-    )
-    value.replace_all_uses_except(reshard.results[0], reshard)

@@ -10,7 +10,7 @@ from functools import partial
 
 from jax.extend.mlir import ir, passmanager
 
-from sdy_jax.passes.walk import body_of
+from sdy_jax.ir.operations import body_of
 
 
 def _run(module: ir.Operation, name: str) -> None:

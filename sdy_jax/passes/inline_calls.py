@@ -5,25 +5,19 @@ A function's argument and result shardings mean: the caller's values pass throug
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.graph import main_function, pre_order
 from sdy_jax.ir.locations import has_source_line
-from sdy_jax.passes.call_graph import remove_all_but
-from sdy_jax.passes.stored_shardings import function_shardings, list_of
-from sdy_jax.passes.walk import body_of, functions, named, symbol
-from sdy_jax.representation.attributes import sharding_attributes
+from sdy_jax.ir.operations import body_of, functions, main_function, named, pre_order, symbol
+from sdy_jax.ir.stored_shardings import function_shardings, list_of, stating
+from sdy_jax.passes.call_graph import Functions, callees_first, remove_all_but
 from sdy_jax.representation.sharding import TensorSharding
 
 _CALLEE = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 """The ops that stand for a function's body, and the attribute that names the function."""
-
-
-Functions = Mapping[str, ir.Operation]
-"""Functions of a module by symbol."""
 
 
 def inline_calls(module: ir.Operation) -> None:
@@ -36,7 +30,7 @@ def inline_calls(module: ir.Operation) -> None:
     known = functions(module)
     if len(known) < 2:
         return
-    _inline_all(known, known)
+    _inline(known, known)
     remove_all_but(module, symbol(main_function(module)))
 
 
@@ -50,34 +44,30 @@ def inline_functions(module: ir.Operation, chosen: Callable[[ir.Operation], bool
     inlined = {name: function for name, function in known.items() if chosen(function)}
     if not inlined:
         return
-    _inline_all(known, inlined)
+    _inline(known, inlined)
     main = main_function(module)
     for function in inlined.values():
         if function != main:
             function.erase()
 
 
-def _inline_all(known: Functions, inlined: Functions) -> None:
-    done: dict[str, bool] = {}
-    for name in known:
-        _inline_into(name, known, inlined, done)
-
-
-def _inline_into(name: str, known: Functions, inlined: Functions, done: dict[str, bool]) -> None:
+def _inline(known: Functions, inlined: Functions) -> None:
     """Inlines the callees first, so that a copied body holds no call of what is to be inlined."""
-    if done.get(name):
-        return
-    if name in done:
-        raise ShardingError(f"function @{name} calls itself; StableHLO programs may not be recursive")
-    done[name] = False
-    for call in named(known[name], *_CALLEE):
-        callee = str(ir.FlatSymbolRefAttr(call.attributes[_CALLEE[call.name]]).value)
-        if callee not in known:
-            raise ShardingError(f"call of @{callee}, which the module does not define (in @{name})")
-        if callee in inlined:
-            _inline_into(callee, known, inlined, done)
-            _inline_call(call, known[callee])
-    done[name] = True
+
+    def inlined_by(function: ir.Operation) -> list[str]:
+        return [name for call in named(function, *_CALLEE) if (name := _called(call)) in inlined]
+
+    for function in callees_first(known, inlined_by):
+        for call in named(function, *_CALLEE):
+            callee = _called(call)
+            if callee not in known:
+                raise ShardingError(f"call of @{callee}, which the module does not define (in @{symbol(function)})")
+            if callee in inlined:
+                _inline_call(call, known[callee])
+
+
+def _called(call: ir.Operation) -> str:
+    return str(ir.FlatSymbolRefAttr(call.attributes[_CALLEE[call.name]]).value)
 
 
 def _inline_call(call: ir.Operation, callee: ir.Operation) -> None:
@@ -109,7 +99,7 @@ def _locate(op: ir.Operation, caller: ir.Location) -> None:
 def _result_shardings(call: ir.Operation, callee: ir.Operation) -> list[TensorSharding | None]:
     """The call's own shardings, else those of the function it calls."""
     if "sdy.sharding" in call.attributes:
-        return list_of(call, "sdy.sharding", len(call.results))
+        return list_of(call, "sdy.sharding")
     return function_shardings(callee, "res_attrs")
 
 
@@ -118,8 +108,4 @@ def _constrained(
 ) -> ir.Value:
     if sharding is None:
         return value
-    attributes = sharding_attributes("sharding", sharding, value.context)
-    op = ir.Operation.create(
-        "sdy.sharding_constraint", results=[value.type], operands=[value], attributes=attributes, loc=location, ip=ip
-    )
-    return op.results[0]
+    return stating("sdy.sharding_constraint", value, sharding, location, ip).results[0]

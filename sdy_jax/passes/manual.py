@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.graph import module_meshes
 from sdy_jax.ir.locations import source_line
-from sdy_jax.passes.stored_shardings import list_of, mesh_of
-from sdy_jax.passes.walk import body_of, named
-from sdy_jax.propagation.edges import manual_axes
+from sdy_jax.ir.operations import body_of, manual_axes, module_meshes, named
+from sdy_jax.ir.stored_shardings import list_of, mesh_of
 from sdy_jax.representation.attributes import manual_axes_to_attribute, shardings_to_attribute
 from sdy_jax.representation.axes import set_difference, sort_and_merge
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -30,7 +28,7 @@ def clean_manual_axes(module: ir.Operation) -> None:
 
 def _clean(op: ir.Operation, meshes: dict[str, Mesh]) -> None:
     manual = manual_axes(op)
-    lists = {"in_shardings": list_of(op, "in_shardings", 0), "out_shardings": list_of(op, "out_shardings", 0)}
+    lists = {name: list_of(op, name) for name in ("in_shardings", "out_shardings")}
     common = _common_mesh([s for shardings in lists.values() for s in shardings if s], meshes)
     if common is None:
         if manual and len(body_of(op).operations) > 1:
@@ -43,7 +41,7 @@ def _clean(op: ir.Operation, meshes: dict[str, Mesh]) -> None:
     ordered = tuple(sorted(manual, key=mesh.positions.__getitem__))
     op.attributes["manual_axes"] = manual_axes_to_attribute(ordered, op.context)
     for (name, shardings), values in zip(lists.items(), (op.operands, op.results), strict=True):
-        if not shardings:
+        if name not in op.attributes:
             continue
         cleaned = [
             _complete(s, ordered, common, mesh) if isinstance(v.type, ir.ShapedType) else s

@@ -8,18 +8,17 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.graph import module_meshes, pre_order
 from sdy_jax.ir.locations import source_line
-from sdy_jax.passes.call_graph import UniqueNames
-from sdy_jax.passes.stored_shardings import (
+from sdy_jax.ir.operations import body_of, module_meshes, pre_order, top_level
+from sdy_jax.ir.stored_shardings import (
     LISTS,
     SINGLE,
     function_shardings,
     map_shardings,
     mesh_of,
-    set_function_sharding,
+    set_function_shardings,
 )
-from sdy_jax.passes.walk import body_of
+from sdy_jax.passes.call_graph import UniqueNames
 from sdy_jax.representation.attributes import mesh_from_attribute, mesh_to_attribute
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -46,7 +45,7 @@ def _unify(module: ir.Operation) -> tuple[dict[Mesh, str], dict[str, str]]:
     """Removes repeated mesh ops. Returns the symbol of each mesh, and the new name of each removed symbol."""
     symbols: dict[Mesh, str] = {}
     renamed: dict[str, str] = {}
-    for op in _mesh_ops(module):
+    for op in top_level(module, "sdy.mesh"):
         name = str(ir.StringAttr(op.attributes["sym_name"]).value)
         kept = symbols.setdefault(mesh_from_attribute(op.attributes["mesh"]), name)
         if kept != name:
@@ -73,7 +72,7 @@ def _create(module: ir.Operation, mesh: Mesh, names: UniqueNames) -> str:
     """A new mesh op after the last one, or at the start of the module."""
     name = names.new(_base_name(mesh))
     block = body_of(module)
-    existing = _mesh_ops(module)
+    existing = top_level(module, "sdy.mesh")
     ip = ir.InsertionPoint.after(existing[-1]) if existing else ir.InsertionPoint.at_block_begin(block)
     attributes = {
         "sym_name": ir.StringAttr.get(name, module.context),
@@ -93,7 +92,7 @@ def inline_meshes(module: ir.Operation) -> None:
     """Writes each mesh into the shardings that refer to it, and removes the mesh ops."""
     meshes = module_meshes(module)
     map_shardings(module, lambda sharding: replace(sharding, mesh=mesh_of(meshes, sharding)))
-    for op in _mesh_ops(module):
+    for op in top_level(module, "sdy.mesh"):
         op.erase()
 
 
@@ -115,19 +114,13 @@ def drop_shardings_and_meshes(module: ir.Operation) -> None:
             _drop_from_function(op)
         elif "sdy.sharding" in op.attributes:
             del op.attributes["sdy.sharding"]
-    for op in _mesh_ops(module):
+    for op in top_level(module, "sdy.mesh"):
         op.erase()
 
 
 def _drop_from_function(function: ir.Operation) -> None:
     for name in ("arg_attrs", "res_attrs"):
-        for index, sharding in enumerate(function_shardings(function, name)):
-            if sharding is not None:
-                set_function_sharding(function, name, index, None)
-
-
-def _mesh_ops(module: ir.Operation) -> list[ir.Operation]:
-    return [op.operation for op in body_of(module).operations if op.operation.name == "sdy.mesh"]
+        set_function_shardings(function, name, dict.fromkeys(range(len(function_shardings(function, name)))))
 
 
 def remove_size_one_axes(module: ir.Operation) -> None:

@@ -10,12 +10,21 @@ from collections import Counter
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.calls import CALL, callee_of, calls_in
-from sdy_jax.ir.graph import module_meshes, post_order
+from sdy_jax.ir.operations import (
+    CALL,
+    body_of,
+    callee_of,
+    calls_in,
+    functions,
+    module_meshes,
+    post_order,
+    replace_op,
+    symbol,
+    terminator_of,
+)
+from sdy_jax.ir.stored_shardings import filled, function_shardings, list_of, set_function_shardings
 from sdy_jax.passes.call_graph import ORIGINAL_NAME, UniqueNames, callees_first, original_name
 from sdy_jax.passes.data_flow_edges import add_edges_of, sink_edges_of
-from sdy_jax.passes.stored_shardings import filled, function_shardings, list_of, set_function_sharding
-from sdy_jax.passes.walk import body_of, functions, symbol, terminator_of
 from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.mesh import Mesh
 
@@ -34,7 +43,7 @@ def import_func_calls(module: ir.Operation, *, add_data_flow_edges_on_named_comp
       add_data_flow_edges_on_named_computations: also add the data-flow edges of named computations that have none.
     """
     known, meshes = functions(module), module_meshes(module)
-    order = [symbol(function) for function in callees_first(module)]
+    order = [symbol(function) for function in callees_first(known)]
     left = Counter(callee_of(call) for call in calls_in(module))
     for name in order:
         for call in calls_in(known[name]):
@@ -69,7 +78,7 @@ def _import_call(call: ir.Operation, callee: ir.Operation, meshes: dict[str, Mes
     )
     source = callee if is_last else callee.clone().operation
     _move_body(source, new, "sdy.return")
-    _replace(call, new)
+    replace_op(call, new.results)
 
 
 def _move_body(source: ir.Operation, target: ir.Operation, return_name: str) -> None:
@@ -78,12 +87,6 @@ def _move_body(source: ir.Operation, target: ir.Operation, return_name: str) -> 
     block.append_to(target.regions[0])
     old = terminator_of(block)
     ir.Operation.create(return_name, operands=list(old.operands), loc=old.location, ip=ir.InsertionPoint(old))
-    old.erase()
-
-
-def _replace(old: ir.Operation, new: ir.Operation) -> None:
-    for before, after in zip(old.results, new.results, strict=True):
-        before.replace_all_uses_with(after)
     old.erase()
 
 
@@ -100,7 +103,6 @@ def export_named_computations(module: ir.Operation) -> None:
 
 def _export(op: ir.Operation, names: UniqueNames, functions_block: ir.Block) -> None:
     context, name = op.context, str(ir.StringAttr(op.attributes["name"]).value)
-    given = list_of(op, "in_shardings", len(op.operands))
     type_ = ir.FunctionType.get([v.type for v in op.operands], [v.type for v in op.results], context)
     function = ir.Operation.create(
         "func.func",
@@ -119,9 +121,7 @@ def _export(op: ir.Operation, names: UniqueNames, functions_block: ir.Block) -> 
     if "out_shardings" in op.attributes:
         attributes["sdy.sharding"] = op.attributes["out_shardings"]
     _move_body(op, function, "func.return")
-    for index, sharding in enumerate(given):
-        if sharding is not None:
-            set_function_sharding(function, "arg_attrs", index, sharding)
+    set_function_shardings(function, "arg_attrs", dict(enumerate(list_of(op, "in_shardings"))))
     call = ir.Operation.create(
         CALL,
         results=[r.type for r in op.results],
@@ -130,4 +130,4 @@ def _export(op: ir.Operation, names: UniqueNames, functions_block: ir.Block) -> 
         loc=op.location,
         ip=ir.InsertionPoint(op),
     )
-    _replace(op, call)
+    replace_op(op, call.results)

@@ -49,26 +49,21 @@ def _propagate(
     synchronize_groups(module)
     graph = Graph(module)
     debug = DebugInfo(graph, origins=debug_sharding_origins, edges=debug_propagation_edge_sharding)
-    engine = propagate(
+    engine = Engine(
         graph,
         strategy=propagation_strategy,
         op_priorities=run_op_priority_propagation,
-        user_priorities=user_priorities,
         conservative=conservative_propagation,
         compat=compat,
         recorder=debug.events,
         rules=rules,
     )
+    propagate(engine, user_priorities=user_priorities)
     debug.write(engine)
     if keep_sharding_rules:
         write_rules(graph, conservative_propagation, compat)
     else:
-        drop_rules(graph)
-    erase_dead(engine)
-
-
-def erase_dead(engine: Engine) -> None:
-    """Erases the ops whose results nothing uses, with what is inside them."""
+        drop_rules(op.mlir for op in graph.ops)
     for op in engine.liveness.dead:
         op.mlir.erase()
 

@@ -110,10 +110,6 @@ def _along(part: _Part, dim: int, start: int = 0) -> Ramp:
     return Ramp(start, dim if part.shape[dim] > 1 else None)
 
 
-def _iota(part: _Part) -> Ramp:
-    return _along(part, part.op.int("iota_dimension"))
-
-
 def _constant(part: _Part) -> Ramp | None:
     attribute = part.op.attributes.get("value")
     if not isinstance(attribute, ir.DenseElementsAttr):
@@ -155,14 +151,6 @@ def _reshape(part: _Part) -> Ramp | None:
     if at is not None and outer[at.dim] > 1 and at.dim not in dims.values():
         return None
     return part.moved(dims)
-
-
-def _transpose(part: _Part) -> Ramp | None:
-    return part.moved({inner: outer for outer, inner in enumerate(part.op.ints("permutation"))})
-
-
-def _convert(part: _Part) -> Ramp | None:
-    return part.alike(0)
 
 
 def _add(part: _Part) -> Ramp | None:
@@ -248,13 +236,13 @@ def _slice(part: _Part) -> Ramp | None:
 
 
 _OPS: dict[str, Callable[[_Part], Ramp | None]] = {
-    "stablehlo.iota": _iota,
+    "stablehlo.iota": lambda part: _along(part, part.op.int("iota_dimension")),
     "stablehlo.constant": _constant,
     "sdy.constant": _constant,
     "stablehlo.broadcast_in_dim": _broadcast,
     "stablehlo.reshape": _reshape,
-    "stablehlo.transpose": _transpose,
-    "stablehlo.convert": _convert,
+    "stablehlo.transpose": lambda part: part.moved({d: outer for outer, d in enumerate(part.op.ints("permutation"))}),
+    "stablehlo.convert": lambda part: part.alike(0),
     "stablehlo.add": _add,
     "stablehlo.subtract": _subtract,
     "stablehlo.compare": _compare,

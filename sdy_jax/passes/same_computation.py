@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import pre_order, read_attributes
+from sdy_jax.ir.operations import pre_order, read_attributes
 
 _OF_SHARDING = ("sharding", "out_sharding", "in_shardings", "out_shardings")
 _OF_FUNCTIONS = ("sym_name", "sym_visibility", "arg_attrs", "res_attrs", "callee")

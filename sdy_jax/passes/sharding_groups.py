@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.graph import post_order
 from sdy_jax.ir.hidden_frames import users_stack_level
 from sdy_jax.ir.locations import source_line
+from sdy_jax.ir.operations import named, post_order, rank
+from sdy_jax.ir.stored_shardings import set_sharding
 from sdy_jax.passes.constraints import constrain_uses, current_sharding, shardable
-from sdy_jax.passes.stored_shardings import set_sharding
-from sdy_jax.passes.walk import named, rank
 from sdy_jax.representation.sharding import TensorSharding
 
 GROUP = "sdy.sharding_group"
@@ -108,7 +107,7 @@ def _manual_parent(op: ir.Operation) -> ir.Operation | None:
 
 
 def _are_one(a: ir.Operation | None, b: ir.Operation | None) -> bool:
-    return a is b if a is None or b is None else a == b
+    return a is b if a is None or b is None else a == b  # jaxlib compares ops with ops only
 
 
 def _place(manual: ir.Operation | None) -> str:

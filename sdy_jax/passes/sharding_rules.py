@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Graph, pre_order
-from sdy_jax.passes.walk import has_static_shape
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import has_static_shape, pre_order
 from sdy_jax.propagation.edges import identity_rule
 from sdy_jax.representation.attributes import rule_from_attribute, rule_to_attribute
 from sdy_jax.rules import RuleBook
@@ -46,18 +47,11 @@ def write_identity_rule(op: ir.Operation) -> None:
 
 def drop_sharding_rules(module: ir.Operation) -> None:
     """Removes the rules from all ops, except custom ones."""
-    for op in pre_order(module):
-        if RULE in op.attributes:
-            _drop(op)
+    drop_rules(pre_order(module))
 
 
-def drop_rules(graph: Graph) -> None:
-    """The same for a graph's ops."""
-    for op in graph.ops:
-        if RULE in op.mlir.attributes:
-            _drop(op.mlir)
-
-
-def _drop(op: ir.Operation) -> None:
-    if not rule_from_attribute(op.attributes[RULE]).is_custom:
-        del op.attributes[RULE]
+def drop_rules(ops: Iterable[ir.Operation]) -> None:
+    """Removes the rules from ops, except custom ones."""
+    for op in ops:
+        if RULE in op.attributes and not rule_from_attribute(op.attributes[RULE]).is_custom:
+            del op.attributes[RULE]

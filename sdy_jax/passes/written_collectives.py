@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
+from sdy_jax.ir.operations import named
+from sdy_jax.ir.stored_shardings import sharding_of, stating
 from sdy_jax.passes.constraints import current_sharding
-from sdy_jax.passes.stored_shardings import sharding_of
-from sdy_jax.passes.walk import named
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.sdy_collectives import KINDS, REDUCING
 from sdy_jax.representation.sharding import TensorSharding
@@ -27,7 +27,8 @@ def settle_written_collectives(module: ir.Operation) -> None:
     for op in named(module, *_NAMES):
         operand, result = current_sharding(op.operands[0]), sharding_of(op.results[0])
         if operand is not None and _may_change(op.operands[0], operand, op.name):
-            _reshard_operand(op, _closed(operand))
+            reshard = stating("sdy.reshard", op.operands[0], _closed(operand), op.location, ir.InsertionPoint(op))
+            op.operands[0] = reshard.results[0]
         if result is not None and result != _closed(result):
             for name, attribute in sharding_attributes("out_sharding", _closed(result), op.context).items():
                 op.attributes[name] = attribute
@@ -44,15 +45,3 @@ def _may_change(value: ir.Value, sharding: TensorSharding, user: str) -> bool:
 def _closed(sharding: TensorSharding) -> TensorSharding:
     closed = TensorSharding.closed(sharding.mesh, sharding.axes, sharding.unreduced_axes, sharding.reduction)
     return replace(closed, replicated_axes=sharding.replicated_axes)
-
-
-def _reshard_operand(op: ir.Operation, sharding: TensorSharding) -> None:
-    new = ir.Operation.create(
-        "sdy.reshard",
-        results=[op.operands[0].type],
-        operands=[op.operands[0]],
-        attributes=sharding_attributes("sharding", sharding, op.context),
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
-    op.operands[0] = new.results[0]

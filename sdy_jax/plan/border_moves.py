@@ -19,7 +19,7 @@ from sdy_jax.runtime.layouts import as_specification, layout_of, named
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class BorderMove:
     """An argument that is moved on entry: its path, its types before and after, and the bytes that a device receives
     (the most that one device has not yet; XLA, which moves it, may send more). They are no part of `Plan.wire_bytes`,
     which counts our own collectives."""
@@ -40,7 +40,7 @@ class Move:
 
 def moves_at_border(
     leaves: Iterable[Leaf], entering: Iterable[TensorSharding], mesh: jax.sharding.Mesh
-) -> tuple[Move, ...]:
+) -> tuple[BorderMove, ...]:
     """The moves of a call.
 
     Args:
@@ -51,7 +51,7 @@ def moves_at_border(
     return tuple(move for move in found if move is not None)
 
 
-def _move(leaf: Leaf, entering: TensorSharding, mesh: jax.sharding.Mesh) -> Move | None:
+def _move(leaf: Leaf, entering: TensorSharding, mesh: jax.sharding.Mesh) -> BorderMove | None:
     own = layout_of(leaf.value)
     if own is None or not isinstance(own.mesh, jax.sharding.Mesh) or own.device_set != {*mesh.devices.flat}:
         return None  # nothing is known, or jit will not take it
@@ -64,7 +64,7 @@ def _move(leaf: Leaf, entering: TensorSharding, mesh: jax.sharding.Mesh) -> Move
     if own.is_equivalent_to(target, len(shape)):
         return None
     plain = array_text(leaf.value)
-    return Move(
+    return BorderMove(
         leaf.path,
         _type(plain, leaf, own, mesh),
         _with_axes(plain, shape, entering),

@@ -11,7 +11,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.extensions import load_extensions
-from sdy_jax.ir.graph import function_shardings, main_function, set_function_shardings, shape_and_dtype
+from sdy_jax.ir.graph import shape_and_dtype
+from sdy_jax.ir.operations import body_of, function_type, main_function, terminator_of
+from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings
 from sdy_jax.lowering.placement.partitioner import partition
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.lowering.placement.uneven import uneven
@@ -115,8 +117,8 @@ def _uneven_arguments(
     traced: ir.Operation, main: ir.Operation, program: Program, names: Sequence[str], source: str
 ) -> Iterator[Note]:
     """Notes on arguments that export gives fewer axes than stated, because these do not divide a dimension."""
-    types = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).inputs
-    given, found = (function_shardings(function, "arg_attrs", len(names)) for function in (traced, main))
+    types = function_type(main).inputs
+    given, found = (function_shardings(function, "arg_attrs") for function in (traced, main))
     for name, type_, stated, even in zip(names, types, given, found, strict=True):
         shape, dtype = shape_and_dtype(type_)
         if stated and even and shape is not None and stated.mesh == even.mesh == program.mesh_name:
@@ -132,8 +134,7 @@ def _notes_of_dialects(module: ir.Operation) -> Iterator[Note]:
 
 def _locate_return(module: ir.Operation, source: str) -> None:
     """What moves at the end of a function moves for the shardings of its results; jax says the line of its call."""
-    block = main_function(module).regions[0].blocks[0]
-    last = block.operations[len(block.operations) - 1].operation
+    last = terminator_of(body_of(main_function(module)))
     file, _, line = source.rpartition(":")
     if file and line.isdigit():
         last.location = ir.Location.file(file, int(line), 0)
@@ -147,12 +148,9 @@ def _keep_arguments_whole(module: ir.Operation, program: Program) -> None:
     Such axes are stated by the user or come from a constraint; the value becomes unreduced inside of the program.
     """
     main = main_function(module)
-    count, first = len(main.regions[0].blocks[0].arguments), len(program.constants)
-    found = function_shardings(main, "arg_attrs", count)
     whole = {
         i: replace(sharding, unreduced_axes=(), reduction="sum")
-        for i, sharding in enumerate(found)
-        if sharding is not None and sharding.unreduced_axes and i - first not in program.unreduced_arguments
+        for i, sharding in enumerate(function_shardings(main, "arg_attrs"), -len(program.constants))
+        if sharding is not None and sharding.unreduced_axes and i not in program.unreduced_arguments
     }
-    if whole:
-        set_function_shardings(main, "arg_attrs", count, whole)
+    set_function_shardings(main, "arg_attrs", {i + len(program.constants): s for i, s in whole.items()})

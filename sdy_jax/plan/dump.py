@@ -17,7 +17,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import SdyError
 from sdy_jax.passes import Pass
-from sdy_jax.text.printer import module_text
+from sdy_jax.passes.save import save_module
 
 VARIABLE = "SDY_JAX_DUMP_TO"
 
@@ -50,7 +50,7 @@ class _Files:
     def __call__(self, stage: Pass | str, module: ir.Operation) -> None:
         name = stage.name if isinstance(stage, Pass) else stage
         with _explained(str(self._folder)):
-            (self._folder / f"{next(self._numbers):02}.{name}.mlir").write_text(module_text(module), encoding="utf-8")
+            save_module(module, directory=str(self._folder), name=f"{next(self._numbers):02}.{name}")
 
 
 @contextmanager

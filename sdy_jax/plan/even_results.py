@@ -13,7 +13,9 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.ir.graph import function_shardings, main_function, set_function_shardings, shape_and_dtype
+from sdy_jax.ir.graph import shape_and_dtype
+from sdy_jax.ir.operations import main_function, returned_by
+from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.named import has_sub_axes
@@ -25,11 +27,10 @@ def put_results_on_whole_axes(module: ir.Operation, traced: Program, source: str
     """Rewrites the shardings of main's results in a propagated module. Returns notes on
     results whose `out_shardings` in the traced program differ; `source` is the line at which these are given."""
     main = main_function(module)
-    values = main.regions[0].blocks[0].operations[len(main.regions[0].blocks[0].operations) - 1].operands
-    stated = function_shardings(main_function(traced.module), "res_attrs", len(values))
-    found = function_shardings(main, "res_attrs", len(values))
+    stated = function_shardings(main_function(traced.module), "res_attrs")
+    found = function_shardings(main, "res_attrs")
     changed, notes = dict[int, TensorSharding](), list[Note]()
-    for i, (value, sharding) in enumerate(zip(values, found, strict=True)):
+    for i, (value, sharding) in enumerate(zip(returned_by(main), found, strict=True)):
         shape, dtype = shape_and_dtype(value.type)
         said = stated[i]
         if shape is None or sharding is None or sharding.mesh != traced.mesh_name or (said and has_sub_axes(said)):
@@ -39,8 +40,7 @@ def put_results_on_whole_axes(module: ir.Operation, traced: Program, source: str
             changed[i] = whole
         if said is not None and not _keeps(whole, said, traced.mesh):
             notes.append(Note("result", source, _message(traced.outputs[i], dtype, shape, whole, said)))
-    if changed:
-        set_function_shardings(main, "res_attrs", len(values), changed)
+    set_function_shardings(main, "res_attrs", changed)
     return notes
 
 

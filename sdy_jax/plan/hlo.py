@@ -160,9 +160,9 @@ class _HloModule:
             if instruction.opcode == "conditional":
                 yield max(called, key=sent.__getitem__), 1
             elif instruction.opcode == "while":
-                body, condition = _body_and_condition(instruction)
-                yield body, _trip_count(instruction)
-                yield condition, _trip_count(instruction) + 1
+                found = dict(_LOOP.findall(instruction.attributes))
+                yield found["body"], _trip_count(instruction)
+                yield found["condition"], _trip_count(instruction) + 1
             else:
                 yield from ((each, 1) for each in called)
 
@@ -217,11 +217,6 @@ def _called(instruction: _Instruction) -> list[str]:
     for branches in _BRANCHES.findall(instruction.attributes):
         names += [branch.strip().lstrip("%") for branch in branches.split(",")]
     return names
-
-
-def _body_and_condition(instruction: _Instruction) -> tuple[str, str]:
-    found = dict(_LOOP.findall(instruction.attributes))
-    return found["body"], found["condition"]
 
 
 def _trip_count(instruction: _Instruction) -> int:

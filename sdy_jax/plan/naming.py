@@ -6,17 +6,17 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.graph import Block, Graph, Op, Value, pre_order
-from sdy_jax.ir.locations import SourcePlace, place_of
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.locations import SourcePlace, place_of, short_source
+from sdy_jax.ir.operations import functions, pre_order
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT
-from sdy_jax.plan.sites import SourceSite, site_of
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.record import FunctionResult
 from sdy_jax.propagation.value_ids import NOWHERE
@@ -58,7 +58,7 @@ class Naming:
     def __init__(self, graph: Graph, engine: Engine, inputs: Sequence[str], outputs: Sequence[str]):
         self._graph, self._engine = graph, engine
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
-        self.site = lru_cache(maxsize=None)(site_of)
+        self.site = lru_cache(maxsize=None)(_site_of)
 
     # From names to values.
 
@@ -118,7 +118,7 @@ class Naming:
     def _after_export(self) -> Graph:
         """A copy taken through export, each op located by its number in the graph."""
         module = self._graph.module.clone().operation
-        inside = [op for function in module.regions[0].blocks[0].operations for op in _functions(function.operation)]
+        inside = [op for function in functions(module).values() for op in pre_order(function)]
         for number, (op, copy) in enumerate(zip(self._graph.ops, inside, strict=True)):
             assert op.name == copy.name
             copy.location = ir.Location.name(str(number), context=module.context)
@@ -188,7 +188,7 @@ class Naming:
             return where.function.blocks[0].terminator.operands[where.index]
         return where
 
-    def describe(self, value_id: int, near: SourceSite | None = None) -> str:
+    def describe(self, value_id: int, near: SourcePlace | None = None) -> str:
         """What a user would call the value; the source line is left out if it is that of `near`."""
         where = self._engine.value_ids.values[value_id]
         assert where is not None
@@ -204,7 +204,7 @@ class Naming:
         number = f"result {where.index} of " if len(op.results) > 1 else ""
         site = self.site(op)
         is_near = near is not None and (site.line, site.function) == (near.line, near.function)
-        return number + (site.name if is_near else str(site))
+        return number + (site.primitive if is_near else str(site))
 
     @staticmethod
     def _argument(value: Value) -> str:
@@ -244,17 +244,20 @@ class Naming:
             return self._edge(edge.owner_op, edge.edge.kind, edge.edge.owner.index)
         return str(self.site(op))
 
-    def site_of_value_id(self, value_id: int) -> SourceSite | None:
+    def site_of_value_id(self, value_id: int) -> SourcePlace | None:
         """The site of the op whose result is for a value id; None for arguments and result attributes."""
         where = self._engine.value_ids.values[value_id]
         op = where.defining_op if isinstance(where, Value) else None
         return None if op is None else self.site_of(op)
 
-    def site_of(self, op: Op) -> SourceSite:
+    def site_of(self, op: Op) -> SourcePlace:
         """The site of an op; of a data-flow edge, that of the op it belongs to."""
         edge = self._engine.value_ids.edges.get(op)
         return self.site(op if edge is None else edge.owner_op)
 
 
-def _functions(op: ir.Operation) -> list[ir.Operation]:
-    return list(pre_order(op)) if op.name == "func.func" else []
+def _site_of(op: Op) -> SourcePlace:
+    """The place of an op as the user knows it, whose primitive is MLIR's name of the op where jax has none."""
+    place = place_of(op.mlir.location)
+    line, library = short_source(place.line), short_source(place.library)
+    return replace(place, line=line, library=library, primitive=place.primitive or op.name)

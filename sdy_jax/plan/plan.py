@@ -10,10 +10,12 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.graph import function_shardings, main_function, shape_and_dtype
+from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.locations import short_source
+from sdy_jax.ir.operations import function_type, main_function
+from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.report import CollectiveRecord, Note
-from sdy_jax.plan.border_moves import Move
+from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
@@ -55,7 +57,7 @@ class Plan:
     notes: tuple[Note, ...]
     stages: Mapping[str, ir.Operation]
     source: str = ""
-    moves: tuple[Move, ...] = ()
+    moves: tuple[BorderMove, ...] = ()
     as_passed: frozenset[str] = frozenset()
 
     @property
@@ -188,11 +190,11 @@ class Plan:
 def boundary_values(program: Program) -> tuple[list[BoundaryValue], list[BoundaryValue]]:
     """The arguments (closed-over arrays first) and results of a partitioned program."""
     main = main_function(program.module)
-    type_ = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    type_ = function_type(main)
     paths = [*(f"constant {i}" for i in range(len(program.constants))), *program.inputs]
     return (
-        _boundary(paths, type_.inputs, function_shardings(main, "arg_attrs", len(paths)), program),
-        _boundary(program.outputs, type_.results, function_shardings(main, "res_attrs", len(program.outputs)), program),
+        _boundary(paths, type_.inputs, function_shardings(main, "arg_attrs"), program),
+        _boundary(program.outputs, type_.results, function_shardings(main, "res_attrs"), program),
     )
 
 

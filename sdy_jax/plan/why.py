@@ -12,16 +12,16 @@ from functools import cached_property
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Graph, main_function
-from sdy_jax.passes import run_pipeline
-from sdy_jax.passes.pipelines import Compat, plan_import
-from sdy_jax.passes.stored_shardings import function_shardings
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import main_function
+from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.plan.annotation_origins import Annotations
 from sdy_jax.plan.naming import Named, Naming
 from sdy_jax.plan.obstacle import ObstacleTexts
 from sdy_jax.plan.why_not import Obstacles, WhyNot
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.blockers import Blockers
+from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import Cause, History
 from sdy_jax.propagation.record import Event, RecordedStep
 from sdy_jax.representation.mesh import AxisRef
@@ -125,25 +125,11 @@ class Explanation:
         events: list[Event] = []
         self._module = imported.clone().operation  # the graph's handles do not keep it alive
         graph = Graph(self._module)
-        self.engine = propagate(graph, compat=compat, recorder=events)
+        self.engine = propagate(Engine(graph, compat=compat, recorder=events))
         self.history = History(self.engine, events)
         self.naming = Naming(graph, self.engine, inputs, outputs)
         self.annotations = Annotations(self.engine, self.naming, given, definition, as_passed)
         self._sizes = {axis.name: axis.size for mesh in graph.meshes.values() for axis in mesh.axes}
-
-    @classmethod
-    def of_module(cls, module: ir.Operation, compat: Compat = None) -> Explanation:
-        """Explains a module as it is before import; its arguments are called `%arg0`, its results `result[0]`."""
-        imported = module.clone().operation
-        run_pipeline(imported, plan_import(compat))
-        given = given_arguments(module)
-        main = main_function(imported)
-        block = main.regions[0].blocks[0]
-        state = ir.AsmState(imported)
-        inputs = [argument.get_name(state) for argument in block.arguments]
-        count = len(block.operations[len(block.operations) - 1].operands)
-        outputs = [f"result[{i}]" for i in range(count)] if count != 1 else ["result"]
-        return cls(imported, given, inputs, outputs, "", compat)
 
     def why(self, value: str) -> Why:
         """The chains of links that gave a value its axes.
@@ -228,19 +214,8 @@ class Explanation:
             text = f"{value}, dim {dim} of {type_}; it is in the same sharding group"
             return Link("group", axis_name(cause.axis), dim, value, type_, text, "sdy.sharding_group")
         text = self._spread_text(cause, value, type_)
-        return Link(
-            "propagation",
-            axis_name(cause.axis),
-            dim,
-            value,
-            type_,
-            text,
-            step.op.name,
-            site.line if site else "",
-            site.function if site else "",
-            step.level,
-            step.priority,
-        )
+        place = (step.op.name, site.line, site.function) if site else (step.op.name, "", "")
+        return Link("propagation", axis_name(cause.axis), dim, value, type_, text, *place, step.level, step.priority)
 
     def _spread_text(self, cause: Cause, value: str, type_: str) -> str:
         """`operand 1 of dot_general at model.py:34 in f: params['w'], dim 1 of f32[8,4]; to its result (...)`."""

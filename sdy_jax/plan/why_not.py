@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from sdy_jax.errors import ParseError, SdyError
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.operations import manual_axes
 from sdy_jax.plan.naming import Named
 from sdy_jax.plan.obstacle import Obstacle, ObstacleTexts
 from sdy_jax.propagation.blockers import Blockage
-from sdy_jax.propagation.edges import manual_axes
 from sdy_jax.propagation.history import axis_at, has_axis
 from sdy_jax.propagation.value_ids import NOWHERE
 from sdy_jax.representation.axes import contains

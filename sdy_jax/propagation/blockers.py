@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from sdy_jax.propagation.basic import Direction, FactorProblem, allowed_within, compatible_axes
 from sdy_jax.propagation.engine import Engine
-from sdy_jax.propagation.history import dim_of
 from sdy_jax.propagation.projection import FactorSharding
-from sdy_jax.propagation.solver import FACTOR_STRATEGIES
+from sdy_jax.propagation.solver import FACTOR_STRATEGIES, dim_of
 from sdy_jax.propagation.worklist import WorklistEntry
 from sdy_jax.representation.axes import contains, overlaps, prefix_of
 from sdy_jax.representation.mesh import Axes, AxisRef, axes_size

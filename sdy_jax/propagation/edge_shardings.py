@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.propagation.edges import erase_manual_axes, manual_axes
+from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.representation.attributes import shardings_from_attribute, shardings_to_attribute
+from sdy_jax.representation.manual_axes import erase_manual_axes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import DataFlowEdge, EdgeKind, edges_of
 
 _STATED = {EdgeKind.BODY_ARGUMENT: "in_shardings", EdgeKind.RESULT: "out_shardings"}
 """Where a computation states the sharding of an edge, in outer terms."""
-
-_COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def settle_edges(
 
 def state_body_arguments(graph: Graph, op: Op, sharding_of: Callable[[Value], TensorSharding]) -> None:
     """Writes the shardings of a computation's body arguments, if the computation states none."""
-    if op.name in _COMPUTATIONS and "in_shardings" not in op.attributes:
+    if op.name in COMPUTATIONS and "in_shardings" not in op.attributes:
         edges = [edge for edge in edges_of(op) if edge.kind is EdgeKind.BODY_ARGUMENT]
         _store(graph, op, edges, [sharding_of(edge.owner) for edge in edges])
 
@@ -76,14 +75,14 @@ def _outer_value(edge: DataFlowEdge) -> Value:
 
 
 def _stated(op: Op, edge: DataFlowEdge) -> TensorSharding | None:
-    if op.name not in _COMPUTATIONS:
+    if op.name not in COMPUTATIONS:
         return edge.owner.sharding
     name = _STATED[edge.kind]
     return shardings_from_attribute(op.attributes[name])[edge.owner.index] if name in op.attributes else None
 
 
 def _store(graph: Graph, op: Op, edges: Sequence[DataFlowEdge], shardings: Sequence[TensorSharding]) -> None:
-    if op.name not in _COMPUTATIONS:
+    if op.name not in COMPUTATIONS:
         for edge, sharding in zip(edges, shardings, strict=True):
             graph.set_sharding(edge.owner, sharding)
         return

@@ -7,64 +7,18 @@ returned value. So each is converted before an op propagation (`seen`) and back 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from jax.extend.mlir import ir
-
 from sdy_jax.ir.graph import Op
-from sdy_jax.representation.attributes import manual_axes_from_attribute, shardings_from_attribute
+from sdy_jax.ir.operations import manual_axes
+from sdy_jax.representation.attributes import shardings_from_attribute
+from sdy_jax.representation.manual_axes import add_free_axes, erase_manual_axes
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import DataFlowEdge, EdgeKind
-
-
-def manual_prefix(axes: Sequence[AxisRef], manual: Sequence[str]) -> tuple[AxisRef, ...]:
-    """The manual axes that lead a dimension.
-
-    Found by bisection as in Shardy: where a free axis stands before a manual one, which is wrong and can only come from
-    an edge written by hand, both count, and no manual axis gets into the body.
-    """
-    return tuple(axes[: bisect_left(axes, True, key=lambda axis: axis.name not in manual)])
-
-
-def manual_axes(op: Op | ir.Operation) -> tuple[str, ...]:
-    """The manual axes of a manual computation; none for other ops."""
-    if op.name != "sdy.manual_computation" or "manual_axes" not in op.attributes:
-        return ()
-    return manual_axes_from_attribute(op.attributes["manual_axes"])
-
-
-def erase_manual_axes(sharding: TensorSharding, manual: Sequence[str]) -> TensorSharding:
-    """The inner view of an outer sharding: its free axes."""
-    if not manual:
-        return sharding
-
-    def free(axes: Sequence[AxisRef]) -> tuple[AxisRef, ...]:
-        return tuple(axis for axis in axes if axis.name not in manual)
-
-    dimensions = tuple(
-        DimensionSharding(d.axes[len(manual_prefix(d.axes, manual)) :], d.is_closed, d.priority)
-        for d in sharding.dimensions
-    )
-    return replace(
-        sharding,
-        dimensions=dimensions,
-        replicated_axes=free(sharding.replicated_axes),
-        unreduced_axes=free(sharding.unreduced_axes),
-    )
-
-
-def add_free_axes(outer: TensorSharding, inner: TensorSharding, manual: Sequence[str]) -> TensorSharding:
-    """The outer view of an inner sharding: `outer` says where the manual axes are, and what is not split."""
-    dimensions = tuple(
-        DimensionSharding(manual_prefix(o.axes, manual) + i.axes, i.is_closed, i.priority)
-        for o, i in zip(outer.dimensions, inner.dimensions, strict=False)  # on one device there are none
-    )
-    return replace(outer, mesh=inner.mesh, dimensions=dimensions)
 
 
 @dataclass(frozen=True, slots=True)

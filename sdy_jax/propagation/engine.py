@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.propagation.groups import group_members, peers
+from sdy_jax.ir.operations import TERMINATORS
+from sdy_jax.propagation.groups import peers
 from sdy_jax.propagation.liveness import Liveness
 from sdy_jax.propagation.priorities import LEVELS, NEITHER_WAY, WITHOUT_LEVELS, Directions
-from sdy_jax.propagation.record import Recorder
-from sdy_jax.propagation.solver import FACTOR_STRATEGIES, NO_SHARDING, FactorStrategy, OpSolution, Solver
+from sdy_jax.propagation.record import Event
+from sdy_jax.propagation.solver import FACTOR_STRATEGIES, NO_SHARDING, FactorStrategy, Solver, Updates
 from sdy_jax.propagation.value_ids import NOWHERE, ValueIds
 from sdy_jax.propagation.worklist import EntryFactory, WorklistEntry
 from sdy_jax.representation.mesh import AxisRef
@@ -22,11 +23,20 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook
 from sdy_jax.rules.dataflow import EdgeKind, calls_by_callee
 
-_TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
-
 
 class Engine:
     """Propagation in one graph.
+
+    Sharding groups must have been imported (`sdy-sharding-group-import`), their members synchronised.
+
+    Args:
+      graph: of a module with data-flow edges; calls do not propagate.
+      strategy: `"aggressive"`, `"basic"` or `"basic-then-aggressive"`.
+      op_priorities: five fixed points in which more and more ops take part, instead of one.
+      conservative: leave out factors along which a result's shard is not one operand's shard, and sub-axes.
+      compat: `"shardy"` propagates only through ops through which Shardy does.
+      recorder: receives an event for each step.
+      rules: a memo of the ops' rules to share with other stages; created with the same options.
 
     Entries are numbered: those of ops by their position in the program, those of function results after them.
     Invariants between steps: `self._current[value_id]` is the number of the value's sharding; an entry `i` has a
@@ -43,10 +53,10 @@ class Engine:
         op_priorities: bool = True,
         conservative: bool = False,
         compat: str | None = None,
-        recorder: Recorder | None = None,
+        recorder: list[Event] | None = None,
         rules: RuleBook | None = None,
     ):
-        self._ops = graph.ops
+        self.graph, self._ops = graph, graph.ops
         self.strategies = FACTOR_STRATEGIES[strategy]
         self._levels = range(LEVELS) if op_priorities else (WITHOUT_LEVELS,)
         self._recorder = recorder
@@ -58,7 +68,7 @@ class Engine:
         self.result_entries = factory.results_of_main()
         self._all: list[WorklistEntry | None] = [*self.entries, *self.result_entries]
         self._number = {op: i for i, op in enumerate(graph.ops)}
-        self.peers = peers(group_members(graph), self.value_ids)
+        self.peers = peers(graph, self.value_ids)
         self._given = [self.solver.shardings.number(s) for s in self.value_ids.read()]
         self._current = list(self._given)
         self._open = bytearray(len(self._all))
@@ -108,9 +118,10 @@ class Engine:
     def write_back(self) -> None:
         """Stores what has changed in the graph and its module; dead ops keep what they had."""
         changed = (value_id for value_id, number in enumerate(self._current) if number != self._given[value_id])
-        self.value_ids.write((value_id, self.sharding(value_id)) for value_id in changed if not self._is_dead(value_id))
+        self.value_ids.write((value_id, self.sharding(value_id)) for value_id in changed if not self.is_dead(value_id))
 
-    def _is_dead(self, value_id: int) -> bool:
+    def is_dead(self, value_id: int) -> bool:
+        """Whether the value belongs to a dead op."""
         where = self.value_ids.values[value_id]
         return isinstance(where, Value) and where.owner in self.liveness.dead
 
@@ -206,18 +217,18 @@ class Engine:
         if entry.view is not None:
             seen = entry.view.seen(self.solver.shardings[tensors[-1]])
             tensors = (*tensors[:-1], self.solver.shardings.number(seen))
-        solution = self.solver.solve(entry.kind, tensors, directions, self._strategy)
-        if not solution.updates:
+        updates = self.solver.solve(entry.kind, tensors, directions, self._strategy)
+        if not updates:
             self._settled[number] = directions
             return ()
         if self._recorder is not None:
             level = 0 if self._level == WITHOUT_LEVELS else self._level
             self._recorder.append((entry, tensors, directions, self._strategy, level, self.priority))
-        return self._update(entry, solution)
+        return self._update(entry, updates)
 
-    def _update(self, entry: WorklistEntry, solution: OpSolution) -> list[int]:
+    def _update(self, entry: WorklistEntry, updates: Updates) -> list[int]:
         changed = []
-        for tensor, new in solution.updates:
+        for tensor, new in updates:
             value_id = entry.value_ids[tensor]
             if value_id == NOWHERE:
                 continue
@@ -315,7 +326,7 @@ class Engine:
                 found.append(self._slots[use])
             elif user in self._callees:
                 self._add_users(self._callees[user].blocks[0].arguments[use[1]], found, seen)
-            elif user.name not in _TERMINATORS:
+            elif user.name not in TERMINATORS:
                 found.append(user)
             elif user.parent in self._callers:
                 for call in self._callers[user.parent]:

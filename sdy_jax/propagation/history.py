@@ -8,11 +8,10 @@ from functools import cached_property
 
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.record import Event, RecordedStep, Spread
-from sdy_jax.propagation.solver import FactorSpread
+from sdy_jax.propagation.solver import dim_of
 from sdy_jax.propagation.value_ids import NOWHERE
 from sdy_jax.representation.axes import contains, overlaps
 from sdy_jax.representation.mesh import AxisRef
-from sdy_jax.representation.rule import TensorMapping
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -53,7 +52,7 @@ class History:
 
     def __init__(self, engine: Engine, events: Sequence[Event]):
         self.engine, self._events = engine, events
-        self._known: dict[object, tuple[FactorSpread, ...]] = {}
+        self._known: dict[object, tuple[Spread, ...]] = {}
 
     @cached_property
     def steps(self) -> list[RecordedStep]:
@@ -67,18 +66,14 @@ class History:
         if question not in self._known:
             self._known[question] = solver.spreads(*question)
         rule = solver.kind_of(entry.kind).rule
-        spreads = tuple(
-            Spread(s.factor, dim_of(rule.mappings[s.target], s.factor), s.before, s.axes, s.source, s.target)
-            for s in self._known[question]
-        )
         last = len(tensors) - 1
         written = []
-        for tensor, new in solver.solve(*question).updates:
+        for tensor, new in solver.solve(*question):
             sharding = shardings[self.engine.stored(entry, new) if tensor == last else new]
             if entry.value_ids[tensor] != NOWHERE and sharding is not None:
                 written.append((tensor, sharding))
         before = tuple(shardings[n] for n in tensors)
-        return RecordedStep(number, entry, level, priority, rule, before, spreads, tuple(written))
+        return RecordedStep(number, entry, level, priority, rule, before, self._known[question], tuple(written))
 
     @cached_property
     def writes(self) -> dict[int, list[Write]]:
@@ -140,11 +135,6 @@ def gained(spread: Spread) -> tuple[AxisRef, ...]:
     if kept and spread.before[-1] != spread.axes[kept - 1]:
         kept -= 1
     return spread.axes[kept:]
-
-
-def dim_of(mapping: TensorMapping, factor: int) -> int:
-    """The dimension of a tensor that a factor belongs to; -1 if the tensor does not have it."""
-    return next((dim for dim, factors in enumerate(mapping) if factor in factors), -1)
 
 
 def has_axis(sharding: TensorSharding | None, dim: int, axis: AxisRef) -> bool:

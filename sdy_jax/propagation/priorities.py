@@ -35,23 +35,21 @@ def early_direction(op: Op) -> Direction:
     return Direction.FORWARD if op.name in _FORWARD_EARLY else Direction.NONE
 
 
-def union(a: Direction, b: Direction) -> Direction:
-    """The union of two directions: FORWARD and BACKWARD together are BOTH."""
-    return Direction(a | b)
-
-
-def level_directions(level: int, early: Direction, is_broadcast: bool) -> Directions:
-    """The directions at a level; at level 0 of an op whose operands have one use each."""
+def _at_level(level: int, early: Direction, is_broadcast: bool) -> Directions:
     if level < 2:
         return early, early
     late = Direction.BOTH if level == 4 or not is_broadcast else Direction.BACKWARD
-    return union(early, late), union(early, late) if level > 2 else early
+    union = Direction(early | late)  # FORWARD and BACKWARD together are BOTH
+    return union, union if level > 2 else early
 
 
 @cache
 def by_level(early: Direction, is_broadcast: bool) -> tuple[Directions, ...]:
-    """The directions at each level, then those of propagation without levels."""
-    levels = (level_directions(level, early, is_broadcast) for level in range(LEVELS))
+    """The directions at each level, then those of propagation without levels.
+
+    At level 0 they are those of an op whose operands have one use each.
+    """
+    levels = (_at_level(level, early, is_broadcast) for level in range(LEVELS))
     return (*levels, (Direction.BOTH, Direction.BOTH))
 
 

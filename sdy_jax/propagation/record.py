@@ -6,7 +6,7 @@ The engine records one `Event` for each successful propagation of an op; `histor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.representation.mesh import AxisRef
@@ -30,12 +30,6 @@ ShardedValue = Value | FunctionResult
 Event = tuple["WorklistEntry", tuple[int, ...], Any, Any, int, int]
 """One successful propagation of one op: the entry, the numbers of its tensors' shardings before, directions, strategy,
 level and user priority."""
-
-
-class Recorder(Protocol):
-    """Receives each event in the order in which they happen: a list will do."""
-
-    def append(self, event: Event, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from sdy_jax.propagation.aggressive import propagate_aggressive
 from sdy_jax.propagation.basic import Direction, FactorProblem, propagate_basic
 from sdy_jax.propagation.priorities import Directions
 from sdy_jax.propagation.projection import project, unproject
+from sdy_jax.propagation.record import Spread
 from sdy_jax.representation.axes import PrefixStatus, prefix_status
 from sdy_jax.representation.mesh import Axes, Mesh
-from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 from sdy_jax.representation.sharding import TensorSharding
 
 FactorStrategy = Callable[[FactorProblem], set[int]]
@@ -61,25 +62,8 @@ class OpKind:
     conservative: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FactorSpread:
-    """A factor's axes in tensor `target`, `before` and after; `source` is the tensor that had them all (None: none)."""
-
-    factor: int
-    before: Axes
-    axes: Axes
-    source: int | None
-    target: int
-
-
-@dataclass(frozen=True, slots=True)
-class OpSolution:
-    """The tensors that change, with the numbers of their new shardings, in the order in which to store them."""
-
-    updates: tuple[tuple[int, int], ...]
-
-
-NOTHING = OpSolution(())
+Updates = tuple[tuple[int, int], ...]
+"""The tensors that change, with the numbers of their new shardings, in the order in which to store them."""
 
 
 class Solver:
@@ -88,25 +72,22 @@ class Solver:
     def __init__(self, meshes: Mapping[str, Mesh]):
         self.shardings = Interned()
         self._meshes = meshes
-        self._kinds: dict[tuple[OpShardingRule, bool, bool], int] = {}
+        self._kinds: dict[OpKind, int] = {}
         self._kind_list: list[OpKind] = []
-        self._known: dict[object, OpSolution] = {}
+        self._known: dict[object, Updates] = {}
 
     def kind(self, rule: OpShardingRule, elementwise: bool = False, conservative: bool = False) -> int:
         """The number that stands for an op kind."""
-        key = (rule, elementwise, conservative)
-        found = self._kinds.get(key)
-        if found is None:
-            found = self._kinds[key] = len(self._kind_list)
-            self._kind_list.append(OpKind(*key))
+        kind = OpKind(rule, elementwise, conservative)
+        found = self._kinds.setdefault(kind, len(self._kinds))
+        if found == len(self._kind_list):
+            self._kind_list.append(kind)
         return found
 
     def kind_of(self, number: int) -> OpKind:
         return self._kind_list[number]
 
-    def solve(
-        self, kind: int, tensors: tuple[int, ...], directions: Directions, strategy: FactorStrategy
-    ) -> OpSolution:
+    def solve(self, kind: int, tensors: tuple[int, ...], directions: Directions, strategy: FactorStrategy) -> Updates:
         """What propagation changes.
 
         Args:
@@ -123,24 +104,25 @@ class Solver:
 
     def spreads(
         self, kind: int, tensors: tuple[int, ...], directions: Directions, strategy: FactorStrategy
-    ) -> tuple[FactorSpread, ...]:
+    ) -> tuple[Spread, ...]:
         """Which axes go from where to where when `solve` answers the same question, if it changes anything.
 
         A factor of a tensor may get axes that its dimension cannot show, as a factor before it is not full.
         """
         posed = self.pose(self._kind_list[kind], tensors, directions)
-        if posed is None or not self.solve(kind, tensors, directions, strategy).updates:
+        if posed is None or not self.solve(kind, tensors, directions, strategy):
             return ()
         problem, _ = posed
         before = [{f: s.axes for f, s in t.factors.items()} for t in problem.tensors]
-        return _spreads(problem, before, sorted(strategy(problem)))
+        mappings = self._kind_list[kind].rule.mappings
+        return _spreads(problem, mappings, before, sorted(strategy(problem)))
 
     def _compute(
         self, kind: OpKind, numbers: tuple[int, ...], directions: Directions, strategy: FactorStrategy
-    ) -> OpSolution:
+    ) -> Updates:
         posed = self.pose(kind, numbers, directions)
         if posed is None:
-            return NOTHING
+            return ()
         problem, reference = posed
         updates = []
         for number in sorted(strategy(problem)):
@@ -148,7 +130,7 @@ class Solver:
             new = unproject(problem.tensors[number], mapping, problem.sizes, problem.mesh, reference)
             if new != old and not (old is None and new.has_no_axes):
                 updates.append((number, self.shardings.number(new)))
-        return OpSolution(tuple(updates)) if updates else NOTHING
+        return tuple(updates)
 
     def pose(
         self, kind: OpKind, numbers: tuple[int, ...], directions: Directions
@@ -201,17 +183,26 @@ def _directions(rule: OpShardingRule, directions: Directions) -> tuple[Direction
 
 
 def _spreads(
-    problem: FactorProblem, before: Sequence[Mapping[int, Axes]], changed: Sequence[int]
-) -> tuple[FactorSpread, ...]:
+    problem: FactorProblem,
+    mappings: Sequence[TensorMapping],
+    before: Sequence[Mapping[int, Axes]],
+    changed: Sequence[int],
+) -> tuple[Spread, ...]:
     """For each factor that grew: the first tensor, operands before results, that had the new axes already."""
     spreads = []
     for target in changed:
         for factor, sharding in problem.tensors[target].factors.items():
             if sharding.axes == before[target][factor]:
                 continue
-            sources = (n for n, axes in enumerate(before) if _has(axes.get(factor, ()), sharding.axes))
-            spreads.append(FactorSpread(factor, before[target][factor], sharding.axes, next(sources, None), target))
+            source = next((n for n, axes in enumerate(before) if _has(axes.get(factor, ()), sharding.axes)), None)
+            dim, old = dim_of(mappings[target], factor), before[target][factor]
+            spreads.append(Spread(factor, dim, old, sharding.axes, source, target))
     return tuple(spreads)
+
+
+def dim_of(mapping: TensorMapping, factor: int) -> int:
+    """The dimension of a tensor that a factor belongs to; -1 if the tensor does not have it."""
+    return next((dim for dim, factors in enumerate(mapping) if factor in factors), -1)
 
 
 def _has(axes: Axes, wanted: Axes) -> bool:

@@ -6,9 +6,10 @@ listed as replicated. Its turn gives the dimension back as the user wrote it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from sdy_jax.ir.graph import Graph, Value
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.stored_shardings import mesh_of
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.value_ids import NOWHERE, ValueIds
 from sdy_jax.representation.axes import sort_axes
@@ -16,32 +17,27 @@ from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import CLOSED, TensorSharding
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    value_id: int
-    original: TensorSharding
-
-
-def run_by_user_priority(engine: Engine, graph: Graph) -> None:
+def run_by_user_priority(engine: Engine) -> None:
     """Runs the engine once for priority 0, then once per further priority, in increasing order."""
-    waiting: dict[int, list[_Waiting]] = {}
+    graph = engine.graph
+    waiting: dict[int, list[tuple[int, TensorSharding]]] = {}
     anywhere = any(_has_priorities(sharding) for sharding in engine.solver.shardings)
     for value_id in _ids_in_order(graph, engine.value_ids) if anywhere else ():
         original = engine.sharding(value_id)
         if original is None or not _has_priorities(original):
             continue
         for priority in sorted({d.priority for d in original.dimensions if d.priority}):
-            waiting.setdefault(priority, []).append(_Waiting(value_id, original))
-        engine.assign(value_id, first_turn(original, _mesh(graph, original)))
+            waiting.setdefault(priority, []).append((value_id, original))
+        engine.assign(value_id, first_turn(original, mesh_of(graph.meshes, original)))
         engine.keep_free(value_id, _axes_after(original, 0))
     engine.run()
     for priority in sorted(waiting):
         engine.priority = priority
-        for entry in waiting[priority]:
-            present = engine.sharding(entry.value_id)
-            if present is not None and not _is_dead(engine, entry.value_id):
-                engine.assign(entry.value_id, take_turn(present, entry.original, priority))
-                engine.keep_free(entry.value_id, _axes_after(entry.original, priority))
+        for value_id, original in waiting[priority]:
+            present = engine.sharding(value_id)
+            if present is not None and not engine.is_dead(value_id):
+                engine.assign(value_id, take_turn(present, original, priority))
+                engine.keep_free(value_id, _axes_after(original, priority))
         engine.run()
 
 
@@ -52,15 +48,6 @@ def _has_priorities(sharding: TensorSharding) -> bool:
 def _axes_after(sharding: TensorSharding, priority: int) -> list[AxisRef]:
     """The axes of the dimensions with a later priority."""
     return [axis for d in sharding.dimensions if (d.priority or 0) > priority for axis in d.axes]
-
-
-def _mesh(graph: Graph, sharding: TensorSharding) -> Mesh:
-    return graph.meshes[sharding.mesh] if isinstance(sharding.mesh, str) else sharding.mesh
-
-
-def _is_dead(engine: Engine, value_id: int) -> bool:
-    where = engine.value_ids.values[value_id]
-    return isinstance(where, Value) and where.owner in engine.liveness.dead
 
 
 def _ids_in_order(graph: Graph, value_ids: ValueIds) -> list[int]:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.propagation.computation_borders import COMPUTATIONS, ShardingSlot, write_slots
+from sdy_jax.ir.operations import COMPUTATIONS
+from sdy_jax.ir.stored_shardings import set_sharding, sharding_of
 from sdy_jax.propagation.record import FunctionResult, ShardedValue
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import FUNC_EDGE, DataFlowEdge, edges_of, edges_of_calls
@@ -40,8 +41,8 @@ class ValueIds:
         """Per function, the value ids of its result attributes."""
         self.edges: dict[Op, EdgeOp] = {}
         """By the op that stands for the edge."""
-        self._slots: dict[int, ShardingSlot] = {}
-        """Of value ids at the border of a computation without edges."""
+        self._inside: set[int] = set()
+        """The value ids at the border of a computation without edges."""
         for op in graph.ops:
             for result in op.results:
                 self._add(result)
@@ -69,7 +70,7 @@ class ValueIds:
         if edge_op is None and owner_op.name in COMPUTATIONS:
             if edge.owner not in self._of_value:
                 self._add(edge.owner)
-            self._slots[self.of(edge.owner)] = ShardingSlot.of(owner_op, edge.owner)
+            self._inside.add(self.of(edge.owner))
             return
         shared = self.of(edge_op.results[0] if edge_op else edge.owner)
         for target in edge.targets:
@@ -92,30 +93,29 @@ class ValueIds:
 
     def read(self) -> list[TensorSharding | None]:
         """The sharding of each value id, from the graph."""
-        found = [p.sharding if isinstance(p, Value) else None for p in self.values]
+        found = [self._stored(i, p) if isinstance(p, Value) else None for i, p in enumerate(self.values)]
         for name, value_ids in self.results.items():
             for value_id, sharding in zip(
                 value_ids, self._graph.result_shardings(self._graph.functions[name]), strict=True
             ):
                 found[value_id] = sharding
-        for value_id, slot in self._slots.items():
-            found[value_id] = slot.read()
         return found
+
+    def _stored(self, value_id: int, value: Value) -> TensorSharding | None:
+        return sharding_of(value.mlir) if value_id in self._inside else value.sharding
 
     def write(self, shardings: Iterable[tuple[int, TensorSharding | None]]) -> None:
         """Stores the shardings of value ids in the graph and its module."""
         values: list[tuple[Value, TensorSharding | None]] = []
-        slots: list[tuple[ShardingSlot, TensorSharding | None]] = []
         results: dict[Op, dict[int, TensorSharding | None]] = {}
         for value_id, sharding in shardings:
             where = self.values[value_id]
-            if value_id in self._slots:
-                slots.append((self._slots[value_id], sharding))
-            elif isinstance(where, Value):
+            if isinstance(where, Value) and value_id not in self._inside:
                 values.append((where, sharding))
-            elif where is not None:
+            elif isinstance(where, Value) and sharding is not None:
+                set_sharding(where.mlir, sharding)
+            elif isinstance(where, FunctionResult):
                 results.setdefault(where.function, {})[where.index] = sharding
         self._graph.set_shardings(values)
-        write_slots(slots)
         for function, found in results.items():
             self._graph.set_result_shardings(function, found)

@@ -119,13 +119,6 @@ def suffix_without_overlap(a: AxisRef, b: AxisRef, mesh: Mesh) -> AxisRef | None
     return AxisRef.sub(a.name, start, end // start) if start < end else None
 
 
-def common_prefix(a: AxisRef, b: AxisRef) -> AxisRef | None:
-    """The shorter of the two, where it is a major part of the other."""
-    if prefix_of(a, b):
-        return a
-    return b if prefix_of(b, a) else None
-
-
 # Orders. A sub-axis that starts the axis precedes the full axis, which precedes every other sub-axis.
 
 
@@ -189,18 +182,6 @@ def prefix_status(first: Sequence[AxisRef], second: Sequence[AxisRef]) -> Prefix
     if len(first) > len(second) or tuple(first[:last]) != tuple(second[:last]):
         return PrefixStatus.NOT
     return PrefixStatus.STRICT if prefix_of(first[last], second[last]) else PrefixStatus.NOT
-
-
-def common_list_prefix(first: Sequence[AxisRef], second: Sequence[AxisRef]) -> tuple[AxisRef, ...]:
-    """The longest list that begins both; its last axis may be a major part of theirs."""
-    prefix: list[AxisRef] = []
-    for a, b in zip(first, second, strict=False):
-        if a == b:
-            prefix.append(a)
-            continue
-        shared = common_prefix(a, b)
-        return (*prefix, shared) if shared else tuple(prefix)
-    return tuple(prefix)
 
 
 def set_difference(axes: Iterable[AxisRef], removed: Iterable[AxisRef], mesh: Mesh) -> tuple[AxisRef, ...]:

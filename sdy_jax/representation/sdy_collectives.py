@@ -54,8 +54,8 @@ UNREDUCING = frozenset({"replicated_to_unreduced", "sharded_to_unreduced"})
 """The kinds that combine what devices hold along their axes, and those that leave that to be done."""
 
 
-class Said(NamedTuple):
-    """What any collective says, in short: its kind, all axes that it runs over, and in `detail` what it moves, as the
+class CollectiveSummary(NamedTuple):
+    """A collective in short: its kind, all axes that it runs over, and in `detail` what it moves, as the
     dialect writes it (`{"model"}`, `[{"x"}: 0->1]`).
     """
 
@@ -88,9 +88,9 @@ class SdyCollective:
         return tuple(axis for axes in self.lists for axis in axes)
 
     @property
-    def said(self) -> Said:
+    def summary(self) -> CollectiveSummary:
         """In short."""
-        return Said(self.kind, self.all_axes, str(self))
+        return CollectiveSummary(self.kind, self.all_axes, str(self))
 
     def __str__(self) -> str:
         """What it says as the dialect prints it: `[{"x"}, {}]`, `{"x"}`, `[{"x"}: 0->1]`; nothing for a permute."""
@@ -98,8 +98,8 @@ class SdyCollective:
             return ""
         if self.kind in FLAT:
             return braces(self.axes)
-        said = (f"{braces(axes)}: {source}->{target}" for axes, source, target in self.params)
-        return f"[{', '.join(said if self.kind == 'all_to_all' else map(braces, self.axes))}]"
+        moves = (f"{braces(axes)}: {source}->{target}" for axes, source, target in self.params)
+        return f"[{', '.join(moves if self.kind == 'all_to_all' else map(braces, self.axes))}]"
 
     @property
     def attributes(self) -> dict[str, str]:

@@ -100,10 +100,6 @@ class TensorSharding:
     def has_no_axes(self) -> bool:
         return self.is_fully_replicated and not self.replicated_axes and not self.unreduced_axes
 
-    def with_dimension(self, dim: int, sharding: DimensionSharding) -> TensorSharding:
-        dims = self.dimensions
-        return replace(self, dimensions=(*dims[:dim], sharding, *dims[dim + 1 :]))
-
     def closed_like(self) -> TensorSharding:
         """The same axes and priorities with every dimension closed; explicit replication is dropped."""
         return replace(self, dimensions=tuple(replace(d, is_closed=True) for d in self.dimensions), replicated_axes=())

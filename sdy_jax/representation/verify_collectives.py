@@ -56,7 +56,7 @@ def verify_collective(
         return
     if operand_mesh != result_mesh:
         fail("C3", where, f"the operand is on the mesh {operand_mesh}, the result on {result_mesh}")
-    verify_said(collective, result.rank, result_mesh, where)
+    verify_own_attributes(collective, result.rank, result_mesh, where)
     expected = sharding_after(collective, operand, result_mesh, where)
     for dim, (wanted, given) in enumerate(zip(expected.axes, result.axes, strict=True)):
         if wanted != given:
@@ -82,7 +82,7 @@ def _verify_permute(
             fail("C11", f"{where}, dimension {dim}", f"{before} shards become {after}")
 
 
-def verify_said(collective: SdyCollective, rank: int, mesh: Mesh, where: str) -> None:
+def verify_own_attributes(collective: SdyCollective, rank: int, mesh: Mesh, where: str) -> None:
     """The rules of what the op says itself, whatever its operand: its axes and parameters, for a tensor of `rank`.
 
     Raises:

@@ -115,11 +115,6 @@ class RuleBuilder:
         return factor
 
 
-def identity_rule(shape: Shape, num_operands: int = 1, num_results: int = 1) -> OpShardingRule:
-    """Tensors of one shape whose shardings agree: data-flow edges, function results, propagation barriers."""
-    return RuleBuilder([shape] * num_operands, [shape] * num_results).pointwise(shape).build()
-
-
 def shape_of(op: Op, operand: int = 0) -> Shape:
     """The shape of an operand; ops that get here have static shapes."""
     return op.operands[operand].shape or ()

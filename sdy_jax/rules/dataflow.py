@@ -11,8 +11,8 @@ import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sdy_jax.ir.calls import CALL, callee_of
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import CALL, callee_of
 
 FUNC_EDGE = "sdy.func_data_flow_edge"
 """The op that stands for an edge between a function and its calls."""

@@ -19,8 +19,8 @@ import numpy as np
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError, UnsupportedError
-from sdy_jax.ir.calls import module_of
 from sdy_jax.ir.graph import Op
+from sdy_jax.ir.operations import module_of
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.strategies.manual import manual_axes_around

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import pre_order
+from sdy_jax.ir.operations import pre_order
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.shard.passes.mesh_shards import LAYOUT
 from sdy_jax.text.kinds import GAP

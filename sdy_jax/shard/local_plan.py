@@ -15,7 +15,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.graph import Graph, Op, Value, main_function
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import main_function
 from sdy_jax.lowering.emission.emit import NotedOp, noted_index, noting_ops
 from sdy_jax.lowering.placement.report import Branch, CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.strategies.registry import sent_by
@@ -126,7 +127,7 @@ def _records(around: Op, ops: Sequence[NotedOp], mesh: Mesh) -> Iterator[Collect
         for sent in sent_by(op, mesh, whole):
             index, value = noted_index(str(op.mlir.location)), op.results[sent.result]
             result = TensorSharding.replicated("", value.rank)
-            record = report.add(Moved(sent.said, result, sent.wire_bytes), value, op, op, "user")
+            record = report.add(Moved(sent.summary, result, sent.wire_bytes), value, op, op, "user")
             yield record if index is None else replace(record, cause=ops[index].name, location=ops[index].location)
 
 

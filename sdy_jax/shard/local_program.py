@@ -14,7 +14,8 @@ from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import ShardingError, UnsupportedError
-from sdy_jax.ir.graph import Graph, Op, Value, main_function
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import main_function
 from sdy_jax.lowering.emission.emit import NotedOp, local_function, noting_ops
 from sdy_jax.lowering.emission.local_op import EMITTERS
 from sdy_jax.lowering.emission.reemitted import mlir_name, numpy_dtype

@@ -9,8 +9,8 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.graph import main_function, pre_order
 from sdy_jax.ir.locations import source_line
+from sdy_jax.ir.operations import main_function, pre_order
 from sdy_jax.shard.view import dialect_ops
 
 

@@ -14,7 +14,7 @@ import jax
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError, UnsupportedError
-from sdy_jax.ir.graph import main_function, pre_order
+from sdy_jax.ir.operations import main_function, pre_order
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.rules.elementwise_table import ELEMENTWISE
 from sdy_jax.runtime.devices import mesh_on_devices
@@ -24,7 +24,7 @@ from sdy_jax.shard.op_meshes import DeviceMesh, device_meshes, mesh_of, resolved
 from sdy_jax.shard.view import DialectOp, dialect_ops, is_dialect_op, view
 from sdy_jax.verification import verify_module
 
-Shape = tuple[int, ...]
+ValueShape = tuple[int, ...]
 
 
 def used_meshes(module: ir.Operation) -> list[DeviceMesh]:
@@ -80,7 +80,7 @@ def refined_mesh(module: ir.Operation, mesh: Mesh) -> RefinedMesh:
     return RefinedMesh.of(mesh, cuts)
 
 
-def resolved(module: ir.Operation, mesh: jax.sharding.Mesh, shapes: Sequence[Shape]) -> ir.Operation:
+def resolved(module: ir.Operation, mesh: jax.sharding.Mesh, shapes: Sequence[ValueShape]) -> ir.Operation:
     """A local program without `?`: a copy, if it has any.
 
     Args:
@@ -102,7 +102,7 @@ def resolved(module: ir.Operation, mesh: jax.sharding.Mesh, shapes: Sequence[Sha
     return module
 
 
-def _check_arguments(module: ir.Operation, shapes: Sequence[Shape]) -> None:
+def _check_arguments(module: ir.Operation, shapes: Sequence[ValueShape]) -> None:
     arguments = main_function(module).regions[0].blocks[0].arguments
     for number, (value, shape) in enumerate(zip(arguments, shapes, strict=True)):
         wanted = _sizes(value) or ()
@@ -127,7 +127,7 @@ def _sizes(value: ir.Value) -> tuple[int | None, ...] | None:
     return tuple(None if type_.is_dynamic_dim(dim) else type_.get_dim_size(dim) for dim in range(type_.rank))
 
 
-def fill_meshes(module: ir.Operation, sizes: Shape) -> None:
+def fill_meshes(module: ir.Operation, sizes: ValueShape) -> None:
     """The program's own mesh has the devices' sizes; others fill as many devices."""
     used = used_meshes(module)
     for op in pre_order(module):
@@ -138,7 +138,7 @@ def fill_meshes(module: ir.Operation, sizes: Shape) -> None:
                 op.attributes["shape"] = ir.DenseI64ArrayAttr.get(list(found))
 
 
-def _fill_types(module: ir.Operation, shapes: Sequence[Shape]) -> None:
+def _fill_types(module: ir.Operation, shapes: Sequence[ValueShape]) -> None:
     main, meshes = main_function(module), device_meshes(module)
     block = main.regions[0].blocks[0]
     for value, shape in zip(block.arguments, shapes, strict=True):
@@ -153,7 +153,7 @@ def _fill_types(module: ir.Operation, shapes: Sequence[Shape]) -> None:
     main.attributes["function_type"] = ir.TypeAttr.get(type_)
 
 
-def _set_shape(value: ir.Value, shape: Shape) -> None:
+def _set_shape(value: ir.Value, shape: ValueShape) -> None:
     """Fills the gaps of a tensor's type; what the text says stays, for the checks to compare."""
     sizes = _sizes(value)
     if sizes is None or None not in sizes:
@@ -163,7 +163,7 @@ def _set_shape(value: ir.Value, shape: Shape) -> None:
     value.set_type(ir.RankedTensorType.get(filled, type_.element_type, type_.encoding))
 
 
-def _computed(op: ir.Operation, meshes: Mapping[tuple[str, str], DeviceMesh]) -> Shape | None:
+def _computed(op: ir.Operation, meshes: Mapping[tuple[str, str], DeviceMesh]) -> ValueShape | None:
     """The shape of an op's result by those of its operands; None where it is not known how."""
     shapes = [sizes for operand in op.operands if (sizes := _sizes(operand)) is not None]
     if not shapes or any(None in sizes for sizes in shapes):

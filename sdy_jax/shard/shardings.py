@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdy_jax.annotate import sharding_constraint
+from sdy_jax.annotate.constraints import sharding_constraint
 from sdy_jax.annotate.site import Site, current_mesh, current_site
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.hidden_frames import caller_line

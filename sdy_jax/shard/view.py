@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import pre_order
+from sdy_jax.ir.operations import pre_order
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.text.kinds import GAP, KINDS
 from sdy_jax.text.mesh_ops import NOUNS, OPS, PARSED_NAMES, REQUIRED, Attribute, Declaration, mesh_name

@@ -35,7 +35,7 @@ _BARE = re.compile(r"[A-Za-z_][\w$.]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class AttributeKind:
     """One kind.
 
     `read` takes a value in its pretty form from a cursor, or fails there; `pretty` is that form. `generic` is the
@@ -181,28 +181,30 @@ def _sizes(sizes: tuple[int, ...]) -> str:
     return sizes_text(None if size == GAP else size for size in sizes)
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType({
-    "axes": Kind("an array of i16", _integers, _numbers, *_array("i16")),
-    "index": Kind("an index", lambda cursor: int(cursor.need(INTEGER, "an index").text), str, *_typed("index")),
-    "offset": Kind("an i64", lambda cursor: int(cursor.need(INTEGER, "an integer").text), str, *_typed("i64")),
-    "reduction": Kind(
+KINDS: Mapping[str, AttributeKind] = MappingProxyType({
+    "axes": AttributeKind("an array of i16", _integers, _numbers, *_array("i16")),
+    "index": AttributeKind(
+        "an index", lambda cursor: int(cursor.need(INTEGER, "an index").text), str, *_typed("index")
+    ),
+    "offset": AttributeKind("an i64", lambda cursor: int(cursor.need(INTEGER, "an integer").text), str, *_typed("i64")),
+    "reduction": AttributeKind(
         f"one of {', '.join(REDUCTIONS)}",
         _reduction,
         str,
         lambda kind, dialect: f"#{dialect}<partial {kind}>",
         _reduction_value,
     ),
-    "axis lists": Kind(
+    "axis lists": AttributeKind(
         "lists of axes",
         _axis_lists,
         _lists,
         lambda lists, dialect: f"#{dialect}<axisarray{_lists(lists)}>",
         _axis_lists_value,
     ),
-    "indices": Kind("an array of i64", _integers, _numbers, *_array("i64")),
-    "dimensions": Kind("an array of i64", _dimensions, _sizes, *_array("i64")),
-    "unit": Kind("without a value", lambda cursor: True, str, lambda value, dialect: "unit", _unit_value),
-    "symbol": Kind("a symbol", _symbol, _at, lambda name, dialect: _at(name), _symbol_value),
-    "name": Kind("a string", _symbol, _at, lambda name, dialect: f'"{name}"', _name_value),
-    "segments": Kind("an array of i32", _integers, _numbers, *_array("i32")),
+    "indices": AttributeKind("an array of i64", _integers, _numbers, *_array("i64")),
+    "dimensions": AttributeKind("an array of i64", _dimensions, _sizes, *_array("i64")),
+    "unit": AttributeKind("without a value", lambda cursor: True, str, lambda value, dialect: "unit", _unit_value),
+    "symbol": AttributeKind("a symbol", _symbol, _at, lambda name, dialect: _at(name), _symbol_value),
+    "name": AttributeKind("a string", _symbol, _at, lambda name, dialect: f'"{name}"', _name_value),
+    "segments": AttributeKind("an array of i32", _integers, _numbers, *_array("i32")),
 })  # fmt: skip

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import pre_order
+from sdy_jax.ir.operations import pre_order
 from sdy_jax.text.cursor import AssemblyError
 from sdy_jax.text.mesh_ops import OPS
 from sdy_jax.text.positions import Lines, Position

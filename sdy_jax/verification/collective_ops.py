@@ -10,8 +10,8 @@ from sdy_jax.representation.sdy_collectives import KINDS, SdyCollective, collect
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify_collectives import (
     verify_blocks,
+    verify_own_attributes,
     verify_reduction,
-    verify_said,
     verify_strictly,
     verify_useful,
 )
@@ -22,7 +22,7 @@ def check_all_reduce(op: ir.Operation, meshes: Meshes) -> None:
     """A5 to A8 for the axes of an all_reduce: jaxlib takes any sub-axes there."""
     if op.name == "sdy.all_reduce":
         collective, _, result = _read(op)
-        verify_said(collective, result.rank, _mesh(result, meshes), op.name)
+        verify_own_attributes(collective, result.rank, _mesh(result, meshes), op.name)
 
 
 def check_strictly(op: ir.Operation, meshes: Meshes) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.extensions import load_extensions
-from sdy_jax.ir.graph import module_meshes
+from sdy_jax.ir.operations import module_meshes
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.verification.collective_ops import check_all_reduce, check_strictly

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.calls import owning_op
-from sdy_jax.ir.graph import function_shardings
-from sdy_jax.representation.attributes import (
-    manual_axes_from_attribute,
-    sharding_from_attribute,
-    shardings_from_attribute,
-    with_reduction,
-)
-from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+from sdy_jax.ir.operations import function_type, owning_op
+from sdy_jax.ir.stored_shardings import sharding_of as stored_sharding_of
+from sdy_jax.representation.attributes import sharding_from_attribute, shardings_from_attribute
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
 
 Meshes = Mapping[str, Mesh]
 """The meshes of a module by symbol."""
@@ -77,7 +72,7 @@ def _singles(op: ir.Operation) -> Iterator[tuple[ir.Attribute, ir.Type, str]]:
 
 def _of_function(op: ir.Operation) -> Iterator[tuple[ir.Attribute, ir.Type, str]]:
     name = ir.StringAttr(op.attributes["sym_name"]).value
-    function = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
+    function = function_type(op)
     for key, what, types in (("arg_attrs", "argument", function.inputs), ("res_attrs", "result", function.results)):
         entries = ir.ArrayAttr(op.attributes[key]) if key in op.attributes else ()
         for i, (attributes, type_) in enumerate(zip(entries, types, strict=False)):
@@ -95,39 +90,9 @@ def shape_of(type_: ir.Type) -> tuple[int, ...] | None:
 def sharding_of(value: ir.Value) -> TensorSharding | None:
     """The sharding that is written for a value, as it is seen where the value is used; None if there is none."""
     maker = owning_op(value)
-    if not isinstance(value, ir.BlockArgument):
-        return _result_sharding(maker, ir.OpResult(value).result_number)
-    number: int = value.arg_number
-    if maker.name == "func.func":
-        return function_shardings(maker, "arg_attrs", number + 1)[number]
-    if "in_shardings" in maker.attributes:
-        outer: TensorSharding = shardings_from_attribute(maker.attributes["in_shardings"])[number]
-        if "manual_axes" not in maker.attributes:
-            return outer
-        return _inside(outer, frozenset(manual_axes_from_attribute(maker.attributes["manual_axes"])))
-    return _result_sharding(maker, number) if maker.name == "stablehlo.while" else None
-
-
-def _result_sharding(op: ir.Operation, number: int) -> TensorSharding | None:
-    attributes = op.attributes
-    for name in ("sharding", "out_sharding"):
-        if op.name.startswith("sdy.") and name in attributes:
-            return with_reduction(sharding_from_attribute(attributes[name]), attributes)
-    for name in ("sdy.sharding", "out_shardings"):
-        if name in attributes:
-            return with_reduction(shardings_from_attribute(attributes[name])[number], attributes)
-    return None
-
-
-def _inside(sharding: TensorSharding, manual: frozenset[str]) -> TensorSharding:
-    """A sharding as the body of a computation sees it that is manual on some axes."""
-
-    def free(axes: tuple[AxisRef, ...]) -> tuple[AxisRef, ...]:
-        return tuple(axis for axis in axes if axis.name not in manual)
-
-    dims = tuple(DimensionSharding(free(d.axes), d.is_closed, d.priority) for d in sharding.dimensions)
-    lists = free(sharding.replicated_axes), free(sharding.unreduced_axes)
-    return replace(sharding, dimensions=dims, replicated_axes=lists[0], unreduced_axes=lists[1])
+    if isinstance(value, ir.BlockArgument) and maker.name == "stablehlo.while":
+        value = maker.results[value.arg_number]
+    return stored_sharding_of(value)
 
 
 def location_text(location: ir.Location) -> str | None:

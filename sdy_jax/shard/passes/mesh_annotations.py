@@ -22,7 +22,7 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.graph import module_meshes, pre_order
+from sdy_jax.ir.operations import module_meshes, pre_order
 from sdy_jax.passes.inline_calls import inline_functions
 from sdy_jax.representation.attributes import mesh_to_attribute
 from sdy_jax.representation.dialect_rules import RuleError

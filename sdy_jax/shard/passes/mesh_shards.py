@@ -7,10 +7,8 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.calls import defining_op, owning_op
-from sdy_jax.ir.graph import module_meshes
-from sdy_jax.passes.stored_shardings import set_sharding, sharding_of
-from sdy_jax.passes.walk import symbol
+from sdy_jax.ir.operations import defining_op, module_meshes, owning_op, symbol
+from sdy_jax.ir.stored_shardings import set_sharding, sharding_of
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.shard.op_meshes import DeviceMesh

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import pre_order
+from sdy_jax.ir.operations import pre_order
 from sdy_jax.shard.op_meshes import DeviceMesh, device_meshes
 from sdy_jax.shard.stated_shardings import defining
 from sdy_jax.shard.view import DialectOp, enclosing, is_dialect_op, view

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.graph import module_meshes
+from sdy_jax.ir.operations import module_meshes
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.shard.op_meshes import device_meshes
 from sdy_jax.shard.semantics.checks import check_axes

@@ -1,0 +1,71 @@
+"""The options of `partition`: as type checkers know them, and as a partitioned function keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import jax
+
+from sdy_jax.errors import SdyError, with_article
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.runtime.boundary import concrete_mesh
+
+
+class Keywords(TypedDict, total=False):
+    """The options of `partition`, for type checkers."""
+
+    mesh: jax.sharding.Mesh | None
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Sequence[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Sequence[str] | None
+    keep_unused: bool
+    inline: bool
+    compiler_options: dict[str, Any] | None
+    costs: CostModel | None
+    on_unknown: str
+    optimize_collectives: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of `partition`, by its names."""
+
+    mesh: jax.sharding.Mesh | None = None
+    in_shardings: Any = None
+    out_shardings: Any = None
+    static_argnums: Any = None
+    static_argnames: Any = None
+    donate_argnums: Any = None
+    donate_argnames: Any = None
+    keep_unused: bool = False
+    inline: bool = False
+    compiler_options: Any = None
+    costs: Any = None
+    on_unknown: str = "warn"
+    optimize_collectives: bool = False
+
+    def check(self) -> None:
+        """
+        Raises:
+            SdyError: an option has a value that it cannot have.
+        """
+        if self.on_unknown not in ("warn", "error", "ignore"):
+            raise SdyError(f"on_unknown={self.on_unknown!r}; expected 'warn', 'error' or 'ignore'")
+        if self.costs is not None and not isinstance(self.costs, CostModel):
+            raise SdyError(f"costs is {with_article(type(self.costs))}; expected a CostModel")
+        if self.compiler_options is not None and not isinstance(self.compiler_options, dict):
+            given = with_article(type(self.compiler_options))
+            raise SdyError(f"compiler_options is {given}; expected a dict of XLA's options")
+        if self.mesh is not None:
+            concrete_mesh(self.mesh)
+
+    @property
+    def of_jit(self) -> dict[str, Any]:
+        """Those that are left to jit."""
+        names = ("donate_argnums", "donate_argnames", "keep_unused", "inline", "compiler_options")
+        return {name: getattr(self, name) for name in names}

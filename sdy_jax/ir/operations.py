@@ -1,0 +1,209 @@
+"""MLIR's own operations, in modules that are changed in place: walks, functions, calls, and what values belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.representation.attributes import manual_axes_from_attribute, mesh_from_attribute
+from sdy_jax.representation.mesh import Mesh
+
+if TYPE_CHECKING:
+    from sdy_jax.ir.graph import Op
+
+T = TypeVar("T")
+
+CALL = "func.call"
+COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
+DATA_FLOW_OPS = ("stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.optimization_barrier", *COMPUTATIONS)
+TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
+
+
+# Walks.
+
+
+def pre_order(op: ir.Operation) -> list[ir.Operation]:
+    """`op`, then everything in its regions, as they are now: changes to come do not show."""
+    return _walked(op, ir.WalkOrder.PRE_ORDER)
+
+
+def post_order(op: ir.Operation) -> list[ir.Operation]:
+    """Everything in the regions of `op` as it is now, then `op`."""
+    return _walked(op, ir.WalkOrder.POST_ORDER)
+
+
+def _walked(op: ir.Operation, order: ir.WalkOrder) -> list[ir.Operation]:
+    """MLIR walks, which takes half the time of a walk in Python."""
+    found: list[ir.Operation] = []
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        found.append(inner)
+        return ir.WalkResult.ADVANCE
+
+    op.walk(visit, order)
+    return found
+
+
+def named(module: ir.Operation, *names: str) -> list[ir.Operation]:
+    """All ops with one of these names, in pre-order."""
+    return [op for op in pre_order(module) if op.name in names]
+
+
+# Modules and functions.
+
+
+def body_of(op: ir.Operation) -> ir.Block:
+    return op.regions[0].blocks[0]
+
+
+def terminator_of(block: ir.Block) -> ir.Operation:
+    return block.operations[-1].operation
+
+
+def returned_by(function: ir.Operation) -> list[ir.Value]:
+    """What a function returns, or the body of another op with one region."""
+    return list(terminator_of(body_of(function)).operands)
+
+
+def top_level(module: ir.Operation, name: str) -> list[ir.Operation]:
+    """The ops of this name that are in no region but the module's."""
+    return [op.operation for op in body_of(module).operations if op.operation.name == name]
+
+
+def symbol(op: ir.Operation) -> str:
+    return str(ir.StringAttr(op.attributes["sym_name"]).value)
+
+
+def functions(module: ir.Operation) -> dict[str, ir.Operation]:
+    """The functions of a module by name."""
+    return {symbol(op): op for op in top_level(module, "func.func")}
+
+
+def main_function(module: ir.Operation) -> ir.Operation:
+    """The only function, or the one named `main`."""
+    return main_of(functions(module))
+
+
+def main_of(functions: Mapping[str, T]) -> T:
+    """The only one of some functions, or the one named `main`."""
+    if len(functions) == 1:
+        return next(iter(functions.values()))
+    if "main" not in functions:
+        known = f"functions {', '.join(f'@{name}' for name in functions)}" if functions else "no function"
+        raise UnsupportedError(f"the module has {known}, so it is not known where it starts; name a function @main")
+    return functions["main"]
+
+
+def function_type(function: ir.Operation) -> ir.FunctionType:
+    return ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+
+
+def module_meshes(module: ir.Operation) -> dict[str, Mesh]:
+    """The meshes of a module by symbol."""
+    return {symbol(op): mesh_from_attribute(op.attributes["mesh"]) for op in top_level(module, "sdy.mesh")}
+
+
+def module_of(op: ir.Operation) -> ir.Operation:
+    """The module around an op, or the op itself if it is one."""
+    while op.name != "builtin.module":
+        op = op.parent.operation
+    return op
+
+
+def calls_in(op: ir.Operation) -> list[ir.Operation]:
+    """All calls in a function or module, in program order."""
+    return named(op, CALL)
+
+
+def callee_of(call: ir.Operation | Op) -> str:
+    """The name of the function that is called."""
+    return str(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
+
+
+def manual_axes(op: ir.Operation | Op) -> tuple[str, ...]:
+    """The manual axes of a manual computation; none for other ops."""
+    if op.name != "sdy.manual_computation" or "manual_axes" not in op.attributes:
+        return ()
+    return manual_axes_from_attribute(op.attributes["manual_axes"])
+
+
+# Values.
+
+
+def defining_op(value: ir.Value) -> ir.Operation | None:
+    """The op whose result `value` is; None for block arguments."""
+    return None if isinstance(value, ir.BlockArgument) else value.owner.operation
+
+
+def owning_op(value: ir.Value) -> ir.Operation:
+    """The op whose result, or whose region's argument, `value` is."""
+    return (value.owner.owner if isinstance(value, ir.BlockArgument) else value.owner).operation
+
+
+def users(value: ir.Value) -> list[ir.Operation]:
+    """One entry per use, in use-list order."""
+    return [use.owner.operation for use in value.uses]
+
+
+def has_static_shape(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.RankedTensorType) and value.type.has_static_shape
+
+
+def rank(value: ir.Value) -> int:
+    return value.type.rank if isinstance(value.type, ir.RankedTensorType) else 0
+
+
+def just_after(value: ir.Value) -> ir.InsertionPoint:
+    """Where an op has to be inserted to come right after the definition of `value`."""
+    if isinstance(value, ir.BlockArgument):
+        return ir.InsertionPoint.at_block_begin(value.owner)
+    return ir.InsertionPoint.after(value.owner)
+
+
+def replace_op(op: ir.Operation, values: Sequence[ir.Value]) -> None:
+    """Lets all that use an op's results use these values, and erases the op."""
+    for result, value in zip(op.results, values, strict=True):
+        result.replace_all_uses_with(value)
+    op.erase()
+
+
+def renamed(op: ir.Operation, name: str) -> ir.Operation:
+    """A new op before one without regions, which it is like but for its name."""
+    return ir.Operation.create(
+        name,
+        results=[result.type for result in op.results],
+        operands=list(op.operands),
+        attributes={key: op.attributes[key] for key in op.attributes},
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+
+
+# Attributes.
+
+
+def read_attributes(op: ir.Operation) -> dict[str, ir.Attribute]:
+    """An op's attributes by name."""
+    try:
+        return dict(op.attributes.items())
+    except TypeError:
+        return {name: _attribute(op, name) for name in op.attributes}
+
+
+def _attribute(op: ir.Operation, name: str) -> ir.Attribute:
+    """An attribute, or the op's text for the kind that the bindings refuse to give out: elements of complex numbers."""
+    try:
+        return op.attributes[name]
+    except TypeError:
+        return ir.StringAttr.get(text_of_constant(op), op.context)
+
+
+def text_of_constant(op: ir.Operation) -> str:
+    """The generic form of an op without operands. A copy is printed: in place, MLIR numbers all values first."""
+    copy = op.clone().operation
+    text = str(copy.get_asm(print_generic_op_form=True))
+    copy.erase()
+    return text
