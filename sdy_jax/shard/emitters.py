@@ -23,7 +23,7 @@ from sdy_jax.ir.calls import module_of
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
-from sdy_jax.lowering.strategies.manual import manual_axes_around
+from sdy_jax.lowering.strategies.manual import not_manual
 from sdy_jax.lowering.strategies.registry import check
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
@@ -245,16 +245,8 @@ def _check_manual(op: Op, mesh: Mesh) -> str | None:
     parts = parts_of(_device_mesh(call), mesh)
     if parts is None:
         return None  # which is an error where it is computed
-    manual = {axis.name for axis in manual_axes_around(op)}
-    used = {ref.name for axis in _communicated_axes(call, len(parts)) for ref in parts[axis]}
-    free = [axis for axis in mesh.axes if axis.name in used - manual]
-    if not free:
-        return None
-    names = ", ".join(map(str, free))
-    return (
-        f"{op.name} works on per-device arrays, but the code around it is not written per device along {names}; "
-        "to fix: put it in a manual computation (sdy.manual_computation) whose manual axes include them"
-    )
+    used = (ref.name for axis in _communicated_axes(call, len(parts)) for ref in parts[axis])
+    return not_manual(op, used, mesh, "works on per-device arrays, but")
 
 
 def _communicated_axes(op: DialectOp, rank: int) -> Sequence[int]:

@@ -19,7 +19,6 @@ from sdy_jax.shard.semantics.buffers import COUNTING, cut
 from sdy_jax.shard.semantics.grid import Grid, op
 from sdy_jax.shard.semantics.halo import exchanged
 from sdy_jax.shard.semantics.layout import Layout, buffer_shape, check_layout, even_shape
-from sdy_jax.shard.semantics.movement import along
 from sdy_jax.shard.semantics.reductions import combined, combined_pieces
 from sdy_jax.shard.to_sdy import KIND_OF_REDUCTION
 
@@ -56,7 +55,7 @@ def _halos_off(grid: Grid, x: jax.Array, step: steps.HalosOff) -> jax.Array:
 
 def _join(grid: Grid, x: jax.Array, step: steps.Join) -> jax.Array:
     before = step.before
-    blocks = lax_collectives.all_gather(x, along(grid, x, before.axes, step.dim), grid.mesh)
+    blocks = lax_collectives.all_gather(x, lax_collectives.along(x, step.dim, grid.refs(before.axes)), grid.mesh)
     rows = [i * before.core + r for i, length in enumerate(before.lengths) for r in range(length)]
     return jnp.take(blocks, np.array(rows, np.int32), axis=step.dim)
 
@@ -64,7 +63,7 @@ def _join(grid: Grid, x: jax.Array, step: steps.Join) -> jax.Array:
 def _average(grid: Grid, x: jax.Array, step: steps.Average) -> jax.Array:
     if step.dim is None:
         return combined(grid, x, grid.refs(step.axes), "average")
-    return combined_pieces(grid, x, along(grid, x, step.axes, step.dim), "average")
+    return combined_pieces(grid, x, lax_collectives.along(x, step.dim, grid.refs(step.axes)), "average")
 
 
 def _exchange(grid: Grid, x: jax.Array, step: steps.Exchange) -> jax.Array:
