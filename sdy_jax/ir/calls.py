@@ -34,3 +34,12 @@ def module_of(op: ir.Operation) -> ir.Operation:
     while op.name != "builtin.module":
         op = op.parent.operation
     return op
+
+
+def update_function_type(function: ir.Operation) -> None:
+    """Gives a function the types that its arguments and what it returns have now."""
+    block = function.regions[0].blocks[0]
+    returned = block.operations[len(block.operations) - 1].operands
+    with function.context:
+        type_ = ir.FunctionType.get([value.type for value in block.arguments], [value.type for value in returned])
+        function.attributes["function_type"] = ir.TypeAttr.get(type_)

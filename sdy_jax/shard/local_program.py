@@ -26,7 +26,7 @@ from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard import scalars
 from sdy_jax.shard.memrefs import memrefs_to_tensors
 from sdy_jax.shard.resolution import fill_meshes, mesh_to_run_on, program_mesh, refined_mesh, resolved
-from sdy_jax.shard.view import SHARDING_TYPES, dialect_ops, enclosing, location_of
+from sdy_jax.shard.view import SHARDING_TYPES, dialect_ops, function_around, location_of
 
 LocalSpecs = Sequence[PartitionSpec] | PartitionSpec | None
 
@@ -36,7 +36,7 @@ def is_local(module: ir.Operation) -> bool:
     return any(
         op.declaration.communicates or op.name.startswith("process")
         for op in dialect_ops(main_function(module))
-        if enclosing(op.operation, "sdy.manual_computation") is None
+        if function_around(op.operation) is not None
     )
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.ir.calls import module_of
 from sdy_jax.representation.mesh import Mesh, MeshAxis
 from sdy_jax.representation.type_text import sizes_text
 from sdy_jax.runtime.devices import too_few_devices
-from sdy_jax.shard.view import dialect_ops, enclosing, is_dialect_op, view
+from sdy_jax.shard.view import dialect_ops, is_dialect_op, view
 from sdy_jax.text.mesh_ops import NOUNS, PARSED_NAMES, own_name
 
 
@@ -112,7 +113,7 @@ def rename_mesh(module: ir.Operation, mesh: DeviceMesh, symbol: str) -> None:
     """Gives a mesh of a module another name, in the ops that are about it too."""
     reference = ir.FlatSymbolRefAttr.get(symbol, module.context)
     for op in list(dialect_ops(module)):
-        if op.dialect != mesh.dialect or enclosing(op.operation, "builtin.module") != module:
+        if op.dialect != mesh.dialect or module_of(op.operation) != module:
             continue
         if op.values.get("mesh") == mesh.symbol:
             op.operation.attributes[own_name(op.dialect, "mesh")] = reference

@@ -22,6 +22,7 @@ from sdy_jax.ir.graph import pre_order
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.text.kinds import GAP, KINDS
 from sdy_jax.text.mesh_ops import NOUNS, OPS, PARSED_NAMES, REQUIRED, Attribute, Declaration, mesh_name
+from sdy_jax.verification.values import location_text
 
 SEGMENTS = "operandSegmentSizes"
 
@@ -98,8 +99,7 @@ def _named(value: ir.Value) -> tuple[str, tuple[str, int | None]]:
 
 
 def location_of(op: ir.Operation) -> str | None:
-    text = str(op.location).removeprefix("loc(").removesuffix(")")
-    return None if text == "unknown" else text
+    return location_text(op.location)
 
 
 def is_dialect_op(op: ir.Operation) -> bool:
@@ -118,13 +118,18 @@ def dialect_ops(inside: ir.Operation) -> Iterator[DialectOp]:
             yield view(op)
 
 
-def enclosing(op: ir.Operation, *names: str) -> ir.Operation | None:
-    """The nearest op of these names that an op is in."""
+def function_around(op: ir.Operation) -> ir.Operation | None:
+    """The function whose tensors an op sees whole; None in manual computations, and outside of functions."""
     while op.parent is not None:
         op = op.parent.operation
-        if op.name in names:
-            return op
+        if op.name in ("func.func", "sdy.manual_computation"):
+            return op if op.name == "func.func" else None
     return None
+
+
+def sizes_of(type_: ir.ShapedType) -> tuple[int | None, ...]:
+    """The shape of a ranked type, None where the text has `?`."""
+    return tuple(None if type_.is_dynamic_dim(dim) else type_.get_dim_size(dim) for dim in range(type_.rank))
 
 
 def view(op: ir.Operation) -> DialectOp:

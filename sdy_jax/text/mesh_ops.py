@@ -208,17 +208,17 @@ _MESH: tuple[Declaration, ...] = (
         result="index",
         rules=("shape of a shard",),
     ),
-    _collective("all_gather", "gather_axis = $gather_axis", *_MOVED, "gathered"),
+    _collective("all_gather", "gather_axis = $gather_axis", *_MOVED, "redivided"),
     _collective("all_reduce", _REDUCTION, "same shape", "reduction"),
-    _collective("all_slice", "slice_axis = $slice_axis", *_MOVED, "sliced"),
-    _collective("all_to_all", "split_axis = $split_axis concat_axis = $concat_axis", *_MOVED, "exchanged"),
+    _collective("all_slice", "slice_axis = $slice_axis", *_MOVED, "redivided"),
+    _collective("all_to_all", "split_axis = $split_axis concat_axis = $concat_axis", *_MOVED, "redivided"),
     _collective("broadcast", "root = $root", "tensors", "same element type", "same shape", "coordinates of root"),
-    _collective("gather", "gather_axis = $gather_axis root = $root", *_MOVED, "gathered", "coordinates of root"),
+    _collective("gather", "gather_axis = $gather_axis root = $root", *_MOVED, "redivided", "coordinates of root"),
     _collective("reduce", f"{_REDUCTION} root = $root", "tensors", "same shape", "reduction", "coordinates of root"),
     _collective(
-        "reduce_scatter", f"{_REDUCTION} scatter_axis = $scatter_axis", "rank 1", "same rank", "reduction", "sliced"
+        "reduce_scatter", f"{_REDUCTION} scatter_axis = $scatter_axis", "rank 1", "same rank", "reduction", "redivided"
     ),
-    _collective("scatter", "scatter_axis = $scatter_axis root = $root", *_MOVED, "sliced", "coordinates of root"),
+    _collective("scatter", "scatter_axis = $scatter_axis root = $root", *_MOVED, "redivided", "coordinates of root"),
     _collective("send", "destination = $destination", *_MOVED, "same shape", "coordinates of destination", pure=False),
     _collective("recv", "( source = $source )?", *_MOVED, "same shape", "coordinates of source", pure=False),
     _collective("shift", "shift_axis = $shift_axis offset = $offset $rotate", *_MOVED, "same shape", "shift axis"),

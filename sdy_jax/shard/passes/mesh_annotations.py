@@ -22,6 +22,7 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.ir.calls import module_of
 from sdy_jax.ir.graph import module_meshes, pre_order
 from sdy_jax.passes.inline_calls import inline_functions
 from sdy_jax.representation.attributes import mesh_to_attribute
@@ -31,7 +32,7 @@ from sdy_jax.shard.annotated_meshes import Devices, MeshError, annotated_meshes
 from sdy_jax.shard.op_meshes import device_meshes
 from sdy_jax.shard.passes.mesh_shards import PLACES, replace_annotations
 from sdy_jax.shard.verification import verify_ops
-from sdy_jax.shard.view import SHARDING_TYPES, DialectOp, dialect_ops, enclosing, location_of
+from sdy_jax.shard.view import SHARDING_TYPES, DialectOp, dialect_ops, location_of
 
 
 def import_mesh_annotations(
@@ -113,7 +114,7 @@ def _ops_of(module: ir.Operation) -> list[DialectOp]:
     """The mesh and shard ops of a module; those of modules inside have other meshes."""
     if not module.context.allow_unregistered_dialects:
         return []
-    return [op for op in dialect_ops(module) if enclosing(op.operation, "builtin.module") == module]
+    return [op for op in dialect_ops(module) if module_of(op.operation) == module]
 
 
 def _is_local(ops: list[DialectOp]) -> bool:

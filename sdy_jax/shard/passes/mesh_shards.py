@@ -18,7 +18,7 @@ from sdy_jax.shard.passes.mesh_queries import answer_mesh_shape, answer_shard_sh
 from sdy_jax.shard.semantics.layout import Layout
 from sdy_jax.shard.stated_shardings import StatedSharding, defining, stated_sharding
 from sdy_jax.shard.to_sdy import PARTIAL_IN_SDY, axis_numbers, tensor_sharding
-from sdy_jax.shard.view import DialectOp, fail, is_dialect_op
+from sdy_jax.shard.view import DialectOp, fail, function_around, is_dialect_op
 from sdy_jax.text.kinds import GAP
 
 LAYOUT = "sdy_jax.layout"
@@ -74,7 +74,7 @@ class _Annotations:
 
     def _check_places(self) -> None:
         """Whole tensors have no place."""
-        around = {op.operation: _function_of(op.operation) for op in self.ops if op.name in (*PLACES, "shard")}
+        around = {op.operation: function_around(op.operation) for op in self.ops if op.name in (*PLACES, "shard")}
         annotated = {around[op.operation] for op in self.ops if op.name == "shard"} - {None}
         for op in self.ops:
             function = around.get(op.operation)
@@ -150,15 +150,6 @@ class _Annotations:
         axes = layout.partial_axes if kind else ()
         rank = ir.RankedTensorType(value.type).rank
         return tensor_sharding(layout.split, kind, axes, self.meshes[stated.mesh], rank, stated.mesh)
-
-
-def _function_of(op: ir.Operation) -> ir.Operation | None:
-    """The function whose tensors an op sees whole."""
-    while op.parent is not None:
-        op = op.parent.operation
-        if op.name in ("func.func", "sdy.manual_computation"):
-            return op if op.name == "func.func" else None
-    return None
 
 
 def _layout(stated: Layout, context: ir.Context) -> ir.Attribute | None:

@@ -22,10 +22,11 @@ from typing import TypeAlias
 
 from jax.extend.mlir import ir
 
+from sdy_jax.ir.calls import module_of
 from sdy_jax.ir.graph import pre_order
 from sdy_jax.shard.op_meshes import DeviceMesh, device_meshes
 from sdy_jax.shard.stated_shardings import defining
-from sdy_jax.shard.view import DialectOp, enclosing, is_dialect_op, view
+from sdy_jax.shard.view import DialectOp, is_dialect_op, view
 from sdy_jax.text.mesh_ops import OPS, own_name
 
 MeshBySymbol: TypeAlias = Mapping[tuple[str, str], DeviceMesh]
@@ -72,10 +73,9 @@ def _simplify(op: ir.Operation, meshes: Mapping[ir.Operation, MeshBySymbol]) -> 
 
 
 def _simpler(op: DialectOp, meshes: Mapping[ir.Operation, MeshBySymbol]) -> Values:
-    around = enclosing(op.operation, "builtin.module")
-    if around is None or "mesh" not in op.values or not op.declaration.pure:
+    if "mesh" not in op.values or not op.declaration.pure:
         return ()
-    mesh = meshes[around][op.dialect, op.mesh]
+    mesh = meshes[module_of(op.operation)][op.dialect, op.mesh]
     for simplification in (_alone, *_SIMPLIFICATIONS.get(op.name, ())):
         if values := simplification(op, mesh):
             return values

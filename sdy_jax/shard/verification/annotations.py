@@ -10,7 +10,7 @@ from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.shard.pairs import pair_up
 from sdy_jax.shard.stated_shardings import defining, stated_sharding
 from sdy_jax.shard.verification.scope import MeshScope
-from sdy_jax.shard.view import DialectOp, enclosing, location_of
+from sdy_jax.shard.view import DialectOp, function_around, location_of
 from sdy_jax.text.mesh_ops import own_name
 
 CHAINS = {
@@ -84,7 +84,7 @@ def check_locality(ops: Iterable[DialectOp]) -> None:
     Raises:
       RuleError: for an op that communicates in an annotated function, outside of manual computations.
     """
-    found = [(function, op) for op in ops if (function := _function_of(op.operation)) is not None]
+    found = [(function, op) for op in ops if (function := function_around(op.operation)) is not None]
     annotated = {function: op.operation.name for function, op in found if op.name == "shard"}
     for function, op in found:
         if op.declaration.communicates and function in annotated:
@@ -94,9 +94,3 @@ def check_locality(ops: Iterable[DialectOp]) -> None:
                 "put it in sdy.manual_computation",
                 location_of(op.operation),
             )
-
-
-def _function_of(op: ir.Operation) -> ir.Operation | None:
-    """The function that an op is in; None in manual computations, and outside of functions."""
-    around = enclosing(op, "func.func", "sdy.manual_computation")
-    return around if around is not None and around.name == "func.func" else None
