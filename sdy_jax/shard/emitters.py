@@ -37,7 +37,7 @@ from sdy_jax.shard.semantics.checks import AxisIndices
 from sdy_jax.shard.semantics.grid import Coordinate, Grid, Index
 from sdy_jax.shard.semantics.layout import Layout
 from sdy_jax.shard.stated_shardings import stated_sharding
-from sdy_jax.shard.view import DialectOp, is_dialect_op, location_of, view
+from sdy_jax.shard.view import DialectOp, is_dialect_op, view
 from sdy_jax.text.mesh_ops import OPS, mesh_name
 
 
@@ -194,8 +194,7 @@ def _compute(local: LocalOp, *operands: Any) -> Sequence[Any]:
     except RuleError:
         raise
     except (ShardingError, UnsupportedError) as error:
-        message = re.sub(rf"^{op.dialect}\.\w+: ", "", str(error))
-        raise RuleError(f"{op.operation.name}: {message}", location_of(op.operation)) from None
+        op.fail(re.sub(rf"^{op.dialect}\.\w+: ", "", str(error)))
     return results if isinstance(results, tuple) else (results,)
 
 

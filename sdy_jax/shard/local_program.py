@@ -19,14 +19,13 @@ from sdy_jax.lowering.emission.emit import NotedOp, local_function, noting_ops
 from sdy_jax.lowering.emission.local_op import EMITTERS
 from sdy_jax.lowering.emission.reemitted import mlir_name, numpy_dtype
 from sdy_jax.passes.inline_calls import inline_calls
-from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard import scalars
 from sdy_jax.shard.memrefs import memrefs_to_tensors
 from sdy_jax.shard.resolution import fill_meshes, mesh_to_run_on, program_mesh, refined_mesh, resolved
-from sdy_jax.shard.view import SHARDING_TYPES, dialect_ops, function_around, location_of
+from sdy_jax.shard.view import SHARDING_TYPES, dialect_ops, function_around
 
 LocalSpecs = Sequence[PartitionSpec] | PartitionSpec | None
 
@@ -215,7 +214,4 @@ def _check_widths(module: ir.Operation) -> None:
                 continue
             dtype = numpy_dtype(str(ir.RankedTensorType(result.type).element_type))
             if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-                raise RuleError(
-                    f"{op.operation.name}: result element type {mlir_name(dtype)} needs jax_enable_x64",
-                    location_of(op.operation),
-                )
+                op.fail(f"result element type {mlir_name(dtype)} needs jax_enable_x64")

@@ -88,7 +88,7 @@ class DialectOp:
 
 
 def fail(op: ir.Operation, message: str, *values: ir.Value) -> NoReturn:
-    raise RuleError(f"{op.name}: {message}", location_of(op), dict(map(_named, values)))
+    raise RuleError(f"{op.name}: {message}", location_text(op.location), dict(map(_named, values))) from None
 
 
 def _named(value: ir.Value) -> tuple[str, tuple[str, int | None]]:
@@ -96,10 +96,6 @@ def _named(value: ir.Value) -> tuple[str, tuple[str, int | None]]:
     if isinstance(value, ir.BlockArgument):
         return value.get_name(), (str(value.location), None)
     return value.get_name(), (str(value.owner.location), ir.OpResult(value).result_number)
-
-
-def location_of(op: ir.Operation) -> str | None:
-    return location_text(op.location)
 
 
 def is_dialect_op(op: ir.Operation) -> bool:

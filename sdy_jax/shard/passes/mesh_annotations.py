@@ -26,13 +26,12 @@ from sdy_jax.ir.calls import module_of
 from sdy_jax.ir.graph import module_meshes, pre_order
 from sdy_jax.passes.inline_calls import inline_functions
 from sdy_jax.representation.attributes import mesh_to_attribute
-from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.shard.annotated_meshes import Devices, MeshError, annotated_meshes
 from sdy_jax.shard.op_meshes import device_meshes
 from sdy_jax.shard.passes.mesh_shards import PLACES, replace_annotations
 from sdy_jax.shard.verification import verify_ops
-from sdy_jax.shard.view import SHARDING_TYPES, DialectOp, dialect_ops, location_of
+from sdy_jax.shard.view import SHARDING_TYPES, DialectOp, dialect_ops
 
 
 def import_mesh_annotations(
@@ -157,7 +156,7 @@ def _resolved(module: ir.Operation, ops: list[DialectOp], devices: Devices) -> d
     except MeshError as error:
         named = [op for op in ops if op.name == "mesh" and op["sym_name"] == error.symbol]
         op = next(iter(named), next(op for op in ops if op.name == "mesh"))
-        raise RuleError(f"{op.operation.name}: {error.message}", location_of(op.operation)) from None
+        op.fail(error.message)
 
 
 def _drop_meshes(module: ir.Operation) -> None:
