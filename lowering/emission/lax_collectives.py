@@ -22,6 +22,7 @@ from jax import lax
 
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.representation.mesh import AxisRef, axes_size
+from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
@@ -391,6 +392,27 @@ def _swap_negatives(bits: jax.Array) -> jax.Array:
 
 def _bool_from(x: jax.Array) -> jax.Array:
     return (x & 1).astype(jnp.bool_)
+
+
+# By what an op of SDY says.
+
+_MOVING: dict[str, Callable[..., jax.Array]] = {"all_gather": all_gather, "all_slice": all_slice}
+
+_COMBINING: dict[str, Callable[..., jax.Array]] = {
+    "all_reduce": all_reduce,
+    "reduce_scatter": reduce_scatter,
+    "replicated_to_unreduced": replicated_to_unreduced,
+    "sharded_to_unreduced": sharded_to_unreduced,
+}
+
+
+def run_collective(said: SdyCollective, x: jax.Array, reduction: str, mesh: RefinedMesh) -> jax.Array:
+    """What an op says, done; not for a collective_permute. `reduction` is the kind by which it combines, or is to."""
+    if said.kind == "all_to_all":
+        return all_to_all(x, said.params, mesh)
+    if said.kind in _MOVING:
+        return _MOVING[said.kind](x, said.axes, mesh)
+    return _COMBINING[said.kind](x, said.axes, reduction, mesh)
 
 
 # Shared checks and reshapes.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.errors import InternalError, ShardingError
+from sdy_jax.errors import ShardingError
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.reshard.planner import Collective, plan_reshard
 from sdy_jax.representation.mesh import Mesh
@@ -136,21 +136,11 @@ class Exchange:
                 return combined(grid, x, done.op.axes, KIND_OF_REDUCTION[done.reduction])
             case "reduce_scatter":
                 return combined_pieces(grid, x, done.op.axes, KIND_OF_REDUCTION[done.reduction])
-            case "all_to_all":
-                return lax_collectives.all_to_all(x, done.op.params, mesh)
             case "collective_permute":
                 return lax_collectives.collective_permute(x, self.before, done.result, self._used(mesh))
-            case "all_gather":
-                return lax_collectives.all_gather(x, done.op.axes, mesh)
-            case "all_slice":
-                return lax_collectives.all_slice(x, done.op.axes, mesh)
             case "replicated_to_unreduced" if done.reduction not in COUNTING.values():
                 return x  # copies are terms
-            case "replicated_to_unreduced":
-                return lax_collectives.replicated_to_unreduced(x, done.op.axes, done.reduction, mesh)
-            case "sharded_to_unreduced":
-                return lax_collectives.sharded_to_unreduced(x, done.op.axes, done.reduction, mesh)
-        raise InternalError(f"there is no collective {done.kind}")
+        return lax_collectives.run_collective(done.op, x, done.reduction, mesh)
 
     def _used(self, mesh: RefinedMesh) -> RefinedMesh:
         """The axes that it uses: along others devices may hold different values, or not be the program's at all."""
