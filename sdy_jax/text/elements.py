@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sdy_jax.text.cursor import INTEGER, VALUE, Cursor, Span
@@ -32,7 +32,7 @@ class Given:
     """What is to be printed: a statement with its groups of operands."""
 
     statement: Statement
-    groups: Mapping[str, tuple[Span, ...]]
+    groups: Mapping[str, Sequence[Span]]
 
     def value(self, attribute: Attribute) -> object:
         """The value of an attribute, its default where it is absent."""

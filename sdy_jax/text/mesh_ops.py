@@ -15,10 +15,15 @@ A list of indices may hold values: `$root` with `dynamic="root_dynamic"` takes t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SEGMENTS = "operandSegmentSizes"
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
 
@@ -77,7 +82,17 @@ class Declaration:
     def own(self) -> frozenset[str]:
         """The names of the attributes that belong to the op."""
         names = {attribute.name for attribute in self.attributes}
-        return frozenset(names | {"operandSegmentSizes"} if self.segmented else names)
+        return frozenset(names | {SEGMENTS} if self.segmented else names)
+
+    def groups(self, operands: Sequence[T], segments: Sequence[int] | None) -> dict[str, Sequence[T]] | None:
+        """The operands of each group; None if there are not as many as the op takes. Only some need `segments`."""
+        rest = len(operands) - sum(not operand.variadic for operand in self.operands)
+        sizes = (segments or ()) if self.segmented else [rest if o.variadic else 1 for o in self.operands]
+        fits = len(sizes) == len(self.operands) and sum(sizes) == len(operands) and min(sizes, default=0) >= 0
+        if not fits or not all(o.variadic or size == 1 for o, size in zip(self.operands, sizes, strict=True)):
+            return None
+        ends = accumulate(sizes)
+        return {o.name: operands[end - n : end] for o, n, end in zip(self.operands, sizes, ends, strict=True)}
 
 
 NOUNS: Mapping[str, str] = MappingProxyType({"mesh": "mesh", "shard": "grid"})
