@@ -72,10 +72,8 @@ def local_plan(function: LocalFunction, arguments: Sequence[Any]) -> LocalPlan:
         SdyError: they do not fit the program.
     """
     lowered, ops = function.lowered_noting_ops(*arguments)
-    module = lowered.compiler_ir("stablehlo").operation.clone().operation
-    with module.context, ir.Location.unknown(module.context):
-        inline_calls(module)
-    mesh, manual = mesh_from_jax(function.mesh), _manual_computation(Graph(module))
+    graph, mesh = _graph(lowered), mesh_from_jax(function.mesh)
+    manual = next(op for op in graph.main.walk() if op.name == "sdy.manual_computation")  # the body of the `shard_map`
     body = manual.blocks[0]
     inputs = [f"arg{i}" for i in range(len(body.arguments))]
     outputs = ["result"] if len(manual.results) == 1 else [f"result[{i}]" for i in range(len(manual.results))]
@@ -92,9 +90,12 @@ def local_plan(function: LocalFunction, arguments: Sequence[Any]) -> LocalPlan:
     )
 
 
-def _manual_computation(graph: Graph) -> Op:
-    """The body of the program's `shard_map`."""
-    return next(op for op in graph.main.walk() if op.name == "sdy.manual_computation")
+def _graph(lowered: Any) -> Graph:
+    """A lowered program without calls; its ops live as long as it."""
+    module = lowered.compiler_ir("stablehlo").operation.clone().operation
+    with module.context, ir.Location.unknown(module.context):
+        inline_calls(module)
+    return Graph(module)
 
 
 def _program(
@@ -139,10 +140,8 @@ def dialect_collectives(lower: Callable[[], Any], mesh: Mesh) -> list[Collective
     """What ops of the mesh and shard dialects send in a program that `lower` traces anew and lowers."""
     with noting_ops() as ops:
         lowered = lower()
-    module = lowered.compiler_ir("stablehlo").operation.clone().operation
-    with module.context, ir.Location.unknown(module.context):
-        inline_calls(module)
-    records = _records(Graph(module).main, ops, mesh)
+    graph = _graph(lowered)
+    records = _records(graph.main, ops, mesh)
     return [_apart(record) for record in records if record.cause.startswith(("mesh.", "shard."))]
 
 

@@ -5,7 +5,7 @@ The function runs as the body of one `jax.shard_map` over all axes of its mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -101,8 +101,31 @@ class LocalFunction:
             lowered = self._new_jitted().lower(*self._checked(given))
         return lowered, ops
 
-    def _checked(self, given: Sequence[Any]) -> list[Any]:
-        return _checked(self.arguments, given, self.mesh, self.stacked_in)
+    def _checked(self, given: Sequence[Any]) -> Sequence[Any]:
+        """The arguments of a call.
+
+        Raises:
+            ShardingError: they are not those that the program takes.
+        """
+        if len(self.arguments) != len(given):
+            raise ShardingError(f"got {len(given)} arguments, the program takes {len(self.arguments)}")
+        for value, x in zip(self.arguments, given, strict=True):
+            if x.dtype != scalars.dtype_of(value):
+                raise ShardingError(f"argument {value.index} has elements of {x.dtype}, expected {_expected(value)}")
+            count = self.mesh.size
+            if self.stacked_in and (x.ndim == 0 or x.shape[0] != count):
+                expected = f"expected ({count}, ...): {value.type} per device"
+                raise ShardingError(f"argument {value.index} has shape {x.shape}; {expected}")
+        return given
+
+    def _on_device(self, *blocks: jax.Array) -> tuple[jax.Array, ...]:
+        """The program of one device; blocks of stacks have a leading dimension of one."""
+        arrays = [x[0] if self.stacked_in else x for x in blocks]
+        graph = Graph(resolved(self.module, self.mesh, [x.shape for x in arrays]))
+        _check_ops(graph.main)
+        results = local_function(graph, self._refined)(*arrays)
+        typed = [scalars.as_array(x, value) for x, value in zip(results, graph.outputs, strict=True)]
+        return tuple(x[None] if self.stacked_out else x for x in typed)
 
     def _new_jitted(self) -> Any:
         """A function of its own, which is traced anew."""
@@ -110,7 +133,7 @@ class LocalFunction:
         jax_mesh = self._refined.to_jax(self.mesh.devices)
         every = PartitionSpec(jax_mesh.axis_names)
         mapped = jax.shard_map(
-            _body(self.module, self.mesh, self._refined, self.stacked_in, self.stacked_out),
+            self._on_device,
             mesh=jax_mesh,
             in_specs=_one_each(in_specs, every, self._refined),
             out_specs=_one_each(out_specs, every, self._refined),
@@ -149,38 +172,6 @@ def _on_parts(spec: PartitionSpec, mesh: RefinedMesh) -> PartitionSpec:
     """A spec whose axes may be cut."""
     entries = (() if entry is None else (entry,) if isinstance(entry, str) else entry for entry in spec)
     return PartitionSpec(*(mesh.names([AxisRef(name) for name in names]) or None for names in entries))
-
-
-def _body(
-    module: ir.Operation, mesh: jax.sharding.Mesh, refined: RefinedMesh, stacked_in: bool, stacked_out: bool
-) -> Callable[..., tuple[jax.Array, ...]]:
-    """The program of one device; blocks of stacks have a leading dimension of one."""
-
-    def body(*blocks: jax.Array) -> tuple[jax.Array, ...]:
-        arrays = [x[0] if stacked_in else x for x in blocks]
-        graph = Graph(resolved(module, mesh, [x.shape for x in arrays]))
-        _check_ops(graph.main)
-        results = local_function(graph, refined)(*arrays)
-        typed = [scalars.as_array(x, value) for x, value in zip(results, graph.outputs, strict=True)]
-        return tuple(x[None] if stacked_out else x for x in typed)
-
-    return body
-
-
-def _checked(values: Sequence[Value], arguments: Sequence[Any], mesh: jax.sharding.Mesh, stacked: bool) -> list[Any]:
-    if len(values) != len(arguments):
-        raise ShardingError(f"got {len(arguments)} arguments, the program takes {len(values)}")
-    arrays = []
-    for value, argument in zip(values, arguments, strict=True):
-        x, dtype = argument, scalars.dtype_of(value)
-        if x.dtype != dtype:
-            raise ShardingError(f"argument {value.index} has elements of {x.dtype}, expected {_expected(value)}")
-        if stacked and (x.ndim == 0 or x.shape[0] != mesh.size):
-            raise ShardingError(
-                f"argument {value.index} has shape {x.shape}; expected ({mesh.size}, ...): {value.type} per device"
-            )
-        arrays.append(x)
-    return arrays
 
 
 def _expected(value: Value) -> str:

@@ -51,6 +51,12 @@ class DeviceMesh:
             size in (None, axis.size) for size, axis in zip(self.shape, mesh.axes, strict=True)
         )
 
+    def check_declared(self, declared: Mesh | None) -> None:
+        """Raises `ShardingError` if the SDY mesh of its name, which is the same mesh, has other sizes."""
+        if declared is not None and not self.has_the_sizes_of(declared):
+            symbol = f"@{self.symbol}"
+            raise ShardingError(f"{symbol} is {self}, but sdy.mesh {symbol} is {declared}; they are one mesh")
+
     def unlike(self, sizes: Iterable[int]) -> str:
         """What to say of a mesh of other sizes."""
         return f"@{self.symbol} is {self}, the devices form {sizes_text(sizes)}"

@@ -16,6 +16,7 @@ from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.calls import update_function_type
 from sdy_jax.ir.graph import main_function, pre_order
 from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.rules.elementwise_table import ELEMENTWISE
 from sdy_jax.runtime.devices import mesh_on_devices
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -55,9 +56,8 @@ def mesh_to_run_on(named: DeviceMesh, mesh: jax.sharding.Mesh | None = None) -> 
     """
     if mesh is None:
         return mesh_on_devices(mesh_of(resolved_sizes(named, jax.device_count())))
-    sizes = tuple(mesh.axis_sizes)
-    if len(sizes) != named.rank or any(n not in (None, size) for n, size in zip(named.shape, sizes, strict=True)):
-        raise ShardingError(named.unlike(sizes))
+    if not named.has_the_sizes_of(mesh_from_jax(mesh)):
+        raise ShardingError(named.unlike(mesh.axis_sizes))
     return mesh
 
 

@@ -102,14 +102,10 @@ class _Annotations:
 
     def _stated(self, op: DialectOp) -> StatedSharding | None:
         """The sharding that an op of a sharding type stands for; None where it is that of a value without one."""
-        shard = defining(op["source"], "shard") if op.name == "get_sharding" else None
-        if shard is not None:
-            return self.stated.get(shard["sharding"])
-        if op.name == "get_sharding":
-            return self._of_sdy(op)
-        stated = stated_sharding(op.result)
-        assert stated is not None
-        return stated
+        if op.name == "sharding":
+            return stated_sharding(op.result)
+        shard = defining(op["source"], "shard")
+        return self.stated.get(shard["sharding"]) if shard else self._of_sdy(op)
 
     def _of_sdy(self, op: DialectOp) -> StatedSharding:
         """The sharding of a value that SDY knows."""
