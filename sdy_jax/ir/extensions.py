@@ -15,7 +15,7 @@ F = TypeVar("F")
 
 _EXTENSIONS = ("sdy_jax.lowering.strategies", "sdy_jax.shard.registration")
 
-_FUNCTIONS = {"loads": "sdy_jax.loading.load", "run_local": "sdy_jax.shard.text_programs"}
+_FUNCTIONS = {"loads": "sdy_jax.loading.load", "run_local": "sdy_jax.shard.local_program"}
 """What methods of a class offer that rooms above it do."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend.mlir import ir
@@ -27,8 +27,10 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
-from sdy_jax.shard.local_program import LocalFunction
 from sdy_jax.shard.view import dialect_ops
+
+if TYPE_CHECKING:
+    from sdy_jax.shard.local_program import LocalProgram
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ _NO_SHARDINGS = (
 )
 
 
-def local_plan(function: LocalFunction, arguments: Sequence[Any]) -> LocalPlan:
+def local_plan(function: LocalProgram, arguments: Sequence[Any]) -> LocalPlan:
     """The plan of a call with arguments like these: arrays or `ShapeDtypeStruct`s.
 
     Raises:
@@ -99,7 +101,7 @@ def _graph(lowered: Any) -> Graph:
 
 
 def _program(
-    function: LocalFunction,
+    function: LocalProgram,
     mesh: Mesh,
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],

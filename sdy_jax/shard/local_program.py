@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.mlir import ir
+from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
-from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.annotate.program import Program
+from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph, Op, Value, main_function
 from sdy_jax.lowering.emission.emit import NotedOp, local_function, noting_ops
 from sdy_jax.lowering.emission.local_op import EMITTERS
@@ -23,9 +25,11 @@ from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard import scalars
+from sdy_jax.shard.local_plan import LocalPlan, local_plan
 from sdy_jax.shard.memrefs import memrefs_to_tensors
 from sdy_jax.shard.resolution import fill_meshes, mesh_to_run_on, program_mesh, refined_mesh, resolved
 from sdy_jax.shard.view import SHARDING_TYPES, dialect_ops, function_around
+from sdy_jax.text.verified_module import text_module
 
 LocalSpecs = Sequence[PartitionSpec] | PartitionSpec | None
 
@@ -39,8 +43,8 @@ def is_local(module: ir.Operation) -> bool:
     )
 
 
-class LocalFunction:
-    """A local program as a function of global arrays, whose blocks are the arguments of the program.
+class LocalProgram:
+    """A local program as a function of global arrays, whose blocks are its arguments, as `run_local` returns it.
 
     Called, it returns one array, or a tuple if the program has not one result.
 
@@ -62,7 +66,7 @@ class LocalFunction:
         ...   %0 = mesh.all_reduce %x on @m mesh_axes = [0, 1] : tensor<i32> -> tensor<i32>
         ...   return %0 : tensor<i32>
         ... }''')
-        >>> LocalFunction(program.module)(np.arange(8)).tolist()  # a tensor<i32> on each of eight devices
+        >>> LocalProgram(program.module)(np.arange(8)).tolist()  # a tensor<i32> on each of eight devices
         [28, 28, 28, 28, 28, 28, 28, 28]
     """
 
@@ -94,6 +98,21 @@ class LocalFunction:
     def lower(self, *given: Any) -> Any:
         """As `jax.jit(fun).lower`; arguments may be `ShapeDtypeStruct`s."""
         return self._jitted.lower(*self._checked(given))
+
+    def plan(self, *arguments: Any) -> LocalPlan:
+        """The plan of a call with arguments like these (arrays or `ShapeDtypeStruct`s); nothing runs.
+
+        Example:
+            >>> total = run_local('''
+            ... mesh.mesh @m(shape = 2x4)
+            ... func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+            ...   %0 = mesh.all_reduce %x on @m mesh_axes = [1] : tensor<3xf32> -> tensor<3xf32>
+            ...   return %0 : tensor<3xf32>
+            ... }''')
+            >>> total.plan(jnp.ones((8, 3))).wire_bytes
+            18.0
+        """
+        return local_plan(self, arguments)
 
     def lowered_noting_ops(self, *given: Any) -> tuple[Any, list[NotedOp]]:
         """The program lowered, and the ops that its parts are of, by `sdy_jax.lowering.emission.emit.noted_index`."""
@@ -206,3 +225,54 @@ def _check_widths(module: ir.Operation) -> None:
             dtype = numpy_dtype(str(ir.RankedTensorType(result.type).element_type))
             if jax.dtypes.canonicalize_dtype(dtype) != dtype:
                 op.fail(f"result element type {mlir_name(dtype)} needs jax_enable_x64")
+
+
+# For Python.
+
+
+def run_local(
+    program: Program | str,
+    mesh: jax.sharding.Mesh | None = None,
+    in_specs: LocalSpecs = None,
+    out_specs: LocalSpecs = None,
+) -> LocalProgram:
+    """A program on local arrays, one that communicates by ops of the mesh or shard dialect, as a function.
+
+    Args:
+        program: its text, or what `sdy.load` or `sdy.loads` made of it. Ops of `stablehlo`, `chlo`, `arith` (on
+            integers, and the usual ones on floats), `scf.if`, `scf.for`, `tensor.from_elements` and `tensor.extract`
+            may stand between.
+        mesh: the devices. Its axes are those of the program's mesh in order, and give `?` its size. By default the
+            first devices of the machine; one `?` is then as large as they allow.
+        in_specs, out_specs: the layouts of arguments and results on the mesh, a `PartitionSpec` for all or one each. By
+            default arrays have a leading dimension with an entry per device, in the order of linear indices:
+            `(devices, *local shape)`.
+
+    Returns:
+        A jitted function of global arrays, whose blocks are the program's arguments. It returns one array, or a tuple
+        if the program has not just one result; its `plan(*arguments)` says what a call sends.
+
+    Raises:
+        SdyError: the text is wrong, with its line and column; the mesh does not fit the devices; an op cannot be run.
+            On a call: arguments that do not fit, or sizes that were not known and break a rule of an op.
+
+    Example:
+        >>> total = run_local('''
+        ... mesh.mesh @m(shape = 2x4)
+        ... func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+        ...   %0 = mesh.all_reduce %x on @m mesh_axes = [0, 1] : tensor<3xf32> -> tensor<3xf32>
+        ...   return %0 : tensor<3xf32>
+        ... }''')
+        >>> total(jnp.ones((8, 3))).shape
+        (8, 3)
+
+    Source: the mesh dialect reference, "Collective Communication Operations".
+    """
+    if isinstance(program, str):
+        module = text_module(program, mlir.make_ir_context(), "<text>")
+        return LocalProgram(module.operation, mesh, in_specs, out_specs)
+    if not isinstance(program, Program):
+        raise SdyError(
+            f"run_local got a {type(program).__name__}; expected the text of a program, or what sdy_jax.load returned"
+        )
+    return LocalProgram(program.module, mesh, in_specs, out_specs)
