@@ -297,9 +297,6 @@ class Graph:
         count = len(function.blocks[0].terminator.operands)
         return function_shardings(function.mlir, "res_attrs", count)
 
-    def set_result_sharding(self, function: Op, index: int, sharding: TensorSharding | None) -> None:
-        self.set_result_shardings(function, {index: sharding})
-
     def set_result_shardings(self, function: Op, shardings: Mapping[int, TensorSharding | None]) -> None:
         count = len(function.blocks[0].terminator.operands)
         set_function_shardings(function.mlir, "res_attrs", count, shardings)

@@ -95,10 +95,6 @@ def _recv(call: Call) -> Any:
     return exchange.send_recv(call.grid, sending.input, call.op.axes, source, sending.devices("destination"))
 
 
-def _linear_index(call: Call) -> PerDevice:
-    return PerDevice(np.arange(call.grid.group_size(range(call.grid.rank))), call.grid)
-
-
 def _multi_index(call: Call) -> tuple[PerDevice, ...]:
     places = np.unravel_index(np.arange(call.grid.group_size(range(call.grid.rank))), call.grid.sizes)
     return tuple(PerDevice(places[axis], call.grid) for axis in call.op["axes"] or range(call.grid.rank))
@@ -146,7 +142,7 @@ _HANDLERS: Mapping[str, Callable[[Call], Any]] = {
     ),
     "send": lambda c: c.input,
     "recv": _recv,
-    "process_linear_index": _linear_index,
+    "process_linear_index": lambda c: PerDevice(np.arange(c.grid.group_size(range(c.grid.rank))), c.grid),
     "process_multi_index": _multi_index,
     "update_halo": _update_halo,
     "sharding": _sharding,

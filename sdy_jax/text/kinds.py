@@ -64,10 +64,6 @@ def read_list(cursor: Cursor, entry: Callable[[], Any], brackets: str = "[]") ->
     return tuple(entries)
 
 
-def _axis_lists(cursor: Cursor) -> tuple[tuple[int, ...], ...]:
-    return read_list(cursor, lambda: _integers(cursor))
-
-
 def _reduction(cursor: Cursor) -> str:
     bracketed = cursor.take("<")
     word = cursor.need(WORD, "a reduction").text
@@ -194,7 +190,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     ),
     "axis lists": Kind(
         "lists of axes",
-        _axis_lists,
+        lambda cursor: read_list(cursor, lambda: _integers(cursor)),
         _lists,
         lambda lists, dialect: f"#{dialect}<axisarray{_lists(lists)}>",
         _axis_lists_value,

@@ -74,8 +74,7 @@ def import_annotations(module: ir.Operation, devices: Devices | None = None, str
     for inside in modules:
         ops = _ops_of(inside)
         replace_annotations(inside, ops)
-        _erase_unused(ops)
-        _drop_meshes(inside)
+        _drop_unused(inside, ops)
 
 
 def annotated_mesh(module: ir.Operation, devices: Devices) -> tuple[Mesh, str]:
@@ -98,15 +97,12 @@ def annotated_mesh(module: ir.Operation, devices: Devices) -> tuple[Mesh, str]:
 
 def drop_mesh_annotations(module: ir.Operation) -> None:
     """Takes the annotations out of a module. Meshes stay where their sizes are asked for."""
-    ops = [op for inside in pre_order(module) if inside.name == "builtin.module" for op in _ops_of(inside)]
-    for op in ops:
-        if op.name == "shard":
+    for inside in [op for op in pre_order(module) if op.name == "builtin.module"]:
+        ops = _ops_of(inside)
+        for op in (op for op in ops if op.name == "shard"):
             op.result.replace_all_uses_with(op.operation.operands[0])
             op.operation.erase()
-    _erase_unused(ops)
-    for inside in pre_order(module):
-        if inside.name == "builtin.module":
-            _drop_meshes(inside)
+        _drop_unused(inside, ops)
 
 
 def _ops_of(module: ir.Operation) -> list[DialectOp]:
@@ -159,17 +155,13 @@ def _resolved(module: ir.Operation, ops: list[DialectOp], devices: Devices) -> d
         op.fail(error.message)
 
 
-def _drop_meshes(module: ir.Operation) -> None:
-    """Removes the dialects' meshes, except for those that ops are about."""
+def _drop_unused(module: ir.Operation, ops: list[DialectOp]) -> None:
+    """Removes shardings that nothing has any more, and the dialects' meshes, except for those that ops are about."""
+    for op in reversed(ops):
+        if op.name in ("sharding", "get_sharding") and not any(True for _ in op.result.uses):
+            op.operation.erase()
     left = _ops_of(module)
     used = {(op.dialect, op.mesh) for op in left if "mesh" in op.values}
     for op in left:
         if op.name == "mesh" and (op.dialect, op["sym_name"]) not in used:
-            op.operation.erase()
-
-
-def _erase_unused(ops: list[DialectOp]) -> None:
-    """Removes shardings that nothing has any more."""
-    for op in reversed(ops):
-        if op.name in ("sharding", "get_sharding") and not any(True for _ in op.result.uses):
             op.operation.erase()

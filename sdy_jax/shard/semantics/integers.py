@@ -64,3 +64,6 @@ class Arithmetic:
 
     def computed_entry(self, sizes: Sequence[Any], index: Any) -> Any:
         return jnp.asarray(sizes)[index]
+
+
+NUMBERS = Arithmetic()

@@ -19,6 +19,7 @@ from sdy_jax.shard.semantics.grid import (
     op,
     permute,
     piece_size,
+    shifted,
 )
 
 
@@ -99,10 +100,10 @@ def shift(grid: Grid, x: jax.Array, axes: AxisIndices, shift_axis: int, offset: 
     """
     check_axes(grid, axes)
     check_shift_axis(grid, axes, shift_axis)
+    if not rotate:
+        return shifted(grid, x, (shift_axis,), offset)
     size = grid.sizes[shift_axis]
-    if rotate:
-        return permute(grid, x, (shift_axis,), [(i, (i + offset) % size) for i in range(size)])
-    return permute(grid, x, (shift_axis,), [(i, i + offset) for i in range(size) if 0 <= i + offset < size])
+    return permute(grid, x, (shift_axis,), [(i, (i + offset) % size) for i in range(size)])
 
 
 def entry(stack: jax.Array, index: int | jax.Array) -> jax.Array:

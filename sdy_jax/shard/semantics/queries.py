@@ -18,7 +18,7 @@ from sdy_jax.shard.semantics.grid import (
     op,
     position,
 )
-from sdy_jax.shard.semantics.integers import Arithmetic
+from sdy_jax.shard.semantics.integers import NUMBERS, Arithmetic
 from sdy_jax.shard.semantics.layout import Layout, check_fits, check_layout
 
 
@@ -74,7 +74,7 @@ def shard_shape(grid: Grid, shape: Sequence[int], layout: Layout, device: Sequen
     check_layout(layout, grid)
     check_whole_device(grid, device, linear=True)
     check_fits(layout, grid, shape)
-    return tuple(shard_lengths(layout, grid, shape, device, Arithmetic()))
+    return tuple(shard_lengths(layout, grid, shape, device, NUMBERS))
 
 
 def shard_lengths(
@@ -89,14 +89,13 @@ def shard_lengths(
         device: its coordinates, or its linear index alone.
         arithmetic: that on sizes, coordinates, halos and offsets which are no integers.
     """
-    offsets, halos, coordinates = layout.offsets_of(on), layout.halo_of, _coordinates(on, device, arithmetic)
+    offsets, halos, coordinates = layout.offsets_of(on), layout.halo_of, device
+    if len(device) == 1:
+        coordinates = coordinates_in_group(on, range(on.rank), device[0], arithmetic)
     for dim, size in enumerate(sizes):
         axes, length = layout.split[dim] if dim < len(layout.split) else (), size
         if axes:
-            block: Any = 0
-            for axis in axes:
-                start = arithmetic("arith.muli", block, on.group_size((axis,)) or 0)
-                block = arithmetic("arith.addi", start, coordinates[axis])
+            block = _block(on, axes, coordinates, arithmetic)
             lengths = [arithmetic("arith.subi", end, start) for start, end in pairwise(offsets.get(dim, ()))]
             length = arithmetic.pick(lengths, block) if lengths else _even(size, on.group_size(axes), block, arithmetic)
         for halo in halos.get(dim, (0, 0)):
@@ -104,16 +103,13 @@ def shard_lengths(
         yield length
 
 
-def _coordinates(on: DeviceAxes, device: Sequence[Any], arithmetic: Arithmetic) -> Sequence[Any]:
-    """The coordinates of a device that is given by them, or by its linear index."""
-    if len(device) != 1:
-        return device
-    found, rest = [], device[0]
-    for axis in reversed(range(on.rank)):
-        size = on.group_size((axis,)) or 0
-        found.append(arithmetic("arith.remsi", rest, size))
-        rest = arithmetic("arith.divsi", rest, size)
-    return found[::-1]
+def _block(on: DeviceAxes, axes: AxisIndices, coordinates: Sequence[Any], arithmetic: Arithmetic) -> Any:
+    """The number of the block that a device holds of a dimension that is split along `axes`."""
+    block: Any = 0
+    for axis in axes:
+        start = arithmetic("arith.muli", block, on.group_size((axis,)) or 0)
+        block = arithmetic("arith.addi", start, coordinates[axis])
+    return block
 
 
 def _even(size: Any, count: int | None, block: Any, arithmetic: Arithmetic) -> Any:

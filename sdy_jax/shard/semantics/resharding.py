@@ -194,7 +194,7 @@ def plan(source: Layout, target: Layout, grid: Grid, shape: Sequence[int]) -> li
     for average in _averages(source, target, current, wanted):
         steps.append(average)
         if average.dim is not None:
-            current = _with(current, average.dim, current[average.dim] + average.axes)
+            current = tuple(axes + average.axes if dim == average.dim else axes for dim, axes in enumerate(current))
     padded = [d.size if dim in rejoined else d.core * len(d.lengths) for dim, d in enumerate(before)]
     steps += _exchanges(_sharding(current, source, grid), _sharding(wanted, target, grid), grid.mesh.mesh, padded)
     steps += [Cut(dim, replace(after[dim], halo=(0, 0))) for dim in rejoined if after[dim].axes]
@@ -225,10 +225,6 @@ def _averages(source: Layout, target: Layout, current: AxisLists, wanted: AxisLi
         if axes and wants[: len(has)] == has and sorted(following) == sorted(axes):
             return [Average(following, dim)]
     return [Average(axes, None)] if axes else []
-
-
-def _with(lists: AxisLists, dim: int, axes: tuple[int, ...]) -> AxisLists:
-    return (*lists[:dim], axes, *lists[dim + 1 :])
 
 
 def _sharding(lists: AxisLists, layout: Layout, grid: Grid) -> TensorSharding:

@@ -47,10 +47,10 @@ def same_shape(op: DialectOp, scope: MeshScope) -> None:
 
 
 def redivided(op: DialectOp, scope: MeshScope) -> None:
-    """A dimension is divided among the devices of the group, or one is as many times longer, or each of two is one."""
+    """One dimension is divided among the devices of the group, or another is as many times longer, or both."""
     shape, on = shape_of(op, first_operand(op)), scope.mesh(op)
     shorter, longer = CHANGED_DIMENSIONS[op.name]
-    for name in filter(None, (longer, shorter)):
+    for name in filter(None, (shorter, longer)):
         check_dimension(len(shape), op[name], name)
     if shorter and (not longer or op[shorter] == op[longer] or shape_of(op, op.result)[op[shorter]] is not None):
         check_divides(on, op[shorter], shape[op[shorter]], op.axes)
