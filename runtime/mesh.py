@@ -76,7 +76,8 @@ class RefinedMesh:
     def in_groups(self, groups: Sequence[Sequence[int]]) -> RefinedMesh:
         """The view of groups of one size that hold each position once: their members differ along the axis `member`."""
         grouped = Mesh((MeshAxis("group", len(groups)), MeshAxis("member", len(groups[0]))))
-        return replace(RefinedMesh.of(grouped), device_permutation=sum(map(tuple, groups), ()), around=self.axis_names)
+        members = tuple(member for group in groups for member in group)
+        return replace(RefinedMesh.of(grouped), device_permutation=members, around=self.axis_names)
 
     def group(self, axes: Sequence[AxisRef]) -> Group:
         """The groups of devices that differ along `axes` only, which number the members, first axis major."""
