@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -37,13 +37,15 @@ class RefinedMesh:
 
     `others` are the meshes, by symbol, that have the same axes and the devices in another order. A view of one of them
     has in `device_permutation` the position on the mesh of the `shard_map` of the device at each of its own; all other
-    positions in this class and outside of it are those of the `shard_map`.
+    positions in this class and outside of it are those of the `shard_map`. Its axes are `around`, where those of a view
+    are others.
     """
 
     mesh: Mesh
     cuts: tuple[tuple[tuple[int, int], ...], ...]
     others: tuple[tuple[str, Mesh], ...] = ()
     device_permutation: tuple[int, ...] = ()
+    around: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, mesh: Mesh, axes: Iterable[AxisRef] = ()) -> RefinedMesh:
@@ -70,6 +72,12 @@ class RefinedMesh:
             return replace(self, device_permutation=()) if self.device_permutation else self
         seat = {device: position for position, device in enumerate(_ids(self.mesh))}
         return replace(self, device_permutation=tuple(seat[device] for device in _ids(other)))
+
+    def in_groups(self, groups: Sequence[Sequence[int]]) -> RefinedMesh:
+        """The view of groups of one size that hold each position once: their members differ along the axis `member`."""
+        grouped = Mesh((MeshAxis("group", len(groups)), MeshAxis("member", len(groups[0]))))
+        members = tuple(member for group in groups for member in group)
+        return replace(RefinedMesh.of(grouped), device_permutation=members, around=self.axis_names)
 
     def group(self, axes: Sequence[AxisRef]) -> Group:
         """The groups of devices that differ along `axes` only, which number the members, first axis major."""
@@ -110,7 +118,7 @@ class RefinedMesh:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        return self.names([AxisRef(name) for name in self.mesh.axis_names])
+        return self.around or self.names([AxisRef(name) for name in self.mesh.axis_names])
 
     @property
     def shape(self) -> tuple[int, ...]:

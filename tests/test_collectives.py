@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax import lax
 
+import sdy_jax as sdy
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.representation.axes import merge_neighbours, set_difference, sort_and_merge
@@ -441,3 +443,22 @@ def test_the_model_itself_cuts_as_axis_sizes_say():
     lists = [(AxisRef("q"), AxisRef("p")), merge_neighbours(CUTS, MESH), (CUTS[1], AxisRef("p"), CUTS[0])]
     for axes in lists:
         assert sorted(set(block_indices(axes, MESH))) == list(range(axes_size(axes, MESH)))
+
+
+def test_two_bit_integers_that_are_reduced_together_travel_as_bytes():
+    """The greatest of each column, and what stands beside it."""
+    x = np.random.default_rng(0).integers(-2, 2, (64, 16)).astype(np.int8)
+
+    def greater(a, b):
+        is_first = a[0] >= b[0]
+        return lax.select(is_first, a[0], b[0]), lax.select(is_first, a[1], b[1])
+
+    def function(x):
+        pair = x.astype(jnp.int2), (x >> 1).astype(jnp.int2)
+        found = lax.reduce(pair, (jnp.int2(-2), jnp.int2(-2)), greater, (0,))
+        return [y.astype(jnp.int8) for y in found]
+
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    run = sdy.partition(function, mesh=mesh, in_shardings=jax.sharding.PartitionSpec("d"))
+    for got, expected in zip(run(x), function(x), strict=True):
+        np.testing.assert_array_equal(got, expected)

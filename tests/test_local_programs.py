@@ -19,7 +19,7 @@ import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.reemitted import mlir_name
 from sdy_jax.rules import RuleBook
-from sdy_jax.shard.local_program import LocalFunction, is_local
+from sdy_jax.shard.local_program import LocalProgram, is_local
 from sdy_jax.shard.op_meshes import DeviceMesh, resolved_sizes
 from sdy_jax.text.modules import parse_module
 from sdy_jax.verification import verify_module
@@ -32,7 +32,7 @@ def read(text):
 
 
 def runnable(text, **options):
-    return LocalFunction(read(text), **options)
+    return LocalProgram(read(text), **options)
 
 
 # The value tables as text.

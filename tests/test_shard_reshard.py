@@ -21,7 +21,7 @@ from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard import Sharding
 from sdy_jax.shard.semantics.grid import Grid
 from sdy_jax.shard.semantics.layout import Layout
-from sdy_jax.shard.semantics.reshard_plan import plan
+from sdy_jax.shard.semantics.resharding import plan
 
 
 def abstract(*sizes):

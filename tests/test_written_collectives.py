@@ -202,3 +202,29 @@ def test_two_bit_integers_are_permuted_as_bytes():
     assert permutes
     assert not any("xi2>" in line for line in permutes)
     np.testing.assert_array_equal(run(x), np.roll(x, 8))
+
+
+GROUPS = [[0, 3], [1, 2], [4, 5], [6, 7]]
+IN_GROUPS = {
+    "all_reduce": lambda x: lax.psum(x, "d", axis_index_groups=GROUPS),
+    "maximum": lambda x: lax.pmax(x, "d", axis_index_groups=GROUPS),
+    "all_gather": lambda x: lax.all_gather(x, "d", axis_index_groups=GROUPS, axis=1, tiled=True),
+    "all_to_all": lambda x: lax.all_to_all(x, "d", 1, 0, axis_index_groups=GROUPS, tiled=True),
+    "reduce_scatter": lambda x: lax.psum_scatter(x, "d", axis_index_groups=GROUPS, scatter_dimension=1, tiled=True),
+}
+
+
+@pytest.mark.parametrize("kind", IN_GROUPS)
+def test_two_bit_integers_travel_as_bytes_in_groups_that_no_axes_make(kind):
+    """The CPU's own collectives of them corrupt memory, or there are none."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = np.random.default_rng(3).integers(-2, 2, (8, 8)).astype(np.int8)
+
+    def on_blocks(dtype):
+        def in_groups(x):
+            return IN_GROUPS[kind](x.astype(dtype)).astype(jnp.int8)
+
+        return jax.shard_map(in_groups, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False)
+
+    wide = np.asarray(jax.jit(on_blocks(jnp.int8))(x))  # whose two lowest bits are those of the narrow ones
+    np.testing.assert_array_equal(sdy.partition(on_blocks(jnp.int2), mesh=mesh)(x), (wide + 2) % 4 - 2)

@@ -22,8 +22,9 @@ from jax import lax
 
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.representation.mesh import AxisRef, axes_size
+from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
-from sdy_jax.runtime.mesh import Group, RefinedMesh
+from sdy_jax.runtime.mesh import RefinedMesh
 
 AxisSequence = Sequence[AxisRef]
 AxesPerDim = Sequence[AxisSequence]
@@ -65,6 +66,24 @@ def all_gather(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax
         if axes:
             x = lax.all_gather(x, **mesh.group(axes), axis=dim, tiled=True)
     return x
+
+
+@_as_bytes(_TWO_BITS)
+def stacked(x: jax.Array, axes: AxisSequence, mesh: RefinedMesh) -> jax.Array:
+    """What the devices of the group have, along a new dimension 0."""
+    return lax.all_gather(x, **mesh.group(axes), axis=0, tiled=False) if axes else x[None]
+
+
+@_as_bytes(_TWO_BITS)
+def partials_of_chunk(x: jax.Array, axes: AxisSequence, dim: int, mesh: RefinedMesh) -> jax.Array:
+    """Along a new dimension `dim`, what each device of the group has of this device's chunk of that dimension."""
+    parts = _split(x, dim, axes_size(axes, mesh.mesh))
+    return lax.all_to_all(parts, **mesh.group(axes), split_axis=dim, concat_axis=dim, tiled=True)
+
+
+def along(x: jax.Array, dim: int, axes: AxisSequence) -> list[AxisSequence]:
+    """One list of axes per dimension of `x`: `axes` for `dim`."""
+    return [axes if d == dim else () for d in range(x.ndim)]
 
 
 def all_slice(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.Array:
@@ -197,14 +216,12 @@ def all_reduce(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -
         return x
     if x.dtype == jnp.bool_:
         return _bool_from(all_reduce(x.astype(jnp.uint8), axes, _BOOL_AS_UINT8[kind], mesh))
-    group = mesh.group(axes)
-    size = axes_size(axes, mesh.mesh)
     if not has_native_all_reduce(kind, x.dtype):
-        return _generic_all_reduce(x, group, size, kind)
+        return _generic_all_reduce(x, axes, kind, mesh)
     if kind == "sum":
-        return lax.psum(x, **group)
+        return lax.psum(x, **mesh.group(axes))
     extreme = _extreme_of_integers if jnp.issubdtype(x.dtype, jnp.integer) else _extreme_of_floats
-    return extreme(x, group, size, kind)
+    return extreme(x, axes, kind, mesh)
 
 
 def has_native_all_reduce(kind: str, dtype: Any) -> bool:
@@ -224,11 +241,10 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
     for dim, axes in enumerate(axes_per_dim):
         if not axes:
             continue
-        group, size = mesh.group(axes), axes_size(axes, mesh.mesh)
-        _chunk(x, dim, size)
-        generic = functools.partial(_generic_reduce_scatter, group=group, count=size, dim=dim, kind=kind)
+        _chunk(x, dim, axes_size(axes, mesh.mesh))
+        generic = functools.partial(_generic_reduce_scatter, axes=axes, dim=dim, kind=kind, mesh=mesh)
         if kind == "sum":
-            native = functools.partial(lax.psum_scatter, **group, scatter_dimension=dim, tiled=True)
+            native = functools.partial(lax.psum_scatter, **mesh.group(axes), scatter_dimension=dim, tiled=True)
             x = _native(x, native, generic, _SCATTERED_BY_PARTS)
         else:
             x = generic(x)
@@ -300,35 +316,28 @@ Combine = Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
 def all_reduce_by(
     parts: Sequence[jax.Array], axes: AxisSequence, combine: Combine, mesh: RefinedMesh
 ) -> list[jax.Array]:
-    """Reduces several arrays of one shape together over the devices along `axes`, in their order, by any function."""
+    """Reduces several arrays of one shape together over the devices along `axes`, in their order, by any function.
+
+    Gathers all partial results, or (less to send) reduces one chunk per device and gathers those.
+    """
+    shape, size, count = parts[0].shape, parts[0].size, axes_size(axes, mesh.mesh)
     if not axes:
         return list(parts)
-    return _reduced_by(parts, mesh.group(axes), axes_size(axes, mesh.mesh), combine)
-
-
-def _reduced_by(parts: Sequence[jax.Array], group: Group, count: int, combine: Combine) -> list[jax.Array]:
-    """Gathers all partial results, or (less to send) reduces one chunk per device and gathers those."""
-    shape, size = parts[0].shape, parts[0].size
     if count == 2 or size < count:
-        return list(combine([lax.all_gather(x, **group, axis=0, tiled=False) for x in parts]))
+        return list(combine([stacked(x, axes, mesh) for x in parts]))
     flat = [jnp.pad(x.reshape(-1), (0, -size % count)) for x in parts]
-    chunks = combine([_partials_of_chunk(x, group, count, 0) for x in flat])
-    return [lax.all_gather(x, **group, axis=0, tiled=True)[:size].reshape(shape) for x in chunks]
+    chunks = combine([partials_of_chunk(x, axes, 0, mesh) for x in flat])
+    return [all_gather(x, [axes], mesh)[:size].reshape(shape) for x in chunks]
 
 
-def _generic_all_reduce(x: jax.Array, group: Group, count: int, kind: str) -> jax.Array:
+def _generic_all_reduce(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:
     """Any kind from moves alone."""
-    return _reduced_by([x], group, count, lambda partials: [_reduce(partials[0], 0, kind)])[0]
+    return all_reduce_by([x], axes, lambda partials: [_reduce(partials[0], 0, kind)], mesh)[0]
 
 
-def _generic_reduce_scatter(x: jax.Array, group: Group, count: int, dim: int, kind: str) -> jax.Array:
+def _generic_reduce_scatter(x: jax.Array, axes: AxisSequence, dim: int, kind: str, mesh: RefinedMesh) -> jax.Array:
     """As many bytes as a reduce-scatter sends."""
-    return _reduce(_partials_of_chunk(x, group, count, dim), dim, kind)
-
-
-def _partials_of_chunk(x: jax.Array, group: Group, count: int, dim: int) -> jax.Array:
-    """Along a new dimension `dim`, what each device of the group has of this device's chunk of that dimension."""
-    return lax.all_to_all(_split(x, dim, count), **group, split_axis=dim, concat_axis=dim, tiled=True)
+    return _reduce(partials_of_chunk(x, axes, dim, mesh), dim, kind)
 
 
 def _reduce(partials: jax.Array, dim: int, kind: str) -> jax.Array:
@@ -363,17 +372,17 @@ def _native(
     return lax.platform_dependent(x, tpu=generic, default=native)
 
 
-def _extreme_of_integers(x: jax.Array, group: Group, count: int, kind: str) -> jax.Array:
-    generic = functools.partial(_generic_all_reduce, group=group, count=count, kind=kind)
-    return _native(x, functools.partial(_NATIVE[kind], **group), generic, _REDUCED_BY_PARTS)
+def _extreme_of_integers(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:
+    generic = functools.partial(_generic_all_reduce, axes=axes, kind=kind, mesh=mesh)
+    return _native(x, functools.partial(_NATIVE[kind], **mesh.group(axes)), generic, _REDUCED_BY_PARTS)
 
 
-def _extreme_of_floats(x: jax.Array, group: Group, count: int, kind: str) -> jax.Array:
+def _extreme_of_floats(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:
     key = _KEYS[x.dtype]
     limits = jnp.iinfo(key)
     nan = np.array(limits.max if kind == "max" else limits.min, key)
     ordered = jnp.where(jnp.isnan(x), nan, _swap_negatives(lax.bitcast_convert_type(x, key)))
-    return lax.bitcast_convert_type(_swap_negatives(_extreme_of_integers(ordered, group, count, kind)), x.dtype)
+    return lax.bitcast_convert_type(_swap_negatives(_extreme_of_integers(ordered, axes, kind, mesh)), x.dtype)
 
 
 def _swap_negatives(bits: jax.Array) -> jax.Array:
@@ -383,6 +392,27 @@ def _swap_negatives(bits: jax.Array) -> jax.Array:
 
 def _bool_from(x: jax.Array) -> jax.Array:
     return (x & 1).astype(jnp.bool_)
+
+
+# By what an op of SDY says.
+
+_MOVING: dict[str, Callable[..., jax.Array]] = {"all_gather": all_gather, "all_slice": all_slice}
+
+_COMBINING: dict[str, Callable[..., jax.Array]] = {
+    "all_reduce": all_reduce,
+    "reduce_scatter": reduce_scatter,
+    "replicated_to_unreduced": replicated_to_unreduced,
+    "sharded_to_unreduced": sharded_to_unreduced,
+}
+
+
+def run_collective(said: SdyCollective, x: jax.Array, reduction: str, mesh: RefinedMesh) -> jax.Array:
+    """What an op says, done; not for a collective_permute. `reduction` is the kind by which it combines, or is to."""
+    if said.kind == "all_to_all":
+        return all_to_all(x, said.params, mesh)
+    if said.kind in _MOVING:
+        return _MOVING[said.kind](x, said.axes, mesh)
+    return _COMBINING[said.kind](x, said.axes, reduction, mesh)
 
 
 # Shared checks and reshapes.

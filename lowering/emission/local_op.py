@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
@@ -64,11 +65,4 @@ class LocalOp:
 
 def emitter(*names: str) -> Callable[[Emitter], Emitter]:
     """Registers how the ops with these names are computed on local arrays."""
-
-    def register(function: Emitter) -> Emitter:
-        for name in names:
-            assert name not in EMITTERS, f"two emitters for {name}"
-            EMITTERS[name] = function
-        return function
-
-    return register
+    return registered(EMITTERS, names, "emitters")

@@ -14,23 +14,17 @@ from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.lowering.strategies.shards import lengthened
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.mesh import axes_size
-from sdy_jax.representation.sdy_collectives import SdyCollective, collective_from_attributes
+from sdy_jax.representation.sdy_collectives import KINDS, UNREDUCING, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 
 
-@emitter("sdy.all_gather")
-def _all_gather(local: LocalOp, x: jax.Array) -> jax.Array:
-    return _trimmed(local, lax_collectives.all_gather(x, _collective(local).axes, local.mesh))
-
-
-@emitter("sdy.all_slice")
-def _all_slice(local: LocalOp, x: jax.Array) -> jax.Array:
-    return lax_collectives.all_slice(_padded(local, x), _collective(local).axes, local.mesh)
-
-
-@emitter("sdy.all_to_all")
-def _all_to_all(local: LocalOp, x: jax.Array) -> jax.Array:
-    return _trimmed(local, lax_collectives.all_to_all(_padded(local, x), _collective(local).params, local.mesh))
+@emitter(*(f"sdy.{kind}" for kind in KINDS if kind != "collective_permute"))
+def _collective(local: LocalOp, x: jax.Array) -> jax.Array:
+    said = collective_from_attributes(local.op.name.removeprefix("sdy."), local.op.attributes)
+    result, reduction = local.result_shardings[0], reduction_from_attributes(local.op.attributes)
+    if said.kind in UNREDUCING and result is not None:
+        reduction = result.reduction
+    return _trimmed(local, lax_collectives.run_collective(said, _padded(local, x), reduction, local.mesh))
 
 
 @emitter("sdy.collective_permute")
@@ -40,27 +34,6 @@ def _collective_permute(local: LocalOp, x: jax.Array) -> jax.Array:
     source = source or TensorSharding.replicated(target.mesh, target.rank)
     apart = manual_axes_around(local.op)  # along these, devices hold values of their own
     return lax_collectives.collective_permute(x, apart_along(source, apart), apart_along(target, apart), local.mesh)
-
-
-@emitter("sdy.all_reduce")
-def _all_reduce(local: LocalOp, x: jax.Array) -> jax.Array:
-    return lax_collectives.all_reduce(x, _collective(local).axes, _kind(local), local.mesh)
-
-
-@emitter("sdy.reduce_scatter")
-def _reduce_scatter(local: LocalOp, x: jax.Array) -> jax.Array:
-    return lax_collectives.reduce_scatter(_padded(local, x), _collective(local).axes, _kind(local), local.mesh)
-
-
-@emitter("sdy.replicated_to_unreduced")
-def _replicated_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
-    return lax_collectives.replicated_to_unreduced(x, _collective(local).axes, _kind_to_come(local), local.mesh)
-
-
-@emitter("sdy.sharded_to_unreduced")
-def _sharded_to_unreduced(local: LocalOp, x: jax.Array) -> jax.Array:
-    axes = _collective(local).axes
-    return _trimmed(local, lax_collectives.sharded_to_unreduced(x, axes, _kind_to_come(local), local.mesh))
 
 
 def _padded(local: LocalOp, x: jax.Array) -> jax.Array:
@@ -78,18 +51,3 @@ def _trimmed(local: LocalOp, x: jax.Array) -> jax.Array:
     """The result without the padding of dimensions that are whole now."""
     shape = local.result_shape()
     return x if x.shape == shape else lax.slice(x, (0,) * x.ndim, shape)
-
-
-def _collective(local: LocalOp) -> SdyCollective:
-    return collective_from_attributes(local.op.name.removeprefix("sdy."), local.op.attributes)
-
-
-def _kind(local: LocalOp) -> str:
-    return reduction_from_attributes(local.op.attributes)
-
-
-def _kind_to_come(local: LocalOp) -> str:
-    """The reduction kind of the unreduced value that a conversion makes."""
-    (result,) = local.result_shardings
-    assert result is not None
-    return result.reduction

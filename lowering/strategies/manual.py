@@ -7,7 +7,7 @@ whole mesh, where every axis is manual already, so it just runs the body.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import jax
@@ -15,7 +15,7 @@ import jax
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -26,6 +26,25 @@ def manual_axes_around(op: Op) -> tuple[AxisRef, ...]:
         op = op.parent
         found = [*map(AxisRef, manual_axes(op)), *found]
     return tuple(found)
+
+
+def not_manual(op: Op, axes: Iterable[str], mesh: Mesh, sentence: str) -> str | None:
+    """What is wrong where the code around an op is not written per device along all of these axes; else None.
+
+    Args:
+        op: what works on what each device holds.
+        axes: the names of the axes along which it knows devices apart.
+        mesh: that of the axes.
+        sentence: how the message goes on after the op's name, up to the reason; `{axes}` in it are those at fault.
+    """
+    missing = {*axes} - {axis.name for axis in manual_axes_around(op)}
+    if not missing:
+        return None
+    names = ", ".join(str(axis) for axis in mesh.axes if axis.name in missing)
+    return (
+        f"{op.name} {sentence.format(axes=names)} the code around it is not written per device along {names}; "
+        "to fix: put it in a manual computation (jax.shard_map, sdy.manual_computation) whose manual axes include them"
+    )
 
 
 def apart_along(sharding: TensorSharding, axes: Sequence[AxisRef]) -> TensorSharding:

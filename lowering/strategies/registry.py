@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.mesh import Mesh
@@ -109,38 +110,17 @@ REMATERIALIZABLE: set[str] = set()
 
 def strategies(*names: str) -> Callable[[StrategyFunction], StrategyFunction]:
     """Registers the strategies of the ops with these names."""
-
-    def register(function: StrategyFunction) -> StrategyFunction:
-        for name in names:
-            assert name not in STRATEGIES, f"two strategy functions for {name}"
-            STRATEGIES[name] = function
-        return function
-
-    return register
+    return registered(STRATEGIES, names, "strategy functions")
 
 
 def check(*names: str) -> Callable[[OpCheck], OpCheck]:
     """Registers what may be wrong with ops of these names on the program's mesh."""
-
-    def register(function: OpCheck) -> OpCheck:
-        for name in names:
-            assert name not in CHECKS, f"two checks for {name}"
-            CHECKS[name] = function
-        return function
-
-    return register
+    return registered(CHECKS, names, "checks")
 
 
 def sends(*names: str) -> Callable[[SentFunction], SentFunction]:
     """Registers which collectives ops of these names are."""
-
-    def register(function: SentFunction) -> SentFunction:
-        for name in names:
-            assert name not in SENT, f"two functions say what {name} sends"
-            SENT[name] = function
-        return function
-
-    return register
+    return registered(SENT, names, "functions say what is sent")
 
 
 def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +26,14 @@ from sdy_jax.lowering.emission.reemitted import stablehlo_op_p
 from sdy_jax.lowering.emission.replica_groups import axes_of_groups, device_groups, device_pairs, spans
 from sdy_jax.lowering.emission.sent import all_reduce_bytes, gathered_bytes
 from sdy_jax.lowering.reshard.cost import wire_bytes
-from sdy_jax.lowering.strategies.manual import manual_axes_around
+from sdy_jax.lowering.strategies.manual import not_manual
 from sdy_jax.lowering.strategies.monoids import reduction_kind
 from sdy_jax.lowering.strategies.registry import Sent, check, sends
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.runtime.mesh import RefinedMesh
 
 _GROUPED = (
     "stablehlo.all_gather",
@@ -62,48 +62,14 @@ def _check_pairs(op: Op, mesh: Mesh) -> str | None:
 
 
 def _spanning(op: Op, mesh: Mesh, groups: Sequence[tuple[int, ...]]) -> str | None:
-    crossed = [axis for axis in _free_axes(op, mesh) if spans(groups, [axis], mesh)]
-    if not crossed:
-        return None
-    names = ", ".join(map(str, crossed))
-    return (
-        f"{op.name} joins devices along {names}, but the code around it is not written per device along them; "
-        "to fix: put it in a manual computation (jax.shard_map) whose manual axes include them"
-    )
-
-
-def _free_axes(op: Op, mesh: Mesh) -> list[AxisRef]:
-    manual = manual_axes_around(op)
-    return [axis for axis in _whole_axes(mesh) if axis not in manual]
+    crossed = [axis.name for axis in _whole_axes(mesh) if spans(groups, [axis], mesh)]
+    return not_manual(op, crossed, mesh, "joins devices along {axes}, but")
 
 
 @check("stablehlo.partition_id")
 def _check_partition_id(op: Op, mesh: Mesh) -> str | None:
-    free = [axis for axis in _free_axes(op, mesh) if axis.size(mesh) > 1]
-    if not free:
-        return None
-    return (
-        f"{op.name} is ambiguous: the code around it is not written per device along {', '.join(map(str, free))}; "
-        "to fix: put it in a manual computation over all axes of the mesh, or use jax.lax.axis_index in jax.shard_map"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _ReplicaGroup:
-    """The replica groups of a collective, in lax's terms: all devices along `names`, or `groups` of mesh positions."""
-
-    size: int
-    axes: tuple[AxisRef, ...] | None
-    names: tuple[str, ...]
-    groups: list[list[int]] | None
-
-
-def _replica_group(local: LocalOp) -> _ReplicaGroup:
-    groups = device_groups(local.op, local.mesh.mesh)
-    axes = axes_of_groups(groups, local.mesh.all_atoms, local.mesh.mesh)
-    if axes is None:
-        return _ReplicaGroup(len(groups[0]), None, local.mesh.axis_names, [list(group) for group in groups])
-    return _ReplicaGroup(len(groups[0]), axes, local.mesh.names(axes), None)
+    wrong = not_manual(op, (axis.name for axis in mesh.axes if axis.size > 1), mesh, "is ambiguous:")
+    return wrong and f"{wrong}, or use jax.lax.axis_index in jax.shard_map"
 
 
 @sends(*_GROUPED)
@@ -114,19 +80,17 @@ def _sent_in_groups(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> l
     if size == 1:
         return []
     detail = str([list(group) for group in groups]) if axes is None else braces(axes)
-    sent = [_bytes_in_groups(op, value, s, mesh, size, axes) for value, s in zip(op.operands, operands, strict=True)]
+    sent = [_bytes_in_groups(op, value, s, mesh, size) for value, s in zip(op.operands, operands, strict=True)]
     return [Sent(CollectiveSummary(kind, axes or (), detail), index, wire) for index, wire in enumerate(sent)]
 
 
-def _bytes_in_groups(
-    op: Op, value: Value, sharding: TensorSharding, mesh: Mesh, size: int, axes: Sequence[AxisRef] | None
-) -> float:
+def _bytes_in_groups(op: Op, value: Value, sharding: TensorSharding, mesh: Mesh, size: int) -> float:
     """What a device sends of one operand."""
     shape, kind = sharding.local_shape(value.shape or (), mesh), _short(op.name)
     block = value.itemsize * math.prod(shape)
     if kind == "all_reduce":
         reduction = reduction_kind(op.blocks[0])
-        if reduction == "sum" or (reduction is not None and axes is not None):
+        if reduction is not None:
             return all_reduce_bytes(reduction, shape, value.itemsize, value.dtype, size)
     if kind in ("all_gather", "all_reduce", "collective_broadcast"):
         return gathered_bytes(block, size)
@@ -150,7 +114,8 @@ def _whole_axes(mesh: Mesh) -> list[AxisRef]:
     return [AxisRef(name) for name in mesh.axis_names]
 
 
-Exchange = Callable[[LocalOp, _ReplicaGroup, jax.Array], jax.Array]
+Exchange = Callable[[LocalOp, RefinedMesh, Sequence[AxisRef], jax.Array], jax.Array]
+"""What a collective does to an operand among devices along axes of a mesh: the program's, or a view of it."""
 
 
 def _collective(name: str) -> Callable[[Exchange], Exchange]:
@@ -160,11 +125,13 @@ def _collective(name: str) -> Callable[[Exchange], Exchange]:
         @emitter(name)
         @functools.wraps(exchange)
         def emit(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
-            group = _replica_group(local)
-            if group.size == 1:
+            groups = device_groups(local.op, local.mesh.mesh)
+            axes = axes_of_groups(groups, local.mesh.all_atoms, local.mesh.mesh)
+            if len(groups[0]) == 1:
                 return list(operands)
-            with jax.named_scope(scope_name(local.op.name, group.axes or (), local.op.source)):
-                return [exchange(local, group, x) for x in operands]
+            mesh, along = (local.mesh, axes) if axes else (local.mesh.in_groups(groups), (AxisRef("member"),))
+            with jax.named_scope(scope_name(local.op.name, axes or (), local.op.source)):
+                return [exchange(local, mesh, along, x) for x in operands]
 
         return exchange
 
@@ -172,45 +139,37 @@ def _collective(name: str) -> Callable[[Exchange], Exchange]:
 
 
 @_collective("stablehlo.all_reduce")
-def _all_reduce(local: LocalOp, group: _ReplicaGroup, x: jax.Array) -> jax.Array:
+def _all_reduce(local: LocalOp, mesh: RefinedMesh, axes: Sequence[AxisRef], x: jax.Array) -> jax.Array:
     kind = reduction_kind(local.op.blocks[0])
-    if kind is not None and group.axes is not None:
-        return lax_collectives.all_reduce(x, group.axes, kind, local.mesh)
-    if kind == "sum":
-        return lax.psum(x, group.names, axis_index_groups=group.groups)
-    return _folded(local, lax.all_gather(x, group.names, axis_index_groups=group.groups, axis=0, tiled=False))
+    if kind is not None:
+        return lax_collectives.all_reduce(x, axes, kind, mesh)
+    return _folded(local, lax_collectives.stacked(x, axes, mesh))
 
 
 @_collective("stablehlo.reduce_scatter")
-def _reduce_scatter(local: LocalOp, group: _ReplicaGroup, x: jax.Array) -> jax.Array:
+def _reduce_scatter(local: LocalOp, mesh: RefinedMesh, axes: Sequence[AxisRef], x: jax.Array) -> jax.Array:
     dim, kind = local.op.int("scatter_dimension"), reduction_kind(local.op.blocks[0])
-    if kind is not None and group.axes is not None:
-        return lax_collectives.reduce_scatter(x, _lists(x, dim, group.axes), kind, local.mesh)
-    parts = x.reshape(*x.shape[:dim], group.size, x.shape[dim] // group.size, *x.shape[dim + 1 :])
-    partials = lax.all_to_all(parts, group.names, dim, dim, axis_index_groups=group.groups, tiled=True)
-    return _folded(local, jnp.moveaxis(partials, dim, 0))
+    if kind is not None:
+        return lax_collectives.reduce_scatter(x, lax_collectives.along(x, dim, axes), kind, mesh)
+    return _folded(local, jnp.moveaxis(lax_collectives.partials_of_chunk(x, axes, dim, mesh), dim, 0))
 
 
 @_collective("stablehlo.all_gather")
-def _all_gather(local: LocalOp, group: _ReplicaGroup, x: jax.Array) -> jax.Array:
+def _all_gather(local: LocalOp, mesh: RefinedMesh, axes: Sequence[AxisRef], x: jax.Array) -> jax.Array:
     dim = local.op.int("all_gather_dim")
-    if group.axes is not None:
-        return lax_collectives.all_gather(x, _lists(x, dim, group.axes), local.mesh)
-    return lax.all_gather(x, group.names, axis_index_groups=group.groups, axis=dim, tiled=True)
+    return lax_collectives.all_gather(x, lax_collectives.along(x, dim, axes), mesh)
 
 
 @_collective("stablehlo.all_to_all")
-def _all_to_all(local: LocalOp, group: _ReplicaGroup, x: jax.Array) -> jax.Array:
+def _all_to_all(local: LocalOp, mesh: RefinedMesh, axes: Sequence[AxisRef], x: jax.Array) -> jax.Array:
     split, concat = local.op.int("split_dimension"), local.op.int("concat_dimension")
-    if group.axes is not None:
-        return lax_collectives.all_to_all(x, [(group.axes, concat, split)], local.mesh)
-    return lax.all_to_all(x, group.names, split, concat, axis_index_groups=group.groups, tiled=True)
+    return lax_collectives.all_to_all(x, [(axes, concat, split)], mesh)
 
 
 @_collective("stablehlo.collective_broadcast")
-def _collective_broadcast(local: LocalOp, group: _ReplicaGroup, x: jax.Array) -> jax.Array:
+def _collective_broadcast(local: LocalOp, mesh: RefinedMesh, axes: Sequence[AxisRef], x: jax.Array) -> jax.Array:
     """The first device of each group sends to the others."""
-    return lax.all_gather(x, group.names, axis_index_groups=group.groups, axis=0, tiled=False)[0]
+    return lax_collectives.stacked(x, axes, mesh)[0]
 
 
 @emitter("stablehlo.collective_permute")
@@ -231,11 +190,6 @@ def _partition_id(local: LocalOp) -> jax.Array:
 def _replica_id(local: LocalOp) -> jax.Array:
     """The program has one replica; its partitions are the devices."""
     return jnp.uint32(0)
-
-
-def _lists(x: jax.Array, dim: int, axes: tuple[AxisRef, ...]) -> list[tuple[AxisRef, ...]]:
-    """One axis list per dimension of `x`: `axes` for `dim`."""
-    return [axes if d == dim else () for d in range(x.ndim)]
 
 
 def _folded(local: LocalOp, partials: jax.Array) -> jax.Array:

@@ -32,12 +32,11 @@ from sdy_jax.loading.load import load
 from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.shard.annotated_meshes import Devices
-from sdy_jax.shard.local_program import is_local
+from sdy_jax.shard.local_program import LocalProgram, is_local, run_local
 from sdy_jax.shard.op_meshes import DeviceMesh, mesh_of, resolved_sizes
 from sdy_jax.shard.passes.mesh_annotations import annotated_mesh
 from sdy_jax.shard.resolution import program_mesh
 from sdy_jax.shard.scalars import dtype_of
-from sdy_jax.shard.text_programs import LocalProgram, run_local
 
 _FUNCTION = re.compile(r"(?P<module>.+?):(?P<name>[A-Za-z_][\w.]*)")
 

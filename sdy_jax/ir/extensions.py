@@ -6,13 +6,16 @@ StableHLO and SDY. The rooms below them must not import them, so each registry a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
+
+F = TypeVar("F")
 
 _EXTENSIONS = ("sdy_jax.lowering.strategies", "sdy_jax.shard.registration")
 
-_FUNCTIONS = {"loads": "sdy_jax.loading.load", "run_local": "sdy_jax.shard.text_programs"}
+_FUNCTIONS = {"loads": "sdy_jax.loading.load", "run_local": "sdy_jax.shard.local_program"}
 """What methods of a class offer that rooms above it do."""
 
 
@@ -21,6 +24,18 @@ def load_extensions() -> None:
     """Imports what registers itself, once."""
     for module in _EXTENSIONS:
         import_module(module)
+
+
+def registered(table: dict[str, F], names: Iterable[str], what: str) -> Callable[[F], F]:
+    """A decorator that puts a function into a table under each of some names; `what` two of one name would be."""
+
+    def register(function: F) -> F:
+        for name in names:
+            assert name not in table, f"two {what} for {name}"
+            table[name] = function
+        return function
+
+    return register
 
 
 def extension(name: str) -> Any:

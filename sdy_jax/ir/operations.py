@@ -101,6 +101,14 @@ def function_type(function: ir.Operation) -> ir.FunctionType:
     return ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
 
 
+def update_function_type(function: ir.Operation) -> None:
+    """Gives a function the types that its arguments and what it returns have now."""
+    arguments, returned = body_of(function).arguments, returned_by(function)
+    with function.context:
+        type_ = ir.FunctionType.get([value.type for value in arguments], [value.type for value in returned])
+        function.attributes["function_type"] = ir.TypeAttr.get(type_)
+
+
 def module_meshes(module: ir.Operation) -> dict[str, Mesh]:
     """The meshes of a module by symbol."""
     return {symbol(op): mesh_from_attribute(op.attributes["mesh"]) for op in top_level(module, "sdy.mesh")}

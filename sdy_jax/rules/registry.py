@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.extensions import load_extensions
+from sdy_jax.ir.extensions import load_extensions, registered
 from sdy_jax.ir.graph import Op
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.rule import OpShardingRule
@@ -83,9 +83,7 @@ def rule(
     rules = BEYOND if beyond else RULES
 
     def register(function: AnyRule) -> AnyRule:
-        for name in names:
-            assert name not in rules, f"two rules for {name}"
-            rules[name] = function
+        registered(rules, names, "rules")(function)
         if reads_neighbours:
             _READS_NEIGHBOURS.update(names)
         if extra:

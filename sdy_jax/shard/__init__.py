@@ -32,8 +32,8 @@ from sdy_jax.shard.collectives import (
     update_halo,
 )
 from sdy_jax.shard.grids import with_grid
+from sdy_jax.shard.local_program import run_local
 from sdy_jax.shard.shardings import Sharding, get_sharding, reshard, shard, shard_shape, to_global, to_local
-from sdy_jax.shard.text_programs import run_local
 
 __all__ = [
     "Sharding",

@@ -47,7 +47,13 @@ def annotated_meshes(meshes: Iterable[DeviceMesh], declared: Mapping[str, Mesh],
     """
     meshes = tuple(meshes)
     _check_some_fits([mesh for mesh in meshes if mesh.symbol not in declared], devices)
-    found = {mesh.symbol: _resolved(mesh, declared.get(mesh.symbol), devices) for mesh in meshes}
+    found = {}
+    for mesh in meshes:
+        try:
+            mesh.check_declared(declared.get(mesh.symbol))
+            found[mesh.symbol] = _resolved(mesh, declared.get(mesh.symbol), devices)
+        except ShardingError as error:
+            raise MeshError(mesh.symbol, str(error)) from None
     if found:
         _check_counts({**found, **declared})
     return found
@@ -55,10 +61,6 @@ def annotated_meshes(meshes: Iterable[DeviceMesh], declared: Mapping[str, Mesh],
 
 def _resolved(mesh: DeviceMesh, declared: Mesh | None, devices: Devices) -> Mesh:
     if declared is not None:
-        if not mesh.has_the_sizes_of(declared):
-            raise MeshError(
-                mesh.symbol, f"@{mesh.symbol} is {mesh}, but sdy.mesh @{mesh.symbol} is {declared}; they are one mesh"
-            )
         return declared
     if devices.mesh is not None and mesh.has_the_sizes_of(devices.mesh):
         return devices.mesh
@@ -71,11 +73,8 @@ def _sizes(mesh: DeviceMesh, devices: Devices) -> tuple[int, ...]:
     if len(known) == mesh.rank:
         count = math.prod(known)
     elif count is None and len(known) == mesh.rank - 1:
-        raise MeshError(mesh.symbol, f"@{mesh.symbol} = {mesh} has an unknown size; say how many devices there are")
-    try:
-        return resolved_sizes(mesh, count or 0)
-    except ShardingError as error:
-        raise MeshError(mesh.symbol, str(error)) from None
+        raise ShardingError(f"@{mesh.symbol} = {mesh} has an unknown size; say how many devices there are")
+    return resolved_sizes(mesh, count or 0)
 
 
 def _check_some_fits(meshes: Sequence[DeviceMesh], devices: Devices) -> None:

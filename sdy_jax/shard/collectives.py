@@ -8,7 +8,7 @@ of the listed axes. `mesh` and `mesh_axes` can be said for `grid` and `grid_axes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -57,9 +57,7 @@ def all_gather(x: Any, *, grid_axes: AxisNames, gather_axis: int, grid: AnyMesh 
 
     Source: the mesh dialect reference, `mesh.all_gather`.
     """
-    here, axes = on_devices("all_gather", grid, grid_axes)
-    x = jnp.asarray(x)
-    return movement.all_gather(here, x, axes, dimension(x, gather_axis))
+    return _in_groups(movement.all_gather, x, grid, grid_axes, dimension(x, gather_axis))
 
 
 @mesh_terms
@@ -92,8 +90,7 @@ def all_reduce(
 
     Source: the mesh dialect reference, `mesh.all_reduce`.
     """
-    here, axes = on_devices("all_reduce", grid, grid_axes)
-    return reductions.all_reduce(here, jnp.asarray(x), axes, reduction, dtype)
+    return _in_groups(reductions.all_reduce, x, grid, grid_axes, reduction, dtype)
 
 
 @mesh_terms
@@ -120,9 +117,7 @@ def all_slice(x: Any, *, grid_axes: AxisNames, slice_axis: int, grid: AnyMesh | 
 
     Source: the mesh dialect reference, `mesh.all_slice`.
     """
-    here, axes = on_devices("all_slice", grid, grid_axes)
-    x = jnp.asarray(x)
-    return movement.all_slice(here, x, axes, dimension(x, slice_axis))
+    return _in_groups(movement.all_slice, x, grid, grid_axes, dimension(x, slice_axis))
 
 
 @mesh_terms
@@ -154,9 +149,7 @@ def all_to_all(
 
     Source: the mesh dialect reference, `mesh.all_to_all`.
     """
-    here, axes = on_devices("all_to_all", grid, grid_axes)
-    x = jnp.asarray(x)
-    return movement.all_to_all(here, x, axes, dimension(x, split_axis), dimension(x, concat_axis))
+    return _in_groups(movement.all_to_all, x, grid, grid_axes, dimension(x, split_axis), dimension(x, concat_axis))
 
 
 @mesh_terms
@@ -185,8 +178,7 @@ def broadcast(x: Any, *, grid_axes: AxisNames, root: Device, grid: AnyMesh | Non
 
     Source: the mesh dialect reference, `mesh.broadcast`.
     """
-    here, axes = on_devices("broadcast", grid, grid_axes)
-    return movement.broadcast(here, jnp.asarray(x), axes, coordinates(root, "shard.broadcast: root"))
+    return _in_groups(movement.broadcast, x, grid, grid_axes, coordinates(root, "shard.broadcast: root"))
 
 
 @mesh_terms
@@ -214,9 +206,9 @@ def gather(x: Any, *, grid_axes: AxisNames, gather_axis: int, root: Device, grid
 
     Source: the mesh dialect reference, `mesh.gather`, which leaves the result off the root undefined.
     """
-    here, axes = on_devices("gather", grid, grid_axes)
-    x = jnp.asarray(x)
-    return movement.gather(here, x, axes, dimension(x, gather_axis), coordinates(root, "shard.gather: root"))
+    return _in_groups(
+        movement.gather, x, grid, grid_axes, dimension(x, gather_axis), coordinates(root, "shard.gather: root")
+    )
 
 
 @mesh_terms
@@ -253,8 +245,7 @@ def reduce(
 
     Source: the mesh dialect reference, `mesh.reduce`.
     """
-    here, axes = on_devices("reduce", grid, grid_axes)
-    return reductions.reduce(here, jnp.asarray(x), axes, coordinates(root, "shard.reduce: root"), reduction, dtype)
+    return _in_groups(reductions.reduce, x, grid, grid_axes, coordinates(root, "shard.reduce: root"), reduction, dtype)
 
 
 @mesh_terms
@@ -291,9 +282,7 @@ def reduce_scatter(
 
     Source: the mesh dialect reference, `mesh.reduce_scatter`.
     """
-    here, axes = on_devices("reduce_scatter", grid, grid_axes)
-    x = jnp.asarray(x)
-    return reductions.reduce_scatter(here, x, axes, dimension(x, scatter_axis), reduction, dtype)
+    return _in_groups(reductions.reduce_scatter, x, grid, grid_axes, dimension(x, scatter_axis), reduction, dtype)
 
 
 @mesh_terms
@@ -321,9 +310,9 @@ def scatter(x: Any, *, grid_axes: AxisNames, scatter_axis: int, root: Device, gr
 
     Source: the mesh dialect reference, `mesh.scatter`.
     """
-    here, axes = on_devices("scatter", grid, grid_axes)
-    x = jnp.asarray(x)
-    return movement.scatter(here, x, axes, dimension(x, scatter_axis), coordinates(root, "shard.scatter: root"))
+    return _in_groups(
+        movement.scatter, x, grid, grid_axes, dimension(x, scatter_axis), coordinates(root, "shard.scatter: root")
+    )
 
 
 @mesh_terms
@@ -532,3 +521,11 @@ def neighbors_linear_indices(
     here = grid_of(grid)
     axes = axis_numbers("shard.neighbors_linear_indices", here, split_axes, "split_axes")
     return queries.neighbors_linear_indices(here, coordinates(device, "shard.neighbors_linear_indices: device"), axes)
+
+
+def _in_groups(
+    op: Callable[..., jax.Array], x: Any, grid: AnyMesh | None, grid_axes: AxisNames, *parameters: Any
+) -> jax.Array:
+    """An op of the semantics among the devices that a call means."""
+    here, axes = on_devices(op.__name__, grid, grid_axes)
+    return op(here, jnp.asarray(x), axes, *parameters)

@@ -23,7 +23,7 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.ir.operations import module_of
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
-from sdy_jax.lowering.strategies.manual import manual_axes_around
+from sdy_jax.lowering.strategies.manual import not_manual
 from sdy_jax.lowering.strategies.registry import check
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
@@ -33,11 +33,10 @@ from sdy_jax.shard.op_meshes import DeviceMesh, device_meshes, mesh_of
 from sdy_jax.shard.pairs import pair_up
 from sdy_jax.shard.scalars import PerDevice, traced
 from sdy_jax.shard.semantics import exchange, halo, movement, queries, reductions
-from sdy_jax.shard.semantics.checks import AxisIndices
 from sdy_jax.shard.semantics.grid import Coordinate, Grid, Index
 from sdy_jax.shard.semantics.layout import Layout
 from sdy_jax.shard.stated_shardings import stated_sharding
-from sdy_jax.shard.view import DialectOp, is_dialect_op, location_of, view
+from sdy_jax.shard.view import DialectOp, is_dialect_op, view
 from sdy_jax.text.mesh_ops import OPS, mesh_name
 
 
@@ -53,10 +52,6 @@ class Call:
     @property
     def input(self) -> jax.Array:
         return jnp.asarray(self.arrays[self.op["input"]])
-
-    @property
-    def axes(self) -> AxisIndices:
-        return self.op.axes
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -88,37 +83,6 @@ def _plain(x: Any) -> Index:
     return x if isinstance(x, jax.core.Tracer) else operator.index(x)
 
 
-Handler = Callable[[Call], Any]
-_HANDLERS: dict[str, Handler] = {
-    "all_gather": lambda c: movement.all_gather(c.grid, c.input, c.axes, c.op["gather_axis"]),
-    "all_slice": lambda c: movement.all_slice(c.grid, c.input, c.axes, c.op["slice_axis"]),
-    "all_to_all": lambda c: movement.all_to_all(c.grid, c.input, c.axes, c.op["split_axis"], c.op["concat_axis"]),
-    "broadcast": lambda c: movement.broadcast(c.grid, c.input, c.axes, c.device("root")),
-    "gather": lambda c: movement.gather(c.grid, c.input, c.axes, c.op["gather_axis"], c.device("root")),
-    "scatter": lambda c: movement.scatter(c.grid, c.input, c.axes, c.op["scatter_axis"], c.device("root")),
-    "shift": lambda c: movement.shift(c.grid, c.input, c.axes, c.op["shift_axis"], c.op["offset"], c.op["rotate"]),
-    "all_reduce": lambda c: reductions.all_reduce(c.grid, c.input, c.axes, c.op["reduction"], c.dtype),
-    "reduce": lambda c: reductions.reduce(c.grid, c.input, c.axes, c.device("root"), c.op["reduction"], c.dtype),
-    "reduce_scatter": lambda c: reductions.reduce_scatter(
-        c.grid, c.input, c.axes, c.op["scatter_axis"], c.op["reduction"], c.dtype
-    ),
-    "mesh_shape": lambda c: queries.grid_shape(c.grid, c.op["axes"]),
-    "neighbors_linear_indices": lambda c: queries.neighbors_linear_indices(
-        c.grid, [c.number(value) for value in c.op["device"]], c.op["split_axes"]
-    ),
-    "send": lambda c: c.input,
-}
-
-
-def _handler(name: str) -> Callable[[Handler], Handler]:
-    def register(function: Handler) -> Handler:
-        _HANDLERS[name] = function
-        return function
-
-    return register
-
-
-@_handler("recv")
 def _recv(call: Call) -> Any:
     """What the block's matching send sends."""
     block, array = call.local.op.block, call.local.array
@@ -128,27 +92,19 @@ def _recv(call: Call) -> Any:
     sender = next(op for op in block.ops if op.mlir == send.operation)
     sending = Call(call.local, send, call.grid, {value.mlir: array(value) for value in sender.operands})
     source = None if call.op["source"] is None else call.devices("source")
-    return exchange.send_recv(call.grid, sending.input, call.axes, source, sending.devices("destination"))
+    return exchange.send_recv(call.grid, sending.input, call.op.axes, source, sending.devices("destination"))
 
 
-@_handler("process_linear_index")
-def _linear_index(call: Call) -> PerDevice:
-    return PerDevice(np.arange(call.grid.group_size(range(call.grid.rank))), call.grid)
-
-
-@_handler("process_multi_index")
 def _multi_index(call: Call) -> tuple[PerDevice, ...]:
     places = np.unravel_index(np.arange(call.grid.group_size(range(call.grid.rank))), call.grid.sizes)
     return tuple(PerDevice(places[axis], call.grid) for axis in call.op["axes"] or range(call.grid.rank))
 
 
-@_handler("update_halo")
 def _update_halo(call: Call) -> Any:
     x = jnp.asarray(call.arrays[call.op["destination"]])
     return halo.update_halo(call.grid, x, call.op["split_axes"], call.device("static_halo_sizes"))
 
 
-@_handler("sharding")
 def _sharding(call: Call) -> Layout:
     op = call.op
     return Layout(
@@ -160,24 +116,38 @@ def _sharding(call: Call) -> Layout:
     )
 
 
-@_handler("shard_shape")
 def _shard_shape(call: Call) -> Any:
     layout: Layout = call.arrays[call.op["sharding"]]
     if call.op.dialect == "shard":
         return queries.shard_shape(call.grid, call.known("dims", "dimensions"), layout, call.device("device"))
-    return queries.shard_shape(call.grid, _known_dims(call, layout), layout, [call.number(call.op["device"])])
+    return queries.shard_shape(call.grid, call.op["shape"], layout, [call.number(call.op["device"])])
 
 
-def _known_dims(call: Call, layout: Layout) -> list[int]:
-    """The sizes of the text; where that has `?`, the ends of the offsets."""
-    ends = {dim: starts[-1] for dim, starts in layout.offsets_of(call.grid).items()}
-    dims = []
-    for dim, size in enumerate(call.op["shape"]):
-        if size is None and dim not in ends:
-            raise ShardingError(f"{call.op.operation.name}: size of dimension {dim} is unknown")
-        dims.append(ends[dim] if size is None else size)
-    return dims
-
+_HANDLERS: Mapping[str, Callable[[Call], Any]] = {
+    "all_gather": lambda c: movement.all_gather(c.grid, c.input, c.op.axes, c.op["gather_axis"]),
+    "all_slice": lambda c: movement.all_slice(c.grid, c.input, c.op.axes, c.op["slice_axis"]),
+    "all_to_all": lambda c: movement.all_to_all(c.grid, c.input, c.op.axes, c.op["split_axis"], c.op["concat_axis"]),
+    "broadcast": lambda c: movement.broadcast(c.grid, c.input, c.op.axes, c.device("root")),
+    "gather": lambda c: movement.gather(c.grid, c.input, c.op.axes, c.op["gather_axis"], c.device("root")),
+    "scatter": lambda c: movement.scatter(c.grid, c.input, c.op.axes, c.op["scatter_axis"], c.device("root")),
+    "shift": lambda c: movement.shift(c.grid, c.input, c.op.axes, c.op["shift_axis"], c.op["offset"], c.op["rotate"]),
+    "all_reduce": lambda c: reductions.all_reduce(c.grid, c.input, c.op.axes, c.op["reduction"], c.dtype),
+    "reduce": lambda c: reductions.reduce(c.grid, c.input, c.op.axes, c.device("root"), c.op["reduction"], c.dtype),
+    "reduce_scatter": lambda c: reductions.reduce_scatter(
+        c.grid, c.input, c.op.axes, c.op["scatter_axis"], c.op["reduction"], c.dtype
+    ),
+    "mesh_shape": lambda c: queries.grid_shape(c.grid, c.op["axes"]),
+    "neighbors_linear_indices": lambda c: queries.neighbors_linear_indices(
+        c.grid, [c.number(value) for value in c.op["device"]], c.op["split_axes"]
+    ),
+    "send": lambda c: c.input,
+    "recv": _recv,
+    "process_linear_index": lambda c: PerDevice(np.arange(c.grid.group_size(range(c.grid.rank))), c.grid),
+    "process_multi_index": _multi_index,
+    "update_halo": _update_halo,
+    "sharding": _sharding,
+    "shard_shape": _shard_shape,
+}
 
 _NAMES = tuple(
     full_name for full_name, declaration in OPS.items() if mesh_name(declaration.dialect, declaration.name) in _HANDLERS
@@ -194,8 +164,7 @@ def _compute(local: LocalOp, *operands: Any) -> Sequence[Any]:
     except RuleError:
         raise
     except (ShardingError, UnsupportedError) as error:
-        message = re.sub(rf"^{op.dialect}\.\w+: ", "", str(error))
-        raise RuleError(f"{op.operation.name}: {message}", location_of(op.operation)) from None
+        op.fail(re.sub(rf"^{op.dialect}\.\w+: ", "", str(error)))
     return results if isinstance(results, tuple) else (results,)
 
 
@@ -245,16 +214,8 @@ def _check_manual(op: Op, mesh: Mesh) -> str | None:
     parts = parts_of(_device_mesh(call), mesh)
     if parts is None:
         return None  # which is an error where it is computed
-    manual = {axis.name for axis in manual_axes_around(op)}
-    used = {ref.name for axis in _communicated_axes(call, len(parts)) for ref in parts[axis]}
-    free = [axis for axis in mesh.axes if axis.name in used - manual]
-    if not free:
-        return None
-    names = ", ".join(map(str, free))
-    return (
-        f"{op.name} works on per-device arrays, but the code around it is not written per device along {names}; "
-        "to fix: put it in a manual computation (sdy.manual_computation) whose manual axes include them"
-    )
+    used = (ref.name for axis in _communicated_axes(call, len(parts)) for ref in parts[axis])
+    return not_manual(op, used, mesh, "works on per-device arrays, but")
 
 
 def _communicated_axes(op: DialectOp, rank: int) -> Sequence[int]:

@@ -170,6 +170,6 @@ def _coordinate(value: Any, what: str) -> Coordinate:
     return value if isinstance(value, jax.core.Tracer) else integer(value, what)
 
 
-def dimension(x: jax.Array, axis: int) -> int:
+def dimension(x: Any, axis: int) -> int:
     """A tensor axis, of which negative ones count from the end. What is out of range is left to the op to refuse."""
-    return axis + x.ndim if -x.ndim <= axis < 0 else axis
+    return axis + np.ndim(x) if -np.ndim(x) <= axis < 0 else axis

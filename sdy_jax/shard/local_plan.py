@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend.mlir import ir
@@ -28,8 +28,10 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
-from sdy_jax.shard.local_program import LocalFunction
 from sdy_jax.shard.view import dialect_ops
+
+if TYPE_CHECKING:
+    from sdy_jax.shard.local_program import LocalProgram
 
 
 @dataclass(frozen=True)
@@ -66,17 +68,15 @@ _NO_SHARDINGS = (
 )
 
 
-def local_plan(function: LocalFunction, arguments: Sequence[Any]) -> LocalPlan:
+def local_plan(function: LocalProgram, arguments: Sequence[Any]) -> LocalPlan:
     """The plan of a call with arguments like these: arrays or `ShapeDtypeStruct`s.
 
     Raises:
         SdyError: they do not fit the program.
     """
     lowered, ops = function.lowered_noting_ops(*arguments)
-    module = lowered.compiler_ir("stablehlo").operation.clone().operation
-    with module.context, ir.Location.unknown(module.context):
-        inline_calls(module)
-    mesh, manual = mesh_from_jax(function.mesh), _manual_computation(Graph(module))
+    graph, mesh = _graph(lowered), mesh_from_jax(function.mesh)
+    manual = next(op for op in graph.main.walk() if op.name == "sdy.manual_computation")  # the body of the `shard_map`
     body = manual.blocks[0]
     inputs = [f"arg{i}" for i in range(len(body.arguments))]
     outputs = ["result"] if len(manual.results) == 1 else [f"result[{i}]" for i in range(len(manual.results))]
@@ -93,13 +93,16 @@ def local_plan(function: LocalFunction, arguments: Sequence[Any]) -> LocalPlan:
     )
 
 
-def _manual_computation(graph: Graph) -> Op:
-    """The body of the program's `shard_map`."""
-    return next(op for op in graph.main.walk() if op.name == "sdy.manual_computation")
+def _graph(lowered: Any) -> Graph:
+    """A lowered program without calls; its ops live as long as it."""
+    module = lowered.compiler_ir("stablehlo").operation.clone().operation
+    with module.context, ir.Location.unknown(module.context):
+        inline_calls(module)
+    return Graph(module)
 
 
 def _program(
-    function: LocalFunction,
+    function: LocalProgram,
     mesh: Mesh,
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
@@ -140,10 +143,8 @@ def dialect_collectives(lower: Callable[[], Any], mesh: Mesh) -> list[Collective
     """What ops of the mesh and shard dialects send in a program that `lower` traces anew and lowers."""
     with noting_ops() as ops:
         lowered = lower()
-    module = lowered.compiler_ir("stablehlo").operation.clone().operation
-    with module.context, ir.Location.unknown(module.context):
-        inline_calls(module)
-    records = _records(Graph(module).main, ops, mesh)
+    graph = _graph(lowered)
+    records = _records(graph.main, ops, mesh)
     return [_apart(record) for record in records if record.cause.startswith(("mesh.", "shard."))]
 
 

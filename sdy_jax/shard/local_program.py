@@ -5,29 +5,32 @@ The function runs as the body of one `jax.shard_map` over all axes of its mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.mlir import ir
+from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
-from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.annotate.program import Program
+from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import main_function
 from sdy_jax.lowering.emission.emit import NotedOp, local_function, noting_ops
 from sdy_jax.lowering.emission.local_op import EMITTERS
 from sdy_jax.lowering.emission.reemitted import mlir_name, numpy_dtype
 from sdy_jax.passes.inline_calls import inline_calls
-from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard import scalars
+from sdy_jax.shard.local_plan import LocalPlan, local_plan
 from sdy_jax.shard.memrefs import memrefs_to_tensors
 from sdy_jax.shard.resolution import fill_meshes, mesh_to_run_on, program_mesh, refined_mesh, resolved
-from sdy_jax.shard.view import SHARDING_TYPES, dialect_ops, enclosing, location_of
+from sdy_jax.shard.view import SHARDING_TYPES, dialect_ops, function_around
+from sdy_jax.text.verified_module import text_module
 
 LocalSpecs = Sequence[PartitionSpec] | PartitionSpec | None
 
@@ -37,12 +40,12 @@ def is_local(module: ir.Operation) -> bool:
     return any(
         op.declaration.communicates or op.name.startswith("process")
         for op in dialect_ops(main_function(module))
-        if enclosing(op.operation, "sdy.manual_computation") is None
+        if function_around(op.operation) is not None
     )
 
 
-class LocalFunction:
-    """A local program as a function of global arrays, whose blocks are the arguments of the program.
+class LocalProgram:
+    """A local program as a function of global arrays, whose blocks are its arguments, as `run_local` returns it.
 
     Called, it returns one array, or a tuple if the program has not one result.
 
@@ -64,7 +67,7 @@ class LocalFunction:
         ...   %0 = mesh.all_reduce %x on @m mesh_axes = [0, 1] : tensor<i32> -> tensor<i32>
         ...   return %0 : tensor<i32>
         ... }''')
-        >>> LocalFunction(program.module)(np.arange(8)).tolist()  # a tensor<i32> on each of eight devices
+        >>> LocalProgram(program.module)(np.arange(8)).tolist()  # a tensor<i32> on each of eight devices
         [28, 28, 28, 28, 28, 28, 28, 28]
     """
 
@@ -97,14 +100,52 @@ class LocalFunction:
         """As `jax.jit(fun).lower`; arguments may be `ShapeDtypeStruct`s."""
         return self._jitted.lower(*self._checked(given))
 
+    def plan(self, *arguments: Any) -> LocalPlan:
+        """The plan of a call with arguments like these (arrays or `ShapeDtypeStruct`s); nothing runs.
+
+        Example:
+            >>> total = run_local('''
+            ... mesh.mesh @m(shape = 2x4)
+            ... func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+            ...   %0 = mesh.all_reduce %x on @m mesh_axes = [1] : tensor<3xf32> -> tensor<3xf32>
+            ...   return %0 : tensor<3xf32>
+            ... }''')
+            >>> total.plan(jnp.ones((8, 3))).wire_bytes
+            18.0
+        """
+        return local_plan(self, arguments)
+
     def lowered_noting_ops(self, *given: Any) -> tuple[Any, list[NotedOp]]:
         """The program lowered, and the ops that its parts are of, by `sdy_jax.lowering.emission.emit.noted_index`."""
         with noting_ops() as ops:
             lowered = self._new_jitted().lower(*self._checked(given))
         return lowered, ops
 
-    def _checked(self, given: Sequence[Any]) -> list[Any]:
-        return _checked(self.arguments, given, self.mesh, self.stacked_in)
+    def _checked(self, given: Sequence[Any]) -> Sequence[Any]:
+        """The arguments of a call.
+
+        Raises:
+            ShardingError: they are not those that the program takes.
+        """
+        if len(self.arguments) != len(given):
+            raise ShardingError(f"got {len(given)} arguments, the program takes {len(self.arguments)}")
+        for value, x in zip(self.arguments, given, strict=True):
+            if x.dtype != scalars.dtype_of(value):
+                raise ShardingError(f"argument {value.index} has elements of {x.dtype}, expected {_expected(value)}")
+            count = self.mesh.size
+            if self.stacked_in and (x.ndim == 0 or x.shape[0] != count):
+                expected = f"expected ({count}, ...): {value.type} per device"
+                raise ShardingError(f"argument {value.index} has shape {x.shape}; {expected}")
+        return given
+
+    def _on_device(self, *blocks: jax.Array) -> tuple[jax.Array, ...]:
+        """The program of one device; blocks of stacks have a leading dimension of one."""
+        arrays = [x[0] if self.stacked_in else x for x in blocks]
+        graph = Graph(resolved(self.module, self.mesh, [x.shape for x in arrays]))
+        _check_ops(graph.main)
+        results = local_function(graph, self._refined)(*arrays)
+        typed = [scalars.as_array(x, value) for x, value in zip(results, graph.outputs, strict=True)]
+        return tuple(x[None] if self.stacked_out else x for x in typed)
 
     def _new_jitted(self) -> Any:
         """A function of its own, which is traced anew."""
@@ -112,7 +153,7 @@ class LocalFunction:
         jax_mesh = self._refined.to_jax(self.mesh.devices)
         every = PartitionSpec(jax_mesh.axis_names)
         mapped = jax.shard_map(
-            _body(self.module, self.mesh, self._refined, self.stacked_in, self.stacked_out),
+            self._on_device,
             mesh=jax_mesh,
             in_specs=_one_each(in_specs, every, self._refined),
             out_specs=_one_each(out_specs, every, self._refined),
@@ -153,38 +194,6 @@ def _on_parts(spec: PartitionSpec, mesh: RefinedMesh) -> PartitionSpec:
     return PartitionSpec(*(mesh.names([AxisRef(name) for name in names]) or None for names in entries))
 
 
-def _body(
-    module: ir.Operation, mesh: jax.sharding.Mesh, refined: RefinedMesh, stacked_in: bool, stacked_out: bool
-) -> Callable[..., tuple[jax.Array, ...]]:
-    """The program of one device; blocks of stacks have a leading dimension of one."""
-
-    def body(*blocks: jax.Array) -> tuple[jax.Array, ...]:
-        arrays = [x[0] if stacked_in else x for x in blocks]
-        graph = Graph(resolved(module, mesh, [x.shape for x in arrays]))
-        _check_ops(graph.main)
-        results = local_function(graph, refined)(*arrays)
-        typed = [scalars.as_array(x, value) for x, value in zip(results, graph.outputs, strict=True)]
-        return tuple(x[None] if stacked_out else x for x in typed)
-
-    return body
-
-
-def _checked(values: Sequence[Value], arguments: Sequence[Any], mesh: jax.sharding.Mesh, stacked: bool) -> list[Any]:
-    if len(values) != len(arguments):
-        raise ShardingError(f"got {len(arguments)} arguments, the program takes {len(values)}")
-    arrays = []
-    for value, argument in zip(values, arguments, strict=True):
-        x, dtype = argument, scalars.dtype_of(value)
-        if x.dtype != dtype:
-            raise ShardingError(f"argument {value.index} has elements of {x.dtype}, expected {_expected(value)}")
-        if stacked and (x.ndim == 0 or x.shape[0] != mesh.size):
-            raise ShardingError(
-                f"argument {value.index} has shape {x.shape}; expected ({mesh.size}, ...): {value.type} per device"
-            )
-        arrays.append(x)
-    return arrays
-
-
 def _expected(value: Value) -> str:
     """The type of an argument, and the dtype of its elements."""
     dtype = scalars.dtype_of(value)
@@ -216,7 +225,55 @@ def _check_widths(module: ir.Operation) -> None:
                 continue
             dtype = numpy_dtype(str(ir.RankedTensorType(result.type).element_type))
             if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-                raise RuleError(
-                    f"{op.operation.name}: result element type {mlir_name(dtype)} needs jax_enable_x64",
-                    location_of(op.operation),
-                )
+                op.fail(f"result element type {mlir_name(dtype)} needs jax_enable_x64")
+
+
+# For Python.
+
+
+def run_local(
+    program: Program | str,
+    mesh: jax.sharding.Mesh | None = None,
+    in_specs: LocalSpecs = None,
+    out_specs: LocalSpecs = None,
+) -> LocalProgram:
+    """A program on local arrays, one that communicates by ops of the mesh or shard dialect, as a function.
+
+    Args:
+        program: its text, or what `sdy.load` or `sdy.loads` made of it. Ops of `stablehlo`, `chlo`, `arith` (on
+            integers, and the usual ones on floats), `scf.if`, `scf.for`, `tensor.from_elements` and `tensor.extract`
+            may stand between.
+        mesh: the devices. Its axes are those of the program's mesh in order, and give `?` its size. By default the
+            first devices of the machine; one `?` is then as large as they allow.
+        in_specs, out_specs: the layouts of arguments and results on the mesh, a `PartitionSpec` for all or one each. By
+            default arrays have a leading dimension with an entry per device, in the order of linear indices:
+            `(devices, *local shape)`.
+
+    Returns:
+        A jitted function of global arrays, whose blocks are the program's arguments. It returns one array, or a tuple
+        if the program has not just one result; its `plan(*arguments)` says what a call sends.
+
+    Raises:
+        SdyError: the text is wrong, with its line and column; the mesh does not fit the devices; an op cannot be run.
+            On a call: arguments that do not fit, or sizes that were not known and break a rule of an op.
+
+    Example:
+        >>> total = run_local('''
+        ... mesh.mesh @m(shape = 2x4)
+        ... func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+        ...   %0 = mesh.all_reduce %x on @m mesh_axes = [0, 1] : tensor<3xf32> -> tensor<3xf32>
+        ...   return %0 : tensor<3xf32>
+        ... }''')
+        >>> total(jnp.ones((8, 3))).shape
+        (8, 3)
+
+    Source: the mesh dialect reference, "Collective Communication Operations".
+    """
+    if isinstance(program, str):
+        module = text_module(program, mlir.make_ir_context(), "<text>")
+        return LocalProgram(module.operation, mesh, in_specs, out_specs)
+    if not isinstance(program, Program):
+        raise SdyError(
+            f"run_local got a {type(program).__name__}; expected the text of a program, or what sdy_jax.load returned"
+        )
+    return LocalProgram(program.module, mesh, in_specs, out_specs)

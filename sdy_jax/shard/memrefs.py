@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.locations import source_line
-from sdy_jax.ir.operations import main_function, pre_order
+from sdy_jax.ir.operations import main_function, pre_order, update_function_type
 from sdy_jax.shard.view import dialect_ops
 
 
@@ -36,10 +36,7 @@ def memrefs_to_tensors(module: ir.Operation) -> None:
     for value in [*block.arguments, *(op.result for op in ops)]:
         if _is_memref(value):
             value.set_type(_tensor_type(value))
-    returned = [value.type for value in block.operations[len(block.operations) - 1].operands]
-    with module.context:
-        type_ = ir.FunctionType.get([value.type for value in block.arguments], returned)
-        main.attributes["function_type"] = ir.TypeAttr.get(type_)
+    update_function_type(main)
 
 
 def _is_memref(value: ir.Value) -> bool:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.ir.operations import module_of
 from sdy_jax.representation.mesh import Mesh, MeshAxis
 from sdy_jax.representation.type_text import sizes_text
 from sdy_jax.runtime.devices import too_few_devices
-from sdy_jax.shard.view import dialect_ops, enclosing, is_dialect_op, view
+from sdy_jax.shard.view import dialect_ops, is_dialect_op, view
 from sdy_jax.text.mesh_ops import NOUNS, PARSED_NAMES, own_name
 
 
@@ -49,6 +50,12 @@ class DeviceMesh:
         return self.rank == len(mesh.axes) and all(
             size in (None, axis.size) for size, axis in zip(self.shape, mesh.axes, strict=True)
         )
+
+    def check_declared(self, declared: Mesh | None) -> None:
+        """Raises `ShardingError` if the SDY mesh of its name, which is the same mesh, has other sizes."""
+        if declared is not None and not self.has_the_sizes_of(declared):
+            symbol = f"@{self.symbol}"
+            raise ShardingError(f"{symbol} is {self}, but sdy.mesh {symbol} is {declared}; they are one mesh")
 
     def unlike(self, sizes: Iterable[int]) -> str:
         """What to say of a mesh of other sizes."""
@@ -112,7 +119,7 @@ def rename_mesh(module: ir.Operation, mesh: DeviceMesh, symbol: str) -> None:
     """Gives a mesh of a module another name, in the ops that are about it too."""
     reference = ir.FlatSymbolRefAttr.get(symbol, module.context)
     for op in list(dialect_ops(module)):
-        if op.dialect != mesh.dialect or enclosing(op.operation, "builtin.module") != module:
+        if op.dialect != mesh.dialect or module_of(op.operation) != module:
             continue
         if op.values.get("mesh") == mesh.symbol:
             op.operation.attributes[own_name(op.dialect, "mesh")] = reference

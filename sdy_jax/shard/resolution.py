@@ -7,21 +7,22 @@ arithmetic of the ops. What is known then is checked again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError, UnsupportedError
-from sdy_jax.ir.operations import main_function, pre_order
+from sdy_jax.ir.operations import main_function, pre_order, update_function_type
 from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.rules.elementwise_table import ELEMENTWISE
 from sdy_jax.runtime.devices import mesh_on_devices
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard.emitters import parts_of
 from sdy_jax.shard.op_meshes import DeviceMesh, device_meshes, mesh_of, resolved_sizes
-from sdy_jax.shard.view import DialectOp, dialect_ops, is_dialect_op, view
+from sdy_jax.shard.result_shapes import DynamicShape, result_shape
+from sdy_jax.shard.view import dialect_ops, is_dialect_op, sizes_of, view
 from sdy_jax.verification import verify_module
 
 ValueShape = tuple[int, ...]
@@ -54,9 +55,8 @@ def mesh_to_run_on(named: DeviceMesh, mesh: jax.sharding.Mesh | None = None) -> 
     """
     if mesh is None:
         return mesh_on_devices(mesh_of(resolved_sizes(named, jax.device_count())))
-    sizes = tuple(mesh.axis_sizes)
-    if len(sizes) != named.rank or any(n not in (None, size) for n, size in zip(named.shape, sizes, strict=True)):
-        raise ShardingError(named.unlike(sizes))
+    if not named.has_the_sizes_of(mesh_from_jax(mesh)):
+        raise ShardingError(named.unlike(mesh.axis_sizes))
     return mesh
 
 
@@ -119,12 +119,9 @@ def _has_gaps(module: ir.Operation) -> bool:
     return any(None in (_sizes(value) or ()) for value in values)
 
 
-def _sizes(value: ir.Value) -> tuple[int | None, ...] | None:
+def _sizes(value: ir.Value) -> DynamicShape | None:
     """The shape of a tensor, None where the text has `?`; None for what is no tensor."""
-    if not isinstance(value.type, ir.RankedTensorType):
-        return None
-    type_ = ir.RankedTensorType(value.type)
-    return tuple(None if type_.is_dynamic_dim(dim) else type_.get_dim_size(dim) for dim in range(type_.rank))
+    return sizes_of(value.type) if isinstance(value.type, ir.RankedTensorType) else None
 
 
 def fill_meshes(module: ir.Operation, sizes: ValueShape) -> None:
@@ -140,17 +137,14 @@ def fill_meshes(module: ir.Operation, sizes: ValueShape) -> None:
 
 def _fill_types(module: ir.Operation, shapes: Sequence[ValueShape]) -> None:
     main, meshes = main_function(module), device_meshes(module)
-    block = main.regions[0].blocks[0]
-    for value, shape in zip(block.arguments, shapes, strict=True):
+    for value, shape in zip(main.regions[0].blocks[0].arguments, shapes, strict=True):
         _set_shape(value, shape)
     for op in pre_order(main):
         if any(None in (_sizes(result) or ()) for result in op.results):
             computed = _computed(op, meshes)
             if computed is not None:
                 _set_shape(op.results[0], computed)
-    returned = [value.type for value in list(block.operations)[-1].operands]
-    type_ = ir.FunctionType.get([value.type for value in block.arguments], returned)
-    main.attributes["function_type"] = ir.TypeAttr.get(type_)
+    update_function_type(main)
 
 
 def _set_shape(value: ir.Value, shape: ValueShape) -> None:
@@ -171,45 +165,8 @@ def _computed(op: ir.Operation, meshes: Mapping[tuple[str, str], DeviceMesh]) ->
     if is_dialect_op(op):
         call = view(op)
         group = meshes[call.dialect, call.mesh].group_size(call.values.get("mesh_axes", ())) or 1
-        return tuple(_SHAPES.get(call.name, _same)(call, list(shapes[0]), group))
+        return result_shape(call, shapes[0], group)  # type: ignore[return-value]
     if op.name not in ELEMENTWISE:
         return None
     rank = ir.RankedTensorType(op.results[0].type).rank
     return next((sizes for sizes in shapes if len(sizes) == rank), None)  # type: ignore[return-value]
-
-
-def _same(op: DialectOp, shape: list[Any], group: int) -> list[Any]:
-    return shape
-
-
-def _longer(attribute: str) -> Callable[..., list[Any]]:
-    def computed(op: DialectOp, shape: list[Any], group: int) -> list[Any]:
-        shape[op[attribute]] *= group
-        return shape
-
-    return computed
-
-
-def _shorter(attribute: str) -> Callable[..., list[Any]]:
-    def computed(op: DialectOp, shape: list[Any], group: int) -> list[Any]:
-        shape[op[attribute]] //= group
-        return shape
-
-    return computed
-
-
-def _exchanged(op: DialectOp, shape: list[Any], group: int) -> list[Any]:
-    shape[op["split_axis"]] //= group
-    shape[op["concat_axis"]] *= group
-    return shape
-
-
-_SHAPES: dict[str, Callable[[DialectOp, list[Any], int], list[Any]]] = {
-    "all_gather": _longer("gather_axis"),
-    "gather": _longer("gather_axis"),
-    "all_slice": _shorter("slice_axis"),
-    "scatter": _shorter("scatter_axis"),
-    "reduce_scatter": _shorter("scatter_axis"),
-    "all_to_all": _exchanged,
-}
-"""All other ops keep the shape. What does not divide is found when the ops are checked."""

@@ -10,6 +10,7 @@ from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape
 from sdy_jax.rules.collective import exchanging
 from sdy_jax.rules.registry import names, rule
+from sdy_jax.shard.result_shapes import CHANGED_DIMENSIONS
 from sdy_jax.shard.view import view
 
 
@@ -30,21 +31,8 @@ def update_halo(op: Op, conservative: bool) -> OpShardingRule:
     return RuleBuilder.of(op).pointwise(result_shape(op), split, NEED_REPLICATION).build()
 
 
-@rule(*_both("all_gather gather"), extra=True)
-def gathers(op: Op, conservative: bool) -> OpShardingRule:
-    return exchanging(op, op.int("gather_axis"))
-
-
-@rule(*_both("all_slice"), extra=True)
-def slices(op: Op, conservative: bool) -> OpShardingRule:
-    return exchanging(op, op.int("slice_axis"))
-
-
-@rule(*_both("reduce_scatter scatter"), extra=True)
-def scatters(op: Op, conservative: bool) -> OpShardingRule:
-    return exchanging(op, op.int("scatter_axis"))
-
-
-@rule(*_both("all_to_all"), extra=True)
+@rule(*_both(" ".join(CHANGED_DIMENSIONS)), extra=True)
 def exchanges(op: Op, conservative: bool) -> OpShardingRule:
-    return exchanging(op, op.int("split_axis"), op.int("concat_axis"))
+    """Dimensions that become shorter or longer are exchanged as they are."""
+    attributes = CHANGED_DIMENSIONS[op.name.partition(".")[2]]
+    return exchanging(op, *(op.int(name) for name in attributes if name))

@@ -23,6 +23,7 @@ from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.strategies.creation import constant_value
 from sdy_jax.shard.semantics.grid import Grid
+from sdy_jax.shard.semantics.integers import INTEGER, unsigned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,40 +95,6 @@ def _fitted(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     return x.astype(dtype)
 
 
-def _truncated(a: int, b: int) -> int:
-    return -(-a // b) if (a < 0) != (b < 0) else a // b
-
-
-def _unsigned(x: jax.Array) -> jax.Array:
-    return x.astype(np.dtype(f"uint{x.dtype.itemsize * 8}"))
-
-
-_INTEGER: dict[str, tuple[Callable[..., int], Callable[..., jax.Array]]] = {
-    "arith.addi": (operator.add, lax.add),
-    "arith.subi": (operator.sub, lax.sub),
-    "arith.muli": (operator.mul, lax.mul),
-    "arith.divsi": (_truncated, lax.div),
-    "arith.divui": (_truncated, lambda a, b: lax.div(_unsigned(a), _unsigned(b))),
-    "arith.floordivsi": (operator.floordiv, jnp.floor_divide),
-    "arith.ceildivsi": (lambda a, b: -(-a // b), lambda a, b: -jnp.floor_divide(-a, b)),
-    "arith.remsi": (lambda a, b: a - b * _truncated(a, b), lax.rem),
-    "arith.remui": (lambda a, b: a - b * _truncated(a, b), lambda a, b: lax.rem(_unsigned(a), _unsigned(b))),
-    "arith.andi": (operator.and_, lax.bitwise_and),
-    "arith.ori": (operator.or_, lax.bitwise_or),
-    "arith.xori": (operator.xor, lax.bitwise_xor),
-    "arith.maxsi": (max, lax.max),
-    "arith.minsi": (min, lax.min),
-    "arith.maxui": (max, lambda a, b: lax.max(_unsigned(a), _unsigned(b))),
-    "arith.minui": (min, lambda a, b: lax.min(_unsigned(a), _unsigned(b))),
-    "arith.extsi": (lambda a: a, lambda a: -a.astype(jnp.int8) if a.dtype == np.bool_ else a),
-    "arith.extui": (lambda a: a, lambda a: a if a.dtype == np.bool_ else _unsigned(a)),
-    "arith.trunci": (lambda a: a, lambda a: a),
-    "arith.index_cast": (lambda a: a, lambda a: a),
-    "arith.index_castui": (lambda a: a, lambda a: a),
-    "arith.select": (lambda p, a, b: a if p else b, jnp.where),
-}
-"""What known integers become, and arrays. Unsigned ops on known integers are of those that are not negative."""
-
 _COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (
     operator.eq,
     operator.ne,
@@ -168,9 +135,9 @@ def _constant(local: LocalOp) -> Any:
     return as_array(attribute.value, result)  # type: ignore[attr-defined]
 
 
-@emitter(*_INTEGER)
+@emitter(*INTEGER)
 def _integer(local: LocalOp, *operands: Any) -> Any:
-    return _by(*_INTEGER[local.op.name])(local, operands)
+    return _by(*INTEGER[local.op.name])(local, operands)
 
 
 @emitter(*_FLOAT)
@@ -186,7 +153,7 @@ def _compare(local: LocalOp, a: Any, b: Any) -> Any:
         compare = _COMPARISONS[predicate]
         return _by(lambda a, b: int(compare(a, b)), compare)(local, (a, b))
     compare = _COMPARISONS[predicate - 4]
-    return compare(*(_unsigned(as_array(x, v)) for x, v in zip((a, b), local.op.operands, strict=True)))
+    return compare(*(unsigned(as_array(x, v)) for x, v in zip((a, b), local.op.operands, strict=True)))
 
 
 @emitter("tensor.from_elements")

@@ -224,8 +224,9 @@ def shard(x: Any, sharding: Sharding, *, annotate_for_users: bool = False) -> An
     constrained = sharding_constraint(x, sharding.to_sdy(mesh, rank=x.ndim))
     site = current_site()
     if site is not None:
-        new = _RecordedShard.of(stated._grid(mesh), stated, annotate_for_users)
-        _check_annotations(site, given, constrained, new)
+        grid = stated._grid(mesh)
+        said = normalized(stated.layout(grid), grid), grid.mesh.mesh
+        _check_annotations(site, given, constrained, _RecordedShard(said, annotate_for_users, caller_line()))
     return constrained
 
 
@@ -236,10 +237,6 @@ class _RecordedShard:
     sharding: tuple[Layout, Mesh]
     for_users: bool
     place: str
-
-    @classmethod
-    def of(cls, grid: Grid, sharding: Sharding, for_users: bool) -> _RecordedShard:
-        return cls((normalized(sharding.layout(grid), grid), grid.mesh.mesh), for_users, caller_line())
 
 
 def _check_annotations(site: Site, x: Any, constrained: Any, new: _RecordedShard) -> None:

@@ -11,7 +11,7 @@ Names are those of the mesh dialect, in the table `ops.OPS`. Only `shard_shape` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -21,9 +21,8 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.operations import pre_order
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.text.kinds import GAP, KINDS
-from sdy_jax.text.mesh_ops import NOUNS, OPS, PARSED_NAMES, REQUIRED, Attribute, Declaration, mesh_name
-
-SEGMENTS = "operandSegmentSizes"
+from sdy_jax.text.mesh_ops import NOUNS, OPS, PARSED_NAMES, REQUIRED, SEGMENTS, Attribute, Declaration, mesh_name
+from sdy_jax.verification.values import location_text
 
 SHARDING_TYPES = tuple(f"!{dialect}.sharding" for dialect in NOUNS)
 """The types of values that are shardings."""
@@ -87,7 +86,7 @@ class DialectOp:
 
 
 def fail(op: ir.Operation, message: str, *values: ir.Value) -> NoReturn:
-    raise RuleError(f"{op.name}: {message}", location_of(op), dict(map(_named, values)))
+    raise RuleError(f"{op.name}: {message}", location_text(op.location), dict(map(_named, values))) from None
 
 
 def _named(value: ir.Value) -> tuple[str, tuple[str, int | None]]:
@@ -95,11 +94,6 @@ def _named(value: ir.Value) -> tuple[str, tuple[str, int | None]]:
     if isinstance(value, ir.BlockArgument):
         return value.get_name(), (str(value.location), None)
     return value.get_name(), (str(value.owner.location), ir.OpResult(value).result_number)
-
-
-def location_of(op: ir.Operation) -> str | None:
-    text = str(op.location).removeprefix("loc(").removesuffix(")")
-    return None if text == "unknown" else text
 
 
 def is_dialect_op(op: ir.Operation) -> bool:
@@ -118,13 +112,18 @@ def dialect_ops(inside: ir.Operation) -> Iterator[DialectOp]:
             yield view(op)
 
 
-def enclosing(op: ir.Operation, *names: str) -> ir.Operation | None:
-    """The nearest op of these names that an op is in."""
+def function_around(op: ir.Operation) -> ir.Operation | None:
+    """The function whose tensors an op sees whole; None in manual computations, and outside of functions."""
     while op.parent is not None:
         op = op.parent.operation
-        if op.name in names:
-            return op
+        if op.name in ("func.func", "sdy.manual_computation"):
+            return op if op.name == "func.func" else None
     return None
+
+
+def sizes_of(type_: ir.ShapedType) -> tuple[int | None, ...]:
+    """The shape of a ranked type, None where the text has `?`."""
+    return tuple(None if type_.is_dynamic_dim(dim) else type_.get_dim_size(dim) for dim in range(type_.rank))
 
 
 def view(op: ir.Operation) -> DialectOp:
@@ -157,7 +156,7 @@ def _check_attributes(op: ir.Operation, declaration: Declaration) -> None:
             fail(op, f"attribute {name} is unknown; the op has {known}")
 
 
-def _value(op: ir.Operation, attribute: Attribute, groups: Mapping[str, tuple[ir.Value, ...]]) -> Any:
+def _value(op: ir.Operation, attribute: Attribute, groups: Mapping[str, Sequence[ir.Value]]) -> Any:
     value = _read(op, attribute)
     if attribute.dynamic is not None:
         return _filled(op, attribute.name, value, groups[attribute.dynamic])
@@ -181,7 +180,7 @@ def _read(op: ir.Operation, attribute: Attribute) -> Any:
 
 
 def _filled(
-    op: ir.Operation, name: str, entries: tuple[int, ...] | None, operands: tuple[ir.Value, ...]
+    op: ir.Operation, name: str, entries: tuple[int, ...] | None, operands: Sequence[ir.Value]
 ) -> tuple[int | ir.Value, ...] | None:
     """A list of indices with values in its gaps."""
     gaps = (entries or ()).count(GAP)
@@ -191,30 +190,19 @@ def _filled(
     return None if entries is None else tuple(next(values) if entry == GAP else entry for entry in entries)
 
 
-def _groups(op: ir.Operation, declaration: Declaration) -> dict[str, tuple[ir.Value, ...]]:
-    operands, sizes = tuple(op.operands), _group_sizes(op, declaration)
-    groups, start = {}, 0
-    for operand, size in zip(declaration.operands, sizes, strict=True):
-        group = groups[operand.name] = operands[start : start + size]
-        start += size
-        for value in group:
+def _groups(op: ir.Operation, declaration: Declaration) -> Mapping[str, Sequence[ir.Value]]:
+    segments = _read(op, Attribute(SEGMENTS, "segments")) if declaration.segmented else None
+    groups = declaration.groups(tuple(op.operands), segments)
+    if groups is None and segments is not None:
+        fail(op, f"{SEGMENTS} = [{', '.join(map(str, segments))}] does not divide {len(op.operands)} operands")
+    if groups is None:
+        single = sum(not operand.variadic for operand in declaration.operands)
+        at_least = "at least " if len(declaration.operands) > single else ""
+        fail(op, f"{len(op.operands)} operands, expected {at_least}{single}")
+    for operand in declaration.operands:
+        for value in groups[operand.name]:
             _check_type(op, f"operand {operand.name}", value.type, operand.type)
     return groups
-
-
-def _group_sizes(op: ir.Operation, declaration: Declaration) -> tuple[int, ...]:
-    given, single = len(op.operands), sum(not operand.variadic for operand in declaration.operands)
-    if declaration.segmented:
-        sizes: tuple[int, ...] = _read(op, Attribute(SEGMENTS, "segments"))
-        fits = len(sizes) == len(declaration.operands) and sum(sizes) == given and min(sizes) >= 0
-        alone = all(size == 1 or o.variadic for o, size in zip(declaration.operands, sizes, strict=False))
-        if not (fits and alone):
-            fail(op, f"{SEGMENTS} = [{', '.join(map(str, sizes))}] does not divide {given} operands")
-        return sizes
-    variadic = len(declaration.operands) > single
-    if given < single or (given > single and not variadic):
-        fail(op, f"{given} operands, expected {'at least ' if variadic else ''}{single}")
-    return tuple(given - single if operand.variadic else 1 for operand in declaration.operands)
 
 
 def _check_results(op: ir.Operation, declaration: Declaration) -> None:

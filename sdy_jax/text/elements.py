@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from sdy_jax.text.cursor import INTEGER, VALUE, Cursor, Span
 from sdy_jax.text.kinds import GAP, KINDS, read_list
@@ -33,7 +32,7 @@ class Given:
     """What is to be printed: a statement with its groups of operands."""
 
     statement: Statement
-    groups: Mapping[str, tuple[Span, ...]]
+    groups: Mapping[str, Sequence[Span]]
 
     def value(self, attribute: Attribute) -> object:
         """The value of an attribute, its default where it is absent."""
@@ -46,21 +45,24 @@ class Given:
         return value
 
 
-class Element(Protocol):
+class Element:
     """A part of a format."""
 
     def read(self, cursor: Cursor, parts: Parts) -> None:
         """Takes it from the text."""
+        raise NotImplementedError
 
     def words(self, given: Given) -> Iterator[str]:
         """Its text."""
+        raise NotImplementedError
 
     def says(self, given: Given) -> bool:
         """Whether the statement has something for it that goes not without saying."""
+        return False
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Word(Element):
     text: str
 
     def read(self, cursor: Cursor, parts: Parts) -> None:
@@ -70,12 +72,9 @@ class Word:
     def words(self, given: Given) -> Iterator[str]:
         yield self.text
 
-    def says(self, given: Given) -> bool:
-        return False
-
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(Element):
     """An attribute without gaps."""
 
     attribute: Attribute
@@ -96,7 +95,7 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Element):
     """A unit attribute: its name, or nothing."""
 
     attribute: Attribute
@@ -115,7 +114,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Indices:
+class Indices(Element):
     """A list of numbers and values: the values are operands, and the attribute has gaps for them."""
 
     attribute: Attribute
@@ -154,7 +153,7 @@ _NOTHING = Span("?", -1)
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class Values(Element):
     """A group of operands."""
 
     operand: Operand
@@ -164,10 +163,7 @@ class Values:
         if not self.operand.variadic:
             values.append(cursor.need(VALUE, "a value"))
             return
-        while value := cursor.match(VALUE):
-            values.append(value)
-            if not cursor.take(","):
-                return
+        values += _listed(cursor, lambda: cursor.match(VALUE))
 
     def words(self, given: Given) -> Iterator[str]:
         if values := given.groups[self.operand.name]:
@@ -178,7 +174,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Optional:
+class Optional(Element):
     """Elements that may be left out together; the first is a word."""
 
     elements: tuple[Element, ...]
@@ -198,7 +194,7 @@ class Optional:
         return any(element.says(given) for element in self.elements)
 
 
-class Rest:
+class Rest(Element):
     """`attr-dict`: the attributes that the op does not declare."""
 
     def read(self, cursor: Cursor, parts: Parts) -> None:
@@ -214,12 +210,9 @@ class Rest:
         if entries:
             yield f"{{{', '.join(entries)}}}"
 
-    def says(self, given: Given) -> bool:
-        return False
-
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class Type(Element):
     """The type of an operand or of the one result."""
 
     name: str
@@ -231,30 +224,19 @@ class Type:
         types = given.statement.result_types if self.name == "result" else given.statement.operand_types
         yield types[0].text if types else ""
 
-    def says(self, given: Given) -> bool:
-        return False
 
-
-class ResultTypes:
+class ResultTypes(Element):
     """The types of all results."""
 
     def read(self, cursor: Cursor, parts: Parts) -> None:
-        types: list[Span] = []
-        while type_ := cursor.type():
-            types.append(type_)
-            if not cursor.take(","):
-                break
-        parts.types["result"] = tuple(types)
+        parts.types["result"] = tuple(_listed(cursor, cursor.type))
 
     def words(self, given: Given) -> Iterator[str]:
         if given.statement.result_types:
             yield ", ".join(type_.text for type_ in given.statement.result_types)
 
-    def says(self, given: Given) -> bool:
-        return False
 
-
-class FunctionType:
+class FunctionType(Element):
     """The types of all operands and results."""
 
     def read(self, cursor: Cursor, parts: Parts) -> None:
@@ -267,5 +249,10 @@ class FunctionType:
         )
         yield f"({operands}) -> {results}"
 
-    def says(self, given: Given) -> bool:
-        return False
+
+def _listed(cursor: Cursor, entry: Callable[[], Span | None]) -> Iterator[Span]:
+    """Entries between commas, as long as there is one."""
+    while found := entry():
+        yield found
+        if not cursor.take(","):
+            return

@@ -53,19 +53,15 @@ def _integers(cursor: Cursor) -> tuple[int, ...]:
     return read_list(cursor, lambda: int(cursor.need(INTEGER, "an integer").text))
 
 
-def read_list(cursor: Cursor, entry: Callable[[], Any]) -> tuple[Any, ...]:
-    """Reads `[entry, entry, ...]`."""
-    cursor.expect("[")
+def read_list(cursor: Cursor, entry: Callable[[], Any], brackets: str = "[]") -> tuple[Any, ...]:
+    """Reads `[entry, entry, ...]`, or such a list between other brackets."""
+    cursor.expect(brackets[0])
     entries: list[Any] = []
-    while not cursor.take("]"):
+    while not cursor.take(brackets[1]):
         if entries and not cursor.take(","):
-            cursor.fail("expected `,` or `]`")
+            cursor.fail(f"expected `,` or `{brackets[1]}`")
         entries.append(entry())
     return tuple(entries)
-
-
-def _axis_lists(cursor: Cursor) -> tuple[tuple[int, ...], ...]:
-    return read_list(cursor, lambda: _integers(cursor))
 
 
 def _reduction(cursor: Cursor) -> str:
@@ -196,7 +192,7 @@ KINDS: Mapping[str, AttributeKind] = MappingProxyType({
     ),
     "axis lists": AttributeKind(
         "lists of axes",
-        _axis_lists,
+        lambda cursor: read_list(cursor, lambda: _integers(cursor)),
         _lists,
         lambda lists, dialect: f"#{dialect}<axisarray{_lists(lists)}>",
         _axis_lists_value,

@@ -15,10 +15,15 @@ A list of indices may hold values: `$root` with `dynamic="root_dynamic"` takes t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SEGMENTS = "operandSegmentSizes"
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
 
@@ -77,7 +82,17 @@ class Declaration:
     def own(self) -> frozenset[str]:
         """The names of the attributes that belong to the op."""
         names = {attribute.name for attribute in self.attributes}
-        return frozenset(names | {"operandSegmentSizes"} if self.segmented else names)
+        return frozenset(names | {SEGMENTS} if self.segmented else names)
+
+    def groups(self, operands: Sequence[T], segments: Sequence[int] | None) -> dict[str, Sequence[T]] | None:
+        """The operands of each group; None if there are not as many as the op takes. Only some need `segments`."""
+        rest = len(operands) - sum(not operand.variadic for operand in self.operands)
+        sizes = (segments or ()) if self.segmented else [rest if o.variadic else 1 for o in self.operands]
+        fits = len(sizes) == len(self.operands) and sum(sizes) == len(operands) and min(sizes, default=0) >= 0
+        if not fits or not all(o.variadic or size == 1 for o, size in zip(self.operands, sizes, strict=True)):
+            return None
+        ends = accumulate(sizes)
+        return {o.name: operands[end - n : end] for o, n, end in zip(self.operands, sizes, ends, strict=True)}
 
 
 NOUNS: Mapping[str, str] = MappingProxyType({"mesh": "mesh", "shard": "grid"})
@@ -96,43 +111,51 @@ ALIASES: Mapping[str, str] = MappingProxyType({
 """Other names of attributes, accepted but never printed."""
 
 _ON = Attribute("mesh", "symbol")
-_AMONG = Attribute("mesh_axes", "axes", ())
-_REDUCTION = Attribute("reduction", "reduction", "sum")
-_ROOT = Attribute("root", "indices", dynamic="root_dynamic")
-_ROOT_VALUES = Operand("root_dynamic", "index", variadic=True)
-_INPUT = Operand("input")
-_SHAPE_OF_ROOT = ("coordinates of root",)
+_AXES = Attribute("axes", "axes", ())
+
+_PARAMETERS: Mapping[str, Attribute] = MappingProxyType({
+    attribute.name: attribute
+    for attribute in (
+        *(Attribute(f"{name}_axis", "index") for name in ("gather", "slice", "scatter", "split", "concat", "shift")),
+        Attribute("mesh_axes", "axes", ()),
+        Attribute("reduction", "reduction", "sum"),
+        Attribute("root", "indices", dynamic="root_dynamic"),
+        Attribute("destination", "indices", dynamic="destination_dynamic"),
+        Attribute("source", "indices", None, dynamic="source_dynamic"),
+        Attribute("offset", "offset"),
+        Attribute("rotate", "unit", False),
+    )
+})  # fmt: skip
+"""The attributes of collectives, by the names that their formats have them by."""
 
 
-def _index(name: str) -> Attribute:
-    return Attribute(name, "index")
-
-
-def _collective(
-    name: str,
-    format_: str,
-    *attributes: Attribute,
-    values: tuple[Operand, ...] = (),
-    rules: tuple[str, ...],
-    pure: bool = True,
-) -> Declaration:
-    """Data movement over groups of devices; `format_` is what follows the axes."""
+def _collective(name: str, format_: str, *rules: str, pure: bool = True) -> Declaration:
+    """Data movement over groups of devices; `format_` is what follows the axes, and names the attributes."""
+    format_ = f"( mesh_axes = $mesh_axes )? {format_}"
+    attributes = [_PARAMETERS[word[1:]] for word in format_.split() if word.startswith("$")]
+    values = [Operand(a.dynamic, "index", variadic=True) for a in attributes if a.dynamic]
     types = "functional-type" if values else "type($input) -> type($result)"
     return Declaration(
         "mesh",
         name,
-        f"$input on $mesh ( mesh_axes = $mesh_axes )? {format_} attr-dict : {types}",
-        (_INPUT, *values),
-        (_ON, _AMONG, *attributes),
+        f"$input on $mesh {format_} attr-dict : {types}",
+        (Operand("input"), *values),
+        (_ON, *attributes),
         rules=rules,
         pure=pure,
         communicates=True,
     )
 
 
+def _query(name: str, format_: str, *attributes: Attribute, results: int | None, rules: tuple[str, ...]) -> Declaration:
+    """What devices and tensors have for indices; `format_` is what comes before the types of these."""
+    operands = (Operand("device", "index", variadic=True),) if "$device" in format_ else ()
+    form = f"{format_} attr-dict : types(results)"
+    return Declaration("mesh", name, form, operands, attributes, results, "index", rules=rules)
+
+
 _MOVED = ("rank 1", "same rank", "same element type")
-_COORDINATES = Attribute("destination", "indices", dynamic="destination_dynamic")
-_SOURCE = Attribute("source", "indices", None, dynamic="source_dynamic")
+_REDUCTION = "( reduction = $reduction )?"
 
 _MESH: tuple[Declaration, ...] = (
     Declaration(
@@ -143,35 +166,15 @@ _MESH: tuple[Declaration, ...] = (
         results=0,
         rules=("mesh",),
     ),
-    Declaration(
-        "mesh",
-        "mesh_shape",
-        "$mesh ( axes = $axes )? attr-dict : types(results)",
-        attributes=(_ON, Attribute("axes", "axes", ())),
-        results=None,
-        result="index",
-        rules=("indices of axes",),
-    ),
-    Declaration(
-        "mesh",
-        "process_multi_index",
-        "on $mesh ( axes = $axes )? attr-dict : types(results)",
-        attributes=(_ON, Attribute("axes", "axes", ())),
-        results=None,
-        result="index",
-        rules=("indices of axes",),
-    ),
-    Declaration(
-        "mesh", "process_linear_index", "on $mesh attr-dict : types(results)", attributes=(_ON,), result="index"
-    ),
-    Declaration(
-        "mesh",
+    _query("mesh_shape", "$mesh ( axes = $axes )?", _ON, _AXES, results=None, rules=("indices of axes",)),
+    _query("process_multi_index", "on $mesh ( axes = $axes )?", _ON, _AXES, results=None, rules=("indices of axes",)),
+    _query("process_linear_index", "on $mesh", _ON, results=1, rules=()),
+    _query(
         "neighbors_linear_indices",
-        "on $mesh '[' $device ']' split_axes = $split_axes attr-dict : types(results)",
-        (Operand("device", "index", variadic=True),),
-        (_ON, Attribute("split_axes", "axes")),
+        "on $mesh '[' $device ']' split_axes = $split_axes",
+        _ON,
+        Attribute("split_axes", "axes"),
         results=2,
-        result="index",
         rules=("neighbors",),
     ),
     Declaration(
@@ -220,78 +223,20 @@ _MESH: tuple[Declaration, ...] = (
         result="index",
         rules=("shape of a shard",),
     ),
-    _collective("all_gather", "gather_axis = $gather_axis", _index("gather_axis"), rules=(*_MOVED, "gathered")),
-    _collective("all_reduce", "( reduction = $reduction )?", _REDUCTION, rules=("same shape", "reduction")),
-    _collective("all_slice", "slice_axis = $slice_axis", _index("slice_axis"), rules=(*_MOVED, "sliced")),
+    _collective("all_gather", "gather_axis = $gather_axis", *_MOVED, "redivided"),
+    _collective("all_reduce", _REDUCTION, "same shape", "reduction"),
+    _collective("all_slice", "slice_axis = $slice_axis", *_MOVED, "redivided"),
+    _collective("all_to_all", "split_axis = $split_axis concat_axis = $concat_axis", *_MOVED, "redivided"),
+    _collective("broadcast", "root = $root", "tensors", "same element type", "same shape", "coordinates of root"),
+    _collective("gather", "gather_axis = $gather_axis root = $root", *_MOVED, "redivided", "coordinates of root"),
+    _collective("reduce", f"{_REDUCTION} root = $root", "tensors", "same shape", "reduction", "coordinates of root"),
     _collective(
-        "all_to_all",
-        "split_axis = $split_axis concat_axis = $concat_axis",
-        _index("split_axis"),
-        _index("concat_axis"),
-        rules=(*_MOVED, "exchanged"),
+        "reduce_scatter", f"{_REDUCTION} scatter_axis = $scatter_axis", "rank 1", "same rank", "reduction", "redivided"
     ),
-    _collective(
-        "broadcast",
-        "root = $root",
-        _ROOT,
-        values=(_ROOT_VALUES,),
-        rules=("tensors", "same element type", "same shape", *_SHAPE_OF_ROOT),
-    ),
-    _collective(
-        "gather",
-        "gather_axis = $gather_axis root = $root",
-        _index("gather_axis"),
-        _ROOT,
-        values=(_ROOT_VALUES,),
-        rules=(*_MOVED, "gathered", *_SHAPE_OF_ROOT),
-    ),
-    _collective(
-        "reduce",
-        "( reduction = $reduction )? root = $root",
-        _REDUCTION,
-        _ROOT,
-        values=(_ROOT_VALUES,),
-        rules=("tensors", "same shape", "reduction", *_SHAPE_OF_ROOT),
-    ),
-    _collective(
-        "reduce_scatter",
-        "( reduction = $reduction )? scatter_axis = $scatter_axis",
-        _REDUCTION,
-        _index("scatter_axis"),
-        rules=("rank 1", "same rank", "reduction", "sliced"),
-    ),
-    _collective(
-        "scatter",
-        "scatter_axis = $scatter_axis root = $root",
-        _index("scatter_axis"),
-        _ROOT,
-        values=(_ROOT_VALUES,),
-        rules=(*_MOVED, "sliced", *_SHAPE_OF_ROOT),
-    ),
-    _collective(
-        "send",
-        "destination = $destination",
-        _COORDINATES,
-        values=(Operand("destination_dynamic", "index", variadic=True),),
-        rules=(*_MOVED, "same shape", "coordinates of destination"),
-        pure=False,
-    ),
-    _collective(
-        "recv",
-        "( source = $source )?",
-        _SOURCE,
-        values=(Operand("source_dynamic", "index", variadic=True),),
-        rules=(*_MOVED, "same shape", "coordinates of source"),
-        pure=False,
-    ),
-    _collective(
-        "shift",
-        "shift_axis = $shift_axis offset = $offset $rotate",
-        _index("shift_axis"),
-        Attribute("offset", "offset"),
-        Attribute("rotate", "unit", False),
-        rules=(*_MOVED, "same shape", "shift axis"),
-    ),
+    _collective("scatter", "scatter_axis = $scatter_axis root = $root", *_MOVED, "redivided", "coordinates of root"),
+    _collective("send", "destination = $destination", *_MOVED, "same shape", "coordinates of destination", pure=False),
+    _collective("recv", "( source = $source )?", *_MOVED, "same shape", "coordinates of source", pure=False),
+    _collective("shift", "shift_axis = $shift_axis offset = $offset $rotate", *_MOVED, "same shape", "shift axis"),
     Declaration(
         "mesh",
         "update_halo",

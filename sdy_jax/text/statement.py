@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from sdy_jax.representation.brackets import STRING
 from sdy_jax.text.cursor import VALUE, WORD, Cursor, Span
-from sdy_jax.text.kinds import KINDS
-from sdy_jax.text.mesh_ops import ALIASES, PARSED_NAMES, Declaration
+from sdy_jax.text.kinds import KINDS, read_list
+from sdy_jax.text.mesh_ops import ALIASES, PARSED_NAMES, SEGMENTS, Declaration
 
-_SEGMENTS = "operandSegmentSizes"
 _NAME = re.compile(rf"{WORD.pattern}|{STRING}")
 _PIECE = re.compile(rf"{STRING}|->|[^\s,\"()\[\]{{}}<>]+")
 
@@ -30,25 +29,10 @@ class Statement:
         """Whether the two say the same, wherever they stand."""
         return _texts(self) == _texts(other)
 
-    def groups(self) -> dict[str, tuple[Span, ...]] | None:
+    def groups(self) -> dict[str, Sequence[Span]] | None:
         """The operands of each group; None if there are not as many as the op takes."""
-        sizes = self._sizes()
-        if sizes is None or sum(sizes) != len(self.operands):
-            return None
-        groups, start = {}, 0
-        for operand, size in zip(self.op.operands, sizes, strict=True):
-            groups[operand.name] = self.operands[start : start + size]
-            start += size
-        return groups
-
-    def _sizes(self) -> tuple[int, ...] | None:
-        if self.op.segmented:
-            given = self.attributes.get(_SEGMENTS)
-            sizes = KINDS["segments"].value(given.text, self.op.dialect) if given else None
-            return sizes if sizes and len(sizes) == len(self.op.operands) and min(sizes) >= 0 else None
-        rest = len(self.operands) - sum(not operand.variadic for operand in self.op.operands)
-        sizes = tuple(rest if operand.variadic else 1 for operand in self.op.operands)
-        return sizes if rest >= 0 else None
+        given = self.attributes.get(SEGMENTS)
+        return self.op.groups(self.operands, KINDS["segments"].value(given.text, self.op.dialect) if given else None)
 
 
 def _texts(statement: Statement) -> tuple[object, ...]:
@@ -74,7 +58,7 @@ def make_statement(
     if op.segmented:
         sizes = tuple(len(groups.get(operand.name, ())) for operand in op.operands)
         at = operands[0].at if operands else next(iter(attributes.values()), Span("", 0)).at
-        attributes[_SEGMENTS] = Span(KINDS["segments"].generic(sizes, op.dialect), at)
+        attributes[SEGMENTS] = Span(KINDS["segments"].generic(sizes, op.dialect), at)
     return Statement(op, operands, attributes, operand_types, result_types)
 
 
@@ -86,7 +70,7 @@ def read_generic(op: Declaration, cursor: Cursor) -> Statement:
     Raises:
       AssemblyError: it is not the generic form of an op without regions and successors.
     """
-    operands = tuple(_operands(cursor))
+    operands = read_list(cursor, lambda: cursor.need(VALUE, "a value"), "()")
     attributes: dict[str, Span] = {}
     if cursor.take("<"):
         read_attributes(cursor, attributes)
@@ -95,16 +79,6 @@ def read_generic(op: Declaration, cursor: Cursor) -> Statement:
         read_attributes(cursor, attributes)
     cursor.expect(":")
     return Statement(op, operands, attributes, *read_function_type(cursor))
-
-
-def _operands(cursor: Cursor) -> Iterator[Span]:
-    cursor.expect("(")
-    first = True
-    while not cursor.take(")"):
-        if not first:
-            cursor.expect(",")
-        yield cursor.need(VALUE, "a value")
-        first = False
 
 
 def read_attributes(cursor: Cursor, into: dict[str, Span]) -> None:
@@ -150,13 +124,7 @@ def read_function_type(cursor: Cursor) -> tuple[tuple[Span, ...], tuple[Span, ..
 
 
 def _types_between(cursor: Cursor) -> tuple[Span, ...]:
-    cursor.expect("(")
-    types: list[Span] = []
-    while not cursor.take(")"):
-        if types:
-            cursor.expect(",")
-        types.append(need_type(cursor))
-    return tuple(types)
+    return read_list(cursor, lambda: need_type(cursor), "()")
 
 
 def need_type(cursor: Cursor) -> Span:

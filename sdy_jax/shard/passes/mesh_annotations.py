@@ -22,16 +22,15 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.operations import module_meshes, pre_order
+from sdy_jax.ir.operations import module_meshes, module_of, pre_order
 from sdy_jax.passes.inline_calls import inline_functions
 from sdy_jax.representation.attributes import mesh_to_attribute
-from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.shard.annotated_meshes import Devices, MeshError, annotated_meshes
 from sdy_jax.shard.op_meshes import device_meshes
 from sdy_jax.shard.passes.mesh_shards import PLACES, replace_annotations
 from sdy_jax.shard.verification import verify_ops
-from sdy_jax.shard.view import SHARDING_TYPES, DialectOp, dialect_ops, enclosing, location_of
+from sdy_jax.shard.view import SHARDING_TYPES, DialectOp, dialect_ops
 
 
 def import_mesh_annotations(
@@ -74,8 +73,7 @@ def import_annotations(module: ir.Operation, devices: Devices | None = None, str
     for inside in modules:
         ops = _ops_of(inside)
         replace_annotations(inside, ops)
-        _erase_unused(ops)
-        _drop_meshes(inside)
+        _drop_unused(inside, ops)
 
 
 def annotated_mesh(module: ir.Operation, devices: Devices) -> tuple[Mesh, str]:
@@ -98,22 +96,19 @@ def annotated_mesh(module: ir.Operation, devices: Devices) -> tuple[Mesh, str]:
 
 def drop_mesh_annotations(module: ir.Operation) -> None:
     """Takes the annotations out of a module. Meshes stay where their sizes are asked for."""
-    ops = [op for inside in pre_order(module) if inside.name == "builtin.module" for op in _ops_of(inside)]
-    for op in ops:
-        if op.name == "shard":
+    for inside in [op for op in pre_order(module) if op.name == "builtin.module"]:
+        ops = _ops_of(inside)
+        for op in (op for op in ops if op.name == "shard"):
             op.result.replace_all_uses_with(op.operation.operands[0])
             op.operation.erase()
-    _erase_unused(ops)
-    for inside in pre_order(module):
-        if inside.name == "builtin.module":
-            _drop_meshes(inside)
+        _drop_unused(inside, ops)
 
 
 def _ops_of(module: ir.Operation) -> list[DialectOp]:
     """The mesh and shard ops of a module; those of modules inside have other meshes."""
     if not module.context.allow_unregistered_dialects:
         return []
-    return [op for op in dialect_ops(module) if enclosing(op.operation, "builtin.module") == module]
+    return [op for op in dialect_ops(module) if module_of(op.operation) == module]
 
 
 def _is_local(ops: list[DialectOp]) -> bool:
@@ -156,20 +151,16 @@ def _resolved(module: ir.Operation, ops: list[DialectOp], devices: Devices) -> d
     except MeshError as error:
         named = [op for op in ops if op.name == "mesh" and op["sym_name"] == error.symbol]
         op = next(iter(named), next(op for op in ops if op.name == "mesh"))
-        raise RuleError(f"{op.operation.name}: {error.message}", location_of(op.operation)) from None
+        op.fail(error.message)
 
 
-def _drop_meshes(module: ir.Operation) -> None:
-    """Removes the dialects' meshes, except for those that ops are about."""
+def _drop_unused(module: ir.Operation, ops: list[DialectOp]) -> None:
+    """Removes shardings that nothing has any more, and the dialects' meshes, except for those that ops are about."""
+    for op in reversed(ops):
+        if op.name in ("sharding", "get_sharding") and not any(True for _ in op.result.uses):
+            op.operation.erase()
     left = _ops_of(module)
     used = {(op.dialect, op.mesh) for op in left if "mesh" in op.values}
     for op in left:
         if op.name == "mesh" and (op.dialect, op["sym_name"]) not in used:
-            op.operation.erase()
-
-
-def _erase_unused(ops: list[DialectOp]) -> None:
-    """Removes shardings that nothing has any more."""
-    for op in reversed(ops):
-        if op.name in ("sharding", "get_sharding") and not any(True for _ in op.result.uses):
             op.operation.erase()

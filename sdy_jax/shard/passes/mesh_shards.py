@@ -16,7 +16,7 @@ from sdy_jax.shard.passes.mesh_queries import answer_mesh_shape, answer_shard_sh
 from sdy_jax.shard.semantics.layout import Layout
 from sdy_jax.shard.stated_shardings import StatedSharding, defining, stated_sharding
 from sdy_jax.shard.to_sdy import PARTIAL_IN_SDY, axis_numbers, tensor_sharding
-from sdy_jax.shard.view import DialectOp, fail, is_dialect_op
+from sdy_jax.shard.view import DialectOp, fail, function_around, is_dialect_op
 from sdy_jax.text.kinds import GAP
 
 LAYOUT = "sdy_jax.layout"
@@ -72,7 +72,7 @@ class _Annotations:
 
     def _check_places(self) -> None:
         """Whole tensors have no place."""
-        around = {op.operation: _function_of(op.operation) for op in self.ops if op.name in (*PLACES, "shard")}
+        around = {op.operation: function_around(op.operation) for op in self.ops if op.name in (*PLACES, "shard")}
         annotated = {around[op.operation] for op in self.ops if op.name == "shard"} - {None}
         for op in self.ops:
             function = around.get(op.operation)
@@ -100,14 +100,10 @@ class _Annotations:
 
     def _stated(self, op: DialectOp) -> StatedSharding | None:
         """The sharding that an op of a sharding type stands for; None where it is that of a value without one."""
-        shard = defining(op["source"], "shard") if op.name == "get_sharding" else None
-        if shard is not None:
-            return self.stated.get(shard["sharding"])
-        if op.name == "get_sharding":
-            return self._of_sdy(op)
-        stated = stated_sharding(op.result)
-        assert stated is not None
-        return stated
+        if op.name == "sharding":
+            return stated_sharding(op.result)
+        shard = defining(op["source"], "shard")
+        return self.stated.get(shard["sharding"]) if shard else self._of_sdy(op)
 
     def _of_sdy(self, op: DialectOp) -> StatedSharding:
         """The sharding of a value that SDY knows."""
@@ -148,15 +144,6 @@ class _Annotations:
         axes = layout.partial_axes if kind else ()
         rank = ir.RankedTensorType(value.type).rank
         return tensor_sharding(layout.split, kind, axes, self.meshes[stated.mesh], rank, stated.mesh)
-
-
-def _function_of(op: ir.Operation) -> ir.Operation | None:
-    """The function whose tensors an op sees whole."""
-    while op.parent is not None:
-        op = op.parent.operation
-        if op.name in ("func.func", "sdy.manual_computation"):
-            return op if op.name == "func.func" else None
-    return None
 
 
 def _layout(stated: Layout, context: ir.Context) -> ir.Attribute | None:

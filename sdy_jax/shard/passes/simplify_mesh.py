@@ -22,10 +22,11 @@ from typing import TypeAlias
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.operations import pre_order
+from sdy_jax.ir.operations import module_of, pre_order
 from sdy_jax.shard.op_meshes import DeviceMesh, device_meshes
+from sdy_jax.shard.passes.mesh_queries import IndexValues
 from sdy_jax.shard.stated_shardings import defining
-from sdy_jax.shard.view import DialectOp, enclosing, is_dialect_op, view
+from sdy_jax.shard.view import DialectOp, is_dialect_op, view
 from sdy_jax.text.mesh_ops import OPS, own_name
 
 MeshBySymbol: TypeAlias = Mapping[tuple[str, str], DeviceMesh]
@@ -72,10 +73,9 @@ def _simplify(op: ir.Operation, meshes: Mapping[ir.Operation, MeshBySymbol]) -> 
 
 
 def _simpler(op: DialectOp, meshes: Mapping[ir.Operation, MeshBySymbol]) -> Values:
-    around = enclosing(op.operation, "builtin.module")
-    if around is None or "mesh" not in op.values or not op.declaration.pure:
+    if "mesh" not in op.values or not op.declaration.pure:
         return ()
-    mesh = meshes[around][op.dialect, op.mesh]
+    mesh = meshes[module_of(op.operation)][op.dialect, op.mesh]
     for simplification in (_alone, *_SIMPLIFICATIONS.get(op.name, ())):
         if values := simplification(op, mesh):
             return values
@@ -109,7 +109,7 @@ def _known_sizes(op: DialectOp, mesh: DeviceMesh) -> Values:
     sizes = [mesh.shape[axis] for axis in op["axes"] or range(mesh.rank)]
     wanted = [any(True for _ in result.uses) for result in op.operation.results]
     known = [size if is_wanted else None for size, is_wanted in zip(sizes, wanted, strict=True)]
-    return [None if size is None else _index(op.operation, size) for size in known]
+    return [None if size is None else IndexValues(op.operation).value(size) for size in known]
 
 
 def _still(op: DialectOp, mesh: DeviceMesh) -> Values:
@@ -225,20 +225,6 @@ def _is_spare(op: DialectOp, user: ir.Operation) -> bool:
 
 def _attributes(op: ir.Operation) -> dict[str, ir.Attribute]:
     return {name: op.attributes[name] for name in op.attributes}
-
-
-def _index(before: ir.Operation, number: int) -> ir.Value:
-    """A constant."""
-    type_ = ir.IndexType.get(before.context)
-    value = ir.IntegerAttr.get(type_, number)
-    constant = ir.Operation.create(
-        "arith.constant",
-        results=[type_],
-        attributes={"value": value},
-        loc=before.location,
-        ip=ir.InsertionPoint(before),
-    )
-    return constant.result
 
 
 _CONSTANTS = ("stablehlo.constant", "sdy.constant", "arith.constant", "stablehlo.iota")

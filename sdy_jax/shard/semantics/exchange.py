@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.shard.semantics.checks import AxisIndices, check_axes, check_device
 from sdy_jax.shard.semantics.grid import (
     Coordinate,
@@ -92,14 +92,9 @@ def _here(grid: Grid, index: int | np.ndarray | jax.Array) -> int | jax.Array:
 def _exchanged(
     grid: Grid, x: jax.Array, axes: AxisIndices, sender: int | jax.Array, receiver: int | jax.Array
 ) -> jax.Array:
-    inputs, receivers = _stacked(grid, x, axes), _stacked(grid, jnp.asarray(receiver, jnp.int32), axes)
+    sent = (x, jnp.asarray(receiver, jnp.int32))
+    inputs, receivers = (lax_collectives.stacked(each, grid.refs(axes), grid.mesh) for each in sent)
     chosen = receivers[jnp.maximum(sender, 0)]
     meant = (sender >= 0) & (chosen == grid.group_index(axes))
     found = entry(inputs, sender)
     return jnp.where(meant, found, jnp.zeros_like(found))
-
-
-def _stacked(grid: Grid, x: jax.Array, axes: AxisIndices) -> jax.Array:
-    """What the devices of the group have, along a new dimension 0."""
-    refs = grid.refs(axes)
-    return lax.all_gather(x, **grid.mesh.group(refs), axis=0, tiled=False) if refs else x[None]

@@ -22,7 +22,8 @@ from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh, groups_of_axes
 from sdy_jax.shard.semantics import checks
-from sdy_jax.shard.semantics.checks import AxisIndices
+from sdy_jax.shard.semantics.checks import AxisIndices, DeviceAxes
+from sdy_jax.shard.semantics.integers import NUMBERS, Arithmetic
 
 Index = int | jax.Array
 Coordinate = int | np.ndarray | jax.Array
@@ -115,6 +116,12 @@ def permute(grid: Grid, x: jax.Array, axes: AxisIndices, pairs: Sequence[tuple[i
     return lax_collectives.sent(x, grid.names([axis for axis in axes if grid.sizes[axis] > 1]), pairs)
 
 
+def shifted(grid: Grid, x: jax.Array, axes: AxisIndices, offset: int) -> jax.Array:
+    """What the device has whose group index is lower by `offset`; zeros where there is none."""
+    size = grid.group_size(axes)
+    return permute(grid, x, axes, [(i, i + offset) for i in range(size) if 0 <= i + offset < size])
+
+
 def peers(grid: Grid, axes: AxisIndices) -> np.ndarray:
     """The linear indices of the devices in each device's group, in the order of group indices: `[devices, members]`."""
     groups = groups_of_axes(grid.refs(axes), grid.mesh.mesh)
@@ -145,12 +152,13 @@ def position(grid: Grid, axes: AxisIndices, device: Sequence[Coordinate] | Mappi
     return index
 
 
-def coordinates_in_group(grid: Grid, axes: AxisIndices, index: Coordinate) -> list[Any]:
+def coordinates_in_group(on: DeviceAxes, axes: AxisIndices, index: Any, arithmetic: Arithmetic = NUMBERS) -> list[Any]:
     """The coordinates along `axes` of the device with a group index."""
     found: list[Any] = []
-    for size in reversed(grid.shape(axes)):
-        found.append(index % size)
-        index = index // size
+    for axis in reversed(axes):
+        size = on.group_size((axis,)) or 0
+        found.append(arithmetic("arith.remsi", index, size))
+        index = arithmetic("arith.divsi", index, size)
     return found[::-1]
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.shard.semantics.checks import AxisIndices, check_halos
-from sdy_jax.shard.semantics.grid import Grid, op, permute
+from sdy_jax.shard.semantics.grid import Grid, op, shifted
 
 Halo = tuple[int, int]
 Size = int | jax.Array
@@ -57,24 +57,22 @@ def _with_strips(grid: Grid, x: jax.Array, axes: AxisIndices, dim: int, halo: tu
     lo, hi = halo
     if not isinstance(lo, int) or not isinstance(hi, int):
         return _with_parts_of_buffers(grid, x, axes, dim, halo)
-    end, last = x.shape[dim] - hi, grid.group_size(axes) - 1
+    end = x.shape[dim] - hi
     parts = [lax.slice_in_dim(x, lo, end, axis=dim)]
     if lo:
         strip = lax.slice_in_dim(x, end - lo, end, axis=dim)
-        parts.insert(0, permute(grid, strip, axes, [(i, i + 1) for i in range(last)]))
+        parts.insert(0, shifted(grid, strip, axes, 1))
     if hi:
         strip = lax.slice_in_dim(x, lo, lo + hi, axis=dim)
-        parts.append(permute(grid, strip, axes, [(i + 1, i) for i in range(last)]))
+        parts.append(shifted(grid, strip, axes, -1))
     return jnp.concatenate(parts, axis=dim)
 
 
 def _with_parts_of_buffers(grid: Grid, x: jax.Array, axes: AxisIndices, dim: int, halo: tuple[Size, Size]) -> jax.Array:
     """The same for halos of any size, of which the neighbours' cells lie one core further on."""
     lo, hi = halo
-    length, last = x.shape[dim], grid.group_size(axes) - 1
-    core, cell = length - lo - hi, _cells(x, dim)
-    before = permute(grid, x, axes, [(i, i + 1) for i in range(last)])
-    after = permute(grid, x, axes, [(i + 1, i) for i in range(last)])
+    length, cell = x.shape[dim], _cells(x, dim)
+    core, before, after = length - lo - hi, shifted(grid, x, axes, 1), shifted(grid, x, axes, -1)
     filled = jnp.where(cell < lo, jnp.roll(before, -core, dim), x)
     return jnp.where(cell >= length - hi, jnp.roll(after, core, dim), filled)
 

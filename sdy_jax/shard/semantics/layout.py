@@ -74,7 +74,7 @@ def sharding_text(
     offsets: Sequence[int],
 ) -> str:
     """The dialect's text of a sharding, after its grid."""
-    text = f"split_axes = {axis_lists(split)}"
+    text = f"split_axes = {[*map(list, split)]}"
     if partial_axes:
         text += f" partial = {partial} {list(partial_axes)}"
     if halos:
@@ -82,10 +82,6 @@ def sharding_text(
     if offsets:
         text += f" sharded_dims_offsets = {list(offsets)}"
     return text
-
-
-def axis_lists(lists: Sequence[Sequence[int | str]]) -> str:
-    return f"[{', '.join(str(list(axes)) for axes in lists)}]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.lowering.emission import lax_collectives
-from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.shard.semantics.checks import AxisIndices, check_axes, check_device, check_shift_axis
 from sdy_jax.shard.semantics.grid import (
     Coordinate,
@@ -20,6 +19,7 @@ from sdy_jax.shard.semantics.grid import (
     op,
     permute,
     piece_size,
+    shifted,
 )
 
 
@@ -28,7 +28,7 @@ def all_gather(grid: Grid, x: jax.Array, axes: AxisIndices, gather_axis: int) ->
     """The inputs of the group joined along `gather_axis`: `n -> n*g`."""
     check_axes(grid, axes)
     check_dimension(x, gather_axis, "gather_axis")
-    return lax_collectives.all_gather(x, along(grid, x, axes, gather_axis), grid.mesh)
+    return lax_collectives.all_gather(x, lax_collectives.along(x, gather_axis, grid.refs(axes)), grid.mesh)
 
 
 @op
@@ -37,7 +37,7 @@ def all_slice(grid: Grid, x: jax.Array, axes: AxisIndices, slice_axis: int) -> j
     check_axes(grid, axes)
     check_dimension(x, slice_axis, "slice_axis")
     piece_size(grid, x, slice_axis, axes)
-    return lax_collectives.all_slice(x, along(grid, x, axes, slice_axis), grid.mesh)
+    return lax_collectives.all_slice(x, lax_collectives.along(x, slice_axis, grid.refs(axes)), grid.mesh)
 
 
 @op
@@ -69,7 +69,8 @@ def gather(grid: Grid, x: jax.Array, axes: AxisIndices, gather_axis: int, root: 
     check_axes(grid, axes)
     check_dimension(x, gather_axis, "gather_axis")
     check_device(grid, axes, root, "root")
-    return only_on(grid, axes, root, lax_collectives.all_gather(x, along(grid, x, axes, gather_axis), grid.mesh))
+    joined = lax_collectives.all_gather(x, lax_collectives.along(x, gather_axis, grid.refs(axes)), grid.mesh)
+    return only_on(grid, axes, root, joined)
 
 
 @op
@@ -99,15 +100,10 @@ def shift(grid: Grid, x: jax.Array, axes: AxisIndices, shift_axis: int, offset: 
     """
     check_axes(grid, axes)
     check_shift_axis(grid, axes, shift_axis)
+    if not rotate:
+        return shifted(grid, x, (shift_axis,), offset)
     size = grid.sizes[shift_axis]
-    if rotate:
-        return permute(grid, x, (shift_axis,), [(i, (i + offset) % size) for i in range(size)])
-    return permute(grid, x, (shift_axis,), [(i, i + offset) for i in range(size) if 0 <= i + offset < size])
-
-
-def along(grid: Grid, x: jax.Array, axes: AxisIndices, dimension: int) -> list[tuple[AxisRef, ...]]:
-    """One list of axes per dimension of `x`: `axes` for `dimension`."""
-    return [grid.refs(axes) if d == dimension else () for d in range(x.ndim)]
+    return permute(grid, x, (shift_axis,), [(i, (i + offset) % size) for i in range(size)])
 
 
 def entry(stack: jax.Array, index: int | jax.Array) -> jax.Array:

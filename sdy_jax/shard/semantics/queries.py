@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from sdy_jax.shard.semantics.checks import AxisIndices, check_axes, check_neighbors, check_whole_device
+from sdy_jax.shard.semantics.checks import AxisIndices, DeviceAxes, check_axes, check_neighbors, check_whole_device
 from sdy_jax.shard.semantics.grid import (
     Coordinate,
     Grid,
@@ -17,7 +18,8 @@ from sdy_jax.shard.semantics.grid import (
     op,
     position,
 )
-from sdy_jax.shard.semantics.layout import Dimension, Layout, check_layout, dimensions
+from sdy_jax.shard.semantics.integers import NUMBERS, Arithmetic
+from sdy_jax.shard.semantics.layout import Layout, check_fits, check_layout
 
 
 @op
@@ -71,12 +73,47 @@ def shard_shape(grid: Grid, shape: Sequence[int], layout: Layout, device: Sequen
     """
     check_layout(layout, grid)
     check_whole_device(grid, device, linear=True)
+    check_fits(layout, grid, shape)
+    return tuple(shard_lengths(layout, grid, shape, device, NUMBERS))
+
+
+def shard_lengths(
+    layout: Layout, on: DeviceAxes, sizes: Sequence[Any], device: Sequence[Any], arithmetic: Arithmetic
+) -> Iterator[Any]:
+    """The length of each dimension of what a device holds, halos included, as far as it is known.
+
+    Args:
+        layout: the layout of the tensor, which fits it.
+        on: the grid.
+        sizes: those of the tensor; None may stand for one that offsets say.
+        device: its coordinates, or its linear index alone.
+        arithmetic: that on sizes, coordinates, halos and offsets which are no integers.
+    """
+    offsets, halos, coordinates = layout.offsets_of(on), layout.halo_of, device
     if len(device) == 1:
-        device = coordinates_in_group(grid, range(grid.rank), device[0])
-    return tuple(_length(grid, found, device) for found in dimensions(layout, grid, shape))
+        coordinates = coordinates_in_group(on, range(on.rank), device[0], arithmetic)
+    for dim, size in enumerate(sizes):
+        axes, length = layout.split[dim] if dim < len(layout.split) else (), size
+        if axes:
+            block = _block(on, axes, coordinates, arithmetic)
+            lengths = [arithmetic("arith.subi", end, start) for start, end in pairwise(offsets.get(dim, ()))]
+            length = arithmetic.pick(lengths, block) if lengths else _even(size, on.group_size(axes), block, arithmetic)
+        for halo in halos.get(dim, (0, 0)):
+            length = arithmetic("arith.addi", length, halo)
+        yield length
 
 
-def _length(grid: Grid, dimension: Dimension, device: Sequence[Coordinate]) -> Index:
-    lengths = [dimension.halo[0] + length + dimension.halo[1] for length in dimension.lengths]
-    block = position(grid, dimension.axes, device)
-    return lengths[block] if isinstance(block, int) else jnp.asarray(lengths)[block]
+def _block(on: DeviceAxes, axes: AxisIndices, coordinates: Sequence[Any], arithmetic: Arithmetic) -> Any:
+    """The number of the block that a device holds of a dimension that is split along `axes`."""
+    block: Any = 0
+    for axis in axes:
+        start = arithmetic("arith.muli", block, on.group_size((axis,)) or 0)
+        block = arithmetic("arith.addi", start, coordinates[axis])
+    return block
+
+
+def _even(size: Any, count: int | None, block: Any, arithmetic: Arithmetic) -> Any:
+    """The length of one of the blocks of length `ceil(size / count)`, of which the last ones are shorter, or empty."""
+    length = arithmetic("arith.ceildivsi", size, count or 1)
+    rest = arithmetic("arith.subi", size, arithmetic("arith.muli", block, length))
+    return arithmetic("arith.minsi", arithmetic("arith.maxsi", rest, 0), length)

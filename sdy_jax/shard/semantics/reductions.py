@@ -30,7 +30,6 @@ from sdy_jax.shard.semantics.grid import (
     op,
     piece_size,
 )
-from sdy_jax.shard.semantics.movement import along
 
 # The dialect's reduction kinds, and the kind of the collective that computes each; an average is a sum, divided.
 KINDS = {
@@ -70,7 +69,7 @@ def reduce_scatter(
     check_axes(grid, axes)
     check_dimension(x, scatter_axis, "scatter_axis")
     piece_size(grid, x, scatter_axis, axes)
-    return combined_pieces(grid, x, along(grid, x, axes, scatter_axis), reduction, dtype)
+    return combined_pieces(grid, x, lax_collectives.along(x, scatter_axis, grid.refs(axes)), reduction, dtype)
 
 
 def combined(grid: Grid, x: jax.Array, axes: tuple[AxisRef, ...], reduction: str, dtype: Any = None) -> jax.Array:

@@ -1,27 +1,42 @@
-"""Resharding on local buffers: the plan's steps, one after the other."""
+"""Resharding on local buffers: from one layout of a tensor to another on the same grid, step by step.
+
+In order: halos off; uneven dimensions that change are joined; averages are taken; axes move and terms are combined or
+made as `plan_reshard` finds it cheapest; the joined dimensions are cut; halos on. Only joining, averages, the axes and
+the filling of halos communicate.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdy_jax.errors import InternalError, ShardingError
+from sdy_jax.errors import ShardingError
 from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.reshard.planner import Collective, plan_reshard
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
-from sdy_jax.shard.semantics import reshard_plan as steps
 from sdy_jax.shard.semantics.buffers import COUNTING, cut
 from sdy_jax.shard.semantics.grid import Grid, op
 from sdy_jax.shard.semantics.halo import exchanged
-from sdy_jax.shard.semantics.layout import Layout, buffer_shape, check_layout, even_shape
-from sdy_jax.shard.semantics.movement import along
+from sdy_jax.shard.semantics.layout import (
+    AxisLists,
+    Dimension,
+    Layout,
+    buffer_shape,
+    check_layout,
+    dimensions,
+    even_shape,
+    normalized,
+)
 from sdy_jax.shard.semantics.reductions import combined, combined_pieces
-from sdy_jax.shard.to_sdy import KIND_OF_REDUCTION
+from sdy_jax.shard.to_sdy import KIND_OF_REDUCTION, PARTIAL_IN_SDY
 
 
 @op
@@ -42,78 +57,185 @@ def reshard(grid: Grid, x: jax.Array, source: Layout, target: Layout, shape: Seq
         raise ShardingError(
             f"got a buffer of shape {x.shape}, but {source} of a tensor of shape {whole} has {expected}"
         )
-    for step in steps.plan(source, target, grid, whole):
-        x = _RUN[type(step)](grid, x, step)
+    for step in plan(source, target, grid, whole):
+        x = step.run(grid, x)
     return x
 
 
-def _halos_off(grid: Grid, x: jax.Array, step: steps.HalosOff) -> jax.Array:
-    for dim, dimension in enumerate(step.before):
-        lo = dimension.halo[0]
-        x = lax.slice_in_dim(x, lo, lo + dimension.core, axis=dim)
-    return x
+class LocalStep(Protocol):
+    """A step of a plan; its text is what tests and people read."""
+
+    def run(self, grid: Grid, x: jax.Array) -> jax.Array:
+        """The buffer after the step."""
 
 
-def _join(grid: Grid, x: jax.Array, step: steps.Join) -> jax.Array:
-    before = step.before
-    blocks = lax_collectives.all_gather(x, along(grid, x, before.axes, step.dim), grid.mesh)
-    rows = [i * before.core + r for i, length in enumerate(before.lengths) for r in range(length)]
-    return jnp.take(blocks, np.array(rows, np.int32), axis=step.dim)
+@dataclass(frozen=True, slots=True)
+class HalosOff:
+    """Keep the cores of the buffers."""
+
+    before: tuple[Dimension, ...]
+
+    def __str__(self) -> str:
+        return "halos off"
+
+    def run(self, grid: Grid, x: jax.Array) -> jax.Array:
+        for dim, dimension in enumerate(self.before):
+            lo = dimension.halo[0]
+            x = lax.slice_in_dim(x, lo, lo + dimension.core, axis=dim)
+        return x
 
 
-def _average(grid: Grid, x: jax.Array, step: steps.Average) -> jax.Array:
-    if step.dim is None:
-        return combined(grid, x, grid.refs(step.axes), "average")
-    return combined_pieces(grid, x, along(grid, x, step.axes, step.dim), "average")
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Gather a dimension of uneven blocks and leave the padding out."""
+
+    dim: int
+    before: Dimension
+
+    def __str__(self) -> str:
+        return f"join dimension {self.dim}"
+
+    def run(self, grid: Grid, x: jax.Array) -> jax.Array:
+        before = self.before
+        blocks = lax_collectives.all_gather(x, lax_collectives.along(x, self.dim, grid.refs(before.axes)), grid.mesh)
+        rows = [i * before.core + r for i, length in enumerate(before.lengths) for r in range(length)]
+        return jnp.take(blocks, np.array(rows, np.int32), axis=self.dim)
 
 
-def _exchange(grid: Grid, x: jax.Array, step: steps.Exchange) -> jax.Array:
-    done, mesh = step.collective, grid.mesh
-    match done.kind:
-        case "all_reduce":
-            return combined(grid, x, done.op.axes, KIND_OF_REDUCTION[done.reduction])
-        case "reduce_scatter":
-            return combined_pieces(grid, x, done.op.axes, KIND_OF_REDUCTION[done.reduction])
-        case "all_to_all":
-            return lax_collectives.all_to_all(x, done.op.params, mesh)
-        case "collective_permute":
-            return lax_collectives.collective_permute(x, step.before, done.result, _used(step, mesh))
-        case "all_gather":
-            return lax_collectives.all_gather(x, done.op.axes, mesh)
-        case "all_slice":
-            return lax_collectives.all_slice(x, done.op.axes, mesh)
-        case "replicated_to_unreduced" if done.reduction not in COUNTING.values():
-            return x  # copies are terms
-        case "replicated_to_unreduced":
-            return lax_collectives.replicated_to_unreduced(x, done.op.axes, done.reduction, mesh)
-        case "sharded_to_unreduced":
-            return lax_collectives.sharded_to_unreduced(x, done.op.axes, done.reduction, mesh)
-    raise InternalError(f"there is no collective {done.kind}")
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Average what devices along some axes hold; where `dim` is given, each keeps its block of that dimension."""
+
+    axes: tuple[int, ...]
+    dim: int | None
+
+    def __str__(self) -> str:
+        return f"average {list(self.axes)}" + ("" if self.dim is None else f" scattered over axis {self.dim}")
+
+    def run(self, grid: Grid, x: jax.Array) -> jax.Array:
+        refs = grid.refs(self.axes)
+        if self.dim is None:
+            return combined(grid, x, refs, "average")
+        return combined_pieces(grid, x, lax_collectives.along(x, self.dim, refs), "average")
 
 
-def _used(step: steps.Exchange, mesh: RefinedMesh) -> RefinedMesh:
-    """The axes that a step uses: along others devices may hold different values, or not be the program's at all."""
-    ends = (step.before, step.collective.result)
-    names = {axis.name for end in ends for axes in (*end.axes, end.unreduced_axes) for axis in axes}
-    axes = [(axis, cuts) for axis, cuts in zip(mesh.mesh.axes, mesh.cuts, strict=True) if axis.name in names]
-    return RefinedMesh(Mesh(tuple(axis for axis, _ in axes)), tuple(cuts for _, cuts in axes))
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A collective of SDY on even blocks, and what it starts from."""
+
+    before: TensorSharding
+    collective: Collective
+
+    def __str__(self) -> str:
+        return f"{self.collective.kind} {self.collective}".rstrip()
+
+    def run(self, grid: Grid, x: jax.Array) -> jax.Array:
+        done, mesh = self.collective, grid.mesh
+        match done.kind:
+            case "all_reduce":
+                return combined(grid, x, done.op.axes, KIND_OF_REDUCTION[done.reduction])
+            case "reduce_scatter":
+                return combined_pieces(grid, x, done.op.axes, KIND_OF_REDUCTION[done.reduction])
+            case "collective_permute":
+                return lax_collectives.collective_permute(x, self.before, done.result, self._used(mesh))
+            case "replicated_to_unreduced" if done.reduction not in COUNTING.values():
+                return x  # copies are terms
+        return lax_collectives.run_collective(done.op, x, done.reduction, mesh)
+
+    def _used(self, mesh: RefinedMesh) -> RefinedMesh:
+        """The axes that it uses: along others devices may hold different values, or not be the program's at all."""
+        ends = (self.before, self.collective.result)
+        names = {axis.name for end in ends for axes in (*end.axes, end.unreduced_axes) for axis in axes}
+        axes = [(axis, cuts) for axis, cuts in zip(mesh.mesh.axes, mesh.cuts, strict=True) if axis.name in names]
+        return RefinedMesh(Mesh(tuple(axis for axis, _ in axes)), tuple(cuts for _, cuts in axes))
 
 
-def _cut(grid: Grid, x: jax.Array, step: steps.Cut) -> jax.Array:
-    return cut(grid, x, step.dim, step.after)
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Keep a block of a joined dimension."""
+
+    dim: int
+    after: Dimension
+
+    def __str__(self) -> str:
+        return f"cut dimension {self.dim}"
+
+    def run(self, grid: Grid, x: jax.Array) -> jax.Array:
+        return cut(grid, x, self.dim, self.after)
 
 
-def _halos_on(grid: Grid, x: jax.Array, step: steps.HalosOn) -> jax.Array:
-    x = jnp.pad(x, [dimension.halo for dimension in step.after])
-    halos = {dim: dimension.halo for dim, dimension in enumerate(step.after) if any(dimension.halo)}
-    return exchanged(grid, x, [dimension.axes for dimension in step.after], halos)
+@dataclass(frozen=True, slots=True)
+class HalosOn:
+    """Put the cores into longer buffers and fill the halos."""
+
+    after: tuple[Dimension, ...]
+
+    def __str__(self) -> str:
+        return "halos on"
+
+    def run(self, grid: Grid, x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, [dimension.halo for dimension in self.after])
+        halos = {dim: dimension.halo for dim, dimension in enumerate(self.after) if any(dimension.halo)}
+        return exchanged(grid, x, [dimension.axes for dimension in self.after], halos)
 
 
-_RUN: dict[type, Callable[[Grid, jax.Array, Any], jax.Array]] = {
-    steps.HalosOff: _halos_off,
-    steps.Join: _join,
-    steps.Average: _average,
-    steps.Exchange: _exchange,
-    steps.Cut: _cut,
-    steps.HalosOn: _halos_on,
-}
+def plan(source: Layout, target: Layout, grid: Grid, shape: Sequence[int]) -> list[LocalStep]:
+    """The steps from one layout of a tensor of global `shape` to another; none if they mean the same."""
+    source, target = normalized(source, grid), normalized(target, grid)
+    if source == target:
+        return []
+    before, after = dimensions(source, grid, shape), dimensions(target, grid, shape)
+    rejoined = [dim for dim, pair in enumerate(zip(before, after, strict=True)) if _is_rejoined(*pair)]
+    current, wanted = _lists_without(before, rejoined), _lists_without(after, rejoined)
+    steps: list[LocalStep] = []
+    if source.halos:
+        steps.append(HalosOff(before))
+    steps += [Join(dim, replace(before[dim], halo=(0, 0))) for dim in rejoined if before[dim].axes]
+    for average in _averages(source, target, current, wanted):
+        steps.append(average)
+        if average.dim is not None:
+            current = tuple(axes + average.axes if dim == average.dim else axes for dim, axes in enumerate(current))
+    padded = [d.size if dim in rejoined else d.core * len(d.lengths) for dim, d in enumerate(before)]
+    steps += _exchanges(_sharding(current, source, grid), _sharding(wanted, target, grid), grid.mesh.mesh, padded)
+    steps += [Cut(dim, replace(after[dim], halo=(0, 0))) for dim in rejoined if after[dim].axes]
+    if target.halos:
+        steps.append(HalosOn(after))
+    return steps
+
+
+def _is_rejoined(before: Dimension, after: Dimension) -> bool:
+    """Whether blocks of one split are no blocks of blocks of the other."""
+    if (before.axes, before.starts) == (after.axes, after.starts):
+        return False
+    return not (before.is_even and after.is_even)
+
+
+def _lists_without(found: Sequence[Dimension], left_out: Sequence[int]) -> AxisLists:
+    return tuple(() if dim in left_out else dimension.axes for dim, dimension in enumerate(found))
+
+
+def _averages(source: Layout, target: Layout, current: AxisLists, wanted: AxisLists) -> list[Average]:
+    """The average to take, if any: scattered if its axes are the next ones that a dimension is to be split by."""
+    if source.partial != "average":
+        return []
+    kept = target.partial_axes if target.partial == "average" else ()
+    axes = tuple(axis for axis in source.partial_axes if axis not in kept)
+    for dim, (has, wants) in enumerate(zip(current, wanted, strict=True)):
+        following = wants[len(has) : len(has) + len(axes)]
+        if axes and wants[: len(has)] == has and sorted(following) == sorted(axes):
+            return [Average(following, dim)]
+    return [Average(axes, None)] if axes else []
+
+
+def _sharding(lists: AxisLists, layout: Layout, grid: Grid) -> TensorSharding:
+    """Axes and terms as SDY says them. An average is no reduction of SDY; of one that is to come, copies are terms."""
+    kind = PARTIAL_IN_SDY.get(layout.partial or "")
+    terms = grid.refs(layout.partial_axes) if kind else ()
+    return TensorSharding.closed(grid.mesh.mesh, [grid.refs(axes) for axes in lists], terms, kind or "sum")
+
+
+def _exchanges(source: TensorSharding, target: TensorSharding, mesh: Mesh, shape: Sequence[int]) -> list[LocalStep]:
+    """The collectives between layouts whose blocks are even in a tensor of `shape`."""
+    steps = plan_reshard(tuple(shape), 1, source, target, mesh, whole_axes=True).steps
+    starts = [source, *(step.result for step in steps)]
+    return [Exchange(before, step) for before, step in zip(starts, steps, strict=False)]

@@ -10,8 +10,9 @@ from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.shard.pairs import pair_up
 from sdy_jax.shard.stated_shardings import defining, stated_sharding
 from sdy_jax.shard.verification.scope import MeshScope
-from sdy_jax.shard.view import DialectOp, enclosing, location_of
+from sdy_jax.shard.view import DialectOp, function_around
 from sdy_jax.text.mesh_ops import own_name
+from sdy_jax.verification.values import location_text
 
 CHAINS = {
     (False, False): "{value} is already sharded at {place}; use annotate_for_users to reshard for its users",
@@ -61,7 +62,7 @@ def _differ(one: DialectOp, other: DialectOp, scope: MeshScope) -> bool:
 
 def _place(op: DialectOp) -> str:
     """Where an op is, as the start of an error says it."""
-    return (location_of(op.operation) or "an unknown place").replace('"', "")
+    return (location_text(op.operation.location) or "an unknown place").replace('"', "")
 
 
 def check_pairs(block: Iterable[DialectOp]) -> None:
@@ -84,7 +85,7 @@ def check_locality(ops: Iterable[DialectOp]) -> None:
     Raises:
       RuleError: for an op that communicates in an annotated function, outside of manual computations.
     """
-    found = [(function, op) for op in ops if (function := _function_of(op.operation)) is not None]
+    found = [(function, op) for op in ops if (function := function_around(op.operation)) is not None]
     annotated = {function: op.operation.name for function, op in found if op.name == "shard"}
     for function, op in found:
         if op.declaration.communicates and function in annotated:
@@ -92,11 +93,5 @@ def check_locality(ops: Iterable[DialectOp]) -> None:
             raise RuleError(
                 f"{op.operation.name} works on per-device arrays, but @{name} is annotated with {annotated[function]}; "
                 "put it in sdy.manual_computation",
-                location_of(op.operation),
+                location_text(op.operation.location),
             )
-
-
-def _function_of(op: ir.Operation) -> ir.Operation | None:
-    """The function that an op is in; None in manual computations, and outside of functions."""
-    around = enclosing(op, "func.func", "sdy.manual_computation")
-    return around if around is not None and around.name == "func.func" else None

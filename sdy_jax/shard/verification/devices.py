@@ -19,9 +19,7 @@ def mesh(op: DialectOp, scope: MeshScope) -> None:
             op.fail(f"axis {axis} has size {size}")
     if scope.symbols.get(symbol) != op.operation:
         op.fail(f"@{symbol} is already defined")
-    named, declared = scope.meshes[op.dialect, symbol], scope.declared.get(symbol)
-    if declared is not None and not named.has_the_sizes_of(declared):
-        op.fail(f"@{symbol} is {named}, but sdy.mesh @{symbol} is {declared}; they are one mesh")
+    scope.meshes[op.dialect, symbol].check_declared(scope.declared.get(symbol))
 
 
 def indices_of_axes(op: DialectOp, scope: MeshScope) -> None:

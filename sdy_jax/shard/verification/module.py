@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.operations import module_meshes
+from sdy_jax.ir.operations import module_meshes, module_of
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.shard.op_meshes import device_meshes
 from sdy_jax.shard.semantics.checks import check_axes
 from sdy_jax.shard.verification import devices, shardings, tensors
 from sdy_jax.shard.verification.annotations import check_annotations, check_locality, check_pairs
 from sdy_jax.shard.verification.scope import MeshScope, Rule
-from sdy_jax.shard.view import DialectOp, dialect_ops, enclosing, fail, is_dialect_op
+from sdy_jax.shard.view import DialectOp, dialect_ops, fail, is_dialect_op
 
 RULES: Mapping[str, Rule] = {
     "tensors": tensors.tensors,
@@ -24,9 +24,7 @@ RULES: Mapping[str, Rule] = {
     "same element type": tensors.same_element_type,
     "same shape": tensors.same_shape,
     "same type": tensors.same_type,
-    "gathered": tensors.gathered,
-    "sliced": tensors.sliced,
-    "exchanged": tensors.exchanged,
+    "redivided": tensors.redivided,
     "reduction": tensors.reduction,
     "coordinates of root": devices.coordinates_of("root"),
     "coordinates of source": devices.coordinates_of("source"),
@@ -64,7 +62,7 @@ def _by_module(module: ir.Operation) -> dict[ir.Operation, list[DialectOp]]:
     """The ops of the dialects by the module that they are in: symbols are known there, and nowhere else."""
     found: dict[ir.Operation, list[DialectOp]] = defaultdict(list)
     for op in dialect_ops(module):
-        found[enclosing(op.operation, "builtin.module") or module].append(op)
+        found[module_of(op.operation)].append(op)
     return found
 
 

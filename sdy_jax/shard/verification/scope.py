@@ -9,10 +9,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.shard.op_meshes import DeviceMesh
-from sdy_jax.shard.view import DialectOp
-
-DynamicShape = tuple[int | None, ...]
-"""Sizes, None where they are not known."""
+from sdy_jax.shard.result_shapes import DynamicShape
+from sdy_jax.shard.view import DialectOp, sizes_of
 
 _ON_MEMREFS = ("all_reduce", "update_halo")
 
@@ -50,7 +48,7 @@ def shape_of(op: DialectOp, value: ir.Value, least_rank: int = 0) -> DynamicShap
     if not isinstance(type_, allowed) or type_.rank < least_rank:
         what = f" of rank at least {least_rank}" if least_rank else ""
         op.fail(f"needs a ranked tensor{what}, got {type_}")
-    return tuple(None if type_.is_dynamic_dim(d) else type_.get_dim_size(d) for d in range(type_.rank))
+    return sizes_of(type_)
 
 
 def element_type(value: ir.Value) -> ir.Type:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
+from sdy_jax.ir.stored_shardings import sharding_of
 from sdy_jax.shard.semantics.checks import check_element, check_whole_device
 from sdy_jax.shard.semantics.layout import check_fits, check_layout
 from sdy_jax.shard.stated_shardings import defining, stated_sharding
@@ -34,17 +35,8 @@ def known_sharding(op: DialectOp, scope: MeshScope) -> None:
     """Of a value that a shard op makes, or that has a sharding of the SDY dialect."""
     source: ir.Value = op["source"]
     shape_of(op, source)
-    if defining(source, "shard") is None and not _has_sdy_sharding(source):
+    if defining(source, "shard") is None and sharding_of(source) is None:
         op.fail(f"the sharding of {source.get_name()} is not known here; annotate it with {op.dialect}.shard", source)
-
-
-def _has_sdy_sharding(value: ir.Value) -> bool:
-    if not isinstance(value, ir.BlockArgument):
-        return "sdy.sharding" in value.owner.operation.attributes
-    function = value.owner.owner.operation
-    if function.name != "func.func" or "arg_attrs" not in function.attributes:
-        return False
-    return "sdy.sharding" in ir.ArrayAttr(function.attributes["arg_attrs"])[value.arg_number]
 
 
 def shape_of_a_shard(op: DialectOp, scope: MeshScope) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jax.extend.mlir import ir
 
+from sdy_jax.shard.result_shapes import CHANGED_DIMENSIONS, result_shape
 from sdy_jax.shard.semantics.checks import check_dimension, check_divides, check_element
 from sdy_jax.shard.verification.scope import MeshScope, check_result, element_type, first_operand, shape_of
 from sdy_jax.shard.view import DialectOp
@@ -45,47 +46,15 @@ def same_shape(op: DialectOp, scope: MeshScope) -> None:
     check_result(op, shape_of(op, operand))
 
 
-def gathered(op: DialectOp, scope: MeshScope) -> None:
-    """One dimension is as many times longer as the group has devices."""
-    sizes, axis = [*shape_of(op, first_operand(op))], _tensor_axis(op, "gather_axis")
-    sizes[axis] = _product(sizes[axis], scope.mesh(op).group_size(op.axes))
-    check_result(op, sizes)
-
-
-def sliced(op: DialectOp, scope: MeshScope) -> None:
-    """One dimension is divided among the devices of the group."""
-    axis = _tensor_axis(op, "slice_axis" if op.name == "all_slice" else "scatter_axis")
-    sizes, on = [*shape_of(op, first_operand(op))], scope.mesh(op)
-    check_divides(on, axis, sizes[axis], op.axes)
-    sizes[axis] = _quotient(sizes[axis], on.group_size(op.axes))
-    check_result(op, sizes)
-
-
-def exchanged(op: DialectOp, scope: MeshScope) -> None:
-    """One dimension is divided, and another one is longer; or one is both."""
-    sizes, on = [*shape_of(op, first_operand(op))], scope.mesh(op)
-    group = on.group_size(op.axes)
-    split, concat = _tensor_axis(op, "split_axis"), _tensor_axis(op, "concat_axis")
-    if split == concat or shape_of(op, op.result)[split] is not None:
-        check_divides(on, split, sizes[split], op.axes)
-    if split != concat:
-        sizes[concat] = _product(sizes[concat], group)
-        sizes[split] = _quotient(sizes[split], group)
-    check_result(op, sizes)
-
-
-def _tensor_axis(op: DialectOp, name: str) -> int:
-    axis: int = op[name]
-    check_dimension(len(shape_of(op, first_operand(op))), axis, name)
-    return axis
-
-
-def _product(size: int | None, group: int | None) -> int | None:
-    return None if size is None or group is None else size * group
-
-
-def _quotient(size: int | None, group: int | None) -> int | None:
-    return None if size is None or group is None or size % group else size // group
+def redivided(op: DialectOp, scope: MeshScope) -> None:
+    """One dimension is divided among the devices of the group, or another is as many times longer, or both."""
+    shape, on = shape_of(op, first_operand(op)), scope.mesh(op)
+    shorter, longer = CHANGED_DIMENSIONS[op.name]
+    for name in filter(None, (shorter, longer)):
+        check_dimension(len(shape), op[name], name)
+    if shorter and (not longer or op[shorter] == op[longer] or shape_of(op, op.result)[op[shorter]] is not None):
+        check_divides(on, op[shorter], shape[op[shorter]], op.axes)
+    check_result(op, result_shape(op, shape, on.group_size(op.axes)))
 
 
 def reduction(op: DialectOp, scope: MeshScope) -> None:
