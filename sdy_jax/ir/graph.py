@@ -25,6 +25,7 @@ from sdy_jax.representation.attributes import (
     with_reduction,
     write_reduction,
 )
+from sdy_jax.representation.context_cache import cached_in_context
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -342,7 +343,7 @@ def shape_and_dtype(type_: ir.Type) -> tuple[tuple[int, ...] | None, str]:
     return _tensor_type(type_)[1:]
 
 
-@lru_cache(maxsize=4096)
+@cached_in_context
 def _tensor_type(type_: ir.Type) -> tuple[ir.Type, tuple[int, ...] | None, str]:
     """The type (one object for all equal ones), its shape and its element type's text."""
     if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:
