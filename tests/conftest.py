@@ -14,7 +14,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import ctypes
 import gc
+import resource
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,3 +48,22 @@ def mesh() -> jax.sharding.Mesh:
 def mesh_xyz() -> jax.sharding.Mesh:
     """Eight devices as 2 x 2 x 2, axes `x`, `y` and `z`."""
     return jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("x", "y", "z"))
+
+
+_PEAKS: dict[str, float] = {}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Says how much memory this process had at most, in GiB: to xdist in its workers, else to the summary."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    getattr(session.config, "workeroutput", _PEAKS)["pytest"] = peak
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _PEAKS[node.gateway.id] = getattr(node, "workeroutput", {}).get("pytest", float("nan"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    peaks = ", ".join(f"{name} {peak:.1f}" for name, peak in sorted(_PEAKS.items()))
+    terminalreporter.write_line(f"GiB of memory at most: {peaks}")
