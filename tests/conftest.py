@@ -1,16 +1,20 @@
 """Eight virtual CPU devices for every test, and meshes over them. Runs before any test module imports jax."""
 
 import os
+from importlib.metadata import version
 
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 if _DEVICE_COUNT not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICE_COUNT}=8".strip()
 # Compiling takes most of the time, and its result runs once.
 os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if version("jaxlib").startswith("0.10."):  # newer ones end the process at flags that they do not know
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import ctypes
 import gc
+import resource
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,3 +63,22 @@ def mesh() -> jax.sharding.Mesh:
 def mesh_xyz() -> jax.sharding.Mesh:
     """Eight devices as 2 x 2 x 2, axes `x`, `y` and `z`."""
     return jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("x", "y", "z"))
+
+
+_PEAKS: dict[str, float] = {}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Says how much memory this process had at most, in GiB: to xdist in its workers, else to the summary."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    getattr(session.config, "workeroutput", _PEAKS)["pytest"] = peak
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _PEAKS[node.gateway.id] = getattr(node, "workeroutput", {}).get("pytest", float("nan"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    peaks = ", ".join(f"{name} {peak:.1f}" for name, peak in sorted(_PEAKS.items()))
+    terminalreporter.write_line(f"GiB of memory at most: {peaks}")

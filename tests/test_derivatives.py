@@ -95,13 +95,13 @@ def partitioned(fun, mesh, **options):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_are_those_of_the_function(mesh, name):
     fun = FUNCTIONS[name]
-    assert_close(jax.grad(partitioned(fun, mesh))(X), jax.grad(fun)(X))
+    assert_close(jax.grad(partitioned(fun, mesh))(X), jax.jit(jax.grad(fun))(X))
 
 
 @pytest.mark.parametrize("name", [n for n in FUNCTIONS if n not in ("custom_vjp", "loops")])
 def test_tangents_are_those_of_the_function(mesh, name):
     fun = FUNCTIONS[name]
-    wanted = jax.jvp(fun, (X,), (X + 1,))
+    wanted = jax.jit(lambda x, t: jax.jvp(fun, (x,), (t,)))(X, X + 1)
     assert_close(jax.jvp(partitioned(fun, mesh), (X,), (X + 1,)), wanted)
 
 
@@ -111,7 +111,7 @@ def test_modes_and_orders_mix(mesh, way):
         return smooth(x) + (lax.stop_gradient(x) * x * x).sum()
 
     how = {**WAYS, **FORWARDS}[way]
-    assert_close(how(partitioned(fun, mesh))(X), how(fun)(X))
+    assert_close(how(partitioned(fun, mesh))(X), jax.jit(how(fun))(X))
 
 
 def test_a_function_with_a_custom_vjp_has_no_tangents_as_in_jax(mesh):
@@ -126,7 +126,7 @@ def test_what_a_function_closes_over_has_gradients_too(mesh, way):
     def both(part):
         return lambda x: part(lambda z: (jnp.sin(x) @ z * lax.stop_gradient(x)).sum())(x * x)
 
-    assert_close(how(both(partial(partitioned, mesh=mesh)))(X), how(both(lambda f: f))(X))
+    assert_close(how(both(partial(partitioned, mesh=mesh)))(X), jax.jit(how(both(lambda f: f)))(X))
 
 
 def test_integers_keys_static_arguments_and_trees(mesh):
@@ -145,7 +145,7 @@ def test_integers_keys_static_arguments_and_trees(mesh):
     )
     arguments = params, IDS, jax.random.key(3)
     for mode in ("noisy", "plain"):
-        wanted = jax.value_and_grad(loss, has_aux=True)(*arguments, scale=2.0, mode=mode)
+        wanted = jax.jit(jax.value_and_grad(partial(loss, mode=mode), has_aux=True))(*arguments, scale=2.0)
         assert_close(jax.value_and_grad(ours, has_aux=True)(*arguments, scale=2.0, mode=mode), wanted)
     tangents = jax.tree.map(jnp.ones_like, params), np.zeros(4, jax.dtypes.float0), np.zeros((), jax.dtypes.float0)
     wanted = jax.jvp(partial(loss, scale=2.0, mode="noisy"), arguments, tangents)
@@ -158,7 +158,7 @@ def test_gradients_for_some_arguments_only(mesh):
 
     ours = partitioned(fun, mesh, in_shardings=(P("data"), P(None, "model")))
     for numbers in (0, 1, (1, 0)):
-        wanted = jax.jacrev(fun, numbers)(X, W)
+        wanted = jax.jit(jax.jacrev(fun, numbers))(X, W)
         assert_close(jax.jacrev(ours, numbers)(X, W), wanted)
 
 
@@ -171,8 +171,8 @@ def test_sizes_that_no_axis_divides_and_double_precision(mesh):
 
         found = jax.grad(partitioned(fun, mesh))(x)
         assert found.dtype == np.float64
-        np.testing.assert_allclose(found, jax.grad(fun)(x), rtol=1e-10)
-        assert_close(jax.jvp(partitioned(fun, mesh), (x,), (x,)), jax.jvp(fun, (x,), (x,)))
+        np.testing.assert_allclose(found, jax.jit(jax.grad(fun))(x), rtol=1e-10)
+        assert_close(jax.jvp(partitioned(fun, mesh), (x,), (x,)), jax.jit(lambda x: jax.jvp(fun, (x,), (x,)))(x))
 
 
 def test_gradients_lie_as_their_arguments_do(mesh):
@@ -187,7 +187,7 @@ def test_explicit_axes():
         x = jax.device_put(X, P("data", "model"))
         for name in ("stop_gradient", "ties of relu", "lookup"):
             ours = jax.sharding.auto_axes(FUNCTIONS[name], out_sharding=P())
-            wanted = jax.grad(ours)(x)
+            wanted = jax.jit(jax.grad(ours))(x)
             found = jax.grad(partitioned(FUNCTIONS[name], mesh))(x)
             assert_close(found, wanted)
             assert jax.typeof(found) == jax.typeof(x)
@@ -217,7 +217,7 @@ def test_data_parallel_gradients_are_reduced_once_each(mesh):
     text = step.lower({"a": W, "b": W.T}, x).as_text()
     assert len(re.findall('"stablehlo.all_reduce"', text)) == 3
     assert not re.findall("all_gather|all_to_all|collective_permute|reduce_scatter", text)
-    assert_close(step({"a": W, "b": W.T}, x), jax.value_and_grad(loss)({"a": W, "b": W.T}, x))
+    assert_close(step({"a": W, "b": W.T}, x), jax.jit(jax.value_and_grad(loss))({"a": W, "b": W.T}, x))
 
 
 def test_ahead_of_time(mesh):
@@ -242,9 +242,10 @@ def test_training_with_gradients_from_outside(mesh):
         return jnp.mean((jax.nn.relu(x @ w) - target) ** 2)
 
     ours = partitioned(loss, mesh, in_shardings=(P(None, "model"), P("data")))
-    step, w, wanted = jax.jit(lambda w: w - 0.3 * jax.grad(ours)(w, X)), W, W
+    step, plain = (jax.jit(lambda w, f=f: w - 0.3 * jax.grad(f)(w, X)) for f in (ours, loss))
+    w = wanted = W
     for _ in range(10):
-        w, wanted = step(w), wanted - 0.3 * jax.grad(loss)(wanted, X)
+        w, wanted = step(w), plain(wanted)
     np.testing.assert_allclose(w, wanted, rtol=1e-4, atol=1e-5)
 
 

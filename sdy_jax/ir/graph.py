@@ -17,6 +17,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import functions, main_of, module_meshes, read_attributes
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings, store_results, stored_results
+from sdy_jax.representation.context_cache import cached_in_context
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -259,7 +260,7 @@ def shape_and_dtype(type_: ir.Type) -> tuple[tuple[int, ...] | None, str]:
     return _tensor_type(type_)[1:]
 
 
-@lru_cache(maxsize=4096)
+@cached_in_context
 def _tensor_type(type_: ir.Type) -> tuple[ir.Type, tuple[int, ...] | None, str]:
     """The type (one object for all equal ones), its shape and its element type's text."""
     if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
 
 from sdy_jax.errors import UnsupportedError
+from sdy_jax.representation.context_cache import cached_in_context
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis, quoted
 from sdy_jax.representation.propagation_edges import PropagationEdges
 from sdy_jax.representation.rule import OpShardingRule
@@ -28,7 +28,7 @@ def mesh_from_attribute(attribute: ir.Attribute) -> Mesh:
     return Mesh(tuple(MeshAxis(a.name, a.size) for a in axes), tuple(attribute.device_ids))
 
 
-@lru_cache(maxsize=4096)
+@cached_in_context
 def axis_from_attribute(attribute: ir.Attribute) -> AxisRef:
     axis = sdy.AxisRefAttr(attribute)
     if axis.sub_axis_info is None:
@@ -41,13 +41,13 @@ def _axes(attributes: Any) -> tuple[AxisRef, ...]:
     return tuple(axis_from_attribute(a) for a in attributes)
 
 
-@lru_cache(maxsize=4096)
+@cached_in_context
 def _dimension(attribute: ir.Attribute) -> DimensionSharding:
     dim = sdy.DimensionShardingAttr(attribute)
     return DimensionSharding(_axes(dim.axes), dim.is_closed, dim.priority)
 
 
-@lru_cache(maxsize=4096)
+@cached_in_context
 def sharding_from_attribute(attribute: ir.Attribute) -> TensorSharding:
     """A `#sdy.sharding` attribute as a `TensorSharding`."""
     attr = sdy.TensorShardingAttr(attribute)
@@ -70,7 +70,7 @@ def _reduction(attr: ir.Attribute) -> str:
     return "sum" if kind is None else kind.name.lower()
 
 
-@lru_cache(maxsize=4096)
+@cached_in_context
 def shardings_from_attribute(attribute: ir.Attribute) -> tuple[TensorSharding, ...]:
     """A `#sdy.sharding_per_value` attribute, one entry per value."""
     return tuple(sharding_from_attribute(s) for s in sdy.TensorShardingPerValueAttr(attribute).shardings)
@@ -107,7 +107,7 @@ def manual_axes_from_attribute(attribute: ir.Attribute) -> tuple[str, ...]:
     return tuple(str(name) for name in sdy.ManualAxesAttr(attribute))
 
 
-@lru_cache(maxsize=4096)
+@cached_in_context
 def attribute_from_text(text: str, context: ir.Context) -> ir.Attribute:
     """What MLIR parses, once per text."""
     return ir.Attribute.parse(text, context)
@@ -187,12 +187,12 @@ def mesh_to_attribute(mesh: Mesh, context: ir.Context) -> ir.Attribute:
     return attribute_from_text(f"#sdy.mesh{mesh}", context)
 
 
-@lru_cache(maxsize=4096)
+@cached_in_context
 def sharding_to_attribute(sharding: TensorSharding, context: ir.Context) -> ir.Attribute:
     return attribute_from_text(f"#sdy.sharding<{_portable(sharding)}>", context)
 
 
-@lru_cache(maxsize=4096)
+@cached_in_context
 def shardings_to_attribute(shardings: tuple[TensorSharding, ...], context: ir.Context) -> ir.Attribute:
     return attribute_from_text(f"#sdy.sharding_per_value<{per_value(map(_portable, shardings))}>", context)
 

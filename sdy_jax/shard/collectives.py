@@ -52,7 +52,7 @@ def all_gather(x: Any, *, grid_axes: AxisNames, gather_axis: int, grid: AnyMesh 
         >>> def body(x):  # (2, 3) on each device, 4 of them along "model"
         ...     return all_gather(x, grid_axes="model", gather_axis=1)  # (2, 12)
         >>> split = P("data", "model")
-        >>> jax.shard_map(body, mesh=mesh, in_specs=split, out_specs=split)(jnp.ones((4, 12))).shape
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=split, out_specs=split))(jnp.ones((4, 12))).shape
         (4, 48)
 
     Source: the mesh dialect reference, `mesh.all_gather`.
@@ -85,7 +85,7 @@ def all_reduce(
     Example:
         >>> body = lambda x: all_reduce(x, grid_axes=("data", "model"), dtype=jnp.float32)
         >>> each = P(("data", "model"))
-        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(8)).tolist()
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each))(jnp.arange(8)).tolist()
         [28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0]
 
     Source: the mesh dialect reference, `mesh.all_reduce`.
@@ -112,7 +112,8 @@ def all_slice(x: Any, *, grid_axes: AxisNames, slice_axis: int, grid: AnyMesh | 
 
     Example:
         >>> body = lambda x: all_slice(x, grid_axes="model", slice_axis=0)
-        >>> jax.shard_map(body, mesh=mesh, in_specs=P("data"), out_specs=P(("data", "model")))(jnp.arange(8)).tolist()
+        >>> each = P(("data", "model"))
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("data"), out_specs=each))(jnp.arange(8)).tolist()
         [0, 1, 2, 3, 4, 5, 6, 7]
 
     Source: the mesh dialect reference, `mesh.all_slice`.
@@ -144,7 +145,7 @@ def all_to_all(
     Example:
         >>> body = lambda x: all_to_all(x, grid_axes="model", split_axis=0, concat_axis=1)  # (8, 3) -> (2, 12)
         >>> split = P(("data", "model"))
-        >>> jax.shard_map(body, mesh=mesh, in_specs=split, out_specs=split)(jnp.ones((64, 3))).shape
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=split, out_specs=split))(jnp.ones((64, 3))).shape
         (16, 12)
 
     Source: the mesh dialect reference, `mesh.all_to_all`.
@@ -173,7 +174,7 @@ def broadcast(x: Any, *, grid_axes: AxisNames, root: Device, grid: AnyMesh | Non
     Example:
         >>> body = lambda x: broadcast(x, grid_axes=("model", "data"), root=(2, 0))
         >>> each = P(("data", "model"))
-        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(8)).tolist()
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each))(jnp.arange(8)).tolist()
         [2, 2, 2, 2, 2, 2, 2, 2]
 
     Source: the mesh dialect reference, `mesh.broadcast`.
@@ -200,8 +201,8 @@ def gather(x: Any, *, grid_axes: AxisNames, gather_axis: int, root: Device, grid
 
     Example:
         >>> body = lambda x: gather(x, grid_axes="model", gather_axis=0, root=3)
-        >>> each = P(("data", "model"))
-        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(8))[12:16].tolist()  # of a root
+        >>> each = P(("data", "model"))  # the part of a root is shown
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each))(jnp.arange(8))[12:16].tolist()
         [0, 1, 2, 3]
 
     Source: the mesh dialect reference, `mesh.gather`, which leaves the result off the root undefined.
@@ -239,8 +240,8 @@ def reduce(
 
     Example:
         >>> body = lambda x: reduce(x, grid_axes="data", root=0, reduction="max")
-        >>> each = P(("data", "model"))
-        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(8))[:4].tolist()  # on the roots
+        >>> each = P(("data", "model"))  # the parts of the roots are shown
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each))(jnp.arange(8))[:4].tolist()
         [4, 5, 6, 7]
 
     Source: the mesh dialect reference, `mesh.reduce`.
@@ -277,7 +278,7 @@ def reduce_scatter(
     Example:
         >>> body = lambda x: reduce_scatter(x, grid_axes="model", scatter_axis=0, reduction="max")
         >>> each = P(("data", "model"))
-        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(32)).tolist()
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each))(jnp.arange(32)).tolist()
         [12, 13, 14, 15, 28, 29, 30, 31]
 
     Source: the mesh dialect reference, `mesh.reduce_scatter`.
@@ -305,7 +306,7 @@ def scatter(x: Any, *, grid_axes: AxisNames, scatter_axis: int, root: Device, gr
     Example:
         >>> body = lambda x: scatter(x, grid_axes="data", scatter_axis=0, root=1)
         >>> each = P(("data", "model"))
-        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(16)).tolist()
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each))(jnp.arange(16)).tolist()
         [8, 10, 12, 14, 9, 11, 13, 15]
 
     Source: the mesh dialect reference, `mesh.scatter`.
@@ -342,7 +343,7 @@ def send_recv(
         ...     size, me = grid_shape("model")[0], process_multi_index("model")[0]
         ...     return send_recv(x, grid_axes="model", source=[(me - 1) % size], destination=[(me + 1) % size])
         >>> split = P(("data", "model"))
-        >>> jax.shard_map(body, mesh=mesh, in_specs=split, out_specs=split)(jnp.arange(8)).tolist()
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=split, out_specs=split))(jnp.arange(8)).tolist()
         [3, 0, 1, 2, 7, 4, 5, 6]
 
     Source: the mesh dialect reference, `mesh.send` and `mesh.recv`.
@@ -385,7 +386,7 @@ def shift(
     Example:
         >>> body = lambda x: shift(x, shift_axis="model", offset=1, rotate=True)
         >>> each = P(("data", "model"))
-        >>> jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each)(jnp.arange(8)).tolist()
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=each, out_specs=each))(jnp.arange(8)).tolist()
         [3, 0, 1, 2, 7, 4, 5, 6]
 
     Source: the mesh dialect reference, `mesh.shift`.
@@ -420,7 +421,7 @@ def update_halo(
     Example:
         >>> body = lambda x: update_halo(x, split_axes=[["model"]], halo_sizes=[0, 1])  # the last of two elements
         >>> x = jnp.array([1, 0, 2, 0, 3, 0, 4, 0])
-        >>> jax.shard_map(body, mesh=mesh, in_specs=P("model"), out_specs=P("model"))(x).tolist()
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("model"), out_specs=P("model")))(x).tolist()
         [1, 2, 2, 3, 3, 4, 4, 0]
 
     Source: the mesh dialect reference, `mesh.update_halo`.
@@ -459,7 +460,7 @@ def process_multi_index(axes: AxisNames = (), *, grid: AnyMesh | None = None) ->
 
     Example:
         >>> body = lambda: process_multi_index()[1][None]
-        >>> jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=P(("data", "model")))().tolist()
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=P(("data", "model"))))().tolist()
         [0, 1, 2, 3, 0, 1, 2, 3]
 
     Source: the mesh dialect reference, `mesh.process_multi_index`.
@@ -482,7 +483,7 @@ def process_linear_index(*, grid: AnyMesh | None = None) -> jax.Array:
 
     Example:
         >>> body = lambda: process_linear_index()[None]
-        >>> jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=P(("data", "model")))().tolist()
+        >>> jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=P(("data", "model"))))().tolist()
         [0, 1, 2, 3, 4, 5, 6, 7]
 
     Source: the mesh dialect reference, `mesh.process_linear_index`.
