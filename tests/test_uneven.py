@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE
 
 import sdy_jax as sdy
+from sdy_jax.errors import SdyError, ShardingError
 
 PARTITIONED = ContextVar("PARTITIONED", default=False)
 
@@ -117,3 +118,38 @@ def test_gradients_do_not_depend_on_padding(name):
         return sum((jnp.abs(y) ** 2).sum() for y in leaves) + 0.0 * x.sum()
 
     check(jax.grad(loss), x, rtol=1e-4, atol=1e-4)
+
+
+def squares(x):
+    return (jnp.sin(split(x, "x")) ** 2).sum(0)
+
+
+@pytest.mark.parametrize("uneven, block", [("pad", 9), ("replicate", 65)])
+def test_what_becomes_of_axes_that_do_not_divide(uneven, block):
+    token = PARTITIONED.set(True)
+    f = sdy.partition(squares, mesh=LINE, uneven=uneven)
+    text, plan = f.lower(normal(65, 4)).as_text(), f.plan(normal(65, 4))
+    PARTITIONED.reset(token)
+    assert (f"tensor<{block}x4xf32>" in text) and ("tensor<9x4xf32>" in text) == (uneven == "pad")
+    assert bool(plan.padding) == bool(plan.padded_bytes) == ("padding (bytes per device)" in str(plan)) == (block == 9)
+    assert ("8 does not divide 65" in str(plan)) == (uneven == "replicate")
+
+
+def test_padding_is_counted_per_device():
+    token = PARTITIONED.set(True)
+    plan = sdy.partition(squares, mesh=LINE).plan(normal(65, 4))
+    PARTITIONED.reset(token)
+    assert {(value.type, value.bytes) for value in plan.padding} == {("f32[65@x,4]", 4 * 4 * (9 - 65 / 8))}
+    assert "f32[65@x,4]" in str(plan).partition("padding (bytes per device)")[2]
+
+
+def test_uneven_axes_can_be_refused():
+    token = PARTITIONED.set(True)
+    with pytest.raises(ShardingError, match=r"test_uneven.py:\d+.* 8 does not divide 65; .* To fix: pad it to 72, or"):
+        sdy.partition(squares, mesh=LINE, uneven="error").plan(normal(65, 4))
+    with pytest.raises(ShardingError, match=r"dim 0 of `x`, f32\[65@x,4\], cannot be split"):
+        sdy.partition(lambda x: x * 2, mesh=LINE, in_shardings=P("x"), uneven="error").plan(normal(65, 4))
+    sdy.partition(squares, mesh=LINE, uneven="error").plan(normal(64, 4))
+    PARTITIONED.reset(token)
+    with pytest.raises(SdyError, match="uneven='drop'; expected 'pad', 'replicate' or 'error'"):
+        sdy.partition(squares, mesh=LINE, uneven="drop")

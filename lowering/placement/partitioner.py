@@ -24,6 +24,7 @@ from sdy_jax.lowering.placement.dead_code import erase_dead_code
 from sdy_jax.lowering.placement.decisions import Decision, Decisions
 from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
 from sdy_jax.lowering.placement.placement import Placement
+from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Moved, PartitionReport
 from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
 from sdy_jax.lowering.placement.unsplit import Unsplit
@@ -48,7 +49,7 @@ def partition(
     mesh_name: str,
     costs: CostModel,
     rules: RuleBook | None = None,
-    optimize_collectives: bool = False,
+    policy: Policy = Policy(),  # noqa: B008 - immutable
     inputs: Sequence[str] = (),
 ) -> PartitionReport:
     """Rewrites a propagated module in place.
@@ -58,7 +59,7 @@ def partition(
         mesh_name: the mesh of the program.
         costs: what collectives and computing cost.
         rules: those that propagation used, so that none is computed twice.
-        optimize_collectives: sdy collectives that the module holds may be replaced by cheaper ones; else they stay.
+        policy: what the user decided.
         inputs: what the user calls the arguments of the main function.
 
     Returns:
@@ -67,7 +68,7 @@ def partition(
     graph = Graph(module)
     use_invariants_from_outside(graph)
     graph = erase_dead_code(graph)
-    partitioner = _Partitioner(graph, mesh_name, costs, rules or RuleBook(), optimize_collectives, inputs)
+    partitioner = _Partitioner(graph, mesh_name, costs, rules or RuleBook(), policy, inputs)
     partitioner.run()
     return partitioner.report
 
@@ -81,13 +82,13 @@ class _Partitioner:
         mesh_name: str,
         costs: CostModel,
         rules: RuleBook,
-        optimize_collectives: bool,
+        policy: Policy,
         inputs: Sequence[str],
     ):
         rules = rules.without_overrides()
-        self.graph, self.optimize_collectives = graph, optimize_collectives
+        self.graph, self.optimize_collectives = graph, policy.optimize_collectives
         self.report = PartitionReport(inputs)
-        self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report)
+        self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven)
         self.decisions = Decisions(self.placement, rules, costs)
         self.mesh = self.placement.meshes.base
         self.unsplit = Unsplit(self.placement, self.report, self.mesh)

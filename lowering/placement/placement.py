@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
+from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.placement.base_mesh import ProgramMeshes
 from sdy_jax.lowering.placement.materialized import MaterializedLayouts
@@ -39,7 +40,9 @@ class Placement:
         costs: CostModel,
         rule_of: Callable[[Op], OpShardingRule | None],
         report: PartitionReport,
+        uneven: str = "pad",
     ):
+        self._uneven = uneven
         self.meshes = ProgramMeshes(graph, mesh_name)
         self._graph, self._costs, self._report = graph, costs, report
         self._mesh_name, self._mesh = mesh_name, self.meshes.base
@@ -90,7 +93,7 @@ class Placement:
         It is closed, on a mesh of the program, and cut back to axes that make its blocks smaller. Replicated where none
         is stated and where the value has no elements.
         """
-        return self._runnable(value, sharding, block_prefix)
+        return self._runnable(value, sharding, block_prefix if self._uneven == "pad" else dividing_prefix)
 
     def evenly(self, value: Value, sharding: TensorSharding | None) -> TensorSharding:
         """As `stated`, cut back to axes that divide each dimension: jax's arrays lie in equal blocks."""
@@ -108,6 +111,9 @@ class Placement:
             self._report.note_value(value, lost if value.defining_op else f"{self._report.name(value)} {lost}")
         if cut is dividing_prefix and kept.axes != settled.axes:
             for message in uneven(self._report.name(value), value.shape, value.dtype, settled, kept, self._mesh):
+                if self._uneven == "error":
+                    where = f"{value.defining_op.source}: " if value.defining_op else ""
+                    raise ShardingError(f"{where}{message}, or leave uneven='pad'")
                 self._report.note_value(value, message)
         return kept
 

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import jax
 
 from sdy_jax.errors import SdyError, with_article
+from sdy_jax.lowering.placement.policy import UNEVEN, Policy
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.runtime.boundary import concrete_mesh
 
@@ -29,6 +30,7 @@ class Keywords(TypedDict, total=False):
     costs: CostModel | None
     on_unknown: str
     optimize_collectives: bool
+    uneven: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Options:
     costs: Any = None
     on_unknown: str = "warn"
     optimize_collectives: bool = False
+    uneven: str = "pad"
 
     def check(self) -> None:
         """
@@ -56,6 +59,8 @@ class Options:
         """
         if self.on_unknown not in ("warn", "error", "ignore"):
             raise SdyError(f"on_unknown={self.on_unknown!r}; expected 'warn', 'error' or 'ignore'")
+        if self.uneven not in UNEVEN:
+            raise SdyError(f"uneven={self.uneven!r}; expected 'pad', 'replicate' or 'error'")
         if self.costs is not None and not isinstance(self.costs, CostModel):
             raise SdyError(f"costs is {with_article(type(self.costs))}; expected a CostModel")
         if self.compiler_options is not None and not isinstance(self.compiler_options, dict):
@@ -63,6 +68,11 @@ class Options:
             raise SdyError(f"compiler_options is {given}; expected a dict of XLA's options")
         if self.mesh is not None:
             concrete_mesh(self.mesh)
+
+    @property
+    def policy(self) -> Policy:
+        """Those of the partitioner."""
+        return Policy(self.optimize_collectives, self.uneven)
 
     @property
     def of_jit(self) -> dict[str, Any]:

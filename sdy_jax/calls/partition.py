@@ -45,6 +45,7 @@ def partition(
     costs: CostModel | None = None,
     on_unknown: str = "warn",
     optimize_collectives: bool = False,
+    uneven: str = "pad",
 ) -> Any:
     """Partitions a function over a mesh: like `jax.jit`, with explicit collectives chosen by cost and a readable plan.
 
@@ -66,6 +67,9 @@ def partition(
             gather it, warn once per op and source line), "error", or "ignore" (the plan still says it).
         optimize_collectives: whether collectives that the function holds itself (`all_gather`, `all_to_all`, ...) may
             be replaced by cheaper ones between the same shardings. By default they keep their place and kind.
+        uneven: what becomes of axes that do not divide a dimension. "pad": inside of the function it lies in equal
+            blocks, the last ones padded (`plan.padding` lists them); arguments and results, as jax's arrays, keep the
+            axes that divide. "replicate": only axes that divide are used. "error": they are refused.
 
     Returns:
         A `PartitionedFunction`; with `fun=None`, a decorator that makes one.
@@ -93,6 +97,7 @@ def partition(
         costs,
         on_unknown,
         optimize_collectives,
+        uneven,
     )
     if fun is None:
         return lambda f: PartitionedFunction(f, options)

@@ -277,6 +277,7 @@ class PartitionedFunction(Generic[P, R]):
                 costs=self._options.costs,
                 on_unknown=self._options.on_unknown,
                 optimize_collectives=self._options.optimize_collectives,
+                uneven=self._options.uneven,
             )
             made = _InnerFunction(fun, options)
             made._name = f"{self._name} ({role})"
@@ -300,7 +301,7 @@ class PartitionedFunction(Generic[P, R]):
             program,
             costs,
             self._source,
-            optimize_collectives=self._options.optimize_collectives,
+            policy=self._options.policy,
             inner=self._is_inner,
         )
         report_notes(plan.notes, self._options.on_unknown)

@@ -10,11 +10,13 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
+from sdy_jax.errors import ShardingError
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import body_of, function_type, main_function, terminator_of
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings
 from sdy_jax.lowering.placement.partitioner import partition
+from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.lowering.placement.uneven import uneven
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -38,7 +40,7 @@ def build_plan(
     costs: CostModel,
     source: str = "",
     *,
-    optimize_collectives: bool = False,
+    policy: Policy = Policy(),  # noqa: B008 - immutable
     inner: bool = False,
 ) -> Plan:
     """Propagates and partitions a traced program.
@@ -48,12 +50,12 @@ def build_plan(
         program: the traced program.
         costs: what communication costs.
         source: the line at which the program's shardings are given.
-        optimize_collectives: sdy collectives that the program holds may be replaced by cheaper ones.
+        policy: how it is partitioned.
         inner: the results stay among our own functions, and may be split by parts of axes that nobody stated.
     """
     context = program.module.context
     with _collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
-        return _build(name, program, costs, source, optimize_collectives, inner)
+        return _build(name, program, costs, source, policy, inner)
 
 
 @contextmanager
@@ -69,7 +71,7 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _build(name: str, program: Program, costs: CostModel, source: str, optimize_collectives: bool, inner: bool) -> Plan:
+def _build(name: str, program: Program, costs: CostModel, source: str, policy: Policy, inner: bool) -> Plan:
     dump = dump_of(name)
     stages = {"traced": program.module}
     dump("traced", program.module)
@@ -91,11 +93,13 @@ def _build(name: str, program: Program, costs: CostModel, source: str, optimize_
     notes = [] if inner else put_results_on_whole_axes(module, program, source)
     _locate_return(module, source)
     inputs = [*(f"constant {i}" for i in range(len(program.constants))), *program.inputs]
-    report = partition(module, program.mesh_name, costs, rules, optimize_collectives, inputs)
+    uneven_ones = list(_uneven_arguments(main_function(program.module), main_function(module), program, inputs, source))
+    if uneven_ones and policy.uneven == "error":
+        raise ShardingError(f"{source}: {uneven_ones[0].message}, or leave uneven='pad'")
+    report = partition(module, program.mesh_name, costs, rules, policy, inputs)
     dump("partitioned", module)
     stages["partitioned"] = module
 
-    uneven_ones = _uneven_arguments(main_function(program.module), main_function(module), program, inputs, source)
     notes = [*_notes_of_dialects(program.module), *notes, *uneven_ones, *report.notes]
     program = program.with_module(module)
     arguments, results = boundary_values(program)

@@ -16,11 +16,15 @@ from sdy_jax.ir.operations import function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.report import CollectiveRecord, Note
 from sdy_jax.plan.border_moves import BorderMove
+from sdy_jax.plan.padding import PaddedValue, padded_values
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import bytes_text, type_text
+
+_LISTED = 5
+"""Lines of a plan on padded values; `Plan.padding` has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,16 @@ class Plan:
     def totals(self) -> PlanTotals:
         """The sums over `collectives`."""
         return PlanTotals.of(self.collectives)
+
+    @cached_property
+    def padding(self) -> tuple[PaddedValue, ...]:
+        """The values that lie in blocks which do not divide them, with the bytes of padding that a device holds."""
+        return padded_values(self.stages["partitioned"])
+
+    @property
+    def padded_bytes(self) -> float:
+        """Bytes of padding per device, over all values of the program (which need not exist at the same time)."""
+        return sum(value.bytes for value in self.padding)
 
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""
@@ -146,6 +160,7 @@ class Plan:
             _values("results", self.results),
             self._moves(),
             self._collectives(),
+            self._padding(),
             self._notes(),
         ]
         return "\n\n".join(section for section in sections if section)
@@ -182,6 +197,18 @@ class Plan:
     def _moves(self) -> str:
         rows = [(move.path, f"{move.before} -> {move.after}", bytes_text(move.bytes)) for move in self.moves]
         return "moves at the border (bytes that a device receives, at least)\n" + _table(rows) if rows else ""
+
+    def _padding(self) -> str:
+        """The largest padded values, one line for those of one type and line of the source."""
+        sums: dict[tuple[str, str], list[float]] = {}
+        for value in self.padding:
+            sums.setdefault((value.type, short_source(value.source)), []).append(value.bytes)
+        rows = [
+            (type_ + (f" x {len(each)}" if len(each) > 1 else ""), bytes_text(sum(each)), source)
+            for (type_, source), each in sorted(sums.items(), key=lambda item: -sum(item[1]))
+        ]
+        more = f"\n  and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
+        return "padding (bytes per device)\n" + _table(rows[:_LISTED]) + more if rows else ""
 
     def _notes(self) -> str:
         return "\n".join(["notes", *(f"  {note}" for note in self.notes)]) if self.notes else ""
