@@ -181,6 +181,14 @@ def sent(x: jax.Array, names: Sequence[str], pairs: Sequence[tuple[int, int]]) -
     return lax.ppermute(x, order, [(along[sender], along[receiver]) for sender, receiver in pairs])
 
 
+def permuted(x: jax.Array, axes: AxisSequence, pairs: Sequence[tuple[int, int]], mesh: RefinedMesh) -> jax.Array:
+    """`sent` among the devices along `axes`, of which `pairs` are positions; on every mesh."""
+    if not mesh.device_permutation:
+        return sent(x, mesh.names(axes), pairs)
+    groups = mesh.group(axes)["axis_index_groups"] or []
+    return sent(x, mesh.axis_names, [(group[u], group[t]) for group in groups for u, t in pairs])
+
+
 # Reducing data.
 
 

@@ -105,7 +105,7 @@ class _Blocks:
         self._me = mesh.index(axes) if axes else jnp.int32(0)
 
     def result(self, plan: StripPlan, fill: Any) -> jax.Array:
-        received = [(strips, self._sent(self._strip(strips), strips)) for strips in plan.rounds]
+        received = [(strips, self._sent(strips)) for strips in plan.rounds]
         copied = [(strips, self._strip(strips)) for strips in plan.copies]
         # A strip that is kept near the block's end may be followed by what only longer ones of its round fill.
         size = max([plan.length, *(max(s.starts) + s.length for s in (*plan.copies, *plan.rounds))])
@@ -136,12 +136,8 @@ class _Blocks:
             return lax.dynamic_slice_in_dim(x, self._entry(np.array(starts)), length, self._dim)
         return lax.slice_in_dim(x, start, start + length, axis=self._dim)
 
-    def _sent(self, x: jax.Array, strips: Strips) -> jax.Array:
-        mesh = self._mesh
-        if not mesh.device_permutation:
-            return lax_collectives.sent(x, mesh.names(self._axes), strips.pairs)
-        groups = mesh.group(self._axes)["axis_index_groups"] or []
-        return lax_collectives.sent(x, mesh.axis_names, [(g[u], g[t]) for g in groups for u, t in strips.pairs])
+    def _sent(self, strips: Strips) -> jax.Array:
+        return lax_collectives.permuted(self._strip(strips), self._axes, strips.pairs, self._mesh)
 
     def _begun(
         self, copied: Sequence[tuple[Strips, jax.Array]], size: int, fill: Any
