@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from partitioned_ops import LINE, PLANE
+from partitioned_ops import LINE, PLANE, op
 from test_uneven import assert_close, normal
 
 import sdy_jax as sdy
@@ -56,17 +56,17 @@ def split(x, *spec):
     return x if MESH.get() is None else lax.with_sharding_constraint(x, NamedSharding(MESH.get(), P(*spec)))
 
 
-def check_inside(function, *args, op=None, mesh=LINE, **tolerances):
+def check_inside(function, *args, sent_by=None, mesh=LINE, **tolerances):
     """The numbers of a function that splits its values itself, computed where every repeated operation is expensive.
 
-    `op` is one that communicates by itself.
+    `sent_by` is an op that communicates by itself.
     """
     partitioned = sdy.partition(function, mesh=mesh, costs=CostModel(flop=100.0), on_unknown="ignore")
     token = MESH.set(mesh)
     plan, found = partitioned.plan(*args), partitioned(*args)
     MESH.reset(token)
     assert_close(found, jax.jit(lambda *xs: function(*xs))(*args), **tolerances)
-    assert op is None or f" for {op}" in str(plan), plan
+    assert sent_by is None or f" for {sent_by}" in str(plan), plan
     return plan
 
 
@@ -90,8 +90,8 @@ def test_a_cumulative_sum_sends_totals():
 def test_cumulative_ops(name, reverse):
     x = normal(13, 3) if name == "logsumexp" else normal(13, 3) * 2
     scan = partial(SCANS[name], reverse=reverse)
-    check_inside(lambda x: scan(split(x, "x"), axis=0), x, op=SCAN)
-    check_inside(lambda x: scan(split(x, None, ("y", "x")), axis=1), x.T, op=SCAN, mesh=PLANE)
+    check_inside(lambda x: scan(split(x, "x"), axis=0), x, sent_by=SCAN)
+    check_inside(lambda x: scan(split(x, None, ("y", "x")), axis=1), x.T, sent_by=SCAN, mesh=PLANE)
 
 
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint32, jnp.float16, jnp.bfloat16, jnp.complex64])
@@ -102,14 +102,14 @@ def test_cumulative_ops_of_any_type(dtype):
         x = split(x, "x")
         return lax.cumsum(x, 0), lax.cumprod(x % 3 if x.dtype != jnp.complex64 else x, 0, reverse=True)
 
-    check_inside(function, x, op=SCAN, rtol=4e-2)
+    check_inside(function, x, sent_by=SCAN, rtol=4e-2)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 9, 17])
 def test_cumulative_ops_with_empty_and_single_element_shards(size):
     for reverse in (False, True):
-        op = SCAN if size > 1 else None
-        check_inside(lambda x, reverse=reverse: lax.cumsum(split(x, "x"), 0, reverse), integers(size), op=op)
+        sent_by = SCAN if size > 1 else None
+        check_inside(lambda x, reverse=reverse: lax.cumsum(split(x, "x"), 0, reverse), integers(size), sent_by=sent_by)
 
 
 def test_a_cumulative_maximum_propagates_nan_and_infinity():
@@ -125,7 +125,7 @@ def test_long_rows_of_totals_are_passed_on(monkeypatch, mesh, reverse):
     spec = P(mesh.axis_names[::-1])
     plan = agreed(lambda x: lax.cumsum(x, 0, reverse), integers(24, 5), spec=spec, out=spec, mesh=mesh)
     assert plan.wire_bytes == 4 * 5 * 4
-    check_inside(lambda x: lax.cumsum(split(x, *spec), 0, reverse), integers(21, 5), op=SCAN, mesh=mesh)
+    check_inside(lambda x: lax.cumsum(split(x, *spec), 0, reverse), integers(21, 5), sent_by=SCAN, mesh=mesh)
 
 
 def test_rows_of_other_dimensions_stay_split():
@@ -156,3 +156,83 @@ def test_a_cumulative_sum_in_a_loop():
         return lax.scan(lambda c, _: (jnp.cumsum(c, 0) % 7, None), split(x, "x"), None, length=3)[0]
 
     check_inside(function, integers(19, 2))
+
+
+SORT = "stablehlo.sort"
+SIX = jax.sharding.Mesh(np.array(jax.devices()[:6]), ("x",))
+
+
+def with_ties(*shape, dtype=jnp.float32):
+    return (integers(*shape) % 5).astype(dtype)
+
+
+def test_a_sort_exchanges_blocks_instead_of_gathering_them():
+    plan = agreed(jnp.sort, normal(1024), spec=P("x"), out=P("x"))
+    assert plan.wire_bytes == 6 * 128 * 4
+
+
+def test_a_sort_moves_to_another_dimension_where_one_is_free():
+    plan = agreed(lambda x: jnp.sort(x, 1), normal(8, 64), spec=P(None, "x"), out=P(None, "x"))
+    assert [c.kind for c in plan.collectives] == ["all_to_all", "all_to_all"]
+
+
+@pytest.mark.parametrize("mesh", [LINE, PLANE, SIX], ids=["line", "plane", "six"])
+@pytest.mark.parametrize("size", [48, 29, 9, 3])
+def test_sorts_of_several_operands_are_stable(mesh, size):
+    def function(x, y, z):
+        return lax.sort((split(x, axes), y, z), dimension=0, num_keys=2)
+
+    axes = mesh.axis_names[::-1]
+    operands = with_ties(size), with_ties(size, dtype=jnp.int8), jnp.arange(size, dtype=jnp.bfloat16)
+    check_inside(function, *operands, sent_by=SORT, mesh=mesh)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bool_, jnp.int8, jnp.uint32, jnp.float16, jnp.float32, jnp.complex64])
+def test_sorts_of_any_type(dtype):
+    x = with_ties(21, dtype=dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        x = x.at[jnp.array([2, 5, 13])].set(jnp.array([jnp.nan, jnp.inf, -jnp.inf], dtype))
+    elif dtype != jnp.bool_:
+        x = x.at[jnp.array([2, 5])].set(jnp.iinfo(dtype).max)
+    check_inside(lambda x: (lax.sort(split(x, "x")), jnp.argsort(split(x, "x"))), x, sent_by=SORT)
+    check_inside(lambda x: lax.sort((split(x, "x"), jnp.arange(21) * 2 + x.real.astype(int))), x, sent_by=SORT)
+
+
+def test_orders_that_are_not_ascending():
+    x = with_ties(19, 2)
+    check_inside(lambda x: jnp.sort(split(x, "x"), axis=0, descending=True), x, sent_by=SORT)
+    check_inside(lambda x: jnp.argsort(split(x, "x"), axis=0, descending=True), x, sent_by=SORT)
+    check_inside(lambda x: lax.sort((split(x, "x"), x * 2), dimension=0, is_stable=False), x, sent_by=SORT)
+
+
+def test_a_comparator_of_ones_own_sorts_whole_blocks():
+    text = """"stablehlo.sort"(%a) <{dimension = 0 : i64, is_stable = true}> ({
+      ^bb0(%x: tensor<i32>, %y: tensor<i32>):
+        %r = stablehlo.compare GT, %x, %y : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %r : tensor<i1>
+    }) : (tensor<16xi32>) -> tensor<16xi32>"""
+    agreed(op(text, "16xi32"), integers(16), spec=P("x"), out=P("x"))
+
+
+def test_gradients_of_sorts():
+    def loss(x):
+        return (jnp.sort(split(x, "x"), 0) * jnp.arange(13.0)[:, None]).sum() + jnp.median(split(x, "x"))
+
+    check_inside(jax.grad(loss), normal(13, 2), rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [16, 13])
+def test_medians_and_quantiles(size):
+    def function(x):
+        x = split(x, "x")
+        return jnp.median(x), jnp.median(x, 0), jnp.quantile(x, jnp.array([0.1, 0.9]), 0), jnp.percentile(x, 30)
+
+    check_inside(function, normal(size, 3))
+
+
+def test_unique_elements():
+    def function(x):
+        x = split(x, "x")
+        return jnp.unique(x, size=6, return_index=True, return_inverse=True, return_counts=True)
+
+    check_inside(function, integers(21) % 5)

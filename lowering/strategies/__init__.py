@@ -16,6 +16,8 @@ from . import (  # noqa: F401
     shape,
     slicing,
     sorting,
+    top_k,
+    transforms,
     window,
     written_collective,
 )
