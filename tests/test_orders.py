@@ -14,6 +14,7 @@ from partitioned_ops import LINE, PLANE, op
 from test_uneven import assert_close, normal
 
 import sdy_jax as sdy
+from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies import collective, cumulative, shards
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
@@ -236,3 +237,49 @@ def test_unique_elements():
         return jnp.unique(x, size=6, return_index=True, return_inverse=True, return_counts=True)
 
     check_inside(function, integers(21) % 5)
+
+
+TOP_K = "chlo.top_k"
+
+
+def test_top_k_sends_candidates():
+    plan = agreed(lambda x: lax.top_k(x, 4), normal(2, 8192), spec=P(None, "x"))
+    assert plan.wire_bytes == 448 == 2 * 7 * 4 * 2 * 4
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 13])
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float32, jnp.bfloat16])
+def test_top_k_prefers_lower_indices(k, dtype):
+    x = jnp.stack([with_ties(13, dtype=dtype), jnp.full(13, lax_collectives.identity("max", dtype), dtype)])
+    check_inside(lambda x: lax.top_k(split(x, None, ("y", "x")), k), x, mesh=PLANE, sent_by=TOP_K)
+
+
+def test_top_k_with_batches_that_are_split_too():
+    plan = agreed(lambda x: lax.top_k(x, 3), normal(6, 32), spec=P("x", "y"), out=P("x"), mesh=PLANE)
+    assert plan.wire_bytes == 3 * 3 * 3 * 8
+
+
+def test_gradients_of_top_k():
+    check_inside(jax.grad(lambda x: (lax.top_k(split(x, None, "x"), 3)[0] ** 2).sum()), normal(2, 21), rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [64, 61])
+@pytest.mark.parametrize("search", [lax.approx_max_k, lax.approx_min_k])
+def test_approximate_top_k_sends_candidates(search, size):
+    for k in (3, 12):
+        plan = check_inside(lambda x, k=k: search(split(x, "x"), k, reduction_dimension=0), normal(size, 2))
+        assert " for stablehlo.custom_call" in str(plan)
+
+
+def test_all_elements_by_approximate_top_k_come_in_their_order():
+    x = normal(8, 2)
+    for aggregate in (True, False):
+        search = partial(lax.approx_max_k, k=8, reduction_dimension=0, aggregate_to_topk=aggregate)
+        check_inside(lambda x, search=search: search(split(x, "x")), x)
+
+
+@pytest.mark.parametrize("size", [8192, 8187])
+@pytest.mark.parametrize("find", [jnp.argmax, jnp.argmin])
+def test_an_extreme_is_found_among_pairs(find, size):
+    plan = check_inside(lambda x: find(split(x, None, "x"), axis=1), integers(16, size), sent_by="stablehlo.reduce")
+    assert plan.wire_bytes <= 16 * 8 * 8

@@ -396,7 +396,7 @@ def test_tokens_and_dynamic_shapes_have_no_rule() -> None:
         ),
         (
             Case("chlo.top_k", [Tensor((4, 8))], [Tensor((4, 3)), Tensor((4, 3), "i32")], "k = 3 : i64"),
-            "([i, j])->([i, j], [i, j]) {i=4, j=8} need_replication={j} blocked_propagation={j}",
+            "([i, j])->([i, k], [i, k]) {i=4, j=8, k=3} need_replication={j, k} blocked_propagation={j, k}",
         ),
     ],
     ids=lambda v: v.name if isinstance(v, Case) else "",

@@ -14,6 +14,7 @@ from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
+from sdy_jax.lowering.strategies.top_k import approximate_strategies, approximate_top_k
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.linalg import independent_columns
@@ -43,7 +44,7 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
     if columns is not None:
         operand, _, dim = columns
         shared |= {f for f in rule.operand_mappings[operand][dim] if f in pass_through_factors(rule)}
-    return [Strategy("on_blocks", frozenset(shared))]
+    return approximate_strategies(op, rule, frozenset(shared)) or [Strategy("on_blocks", frozenset(shared))]
 
 
 def _of_custom_op(op: Op, rule: OpShardingRule) -> Strategy:
@@ -62,7 +63,7 @@ def _custom_op(op: Op) -> CustomOp:
 @emitter("stablehlo.custom_call")
 def _emit_custom_call(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     if local.op.text("call_target_name") != TARGET:
-        return re_emit(local, *operands)
+        return approximate_top_k(local, *operands) or re_emit(local, *operands)
     own = _custom_op(local.op)
     if own.padding is not None:
         operands = tuple(_filled(local, i, x, own.padding) for i, x in enumerate(operands))

@@ -1,11 +1,11 @@
 """Sort: along a split dimension by exchanging blocks between pairs of shards.
 
-Every shard sorts its block. Then pairs of shards merge theirs, of which one keeps the lower and the other one the upper
-half, in the order of the pairs of Batcher's bitonic sorter (https://doi.org/10.1145/1468075.1468121), which needs a power
-of two of shards; blocks of another number are gathered. A sort of other shards is not stable by itself: the global index
-travels as a last key where the order of equal elements can be seen. Padding comes last: it is known by its index, or has
-the largest value there is. (Zeros of both signs are equal to a sort, and so are NaNs: where only keys are sorted, their
-order may be another one.)
+Every shard sorts its block. Then pairs of shards merge theirs, of which one keeps the lower and the other one the
+upper half, in the order of the pairs of Batcher's bitonic sorter (https://doi.org/10.1145/1468075.1468121), which needs
+a power of two of shards; blocks of another number are gathered. The exchange is not stable by itself: the global index
+travels as a last key where the order of equal elements can be seen. Padding comes last: it is known by its index, or
+has the largest value there is. (Zeros of both signs are equal to a sort, and so are NaNs: where only keys are sorted,
+their order may be another one.)
 """
 
 from __future__ import annotations

@@ -23,10 +23,11 @@ def sort(op: Op, conservative: bool) -> OpShardingRule:
 
 @rule("chlo.top_k", extra=True)
 def top_k(op: Op, conservative: bool) -> OpShardingRule:
-    """Values and indices of the largest elements along the last dimension."""
+    """Values and indices of the `k` largest elements along the last dimension."""
     *batch, last = shape_of(op)
     builder = RuleBuilder.of(op).pointwise(tuple(batch))
-    builder.add_all(len(batch), last, NEED_REPLICATION, blocked=True)
+    builder.add_operands(len(batch), last, NEED_REPLICATION, blocked=True)
+    builder.add_results(len(batch), result_shape(op)[-1], NEED_REPLICATION, blocked=True)
     return builder.build()
 
 
