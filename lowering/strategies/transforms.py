@@ -1,18 +1,140 @@
-"""Fourier transforms."""
+"""Fourier transforms: split dimensions become whole one after the other, by the steps of `transform_steps.py`."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.names import scope_name
+from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.shards import offset, padding_value
+from sdy_jax.lowering.strategies.transform_steps import Cut, FourSteps, Gather, Move, Problem, Step, Transform, schedule
+from sdy_jax.representation.mesh import Axes, axes_size
+from sdy_jax.representation.rule import OpShardingRule
+
+
+@strategies("stablehlo.fft")
+def _fft_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    mapping, rank = rule.mappings[0], op.operands[0].rank
+    factors = {d: mapping[d] for d in range(rank - len(op.ints("fft_length")), rank)}
+
+    def sent_along(dim: int, kind: str) -> Inside:
+        def sent(shards: Shards) -> float:
+            found = schedule(_problem(op, tuple([math.prod([shards[f] for f in fs]) for fs in mapping])))
+            is_gathered = any(isinstance(step, Gather) for step in found.steps)
+            return found.sent[dim] / op.results[0].itemsize if is_gathered == (kind == "all_gather") else 0
+
+        return Inside(kind, frozenset(factors[dim]), 1, sent)
+
+    inside = tuple(sent_along(dim, kind) for dim in factors for kind in ("all_to_all", "all_gather"))
+    splittable = pass_through_factors(rule).union(*factors.values())
+    return [Strategy("transposes", splittable, inside=inside)]
+
+
+def _problem(op: Op, shards: tuple[int, ...]) -> Problem:
+    operand, result = op.operands[0], op.results[0]
+    shapes = operand.shape or (), result.shape or ()
+    kind = op.text("fft_type")
+    return Problem(kind, *shapes, len(op.ints("fft_length")), shards, (operand.itemsize, result.itemsize))
 
 
 @emitter("stablehlo.fft")
 def _fft(local: LocalOp, operand: jax.Array) -> jax.Array:
-    result = lax.fft(operand, local.op.text("fft_type"), local.op.ints("fft_length"))
-    return lax.platform_dependent(result, cpu=_row_major, default=lambda x: x)
+    axes = [local.operand_axes(0, d) for d in range(operand.ndim)]
+    problem = _problem(local.op, tuple(axes_size(along, local.mesh.mesh) for along in axes))
+    run, x = _Run(local, problem, axes), operand
+    for step in schedule(problem).steps:
+        x = run.step(x, step)
+    return x
+
+
+class _Run:
+    """One run of the steps on the running device."""
+
+    def __init__(self, local: LocalOp, problem: Problem, axes: Sequence[Axes]):
+        self._local, self._problem, self._axes = local, problem, axes
+
+    def step(self, x: jax.Array, step: Step) -> jax.Array:
+        if isinstance(step, Transform):
+            return self._transform(x, step)
+        dim = step.of if isinstance(step, Move) else step.dim
+        with jax.named_scope(scope_name(self._local.op.name, self._axes[dim], self._local.op.source)):
+            if isinstance(step, Move):
+                return self._move(x, step)
+            return self._four_steps(x, dim) if isinstance(step, FourSteps) else self._change(x, dim, step)
+
+    def _transform(self, x: jax.Array, step: Transform) -> jax.Array:
+        last = self._problem.dims[-1]
+        lengths = [self._problem.result[d] if d == last and step.kind == "IRFFT" else x.shape[d] for d in step.dims]
+        return _transformed(x, step.dims, step.kind, lengths)
+
+    def _move(self, x: jax.Array, step: Move) -> jax.Array:
+        axes = self._axes[step.of]
+        x = _padded(x, step.target, -x.shape[step.target] % self._count(step.of))
+        x = lax_collectives.all_to_all(x, [(axes, step.source, step.target)], self._local.mesh)
+        return lax.slice_in_dim(x, 0, step.length, axis=step.source)
+
+    def _change(self, x: jax.Array, dim: int, step: Gather | Cut) -> jax.Array:
+        axes, count = self._axes[dim], self._count(dim)
+        if isinstance(step, Gather):
+            x = lax_collectives.all_gather(x, [axes if d == dim else () for d in range(x.ndim)], self._local.mesh)
+            return lax.slice_in_dim(x, 0, self._problem.shape[dim], axis=dim)
+        x = _padded(x, dim, -x.shape[dim] % count)
+        block = x.shape[dim] // count
+        return lax.dynamic_slice_in_dim(x, offset(self._local, axes, block), block, dim)
+
+    def _four_steps(self, x: jax.Array, dim: int) -> jax.Array:
+        """Element n = n1 m + n2 of g m ones, over g shards of m, contributes to element k = k1 + g k2 of the result: it
+        is transformed along n1, turned by exp(-2 pi i k1 n2 / g m), and transformed along n2."""
+        count, mesh, rank = self._count(dim), self._local.mesh, x.ndim
+        kind, axes = self._problem.kind, self._axes[dim]
+        x = jnp.moveaxis(x, dim, -1)
+        batch, m = x.shape[:-1], x.shape[-1]
+
+        def exchanged(x: jax.Array, source: int, target: int) -> jax.Array:
+            return lax_collectives.all_to_all(x, [(axes, source, target)], mesh)
+
+        x = exchanged(x.reshape(*batch, 1, m), rank - 1, rank)  # n1 whole, a block of n2
+        x = _transformed(x, (rank - 1,), kind, [count])
+        k1 = lax.broadcasted_iota(jnp.int32, (count, m // count), 0)
+        n2 = lax.broadcasted_iota(jnp.int32, (count, m // count), 1) + offset(self._local, axes, m // count)
+        x *= _turn(k1 * n2, count * m, kind, x.dtype)
+        x = exchanged(x, rank, rank - 1)  # a block of k1, n2 whole
+        x = exchanged(_transformed(x, (rank,), kind, [m]), rank - 1, rank)  # k1 whole, a block of k2
+        return jnp.moveaxis(jnp.swapaxes(x, -1, -2).reshape(*batch, m), -1, dim)
+
+    def _count(self, dim: int) -> int:
+        return self._problem.shards[dim]
+
+
+def _turn(part: jax.Array, of: int, kind: str, dtype: Any) -> jax.Array:
+    """exp(-2 pi i part / of), conjugated for an inverse, for 0 <= part < of."""
+    real = jnp.finfo(dtype).dtype
+    # Around zero, where the quotient is exact to the type's precision.
+    fraction = jnp.where(2 * part > of, part - of, part).astype(real) / np.array(of, real)
+    angle = fraction * np.array(2 * math.pi if kind == "IFFT" else -2 * math.pi, real)
+    return lax.complex(jnp.cos(angle), jnp.sin(angle))
+
+
+def _padded(x: jax.Array, dim: int, length: int) -> jax.Array:
+    return lax.pad(x, padding_value(x.dtype), [(0, length if d == dim else 0, 0) for d in range(x.ndim)])
+
+
+def _transformed(x: jax.Array, dims: Sequence[int], kind: str, lengths: Sequence[int]) -> jax.Array:
+    """One-dimensional transforms along dimensions in any place."""
+    trailing = range(x.ndim - len(dims), x.ndim)
+    x = lax.fft(jnp.moveaxis(x, dims, trailing), kind, tuple(lengths))
+    return jnp.moveaxis(lax.platform_dependent(x, cpu=_row_major, default=lambda x: x), trailing, dims)
 
 
 def _row_major(x: jax.Array) -> jax.Array:

@@ -1,0 +1,94 @@
+"""Fourier transforms along split dimensions, linear algebra in split batches, random bits on any number of devices."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from partitioned_ops import CUBE, LINE, PLANE
+from test_orders import agreed, check_inside, poisoned_padding, split  # noqa: F401
+from test_uneven import normal
+
+from sdy_jax.lowering.strategies.transform_steps import Problem, four_steps, gathered, moved, schedule
+
+FFT = "stablehlo.fft"
+
+
+def complex_(*shape):
+    return normal(*shape) + 1j * normal(*shape[::-1]).T
+
+
+def test_a_transform_of_two_dimensions_moves_the_split_one_there_and_back():
+    plan = agreed(jnp.fft.fft2, complex_(64, 32), spec=P("x"), out=P("x"))
+    assert plan.wire_bytes == 2 * 7 / 8 * 8 * 32 * 8
+
+
+def test_a_real_transform_moves_halves():
+    plan = agreed(jnp.fft.rfft2, normal(64, 30), spec=P("x"), out=P("x"))
+    assert plan.wire_bytes == 2 * 7 / 8 * 8 * 16 * 8
+
+
+def test_a_long_vector_is_transformed_in_four_steps():
+    for transform in (jnp.fft.fft, jnp.fft.ifft):
+        plan = agreed(transform, complex_(512), spec=P("x"), out=P("x"), rtol=1e-5)
+        assert plan.wire_bytes == 3 * 7 / 8 * 64 * 8
+
+
+@pytest.mark.parametrize("mesh", [LINE, PLANE], ids=["line", "plane"])
+def test_four_steps_with_batches(mesh):
+    spec = P(None, mesh.axis_names[::-1])
+    plan = agreed(jnp.fft.fft, complex_(2, 128), spec=spec, out=spec, mesh=mesh, rtol=1e-5)
+    assert plan.wire_bytes == 3 * 7 / 8 * 32 * 8
+
+
+TRANSFORMS = {
+    "fft": (jnp.fft.fft, True),
+    "ifft2": (jnp.fft.ifft2, True),
+    "fftn": (jnp.fft.fftn, True),
+    "rfft": (jnp.fft.rfft, False),
+    "rfft2": (jnp.fft.rfft2, False),
+    "rfftn": (jnp.fft.rfftn, False),
+    "irfft": (lambda x: jnp.fft.irfft(x, 9), True),
+    "irfft2": (jnp.fft.irfft2, True),
+    "irfftn": (lambda x: jnp.fft.irfftn(x, (5, 12, 9)), True),
+}
+SPECS = [("x", "y", "z"), (None, None, ("x", "y", "z")), (None, ("z", "x"), "y"), (("y", "x"), None, "z")]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_of_uneven_dimensions(name, spec):
+    transform, is_complex = TRANSFORMS[name]
+    x = complex_(5, 12, 9) if is_complex else normal(5, 12, 9)
+    check_inside(lambda x: transform(split(x, *spec)), x, sent_by=FFT if "n" in name else None, mesh=CUBE, rtol=2e-5)
+
+
+def test_gradients_of_transforms():
+    def loss(x):
+        return (jnp.abs(jnp.fft.rfft2(split(x, "x"))) ** 2 * jnp.arange(6.0)).sum() + jnp.fft.irfft(split(x, "x"))[3, 2]
+
+    check_inside(jax.grad(loss), normal(13, 10), rtol=1e-4)
+
+
+def test_of_all_schedules_the_one_that_sends_least_is_taken():
+    for kind, rank in itertools.product(("FFT", "RFFT", "IRFFT"), (1, 2, 3)):
+        for shards in itertools.product((1, 2, 4), repeat=3):
+            shape, result = (5, 16, 16), (5, 16, 9 if kind == "RFFT" else 16)
+            problem = Problem(
+                kind, shape, result, rank, shards, (4 if kind == "RFFT" else 8, 4 if kind == "IRFFT" else 8)
+            )
+            ways = [way for way in (moved(problem), four_steps(problem), gathered(problem)) if way]
+            assert schedule(problem) in ways and all(sum(schedule(problem).sent) <= sum(w.sent) for w in ways)
+            assert moved(problem) is not None
+
+
+@pytest.mark.slow
+def test_random_transforms_send_what_the_plan_says():
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        shape = tuple(int(n) * 4 for n in rng.integers(1, 5, 3))
+        spec = P(*rng.permutation(["x", "y", None]))
+        transform, is_complex = TRANSFORMS[list(TRANSFORMS)[rng.integers(6)]]
+        agreed(transform, complex_(*shape) if is_complex else normal(*shape), spec=spec, mesh=PLANE, rtol=1e-5)
