@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
+from partitioned_ops import op
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
@@ -26,7 +27,16 @@ def the_note(plan):
 
 
 def sort_rows(x):
-    return jnp.sort(x, axis=0)
+    """By a comparator that is not lax's: the sorted dimension cannot be split."""
+    dims = "".join(f"{n}x" for n in x.shape)
+    return op(
+        f""""stablehlo.sort"(%a) <{{dimension = 0 : i64}}> ({{
+          ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+            %r = stablehlo.compare GT, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
+            stablehlo.return %r : tensor<i1>
+        }}) : (tensor<{dims}f32>) -> tensor<{dims}f32>""",
+        f"{dims}f32",
+    )(x)
 
 
 def test_what_an_all_to_all_moves_is_not_said_to_be_gathered(mesh):
@@ -48,7 +58,7 @@ def test_what_it_says_would_help_helps(mesh):
 
 
 def test_what_is_gathered_says_so_and_that_work_is_repeated(mesh):
-    plan = planned(mesh, lambda x: jnp.sort(x), P("data"), X[:, 0])
+    plan = planned(mesh, sort_rows, P("data"), X[:, 0])
     (gather,) = plan.collectives
     assert gather.kind == "all_gather"
     assert the_note(plan) == (

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE
 from test_orders import agreed, check_inside, poisoned_padding, split  # noqa: F401
@@ -92,3 +93,54 @@ def test_random_transforms_send_what_the_plan_says():
         spec = P(*rng.permutation(["x", "y", None]))
         transform, is_complex = TRANSFORMS[list(TRANSFORMS)[rng.integers(6)]]
         agreed(transform, complex_(*shape) if is_complex else normal(*shape), spec=spec, mesh=PLANE, rtol=1e-5)
+
+
+# Linear algebra.
+
+
+def positive(x):
+    return x @ x.mT + 5 * jnp.eye(x.shape[-1])
+
+
+SOLVERS = {
+    "cholesky": lambda x: jnp.linalg.cholesky(positive(x)),
+    "triangular solve": lambda x: lax.linalg.triangular_solve(jnp.tril(positive(x)), x, left_side=True, lower=True),
+    "solve": lambda x: jnp.linalg.solve(positive(x), x),
+    "qr": lambda x: jnp.abs(jnp.linalg.qr(x)[1]),
+    "eigh": lambda x: jnp.linalg.eigh(positive(x))[0],
+    "svd": lambda x: jnp.linalg.svd(x, compute_uv=False),
+    "inverse": lambda x: jnp.linalg.inv(positive(x)),
+    "determinant": lambda x: jnp.linalg.slogdet(positive(x))[1],
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_problems_in_uneven_batches(name):
+    plan = check_inside(lambda x: SOLVERS[name](split(x, "x")), normal(13, 3, 3), rtol=1e-4)
+    assert "@x" in str(plan)
+
+
+# Random numbers.
+
+
+def draws(key, rows):
+    """Numbers of several distributions, in rows."""
+    shape, several = (rows, 3), jax.random.split(key, rows)
+    return (
+        jax.random.bits(key, shape),
+        jax.random.normal(key, shape),
+        jax.random.randint(key, shape, 0, 1000),
+        jax.random.uniform(key, shape, jnp.bfloat16) < 0.3,
+        jax.vmap(jax.random.bits)(several),
+    )
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_random_numbers_do_not_depend_on_the_number_of_devices(count, implementation):
+    def function(key):
+        return [split(x, "x") for rows in (16, 13) for x in draws(key, rows)]
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:count]), ("x",))
+    plan = check_inside(function, jax.random.key(7, impl=implementation), mesh=mesh)
+    assert {c.cause for c in plan.collectives if c.wire_bytes} <= {"func.return"}, plan

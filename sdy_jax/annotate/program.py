@@ -11,6 +11,7 @@ import jax
 from jax.extend.mlir import ir
 from jax.tree_util import PyTreeDef
 
+from sdy_jax.annotate import scans  # noqa: F401  (registers how they are written)
 from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.mesh_symbols import declare_mesh
