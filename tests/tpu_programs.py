@@ -58,6 +58,7 @@ TRANSFORMS = {
     "fft in two dimensions": lambda x: jnp.abs(jnp.fft.fft2(x)),
     "real fft and back": lambda x: jnp.fft.irfft(jnp.fft.rfft(x.real)),
     "convolution by ffts": lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.fft.fft(x[::-1])),
+    "fft of a vector": lambda x: jnp.fft.ifft(jnp.fft.fft(x.ravel())),
     "its gradient": jax.grad(lambda x: jnp.sum(jnp.abs(jnp.fft.fft2(x)) ** 2)),
 }
 
@@ -68,6 +69,21 @@ def test_split_transforms(name, spec):
     x = jax.ShapeDtypeStruct((64, 32), jnp.float32 if name == "its gradient" else jnp.complex64)
     mesh = tpu_mesh(4, 4, names=("x", "y"))
     assert not failure(sdy.partition(TRANSFORMS[name], mesh=mesh, in_shardings=spec, out_shardings=spec), x)
+
+
+ORDERS = {
+    "scans": lambda x: [f(x, 0, reverse=r) for r in (False, True) for f in (lax.cumprod, lax.cummax, lax.cumlogsumexp)],
+    "approximately largest": lambda x: lax.approx_max_k(x, 5, reduction_dimension=0),
+    "approximately smallest": lambda x: lax.approx_min_k(x[:61], 20, reduction_dimension=0),
+    "medians": lambda x: (jnp.median(x), jnp.median(x[:61], 0), jnp.unique(x, size=5)),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_orders(name):
+    mesh = tpu_mesh(4, 4, names=("x", "y"))
+    x = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+    assert not failure(sdy.partition(ORDERS[name], mesh=mesh, in_shardings=P(("y", "x"))), x)
 
 
 MOVES = {
@@ -84,6 +100,9 @@ MOVES = {
     "smallest": (lambda x: jnp.min(x, 0), P("x", "y"), P()),
     "product": (lambda x: jnp.prod(x, 0), P("x", "y"), P("y")),
     "sort": (lambda x: jnp.sort(x, 0), P("x", "y"), P("x", "y")),
+    "sort of a vector": (lambda x: jnp.sort(x.ravel()), P("x"), P("x")),
+    "sort of pairs": (lambda x: lax.sort((x.ravel(), x.ravel() == x[0, 0])), P("x"), P("x")),
+    "largest few": (lambda x: lax.top_k(x.ravel(), 5), P("x"), P()),
     "cumulative sum": (lambda x: jnp.cumsum(x, 0), P("x", "y"), P("x", "y")),
     "roll": (lambda x: jnp.roll(x, 3, 0), P("x", "y"), P("x", "y")),
     "rows": (lambda x: x[np.array([1, 5, 63, 2])], P("x", "y"), P(None, "y")),

@@ -30,4 +30,5 @@ def _as_window(x: jax.Array, *, axis: int, reverse: bool) -> jax.Array:
     before, after = (0, size - 1) if reverse else (size - 1, 0)
     window = [size if d == axis else 1 for d in range(x.ndim)]
     padding = [(before, after) if d == axis else (0, 0) for d in range(x.ndim)]
-    return lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, window, (1,) * x.ndim, padding)
+    sums: jax.Array = lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, window, (1,) * x.ndim, padding)
+    return sums
