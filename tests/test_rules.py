@@ -293,7 +293,6 @@ SHARDYS_EXAMPLES: list[tuple[Case, str]] = [
 """Of ops for which we have rules of our own as well."""
 
 
-
 def our_rule(text: str, name: str, **options: object) -> str:
     """The rule of the last op with this name in a module."""
     module = parse(text)

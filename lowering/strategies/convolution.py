@@ -29,6 +29,7 @@ from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors,
 from sdy_jax.lowering.strategies.split_window import (
     Fetch,
     LocalWindow,
+    array_text,
     fetched,
     padding_text,
     read_by_elements,
@@ -122,7 +123,7 @@ def _re_emitted(
     attributes = {name: f"{n} : i64" for name, n in counts.items() if n}
     if windows:
         attributes["padding"] = padding_text((w.low, w.high) for w in windows)
-        attributes["lhs_dilation"] = f"array<i64: {', '.join(str(w.base_dilation) for w in windows)}>"
+        attributes["lhs_dilation"] = array_text(w.base_dilation for w in windows)
     return re_emit(local, lhs, rhs, result_shapes=[shape], attributes=attributes)[0]
 
 

@@ -78,6 +78,11 @@ def padding_text(paddings: Iterable[tuple[int, int]]) -> str:
     return f"dense<{pairs}> : tensor<{len(pairs)}x2xi64>"
 
 
+def array_text(numbers: Iterable[int]) -> str:
+    """An attribute that is an array of integers."""
+    return f"array<i64: {', '.join(map(str, numbers))}>"
+
+
 def fetched(tensor: int, shape: Sequence[int], mapping: TensorMapping, fetches: Sequence[Fetch]) -> list[Inside]:
     """What an emitter sends that runs these fetches in turn.
 

@@ -7,7 +7,7 @@ block of the operand, and keeps what falls into the block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from sdy_jax.lowering.strategies.shards import factors_of_dims, is_leader
 from sdy_jax.lowering.strategies.split_window import (
     Fetch,
     LocalWindow,
+    array_text,
     fetched,
     padding_text,
     read_by_elements,
@@ -119,16 +120,12 @@ def _re_emitted(
 ) -> list[jax.Array]:
     dims = [windows.get(d, Window(n)) for d, n in enumerate(inputs[0].shape)]
     attributes = {
-        "window_dimensions": _array(w.window for w in dims),
-        "base_dilations": _array(w.base_dilation for w in dims),
+        "window_dimensions": array_text(w.window for w in dims),
+        "base_dilations": array_text(w.base_dilation for w in dims),
         "padding": padding_text((w.low, w.high) for w in dims),
     }
     shapes = [[w.result_size for w in dims]] * len(inputs)
     return re_emit(local, *inputs, *inits, result_shapes=shapes, attributes=attributes if dims else {})
-
-
-def _array(numbers: Iterable[int]) -> str:
-    return f"array<i64: {', '.join(map(str, numbers))}>"
 
 
 # Scattering to selected elements.
@@ -141,7 +138,7 @@ def _select_and_scatter_strategies(op: Op, rule: OpShardingRule) -> list[Strateg
         dim: mapping[dim][0]
         for dim, found in windows.items()
         if mapping[dim] == sources[dim] and rule.factor_sizes[mapping[dim][0]] > 1
-        if reduction_kind(op.blocks[1]) and (_fill_of_selected(op) is not None or not (found.low or found.high))
+        if reduction_kind(op.blocks[1]) and (fill_of_selected(op) is not None or not (found.low or found.high))
     }
     inside = []
     for tensor, plan in enumerate((_read_operand, _read_source)):
@@ -159,7 +156,7 @@ def _read_source(window: Window, shards: int) -> StripPlan:
     return scattered_reads(window, shards).source
 
 
-def _fill_of_selected(op: Op) -> Any:
+def fill_of_selected(op: Op) -> Any:
     """A value that wins over no other one; None for bodies of which none is known."""
     body = op.blocks[0]
     compare = body.terminator.operands[0].defining_op
@@ -172,19 +169,27 @@ def _fill_of_selected(op: Op) -> Any:
 
 @emitter("stablehlo.select_and_scatter")
 def _select_and_scatter(local: LocalOp, operand: jax.Array, source: jax.Array, init: jax.Array) -> jax.Array:
-    op, paddings = local.op, list(padding(local.op))
-    fill, neutral = _fill_of_selected(op), identity(reduction_kind(op.blocks[1]) or "sum", op.results[0].dtype)
-    reads: dict[int, Scattered] = {}
+    """Where it is known what wins over nothing, padding is made of that, so that no number depends on what is split."""
+    op, size = local.op, local.operand_shape(0)
+    fill, neutral = fill_of_selected(op), identity(reduction_kind(op.blocks[1]) or "sum", op.results[0].dtype)
+    paddings, reads = list(padding(op)), dict[int, Scattered]()
     for dim, found in _windows(op).items():
         axes = local.operand_axes(0, dim)
-        if not axes:
-            continue
-        reads[dim] = scattered_reads(found, axes_size(axes, local.mesh.mesh))
-        operand = redistribute(local, [operand], dim, axes, reads[dim].operand, 0 if fill is None else fill)
-        source = redistribute(local, [source], dim, axes, reads[dim].source, neutral)
-        paddings[dim] = (0, 0)
+        if axes:
+            reads[dim] = scattered_reads(found, axes_size(axes, local.mesh.mesh))
+            operand = redistribute(local, [operand], dim, axes, reads[dim].operand, 0 if fill is None else fill)
+            source = redistribute(local, [source], dim, axes, reads[dim].source, neutral)
+        elif fill is not None:
+            operand = lax.pad(
+                operand, fill, [(*paddings[d], 0) if d == dim else (0, 0, 0) for d in range(operand.ndim)]
+            )
+        if axes or fill is not None:
+            paddings[dim] = (0, 0)
     attributes = {"padding": padding_text(paddings)}
     (result,) = re_emit(local, operand, source, init, result_shapes=[operand.shape], attributes=attributes)
-    for dim, read in reads.items():
-        result = cut(local, result, dim, local.operand_axes(0, dim), read.starts, read.block)
+    for dim, found in _windows(op).items():
+        if dim in reads:
+            result = cut(local, result, dim, local.operand_axes(0, dim), reads[dim].starts, reads[dim].block)
+        elif fill is not None:
+            result = lax.slice_in_dim(result, found.low, found.low + size[dim], axis=dim)
     return result
