@@ -118,6 +118,7 @@ class Window:
 
     `base_dilation` - 1 fill values are put between neighbouring elements, `low` and `high` before and after them
     (negative ones take elements away); a window of `window` elements, `window_dilation` apart, moves by `stride`.
+    `is_reversed`: what a window's elements meet has them in reverse order, as a kernel may.
     """
 
     size: int
@@ -127,6 +128,7 @@ class Window:
     high: int = 0
     base_dilation: int = 1
     window_dilation: int = 1
+    is_reversed: bool = False
 
     @property
     def span(self) -> int:
@@ -190,7 +192,11 @@ def contracted_reads(window: Window, shards: int) -> Reads:
     has a term of all results."""
     results, block = window.result_size, block_length(window.window, shards)
     counts = [max(0, min(block, window.window - t * block)) for t in range(shards)]
-    begins = [t * block * window.window_dilation - window.low if n else -window.low for t, n in enumerate(counts)]
+    if window.is_reversed:  # the last block, which may not be full, is the first of the window; its padding comes first
+        firsts, counts = [window.window - (t + 1) * block for t in range(shards)], [block * (n > 0) for n in counts]
+    else:
+        firsts = [t * block for t in range(shards)]
+    begins = [first * window.window_dilation * (n > 0) - window.low for first, n in zip(firsts, counts, strict=True)]
     spans = [(n - 1) * window.window_dilation + 1 if n and results else 0 for n in (block, *counts)]
     length, *lengths = [(results - 1) * window.stride + span if span else 0 for span in spans]
     return _reads(window, results, block, length, begins, lengths)

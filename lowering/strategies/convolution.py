@@ -14,7 +14,7 @@ between two strides.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 from jax import lax
@@ -48,7 +48,6 @@ class _Space:
     kernel: int
     result: int
     window: Window
-    is_reversed: bool
 
 
 def _space(op: Op, dims: ConvolutionDimensionNumbers) -> list[_Space]:
@@ -56,8 +55,8 @@ def _space(op: Op, dims: ConvolutionDimensionNumbers) -> list[_Space]:
     indices = zip(dims.input_spatial, dims.kernel_spatial, dims.output_spatial, strict=True)
     shape = op.operands[0].shape or ()
     return [
-        _Space(*found, whole_window(shape[found[0]], window), bool(is_reversed))
-        for found, window, is_reversed in zip(indices, convolution_window(op), reversal, strict=True)
+        _Space(*found, replace(whole_window(shape[found[0]], window), is_reversed=bool(flag)))
+        for found, window, flag in zip(indices, convolution_window(op), reversal, strict=True)
     ]
 
 
@@ -78,7 +77,7 @@ def _fetch(rule: OpShardingRule, dim: _Space) -> Fetch | None:
         next((f for f in factors if rule.factor_sizes[f] > 1), None)
         for factors in (rule.mappings[0][dim.input], rule.mappings[1][dim.kernel], rule.mappings[2][dim.result])
     )
-    if lhs is None or lhs not in (kernel, result) or (lhs == kernel and dim.is_reversed):
+    if lhs is None or lhs not in (kernel, result):
         return None
     return Fetch(dim.input, lhs, dim.window, read_by_elements if lhs == kernel else read_by_windows)
 
