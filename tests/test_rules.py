@@ -240,16 +240,17 @@ EXAMPLES = [
     (reshaped((1, 1), ()), "([i, j])->([]) {i=1, j=1}"),
     (
         convolved((2, 16, 16, 8), (3, 3, 8, 32), (2, 14, 14, 32)),
-        "([i, j, k, l], [n, o, l, m])->([i, j, k, m]) {i=2, j=14, k=14, l=8, m=32, n=1, o=1} "
-        "reduction={l} permutation={j, k}",
+        "([i, j, l, n], [k, m, n, o])->([i, j, l, o]) {i=2, j=14, k=3, l=14, m=3, n=8, o=32} reduction={n} "
+        "need_replication={k, m} permutation={j, l}",
+    ),
+    (
+        convolved((2, 16, 8), (15, 8, 32), (2, 2, 32)),
+        "([i, j, l], [j, l, m])->([i, k, m]) {i=2, j=15, k=2, l=8, m=32} reduction={j, l} need_replication={k}",
     ),
     (
         convolved((2, 16, 8), (3, 2, 32), (2, 14, 32), feature_groups=4),
-        "([i, j, kl], [n, l, km])->([i, j, km]) {i=2, j=14, k=4, l=2, m=8, n=1} reduction={l} permutation={j}",
-    ),
-    (
-        convolved((8, 16, 8), (3, 8, 32), (2, 14, 32), batch_groups=4),
-        "([ij, k, l], [n, l, im])->([j, k, im]) {i=4, j=2, k=14, l=8, m=8, n=1} reduction={l} permutation={k}",
+        "([i, j, lm], [k, m, ln])->([i, j, ln]) {i=2, j=14, k=3, l=4, m=2, n=8} reduction={m} need_replication={k} "
+        "permutation={j}",
     ),
     (
         GATHER,
@@ -274,6 +275,23 @@ EXAMPLES = [
     ),
 ]
 
+SHARDYS_EXAMPLES: list[tuple[Case, str]] = [
+    (
+        convolved((2, 16, 16, 8), (3, 3, 8, 32), (2, 14, 14, 32)),
+        "([i, j, k, l], [n, o, l, m])->([i, j, k, m]) {i=2, j=14, k=14, l=8, m=32, n=1, o=1} "
+        "reduction={l} permutation={j, k}",
+    ),
+    (
+        convolved((2, 16, 8), (3, 2, 32), (2, 14, 32), feature_groups=4),
+        "([i, j, kl], [n, l, km])->([i, j, km]) {i=2, j=14, k=4, l=2, m=8, n=1} reduction={l} permutation={j}",
+    ),
+    (
+        convolved((8, 16, 8), (3, 8, 32), (2, 14, 32), batch_groups=4),
+        "([ij, k, l], [n, l, im])->([j, k, im]) {i=4, j=2, k=14, l=8, m=8, n=1} reduction={l} permutation={k}",
+    ),
+]
+"""Of ops for which we have rules of our own as well."""
+
 
 def our_rule(text: str, name: str, **options: object) -> str:
     """The rule of the last op with this name in a module."""
@@ -286,6 +304,11 @@ def our_rule(text: str, name: str, **options: object) -> str:
 @pytest.mark.parametrize(("case", "expected"), EXAMPLES, ids=lambda v: v.name if isinstance(v, Case) else "")
 def test_worked_examples(case: Case, expected: str) -> None:
     assert our_rule(function_of(case, 0), case.name) == expected
+
+
+@pytest.mark.parametrize(("case", "expected"), SHARDYS_EXAMPLES, ids=lambda v: v.name if isinstance(v, Case) else "")
+def test_worked_examples_of_shardys_rules(case: Case, expected: str) -> None:
+    assert our_rule(function_of(case, 0), case.name, compat="shardy") == expected
 
 
 def test_conservative_concatenation_shares_nothing_along_the_joined_dimension() -> None:

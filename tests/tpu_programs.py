@@ -86,6 +86,34 @@ def test_orders(name):
     assert not failure(sdy.partition(ORDERS[name], mesh=mesh, in_shardings=P(("y", "x"))), x)
 
 
+def convolution(x, kernel, stride=1):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=numbers)
+
+
+def pool(x, init, combine, window):
+    return lax.reduce_window(x, np.float32(init), combine, (1, window, window, 1), (1, 2, 2, 1), "SAME")
+
+
+SPATIAL = {
+    "convolution": convolution,
+    "its gradients": jax.grad(lambda x, k: (convolution(x, k) ** 2).sum(), (0, 1)),
+    "gradients with stride 2": jax.grad(lambda x, k: (convolution(x, k, 2) ** 2).sum(), (0, 1)),
+    "transposed convolution": lambda x, k: lax.conv_transpose(x, k, (2, 2), "SAME"),
+    "gradient of max pooling": jax.grad(lambda x, k: (pool(x, -np.inf, lax.max, 3) ** 2).sum()),
+    "gradient of mean pooling": jax.grad(lambda x, k: (pool(x, 0, lax.add, 3) ** 2).sum()),
+    "mean of everything": lambda x, k: lax.reduce_window(x, 0.0, lax.add, (1, *x.shape[1:3], 1), (1,) * 4, "VALID"),
+}
+
+
+@pytest.mark.parametrize("spec", [P(None, "x"), P(None, ("y", "x")), P(None, "x", "y")], ids=str)
+@pytest.mark.parametrize("name", SPATIAL)
+def test_images_split_in_space(name, spec):
+    x, kernel = jax.ShapeDtypeStruct((2, 64, 32, 8), jnp.float32), jax.ShapeDtypeStruct((3, 3, 8, 8), jnp.float32)
+    mesh = tpu_mesh(4, 2, names=("x", "y"))
+    assert not failure(sdy.partition(SPATIAL[name], mesh=mesh, in_shardings=(spec, P())), x, kernel)
+
+
 MOVES = {
     "all_gather": (lambda x: x, P("x", "y"), P()),
     "all_slice": (lambda x: x, P(), P("x", "y")),

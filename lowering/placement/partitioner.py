@@ -22,6 +22,7 @@ from sdy_jax.ir.operations import manual_axes, module_meshes
 from sdy_jax.lowering.emission.sent import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.placement.dead_code import erase_dead_code
 from sdy_jax.lowering.placement.decisions import Decision, Decisions
+from sdy_jax.lowering.placement.fold import fold
 from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
 from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.policy import Policy
@@ -67,7 +68,7 @@ def partition(
     """
     graph = Graph(module)
     use_invariants_from_outside(graph)
-    graph = erase_dead_code(graph)
+    graph = erase_dead_code(fold(graph))
     partitioner = _Partitioner(graph, mesh_name, costs, rules or RuleBook(), policy, inputs)
     partitioner.run()
     return partitioner.report

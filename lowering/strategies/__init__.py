@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     indexing,
     linalg,
     manual,
+    padded_windows,
     reduction,
     scatter,
     shape,

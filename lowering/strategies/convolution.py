@@ -1,11 +1,20 @@
-"""Convolutions: batches, features and groups can be sharded, and contracted features leave partial sums.
+"""Convolutions: batches, features, groups and space can be sharded.
 
-Space is not split: a block of the result needs its neighbours' borders.
+Contracted features leave partial sums. Where space is split, a device reads of its neighbours what its windows reach
+(`emission/wants.py`), dimension after dimension, so that the second one brings the corners. Two cases:
+
+- The result is split with the input: a device reads what its block of the result needs.
+- The kernel is split with the input, as the output's gradient is in the gradient of a kernel: a device reads what its
+  block of the kernel meets, and has a term of every result.
+
+The fill values of a dilated input are never sent, and computed with only where shards start at different phases
+between two strides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import jax
 from jax import lax
@@ -13,34 +22,108 @@ from jax import lax
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import re_emit
+from sdy_jax.lowering.emission.wants import Window
 from sdy_jax.lowering.strategies.dot import precision, without_padding
 from sdy_jax.lowering.strategies.monoids import sum_kind
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.split_window import (
+    Fetch,
+    LocalWindow,
+    array_text,
+    fetched,
+    padding_text,
+    read_by_elements,
+    read_by_windows,
+    whole_window,
+)
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.op_attributes import ConvolutionDimensionNumbers, convolution_dimension_numbers, padding
+from sdy_jax.rules.op_attributes import ConvolutionDimensionNumbers, convolution_dimension_numbers, convolution_window
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """One spatial dimension: its index in input, kernel and result, and how the kernel moves along it."""
+
+    input: int
+    kernel: int
+    result: int
+    window: Window
+
+
+def _space(op: Op, dims: ConvolutionDimensionNumbers) -> list[_Space]:
+    reversal = op.ints("window_reversal", (0,) * len(dims.input_spatial))
+    indices = zip(dims.input_spatial, dims.kernel_spatial, dims.output_spatial, strict=True)
+    shape = op.operands[0].shape or ()
+    return [
+        _Space(*found, replace(whole_window(shape[found[0]], window), is_reversed=bool(flag)))
+        for found, window, flag in zip(indices, convolution_window(op), reversal, strict=True)
+    ]
 
 
 @strategies("stablehlo.convolution")
 def _convolution_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    dims = convolution_dimension_numbers(op)
-    spatial = frozenset(f for d in dims.input_spatial for f in rule.operand_mappings[0][d])
-    spatial |= frozenset(f for d in dims.kernel_spatial for f in rule.operand_mappings[1][d])
-    splittable = (pass_through_factors(rule) | rule.reduction) - spatial
-    return [Strategy("partial", splittable, rule.reduction - spatial, sum_kind(op.results[0].dtype))]
+    space = _space(op, convolution_dimension_numbers(op))
+    fetches = [found for dim in space if (found := _fetch(rule, dim)) is not None]
+    split = frozenset(found.factor for found in fetches)
+    spatial = frozenset(f for dim in space for f in (*rule.mappings[0][dim.input], *rule.mappings[1][dim.kernel]))
+    splittable = ((pass_through_factors(rule) | rule.reduction) - spatial) | split
+    inside = fetched(0, op.operands[0].shape or (), rule.mappings[0], fetches)
+    return [Strategy("partial", splittable, rule.reduction & splittable, sum_kind(op.results[0].dtype), tuple(inside))]
+
+
+def _fetch(rule: OpShardingRule, dim: _Space) -> Fetch | None:
+    """How a spatial dimension may be split: along its major factor, if that of the result or the kernel is the same."""
+    lhs, kernel, result = (
+        next((f for f in factors if rule.factor_sizes[f] > 1), None)
+        for factors in (rule.mappings[0][dim.input], rule.mappings[1][dim.kernel], rule.mappings[2][dim.result])
+    )
+    if lhs is None or lhs not in (kernel, result):
+        return None
+    return Fetch(dim.input, lhs, dim.window, read_by_elements if lhs == kernel else read_by_windows)
 
 
 @emitter("stablehlo.convolution")
-def _convolution(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> jax.Array | list[jax.Array]:
+def _convolution(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     """The group counts follow from local shapes: a device holds whole groups, or a part of a single one."""
-    dims = convolution_dimension_numbers(local.op)
-    lhs, rhs = without_padding(local, lhs, rhs, (dims.input_feature,), (dims.kernel_input_feature,))
+    op, dims = local.op, convolution_dimension_numbers(local.op)
+    contracted = (dims.kernel_input_feature, *dims.kernel_spatial)
+    lhs, rhs = without_padding(local, lhs, rhs, (dims.input_feature,), contracted)
     counts = {
         "feature_group_count": _ratio(lhs.shape[dims.input_feature], rhs.shape[dims.kernel_input_feature]),
         "batch_group_count": _ratio(lhs.shape[dims.input_batch], local.result_shape()[dims.output_batch]),
     }
-    if not _has_lax_form(local.op) or not all(counts.values()):
-        return re_emit(local, lhs, rhs, attributes={name: f"{n} : i64" for name, n in counts.items() if n})
-    return _lax_convolution(local.op, dims, lhs, rhs, counts)
+    spaces = [
+        LocalWindow.of(local, dim.input, dim.window, contracted=local.operand_axes(1, dim.kernel) != ())
+        for dim in _space(op, dims)
+    ]
+    for space in spaces:
+        lhs = space.fetched(local, lhs, 0)
+    windows = [space.local_window(lhs) for space in spaces]
+    if _has_lax_form(op) and all(counts.values()):
+        result = _lax_convolution(op, dims, lhs, rhs, counts, windows)
+    else:
+        result = _re_emitted(local, dims, lhs, rhs, counts, windows)
+    for space, dim in zip(spaces, dims.output_spatial, strict=True):
+        result = space.kept(local, result, dim)
+    return result
+
+
+def _re_emitted(
+    local: LocalOp,
+    dims: ConvolutionDimensionNumbers,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    counts: Mapping[str, int],
+    windows: Sequence[Window],
+) -> jax.Array:
+    shape = list(local.result_shape())
+    for dim, window in zip(dims.output_spatial, windows, strict=True):
+        shape[dim] = window.result_size
+    attributes = {name: f"{n} : i64" for name, n in counts.items() if n}
+    if windows:
+        attributes["padding"] = padding_text((w.low, w.high) for w in windows)
+        attributes["lhs_dilation"] = array_text(w.base_dilation for w in windows)
+    return re_emit(local, lhs, rhs, result_shapes=[shape], attributes=attributes)[0]
 
 
 def _has_lax_form(op: Op) -> bool:
@@ -51,21 +134,25 @@ def _has_lax_form(op: Op) -> bool:
 
 
 def _lax_convolution(
-    op: Op, dims: ConvolutionDimensionNumbers, lhs: jax.Array, rhs: jax.Array, counts: Mapping[str, int]
+    op: Op,
+    dims: ConvolutionDimensionNumbers,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    counts: Mapping[str, int],
+    windows: Sequence[Window],
 ) -> jax.Array:
     numbers = lax.ConvDimensionNumbers(
         (dims.input_batch, dims.input_feature, *dims.input_spatial),
         (dims.kernel_output_feature, dims.kernel_input_feature, *dims.kernel_spatial),
         (dims.output_batch, dims.output_feature, *dims.output_spatial),
     )
-    ones = (1,) * len(dims.input_spatial)
     return lax.conv_general_dilated(
         lhs,
         rhs,
-        window_strides=op.ints("window_strides", ones),
-        padding=padding(op),
-        lhs_dilation=op.ints("lhs_dilation", ones),
-        rhs_dilation=op.ints("rhs_dilation", ones),
+        window_strides=[w.stride for w in windows],
+        padding=[(w.low, w.high) for w in windows],
+        lhs_dilation=[w.base_dilation for w in windows],
+        rhs_dilation=[w.window_dilation for w in windows],
         dimension_numbers=numbers,
         precision=precision(op),
         preferred_element_type=lhs.dtype,

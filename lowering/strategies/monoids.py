@@ -103,11 +103,24 @@ def is_identity(value: Value, kind: str) -> bool:
 
 
 def known_scalar(value: Value) -> np.ndarray | None:
-    """The one number that a constant consists of, if the value is such a constant, perhaps broadcast."""
-    constant = value.defining_op
-    while constant is not None and constant.name == "stablehlo.broadcast_in_dim":
-        constant = constant.operands[0].defining_op
-    if constant is None or constant.name not in ("stablehlo.constant", "sdy.constant"):
+    """The one number that a constant consists of, if the value is such a constant, perhaps broadcast or converted."""
+    op = value.defining_op
+    if op is None:
         return None
-    known = constant_value(constant)
+    if op.name == "stablehlo.broadcast_in_dim":
+        return known_scalar(op.operands[0])
+    if op.name == "stablehlo.convert":
+        return _converted(known_scalar(op.operands[0]), numpy_dtype(value.dtype))
+    if op.name not in ("stablehlo.constant", "sdy.constant"):
+        return None
+    known = constant_value(op)
     return known.reshape(()) if known is not None and known.size == 1 else None
+
+
+def _converted(known: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:
+    """A number of another type, where both types have it: then there is no rounding to agree about."""
+    if known is None:
+        return None
+    with np.errstate(all="ignore"):
+        found = known.astype(dtype)
+        return found if found.astype(known.dtype).tobytes() == known.tobytes() else None

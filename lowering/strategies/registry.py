@@ -8,6 +8,7 @@ Tables, filled by the family modules of this package:
 * `CHECKS`: op -> the reason why such an op cannot run on shards at all, if there is one.
 * `SENT`: op -> the collectives that the op is by itself, as the program's author wrote it. Those that an emitter adds
   are stated by its strategies.
+* `FOLDS`: op -> how it takes over what ops beside it do, so that the two are one op on shards.
 * `REMATERIALIZABLE`: the ops whose result is larger than their operands, so that running them again may be cheaper
   than a reshard.
 """
@@ -103,6 +104,10 @@ SentFunction = Callable[[Op, Mesh, Sequence[TensorSharding]], list[Sent]]
 """`sent(op, mesh, shardings)`, with the shardings of the operands."""
 
 CHECKS: dict[str, OpCheck] = {}
+FoldFunction = Callable[[Op], bool]
+"""Edits the op in the module, as long as no result of the program changes; says whether it did."""
+
+FOLDS: dict[str, FoldFunction] = {}
 SENT: dict[str, SentFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
 REMATERIALIZABLE: set[str] = set()
@@ -121,6 +126,18 @@ def check(*names: str) -> Callable[[OpCheck], OpCheck]:
 def sends(*names: str) -> Callable[[SentFunction], SentFunction]:
     """Registers which collectives ops of these names are."""
     return registered(SENT, names, "functions say what is sent")
+
+
+def folds(*names: str) -> Callable[[FoldFunction], FoldFunction]:
+    """Registers what ops of these names take over."""
+
+    def register(function: FoldFunction) -> FoldFunction:
+        for name in names:
+            assert name not in FOLDS, f"two folds for {name}"
+            FOLDS[name] = function
+        return function
+
+    return register
 
 
 def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent]:

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sdy_jax.ir.graph import Op
 from sdy_jax.representation.rule import FactorType, OpShardingRule
-from sdy_jax.rules.builder import PERMUTATION, REDUCTION, Dim, RuleBuilder, result_shape, shape_of
+from sdy_jax.rules.builder import NEED_REPLICATION, PERMUTATION, REDUCTION, Dim, RuleBuilder, result_shape, shape_of
 from sdy_jax.rules.linearity import Linear, passes_unreduced
-from sdy_jax.rules.op_attributes import ConvolutionDimensionNumbers, convolution_dimension_numbers
+from sdy_jax.rules.op_attributes import ConvolutionDimensionNumbers, convolution_dimension_numbers, convolution_window
 from sdy_jax.rules.registry import rule
+
+_AddSpace = Callable[[RuleBuilder, Op, ConvolutionDimensionNumbers], None]
 
 
 @rule("stablehlo.convolution")
 def convolution(op: Op, conservative: bool) -> OpShardingRule:
     """Batch groups, batch, space, feature groups, input features, output features of a group."""
+    return _convolution(op, None if conservative else _add_factored_space)
+
+
+@rule("stablehlo.convolution", beyond=True)
+def convolution_by_space(op: Op, conservative: bool) -> OpShardingRule:
+    """The same, but every spatial dimension of the input is one factor, whose shards need not be equal.
+
+    It is the result's, or, where the kernel spans more of the input than the results do, the kernel's: so it is in the
+    gradient of a kernel, of which each shard of the input has a term.
+    """
+    return _convolution(op, None if conservative else _add_space)
+
+
+def _convolution(op: Op, add_space: _AddSpace | None) -> OpShardingRule:
     dims = convolution_dimension_numbers(op)
     kernel, result = shape_of(op, 1), result_shape(op)
     batch_groups, feature_groups = op.int("batch_group_count", 1), op.int("feature_group_count", 1)
@@ -20,8 +38,8 @@ def convolution(op: Op, conservative: bool) -> OpShardingRule:
     if batch_groups > 1:
         builder.add((dims.input_batch, dims.kernel_output_feature), (dims.output_feature,), batch_groups)
     builder.add((dims.input_batch, None), (dims.output_batch,), result[dims.output_batch])
-    if not conservative:
-        _add_space(builder, op, dims)
+    if add_space is not None:
+        add_space(builder, op, dims)
     if feature_groups > 1:
         builder.add((dims.input_feature, dims.kernel_output_feature), (dims.output_feature,), feature_groups)
     contracted = (dims.input_feature, dims.kernel_input_feature)
@@ -33,6 +51,18 @@ def convolution(op: Op, conservative: bool) -> OpShardingRule:
 
 
 def _add_space(builder: RuleBuilder, op: Op, dims: ConvolutionDimensionNumbers) -> None:
+    kernel, result = shape_of(op, 1), result_shape(op)
+    spatial = zip(dims.input_spatial, dims.kernel_spatial, dims.output_spatial, convolution_window(op), strict=True)
+    for inside, at, out, window in spatial:
+        if window.span > (result[out] - 1) * window.stride + 1:
+            builder.add((inside, at), (None,), kernel[at], REDUCTION)
+            builder.add((None, None), (out,), result[out], NEED_REPLICATION)
+        else:
+            builder.add((inside, None), (out,), result[out], PERMUTATION)
+            builder.add((None, at), (None,), kernel[at], NEED_REPLICATION)
+
+
+def _add_factored_space(builder: RuleBuilder, op: Op, dims: ConvolutionDimensionNumbers) -> None:
     """Each spatial dimension of the input is windows times positions inside a window, the larger one first.
 
     The windows are the result's dimension, the positions the kernel's. What the first of the two leaves of the input's

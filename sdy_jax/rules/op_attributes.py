@@ -82,6 +82,11 @@ class WindowDimension:
         """One element per output element, nothing skipped or added; dilation by itself does not count."""
         return (self.size, self.stride, self.low, self.high) == (1, 1, 0, 0)
 
+    @property
+    def span(self) -> int:
+        """From the window's first element to behind its last one."""
+        return (self.size - 1) * self.window_dilation + 1
+
 
 def dot_dimension_numbers(op: Op) -> DotDimensionNumbers:
     """Of `stablehlo.dot_general`."""
@@ -155,6 +160,23 @@ def window(op: Op) -> tuple[WindowDimension, ...]:
         WindowDimension(size, stride, low, high, spread, dilation)
         for size, stride, (low, high), spread, dilation in zip(
             sizes, strides, padding(op), base, dilations, strict=True
+        )
+    )
+
+
+def convolution_window(op: Op) -> tuple[WindowDimension, ...]:
+    """Per spatial dimension of a `convolution`, the window that its kernel is."""
+    ones = (1,) * _windowed_rank(op)
+    kernel = op.operands[1].shape or ()
+    return tuple(
+        WindowDimension(kernel[dim], stride, low, high, spread, dilation)
+        for dim, stride, (low, high), spread, dilation in zip(
+            convolution_dimension_numbers(op).kernel_spatial,
+            op.ints("window_strides", ones),
+            padding(op),
+            op.ints("lhs_dilation", ones),
+            op.ints("rhs_dilation", ones),
+            strict=True,
         )
     )
 
