@@ -23,6 +23,7 @@ from sdy_jax.lowering.emission.sent import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.placement.dead_code import erase_dead_code
 from sdy_jax.lowering.placement.decisions import Decision, Decisions
 from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
+from sdy_jax.lowering.placement.joined import join_pieces
 from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Moved, PartitionReport
@@ -68,7 +69,10 @@ def partition(
     graph = Graph(module)
     use_invariants_from_outside(graph)
     graph = erase_dead_code(graph)
-    partitioner = _Partitioner(graph, mesh_name, costs, rules or RuleBook(), policy, inputs)
+    rules = rules or RuleBook()
+    joined = join_pieces(graph, mesh_name, graph.meshes[mesh_name], rules.without_overrides().rule_of)
+    graph = graph if joined is graph else erase_dead_code(joined)
+    partitioner = _Partitioner(graph, mesh_name, costs, rules, policy, inputs)
     partitioner.run()
     return partitioner.report
 

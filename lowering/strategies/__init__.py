@@ -13,6 +13,7 @@ from . import (  # noqa: F401
     joining,
     linalg,
     manual,
+    pieces,
     reduction,
     scatter,
     shape,

@@ -163,7 +163,7 @@ def _along_factors(rule: OpShardingRule) -> tuple[Strategy, ...]:
 
 def strategies_of(op: Op, rule: OpShardingRule) -> tuple[Strategy, ...]:
     """The strategies for `op`, usually cheapest first; none splits what the op's own rule wants whole."""
-    found = STRATEGIES.get(op.name)
+    found = STRATEGIES.get(op.key)
     ways = tuple(found(op, rule)) if found else _along_factors(rule)
     own = op.attribute("sdy.sharding_rule")
     whole = _kept_whole(rule, rule_from_attribute(own)) if own is not None else frozenset()

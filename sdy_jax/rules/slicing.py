@@ -18,6 +18,9 @@ from sdy_jax.rules.builder import (
 from sdy_jax.rules.linearity import Linear, passes_unreduced
 from sdy_jax.rules.registry import rule
 
+PIECES = "sdy_jax.pieces"
+"""The target of custom calls that make pieces of operands along one dimension; `lowering/strategies/pieces.py`."""
+
 CONSTANT_OPS = frozenset({"stablehlo.constant", "sdy.constant", "chlo.constant", "arith.constant"})
 
 
@@ -68,6 +71,15 @@ def reverse(op: Op, conservative: bool) -> OpShardingRule:
     return RuleBuilder.of(op).pointwise(result_shape(op), op.ints("dimensions"), PERMUTATION).build()
 
 
+def pieces(op: Op) -> OpShardingRule:
+    """As slices and concatenations; the value that fills gaps is a scalar and stays out."""
+    builder, moved = RuleBuilder.of(op), op.int("dimension")
+    for dim, size in enumerate(result_shape(op)):
+        largest = max(v.shape[dim] for v in (*op.operands, *op.results) if v.shape)
+        builder.add_all(dim, *((largest, PERMUTATION) if dim == moved else (size, PASS_THROUGH)))
+    return builder.build()
+
+
 @rule("stablehlo.dynamic_slice")
 def dynamic_slice(op: Op, conservative: bool) -> OpShardingRule:
     """Index operands are scalars and stay out."""
@@ -111,4 +123,5 @@ passes_unreduced("stablehlo.reverse", {"*": Linear.DATA})
 passes_unreduced("stablehlo.dynamic_slice", {"*": Linear.DATA})
 passes_unreduced("stablehlo.concatenate", {"*": Linear.EVERY})
 passes_unreduced("stablehlo.pad", {"sum": Linear.SUMMANDS})
+passes_unreduced(PIECES, {"sum": Linear.SUMMANDS})
 passes_unreduced("stablehlo.dynamic_update_slice", {"sum": Linear.UPDATED})

@@ -1,0 +1,102 @@
+"""`sdy_jax.pieces`: results that are pieces of the same operands along one dimension, from one exchange.
+
+    %0:2 = stablehlo.custom_call @sdy_jax.pieces(%x, %zero) {dimension = 0 : i64,
+        pieces = [array<i64: 1, 0, 1, 0, 0, 1023>, array<i64: 0, 1, 1022>]}
+      : (tensor<1024x64xf32>, tensor<f32>) -> (tensor<1024x64xf32>, tensor<1022x64xf32>)
+
+Every entry of `pieces` is a result: operand, start and length of each piece. The last operand may be a scalar, which
+fills its pieces whatever their start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.emission.joint import Fetch, Pieces, fetches, sent_by_fetches
+from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.redistribute import redistribute
+from sdy_jax.lowering.emission.strips import Source
+from sdy_jax.lowering.emission.wants import Piece
+from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.shards import block_shape
+from sdy_jax.representation.mesh import axes_size
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.rules.slicing import PIECES
+
+
+def attributes(dim: int, results: Sequence[Pieces], fill: int, context: ir.Context) -> dict[str, ir.Attribute]:
+    """The attributes of the op; `fill` is the index of the scalar."""
+    numbers = ([n for p in pieces for n in (fill if p.operand is None else p.operand, *p[1:])] for pieces in results)
+    return {
+        "call_target_name": ir.StringAttr.get(PIECES, context),
+        "dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64, context), dim),
+        "pieces": ir.ArrayAttr.get([ir.DenseI64ArrayAttr.get(list(ns), context) for ns in numbers], context),
+    }
+
+
+def _results(op: Op) -> tuple[Pieces, ...]:
+    found = []
+    for entry in ir.ArrayAttr(op.attributes["pieces"]):
+        numbers = list(ir.DenseI64ArrayAttr(entry))
+        triples = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+        found.append(tuple(Piece(k if op.operands[k].rank else None, start, length) for k, start, length in triples))
+    return tuple(found)
+
+
+def _fetches(op: Op, shards: int) -> tuple[Fetch, ...]:
+    dim = op.int("dimension")
+    return fetches_of([v.shape[dim] for v in op.operands if v.shape], _results(op), shards)
+
+
+def fetches_of(sizes: Sequence[int], results: Sequence[Pieces], shards: int) -> tuple[Fetch, ...]:
+    """What brings these results of operands of these sizes along the dimension, in some number of shards."""
+    return fetches(tuple(Source.split(n, shards) for n in sizes), tuple(results), shards)
+
+
+@strategies(PIECES)
+def _pieces_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    dim, result = op.int("dimension"), len(op.operands)
+    mapping = rule.result_mappings[0]
+    moved = frozenset(mapping[dim])
+
+    def sent(shards: Shards) -> int:
+        row = block_shape(op.results[0].shape or (), mapping, shards)
+        elements = sent_by_fetches(_fetches(op, shards[mapping[dim][0]]))
+        return elements * math.prod(n for d, n in enumerate(row) if d != dim)
+
+    inside = Inside("collective_permute", moved, result, sent)
+    return [Strategy("by_strips", pass_through_factors(rule) | moved, inside=(inside,), work=frozenset())]
+
+
+@emitter(PIECES)
+def _pieces(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
+    dim = local.op.int("dimension")
+    tensors = [x for x in operands if x.ndim]
+    fill = operands[-1] if operands[-1].ndim == 0 else 0
+    axes = local.operand_axes(0, dim)
+    if not axes:
+        return [_assembled(tensors, pieces, dim, fill) for pieces in _results(local.op)]
+    found: dict[int, jax.Array] = {}
+    for fetch in _fetches(local.op, axes_size(axes, local.mesh.mesh)):
+        block = redistribute(local, tensors, dim, axes, fetch.plan, fill)
+        for result, start, length in zip(fetch.results, fetch.starts, fetch.lengths, strict=True):
+            found[result] = lax.slice_in_dim(block, start, start + length, axis=dim)
+    return [found[result] for result in range(len(found))]
+
+
+def _assembled(tensors: Sequence[jax.Array], pieces: Pieces, dim: int, fill: jax.Array | int) -> jax.Array:
+    """A result of whole operands."""
+    return lax.concatenate([_piece(tensors, piece, dim, fill) for piece in pieces], dim)
+
+
+def _piece(tensors: Sequence[jax.Array], piece: Piece, dim: int, fill: jax.Array | int) -> jax.Array:
+    if piece.operand is not None:
+        return lax.slice_in_dim(tensors[piece.operand], piece.start, piece.start + piece.length, axis=dim)
+    shape = [piece.length if d == dim else n for d, n in enumerate(tensors[0].shape)]
+    return lax.full(shape, fill, tensors[0].dtype)
