@@ -7,7 +7,7 @@ into one block, in which every result is an interval at the same place on all de
     x of 8 elements on 2 shards, results x[0:6], x[1:7], x[2:8], blocks of 3
     shard 0 fetches x0 x1 x2 x3 x4, shard 1 x3 x4 x5 x6 x7; the results start at 0, 1 and 2
 
-Where results do not fit together so, they are fetched by themselves.
+Results that do not fit together so lie side by side: their strips share rounds at least.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from sdy_jax.lowering.emission.strips import Source, StripPlan, Want, Wants, block_length, plan_strips
@@ -26,28 +27,29 @@ Pieces = tuple[Piece, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """`plan` brings a block in which the block of result `results[i]`, of `lengths[i]` elements, starts at `starts[i]`
-    on every device."""
+    """`plan` brings a block in which the block of result i, of `lengths[i]` elements, is at `starts[i]` everywhere."""
 
-    results: tuple[int, ...]
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
     plan: StripPlan
 
 
 @lru_cache(maxsize=1024)
-def fetches(sources: tuple[Source, ...], results: tuple[Pieces, ...], shards: int) -> tuple[Fetch, ...]:
-    """What brings the blocks of all results: one fetch, or where they do not fit together one for each."""
-    together = _fetch(sources, range(len(results)), results, shards)
-    if together is not None:
-        return (together,)
-    alone = (_fetch(sources, [i], [pieces], shards) for i, pieces in enumerate(results))
-    return tuple(fetch for fetch in alone if fetch is not None)
+def joint_fetch(sources: tuple[Source, ...], results: tuple[Pieces, ...], shards: int) -> Fetch:
+    """What brings the blocks of all results."""
+    lengths = tuple(block_length(_size(pieces), shards) for pieces in results)
+    runs = [_runs(pieces, shards, length) for pieces, length in zip(results, lengths, strict=True)]
+    starts = _common_starts(runs, shards)
+    wants = _wants(runs, starts) if starts is not None else None
+    if starts is None or wants is None or _end(starts, lengths) > sum(lengths):
+        starts = (0, *accumulate(lengths[:-1]))
+        wants = _wants(runs, starts)
+    assert wants is not None, "blocks side by side do not overlap"
+    return Fetch(starts, lengths, plan_strips(sources, wants, _end(starts, lengths)))
 
 
-def sent_by_fetches(found: Iterable[Fetch]) -> int:
-    """The elements along the dimension that a device sends."""
-    return sum(fetch.plan.wire_elements for fetch in found)
+def _end(starts: Sequence[int], lengths: Sequence[int]) -> int:
+    return max(start + length for start, length in zip(starts, lengths, strict=True))
 
 
 class _Run(NamedTuple):
@@ -64,24 +66,21 @@ class _Run(NamedTuple):
         return self.start + self.length
 
 
-def _fetch(sources: tuple[Source, ...], numbers: Iterable[int], results: Sequence[Pieces], shards: int) -> Fetch | None:
-    lengths = [block_length(_size(pieces), shards) for pieces in results]
-    runs = [_runs(pieces, shards, length) for pieces, length in zip(results, lengths, strict=True)]
-    starts = _starts(runs, shards)
-    if starts is None:
-        return None
-    wants = []
-    for shard in range(shards):
-        merged = _merged([_moved(run, start) for of, start in zip(runs, starts, strict=True) for run in of[shard]])
+def _wants(runs: Sequence[Sequence[Sequence[_Run]]], starts: Sequence[int]) -> Wants | None:
+    """What the shards want of results that begin there; None where two results want different elements in one place."""
+    found = []
+    for of_shard in zip(*runs, strict=True):
+        moved = [_moved(run, start) for of, start in zip(of_shard, starts, strict=True) for run in of]
+        merged = _merged(moved)
         if merged is None:
             return None
-        wants.append(
-            tuple(Want(r.operand, r.source + r.start, r.start, r.length) for r in merged if r.operand is not None)
-        )
-    length = max(start + n for start, n in zip(starts, lengths, strict=True))
-    if length > sum(lengths):
-        return None  # more than the results hold
-    return Fetch(tuple(numbers), starts, tuple(lengths), plan_strips(sources, tuple(wants), length))
+        found.append(tuple(_want(run) for run in merged if run.operand is not None))
+    return tuple(found)
+
+
+def _want(run: _Run) -> Want:
+    assert run.operand is not None
+    return Want(run.operand, run.source + run.start, run.start, run.length)
 
 
 def _size(pieces: Pieces) -> int:
@@ -109,10 +108,8 @@ def _filled(runs: Sequence[_Run], length: int) -> list[_Run]:
     return found
 
 
-def _starts(runs: Sequence[Sequence[Sequence[_Run]]], shards: int) -> tuple[int, ...] | None:
+def _common_starts(runs: Sequence[Sequence[Sequence[_Run]]], shards: int) -> tuple[int, ...] | None:
     """Where the results begin relative to each other, read off a shard in which all have elements of one operand."""
-    if len(runs) == 1:
-        return (0,)
     for shard in sorted(range(shards), key=lambda t: abs(2 * t - shards)):
         for operand in sorted({run.operand for run in runs[0][shard] if run.operand is not None}):
             origins = [next((r.source for r in of[shard] if r.operand == operand), None) for of in runs]
@@ -123,7 +120,8 @@ def _starts(runs: Sequence[Sequence[Sequence[_Run]]], shards: int) -> tuple[int,
 
 
 def _moved(run: _Run, start: int) -> _Run:
-    return run._replace(start=run.start + start, source=run.source - start)
+    source = run.source if run.operand is None else run.source - start
+    return run._replace(start=run.start + start, source=source)
 
 
 def _merged(runs: Iterable[_Run]) -> list[_Run] | None:

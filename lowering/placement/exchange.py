@@ -10,10 +10,10 @@ from typing import NamedTuple
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.lowering.emission.joint import Pieces, sent_by_fetches
+from sdy_jax.lowering.emission.joint import Pieces
 from sdy_jax.lowering.emission.wants import Piece
 from sdy_jax.lowering.strategies.assembly import Assembly
-from sdy_jax.lowering.strategies.pieces import attributes, fetches_of
+from sdy_jax.lowering.strategies.pieces import attributes, fetch_of
 from sdy_jax.representation.attributes import shardings_to_attribute, write_reduction
 from sdy_jax.representation.mesh import Axes, Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
@@ -66,8 +66,8 @@ class _Step(NamedTuple):
 class Exchange:
     """What makes the roots of one family, in the order in which it runs.
 
-    Roots that are alike in a dimension share what is made for it, so the dimension in which an element of a strip stands
-    for most bytes comes first; and dimensions that are not split come last.
+    Roots that are alike in a dimension share what is made for it. So the dimension comes first in which an element of a
+    strip stands for most bytes; those that are not split come last.
     """
 
     def __init__(self, roots: Sequence[Root], layouts: Layouts):
@@ -79,10 +79,10 @@ class Exchange:
         self._expand(bases, roots, self._dims(first))
 
     @property
-    def sent(self) -> float:
-        """Bytes per device."""
-        item = self._roots[0].value.itemsize
-        return item * sum(self._elements(s.dim, s.operands, s.pieces) for s in self._steps)
+    def sent(self) -> list[float]:
+        """Bytes per device, of each op that sends any."""
+        found = [self._elements(s.dim, s.operands, s.pieces) for s in self._steps]
+        return [n * self._roots[0].value.itemsize for n in found if n]
 
     def _dims(self, first: Assembly) -> list[int]:
         base, joined = first.bases[0], first.joined
@@ -139,7 +139,7 @@ class Exchange:
             return 0
         local = self._local(sources[0].shape, sources[0].sharding)
         row = math.prod(n for d, n in enumerate(local) if d != dim)
-        return row * sent_by_fetches(fetches_of([s.shape[dim] for s in sources], results, shards))
+        return row * fetch_of([s.shape[dim] for s in sources], results, shards).plan.wire_elements
 
     # Writing it down.
 

@@ -124,12 +124,14 @@ class _Chains:
 
 
 def _join(family: _Family, layouts: Layouts, rule_of: RuleOf) -> bool:
-    """Replaces the ops of a family if that sends less."""
-    before = sum(_sent(op, layouts, rule_of) for op in family.ops)
+    """Replaces the ops of a family if that sends less, or as much by fewer ops."""
+    before = [sent for op in family.ops if (sent := _sent(op, layouts, rule_of))]
     if not before:
         return False
     exchange = Exchange(family.roots, layouts)
-    if exchange.sent >= before:
+    after = exchange.sent
+    is_shorter = len(family.roots) == 1 and sum(after) == sum(before) and len(after) < len(before)
+    if sum(after) >= sum(before) and not is_shorter:
         return False
     exchange.write()
     return True

@@ -1,21 +1,22 @@
 """What slices, pads and concatenations make of their operands, as one description, however many follow each other.
 
-The slice of a pad of x, or the concatenation of two slices of x that is a rotation, are pieces of x in another order. An
-`Assembly` lists them. Dimensions are independent of each other: element (i, j) of the result is what piece `i` says of
-dimension 0 and piece `j` of dimension 1. Only along one dimension pieces may be of several values.
+The slice of a pad of x, or the concatenation of two slices of x that is a rotation, are pieces of x in another order.
+An `Assembly` lists them. Dimensions are independent of each other: element (i, j) of the result is what the piece at i
+says of dimension 0 and the piece at j of dimension 1. Only along one dimension pieces may be of several values.
 
 Ops say how they are composed in the table `COMPOSED`; strides and interior padding are not.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.emission.joint import Pieces
 from sdy_jax.lowering.emission.wants import Piece
+from sdy_jax.rules.predicates import is_elementwise
+from sdy_jax.rules.slicing import CONSTANT_OPS
 
 _MAX_PIECES = 64
 """Per dimension. A bound on the time of planning: longer ones are rather tables than shifts."""
@@ -142,13 +143,18 @@ def _fit(one: Assembly, other: Assembly, dim: int) -> bool:
 
 
 def same_number(one: Value, other: Value) -> bool:
-    """Whether two scalars are one value, or equal constants."""
+    """Whether two scalars are one value, or computed alike from equal constants."""
     if one is other:
         return True
-    ops = (one.defining_op, other.defining_op)
-    return all(op is not None and op.name == "stablehlo.constant" for op in ops) and operator.eq(
-        *(op.signature for op in ops if op is not None)
-    )
+    op, like = one.defining_op, other.defining_op
+    if (
+        op is None
+        or like is None
+        or op.signature != like.signature
+        or not (is_elementwise(op) or op.name in CONSTANT_OPS)
+    ):
+        return False
+    return all(same_number(a, b) for a, b in zip(op.operands, like.operands, strict=True))
 
 
 COMPOSED: dict[str, Composition] = {

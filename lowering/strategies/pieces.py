@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission.joint import Fetch, Pieces, fetches, sent_by_fetches
+from sdy_jax.lowering.emission.joint import Fetch, Pieces, joint_fetch
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.redistribute import redistribute
 from sdy_jax.lowering.emission.strips import Source
@@ -49,14 +49,14 @@ def _results(op: Op) -> tuple[Pieces, ...]:
     return tuple(found)
 
 
-def _fetches(op: Op, shards: int) -> tuple[Fetch, ...]:
+def _fetch(op: Op, shards: int) -> Fetch:
     dim = op.int("dimension")
-    return fetches_of([v.shape[dim] for v in op.operands if v.shape], _results(op), shards)
+    return fetch_of([v.shape[dim] for v in op.operands if v.shape], _results(op), shards)
 
 
-def fetches_of(sizes: Sequence[int], results: Sequence[Pieces], shards: int) -> tuple[Fetch, ...]:
+def fetch_of(sizes: Sequence[int], results: Sequence[Pieces], shards: int) -> Fetch:
     """What brings these results of operands of these sizes along the dimension, in some number of shards."""
-    return fetches(tuple(Source.split(n, shards) for n in sizes), tuple(results), shards)
+    return joint_fetch(tuple(Source.split(n, shards) for n in sizes), tuple(results), shards)
 
 
 @strategies(PIECES)
@@ -67,7 +67,7 @@ def _pieces_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
 
     def sent(shards: Shards) -> int:
         row = block_shape(op.results[0].shape or (), mapping, shards)
-        elements = sent_by_fetches(_fetches(op, shards[mapping[dim][0]]))
+        elements = _fetch(op, shards[mapping[dim][0]]).plan.wire_elements
         return elements * math.prod(n for d, n in enumerate(row) if d != dim)
 
     inside = Inside("collective_permute", moved, result, sent)
@@ -82,12 +82,10 @@ def _pieces(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     axes = local.operand_axes(0, dim)
     if not axes:
         return [_assembled(tensors, pieces, dim, fill) for pieces in _results(local.op)]
-    found: dict[int, jax.Array] = {}
-    for fetch in _fetches(local.op, axes_size(axes, local.mesh.mesh)):
-        block = redistribute(local, tensors, dim, axes, fetch.plan, fill)
-        for result, start, length in zip(fetch.results, fetch.starts, fetch.lengths, strict=True):
-            found[result] = lax.slice_in_dim(block, start, start + length, axis=dim)
-    return [found[result] for result in range(len(found))]
+    fetch = _fetch(local.op, axes_size(axes, local.mesh.mesh))
+    block = redistribute(local, tensors, dim, axes, fetch.plan, fill)
+    intervals = zip(fetch.starts, fetch.lengths, strict=True)
+    return [lax.slice_in_dim(block, start, start + length, axis=dim) for start, length in intervals]
 
 
 def _assembled(tensors: Sequence[jax.Array], pieces: Pieces, dim: int, fill: jax.Array | int) -> jax.Array:
