@@ -85,7 +85,7 @@ class Exchange:
         return [n * self._roots[0].value.itemsize for n in found if n]
 
     def _dims(self, first: Assembly) -> list[int]:
-        base, joined = first.bases[0], first.joined
+        base, joined = self._roots[0].value, first.joined
         local = self._local(base.shape or (), self._layouts.of(base))
         moved = {d for root in self._roots for d in root.assembly.moved}
         return sorted(moved, key=lambda d: (d != joined, self._layouts.shards(base, d) == 1, local[d], d))
@@ -107,7 +107,8 @@ class Exchange:
             if kept:
                 self._expand(sources, kept, rest)
         for pieces in self._together(dim, sources, list(found)):
-            results = tuple(self._result(sources[0], dim, each, found[each], last=not rest) for each in pieces)
+            split = _split_along(dim, sources)
+            results = tuple(self._result(split, dim, each, found[each], last=not rest) for each in pieces)
             self._steps.append(_Step(dim, sources, pieces, results))
             for each, result in zip(pieces, results, strict=True):
                 self._expand((result,), found[each], rest)
@@ -134,12 +135,12 @@ class Exchange:
 
     def _elements(self, dim: int, sources: Sequence[_Made], results: tuple[Pieces, ...]) -> int:
         """What a device sends."""
-        shards = axes_size(sources[0].sharding.axes[dim], self._layouts.mesh)
+        split = _split_along(dim, sources)
+        shards = axes_size(split.sharding.axes[dim], self._layouts.mesh)
         if shards == 1:
             return 0
-        local = self._local(sources[0].shape, sources[0].sharding)
-        row = math.prod(n for d, n in enumerate(local) if d != dim)
-        return row * fetch_of([s.shape[dim] for s in sources], results, shards).plan.wire_elements
+        row = math.prod(n for d, n in enumerate(self._local(split.shape, split.sharding)) if d != dim)
+        return row * fetch_of([s.shape[dim] for s in sources], _whole(dim, sources), results, shards).plan.wire_elements
 
     # Writing it down.
 
@@ -166,7 +167,7 @@ class Exchange:
             "stablehlo.custom_call",
             results=[ir.RankedTensorType.get(list(made.shape), element, loc=location) for made in step.results],
             operands=operands,
-            attributes=attributes(step.dim, step.pieces, len(step.operands), context),
+            attributes=attributes(step.dim, step.pieces, _whole(step.dim, step.operands), context),
             loc=location,
             ip=ir.InsertionPoint(before.mlir),
         )
@@ -175,3 +176,14 @@ class Exchange:
         write_reduction(op, shardings)
         for made, result in zip(step.results, op.results, strict=True):
             made.mlir = result
+
+
+def _split_along(dim: int, sources: Sequence[_Made]) -> _Made:
+    """A value that is split along the dimension, if any is."""
+    return next((source for source in sources if source.sharding.axes[dim]), sources[0])
+
+
+def _whole(dim: int, sources: Sequence[_Made]) -> list[bool]:
+    """Of each value whether it is whole along the dimension, beside others that are split."""
+    is_split = bool(_split_along(dim, sources).sharding.axes[dim])
+    return [is_split and not source.sharding.axes[dim] for source in sources]

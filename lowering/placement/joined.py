@@ -114,11 +114,16 @@ class _Chains:
         return self._known.get(value) or Assembly.of(value)
 
     def _stays(self, op: Op, assembly: Assembly) -> bool:
-        """Whether the result is split like the bases, and into shards of which each has something to hold."""
+        """Whether the result is split like the bases, and into shards of which each has something to hold.
+
+        Of several bases some may be whole.
+        """
         result, layouts = op.results[0], self._layouts
         dims = assembly.moved or range(result.rank)
-        if any(layouts.axes(base, d) != layouts.axes(result, d) for base in assembly.bases for d in dims):
-            return False
+        for d in dims:
+            found = {layouts.axes(base, d) for base in assembly.bases} - ({()} if d == assembly.joined else set())
+            if (found or {()}) != {layouts.axes(result, d)}:
+                return False
         is_small = any((result.shape or ())[d] < layouts.shards(result, d) for d in dims)
         return not is_small or all(user.name in COMPOSED for user, _ in result.uses)
 

@@ -5,7 +5,8 @@
       : (tensor<1024x64xf32>, tensor<f32>) -> (tensor<1024x64xf32>, tensor<1022x64xf32>)
 
 Every entry of `pieces` is a result: operand, start and length of each piece. The last operand may be a scalar, which
-fills its pieces whatever their start.
+fills its pieces whatever their start. Operands whose index is in `whole` are not split along the dimension, so that
+nothing of them is sent.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.slicing import PIECES
 
 
-def attributes(dim: int, results: Sequence[Pieces], fill: int, context: ir.Context) -> dict[str, ir.Attribute]:
-    """The attributes of the op; `fill` is the index of the scalar."""
+def attributes(
+    dim: int, results: Sequence[Pieces], whole: Sequence[bool], context: ir.Context
+) -> dict[str, ir.Attribute]:
+    """The attributes of an op; `whole` says it of each operand but the scalar."""
+    fill = len(whole)
     numbers = ([n for p in pieces for n in (fill if p.operand is None else p.operand, *p[1:])] for pieces in results)
     return {
         "call_target_name": ir.StringAttr.get(PIECES, context),
         "dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64, context), dim),
         "pieces": ir.ArrayAttr.get([ir.DenseI64ArrayAttr.get(list(ns), context) for ns in numbers], context),
+        "whole": ir.DenseI64ArrayAttr.get([i for i, is_whole in enumerate(whole) if is_whole], context),
     }
 
 
@@ -50,13 +55,16 @@ def _results(op: Op) -> tuple[Pieces, ...]:
 
 
 def _fetch(op: Op, shards: int) -> Fetch:
-    dim = op.int("dimension")
-    return fetch_of([v.shape[dim] for v in op.operands if v.shape], _results(op), shards)
+    dim, whole = op.int("dimension"), op.ints("whole")
+    sizes = [v.shape[dim] for v in op.operands if v.shape]
+    return fetch_of(sizes, [i in whole for i in range(len(sizes))], _results(op), shards)
 
 
-def fetch_of(sizes: Sequence[int], results: Sequence[Pieces], shards: int) -> Fetch:
+def fetch_of(sizes: Sequence[int], whole: Sequence[bool], results: Sequence[Pieces], shards: int) -> Fetch:
     """What brings these results of operands of these sizes along the dimension, in some number of shards."""
-    return joint_fetch(tuple(Source.split(n, shards) for n in sizes), tuple(results), shards)
+    pairs = zip(sizes, whole, strict=True)
+    sources = tuple(Source.whole(n) if is_whole else Source.split(n, shards) for n, is_whole in pairs)
+    return joint_fetch(sources, tuple(results), shards)
 
 
 @strategies(PIECES)
@@ -79,7 +87,7 @@ def _pieces(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     dim = local.op.int("dimension")
     tensors = [x for x in operands if x.ndim]
     fill = operands[-1] if operands[-1].ndim == 0 else 0
-    axes = local.operand_axes(0, dim)
+    axes = local.result_axes(0, dim)
     if not axes:
         return [_assembled(tensors, pieces, dim, fill) for pieces in _results(local.op)]
     fetch = _fetch(local.op, axes_size(axes, local.mesh.mesh))

@@ -73,10 +73,17 @@ def reverse(op: Op, conservative: bool) -> OpShardingRule:
 
 def pieces(op: Op) -> OpShardingRule:
     """As slices and concatenations; the value that fills gaps is a scalar and stays out."""
-    builder, moved = RuleBuilder.of(op), op.int("dimension")
+    builder, moved, whole = RuleBuilder.of(op), op.int("dimension"), op.ints("whole")
     for dim, size in enumerate(result_shape(op)):
+        if dim != moved:
+            builder.add_all(dim, size)
+            continue
+        split = [dim if v.shape and i not in whole else None for i, v in enumerate(op.operands)]
         largest = max(v.shape[dim] for v in (*op.operands, *op.results) if v.shape)
-        builder.add_all(dim, *((largest, PERMUTATION) if dim == moved else (size, PASS_THROUGH)))
+        builder.add(split, [dim] * len(op.results), largest, PERMUTATION)
+        for i in whole:
+            alone = [dim if k == i else None for k in range(len(op.operands))]
+            builder.add(alone, [None] * len(op.results), shape_of(op, i)[dim], NEED_REPLICATION, blocked=True)
     return builder.build()
 
 
