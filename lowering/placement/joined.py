@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.operations import manual_axes
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.placement.exchange import Exchange, Layouts, Root
 from sdy_jax.lowering.strategies.assembly import COMPOSED, Assembly, assembled, same_number
 from sdy_jax.lowering.strategies.registry import strategies_of
-from sdy_jax.propagation.edges import manual_axes
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
 

@@ -15,9 +15,11 @@ from jax import lax
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
-from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import Strategy, accesses_part, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import clamped, offset, resized_factors
 from sdy_jax.representation.rule import OpShardingRule
+
+accesses_part("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
 
 
 @emitter("stablehlo.dynamic_slice")

@@ -8,6 +8,7 @@ Tables, filled by the family modules of this package:
 * `CHECKS`: op -> the reason why such an op cannot run on shards at all, if there is one.
 * `SENT`: op -> the collectives that the op is by itself, as the program's author wrote it. Those that an emitter adds
   are stated by its strategies.
+* `PARTIAL_ACCESS`: the ops that read or write a part of their first operand at a position known at run time.
 * `REMATERIALIZABLE`: the ops whose result is larger than their operands, so that running them again may be cheaper
   than a reshard.
 """
@@ -106,6 +107,7 @@ CHECKS: dict[str, OpCheck] = {}
 SENT: dict[str, SentFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
 REMATERIALIZABLE: set[str] = set()
+PARTIAL_ACCESS: set[str] = set()
 
 
 def strategies(*names: str) -> Callable[[StrategyFunction], StrategyFunction]:
@@ -127,6 +129,11 @@ def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent
     """The collectives that an op is by itself, with operands in these shardings."""
     found = SENT.get(op.name)
     return found(op, mesh, operands) if found else []
+
+
+def accesses_part(*names: str) -> None:
+    """Registers ops that read or write a part of their first operand, whose other dimensions may be split."""
+    PARTIAL_ACCESS.update(names)
 
 
 def rematerializable(*names: str) -> None:
