@@ -11,7 +11,6 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.ir.custom_ops import TARGET, CustomOp, custom_op_of
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
 from sdy_jax.representation.attributes import rule_from_attribute
@@ -31,8 +30,6 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
     Rules of linear algebra calls list matrix dimensions as pass-through factors; those cannot be split. Independent
     columns can be, even if there are results beside them, which are then the same on every device.
     """
-    if op.text("call_target_name") == TARGET:
-        return [_of_custom_op(op, rule)]
     count = len(rule.operand_mappings)
     operands, results = rule.factors_of[:count], [f for f in rule.factors_of[count:] if f]
     everywhere = frozenset.intersection(*results) if results else frozenset()
@@ -46,23 +43,22 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
     return [Strategy("on_blocks", frozenset(shared))]
 
 
-def _of_custom_op(op: Op, rule: OpShardingRule) -> Strategy:
+@strategies(TARGET)
+def _of_custom_op(op: Op, rule: OpShardingRule) -> list[Strategy]:
     own = _custom_op(op)
     if own.reduction is None:
-        return Strategy("custom_op", pass_through_factors(rule))
+        return [Strategy("custom_op", pass_through_factors(rule))]
     dividing = rule.reduction if own.padding is None else frozenset[int]()
     splittable = pass_through_factors(rule) | rule.reduction
-    return Strategy("custom_op", splittable, rule.reduction, own.reduction, dividing=dividing)
+    return [Strategy("custom_op", splittable, rule.reduction, own.reduction, dividing=dividing)]
 
 
 def _custom_op(op: Op) -> CustomOp:
     return custom_op_of(op.text("backend_config"), op.source)
 
 
-@emitter("stablehlo.custom_call")
-def _emit_custom_call(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
-    if local.op.text("call_target_name") != TARGET:
-        return re_emit(local, *operands)
+@emitter(TARGET)
+def _emit_custom_op(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     own = _custom_op(local.op)
     if own.padding is not None:
         operands = tuple(_filled(local, i, x, own.padding) for i, x in enumerate(operands))
