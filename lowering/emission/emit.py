@@ -157,5 +157,5 @@ class _Emission:
         if op.name in _COLLECTIVES:
             with jax.named_scope(scope_name(op.name, _collective_axes(op), op.source)):
                 return (EMITTERS[op.name](local, *operands),)
-        results = EMITTERS.get(op.name, reemitted.re_emit)(local, *operands)
+        results = EMITTERS.get(op.key, reemitted.re_emit)(local, *operands)
         return results if isinstance(results, (tuple, list)) else (results,)

@@ -79,13 +79,15 @@ def cut(
     return _Blocks(_mesh(local), [x], dim, axes).cut(x, starts, length)
 
 
-def sliced(local: LocalOp | RefinedMesh, x: jax.Array, dim: int, axes: Axes, plan: Slice) -> jax.Array:
-    """The result's block of a slice with a stride."""
+def sliced(
+    local: LocalOp | RefinedMesh, x: jax.Array, dim: int, axes: Axes, plan: Slice, own_part: bool = False
+) -> jax.Array:
+    """The result's block of a slice with a stride; with `own_part` all of it, zero where others hold the elements."""
     if plan.stride > 1 and plan.count:
         length = (plan.count - 1) * plan.stride + 1
         x = cut(local, _grown(x, dim, max(plan.phases) + length, 0), dim, axes, plan.phases, length)
         x = lax.slice_in_dim(x, 0, length, plan.stride, dim)
-    return redistribute(local, [x], dim, axes, plan.plan)
+    return redistribute(local, [x], dim, axes, plan.own_part if own_part else plan.plan)
 
 
 def reversed_(local: LocalOp | RefinedMesh, x: jax.Array, dim: int, axes: Axes, plan: StripPlan) -> jax.Array:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from sdy_jax.lowering.emission.strips import Source, StripPlan, Want, Wants, block_length, plan_strips
@@ -89,12 +90,16 @@ def reverse_plan(size: int, shards: int) -> StripPlan:
 @dataclass(frozen=True, slots=True)
 class Slice:
     """A slice with a stride: every device first takes from its block each `stride`-th element from its phase on,
-    `count` of them, so that only elements of the result travel."""
+    `count` of them, so that only elements of the result travel.
+
+    `plan` makes the result's blocks; `own_part` the whole result, with only the elements that the device holds itself.
+    """
 
     stride: int
     phases: tuple[int, ...]
     count: int
     plan: StripPlan
+    own_part: StripPlan
 
 
 @lru_cache(maxsize=1024)
@@ -108,8 +113,10 @@ def slice_plan(size: int, shards: int, start: int, limit: int, stride: int = 1) 
     phases = tuple(start + bounds[u] * stride - u * block for u in range(shards))
     count = block_length(block, stride)
     wants = joined_wants((Piece(0, 0, length),), shards, block_length(length, shards))
-    plan = plan_strips((Source(tuple(bounds), count),), wants, block_length(length, shards))
-    return Slice(stride, phases, count, plan)
+    source = Source(tuple(bounds), count)
+    plan = plan_strips((source,), wants, block_length(length, shards))
+    own = tuple(_clipped(max(first, 0), min(last, length), 0, length) for first, last in pairwise(bounds))
+    return Slice(stride, phases, count, plan, plan_strips((source,), own, length))
 
 
 @dataclass(frozen=True, slots=True)

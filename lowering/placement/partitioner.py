@@ -19,20 +19,23 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import manual_axes, module_meshes
+from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.emission.sent import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.placement.dead_code import erase_dead_code
 from sdy_jax.lowering.placement.decisions import Decision, Decisions
 from sdy_jax.lowering.placement.fold import fold
 from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
+from sdy_jax.lowering.placement.joined import join_pieces
 from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Moved, PartitionReport
 from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
+from sdy_jax.lowering.placement.stacks import LOOP, Stacks
 from sdy_jax.lowering.placement.unsplit import Unsplit
 from sdy_jax.lowering.placement.written import as_written, is_reduction, is_written_collective
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import is_forwarding, rejection, sent_by
-from sdy_jax.propagation.edge_shardings import settle_edges
+from sdy_jax.propagation.edge_shardings import EdgeSharding, settle_edges
 from sdy_jax.representation.attributes import attribute_from_text
 from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
 from sdy_jax.representation.mesh import axes_size
@@ -69,7 +72,10 @@ def partition(
     graph = Graph(module)
     use_invariants_from_outside(graph)
     graph = erase_dead_code(fold(graph))
-    partitioner = _Partitioner(graph, mesh_name, costs, rules or RuleBook(), policy, inputs)
+    rules = rules or RuleBook()
+    joined = join_pieces(graph, mesh_name, graph.meshes[mesh_name], rules.without_overrides().rule_of)
+    graph = graph if joined is graph else erase_dead_code(joined)
+    partitioner = _Partitioner(graph, mesh_name, costs, rules, policy, inputs)
     partitioner.run()
     return partitioner.report
 
@@ -94,7 +100,9 @@ class _Partitioner:
         self.mesh = self.placement.meshes.base
         self.unsplit = Unsplit(self.placement, self.report, self.mesh)
         self.accumulators: dict[Op, tuple[DataFlowEdge, dict[OperandSlot, TensorSharding]]] = {}
-        self.sums: list[Value] = []
+        self.stacks = Stacks(value_shardings(graph), rules.rule_of, self.mesh)
+        self.unlike: list[Value] = []
+        """Results of loops that come out in other shardings than declared: partial sums, stacks."""
         self.unneeded: list[Op] = []
 
     def run(self) -> None:
@@ -140,6 +148,7 @@ class _Partitioner:
         # Blocks along manual axes are written for: they are equal.
         stated = placement.evenly if manual_axes(op) else placement.stated
         for sided in settle_edges(self.graph, op, stated):
+            sided = self._settled_stack(op, sided)
             placement.place(sided.edge.targets, sided.targets)
             wanted.update(dict.fromkeys(sided.edge.slots, sided.sources))
             adder = accumulator(sided.edge)
@@ -153,8 +162,19 @@ class _Partitioner:
             self._require_all(block.terminator, wanted)
         self._require_all(op, wanted)
         for result in op.results:
-            if result in self.sums:
+            if result in self.unlike:
                 placement.settle(op, result, placement[result], following)
+
+    def _settled_stack(self, op: Op, sided: EdgeSharding) -> EdgeSharding:
+        """An edge in another sharding, if it is that of a stack that had better be carried so."""
+        moved = self.stacks.moved(op, sided.edge, sided.sources) if op.name == LOOP else None
+        if moved is None:
+            return sided
+        sharding, values = moved
+        self.graph.set_shardings([(value, sharding) for value in (sided.edge.owner, *values)])
+        self.placement.declare(sided.edge.owner, sided.sources)
+        self.unlike.append(sided.edge.owner)
+        return EdgeSharding(sided.edge, sharding, sharding)
 
     def _require_all(self, op: Op, wanted: Mapping[OperandSlot, TensorSharding]) -> None:
         for index, value in enumerate(op.operands):
@@ -244,7 +264,7 @@ class _Partitioner:
         self.graph.set_shardings([(edge.owner, sharding), (op.results[0], sharding)])
         self.placement.declare(edge.owner, declared)
         self.placement.declare(op.results[0], sharding)
-        self.sums.append(edge.owner)
+        self.unlike.append(edge.owner)
 
     def _report(self, op: Op, decision: Decision) -> None:
         """Reports the collectives of the op's emitter, and the dimensions along which the op could not be sharded."""

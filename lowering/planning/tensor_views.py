@@ -29,6 +29,12 @@ _NONE: frozenset[int] = frozenset()
 _COST = attrgetter("cost")
 
 
+_KEPT = 0.75
+"""What a byte costs that a device keeps through a loop, beside one on the wire. Layers of a stack that is split by
+layers are gathered one by one and not all before the loop: after an all_to_all to another dimension this sends half as
+much again on two devices, an eighth on eight. It is less than 1, so that layers without another dimension to be split
+along are gathered at once: as partial sums they would send twice as much."""
+
 _Shares = dict[Prefix, tuple[bool, tuple[int, int]]]
 """A memo for one dimension of a tensor. Key: the list numbers of the dimension's factors. Value: whether the axes
 equal the given ones, and the result of `shares` for the two."""
@@ -138,7 +144,14 @@ class TensorView:
             source, target = self._ends(around, inside)
             plans.append(plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs))
         plan = min(plans, key=_COST)
-        return tensor.share * plan.cost, sum([1 for step in plan.steps if step.wire_bytes and tensor.share])
+        cost = plan.cost + self._kept(inside) if plan.cost and tensor.share < 1 else plan.cost
+        return tensor.share * cost, sum([1 for step in plan.steps if step.wire_bytes and tensor.share])
+
+    def _kept(self, inside: TensorSharding) -> float:
+        """What it costs that every device holds more of a value while a loop runs than it did before."""
+        tensor, mesh = self._tensor, self._problem.mesh
+        before, after = (math.prod(s.local_shape(tensor.shape, mesh)) for s in (self.around[0], inside))
+        return _KEPT * fastest(max(0, after - before) * tensor.itemsize, mesh, self._problem.costs)
 
     def _ends(self, around: E, inside: E) -> tuple[E, E]:
         """The source and target of the reshard: operands are resharded before the op, results after it."""

@@ -253,7 +253,8 @@ def _single_step(problem: ReshardProblem) -> ReshardStep | None:
         appended = problem.used(target) & ~problem.used(source)
         if _appends(problem, pairs, appended):
             return ReshardStep("all_slice", appended, target)
-    if not problem.to_unreduce and _appends(problem, pairs, problem.to_reduce):
+    # In padded blocks more may be scattered than an all_reduce sends.
+    if problem.is_even and not problem.to_unreduce and _appends(problem, pairs, problem.to_reduce):
         return ReshardStep("reduce_scatter", problem.to_reduce, target)
     return None
 

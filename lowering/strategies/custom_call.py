@@ -32,8 +32,6 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
     Rules of linear algebra calls list matrix dimensions as pass-through factors; those cannot be split. Independent
     columns can be, even if there are results beside them, which are then the same on every device.
     """
-    if op.text("call_target_name") == TARGET:
-        return [_of_custom_op(op, rule)]
     count = len(rule.operand_mappings)
     operands, results = rule.factors_of[:count], [f for f in rule.factors_of[count:] if f]
     everywhere = frozenset.intersection(*results) if results else frozenset()
@@ -47,13 +45,14 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
     return approximate_strategies(op, rule, frozenset(shared)) or [Strategy("on_blocks", frozenset(shared))]
 
 
-def _of_custom_op(op: Op, rule: OpShardingRule) -> Strategy:
+@strategies(TARGET)
+def _of_custom_op(op: Op, rule: OpShardingRule) -> list[Strategy]:
     own = _custom_op(op)
     if own.reduction is None:
-        return Strategy("custom_op", pass_through_factors(rule))
+        return [Strategy("custom_op", pass_through_factors(rule))]
     dividing = rule.reduction if own.padding is None else frozenset[int]()
     splittable = pass_through_factors(rule) | rule.reduction
-    return Strategy("custom_op", splittable, rule.reduction, own.reduction, dividing=dividing)
+    return [Strategy("custom_op", splittable, rule.reduction, own.reduction, dividing=dividing)]
 
 
 def _custom_op(op: Op) -> CustomOp:
@@ -62,8 +61,11 @@ def _custom_op(op: Op) -> CustomOp:
 
 @emitter("stablehlo.custom_call")
 def _emit_custom_call(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
-    if local.op.text("call_target_name") != TARGET:
-        return approximate_top_k(local, *operands) or re_emit(local, *operands)
+    return approximate_top_k(local, *operands) or re_emit(local, *operands)
+
+
+@emitter(TARGET)
+def _emit_custom_op(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     own = _custom_op(local.op)
     if own.padding is not None:
         operands = tuple(_filled(local, i, x, own.padding) for i, x in enumerate(operands))

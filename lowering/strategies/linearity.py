@@ -64,7 +64,7 @@ def carries(op: Op, kind: str, partial: Operands) -> Operands | None:
 
     Of a kind other than the sum, a value that is not unreduced cannot be made so: then all must be there already.
     """
-    passing = LINEAR.get(op.name, {})
+    passing = LINEAR.get(op.key, {})
     linear = passing.get(kind, passing.get("*"))
     wanted = _WANTED[linear](op, partial) if linear else None
     if wanted is None or not partial <= wanted or (kind != "sum" and wanted != partial):

@@ -9,6 +9,7 @@ Tables, filled by the family modules of this package:
 * `SENT`: op -> the collectives that the op is by itself, as the program's author wrote it. Those that an emitter adds
   are stated by its strategies.
 * `FOLDS`: op -> how it takes over what ops beside it do, so that the two are one op on shards.
+* `PARTIAL_ACCESS`: the ops that read or write a part of their first operand at a position known at run time.
 * `REMATERIALIZABLE`: the ops whose result is larger than their operands, so that running them again may be cheaper
   than a reshard.
 """
@@ -111,6 +112,7 @@ FOLDS: dict[str, FoldFunction] = {}
 SENT: dict[str, SentFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
 REMATERIALIZABLE: set[str] = set()
+PARTIAL_ACCESS: set[str] = set()
 
 
 def strategies(*names: str) -> Callable[[StrategyFunction], StrategyFunction]:
@@ -144,6 +146,11 @@ def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent
     """The collectives that an op is by itself, with operands in these shardings."""
     found = SENT.get(op.name)
     return found(op, mesh, operands) if found else []
+
+
+def accesses_part(*names: str) -> None:
+    """Registers ops that read or write a part of their first operand, whose other dimensions may be split."""
+    PARTIAL_ACCESS.update(names)
 
 
 def rematerializable(*names: str) -> None:
@@ -180,7 +187,7 @@ def _along_factors(rule: OpShardingRule) -> tuple[Strategy, ...]:
 
 def strategies_of(op: Op, rule: OpShardingRule) -> tuple[Strategy, ...]:
     """The strategies for `op`, usually cheapest first; none splits what the op's own rule wants whole."""
-    found = STRATEGIES.get(op.name)
+    found = STRATEGIES.get(op.key)
     ways = tuple(found(op, rule)) if found else _along_factors(rule)
     own = op.attribute("sdy.sharding_rule")
     whole = _kept_whole(rule, rule_from_attribute(own)) if own is not None else frozenset()

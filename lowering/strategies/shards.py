@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.representation.mesh import AxisRef, axes_size
-from sdy_jax.representation.rule import TensorMapping
+from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -34,6 +35,12 @@ def lengthened(x: jax.Array, dim: int, count: int) -> jax.Array:
 def factors_of_dims(mapping: TensorMapping, dims: Iterable[int]) -> frozenset[int]:
     """The factors of some dimensions of a tensor."""
     return frozenset(f for d in dims for f in mapping[d])
+
+
+def resized_factors(op: Op, rule: OpShardingRule) -> frozenset[int]:
+    """The factors of dimensions along which the result is only a part of the operand, or more than that."""
+    sizes = zip(op.operands[0].shape or (), op.results[0].shape or (), strict=True)
+    return factors_of_dims(rule.operand_mappings[0], [d for d, (n, m) in enumerate(sizes) if n != m])
 
 
 def block_shape(shape: Sequence[int], mapping: TensorMapping, shards: Sequence[int]) -> tuple[int, ...]:

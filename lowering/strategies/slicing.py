@@ -1,162 +1,175 @@
-"""Ops that cut, join and shift along dimensions: slices, pads, concatenations, reversals.
+"""Ops that cut and shift along dimensions, at positions that the program states: slices, pads, reversals.
 
-Only dimensions along which nothing moves stay sharded, except for slices and updates at a position known at run time:
-every device finds the part of the slice or update that falls into its own block. Updates need no communication; slices
-are partial sums, with one contributor per element.
+Along a sharded dimension the devices send each other the strips that they lack (`emission/strips.py`). Dimensions are
+moved one after the other: whole ones that shrink, then sharded ones, then whole ones that grow, so that what is sent
+is small.
 """
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable, Iterable
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.redistribute import fetch, reversed_, sliced
+from sdy_jax.lowering.emission.strips import StripPlan
+from sdy_jax.lowering.emission.wants import Window, reverse_plan, slice_plan, window_reads
 from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
-from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
-from sdy_jax.lowering.strategies.shards import clamped, factors_of_dims, offset
+from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.shards import block_shape, factors_of_dims, resized_factors
+from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
 
-
-@emitter("stablehlo.reverse")
-def _reverse(local: LocalOp, operand: jax.Array) -> jax.Array:
-    return lax.rev(operand, local.op.ints("dimensions"))
+PlanOf = Callable[[int, int], StripPlan]
+"""The strips that move along a dimension, given as its index, in some number of shards."""
 
 
-@emitter("stablehlo.concatenate")
-def _concatenate(local: LocalOp, *operands: jax.Array) -> jax.Array:
-    return lax.concatenate(operands, local.op.int("dimension"))
+def by_strips(op: Op, rule: OpShardingRule, dims: Iterable[int], plan_of: PlanOf) -> Strategy:
+    """An op on one operand that moves strips along `dims`, in the order of `in_order`."""
+    inside = tuple(_strips(op, rule, dim, dims, plan_of) for dim in in_order(op, dims))
+    splittable = pass_through_factors(rule) | factors_of_dims(rule.operand_mappings[0], dims)
+    return Strategy("by_strips", splittable, inside=inside, work=frozenset())
 
 
-def _resized(op: Op, rule: OpShardingRule) -> frozenset[int]:
-    """The factors of dimensions along which the result is only a part of the operand."""
+def in_order(op: Op, dims: Iterable[int]) -> list[int]:
+    """Dimensions in the order in which an op moves along them: those that shrink come first."""
+    sizes = list(zip(op.operands[0].shape or (), op.results[0].shape or (), strict=True))
+    return sorted(dims, key=lambda d: sizes[d][1] / max(sizes[d][0], 1))
+
+
+def _strips(op: Op, rule: OpShardingRule, dim: int, dims: Iterable[int], plan_of: PlanOf) -> Inside:
+    """What moves along one dimension, after those that come before it."""
+    operand, result = op.operands[0].shape or (), op.results[0].shape or ()
+    mapping, order = rule.operand_mappings[0], in_order(op, dims)
+    earlier = set(order[: order.index(dim)])
+
+    def sent(shards: Shards) -> int:
+        old, new = block_shape(operand, mapping, shards), block_shape(result, rule.result_mappings[0], shards)
+        row = 1
+        for d in range(len(operand)):
+            is_split = shards[mapping[d][0]] > 1
+            if d != dim:
+                row *= (new if d in earlier else old)[d] if is_split else min(old[d], new[d])
+        return row * plan_of(dim, shards[mapping[dim][0]]).wire_elements
+
+    return Inside("collective_permute", factors_of_dims(mapping, [dim]), 0, sent)
+
+
+def moved_along(
+    local: LocalOp, x: jax.Array, dims: Iterable[int], move: Callable[[jax.Array, int], jax.Array]
+) -> jax.Array:
+    """A local operand moved along each of `dims`: whole ones that shrink, sharded ones, whole ones that grow."""
+    order = in_order(local.op, dims)
+    sizes = list(zip(local.op.operands[0].shape or (), local.op.results[0].shape or (), strict=True))
+    split = [d for d in order if local.operand_axes(0, d)]
+    shrinking = [d for d in order if d not in split and sizes[d][1] <= sizes[d][0]]
+    growing = [d for d in order if d not in split and d not in shrinking]
+    for dim in (*shrinking, *split, *growing):
+        x = move(x, dim)
+    return x
+
+
+def _shards(local: LocalOp, dim: int) -> int:
+    return axes_size(local.operand_axes(0, dim), local.mesh.mesh)
+
+
+# --- slices ---
+
+
+def _cut_dims(op: Op) -> list[int]:
     sizes = zip(op.operands[0].shape or (), op.results[0].shape or (), strict=True)
-    return factors_of_dims(rule.operand_mappings[0], [d for d, (n, m) in enumerate(sizes) if n != m])
+    return [d for d, (n, m) in enumerate(sizes) if n != m]
+
+
+def _interval(op: Op, dim: int) -> tuple[int, int, int]:
+    """Start, limit and stride."""
+    return op.ints("start_indices")[dim], op.ints("limit_indices")[dim], op.ints("strides")[dim]
+
+
+@strategies("stablehlo.slice")
+def _slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    """Few elements of a large dimension are cheaper as a partial sum, to which their owners contribute."""
+    sizes, dims = op.operands[0].shape or (), _cut_dims(op)
+    strips = by_strips(op, rule, dims, lambda d, shards: slice_plan(sizes[d], shards, *_interval(op, d)).plan)
+    if not dims or op.results[0].dtype in WITHOUT_ZERO:
+        return [strips]
+    partial = resized_factors(op, rule)
+    return [strips, Strategy("own_part", strips.splittable, partial, sum_kind(op.results[0].dtype), work=frozenset())]
 
 
 @emitter("stablehlo.slice")
 def _slice(local: LocalOp, operand: jax.Array) -> jax.Array:
-    """Sharded dimensions are taken whole."""
     op = local.op
-    limits = [operand.shape[d] if local.operand_axes(0, d) else n for d, n in enumerate(op.ints("limit_indices"))]
-    return lax.slice(operand, op.ints("start_indices"), limits, op.ints("strides"))
 
+    def move(x: jax.Array, dim: int) -> jax.Array:
+        axes, (start, limit, stride) = local.operand_axes(0, dim), _interval(op, dim)
+        if not axes:
+            return lax.slice_in_dim(x, start, limit, stride, dim)
+        plan = slice_plan(op.operands[0].shape[dim], _shards(local, dim), start, limit, stride)  # type: ignore[index]
+        return sliced(local, x, dim, axes, plan, own_part=not local.result_axes(0, dim))
+
+    return moved_along(local, operand, _cut_dims(op), move)
+
+
+# --- pads ---
 
 _PADDINGS = ("edge_padding_low", "edge_padding_high", "interior_padding")
+
+
+def _padded_dims(op: Op) -> list[int]:
+    """A pad by (1, -1) keeps the size and still shifts."""
+    paddings = [op.ints(name) for name in _PADDINGS]
+    return [d for d in range(op.operands[0].rank or 0) if any(p[d] for p in paddings)]
+
+
+def _padding(op: Op, dim: int) -> tuple[int, int, int]:
+    low, high, interior = (op.ints(name)[dim] for name in _PADDINGS)
+    return low, high, interior
+
+
+def _window(op: Op, dim: int) -> Window:
+    low, high, interior = _padding(op, dim)
+    return Window((op.operands[0].shape or ())[dim], low=low, high=high, base_dilation=interior + 1)
+
+
+@strategies("stablehlo.pad")
+def _pad_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    return [by_strips(op, rule, _padded_dims(op), lambda d, shards: window_reads(_window(op, d), shards).plan)]
 
 
 @emitter("stablehlo.pad")
 def _pad(local: LocalOp, operand: jax.Array, value: jax.Array) -> jax.Array:
     op = local.op
-    return lax.pad(operand, value, list(zip(*(op.ints(name) for name in _PADDINGS), strict=True)))
 
-
-@strategies("stablehlo.pad")
-def _pad_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    """A pad by (1, -1) keeps the size and still shifts: only dimensions without any padding are kept."""
-    paddings = [op.ints(name) for name in _PADDINGS]
-    moved = [d for d in range(op.operands[0].rank) if any(p[d] for p in paddings)]
-    return [Strategy("along_factors", pass_through_factors(rule) - factors_of_dims(rule.operand_mappings[0], moved))]
-
-
-@strategies("stablehlo.concatenate")
-def _concatenate_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    moved = factors_of_dims(rule.result_mappings[0], [op.int("dimension")])
-    return [Strategy("along_factors", pass_through_factors(rule) - moved)]
-
-
-@emitter("stablehlo.dynamic_slice")
-def _dynamic_slice(local: LocalOp, operand: jax.Array, *starts: jax.Array) -> jax.Array:
-    """Sharded dimensions are taken whole, their start clamped to zero in either case, or looked up in the own block.
-
-    The primitive is bound by itself: lax.dynamic_slice would read negative starts from the end.
-    """
-    sizes, positions, shifts = list(local.result_shape()), list(starts), dict[int, jax.Array]()
-    for dim, whole in enumerate(local.op.operands[0].shape or ()):
-        axes, size = local.operand_axes(0, dim), sizes[dim]
-        if axes and (local.op.results[0].shape or ())[dim] != whole:
-            begin = clamped(starts[dim], whole - size) - offset(local, axes, operand.shape[dim])
-            sizes[dim] = min(size, operand.shape[dim])
-            position = jnp.clip(begin, 0, operand.shape[dim] - sizes[dim])
-            shifts[dim] = begin - position
-            positions[dim] = position.astype(starts[dim].dtype)
-        else:
-            # The op would clamp it, but jax 0.10's XLA joins slices of slices, and forgets to.
-            positions[dim] = clamped(starts[dim], operand.shape[dim] - size).astype(starts[dim].dtype)
-    found = lax.dynamic_slice_p.bind(operand, *positions, slice_sizes=tuple(sizes))
-    for dim, shift in shifts.items():
-        found = _shifted(found, dim, shift, local.result_shape()[dim])
-    return found
-
-
-def _shifted(x: jax.Array, dim: int, shift: jax.Array, length: int) -> jax.Array:
-    """`length` elements of a dimension from position `shift` on, which may lie outside; zeros where there are none.
-
-    Example: [a, b, c] from -1 on, 2 elements: [0, a].
-    """
-    margins = [(length, length, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
-    padded = lax.pad(x, jnp.zeros((), x.dtype), margins)
-    return lax.dynamic_slice_in_dim(padded, jnp.clip(shift + length, 0, x.shape[dim] + length), length, dim)
-
-
-@strategies("stablehlo.slice")
-def _slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    return [Strategy("along_factors", pass_through_factors(rule) - _resized(op, rule))]
-
-
-@strategies("stablehlo.dynamic_slice")
-def _dynamic_slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    if op.results[0].dtype in WITHOUT_ZERO:
-        return [Strategy("along_factors", pass_through_factors(rule) - _resized(op, rule), work=frozenset())]
-    partial = _resized(op, rule)
-    splittable = pass_through_factors(rule) | partial
-    return [Strategy("own_part", splittable, partial, sum_kind(op.results[0].dtype), work=frozenset())]
-
-
-@emitter("stablehlo.dynamic_update_slice")
-def _dynamic_update_slice(local: LocalOp, operand: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
-    """Along a sharded dimension of which the update is a part, every device writes what falls into its own block."""
-    positions, masks = list(starts), []
-    for dim, (whole, size) in enumerate(
-        zip(local.op.operands[0].shape or (), local.op.operands[1].shape or (), strict=True)
-    ):
+    def move(x: jax.Array, dim: int) -> jax.Array:
         axes = local.operand_axes(0, dim)
-        if axes and whole != size:
-            begin = clamped(starts[dim], whole - size) - offset(local, axes, operand.shape[dim])
-            update, position, mask = _own_part(update, dim, begin, operand.shape[dim])
-            positions[dim] = position.astype(starts[dim].dtype)
-            masks.append(mask)
-    if masks:
-        old = lax.dynamic_slice_p.bind(operand, *positions, slice_sizes=update.shape)
-        update = jnp.where(functools.reduce(jnp.logical_and, masks), update, old)
-    return lax.dynamic_update_slice_p.bind(operand, update, *positions)
+        if axes:
+            return fetch(local, x, dim, axes, window_reads(_window(op, dim), _shards(local, dim)), value)
+        return lax.pad(x, value, [_padding(op, dim) if d == dim else (0, 0, 0) for d in range(x.ndim)])
+
+    return moved_along(local, operand, _padded_dims(op), move)
 
 
-def _own_part(update: jax.Array, dim: int, begin: jax.Array, block: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What a block of `block` elements sees of an update that begins at local position `begin`, which may lie outside.
-
-    Returns:
-        The update shifted into a window that lies inside the block, the window's position, and a mask (of size one in
-        the other dimensions) that is true where the window holds elements of the update.
-
-    Example: block 4, update [a, b], begin 3: window position 2, contents [-, a], mask [False, True].
-    """
-    size = update.shape[dim]
-    length = min(size, block)
-    position = jnp.clip(begin, 0, block - length)
-    padded = jnp.pad(update, [(length, length) if d == dim else (0, 0) for d in range(update.ndim)])
-    first = jnp.clip(position - begin, -length, size)
-    part = lax.dynamic_slice_in_dim(padded, first + length, length, dim)
-    mask_shape = [length if d == dim else 1 for d in range(update.ndim)]
-    index = lax.broadcasted_iota(jnp.int32, mask_shape, dim) + (position - begin)
-    return part, position, (index >= 0) & (index < size)
+# --- reversals ---
 
 
-@strategies("stablehlo.dynamic_update_slice")
-def _dynamic_update_slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    """The update is needed whole along dimensions of which it is a part."""
-    operand, update, *_ = rule.factors_of
-    return [Strategy("own_part", pass_through_factors(rule) - (update - operand))]
+@strategies("stablehlo.reverse")
+def _reverse_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    sizes = op.operands[0].shape or ()
+    return [by_strips(op, rule, op.ints("dimensions"), lambda d, shards: reverse_plan(sizes[d], shards))]
+
+
+@emitter("stablehlo.reverse")
+def _reverse(local: LocalOp, operand: jax.Array) -> jax.Array:
+    sizes = local.op.operands[0].shape or ()
+
+    def move(x: jax.Array, dim: int) -> jax.Array:
+        axes = local.operand_axes(0, dim)
+        if axes:
+            return reversed_(local, x, dim, axes, reverse_plan(sizes[dim], _shards(local, dim)))
+        return lax.rev(x, (dim,))
+
+    return moved_along(local, operand, local.op.ints("dimensions"), move)

@@ -20,6 +20,9 @@ from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardin
 from sdy_jax.representation.context_cache import cached_in_context
 from sdy_jax.representation.sharding import TensorSharding
 
+OWN_TARGETS = "sdy_jax."
+"""How the targets of custom calls begin that are ops of ours."""
+
 
 class Value:
     """An SSA value: a result of an op, or an argument of a block.
@@ -90,6 +93,12 @@ class Op:
         self.results = [Value(self, i, r) for i, r in enumerate(mlir.results)]
         self.blocks: tuple[Block, ...] = ()
         self._attributes: dict[str, ir.Attribute] | None = None
+
+    @property
+    def key(self) -> str:
+        """The name by which registries know the op: its own, or the target of a custom call that is ours."""
+        target = self.text("call_target_name") if self.name == "stablehlo.custom_call" else ""
+        return target if target.startswith(OWN_TARGETS) else self.name
 
     @property
     def attributes(self) -> dict[str, ir.Attribute]:

@@ -9,7 +9,7 @@ from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
 from sdy_jax.rules.linalg import library_call
 from sdy_jax.rules.registry import rule
-from sdy_jax.rules.slicing import changed_sizes_blocked
+from sdy_jax.rules.slicing import PIECES, changed_sizes_blocked, pieces
 
 
 def _elementwise(op: Op) -> OpShardingRule:
@@ -97,6 +97,7 @@ TARGETS: dict[str, Callable[[Op], OpShardingRule]] = {
     "Qr": _qr,
     "QrDecompositionBlock": _qr,
     "ProductOfElementaryHouseholderReflectors": _householder_product,
+    PIECES: pieces,
     "mhlo.topk": changed_sizes_blocked,
     "ApproxTopK": _partial_reduce,
     "PartialReduce": _partial_reduce,

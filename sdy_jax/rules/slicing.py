@@ -18,6 +18,9 @@ from sdy_jax.rules.builder import (
 from sdy_jax.rules.linearity import Linear, passes_unreduced
 from sdy_jax.rules.registry import rule
 
+PIECES = "sdy_jax.pieces"
+"""The target of custom calls that make pieces of operands along one dimension; `lowering/strategies/pieces.py`."""
+
 CONSTANT_OPS = frozenset({"stablehlo.constant", "sdy.constant", "chlo.constant", "arith.constant"})
 
 
@@ -68,6 +71,22 @@ def reverse(op: Op, conservative: bool) -> OpShardingRule:
     return RuleBuilder.of(op).pointwise(result_shape(op), op.ints("dimensions"), PERMUTATION).build()
 
 
+def pieces(op: Op) -> OpShardingRule:
+    """As slices and concatenations; the value that fills gaps is a scalar and stays out."""
+    builder, moved, whole = RuleBuilder.of(op), op.int("dimension"), op.ints("whole")
+    for dim, size in enumerate(result_shape(op)):
+        if dim != moved:
+            builder.add_all(dim, size)
+            continue
+        split = [dim if v.shape and i not in whole else None for i, v in enumerate(op.operands)]
+        largest = max(v.shape[dim] for v in (*op.operands, *op.results) if v.shape)
+        builder.add(split, [dim] * len(op.results), largest, PERMUTATION)
+        for i in whole:
+            alone = [dim if k == i else None for k in range(len(op.operands))]
+            builder.add(alone, [None] * len(op.results), shape_of(op, i)[dim], NEED_REPLICATION, blocked=True)
+    return builder.build()
+
+
 @rule("stablehlo.dynamic_slice")
 def dynamic_slice(op: Op, conservative: bool) -> OpShardingRule:
     """Index operands are scalars and stay out."""
@@ -111,4 +130,5 @@ passes_unreduced("stablehlo.reverse", {"*": Linear.DATA})
 passes_unreduced("stablehlo.dynamic_slice", {"*": Linear.DATA})
 passes_unreduced("stablehlo.concatenate", {"*": Linear.EVERY})
 passes_unreduced("stablehlo.pad", {"sum": Linear.SUMMANDS})
+passes_unreduced(PIECES, {"sum": Linear.SUMMANDS})
 passes_unreduced("stablehlo.dynamic_update_slice", {"sum": Linear.UPDATED})

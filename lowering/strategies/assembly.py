@@ -1,0 +1,164 @@
+"""What slices, pads and concatenations make of their operands, as one description, however many follow each other.
+
+The slice of a pad of x, or the concatenation of two slices of x that is a rotation, are pieces of x in another order.
+An `Assembly` lists them. Dimensions are independent of each other: element (i, j) of the result is what the piece at i
+says of dimension 0 and the piece at j of dimension 1. Only along one dimension pieces may be of several values.
+
+Ops say how they are composed in the table `COMPOSED`; strides and interior padding are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.emission.joint import Pieces
+from sdy_jax.lowering.emission.wants import Piece
+from sdy_jax.rules.predicates import is_elementwise
+from sdy_jax.rules.slicing import CONSTANT_OPS
+
+_MAX_PIECES = 64
+"""Per dimension. A bound on the time of planning: longer ones are rather tables than shifts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Pieces of `bases` (values of one shape but for the dimension `joined`) per dimension.
+
+    `joined` is the dimension along which pieces are of several bases; along the others all are of operand 0, which
+    stands for any base. `fill` is the scalar of the pieces without an operand.
+    """
+
+    bases: tuple[Value, ...]
+    dims: tuple[Pieces, ...]
+    joined: int | None = None
+    fill: Value | None = None
+
+    @classmethod
+    def of(cls, value: Value) -> Assembly:
+        """The value itself."""
+        return cls((value,), tuple((Piece(0, 0, n),) for n in value.shape or ()))
+
+    @property
+    def moved(self) -> tuple[int, ...]:
+        """The dimensions that are not those of the bases."""
+        shape = self.bases[0].shape or ()
+        return tuple(d for d, n in enumerate(shape) if d == self.joined or self.dims[d] != (Piece(0, 0, n),))
+
+    def with_dim(self, dim: int, pieces: Iterable[Piece]) -> Assembly:
+        return replace(self, dims=(*self.dims[:dim], tuple(_in_few(pieces)), *self.dims[dim + 1 :]))
+
+
+def cut(pieces: Iterable[Piece], start: int, limit: int) -> Iterator[Piece]:
+    """The elements from `start` to `limit` of what the pieces make."""
+    begin = 0
+    for piece in pieces:
+        first, last = max(start - begin, 0), min(limit - begin, piece.length)
+        if last > first:
+            yield piece._replace(start=piece.start + first if piece.operand is not None else 0, length=last - first)
+        begin += piece.length
+
+
+def _in_few(pieces: Iterable[Piece]) -> list[Piece]:
+    """Neighbours that continue each other, joined."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if last is not None and _continues(last, piece):
+            found[-1] = last._replace(length=last.length + piece.length)
+        elif piece.length:
+            found.append(piece)
+    return found
+
+
+def _continues(last: Piece, piece: Piece) -> bool:
+    return last.operand == piece.operand and (piece.operand is None or piece.start == last.start + last.length)
+
+
+Known = Callable[[Value], Assembly]
+Composition = Callable[[Op, Known], Assembly | None]
+
+
+def assembled(op: Op, known: Known) -> Assembly | None:
+    """What an op makes of its operands, of which `known` says what they are; None if it is no such op."""
+    found = COMPOSED[op.name](op, known) if op.name in COMPOSED else None
+    if found is None or max(map(len, found.dims), default=0) > _MAX_PIECES:
+        return None
+    return found
+
+
+def _slice(op: Op, known: Known) -> Assembly | None:
+    if any(stride != 1 for stride in op.ints("strides")):
+        return None
+    found = known(op.operands[0])
+    for dim, (start, limit) in enumerate(zip(op.ints("start_indices"), op.ints("limit_indices"), strict=True)):
+        found = found.with_dim(dim, cut(found.dims[dim], start, limit))
+    return found
+
+
+def _pad(op: Op, known: Known) -> Assembly | None:
+    found, fill = known(op.operands[0]), op.operands[1]
+    if any(op.ints("interior_padding")) or (found.fill is not None and not same_number(found.fill, fill)):
+        return None
+    sizes, lows, highs = op.operands[0].shape or (), op.ints("edge_padding_low"), op.ints("edge_padding_high")
+    for dim, (n, low, high) in enumerate(zip(sizes, lows, highs, strict=True)):
+        inner = cut(found.dims[dim], max(-low, 0), n + min(high, 0))
+        found = found.with_dim(dim, (_fill(low), *inner, _fill(high)))
+    is_filled = any(low > 0 or high > 0 for low, high in zip(lows, highs, strict=True))
+    return replace(found, fill=found.fill or fill) if is_filled else found
+
+
+def _fill(length: int) -> Piece:
+    return Piece(None, 0, max(length, 0))
+
+
+def _concatenate(op: Op, known: Known) -> Assembly | None:
+    dim = op.int("dimension")
+    return _joined([known(v) for v in op.operands], dim) or _joined([Assembly.of(v) for v in op.operands], dim)
+
+
+def _joined(parts: Sequence[Assembly], dim: int) -> Assembly | None:
+    """Assemblies one after the other along a dimension; None where they are not pieces of it alone."""
+    first, bases = parts[0], tuple(dict.fromkeys(base for part in parts for base in part.bases))
+    fills = [part.fill for part in parts if part.fill is not None]
+    if any(part.joined not in (None, dim) or not _fit(first, part, dim) for part in parts):
+        return None
+    if any(not same_number(fills[0], fill) for fill in fills):
+        return None
+    pieces = [
+        piece if piece.operand is None else piece._replace(operand=bases.index(part.bases[piece.operand]))
+        for part in parts
+        for piece in part.dims[dim]
+    ]
+    joined = dim if len(bases) > 1 else None
+    return replace(first, bases=bases, joined=joined, fill=fills[0] if fills else None).with_dim(dim, pieces)
+
+
+def _fit(one: Assembly, other: Assembly, dim: int) -> bool:
+    """Whether two assemblies are alike in all dimensions but one, and so are their bases."""
+    shapes = [assembly.bases[0].shape or () for assembly in (one, other)]
+    others = [d for d in range(len(shapes[0])) if d != dim]
+    return all(one.dims[d] == other.dims[d] and shapes[0][d] == shapes[1][d] for d in others)
+
+
+def same_number(one: Value, other: Value) -> bool:
+    """Whether two scalars are one value, or computed alike from equal constants."""
+    if one is other:
+        return True
+    op, like = one.defining_op, other.defining_op
+    if (
+        op is None
+        or like is None
+        or op.signature != like.signature
+        or not (is_elementwise(op) or op.name in CONSTANT_OPS)
+    ):
+        return False
+    return all(same_number(a, b) for a, b in zip(op.operands, like.operands, strict=True))
+
+
+COMPOSED: dict[str, Composition] = {
+    "stablehlo.slice": _slice,
+    "stablehlo.pad": _pad,
+    "stablehlo.concatenate": _concatenate,
+}
