@@ -32,7 +32,8 @@ ROOMS = {
     "lowering": "",
     "passes": "errors representation ir runtime annotate rules propagation text",
     "plan": (
-        "errors representation ir runtime annotate rules propagation text lowering.reshard lowering.placement passes"
+        "errors representation ir runtime annotate rules propagation text lowering.reshard "
+        "lowering.emission lowering.placement passes"
     ),
     "shard": (
         "errors representation ir runtime annotate rules verification text lowering.reshard lowering.emission "
@@ -43,7 +44,7 @@ ROOMS = {
     ),
     "calls": (
         "errors jax_internals representation ir runtime annotate lowering.reshard lowering.emission "
-        "lowering plan shard loading"
+        "lowering.placement lowering plan shard loading"
     ),
     "testing": "lowering.reshard plan calls",
     "commands": "errors representation ir runtime annotate verification text lowering passes plan shard loading calls",

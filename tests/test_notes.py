@@ -69,12 +69,8 @@ def test_what_is_gathered_says_so_and_that_work_is_repeated(mesh):
 
 
 def test_several_dimensions_of_one_operand_are_one_note(mesh):
-    kernel = jnp.ones((1, 1, 3, 3))
-    plan = planned(
-        mesh, lambda x: jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME"), P(None, None, "data", "model"),
-        X[None, None],
-    )  # fmt: skip
-    assert the_note(plan).startswith("cannot be split along dims 2 and 3 of `x`, f32[1,1,64@data,32@model]; it is gath")
+    plan = planned(mesh, jnp.linalg.cholesky, P("data", "model"), X[:32])
+    assert "cannot be split along dims 0 and 1 of " in plan.notes[0].message
 
 
 def test_a_value_that_is_made_again_from_what_was_gathered_says_what_that_cost(mesh):
@@ -143,7 +139,7 @@ def test_an_uneven_argument_is_named_with_the_line_that_gives_its_sharding(mesh)
 
 def test_an_uneven_dimension_that_no_part_of_the_axis_divides_is_not_split(mesh):
     plan = planned(mesh, lambda y: y * 2, P("model"), X[:5])
-    assert {note.op for note in plan.notes} == {"argument", "mul"}
+    assert {note.op for note in plan.notes} == {"argument"}
     assert all(
         "because 4 does not divide 5; it is not split, and every device holds 640 B" in str(n) for n in plan.notes
     )

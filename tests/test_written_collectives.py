@@ -144,12 +144,23 @@ def test_what_nobody_uses_does_not_run():
     assert sdy.partition(function, mesh=MESH, in_shardings=P(("a", "b"))).plan(X).collectives == ()
 
 
-def test_what_does_not_divide_is_said_to_run_otherwise():
+def test_what_does_not_divide_keeps_its_kind_too():
     def function(x):
         return sdy.all_to_all(x * 1, [(["b"], 0, 1)], P("b", None))
 
     run = sdy.partition(function, mesh=MESH, in_shardings=P("b"), on_unknown="ignore")
     odd = X[:, :6]
+    assert by_user(run.plan(odd)) == ["all_to_all"]
+    np.testing.assert_array_equal(run(odd), odd)
+
+
+def test_blocks_that_do_not_join_are_said_to_move_otherwise():
+    def function(x):
+        x = sdy.reshard(x * 1, P(("a", "b"), None))
+        return sdy.all_gather(x, [["b"], []])
+
+    run = sdy.partition(function, mesh=MESH, on_unknown="ignore")
+    odd = X[:5]  # blocks of 1 on 8 devices; 4 of them are no block of 3
     plan = run.plan(odd)
     assert by_user(plan) == []
     assert "other collectives run in its place" in str(plan)

@@ -16,6 +16,7 @@ from sdy_jax.lowering.emission.sent import sent_by_step
 from sdy_jax.lowering.placement.report import Moved
 from sdy_jax.lowering.reshard.cost import wire_bytes
 from sdy_jax.lowering.reshard.planner import Collective
+from sdy_jax.lowering.reshard.problem import padded_block
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.axes import set_difference
 from sdy_jax.representation.mesh import Axes, Mesh, axes_size
@@ -29,7 +30,7 @@ from sdy_jax.representation.sdy_collectives import (
     sharding_after,
 )
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.verify_collectives import verify_counted_once
+from sdy_jax.representation.verify_collectives import leads_to_blocks, verify_counted_once
 
 _NAMES = frozenset(f"sdy.{kind}" for kind in KINDS)
 
@@ -44,9 +45,9 @@ class Written:
 
     def moved(self, value: Value, mesh: Mesh) -> Moved:
         """The record of the collective for a value."""
-        collective, blocks = self.collective, math.prod(self.source.shard_counts(mesh))
-        size = math.prod(value.shape or ()) * value.itemsize
-        before, after = size / blocks, size / math.prod(self.target.shard_counts(mesh))
+        collective, shape = self.collective, value.shape or ()
+        cut = padded_block(shape, self.source.shard_counts(mesh), self.target.shard_counts(mesh))
+        before, after = (value.itemsize * math.prod(s) for s in (cut, self.target.local_shape(shape, mesh)))
         axes = (
             collective.all_axes
             if collective.kind != "collective_permute"
@@ -75,7 +76,7 @@ def as_written(op: Op, sources: Iterable[TensorSharding], target: TensorSharding
     combines = reduction_from_attributes(op.attributes)
     for source in sources:
         for each in (collective, _restated(collective, source, target, mesh)):
-            if _leads(each, combines, source, target, mesh):
+            if _leads(each, combines, source, target, mesh) and _joins_blocks(op.results[0], source, target, mesh):
                 return Written(each, source, target)
     return None
 
@@ -126,6 +127,11 @@ def _leads(
     except ShardingError:
         return False
     return after.axes == target.axes and after.unreduced_axes == target.unreduced_axes
+
+
+def _joins_blocks(value: Value, source: TensorSharding, target: TensorSharding, mesh: Mesh) -> bool:
+    counts = zip(value.shape or (), source.shard_counts(mesh), target.shard_counts(mesh), strict=True)
+    return all(leads_to_blocks(*each) for each in counts)
 
 
 def _permuted(source: TensorSharding, target: TensorSharding, mesh: Mesh) -> Axes:

@@ -23,7 +23,7 @@ def _kept(g: int) -> float:
 
 _TABLE: dict[str, tuple[_Bytes, _Hops]] = {
     # kind: wire bytes per device from (group, local bytes before, local bytes after), hops from the group
-    "all_gather": (lambda g, b_in, b_out: (g - 1) * b_in, lambda g: g - 1),
+    "all_gather": (lambda g, b_in, b_out: (g - 1.0) * b_in, lambda g: g - 1),
     "reduce_scatter": (lambda g, b_in, b_out: _kept(g) * b_in, lambda g: g - 1),
     "all_reduce": (lambda g, b_in, b_out: 2 * _kept(g) * b_in, lambda g: 2 * (g - 1)),
     "all_to_all": (lambda g, b_in, b_out: _kept(g) * b_in, lambda g: g - 1),

@@ -8,12 +8,13 @@ Example: on x=2, y=2, the reshard `[{x}, {y}] -> [{y, x}, {}]` is `((0,), (1,)) 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.representation.verify_collectives import leads_to_blocks
 
 Atoms = tuple[int, ...]
 
@@ -69,6 +70,13 @@ def mask_of(atoms: Iterable[int]) -> int:
 
 def atoms_of(mask: int) -> list[int]:
     return [i for i in range(mask.bit_length()) if mask >> i & 1]
+
+
+def padded_block(shape: Sequence[int], before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+    """The local shape that a step starts from, given the shards of each dimension before and after it: what it cuts is
+    as long as the blocks that it makes."""
+    lengths = zip(shape, before, after, strict=True)
+    return tuple([-(-n // have) if want <= have else -(-n // want) * (want // have) for n, have, want in lengths])
 
 
 @dataclass(frozen=True)
@@ -146,11 +154,8 @@ class ReshardProblem:
         """The bytes of one block, with its padding."""
         if self.is_even:
             return self.total_bytes / self.shards(state)
-        return self.itemsize * math.prod([self.block(d, self.product(axes)) for d, axes in enumerate(state.dims)])
-
-    def block(self, dim: int, shards: int) -> int:
-        """The length of a block of a dimension in so many shards."""
-        return -(-self.shape[dim] // shards)
+        counts = self.counts(state)
+        return self.itemsize * math.prod(padded_block(self.shape, counts, counts))
 
     @cached_property
     def is_even(self) -> bool:
@@ -175,8 +180,7 @@ class ReshardProblem:
             return True
         if self.is_even or shards not in self._padded_counts[dim]:
             return False
-        fewer = self.product(few)
-        return fewer == 1 or self.block(dim, shards) * (shards // fewer) == self.block(dim, fewer)
+        return leads_to_blocks(self.shape[dim], self.product(few), shards)
 
     def leads(self, before: State, after: State) -> bool:
         """Whether one step can lead from a state to another, as far as blocks are concerned."""
@@ -200,11 +204,7 @@ class ReshardProblem:
         """The bytes of a block before a step, with the padding that the step needs to cut it."""
         if self.is_even:
             return self.local_bytes(before)
-        lengths = []
-        for dim, (have, want) in enumerate(zip(before.dims, after.dims, strict=True)):
-            few, many = self.product(have), self.product(want)
-            lengths.append(self.block(dim, many) * (many // few) if many > few else self.block(dim, few))
-        return self.itemsize * math.prod(lengths)
+        return self.itemsize * math.prod(padded_block(self.shape, self.counts(before), self.counts(after)))
 
     def permute_price(self, state: State) -> Price:
         """A permute is charged at the slowest axis of the problem."""

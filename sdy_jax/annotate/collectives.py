@@ -6,8 +6,8 @@ states it (`sharding=`), or if the operand is the result of `reshard`, `sharding
 functions, called right before in the same jitted function. Its open dimensions count as closed here.
 
 The collective runs where it is written, as the plan says of it (`origin="user"`), unless the program is partitioned
-with `optimize_collectives=True`, or a size does not divide: then the cheapest collectives between the same shardings
-do.
+with `optimize_collectives=True`, or the padded blocks of a size that does not divide are not joined to blocks: then the
+cheapest collectives between the same shardings do.
 """
 
 from __future__ import annotations

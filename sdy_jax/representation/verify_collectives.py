@@ -193,13 +193,19 @@ def verify_blocks(
 ) -> None:
     """Blocks of each dimension are joined, or cut, into blocks: V5.
 
-    It holds where the shards divide the dimension, and where it is whole before or after, padding aside.
+    It holds where the shards divide the dimension, and where it is whole before or after, padding aside. Nothing is
+    said of an operand in more shards than it has elements.
     """
     counts = zip(shape, operand.shard_counts(mesh), result.shard_counts(mesh), strict=True)
-    for dim, (size, *both) in enumerate(counts):
-        few, many = sorted(both)
-        if few > 1 and -(-size // many) * (many // few) != -(-size // few):
-            _fail("V5", f"{where}, dimension {dim}", f"{size} elements in {both[0]} shards become {both[1]}")
+    for dim, (size, before, after) in enumerate(counts):
+        if before <= size and not leads_to_blocks(size, before, after):
+            _fail("V5", f"{where}, dimension {dim}", f"{size} elements in {before} shards become {after}")
+
+
+def leads_to_blocks(size: int, before: int, after: int) -> bool:
+    """Whether joining blocks of a dimension, or cutting them, makes blocks of so many shards."""
+    few, many = sorted((before, after))
+    return few == 1 or -(-size // many) * (many // few) == -(-size // few)
 
 
 def _fail(rule: str, where: str, problem: str) -> None:
