@@ -12,6 +12,7 @@ from partitioned_ops import LINE
 
 import sdy_jax as sdy
 from sdy_jax.errors import SdyError, ShardingError
+from sdy_jax.lowering.strategies import shards
 
 PARTITIONED = ContextVar("PARTITIONED", default=False)
 
@@ -44,7 +45,8 @@ def assert_close(found, wanted, rtol=2e-5, atol=0.0):
 def check(function, x, **options):
     """Compares with the plain function. The argument is longer, split, and cut to its length inside: an array of the
     true size would enter whole."""
-    long = jnp.pad(x, [(0, -len(x) % 8)] + [(0, 0)] * (x.ndim - 1))
+    junk = jnp.full((-len(x) % 8, *x.shape[1:]), shards.padding_value(x.dtype))
+    long = jnp.concatenate([x, junk])
     partitioned = sdy.partition(lambda long: function(long[: len(x)]), mesh=LINE, in_shardings=P("x"))
     token = PARTITIONED.set(True)
     plan, found = partitioned.plan(long), partitioned(long)
@@ -106,13 +108,16 @@ OPS = {
 }
 
 
+WITHOUT_GRADIENTS = ("sum of integers", "product", "any", "all", "argmax", "argmin", "iota")
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_numbers_do_not_depend_on_padding(name):
     function, x = OPS[name]
     check(function, x, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name, (_, x) in OPS.items() if x.dtype == np.float32])
+@pytest.mark.parametrize("name", [name for name in OPS if name not in WITHOUT_GRADIENTS])
 def test_gradients_do_not_depend_on_padding(name):
     function, x = OPS[name]
 
