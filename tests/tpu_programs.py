@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import test_collective_ops
 import test_emitters
+import test_slices
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from test_collective_ops import workloads
@@ -151,6 +152,15 @@ def test_moves_of_every_type(name, dtype):
         x = jax.ShapeDtypeStruct((64, 32), getattr(jnp, dtype))
         mesh = tpu_mesh(4, 4, names=("x", "y"))
         assert not failure(sdy.partition(function, mesh=mesh, in_shardings=given, out_shardings=wanted), x)
+
+
+@pytest.mark.parametrize("name", test_slices.FUNCTIONS)
+def test_strips(name):
+    mesh = tpu_mesh(2, 4, names=("x", "y"))
+    inside = jax.sharding.NamedSharding(mesh, P("x", "y"))
+    function = lambda x: test_slices.FUNCTIONS[name](lax.with_sharding_constraint(x * 2, inside)).sum()  # noqa: E731
+    for dtype in (jnp.float32, jnp.int8):
+        assert not failure(sdy.partition(function, mesh=mesh), jax.ShapeDtypeStruct((65, 9), dtype))
 
 
 @pytest.mark.parametrize("name", test_collective_ops.WRITTEN)

@@ -45,7 +45,7 @@ def redistribute(
         local: the op that causes it, which names the collectives; or only the mesh.
         operands: local blocks of one element type, equal in all dimensions but `dim`.
         axes: what splits `dim` of the result, and of the operands that are not whole; major to minor.
-        fill: a scalar, for all that the plan leaves out.
+        fill: a scalar, for all that the plan leaves out; None where that may hold anything.
     """
     if isinstance(local, RefinedMesh):
         return _Blocks(local, operands, dim, axes).result(plan, fill)
@@ -87,12 +87,14 @@ def sliced(
         length = (plan.count - 1) * plan.stride + 1
         x = cut(local, _grown(x, dim, max(plan.phases) + length, 0), dim, axes, plan.phases, length)
         x = lax.slice_in_dim(x, 0, length, plan.stride, dim)
-    return redistribute(local, [x], dim, axes, plan.own_part if own_part else plan.plan)
+    if own_part:
+        return redistribute(local, [x], dim, axes, plan.own_part, 0)
+    return redistribute(local, [x], dim, axes, plan.plan, None)
 
 
 def reversed_(local: LocalOp | RefinedMesh, x: jax.Array, dim: int, axes: Axes, plan: StripPlan) -> jax.Array:
     """The result's block of a reversal."""
-    return lax.rev(redistribute(local, [x], dim, axes, plan), (dim,))
+    return lax.rev(redistribute(local, [x], dim, axes, plan, None), (dim,))
 
 
 def _mesh(local: LocalOp | RefinedMesh) -> RefinedMesh:
@@ -146,12 +148,12 @@ class _Blocks:
     ) -> tuple[jax.Array, Sequence[tuple[Strips, jax.Array]]]:
         """The result with its first copy, or without any; and the copies that are left."""
         x = self._operands[0]
-        value = _scalar(fill, x)
+        value = _scalar(0 if fill is None else fill, x)
         start = single(copied[0][0].starts) if copied else None
         if start is None:
             return jnp.full([size if d == self._dim else n for d, n in enumerate(x.shape)], value), copied
         strips, part = copied[0]
-        if not strips.is_full:
+        if not strips.is_full and fill is not None:
             part = jnp.where(self._is_received(strips), part, value)
         margin = (start, size - start - strips.length, 0)
         return lax.pad(part, value, [margin if d == self._dim else (0, 0, 0) for d in range(x.ndim)]), copied[1:]

@@ -154,6 +154,7 @@ class Exchange:
         for root, made in self._made:
             assert made.mlir is not None
             root.value.mlir.replace_all_uses_with(made.mlir)
+            root.value.mlir = made.mlir  # it may be a base of other families
 
     def _write(self, step: _Step, before: Op, fill: Value | None) -> None:
         context, location = before.mlir.context, before.mlir.location

@@ -58,7 +58,7 @@ class _Chains:
     """The assemblies of one block."""
 
     def __init__(self, block: Block, layouts: Layouts):
-        self._layouts, self._order = layouts, {op: number for number, op in enumerate(block.ops)}
+        self._layouts = layouts
         self._known: dict[Value, Assembly] = {}
         for op in block.ops:
             assembly = self._assembled(op)
@@ -67,25 +67,25 @@ class _Chains:
         self._roots = {value for value in self._known if any(self._reads(user, value) for user, _ in value.uses)}
 
     def families(self) -> list[_Family]:
+        """Families in the order of their first roots."""
         found: list[_Family] = []
+        of_bases: dict[object, list[_Family]] = {}
         for value, assembly in self._known.items():
-            if value in self._roots:
-                root = Root(value, assembly)
-                family = next((f for f in found if self._fits(f.roots[0], root)), None)
-                if family is None:
-                    found.append(family := _Family())
-                family.roots.append(root)
-                family.ops.update(dict.fromkeys(self._behind(value)))
+            if value not in self._roots or self._is_small(value):
+                continue
+            alike = of_bases.setdefault((assembly.bases, assembly.joined), [])
+            family = next((f for f in alike if _fill_alike(f.roots[0].assembly, assembly)), None)
+            if family is None:
+                family = _Family()
+                found.append(family)
+                alike.append(family)
+            family.roots.append(Root(value, assembly))
+            family.ops.update(dict.fromkeys(self._behind(value)))
         return found
 
-    def _fits(self, first: Root, root: Root) -> bool:
-        """Whether one op can make both, at the place of the first."""
-        one, other = first.assembly, root.assembly
-        if (one.bases, one.joined) != (other.bases, other.joined):
-            return False
-        if one.fill is None or other.fill is None:
-            return one.fill is other.fill
-        return same_number(one.fill, other.fill)
+    def _is_small(self, value: Value) -> bool:
+        """Whether some shards would have nothing to hold: its own op has cheaper ways to make such a value."""
+        return any(n < self._layouts.shards(value, d) for d, n in enumerate(value.shape or ()))
 
     def _behind(self, value: Value) -> Iterator[Op]:
         """The ops that make a value of its bases, and nothing else that is needed."""
@@ -114,18 +114,23 @@ class _Chains:
         return self._known.get(value) or Assembly.of(value)
 
     def _stays(self, op: Op, assembly: Assembly) -> bool:
-        """Whether the result is split like the bases, and into shards of which each has something to hold.
-
-        Of several bases some may be whole.
-        """
+        """Whether the result is split like the bases, on the program's mesh. Of several bases some may be whole."""
         result, layouts = op.results[0], self._layouts
-        dims = assembly.moved or range(result.rank)
-        for d in dims:
-            found = {layouts.axes(base, d) for base in assembly.bases} - ({()} if d == assembly.joined else set())
-            if (found or {()}) != {layouts.axes(result, d)}:
-                return False
-        is_small = any((result.shape or ())[d] < layouts.shards(result, d) for d in dims)
-        return not is_small or all(user.name in COMPOSED for user, _ in result.uses)
+        if any(layouts.of(value).mesh != layouts.mesh_name for value in (*assembly.bases, result)):
+            return False
+        return all(self._is_split_alike(result, assembly, d) for d in assembly.moved or range(result.rank))
+
+    def _is_split_alike(self, result: Value, assembly: Assembly, dim: int) -> bool:
+        axes = {self._layouts.axes(base, dim) for base in assembly.bases}
+        if dim == assembly.joined and len(axes) > 1:
+            axes.discard(())
+        return axes == {self._layouts.axes(result, dim)}
+
+
+def _fill_alike(one: Assembly, other: Assembly) -> bool:
+    if one.fill is None or other.fill is None:
+        return one.fill is other.fill
+    return same_number(one.fill, other.fill)
 
 
 def _join(family: _Family, layouts: Layouts, rule_of: RuleOf) -> bool:

@@ -51,4 +51,4 @@ def _concatenate(local: LocalOp, *operands: jax.Array) -> jax.Array:
     if not axes:
         return lax.concatenate(operands, dim)
     plan = concatenate_plan(_sizes(local.op, dim), axes_size(axes, local.mesh.mesh))
-    return redistribute(local, operands, dim, axes, plan)
+    return redistribute(local, operands, dim, axes, plan, None)

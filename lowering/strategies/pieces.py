@@ -86,7 +86,7 @@ def _pieces_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
 def _pieces(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     dim = local.op.int("dimension")
     tensors = [x for x in operands if x.ndim]
-    fill = operands[-1] if operands[-1].ndim == 0 else 0
+    fill = operands[-1] if operands[-1].ndim == 0 else None
     axes = local.result_axes(0, dim)
     if not axes:
         return [_assembled(tensors, pieces, dim, fill) for pieces in _results(local.op)]
@@ -96,13 +96,14 @@ def _pieces(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     return [lax.slice_in_dim(block, start, start + length, axis=dim) for start, length in intervals]
 
 
-def _assembled(tensors: Sequence[jax.Array], pieces: Pieces, dim: int, fill: jax.Array | int) -> jax.Array:
+def _assembled(tensors: Sequence[jax.Array], pieces: Pieces, dim: int, fill: jax.Array | None) -> jax.Array:
     """A result of whole operands."""
     return lax.concatenate([_piece(tensors, piece, dim, fill) for piece in pieces], dim)
 
 
-def _piece(tensors: Sequence[jax.Array], piece: Piece, dim: int, fill: jax.Array | int) -> jax.Array:
+def _piece(tensors: Sequence[jax.Array], piece: Piece, dim: int, fill: jax.Array | None) -> jax.Array:
     if piece.operand is not None:
         return lax.slice_in_dim(tensors[piece.operand], piece.start, piece.start + piece.length, axis=dim)
+    assert fill is not None, "pieces without an operand come with a scalar"
     shape = [piece.length if d == dim else n for d, n in enumerate(tensors[0].shape)]
     return lax.full(shape, fill, tensors[0].dtype)

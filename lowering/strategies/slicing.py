@@ -1,13 +1,16 @@
 """Ops that cut and shift along dimensions, at positions that the program states: slices, pads, reversals.
 
 Along a sharded dimension the devices send each other the strips that they lack (`emission/strips.py`). Dimensions are
-moved one after the other: whole ones that shrink, then sharded ones, then whole ones that grow, so that what is sent
-is small.
+moved one after the other: whole ones that shrink, then sharded ones in the order that sends least, then whole ones that
+grow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import permutations
 
 import jax
 from jax import lax
@@ -16,10 +19,10 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.redistribute import fetch, reversed_, sliced
 from sdy_jax.lowering.emission.strips import StripPlan
-from sdy_jax.lowering.emission.wants import Window, reverse_plan, slice_plan, window_reads
+from sdy_jax.lowering.emission.wants import Reads, Slice, Window, reverse_plan, slice_plan, window_reads
 from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
-from sdy_jax.lowering.strategies.shards import block_shape, factors_of_dims, resized_factors
+from sdy_jax.lowering.strategies.shards import factors_of_dims, resized_factors
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
 
@@ -27,46 +30,58 @@ PlanOf = Callable[[int, int], StripPlan]
 """The strips that move along a dimension, given as its index, in some number of shards."""
 
 
-def by_strips(op: Op, rule: OpShardingRule, dims: Iterable[int], plan_of: PlanOf) -> Strategy:
-    """An op on one operand that moves strips along `dims`, in the order of `in_order`."""
-    inside = tuple(_strips(op, rule, dim, dims, plan_of) for dim in in_order(op, dims))
-    splittable = pass_through_factors(rule) | factors_of_dims(rule.operand_mappings[0], dims)
-    return Strategy("by_strips", splittable, inside=inside, work=frozenset())
+_MAX_ORDERED = 3
+"""The most split dimensions of which all orders are compared."""
 
 
-def in_order(op: Op, dims: Iterable[int]) -> list[int]:
-    """Dimensions in the order in which an op moves along them: those that shrink come first."""
-    sizes = list(zip(op.operands[0].shape or (), op.results[0].shape or (), strict=True))
-    return sorted(dims, key=lambda d: sizes[d][1] / max(sizes[d][0], 1))
+def by_strips(op: Op, rule: OpShardingRule, dims: Sequence[int], plan_of: PlanOf) -> Strategy:
+    """An op on one operand that moves strips along `dims`."""
+    mapping = rule.operand_mappings[0]
+
+    def inside(dim: int) -> Inside:
+        def sent(shards: Shards) -> int:
+            per_dim = [math.prod([shards[f] for f in factors]) for factors in mapping]
+            return dict(_sent_in_order(op, dims, plan_of, per_dim)).get(dim, 0)
+
+        return Inside("collective_permute", factors_of_dims(mapping, [dim]), 0, sent)
+
+    splittable = pass_through_factors(rule) | factors_of_dims(mapping, dims)
+    return Strategy("by_strips", splittable, inside=tuple(map(inside, dims)), work=frozenset())
 
 
-def _strips(op: Op, rule: OpShardingRule, dim: int, dims: Iterable[int], plan_of: PlanOf) -> Inside:
-    """What moves along one dimension, after those that come before it."""
-    operand, result = op.operands[0].shape or (), op.results[0].shape or ()
-    mapping, order = rule.operand_mappings[0], in_order(op, dims)
-    earlier = set(order[: order.index(dim)])
+def _sent_in_order(op: Op, dims: Iterable[int], plan_of: PlanOf, shards: Sequence[int]) -> list[tuple[int, int]]:
+    """Those of `dims` that are split, in the order in which least is sent, with the elements that a device sends."""
+    split = [d for d in dims if shards[d] > 1]
+    orders = permutations(split) if len(split) <= _MAX_ORDERED else [split]
+    return min(
+        (_sent_by(op, order, plan_of, shards) for order in orders), key=lambda found: sum(sent for _, sent in found)
+    )
 
-    def sent(shards: Shards) -> int:
-        old, new = block_shape(operand, mapping, shards), block_shape(result, rule.result_mappings[0], shards)
-        row = 1
-        for d in range(len(operand)):
-            is_split = shards[mapping[d][0]] > 1
-            if d != dim:
-                row *= (new if d in earlier else old)[d] if is_split else min(old[d], new[d])
-        return row * plan_of(dim, shards[mapping[dim][0]]).wire_elements
 
-    return Inside("collective_permute", factors_of_dims(mapping, [dim]), 0, sent)
+def _sent_by(op: Op, order: Iterable[int], plan_of: PlanOf, shards: Sequence[int]) -> list[tuple[int, int]]:
+    """The split dimensions in this order, with what is sent along each after those before it have changed."""
+    old, new = (
+        [-(-n // k) for n, k in zip(v.shape or (), shards, strict=True)] for v in (op.operands[0], op.results[0])
+    )
+    block = [a if k > 1 else min(a, b) for k, a, b in zip(shards, old, new, strict=True)]
+    found = []
+    for dim in order:
+        row = math.prod([n for d, n in enumerate(block) if d != dim])
+        found.append((dim, row * plan_of(dim, shards[dim]).wire_elements))
+        block[dim] = new[dim]
+    return found
 
 
 def moved_along(
-    local: LocalOp, x: jax.Array, dims: Iterable[int], move: Callable[[jax.Array, int], jax.Array]
+    local: LocalOp, x: jax.Array, dims: Sequence[int], plan_of: PlanOf, move: Callable[[jax.Array, int], jax.Array]
 ) -> jax.Array:
     """A local operand moved along each of `dims`: whole ones that shrink, sharded ones, whole ones that grow."""
-    order = in_order(local.op, dims)
     sizes = list(zip(local.op.operands[0].shape or (), local.op.results[0].shape or (), strict=True))
-    split = [d for d in order if local.operand_axes(0, d)]
-    shrinking = [d for d in order if d not in split and sizes[d][1] <= sizes[d][0]]
-    growing = [d for d in order if d not in split and d not in shrinking]
+    shards = [_shards(local, d) for d in range(len(sizes))]
+    whole = [d for d in dims if not local.operand_axes(0, d)]
+    split = [dim for dim, _ in _sent_in_order(local.op, dims, plan_of, shards)]
+    shrinking = [d for d in whole if sizes[d][1] <= sizes[d][0]]
+    growing = [d for d in whole if d not in shrinking]
     for dim in (*shrinking, *split, *growing):
         x = move(x, dim)
     return x
@@ -89,15 +104,19 @@ def _interval(op: Op, dim: int) -> tuple[int, int, int]:
     return op.ints("start_indices")[dim], op.ints("limit_indices")[dim], op.ints("strides")[dim]
 
 
+def _sliced(op: Op, dim: int, shards: int) -> Slice:
+    return slice_plan((op.operands[0].shape or ())[dim], shards, *_interval(op, dim))
+
+
 @strategies("stablehlo.slice")
 def _slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     """Few elements of a large dimension are cheaper as a partial sum, to which their owners contribute."""
-    sizes, dims = op.operands[0].shape or (), _cut_dims(op)
-    strips = by_strips(op, rule, dims, lambda d, shards: slice_plan(sizes[d], shards, *_interval(op, d)).plan)
+    dims = _cut_dims(op)
+    strips = by_strips(op, rule, dims, lambda dim, shards: _sliced(op, dim, shards).plan)
     if not dims or op.results[0].dtype in WITHOUT_ZERO:
         return [strips]
-    partial = resized_factors(op, rule)
-    return [strips, Strategy("own_part", strips.splittable, partial, sum_kind(op.results[0].dtype), work=frozenset())]
+    summed = resized_factors(op, rule)
+    return [strips, Strategy("own_part", strips.splittable, summed, sum_kind(op.results[0].dtype), work=frozenset())]
 
 
 @emitter("stablehlo.slice")
@@ -105,13 +124,13 @@ def _slice(local: LocalOp, operand: jax.Array) -> jax.Array:
     op = local.op
 
     def move(x: jax.Array, dim: int) -> jax.Array:
-        axes, (start, limit, stride) = local.operand_axes(0, dim), _interval(op, dim)
+        axes = local.operand_axes(0, dim)
         if not axes:
-            return lax.slice_in_dim(x, start, limit, stride, dim)
-        plan = slice_plan(op.operands[0].shape[dim], _shards(local, dim), start, limit, stride)  # type: ignore[index]
+            return lax.slice_in_dim(x, *_interval(op, dim), dim)
+        plan = _sliced(op, dim, _shards(local, dim))
         return sliced(local, x, dim, axes, plan, own_part=not local.result_axes(0, dim))
 
-    return moved_along(local, operand, _cut_dims(op), move)
+    return moved_along(local, operand, _cut_dims(op), lambda dim, shards: _sliced(op, dim, shards).plan, move)
 
 
 # --- pads ---
@@ -130,14 +149,15 @@ def _padding(op: Op, dim: int) -> tuple[int, int, int]:
     return low, high, interior
 
 
-def _window(op: Op, dim: int) -> Window:
+def _padded(op: Op, dim: int, shards: int) -> Reads:
     low, high, interior = _padding(op, dim)
-    return Window((op.operands[0].shape or ())[dim], low=low, high=high, base_dilation=interior + 1)
+    size = (op.operands[0].shape or ())[dim]
+    return window_reads(Window(size, low=low, high=high, base_dilation=interior + 1), shards)
 
 
 @strategies("stablehlo.pad")
 def _pad_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    return [by_strips(op, rule, _padded_dims(op), lambda d, shards: window_reads(_window(op, d), shards).plan)]
+    return [by_strips(op, rule, _padded_dims(op), lambda dim, shards: _padded(op, dim, shards).plan)]
 
 
 @emitter("stablehlo.pad")
@@ -147,29 +167,32 @@ def _pad(local: LocalOp, operand: jax.Array, value: jax.Array) -> jax.Array:
     def move(x: jax.Array, dim: int) -> jax.Array:
         axes = local.operand_axes(0, dim)
         if axes:
-            return fetch(local, x, dim, axes, window_reads(_window(op, dim), _shards(local, dim)), value)
+            return fetch(local, x, dim, axes, _padded(op, dim, _shards(local, dim)), value)
         return lax.pad(x, value, [_padding(op, dim) if d == dim else (0, 0, 0) for d in range(x.ndim)])
 
-    return moved_along(local, operand, _padded_dims(op), move)
+    return moved_along(local, operand, _padded_dims(op), lambda dim, shards: _padded(op, dim, shards).plan, move)
 
 
 # --- reversals ---
 
 
+def _reversed(op: Op, dim: int, shards: int) -> StripPlan:
+    return reverse_plan((op.operands[0].shape or ())[dim], shards)
+
+
 @strategies("stablehlo.reverse")
 def _reverse_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    sizes = op.operands[0].shape or ()
-    return [by_strips(op, rule, op.ints("dimensions"), lambda d, shards: reverse_plan(sizes[d], shards))]
+    return [by_strips(op, rule, op.ints("dimensions"), partial(_reversed, op))]
 
 
 @emitter("stablehlo.reverse")
 def _reverse(local: LocalOp, operand: jax.Array) -> jax.Array:
-    sizes = local.op.operands[0].shape or ()
+    op = local.op
 
     def move(x: jax.Array, dim: int) -> jax.Array:
         axes = local.operand_axes(0, dim)
         if axes:
-            return reversed_(local, x, dim, axes, reverse_plan(sizes[dim], _shards(local, dim)))
+            return reversed_(local, x, dim, axes, _reversed(op, dim, _shards(local, dim)))
         return lax.rev(x, (dim,))
 
-    return moved_along(local, operand, local.op.ints("dimensions"), move)
+    return moved_along(local, operand, op.ints("dimensions"), partial(_reversed, op), move)
