@@ -12,11 +12,13 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE, op
 from random_programs.windows import random_convolution, random_pool, random_select_and_scatter
 from test_totals import OPTIONS
-from test_uneven import PARTITIONED, assert_close, poisoned_padding, split  # noqa: F401
+from test_uneven import PARTITIONED, assert_close, split
 
 import sdy_jax as sdy
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
+
+pytestmark = pytest.mark.usefixtures("poisoned_padding")
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 WITHOUT_MERGING = {"compiler_options": OPTIONS["compiler_options"]}
