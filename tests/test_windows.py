@@ -176,10 +176,7 @@ def test_a_pad_is_a_window_s_padding_only_if_it_adds_nothing():
 
 def test_windows_of_nothing_but_negative_infinity_have_the_same_gradient():
     x = np.where(np.arange(32)[:, None, None] % 9 < 6, -np.inf, floats(1, 32, 6, 2))
-    run(
-        jax.grad(lambda x: (max_pool(split(x, None, "x"), 3, 2, "SAME") > -3).sum() + max_pool(x, 3, 2, "SAME").sum()),
-        x,
-    )
+    run(jax.grad(lambda x: max_pool(split(x, None, "x"), 3, 2, "SAME").sum()), x)
 
 
 # Numbers.
