@@ -15,10 +15,12 @@ from sdy_jax.lowering.emission.wants import (
     Window,
     block_length,
     concatenate_plan,
+    contracted_reads,
     joined_plan,
     relayout_plan,
     reverse_plan,
     roll_plan,
+    scattered_reads,
     slice_plan,
     window_plan,
     window_reads,
@@ -179,6 +181,54 @@ def test_windows_of_any_length_stride_padding_and_dilation(shards, seed):
         found = np.concatenate([local_windows(y, reads, window) for y in read])
         np.testing.assert_array_equal(found[: window.result_size], windows_of(x, window))
     assert seen > 10
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_terms_of_windows_whose_elements_are_split(shards, is_reversed):
+    rng = np.random.default_rng(shards)
+    for _ in range(40):
+        size, length, low = (int(n) for n in rng.integers(1, (7 * shards, 5 * shards, 6)))
+        stride, base, dilation = (int(n) for n in rng.integers(1, 4, 3))
+        window = Window(size, length, stride, low, low + length * dilation, base, dilation, is_reversed)
+        x = np.arange(size, dtype=float)
+        reads = contracted_reads(window, shards)
+        fetched = run(reads.plan, [split(x, shards)], shards)
+        for t, (y, phase) in enumerate(zip(fetched, reads.phases, strict=True)):
+            found = local_windows(
+                cut_for_windows(y, phase, reads), reads, dataclasses.replace(window, window=reads.window)
+            )
+            own = np.arange(length)[t * reads.window :][: reads.window]
+            kept = slice(-len(own), None) if is_reversed else slice(len(own))
+            if len(own):
+                expected = windows_of(x, window)[:, np.sort(length - 1 - own if is_reversed else own)]
+                np.testing.assert_array_equal(found[:, kept], expected)
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+def test_windows_that_touch_a_block(shards):
+    """Every element gets the values of all windows over it."""
+    rng = np.random.default_rng(shards)
+    for _ in range(40):
+        size, length, stride = (int(n) for n in rng.integers(1, (7 * shards, 3 * shards, 6)))
+        window = Window(size, length, stride, *map(int, rng.integers(0, length, 2)))
+        values = np.arange(1.0, window.result_size + 1)
+        expected = np.zeros(size + 2 * length + stride)
+        for i, value in enumerate(values):
+            expected[length + i * stride - window.low :][:length] += value
+        reads, x = scattered_reads(window, shards), np.arange(size, dtype=float)
+        operands = run(reads.operand, [split(x, shards)], shards)
+        sources = run(reads.source, [split(values, shards)], shards)
+        found = []
+        for operand, source, start in zip(operands, sources, reads.starts, strict=True):
+            out = np.zeros_like(operand)
+            for i in np.flatnonzero(source != FILL):
+                first = (int(source[i]) - 1) * stride - window.low
+                wide = np.concatenate([np.full(length, FILL), x, np.full(length + stride, FILL)])
+                np.testing.assert_array_equal(operand[i * stride :][:length], wide[length + first :][:length])
+                out[i * stride :][:length] += source[i]
+            found.append(out[start:][: reads.block])
+        np.testing.assert_array_equal(np.concatenate(found)[:size], expected[length:][:size])
 
 
 @pytest.mark.parametrize("shards", SHARDS)

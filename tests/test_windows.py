@@ -12,11 +12,13 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE, op
 from random_programs.windows import random_convolution, random_pool, random_select_and_scatter
 from test_totals import OPTIONS
-from test_uneven import PARTITIONED, assert_close, poisoned_padding, split  # noqa: F401
+from test_uneven import PARTITIONED, assert_close, split
 
 import sdy_jax as sdy
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
+
+pytestmark = pytest.mark.usefixtures("poisoned_padding")
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 WITHOUT_MERGING = {"compiler_options": OPTIONS["compiler_options"]}
@@ -155,6 +157,26 @@ def test_one_window_over_everything_is_a_reduction():
     plan, _ = run(lambda x: function(split(x, None, "x")), IMAGE[:, :61], costs=None, rtol=1e-5)
     assert {c.kind for c in plan.collectives if c.wire_bytes} == {"all_reduce"}
     assert plan.wire_bytes == 2 * 2 * 7 / 8 * 4 * 8 * 4
+
+
+def test_a_pad_is_a_window_s_padding_only_if_it_adds_nothing():
+    """By zeros before a sum of products or elements, by -inf before a maximum; space only, and nothing taken away."""
+    margins = [(0, 0), (2, 1), (1, 0), (0, 0)]
+
+    def function(x):
+        x = split(x, None, "x")
+        yield convolution(jnp.pad(x, margins, constant_values=1), KERNEL)
+        yield convolution(jnp.pad(x, [(1, 0), (1, 1), (0, 0), (0, 0)]), KERNEL)
+        yield convolution(lax.pad(x, 0.0, [(0, 0, 0), (1, -2, 1), (0, 0, 0), (0, 0, 0)]), KERNEL)
+        yield max_pool(jnp.pad(x, margins)), max_pool(jnp.pad(x, margins, constant_values=-jnp.inf), 3, 1, "SAME")
+        yield mean_pool(lax.pad(x, 0.0, [(0, 0, 0), (2, 0, 1), (0, 0, 0), (0, 0, 0)]), 3)
+
+    run(lambda x: list(function(x)), floats(1, 13, 6, 8) - 2, rtol=1e-5)
+
+
+def test_windows_of_nothing_but_negative_infinity_have_the_same_gradient():
+    x = np.where(np.arange(32)[:, None, None] % 9 < 6, -np.inf, floats(1, 32, 6, 2))
+    run(jax.grad(lambda x: max_pool(split(x, None, "x"), 3, 2, "SAME").sum()), x)
 
 
 # Numbers.

@@ -179,24 +179,22 @@ def _select_and_scatter(local: LocalOp, operand: jax.Array, source: jax.Array, i
     """Where it is known what wins over nothing, padding is made of that, so that no number depends on what is split."""
     op, size = local.op, local.operand_shape(0)
     fill, neutral = fill_of_selected(op), identity(reduction_kind(op.blocks[1]) or "sum", op.results[0].dtype)
-    paddings, reads = list(padding(op)), dict[int, Scattered]()
-    for dim, found in _windows(op).items():
-        axes = local.operand_axes(0, dim)
-        if axes:
+    paddings, reads, windows = list(padding(op)), dict[int, Scattered](), _windows(op)
+    for dim, found in windows.items():
+        if axes := local.operand_axes(0, dim):
             reads[dim] = scattered_reads(found, axes_size(axes, local.mesh.mesh))
             operand = redistribute(local, [operand], dim, axes, reads[dim].operand, 0 if fill is None else fill)
             source = redistribute(local, [source], dim, axes, reads[dim].source, neutral)
-        elif fill is not None:
-            operand = lax.pad(
-                operand, fill, [(*paddings[d], 0) if d == dim else (0, 0, 0) for d in range(operand.ndim)]
-            )
-        if axes or fill is not None:
             paddings[dim] = (0, 0)
+    is_padded = fill is not None and min((n for pair in paddings for n in pair), default=0) >= 0
+    if is_padded:
+        operand = lax.pad(operand, fill, [(low, high, 0) for low, high in paddings])
+        paddings = [(0, 0)] * operand.ndim
     attributes = {"padding": padding_text(paddings)}
     (result,) = re_emit(local, operand, source, init, result_shapes=[operand.shape], attributes=attributes)
-    for dim, found in _windows(op).items():
+    for dim, found in windows.items():
         if dim in reads:
             result = cut(local, result, dim, local.operand_axes(0, dim), reads[dim].starts, reads[dim].block)
-        elif fill is not None:
+        elif is_padded:
             result = lax.slice_in_dim(result, found.low, found.low + size[dim], axis=dim)
     return result
