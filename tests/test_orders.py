@@ -11,32 +11,29 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE, op
-from test_uneven import assert_close, normal
+from test_uneven import normal
 
 import sdy_jax as sdy
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.strategies import collective, cumulative, shards
+from sdy_jax.lowering.strategies import cumulative
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
 MERGING = "cse,while-loop-invariant-code-motion,cpu-all-reduce-combiner"
 
 
-@pytest.fixture(autouse=True)
-def poisoned_padding(monkeypatch):
-    """Padding that spoils whatever depends on it."""
-
-    def poison(dtype):
-        if jnp.issubdtype(dtype, jnp.inexact):
-            return jnp.array(jnp.nan, dtype)
-        return jnp.array(True) if dtype == np.bool_ else jnp.array(jnp.iinfo(dtype).max, dtype)
-
-    for module in (shards, collective):
-        monkeypatch.setattr(module, "padding_value", poison)
+pytestmark = pytest.mark.usefixtures("poisoned_padding")
 
 
 def integers(*shape, dtype=jnp.int32):
     return jax.random.randint(jax.random.key(sum(shape)), shape, -50, 50).astype(dtype)
+
+
+def assert_close(found, wanted, rtol=2e-5):
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        largest = jnp.abs(y).max(where=jnp.isfinite(y), initial=0) if jnp.issubdtype(y.dtype, jnp.inexact) else 0
+        np.testing.assert_allclose(x, y, rtol, float(rtol * largest))
 
 
 def agreed(function, *args, spec, out=None, mesh=LINE, **tolerances):

@@ -9,10 +9,12 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE
-from test_orders import agreed, check_inside, poisoned_padding, split  # noqa: F401
+from test_orders import agreed, check_inside, split
 from test_uneven import normal
 
 from sdy_jax.lowering.strategies.transform_steps import Problem, four_steps, gathered, moved, schedule
+
+pytestmark = pytest.mark.usefixtures("poisoned_padding")
 
 FFT = "stablehlo.fft"
 

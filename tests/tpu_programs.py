@@ -59,7 +59,7 @@ TRANSFORMS = {
     "fft in two dimensions": lambda x: jnp.abs(jnp.fft.fft2(x)),
     "real fft and back": lambda x: jnp.fft.irfft(jnp.fft.rfft(x.real)),
     "convolution by ffts": lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.fft.fft(x[::-1])),
-    "fft of a vector": lambda x: jnp.fft.ifft(jnp.fft.fft(x.ravel())),
+    "fft of a vector": lambda x: jnp.fft.ifft(jnp.fft.fft(x.ravel())).reshape(x.shape),
     "its gradient": jax.grad(lambda x: jnp.sum(jnp.abs(jnp.fft.fft2(x)) ** 2)),
 }
 
@@ -131,7 +131,7 @@ MOVES = {
     "sort": (lambda x: jnp.sort(x, 0), P("x", "y"), P("x", "y")),
     "sort of a vector": (lambda x: jnp.sort(x.ravel()), P("x"), P("x")),
     "sort of pairs": (lambda x: lax.sort((x.ravel(), x.ravel() == x[0, 0])), P("x"), P("x")),
-    "largest few": (lambda x: lax.top_k(x.ravel(), 5), P("x"), P()),
+    "largest few": (lambda x: lax.top_k(x.real.ravel(), 5), P("x"), P()),
     "cumulative sum": (lambda x: jnp.cumsum(x, 0), P("x", "y"), P("x", "y")),
     "roll": (lambda x: jnp.roll(x, 3, 0), P("x", "y"), P("x", "y")),
     "rows": (lambda x: x[np.array([1, 5, 63, 2])], P("x", "y"), P(None, "y")),

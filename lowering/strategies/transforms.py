@@ -17,7 +17,7 @@ from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
-from sdy_jax.lowering.strategies.shards import offset, padding_value
+from sdy_jax.lowering.strategies.shards import lengthened, offset
 from sdy_jax.lowering.strategies.transform_steps import Cut, FourSteps, Gather, Move, Problem, Step, Transform, schedule
 from sdy_jax.representation.mesh import Axes, axes_size
 from sdy_jax.representation.rule import OpShardingRule
@@ -80,7 +80,7 @@ class _Run:
 
     def _move(self, x: jax.Array, step: Move) -> jax.Array:
         axes = self._axes[step.of]
-        x = _padded(x, step.target, -x.shape[step.target] % self._count(step.of))
+        x = lengthened(x, step.target, -x.shape[step.target] % self._count(step.of))
         x = lax_collectives.all_to_all(x, [(axes, step.source, step.target)], self._local.mesh)
         return lax.slice_in_dim(x, 0, step.length, axis=step.source)
 
@@ -89,7 +89,7 @@ class _Run:
         if isinstance(step, Gather):
             x = lax_collectives.all_gather(x, [axes if d == dim else () for d in range(x.ndim)], self._local.mesh)
             return lax.slice_in_dim(x, 0, self._problem.shape[dim], axis=dim)
-        x = _padded(x, dim, -x.shape[dim] % count)
+        x = lengthened(x, dim, -x.shape[dim] % count)
         block = x.shape[dim] // count
         return lax.dynamic_slice_in_dim(x, offset(self._local, axes, block), block, dim)
 
@@ -124,10 +124,6 @@ def _turn(part: jax.Array, of: int, kind: str, dtype: Any) -> jax.Array:
     fraction = jnp.where(2 * part > of, part - of, part).astype(real) / np.array(of, real)
     angle = fraction * np.array(2 * math.pi if kind == "IFFT" else -2 * math.pi, real)
     return lax.complex(jnp.cos(angle), jnp.sin(angle))
-
-
-def _padded(x: jax.Array, dim: int, length: int) -> jax.Array:
-    return lax.pad(x, padding_value(x.dtype), [(0, length if d == dim else 0, 0) for d in range(x.ndim)])
 
 
 def _transformed(x: jax.Array, dims: Sequence[int], kind: str, lengths: Sequence[int]) -> jax.Array:
