@@ -636,7 +636,7 @@ def unevens() -> list[Case]:
         uneven("65 argmax", lambda x: tokens_of(x).argmax(0), TOKENS, bound=scattered(2 * ROW) + gathered(ROW / G)),
         uneven("65 attention", summed(attention), f32(72, 192), bound=into_heads + least),
         uneven("65 attention's gradient", grad(summed(attention)), f32(72, 192), outs=ROWS),
-        uneven("65 transposed", lambda x: split(tokens_of(x).T, "a"), TOKENS, outs=ROWS, bound=scattered(block)),
+        uneven("65 transposed", lambda x: split(tokens_of(x).T, "a"), TOKENS, outs=ROWS, moves=True),
         uneven("65 to another dim", lambda x: split(jnp.tanh(tokens_of(x)), None, "a").sum(0), TOKENS, outs=ROWS),
         uneven(
             "64 patches and a class token",

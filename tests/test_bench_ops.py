@@ -77,6 +77,11 @@ def test_a_row_fails_where_it_is_wrong_or_worse_than_jit(ours, jit, failures):
     assert Row("an op", ours, jit, None).failures == failures
 
 
+def test_masks_of_what_only_moves_are_no_failure():
+    assert Row("a slice", Side(0, 1000), Side(0, 0), None, only_moves=True).failures == []
+    assert Row("a slice", Side(0, 1000), Side(0, 0), None).failures == ["more flops than jit"]
+
+
 def test_the_check_fails_on_a_row_that_fails_and_on_few_that_are_near_to_their_bounds(capsys):
     near, far = (Row("an op", Side(n), Side(20), 10) for n in (11, 12))
     assert bench_ops.report([near, far]) == 0
