@@ -29,7 +29,7 @@ RATE = 0.1
 class Workload:
     """A function of `arguments` (shapes and dtypes) and the meanings of their and its results' dimensions.
 
-    `loss` is called with the arguments and `keep`, which keeps activations split by "batch" as their users wish it.
+    `loss` is called with the arguments and `keep`, which keeps activations split as their users wish it.
     Specifications are trees of tuples with one meaning (or None) per dimension.
     """
 
@@ -39,14 +39,19 @@ class Workload:
     arguments_spec: Tree
     results_spec: Tree
     layouts: Mapping[str, Layout]
-    keeps: bool = False
-    """Whether the user constrains activations."""
+    kept: Dims | None = None
+    """The meanings of the dimensions of activations, where the user constrains them."""
 
     def step(self, mesh: jax.sharding.Mesh, name: str) -> Callable[..., tuple[Tree, jax.Array]]:
         """A step of gradient descent on a mesh of `layouts`: (weights, *batch) -> (weights, loss)."""
-        sharding = NamedSharding(mesh, P(self.layouts[name].get("batch")))
-        keep = partial(jax.lax.with_sharding_constraint, shardings=sharding) if self.keeps else lambda x: x
-        return train(partial(self.loss, keep=keep))
+        if self.kept is None:
+            return self.plain_step()
+        sharding = NamedSharding(mesh, _specs(self.kept, self.layouts[name]))
+        return train(partial(self.loss, keep=partial(jax.lax.with_sharding_constraint, shardings=sharding)))
+
+    def plain_step(self) -> Callable[..., tuple[Tree, jax.Array]]:
+        """The step for one device."""
+        return train(partial(self.loss, keep=lambda x: x))
 
     def shardings(self, mesh: str) -> tuple[Tree, Tree]:
         """The PartitionSpecs of arguments and results on one of the meshes of `layouts`."""
@@ -120,11 +125,12 @@ def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
 
 
-def attention(x: jax.Array, layer: Tree) -> jax.Array:
+def attention(x: jax.Array, layer: Tree, causal: bool = True) -> jax.Array:
     q, k, v = (jnp.einsum("bsd,dhk->bshk", x, layer[name]) for name in ("q", "k", "v"))
     scores = jnp.einsum("bshk,bthk->bhst", q, k) / q.shape[-1] ** 0.5
-    causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
-    weights = jax.nn.softmax(jnp.where(causal, scores, -1e9))
+    if causal:
+        scores = jnp.where(jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool)), scores, -1e9)
+    weights = jax.nn.softmax(scores)
     return jnp.einsum("bhst,bthk,hkd->bsd", weights, v, layer["out"])
 
 
@@ -183,7 +189,7 @@ def transformer_spec(layers: int) -> Tree:
     }
 
 
-def transformer(name: str, layouts: Mapping[str, Layout], keeps: bool = False, layers: int = 2) -> Workload:
+def transformer(name: str, layouts: Mapping[str, Layout], kept: Dims | None = None, layers: int = 2) -> Workload:
     weights, spec = transformer_weights(layers, 64, 8, 256), transformer_spec(layers)
     tokens = dims("batch", None)
     return Workload(
@@ -193,7 +199,7 @@ def transformer(name: str, layouts: Mapping[str, Layout], keeps: bool = False, l
         (spec, tokens, tokens),
         (spec, dims()),
         layouts,
-        keeps,
+        kept,
     )
 
 
@@ -216,7 +222,7 @@ def fsdp() -> Workload:
             "2x4": {"batch": ("a", "b"), "weights": ("b",)},
             "2x2x2": {"batch": ("a", "b"), "weights": ("a", "b"), "tensor": ("c",)},
         },
-        keeps=True,
+        kept=dims("batch"),
     )
 
 
@@ -411,6 +417,91 @@ def resnet(images: int = 64, size: int = 16, channels: int = 64) -> Workload:
     )
 
 
+# --- images that are split over their rows ----------------------------------------------------------------------------
+
+
+def vision_loss(weights: Tree, images: jax.Array, labels: jax.Array, keep: Keep) -> jax.Array:
+    """Patches of 4 x 4 pixels and a class token before them, so that the tokens are one more than the patches."""
+    count, rows, columns, channels = images.shape
+    patches = images.reshape(count, rows // 4, 4, columns // 4, 4, channels).swapaxes(2, 3)
+    x = patches.reshape(count, -1, 16 * channels) @ weights["patch"]
+    first = jnp.broadcast_to(weights["class"], (count, 1, x.shape[-1]))
+    x = keep(jnp.concatenate([first, x], axis=1) + weights["position"])
+    for layer in weights["layers"]:
+        x = keep(x + attention(norm(x, layer["norm1"]), layer, causal=False))
+        x = keep(x + feed_forward(norm(x, layer["norm2"]), layer))
+    logits = norm(x[:, 0], weights["norm"]) @ weights["head"]
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)
+    return -jnp.mean(chosen)
+
+
+def vision_transformer(d: int = 64, layers: int = 2) -> Workload:
+    """65 tokens, which no mesh divides."""
+    weights = {
+        "patch": f32(48, d),
+        "class": f32(1, 1, d),
+        "position": f32(1, 65, d),
+        "layers": transformer_weights(layers, d, 8, 8)["layers"],
+        "norm": f32(d),
+        "head": f32(d, 16),
+    }
+    spec = jax.tree.map(lambda leaf: dims(*(None,) * len(leaf.shape)), weights)
+    return Workload(
+        "vit",
+        vision_loss,
+        (weights, f32(8, 32, 32, 3), i32(8)),
+        (spec, dims("batch", "rows", None, None), dims("batch")),
+        (spec, dims()),
+        {"8": {"rows": ("a",)}, "2x4": {"batch": ("a",), "rows": ("b",)}},
+        kept=dims("batch", "rows", None),
+    )
+
+
+def upsampled(x: jax.Array) -> jax.Array:
+    return jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
+
+
+def pooled(x: jax.Array) -> jax.Array:
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def unet_loss(weights: Tree, images: jax.Array, targets: jax.Array, keep: Keep) -> jax.Array:
+    x, skipped = images, []
+    for stage in weights["down"]:
+        x = jax.nn.relu(conv(jax.nn.relu(conv(x, stage["first"], 1)), stage["second"], 1))
+        skipped.append(x)
+        x = pooled(x)
+    x = jax.nn.relu(conv(x, weights["middle"], 1))
+    for stage in weights["up"]:
+        x = jnp.concatenate([upsampled(x), skipped.pop()], axis=-1)
+        x = jax.nn.relu(conv(jax.nn.relu(conv(x, stage["first"], 1)), stage["second"], 1))
+    return jnp.mean((conv(x, weights["head"], 1) - targets) ** 2)
+
+
+def unet() -> Workload:
+    """Two levels of pooling: images of 64 rows are pooled to 16."""
+
+    def stage(inputs: int, outputs: int) -> Tree:
+        return {"first": f32(3, 3, inputs, outputs), "second": f32(3, 3, outputs, outputs)}
+
+    weights = {
+        "down": [stage(4, 8), stage(8, 16)],
+        "middle": f32(3, 3, 16, 32),
+        "up": [stage(48, 16), stage(24, 8)],
+        "head": f32(1, 1, 8, 4),
+    }
+    spec = jax.tree.map(lambda leaf: dims(*(None,) * len(leaf.shape)), weights)
+    images = dims("batch", "rows", "columns", None)
+    return Workload(
+        "unet",
+        unet_loss,
+        (weights, f32(4, 64, 32, 4), f32(4, 64, 32, 4)),
+        (spec, images, images),
+        (spec, dims()),
+        {"8": {"rows": ("a",)}, "2x4": {"rows": ("b",), "columns": ("a",)}},
+    )
+
+
 MESHES: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "8": ((8,), ("a",)),
     "2x4": ((2, 4), ("a", "b")),
@@ -422,3 +513,6 @@ WORKLOADS: tuple[Callable[[], Workload], ...] = (mlp, megatron, moe, fsdp, seque
 
 MEMORY_WORKLOADS: tuple[Callable[[], Workload], ...] = (graph_network, stacked_layers, resnet)
 """Larger ones: what a compiler does with memory shows only where values do not fit into caches."""
+
+IMAGE_WORKLOADS: tuple[Callable[[], Workload], ...] = (vision_transformer, unet)
+"""Those whose data are split in space, for the meshes that their layouts name."""

@@ -32,8 +32,8 @@ ROOMS = {
     "lowering": "",
     "passes": "errors representation ir runtime annotate rules propagation text",
     "plan": (
-        "errors representation ir runtime annotate rules propagation text lowering.reshard "
-        "lowering.emission lowering.placement passes"
+        "errors representation ir runtime annotate rules propagation text lowering.reshard lowering.emission "
+        "lowering.planning lowering.placement passes"
     ),
     "shard": (
         "errors representation ir runtime annotate rules verification text lowering.reshard lowering.emission "

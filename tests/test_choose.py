@@ -105,3 +105,21 @@ def test_what_is_not_priced_would_not_be_chosen(case, monkeypatch):
     monkeypatch.setattr(tensor_views, "fastest", lambda *_: 0.0)
     monkeypatch.setattr(tensor_views, "least_time", lambda *_: 0.0)
     assert partitioned() == chosen
+
+
+TWO_USERS = """
+  sdy.mesh @mesh = <["x"=2, "y"=4]>
+  func.func @main(%a: tensor<8x16x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"y"}, {}, {}]>})
+      -> (tensor<8x4x16xf32>, tensor<8x16x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"y"}, {}, {}]>}) {
+    %0 = stablehlo.cholesky %a, lower = true : tensor<8x16x16xf32>
+    %1 = stablehlo.slice %0 [0:8, 0:4, 0:16] : (tensor<8x16x16xf32>) -> tensor<8x4x16xf32>
+    %2 = stablehlo.tanh %0 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"y"}, {}, {}]>]>} : tensor<8x16x16xf32>
+    return %1, %2 : tensor<8x4x16xf32>, tensor<8x16x16xf32>
+  }"""
+
+
+def test_an_op_runs_in_the_layout_in_which_its_operand_is_materialized():
+    """The factorization is split along batches, whatever is expected of its result: a slice of that is gathered."""
+    with mlir.make_ir_context() as context:
+        report = partition(ir.Module.parse(TWO_USERS, context).operation, "mesh", CostModel())
+    assert [(c.kind, c.wire_bytes) for c in report.collectives] == [("all_gather", 1536)]

@@ -23,6 +23,7 @@ from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import overlaps, truncate_overlaps
 from sdy_jax.representation.mesh import Axes, axes_size
 from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sharding import TensorSharding
 
 Space = list[list[Axes]]
 """Per factor, the lists considered. An assignment picks one list per factor, with no axis used twice."""
@@ -33,14 +34,24 @@ _MAX_ASSIGNMENTS = 2048
 
 def factor_lists(problem: OpProblem) -> Space:
     """Per factor, the distinct lists that tensors have along it, in tensor order."""
+    return _lists(problem, [(tensor.sharding,) for tensor in problem.tensors])
+
+
+def materialized_lists(problem: OpProblem) -> Space:
+    """As `factor_lists`, with those of all layouts in which operands are materialized behind."""
+    return _lists(problem, [(tensor.sharding, *tensor.materialized) for tensor in problem.tensors])
+
+
+def _lists(problem: OpProblem, shardings: Sequence[Sequence[TensorSharding]]) -> Space:
     lists: Space = [[] for _ in problem.rule.factor_sizes]
-    for tensor, mapping in zip(problem.tensors, problem.rule.mappings, strict=True):
-        if tensor.sharding.rank != len(mapping):
-            continue
-        projected = factor_axes(tensor.sharding.axes, mapping, problem.rule.factor_sizes, problem.mesh)
-        for factor, axes in projected.items():
-            if axes not in lists[factor]:
-                lists[factor].append(axes)
+    for of_tensor, mapping in zip(shardings, problem.rule.mappings, strict=True):
+        for sharding in of_tensor:
+            if sharding.rank != len(mapping):
+                continue
+            projected = factor_axes(sharding.axes, mapping, problem.rule.factor_sizes, problem.mesh)
+            for factor, axes in projected.items():
+                if axes not in lists[factor]:
+                    lists[factor].append(axes)
     return lists
 
 

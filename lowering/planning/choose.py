@@ -1,9 +1,10 @@
 """Choosing how one op is sharded: the cheapest assignment of mesh axes to the factors of its rule.
 
-For each factor the candidates are the leading parts of the axes that its tensors already have along it. An assignment
-costs the reshards of the operands to what it needs, what its strategy communicates inside, the reshards of the results
-to their declared shardings (reductions included), and a little for every operation that is not shared out. Partial
-operands of a linear op may be reduced before it or after it: both are priced.
+For each factor the candidates are the leading parts of the axes that its tensors already have along it, where users
+expect them or in other layouts that are materialized. An assignment costs the reshards of the operands to what it
+needs, what its strategy communicates inside, the reshards of the results to their declared shardings (reductions
+included), and a little for every operation that is not shared out. Partial operands of a linear op may be reduced
+before it or after it: both are priced.
 Source: spec of the partitioner, sections 2.1, 2.2, 2.4 and 2.7.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from sdy_jax.lowering.planning.assignments import agreed_assignment, factor_lists
+from sdy_jax.lowering.planning.assignments import agreed_assignment, factor_lists, materialized_lists
 from sdy_jax.lowering.planning.candidates import SLACK, BoundedCandidate, Candidates
 from sdy_jax.lowering.planning.choice import Candidate, Choice, InsideCollective, OpProblem, Tensor
 from sdy_jax.lowering.planning.factors import Assignment, are_apart, dividing_factors
@@ -37,7 +38,7 @@ def choose(problem: OpProblem) -> Choice:
     if _is_settled(problem):
         return Choice(tuple([tensor.sharding for tensor in problem.tensors]))
     lists = factor_lists(problem)
-    bounded = _cheapest_candidate(problem, Candidates(problem, lists), agreed_assignment(lists))
+    bounded = _cheapest_candidate(problem, Candidates(problem, materialized_lists(problem)), agreed_assignment(lists))
     splittable = bounded.candidate.strategy.splittable
     gathered = tuple([f for f, found in enumerate(lists) if f not in splittable and any(found)])
     return Choice(bounded.shardings(), gathered, bounded.inside)
@@ -50,7 +51,7 @@ def _is_settled(problem: OpProblem) -> bool:
     search, so every shard is a contiguous block here.
     """
     strategy, *others = problem.strategies
-    if others:
+    if others or any(t.materialized and t.sharding not in t.materialized for t in problem.tensors):
         return False
     found: dict[int, Axes] = {}
     for tensor, mapping in zip(problem.tensors, problem.rule.mappings, strict=True):

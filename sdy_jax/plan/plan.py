@@ -20,8 +20,12 @@ from sdy_jax.plan.padding import PaddedValue, padded_values
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
+from sdy_jax.plan.work import Work, flops, work_of
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.type_text import bytes_text, type_text
+from sdy_jax.representation.type_text import bytes_text, flops_text, type_text
+
+_REPEATED, _REPEATED_SHARE = 1e6, 0.01
+"""The least repeated operations that a plan lists, and their least share of all that a device performs."""
 
 _LISTED = 5
 """Lines of a plan on padded values; `Plan.padding` has all."""
@@ -80,12 +84,25 @@ class Plan:
     @cached_property
     def padding(self) -> tuple[PaddedValue, ...]:
         """The values that lie in blocks which do not divide them, with the bytes of padding that a device holds."""
-        return padded_values(self.stages["partitioned"])
+        return padded_values(self.stages["partitioned"]) if "partitioned" in self.stages else ()
 
     @property
     def padded_bytes(self) -> float:
         """Bytes of padding per device, over all values of the program (which need not exist at the same time)."""
         return sum(value.bytes for value in self.padding)
+
+    @cached_property
+    def work(self) -> tuple[Work, ...]:
+        """What the program's ops compute, as far as that is known; nothing of a program on local arrays."""
+        return work_of(self.stages["partitioned"], self.program.mesh_name) if "partitioned" in self.stages else ()
+
+    @property
+    def repeated_flops(self) -> float:
+        """Operations per device and call that exceed the device's part of an op: several devices perform the same.
+
+        Loops count once per trip (a loop with an unknown count as one trip), conditionals as their largest branch.
+        """
+        return flops(self.work, repeated=True)
 
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""
@@ -161,6 +178,7 @@ class Plan:
             self._moves(),
             self._collectives(),
             self._padding(),
+            self._repeated(),
             self._notes(),
         ]
         return "\n\n".join(section for section in sections if section)
@@ -209,6 +227,19 @@ class Plan:
         ]
         more = f"\n  and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
         return "padding (bytes per device)\n" + _table(rows[:_LISTED]) + more if rows else ""
+
+    def _repeated(self) -> str:
+        """The ops that repeat much, one line for those of one type and line of the source."""
+        least = max(_REPEATED, _REPEATED_SHARE * flops(self.work))
+        sums: dict[tuple[str, ...], float] = {}
+        for work in self.work:
+            if work.repeated * work.runs.times < least:
+                continue
+            why = "to split it costs more" if work.is_choice else "nothing around it is split further"
+            key = (work.op, work.type, short_source(work.source), f"the same on {work.alike} devices; {why}")
+            sums[key] = sums.get(key, 0.0) + work.repeated * work.runs.times
+        rows = [(op, type_, flops_text(count), *rest) for (op, type_, *rest), count in sums.items()]
+        return "repeated work (operations per device that others perform as well)\n" + _table(rows) if rows else ""
 
     def _notes(self) -> str:
         return "\n".join(["notes", *(f"  {note}" for note in self.notes)]) if self.notes else ""

@@ -77,3 +77,14 @@ def bytes_text(count: float) -> str:
         if count < 1024:
             return f"{count:.1f} {unit}"
     return f"{count / 1024:.1f} TiB"
+
+
+def flops_text(count: float) -> str:
+    """`512 flop`, `2.1 Mflop`, `13.0 Gflop`."""
+    if count < 1000:
+        return f"{count:.0f} flop"
+    for unit in ("kflop", "Mflop", "Gflop"):
+        count /= 1000
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} Tflop"

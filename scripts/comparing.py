@@ -1,0 +1,83 @@
+"""What the benchmarks that compare compiled programs share: counting, ratios, numbers, meshes of eight virtual devices.
+
+Import it before jax: it says how many devices there are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+_VENV_PYTHON = ROOT / ".venv" / "bin" / "python"
+if importlib.util.find_spec("jax") is None and _VENV_PYTHON.exists():
+    os.execv(_VENV_PYTHON, [str(_VENV_PYTHON), *sys.argv])
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import numpy as np
+from workloads import MESHES
+
+from sdy_jax.plan.hlo import HloTotals, collectives_in_hlo, totals
+
+Tree = Any
+
+
+def mesh_of(name: str) -> jax.sharding.Mesh:
+    """The mesh of this name, for functions that jax itself partitions."""
+    sizes, axes = MESHES[name]
+    return jax.make_mesh(sizes, axes, axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one device sends and computes in one call of a compiled program."""
+
+    sent: HloTotals
+    flops: float
+
+    @classmethod
+    def of(cls, compiled: Any) -> Cost:
+        counted = compiled.cost_analysis() or {}
+        return cls(totals(collectives_in_hlo(compiled.as_text())), max(0.0, counted.get("flops", 0.0)))
+
+
+def ratio(found: float, other: float) -> float:
+    """`found / other`; 1 where both are 0."""
+    return found / other if other else math.inf if found else 1.0
+
+
+def largest_difference(found: Tree, wanted: Tree) -> float:
+    """The largest difference of two trees of arrays, relative to the largest value of each array.
+
+    Infinite where the trees, or shapes, or anything but floating-point numbers differ at all.
+    """
+    if jax.tree.structure(found) != jax.tree.structure(wanted):
+        return math.inf
+    pairs = zip(*(map(np.asarray, jax.tree.leaves(jax.device_get(tree))) for tree in (found, wanted)), strict=True)
+    return max((_difference(x, y) for x, y in pairs), default=0.0)
+
+
+def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return math.inf
+    if not np.issubdtype(wanted.dtype, np.inexact):
+        return 0.0 if np.array_equal(found, wanted) else math.inf
+    finite = np.isfinite(wanted)
+    if not np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
+        return math.inf
+    largest = np.abs(wanted[finite]).max(initial=0.0)
+    apart = np.abs(found[finite] - wanted[finite]).max(initial=0.0)
+    return float(apart / (largest + 1e-30)) if not np.isnan(apart) else math.inf
+
+
+def kinds(side: str, sent: HloTotals) -> str:
+    """A line with number and bytes of each kind of collective."""
+    listed = ", ".join(f"{kind} {n} x {wire:,.0f} B" for kind, (n, wire) in sorted(sent.by_kind.items()))
+    return f"    {side:<5}{listed or 'nothing'}"

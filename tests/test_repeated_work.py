@@ -1,0 +1,112 @@
+"""Plans count the operations that several devices perform alike."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from partitioned_ops import LINE, PLANE
+
+import sdy_jax as sdy
+from sdy_jax.plan.work import flops
+
+X, W = np.ones((64, 32), np.float32), np.ones((32, 16), np.float32)
+DOT = 2 * 64 * 32 * 16
+
+
+def plan_of(function, *args, mesh=LINE, **options):
+    return sdy.partition(function, mesh=mesh, on_unknown="ignore", **options).plan(*args)
+
+
+def dot(x, w):
+    return x @ w
+
+
+def test_a_product_that_every_device_computes_is_repeated_but_for_a_device_s_part():
+    plan = plan_of(dot, X, W)
+    assert plan.repeated_flops == DOT * 7 / 8
+    assert flops(plan.work) == DOT
+
+
+@pytest.mark.parametrize("specs", [(P("x"), P()), (P(), P(None, "x")), (P(None, "x"), P("x"))], ids=str)
+def test_nothing_is_repeated_by_an_op_in_as_many_shards_as_devices(specs):
+    plan = plan_of(dot, X, W, in_shardings=specs)
+    assert plan.repeated_flops == 0
+    assert flops(plan.work) == DOT / 8
+
+
+def test_an_op_in_fewer_shards_repeats_what_exceeds_a_devices_part():
+    plan = plan_of(dot, X, W, mesh=PLANE, in_shardings=(P("x"), P()), out_shardings=P("x"))
+    assert plan.repeated_flops == DOT / 2 - DOT / 8
+    (work,) = plan.work
+    assert (work.op, work.alike, work.type) == ("stablehlo.dot_general", 4, "f32[64@x,16]")
+
+
+def test_a_loop_counts_as_often_as_it_runs():
+    def looped(x, w):
+        return jax.lax.scan(lambda x, w: (x @ w, None), x, w)[0]
+
+    plan = plan_of(looped, X, np.ones((5, 32, 32), np.float32))
+    assert plan.repeated_flops == 5 * 2 * 64 * 32 * 32 * 7 / 8
+
+
+def test_the_largest_branch_counts():
+    def branched(index, x):
+        return jax.lax.switch(index, [lambda x: x @ x, lambda x: x @ x @ x, lambda x: x], x)
+
+    assert plan_of(branched, np.int32(1), np.ones((16, 16), np.float32)).repeated_flops == 2 * 2 * 16**3 * 7 / 8
+
+
+def test_padding_is_not_repeated_work():
+    def uneven(x):
+        return jnp.sin(jax.lax.with_sharding_constraint(x[:65], NamedSharding(LINE, P("x")))).sum(0)
+
+    plan = plan_of(uneven, np.ones((72, 4), np.float32), in_shardings=P("x"))
+    assert plan.repeated_flops == 0 < flops(plan.work)
+
+
+def test_a_manual_computation_repeats_nothing_along_its_axes():
+    def inside(x, w):
+        return jax.shard_map(dot, mesh=PLANE, in_specs=(P("x"), P()), out_specs=P("x"), axis_names={"x"})(x, w)
+
+    assert plan_of(inside, X, W, mesh=PLANE, in_shardings=(P("x"), P())).repeated_flops == DOT / 2 - DOT / 8
+
+
+@pytest.mark.parametrize(
+    "function, count",
+    [
+        (jnp.tanh, 64 * 32),
+        (lambda x: x.T.reshape(-1), 0),
+        (lambda x: x.sum(0), 64 * 32),
+        (lambda x: jnp.sort(x, 1), 64 * 32 * 5),
+        (lambda x: jnp.fft.fft(x), 5 * 64 * 32 * 5 + 64 * 32),
+        (lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (2, 2), (2, 2), "VALID"), 64 * 32),
+        (lambda x: jax.lax.conv(x[None, None], jnp.ones((4, 1, 3, 3)), (1, 1), "SAME"), 2 * 64 * 32 * 4 * 9),
+    ],
+)
+def test_what_counts(function, count):
+    work = plan_of(function, X).work
+    assert sum(w.flops for w in work) == count
+
+
+def test_the_plan_lists_much_repeated_work_with_line_type_and_reason():
+    large = np.ones((128, 128), np.float32)
+    text = str(plan_of(dot, large, large))
+    assert "repeated work (operations per device that others perform as well)\n" in text
+    (line,) = [line for line in text.splitlines() if "stablehlo.dot_general  f32[128,128]  3.7 Mflop" in line]
+    assert "test_repeated_work.py:" in line
+    assert line.endswith("the same on 8 devices; nothing around it is split further")
+    assert "repeated work" not in str(plan_of(dot, X, W))
+
+
+def test_the_plan_says_where_splitting_would_cost_more():
+    narrow, wide = np.ones((128, 32), np.float32), np.ones((32, 512), np.float32)
+    free = sdy.CostModel(flop=1e-9)
+
+    def whole(x, w):
+        return jax.lax.with_sharding_constraint(x @ w, NamedSharding(LINE, P(None, None)))
+
+    plan = plan_of(whole, narrow, wide, in_shardings=(P("x"), P()), out_shardings=P(), costs=free)
+    (line,) = [line for line in str(plan).splitlines() if "stablehlo.dot_general" in line and "Mflop" in line]
+    assert line.endswith("the same on 8 devices; to split it costs more")
