@@ -40,17 +40,27 @@ def choose(problem: OpProblem) -> Choice:
     encoding."""
     if _is_settled(problem):
         return Choice(tuple([tensor.sharding for tensor in problem.tensors]))
-    problem, *others = _by_rule(problem)
-    lists = factor_lists(problem)
-    best = _cheapest_candidate(problem, Candidates(problem, lists), agreed_assignment(lists))
-    if best[0][1]:
-        best = min([best, *itertools.chain.from_iterable(map(_by_own_rule, others))], key=itemgetter(0))
-    bounded = best[1]
+    bounded = _best(problem)[1]
     strategy = bounded.candidate.strategy
     if strategy.rule is not None:
         return Choice(bounded.shardings(), (), bounded.inside)
+    lists = factor_lists(problem)
     gathered = tuple([f for f, found in enumerate(lists) if f not in strategy.splittable and any(found)])
     return Choice(bounded.shardings(), gathered, bounded.inside)
+
+
+def price(problem: OpProblem) -> float:
+    """The cost of what `choose` chooses, the op's own work included."""
+    return _best(problem)[0][0]
+
+
+def _best(problem: OpProblem) -> Priced:
+    problem, *others = _by_rule(problem)
+    lists = factor_lists(problem)
+    best = _cheapest_candidate(problem, Candidates(problem, lists), agreed_assignment(lists))
+    if not best[0][1]:
+        return best
+    return min([best, *itertools.chain.from_iterable(map(_by_own_rule, others))], key=itemgetter(0))
 
 
 def _by_rule(problem: OpProblem) -> list[OpProblem]:
