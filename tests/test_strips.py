@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
+import math
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from sdy_jax.errors import InternalError
 from sdy_jax.lowering.emission.strips import Source, Want, edge_colours, plan_strips
 from sdy_jax.lowering.emission.wants import (
+    Level,
     Piece,
     Window,
     block_length,
@@ -18,6 +21,7 @@ from sdy_jax.lowering.emission.wants import (
     contracted_reads,
     joined_plan,
     relayout_plan,
+    reshape_plan,
     reverse_plan,
     roll_plan,
     scattered_reads,
@@ -131,6 +135,36 @@ def test_relayouts_between_block_lengths(shards):
         for block, new in ((least, least + 1), (least + 2, least), (size, least), (least, size), (least, least)):
             found = run(relayout_plan(size, shards, block, new), [split(x, shards, block)], shards)
             np.testing.assert_array_equal(joined(found, size), x)
+
+
+def level(shape, dim):
+    return Level(math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]))
+
+
+def blocks_of(x, dim, shards):
+    """Blocks along a dimension, without padding at the end."""
+    block = block_length(x.shape[dim], shards)
+    return [np.take(x, range(t * block, min((t + 1) * block, x.shape[dim])), dim) for t in range(shards)]
+
+
+RESHAPES = [((4, 65), (260,)), ((260,), (4, 65)), ((6, 4), (8, 3)), ((3, 5), (5, 3)), ((2, 3, 7), (42,))]
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+@pytest.mark.parametrize(("before", "after"), RESHAPES)
+def test_reshapes_between_blocks_of_any_dimensions(before, after, shards):
+    x = np.arange(math.prod(before), dtype=float)
+    for k, m in itertools.product(range(len(before)), range(len(after))):
+        source, target = level(before, k), level(after, m)
+        block, part = (block_length(of.size, shards) * of.minor for of in (source, target))
+        operands = [[np.full(block, np.nan) for _ in range(shards)] for _ in range(source.major)]
+        for t, own in enumerate(blocks_of(x.reshape(before), k, shards)):
+            for p, row in enumerate(own.reshape(source.major, own.size // source.major)):
+                operands[p][t][: len(row)] = row
+        found = run(reshape_plan(source, target, shards), operands, shards)
+        for block, own in zip(found, blocks_of(x.reshape(after), m, shards), strict=True):
+            rows = own.reshape(target.major, own.size // target.major)
+            np.testing.assert_array_equal(block.reshape(target.major, part)[:, : rows.shape[1]], rows)
 
 
 def padded(x, low, high, dilation):

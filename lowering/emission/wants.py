@@ -16,7 +16,8 @@ a slice one with negative padding; base dilation (interior padding) puts holes b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -73,6 +74,42 @@ def relayout_plan(size: int, shards: int, block: int, new_block: int) -> StripPl
     """From blocks of `block` elements to blocks of `new_block`."""
     wants = joined_wants((Piece(0, 0, size),), shards, new_block)
     return plan_strips((Source.split(size, shards, block),), wants, new_block)
+
+
+class Level(NamedTuple):
+    """A dimension of `size` elements among dimensions that are flattened together: the product of those before it, and
+    of those after it."""
+
+    major: int
+    size: int
+    minor: int
+
+
+@lru_cache(maxsize=1024)
+def reshape_plan(operand: Level, result: Level, shards: int) -> StripPlan:
+    """The elements of a flattened group of dimensions, from blocks of one dimension to blocks of another one.
+
+    The plan's operand p is what a device holds at major position p; its result's block has one part per major position.
+    Example: [4, 65] split along the dimension of 65 to [260] is a concatenation of four operands.
+    """
+    row, block = operand.size * operand.minor, block_length(operand.size, shards) * operand.minor
+    part = block_length(result.size, shards)
+    wants: list[list[Want]] = [[] for _ in range(shards)]
+    for shard, major in itertools.product(range(shards), range(result.major)):
+        first, last = (min(n * part, result.size) + major * result.size for n in (shard, shard + 1))
+        start = (major * part - first) * result.minor
+        for p, begin, length in _by_row(first * result.minor, last * result.minor, row):
+            wants[shard].append(Want(p, begin - p * row, start + begin, length))
+    sources = (Source.split(row, shards, block),) * operand.major
+    return plan_strips(sources, tuple(map(tuple, wants)), result.major * part * result.minor)
+
+
+def _by_row(first: int, last: int, row: int) -> Iterator[tuple[int, int, int]]:
+    """The parts of a range between multiples of `row`: their row, begin and length."""
+    while first < last:
+        stop = min(last, (first // row + 1) * row)
+        yield first // row, first, stop - first
+        first = stop
 
 
 @lru_cache(maxsize=1024)

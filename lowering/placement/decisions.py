@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import attrgetter
 from typing import NamedTuple
 
-from sdy_jax.ir.graph import Op
+from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.placement.placement import Placement, has_one_user
+from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
 from sdy_jax.lowering.placement.trips import times_as_often
-from sdy_jax.lowering.planning.choose import Choice, OpProblem, Tensor, choose
+from sdy_jax.lowering.planning.choose import Choice, OpProblem, Tensor, choose, price
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
-from sdy_jax.lowering.strategies.registry import Strategy, strategies_of
+from sdy_jax.lowering.strategies.registry import Strategy, is_forwarding, strategies_of
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook
+from sdy_jax.rules.dataflow import is_data_flow
 from sdy_jax.rules.registry import depends_on_signature_only
 
 Shardings = tuple[TensorSharding, ...]
 """The shardings of an op's operands, then of its results."""
 
 _NONE: frozenset[int] = frozenset()
+_LOOKAHEAD = 4
+"""The longest chain of ops whose cost counts where a look-up is decided: a mask, a scaling and a scatter follow one."""
+
 _UNREDUCED = attrgetter("unreduced_axes")
 
 
@@ -73,10 +79,11 @@ class Decisions:
             self._placement.materialized_layouts_of(op.operands),
         )
         free = self._placement.free_among(op.operands)
-        key = (kind, carried, executions, around, materialized, free)
+        ahead = _only_moves(kind) and self._has_user_ahead(op)
+        key = (kind, carried, executions, around, materialized, free, op if ahead else None)
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = self._decided(op, kind, around, carried, executions, materialized, free)
+            made = self._made[key] = self._decided(op, kind, around, carried, executions, materialized, free, ahead)
         return made
 
     def _kind_of(self, op: Op) -> _Kind | None:
@@ -111,6 +118,7 @@ class Decisions:
         executions: tuple[int, ...],
         materialized: tuple[Shardings, ...],
         free: frozenset[int],
+        ahead: bool,
     ) -> Decision:
         mesh = self._mesh_of(op, around)
         tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, _on_mesh(around, mesh), strict=True)]
@@ -120,6 +128,8 @@ class Decisions:
             tensors[index] = tensors[index]._replace(share=0.0)
         for index, found in enumerate(materialized):
             tensors[index] = tensors[index]._replace(materialized=_on_mesh(found, mesh))
+        if ahead and mesh == self._meshes.base_name:
+            tensors[-1] = tensors[-1]._replace(onward=self._onward(op, _LOOKAHEAD))
         problem = OpProblem(kind.rule, kind.strategies, tuple(tensors), mesh, self._meshes.base, self._costs, carried)
         choice = choose(problem)
         shardings = choice.shardings
@@ -127,6 +137,42 @@ class Decisions:
             shardings = tuple([self._meshes.settled(s, s.rank) for s in shardings])
         alike = all(a is b or a.same_layout_as(b) for a, b in zip(around, shardings, strict=True))
         return Decision(kind.rule, choice, shardings, alike and not choice.gathered and not choice.inside)
+
+    def _has_user_ahead(self, op: Op) -> bool:
+        """Whether an op's result has one user, whose use of it in any layout can be priced."""
+        if len(op.results) != 1 or not has_one_user(op, op.results[0]):
+            return False
+        user = op.results[0].uses[0][0]
+        plain = not (user is user.block.terminator or is_data_flow(user) or is_forwarding(user))
+        return plain and self._kind_of(user) is not None
+
+    def _onward(self, op: Op, depth: int) -> Callable[[TensorSharding], float]:
+        """By how much the only use of an op's result costs more in a layout than in the declared one."""
+        (result,), user = op.results, op.results[0].uses[0][0]
+
+        @cache
+        def price_in(sharding: TensorSharding) -> float:
+            return price(self._ahead(user, result, sharding, depth - 1))
+
+        return lambda sharding: max(0.0, price_in(sharding) - price_in(self._placement.declared(result)))
+
+    def _ahead(self, op: Op, given: Value, sharding: TensorSharding, depth: int) -> OpProblem:
+        """The problem of an op that is not reached yet, if one operand has this sharding, the others those they have
+        now or are declared to have. What follows counts on, while nothing is declared for results."""
+        placement, kind = self._placement, self._kind_of(op)
+        assert kind is not None
+        known = {v: placement[v] if v in placement else placement.declared(v) for v in op.operands} | {given: sharding}
+        placed = [known[value] for value in op.operands]
+        around = (*placed, *map(placement.declared, op.results))
+        carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
+        mesh = self._meshes.base_name
+        tensors = [
+            Tensor(*shaped, s, share=0.0 if i < len(placed) and depends_on_no_input(op.operands[i]) else 1.0)
+            for i, (shaped, s) in enumerate(zip(kind.tensors, _on_mesh(around, mesh), strict=True))
+        ]
+        if depth and around[-1].is_fully_replicated and self._has_user_ahead(op):
+            tensors[-1] = tensors[-1]._replace(onward=self._onward(op, depth))
+        return OpProblem(kind.rule, kind.strategies, tuple(tensors), mesh, self._meshes.base, self._costs, carried)
 
     def _executions_per_operand(self, op: Op) -> tuple[int, ...]:
         """Per operand, the op's executions for each time that it is computed; empty where all are 1.
@@ -152,6 +198,11 @@ class Decisions:
         wanted = carries(op, kind, frozenset(partial)) or _NONE
         # Making other operands partial pays only where the result can meet another partial value.
         return wanted if wanted == set(partial) or _can_pass_on(op, kind) else _NONE
+
+
+def _only_moves(kind: _Kind) -> bool:
+    """Whether ops of a kind compute nothing. How they run is decided by what moves alone, with what follows."""
+    return all(strategy.work is not None and not strategy.work for strategy in kind.strategies)
 
 
 def _on_mesh(shardings: Shardings, mesh: str) -> Shardings:

@@ -121,7 +121,7 @@ class Unsplit:
     def _splittable(self, found: _Operand) -> list[int]:
         """The dimensions that could take the axes: those that they move to first."""
         rule, shape = found.decision.rule, found.value.shape or ()
-        factors = frozenset[int]().union(*(s.splittable for s in strategies_of(found.op, rule)))
+        factors = frozenset[int]().union(*(s.splittable for s in strategies_of(found.op, rule) if s.rule is None))
         dims = [
             dim
             for dim, (n, of_dim) in enumerate(zip(shape, rule.operand_mappings[found.index], strict=True))

@@ -188,7 +188,7 @@ class _PartitionedModule:
         split = self._split(op, rule, mesh)
         found: list[_Unreduced] = []
         for strategy in strategies_of(op, rule):
-            if split.keys() <= strategy.splittable:
+            if strategy.rule is None and split.keys() <= strategy.splittable:
                 axes = sort_and_merge([a for f in sorted(strategy.partial) for a in split.get(f, ())], mesh)
                 found.append(_Unreduced(axes, strategy.reduction if axes else "sum"))
         return found or [_WHOLE]

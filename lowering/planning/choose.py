@@ -10,8 +10,10 @@ Source: spec of the partitioner, sections 2.1, 2.2, 2.4 and 2.7.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 from sdy_jax.lowering.planning.assignments import agreed_assignment, factor_lists, materialized_lists
 from sdy_jax.lowering.planning.candidates import SLACK, BoundedCandidate, Candidates
@@ -31,26 +33,64 @@ _CLEAR_WIN = 2.0
 Key = tuple[float, int, bool, int, tuple[object, ...]]
 """The order of candidates: by cost, collectives, early reduction, less parallel work, then a unique encoding."""
 
+Priced = tuple[Key, BoundedCandidate]
+
 
 def choose(problem: OpProblem) -> Choice:
     """The cheapest candidate. Ties go to fewer collectives, later reductions, more parallel work, then the smaller
     encoding."""
     if _is_settled(problem):
         return Choice(tuple([tensor.sharding for tensor in problem.tensors]))
+    bounded = _best(problem)[1]
+    strategy = bounded.candidate.strategy
+    if strategy.rule is not None:
+        return Choice(bounded.shardings(), (), bounded.inside)
     lists = factor_lists(problem)
-    bounded = _cheapest_candidate(problem, Candidates(problem, materialized_lists(problem)), agreed_assignment(lists))
-    splittable = bounded.candidate.strategy.splittable
-    gathered = tuple([f for f, found in enumerate(lists) if f not in splittable and any(found)])
+    gathered = tuple([f for f, found in enumerate(lists) if f not in strategy.splittable and any(found)])
     return Choice(bounded.shardings(), gathered, bounded.inside)
 
 
+def price(problem: OpProblem) -> float:
+    """The cost of what `choose` chooses, the op's own work included."""
+    return _best(problem)[0][0]
+
+
+def _best(problem: OpProblem) -> Priced:
+    problem, *others = _by_rule(problem)
+    lists = factor_lists(problem)
+    best = _cheapest_candidate(problem, Candidates(problem, materialized_lists(problem)), agreed_assignment(lists))
+    if not best[0][1]:
+        return best
+    return min([best, *itertools.chain.from_iterable(map(_by_own_rule, others))], key=itemgetter(0))
+
+
+def _by_rule(problem: OpProblem) -> list[OpProblem]:
+    """The problem with the strategies that speak of the op's own rule; then one for each other rule."""
+    rules = dict.fromkeys([None, *(strategy.rule for strategy in problem.strategies)])
+    if len(rules) == 1:
+        return [problem]
+    return [
+        problem._replace(rule=rule or problem.rule, strategies=tuple(s for s in problem.strategies if s.rule is rule))
+        for rule in rules
+    ]
+
+
+def _by_own_rule(problem: OpProblem) -> list[Priced]:
+    """The cheapest candidate by the rule of some strategies; none where no tensor is split along what they send."""
+    lists = factor_lists(problem)
+    sending = {f for strategy in problem.strategies for inside in strategy.inside for f in inside.factors}
+    if not any(axes for f in sending for axes in lists[f]):
+        return []
+    return [_cheapest_candidate(problem, Candidates(problem, materialized_lists(problem)), agreed_assignment(lists))]
+
+
 def _is_settled(problem: OpProblem) -> bool:
-    """Whether the op has one strategy and that can run the op in the given shardings, without any reshard.
+    """Whether the op has one strategy for its rule and that can run it in the given shardings, without any reshard.
 
     That is the usual case, and needs no search. Problems with a sharded dimension of several factors are left to the
     search, so every shard is a contiguous block here.
     """
-    strategy, *others = problem.strategies
+    strategy, *others = (strategy for strategy in problem.strategies if strategy.rule is None)
     if others or any(t.materialized and t.sharding not in t.materialized for t in problem.tensors):
         return False
     found: dict[int, Axes] = {}
@@ -77,21 +117,18 @@ def _runs_apart(problem: OpProblem, strategy: Strategy, split: Mapping[int, Axes
     return divides and are_apart([a for axes in split.values() for a in axes])
 
 
-def _cheapest_candidate(problem: OpProblem, candidates: Candidates, agreed: Assignment | None) -> BoundedCandidate:
+def _cheapest_candidate(problem: OpProblem, candidates: Candidates, agreed: Assignment | None) -> Priced:
     """The cheapest candidate; the assignment on which all tensors agree, where that is not clearly worse."""
     together = _cheapest(problem, candidates.with_assignment(agreed), math.inf) if agreed is not None else None
     if together is not None and together[0][1] == 0:
-        return together[1]  # nothing has to move, and the work is shared out as the values are
+        return together  # nothing has to move, and the work is shared out as the values are
     stays = together is not None and together[1].candidate.strategy.work is None
     limit = math.inf if together is None else together[0][0] / (_CLEAR_WIN if stays else 1.0)
     best = _cheapest(problem, candidates.candidates(limit), limit)
     if together and (best is None or (stays and together[0][0] <= _CLEAR_WIN * best[0][0])):
-        return together[1]
+        return together
     assert best is not None
-    return best[1]
-
-
-Priced = tuple[Key, BoundedCandidate]
+    return best
 
 
 def _cheapest(problem: OpProblem, candidates: Sequence[BoundedCandidate], limit: float) -> Priced | None:

@@ -90,7 +90,8 @@ class TensorView:
             pairs = zip(self.around, self._dims, strict=True)
             least = [self._least_of_whole(prefix, dims) if is_whole else self._least(prefix, s) for s, dims in pairs]
             apart = [cost for cost in least if cost is not None]
-            self._bounds[key] = self._tensor.share * min(apart) if len(apart) == len(least) else None
+            share = 0.0 if self._tensor.onward else self._tensor.share
+            self._bounds[key] = share * min(apart) if len(apart) == len(least) else None
         return self._bounds[key]
 
     def _least(self, prefix: Prefix, given: TensorSharding) -> float | None:
@@ -144,6 +145,8 @@ class TensorView:
             source, target = self._ends(around, inside)
             plans.append(plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs))
         plan = min(plans, key=_COST)
+        if tensor.onward and (used := tensor.onward(inside)) < plan.cost:
+            return used, int(used > 0)
         cost = plan.cost + self._kept(inside) if plan.cost and tensor.share < 1 else plan.cost
         return tensor.share * cost, sum([1 for step in plan.steps if step.wire_bytes and tensor.share])
 

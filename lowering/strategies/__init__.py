@@ -16,6 +16,7 @@ from . import (  # noqa: F401
     padded_windows,
     pieces,
     reduction,
+    reshape,
     scatter,
     shape,
     slicing,

@@ -56,6 +56,9 @@ class Strategy:
     combined by `reduction` ("sum", "max", ...); a result is whole along them. `inside`: what the emitter communicates
     by itself. `work`: the factors whose sizes multiply to the number of operations that sharding shares out; None for
     all, none of them for ops that only move data. `dividing`: the factors that may be sharded in equal shards only.
+
+    `rule`: the rule of whose factors all this speaks, where it is not the op's: dimensions that several factors make up
+    for propagation may be one to a strategy that communicates along it.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Strategy:
     inside: tuple[Inside, ...] = ()
     work: frozenset[int] | None = None
     dividing: frozenset[int] = frozenset()
+    rule: OpShardingRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,8 @@ def strategies_of(op: Op, rule: OpShardingRule) -> tuple[Strategy, ...]:
     whole = _kept_whole(rule, rule_from_attribute(own)) if own is not None else frozenset()
     if not whole:
         return ways
-    return tuple(replace(w, splittable=w.splittable - whole, partial=w.partial - whole) for w in ways)
+    own_factors = (w for w in ways if w.rule is None)
+    return tuple(replace(w, splittable=w.splittable - whole, partial=w.partial - whole) for w in own_factors)
 
 
 def _kept_whole(rule: OpShardingRule, own: OpShardingRule) -> frozenset[int]:

@@ -34,18 +34,6 @@ def _broadcast(local: LocalOp, operand: jax.Array) -> jax.Array:
     return lax.broadcast_in_dim(operand, shape, range(len(shape) - operand.ndim, len(shape)))
 
 
-@emitter("stablehlo.reshape")
-def _reshape(local: LocalOp, operand: jax.Array) -> jax.Array:
-    return lax.reshape(operand, local.result_shape())
-
-
-@strategies("stablehlo.reshape")
-def _reshape_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    """Where dimensions do not fit together, the rule has factors that only one side has: `([i, jk])->([l, mk])`."""
-    operand, result = rule.factors_of
-    return [Strategy("along_factors", pass_through_factors(rule) & operand & result)]
-
-
 @emitter("stablehlo.transpose")
 def _transpose(local: LocalOp, operand: jax.Array) -> jax.Array:
     return lax.transpose(operand, local.op.ints("permutation"))
