@@ -12,7 +12,6 @@ from jax.extend.mlir import ir
 from sdy_oracle import run_passes
 from sharding_dump import parse, plain_text
 
-from sdy_jax.errors import UnsupportedError
 from sdy_jax.passes import run_pipeline
 
 V = "tensor<8x8xf32>"
@@ -160,11 +159,6 @@ def test_the_reshard_at_a_call_comes_before_the_call() -> None:
         '%1 = sdy.replicated_to_unreduced {"a"} %0 out_sharding=<@mesh, [{"b"}, {"c"}], unreduced={"a"}>',
         "%2 = call @f(%1)",
     ]
-
-
-def test_the_full_version_belongs_to_partitioning() -> None:
-    with pytest.raises(UnsupportedError, match="full version"):
-        ours(f"func.func @main(%x: {V}) {{ return }}", "sdy-insert-explicit-reshards{enable-full-version=true}")
 
 
 # Whole pipelines.

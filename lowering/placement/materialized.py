@@ -110,7 +110,7 @@ class MaterializedLayouts:
         for step in self._plan(value, nearest.sharding, target).steps:
             moved = Moved(step.op.summary, step.result, sent_by_step(step, value, self._mesh))
             record = self._report.add(moved, value, before, cause)
-            current = _create(step, current, cause, before)
+            current = create_collective(step, current, cause.mlir.location, ir.InsertionPoint(before.mlir))
             self._spare.append((current.owner, record))
             self._made[current.owner.operation] = record
         self._materialized(value)[target.layout] = MaterializedLayout(target, current)
@@ -208,18 +208,13 @@ class MaterializedLayouts:
         return clone.results[0]
 
 
-def _create(step: Collective, operand: ir.Value, cause: Op, before: Op) -> ir.Value:
-    """Creates the sdy op of one step before the op `before`, with the location of the op `cause`."""
-    context = cause.mlir.context
+def create_collective(step: Collective, operand: ir.Value, location: ir.Location, ip: ir.InsertionPoint) -> ir.Value:
+    """Creates the sdy op of one step of a reshard."""
+    context = operand.context
     attributes = {name: attribute_from_text(text, context) for name, text in collective_attributes(step).items()}
     attributes["out_sharding"] = sharding_to_attribute(step.result, context)
     op = ir.Operation.create(
-        f"sdy.{step.kind}",
-        results=[operand.type],
-        operands=[operand],
-        attributes=attributes,
-        loc=cause.mlir.location,
-        ip=ir.InsertionPoint(before.mlir),
+        f"sdy.{step.kind}", results=[operand.type], operands=[operand], attributes=attributes, loc=location, ip=ip
     )
     return op.results[0]
 

@@ -13,10 +13,14 @@ from typing import Any, TypeVar
 
 F = TypeVar("F")
 
-_EXTENSIONS = ("sdy_jax.lowering.strategies", "sdy_jax.shard.registration")
+_EXTENSIONS = ("sdy_jax.lowering.strategies", "sdy_jax.shard.registration", "sdy_jax.partitioning.registration")
 
-_FUNCTIONS = {"loads": "sdy_jax.loading.load", "run_local": "sdy_jax.shard.local_program"}
-"""What methods of a class offer that rooms above it do."""
+_FUNCTIONS = {
+    "loads": "sdy_jax.loading.load",
+    "partition_into_reshards": "sdy_jax.partitioning.reshards",
+    "run_local": "sdy_jax.shard.local_program",
+}
+"""What methods of a class, or options of a pass, offer that rooms above do."""
 
 
 @cache
@@ -39,5 +43,5 @@ def registered(table: dict[str, F], names: Iterable[str], what: str) -> Callable
 
 
 def extension(name: str) -> Any:
-    """A function of a room above, for a method that is nothing but this function."""
+    """A function of a room above, for a method or option that is nothing but this function."""
     return getattr(import_module(_FUNCTIONS[name]), name)

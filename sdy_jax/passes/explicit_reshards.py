@@ -1,5 +1,7 @@
 """Reshards that a program cannot do without, before it is partitioned: at calls, and of unreduced values.
 
+The full version, with all reshards, is the partitioner's (`partitioning/reshards.py`).
+
 What flows from a value with one sharding to a place that wants another is moved in up to four steps: an all-reduce over
 the axes that are no longer unreduced, a reshard, and the ops that make more axes unreduced. Calls pass what their
 functions want. Everywhere else only unreduced axes matter, and other differences are left to partitioning.
@@ -12,7 +14,7 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import CALL, TERMINATORS, callee_of, functions, just_after, manual_axes, module_meshes
 from sdy_jax.ir.stored_shardings import filled, function_shardings, list_of, mesh_of, sharding_of
@@ -38,13 +40,15 @@ def insert_explicit_reshards(module: ir.Operation, *, enable_full_version: bool 
 
     Args:
       module: a `builtin.module` with closed shardings and without data-flow edges, edited in place.
-      enable_full_version: of partitioning; refused.
+      enable_full_version: partition the main function: a reshard wherever an op needs another sharding than there is,
+        and an all_reduce for every partial result. Calls are inlined.
 
     Raises:
-      UnsupportedError: the full version is asked for.
+      UnsupportedError: the full version meets an op that cannot be partitioned.
     """
     if enable_full_version:
-        raise UnsupportedError("sdy-insert-explicit-reshards in its full version belongs to partitioning")
+        extension("partition_into_reshards")(module)
+        return
     known, meshes = functions(module), module_meshes(module)
     for op in Graph(module).ops:
         if op.name == CALL:

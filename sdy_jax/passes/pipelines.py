@@ -1,8 +1,7 @@
 """Lists of passes under one name: Shardy's three pipelines, and our own.
 
-What comes after `sdy-insert-explicit-reshards` in Shardy's export (its full version, collectives) is partitioning; our
-pipelines end there, with dead ops removed, such as the reshards of constraints that nothing uses, and with the rules
-dropped. Everything before it is in Shardy's order, that of jaxlib 0.12, with Shardy's options.
+They are in Shardy's order, that of jaxlib 0.12, with Shardy's options. They end with dead ops removed, such as the
+reshards of constraints that nothing uses, and with the rules dropped.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from sdy_jax.errors import UnsupportedError
+from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.passes.registry import Pass
 
 Passes = tuple[Pass, ...]
@@ -93,28 +92,22 @@ def export_pipeline(
     dump_propagation_edges: bool = False,
     compat: Compat = None,
 ) -> Passes:
-    """`sdy-export-pipeline`: after propagation, up to `sdy-insert-explicit-reshards`.
+    """`sdy-export-pipeline`: after propagation, up to explicit reshards, or up to collectives.
 
     Args:
       keep_sharding_rules: leave `sdy.sharding_rule` on the ops.
       update_non_divisible_input_output_shardings: make the shardings at the border of functions divide their
         dimensions, and drop sub-axes there.
       avoid_export_for_partitioning: keep sharding groups and constraints.
-      avoid_reshards_on_calls: of partitioning; changes nothing here.
-      enable_insert_explicit_collectives, remove_all_gather_reduce_scatter_for_cmv1: of partitioning; refused.
+      avoid_reshards_on_calls: changes nothing here.
+      enable_insert_explicit_collectives: partition the program, up to collectives.
+      remove_all_gather_reduce_scatter_for_cmv1: leave those around a dot_general to XLA's collective matmul; only with
+        explicit collectives.
       dump_directory: where to write the module with its final shardings.
       dump_sharding_origins, dump_propagation_edges: show the debugging attributes in that file. They are removed
         afterwards.
       compat: see `Compat`.
-
-    Raises:
-      UnsupportedError: an option of partitioning is on.
     """
-    if enable_insert_explicit_collectives or remove_all_gather_reduce_scatter_for_cmv1:
-        raise UnsupportedError(
-            "sdy-export-pipeline ends at sdy-insert-explicit-reshards; its options for collectives belong to "
-            "partitioning, which is not available yet as a pass"
-        )
     debug = dump_sharding_origins or dump_propagation_edges
     shown = {
         "sink_debug_propagation_edge_sharding": dump_propagation_edges,
@@ -128,7 +121,11 @@ def export_pipeline(
     passes.append(Pass("sdy-close-shardings"))
     if dump_directory:
         passes.append(Pass("sdy-save-module", directory=dump_directory, name="00.after_propagation"))
-    passes.append(Pass("sdy-insert-explicit-reshards"))
+    if enable_insert_explicit_collectives:
+        load_extensions()
+        passes += _to_collectives(remove_all_gather_reduce_scatter_for_cmv1)
+    else:
+        passes.append(Pass("sdy-insert-explicit-reshards"))
     if debug:
         passes.append(Pass("sdy-remove-propagation-debug-info"))
     if not avoid_export_for_partitioning:
@@ -136,6 +133,13 @@ def export_pipeline(
     if not keep_sharding_rules:
         passes.append(Pass("sdy-drop-sharding-rules"))
     return _with_compat(tuple(passes), compat)
+
+
+def _to_collectives(for_collective_matmul: bool) -> Passes:
+    passes = _passes("sdy-verify-unreduced-axes")
+    passes += (Pass("sdy-insert-explicit-reshards", enable_full_version=True),)
+    passes += _passes("sdy-reshard-to-collectives", "sdy-optimize-collectives")
+    return passes + _passes(*["sdy-remove-all-gather-reduce-scatter-for-cmv1"] * for_collective_matmul)
 
 
 PIPELINES: dict[str, Callable[..., Passes]] = {

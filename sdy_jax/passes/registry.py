@@ -95,18 +95,13 @@ PASSES: dict[str, Callable[..., None]] = {
 
 PARTITIONING = frozenset(
     {
-        "sdy-convert-global-to-local",
-        "sdy-optimize-collectives",
         "sdy-pad-for-divisibility",
         "sdy-per-instruction-partitioning",
-        "sdy-remove-all-gather-reduce-scatter-for-cmv1",
-        "sdy-reshard-to-collectives",
         "sdy-resolve-permutation-factors",
         "sdy-resolve-single-device-sharding",
-        "sdy-verify-unreduced-axes",
     }
 )
-"""Shardy's passes that come after propagation's."""
+"""Shardy's passes that are not available here; those of partitioning that are stand in a room above."""
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -179,7 +174,7 @@ def full_name(name: str, known: Collection[str]) -> str:
         if candidate in known:
             return candidate
         if candidate in PARTITIONING:
-            raise UnsupportedError(f"pass {candidate} belongs to partitioning, which is not available yet as a pass")
+            raise UnsupportedError(f"pass {candidate}, which belongs to partitioning, is not available yet")
     near = difflib.get_close_matches(name, known, n=3) or difflib.get_close_matches(f"sdy-{name}", known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"the passes are {', '.join(known)}"
     raise ParseError(f"no pass is called {name!r}; {hint}")

@@ -1,0 +1,125 @@
+"""The program of one device as a module: local types, and StableHLO's collectives between devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.extend.mlir import ir
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import (
+    body_of,
+    functions,
+    main_function,
+    module_meshes,
+    named,
+    replace_op,
+    terminator_of,
+    top_level,
+)
+from sdy_jax.ir.stored_shardings import SIDES, function_shardings, set_function_shardings
+from sdy_jax.lowering.emission.emit import local_function, used_axes
+from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.placement.partitioner import partition
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.partitioning.reshards import base_mesh
+from sdy_jax.passes.inline_calls import inline_calls
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.runtime.device_orders import device_ids
+from sdy_jax.runtime.mesh import RefinedMesh
+
+
+def convert_global_to_local(module: ir.Operation) -> None:
+    """`sdy-convert-global-to-local`: the main function becomes what each device computes.
+
+    Arguments and results get the types of one device's blocks and keep their shardings, which say how the blocks make
+    up arrays; those on a mesh with the devices in another order are on the main function's mesh then. Collectives are
+    StableHLO's, with groups of partitions, and `stablehlo.partition_id` is the place on the mesh. What is not
+    partitioned yet is, so that nothing has to run before, padding neither. Functions that are called are inlined.
+
+    Args:
+      module: a `builtin.module` with closed shardings, edited in place.
+
+    Raises:
+      UnsupportedError: an op cannot be partitioned, or the mesh has device ids of its own.
+    """
+    base = base_mesh(module)
+    if base is None:
+        return
+    mesh = module_meshes(module)[base]
+    if device_ids(mesh) != tuple(range(mesh.size)):
+        raise UnsupportedError(
+            f"the mesh @{base} has its devices in the order {list(device_ids(mesh))}, and partitions are numbered "
+            "along the mesh; to fix: leave out its device_ids, and place the devices in this order to run"
+        )
+    inline_calls(module)
+    partition(module, base, CostModel())
+    main = main_function(module)
+    _put_border_on(main, base)
+    _replace_functions(module, _lowered(module, mesh))
+
+
+def _put_border_on(main: ir.Operation, base: str) -> None:
+    for side in SIDES:
+        stated = enumerate(function_shardings(main, side))
+        set_function_shardings(main, side, {i: s and replace(s, mesh=base) for i, s in stated})
+
+
+def _lowered(module: ir.Operation, mesh: Mesh) -> ir.Module:
+    """The per-device function as jax lowers it, in the module's context."""
+    graph = Graph(module)
+    refined = RefinedMesh.of(mesh, used_axes(graph))
+    automatic = (AxisType.Auto,) * len(refined.axis_names)
+    whole: Any = PartitionSpec()  # the blocks are all that this function sees
+    mapped = jax.shard_map(
+        local_function(graph, refined),
+        mesh=AbstractMesh(refined.shape, refined.axis_names, axis_types=automatic),
+        in_specs=whole,
+        out_specs=whole,
+        check_vma=False,
+    )
+    with jax.enable_x64(True):
+        blocks = []
+        for value in graph.arguments:
+            shape = value.shape or ()
+            local = shape if value.sharding is None else value.sharding.local_shape(shape, mesh)
+            blocks.append(jax.ShapeDtypeStruct(local, numpy_dtype(value.dtype)))
+        lowered = jax.jit(mapped, keep_unused=True).trace(*blocks).lower(lowering_platforms=("cpu",))
+        text = str(lowered.compiler_ir("stablehlo"))
+    return ir.Module.parse(text, module.context)
+
+
+def _replace_functions(module: ir.Operation, lowered: ir.Module) -> None:
+    """Puts the lowered functions in the place of the module's; main keeps its name and its shardings."""
+    old, new = main_function(module), functions(lowered.operation)["main"]
+    for computation in named(new, "sdy.manual_computation"):
+        _unwrap(computation)
+    kept = {name: old.attributes[name] for name in ("sym_name", "sym_visibility", *SIDES) if name in old.attributes}
+    for side in SIDES:
+        if side in new.attributes:
+            del new.attributes[side]
+    for name, attribute in kept.items():
+        new.attributes[name] = attribute
+    for function in functions(module).values():
+        function.erase()
+    at_end = ir.InsertionPoint(body_of(module))
+    for function in top_level(lowered.operation, "func.func"):
+        function.detach_from_parent()
+        at_end.insert(function)
+
+
+def _unwrap(computation: ir.Operation) -> None:
+    """Puts the body of a computation in its place; its blocks are what it takes."""
+    body = body_of(computation)
+    for argument, operand in zip(body.arguments, computation.operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    last = terminator_of(body)
+    returned = list(last.operands)
+    for op in [op.operation for op in body.operations][:-1]:
+        op.move_before(computation)
+    last.erase()
+    replace_op(computation, returned)
