@@ -143,7 +143,8 @@ class Decisions:
         if len(op.results) != 1 or not has_one_user(op, op.results[0]):
             return False
         user = op.results[0].uses[0][0]
-        plain = not (user is user.block.terminator or is_data_flow(user) or is_forwarding(user))
+        ends = user.block is not None and user is user.block.terminator
+        plain = not (ends or is_data_flow(user) or is_forwarding(user))
         return plain and self._kind_of(user) is not None
 
     def _onward(self, op: Op, depth: int) -> Callable[[TensorSharding], float]:
