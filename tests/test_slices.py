@@ -58,6 +58,10 @@ def stencil(x):
     return x[:-2] + 2 * x[1:-1] + 3 * x[2:]
 
 
+def padded_stencil(x):
+    return stencil(jnp.pad(x, ((1, 1), (0, 0))))
+
+
 FUNCTIONS = {
     "shift up": lambda x: x[1:],
     "shift down": lambda x: x[:-2],
@@ -84,7 +88,7 @@ FUNCTIONS = {
     "differences": lambda x: jnp.diff(x, axis=0),
     "second differences": lambda x: jnp.diff(x, n=2, axis=0),
     "a stencil": stencil,
-    "a padded stencil": lambda x: stencil(jnp.pad(x, ((1, 1), (0, 0)))),
+    "a padded stencil": padded_stencil,
     "a periodic stencil": lambda x: jnp.roll(x, 1, 0) - 2 * x + jnp.roll(x, -1, 0),
     "a causal window": lambda x: sum(i * jnp.pad(x, ((3, 0), (0, 0)))[i : i + len(x)] for i in range(4)),
     "a box": lambda x: x[1:-1, 2:] * x[2:, :-2],
@@ -130,15 +134,29 @@ def test_no_rows_and_one():
     check(lambda x: x[4:4], integers(13, 2))
 
 
-def test_partial_sums_pass():
-    """A product's partial sums are shifted and joined before they are reduced."""
-
+def test_partial_sums_are_shifted_and_joined_before_they_are_reduced():
     def function(x, w):
-        return jnp.roll(x @ w, 2, 0) + jnp.pad((x @ w)[1:], ((0, 1), (0, 0)))
+        return jnp.roll(x @ w, 1, 0) + jnp.pad(x @ w, ((2, 0), (0, 0)))[:-2]
 
-    x, w = integers(16, 8).astype(float), integers(8, 16).astype(float)
-    fn = sdy.partition(function, mesh=LINE, in_shardings=(P(None, "x"), P("x")))
-    np.testing.assert_array_equal(fn(x, w), function(x, w))
+    x, w = integers(64, 16).astype(float), integers(16, 16).astype(float)
+    specs = {"mesh": PLANE, "in_shardings": (P("x", "y"), P("y")), "out_shardings": P("x")}
+    plan = agreed(function, x, w, **specs)
+    assert sorted(c.kind for c in plan.collectives if c.wire_bytes) == [
+        "all_reduce",
+        "collective_permute",
+        "collective_permute",
+    ]
+    np.testing.assert_array_equal(sdy.partition(function, **specs)(x, w), function(x, w))
+
+
+def test_what_is_used_elsewhere_too_is_cut_as_it_is():
+    """A sum of pads that is returned, beside a slice of it."""
+
+    def function(x):
+        total = jnp.pad(x, ((1, 1), (0, 0))) + 2 * jnp.pad(x, ((0, 2), (0, 0)))
+        return split(total[1:-1]) + total.sum()
+
+    check(function, integers(65, 4), gathers=3)
 
 
 ROW = 256
@@ -155,10 +173,11 @@ SENT = {
     "a shift by a pad": (lambda x: lax.pad(x, 0.0, [(1, -1, 0), (0, 0, 0)]), ROW),
     "a shift behind zeros": (lambda x: jnp.concatenate([jnp.zeros_like(x[:1]), x[:-1]]), ROW),
     "a rotation by three": (lambda x: jnp.roll(x, 3, 0), 3 * ROW),
-    "a padded stencil": (lambda x: stencil(jnp.pad(x, ((1, 1), (0, 0)))), 2 * ROW),
+    "a padded stencil": (padded_stencil, 2 * ROW),
     "a periodic stencil": (lambda x: jnp.roll(x, 1, 0) - 2 * x + jnp.roll(x, -1, 0), 2 * ROW),
     "a causal window": (lambda x: sum(jnp.pad(x, ((3, 0), (0, 0)))[i : i + 1024] for i in range(4)), 3 * ROW),
     "the gradient of a stencil": (jax.grad(lambda x: ((x[:-2] + x[1:-1] + x[2:]) ** 2).sum()), 4 * ROW),
+    "the gradient of a padded stencil": (jax.grad(lambda x: (padded_stencil(x) ** 2).sum()), 4 * ROW),
     "the gradient of a rotation": (jax.grad(lambda x: (x * jnp.roll(x, 3, 0) ** 2).sum()), 6 * ROW),
     "half": (lambda x: x[512:], 128 * ROW),
     "every second": (lambda x: x[::2], 0),
@@ -236,10 +255,10 @@ def test_ops_without_savings_stay_as_they_are():
 
 def test_joined_programs_are_read_back():
     """The op that makes several results of one exchange prints, parses and runs as part of the partitioned program."""
-    fn = sdy.partition(lambda x: stencil(jnp.pad(x, ((1, 1), (0, 0)))), **_rows(1))
+    fn = sdy.partition(padded_stencil, **_rows(1))
     x = integers(64, 4).astype(float)
     module = fn.plan(x).stages["partitioned"]
     assert "sdy_jax.pieces" in str(module)
     again = sdy.partition(sdy.loads(fn.plan(x).mlir("partitioned")), mesh=LINE)
-    np.testing.assert_array_equal(again(x), stencil(jnp.pad(x, ((1, 1), (0, 0)))))
+    np.testing.assert_array_equal(again(x), padded_stencil(x))
     assert again.plan(x).wire_bytes == fn.plan(x).wire_bytes

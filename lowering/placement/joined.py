@@ -19,6 +19,7 @@ from sdy_jax.ir.operations import manual_axes
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.placement.exchange import Exchange, Layouts, Root
 from sdy_jax.lowering.strategies.assembly import COMPOSED, Assembly, assembled, same_number
+from sdy_jax.lowering.strategies.early_slices import slice_early
 from sdy_jax.lowering.strategies.registry import strategies_of
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
@@ -30,6 +31,7 @@ def join_pieces(graph: Graph, mesh_name: str, mesh: Mesh, rule_of: RuleOf) -> Gr
     """Joins what can be joined. Returns the graph of the module; what was replaced has no users in it."""
     if not any(op.name in COMPOSED for op in graph.ops):
         return graph
+    graph = slice_early(graph)
     layouts = Layouts(mesh_name, mesh, value_shardings(graph))
     families = [family for block in _blocks(graph.main) for family in _Chains(block, layouts).families()]
     joined = [_join(family, layouts, rule_of) for family in families]

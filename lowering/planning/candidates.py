@@ -16,6 +16,9 @@ from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import Axes, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 
+MOVING = frozenset({"all_gather", "all_to_all", "collective_permute"})
+"""The kinds of collectives that move terms of a sum like any other data."""
+
 SLACK = 1 + 1e-9
 """A tolerance for rounding: a candidate is not dropped if its cost may equal the limit."""
 
@@ -82,7 +85,8 @@ class _Mode:
         self._whole = frozenset(range(len(problem.rule.factor_sizes))) - strategy.splittable
         operations = math.prod([problem.rule.factor_sizes[f] for f in _shared_factors(problem, strategy)])
         self._least_work = problem.costs.flop * operations / problem.mesh.size
-        if partial and (strategy.reduction != problem.partial_kind or strategy.inside):
+        reduces = any(inside.kind not in MOVING for inside in strategy.inside)
+        if partial and (strategy.reduction != problem.partial_kind or reduces):
             # Where the op itself reduces along some factors, by another kind, no other axes may stay unreduced.
             self._whole |= strategy.partial.union(*(inside.factors for inside in strategy.inside))
 
