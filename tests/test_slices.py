@@ -78,6 +78,7 @@ FUNCTIONS = {
     "holes between negative edges": pad(-2, 4, 1),
     "a reversal": lambda x: x[::-1],
     "a reversal of every second": lambda x: x[::-2],
+    "a reversal of both dimensions": lambda x: x[::-1, ::-1],
     "itself behind itself": lambda x: jnp.concatenate([x, x]),
     "unequal operands": lambda x: jnp.concatenate([x[:3] * 2, x, x[1:] * 3]),
     "a rotation": lambda x: jnp.roll(x, 1, 0),
@@ -240,6 +241,13 @@ def test_bytes_of_two_split_dimensions():
     nine = lambda x: sums(*(x[i : 1022 + i, j : 62 + j] for i in range(3) for j in range(3)))  # noqa: E731
     halo = agreed(nine, f32(1024, 64), mesh=PLANE, in_shardings=P("x", "y"))
     assert sum(c.wire_bytes for c in halo.collectives if c.kind == "collective_permute") <= 2 * 2048 + 6 * 64
+
+
+def test_two_dimensions_are_reversed_by_one_permute():
+    options = {"mesh": PLANE, "in_shardings": P("x", "y"), "out_shardings": P("x", "y")}
+    assert agreed(lambda x: x[::-1, ::-1], f32(1024, 64), **options).wire_bytes == 1024 * 64 * 4 / 8
+    x = integers(16, 8)
+    np.testing.assert_array_equal(sdy.partition(lambda x: x[::-1, ::-1], **options)(x), x[::-1, ::-1])
 
 
 def test_what_costs_more_than_a_gather_is_gathered():

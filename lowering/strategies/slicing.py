@@ -17,12 +17,12 @@ from jax import lax
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.redistribute import fetch, reversed_, sliced
+from sdy_jax.lowering.emission.redistribute import fetch, redistribute, reversed_, sliced
 from sdy_jax.lowering.emission.strips import StripPlan
 from sdy_jax.lowering.emission.wants import Reads, Slice, Window, reverse_plan, slice_plan, window_reads
 from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
-from sdy_jax.lowering.strategies.shards import factors_of_dims, resized_factors
+from sdy_jax.lowering.strategies.shards import block_shape, factors_of_dims, resized_factors
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
 
@@ -180,14 +180,49 @@ def _reversed(op: Op, dim: int, shards: int) -> StripPlan:
     return reverse_plan((op.operands[0].shape or ())[dim], shards)
 
 
+def _turned(op: Op, shards: Sequence[int]) -> list[int]:
+    """The split dimensions that are reversed and divide. One permute turns them all: in the order of all their axes, a
+    block comes from as far before the end as the device is behind the start."""
+    sizes = op.operands[0].shape or ()
+    return [d for d in op.ints("dimensions") if shards[d] > 1 and not sizes[d] % shards[d]]
+
+
 @strategies("stablehlo.reverse")
 def _reverse_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    return [by_strips(op, rule, op.ints("dimensions"), partial(_reversed, op))]
+    mapping, dims = rule.operand_mappings[0], op.ints("dimensions")
+
+    def per_dim(shards: Shards) -> list[int]:
+        return [math.prod([shards[f] for f in factors]) for factors in mapping]
+
+    def turned(shards: Shards) -> int:
+        counts = per_dim(shards)
+        return math.prod(block_shape(op.operands[0].shape or (), mapping, shards)) if _turned(op, counts) else 0
+
+    def shifted(dim: int, shards: Shards) -> int:
+        counts = per_dim(shards)
+        rest = [d for d in dims if d not in _turned(op, counts)]
+        return dict(_sent_in_order(op, rest, partial(_reversed, op), counts)).get(dim, 0)
+
+    factors = [factors_of_dims(mapping, [dim]) for dim in dims]
+    moved = frozenset[int]().union(*factors)
+    pairs = zip(dims, factors, strict=True)
+    inside = (
+        Inside("collective_permute", moved, 0, turned),
+        *(Inside("collective_permute", found, 0, partial(shifted, dim)) for dim, found in pairs),
+    )
+    return [Strategy("by_strips", pass_through_factors(rule) | moved, inside=inside, work=frozenset())]
 
 
 @emitter("stablehlo.reverse")
 def _reverse(local: LocalOp, operand: jax.Array) -> jax.Array:
-    op = local.op
+    op, dims = local.op, local.op.ints("dimensions")
+    turned = _turned(op, [_shards(local, d) for d in range(operand.ndim)])
+    if turned:
+        axes = [axis for dim in turned for axis in local.operand_axes(0, dim)]
+        shards = axes_size(axes, local.mesh.mesh)
+        plan = reverse_plan(operand.shape[turned[0]] * shards, shards)
+        operand = redistribute(local, [operand], turned[0], axes, plan, None)
+    shifted = [d for d in dims if d not in turned]
 
     def move(x: jax.Array, dim: int) -> jax.Array:
         axes = local.operand_axes(0, dim)
@@ -195,4 +230,4 @@ def _reverse(local: LocalOp, operand: jax.Array) -> jax.Array:
             return reversed_(local, x, dim, axes, _reversed(op, dim, _shards(local, dim)))
         return lax.rev(x, (dim,))
 
-    return moved_along(local, operand, op.ints("dimensions"), partial(_reversed, op), move)
+    return lax.rev(moved_along(local, operand, shifted, partial(_reversed, op), move), turned)
