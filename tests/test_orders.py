@@ -175,6 +175,8 @@ def test_a_sort_exchanges_blocks_instead_of_gathering_them():
 def test_a_sort_moves_to_another_dimension_where_one_is_free():
     plan = agreed(lambda x: jnp.sort(x, 1), normal(8, 64), spec=P(None, "x"), out=P(None, "x"))
     assert [c.kind for c in plan.collectives] == ["all_to_all", "all_to_all"]
+    plan = agreed(lambda x: jnp.sort(x, 1), normal(8, 64), spec=P(None, "y"), out=P(None, "y"), mesh=PLANE)
+    assert [c.kind for c in plan.collectives] == ["all_to_all", "all_to_all"]
 
 
 @pytest.mark.parametrize("mesh", [LINE, PLANE, SIX], ids=["line", "plane", "six"])
