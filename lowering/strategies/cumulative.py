@@ -117,7 +117,7 @@ def cumulative_strategies(op: Op, rule: OpShardingRule, along: Cumulative) -> li
 
     one = frozenset({factor})
     inside = (Inside("all_gather", one, 2, gathered), Inside("collective_permute", one, 2, passed_on))
-    return [Strategy("scan_and_totals", pass_through_factors(rule) | one, inside=inside)]
+    return [Strategy("scan_and_totals", pass_through_factors(rule) | one, inside=inside, work=rule.factors_of[0])]
 
 
 _LONG_ROW = 1 << 14

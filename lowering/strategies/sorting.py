@@ -55,7 +55,8 @@ def _sort_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
         for kind in ("collective_permute", "all_gather")
         for n, itemsize in sent
     ]
-    return [Strategy("merge_blocks", pass_through_factors(rule) | {factor}, inside=tuple(inside))]
+    splittable = pass_through_factors(rule) | {factor}
+    return [Strategy("merge_blocks", splittable, inside=tuple(inside), work=rule.factors_of[0])]
 
 
 def _dimension(op: Op) -> int:

@@ -37,7 +37,8 @@ def candidate_strategies(op: Op, rule: OpShardingRule, dim: int, passing: frozen
         return (shards[factor] - 1) * math.prod(block)
 
     inside = tuple(Inside("all_gather", frozenset({factor}), len(op.operands) + n, candidates) for n in range(2))
-    return [Strategy("candidates", (passing - set(rule.mappings[-1][dim])) | {factor}, inside=inside)]
+    splittable = (passing - set(rule.mappings[-1][dim])) | {factor}
+    return [Strategy("candidates", splittable, inside=inside, work=rule.factors_of[0])]
 
 
 @strategies("chlo.top_k")

@@ -38,7 +38,7 @@ def _fft_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
 
     inside = tuple(sent_along(dim, kind) for dim in factors for kind in ("all_to_all", "all_gather"))
     splittable = pass_through_factors(rule).union(*factors.values())
-    return [Strategy("transposes", splittable, inside=inside)]
+    return [Strategy("transposes", splittable, inside=inside, work=rule.factors_of[0])]
 
 
 def _problem(op: Op, shards: tuple[int, ...]) -> Problem:
