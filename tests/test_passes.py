@@ -19,7 +19,7 @@ import sdy_jax as sdy
 from sdy_jax import passes
 from sdy_jax.annotate.program import Program
 from sdy_jax.commands.optimize import optimize
-from sdy_jax.errors import ParseError, ShardingError, UnsupportedError
+from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.pipeline_text import written_passes
@@ -428,11 +428,6 @@ def test_nothing_runs_if_a_later_pass_is_not_known() -> None:
     with pytest.raises(ParseError):
         run_pipeline(module.operation, "symbol-dce,nope")
     assert "@unused" in str(module)
-
-
-def test_passes_of_partitioning_are_named_as_not_available() -> None:
-    with pytest.raises(UnsupportedError, match="not available yet"):
-        run_pipeline(parse("").operation, "pad-for-divisibility")
 
 
 def test_passes_and_pipelines_take_the_options_that_the_oracle_takes() -> None:
