@@ -456,3 +456,25 @@ def test_side_effects_on_one_device_are_refused() -> None:
     call = SINGLE.replace("OP {", "custom_call @print(%a) {has_side_effect = true, ")
     with pytest.raises(SdyError, match="has side effects and is on one device"):
         optimize(call.replace("OF", "(tensor<8x16xf32>) -> tensor<8x16xf32>"), RESOLVE, "-")
+
+
+EXPORT = [
+    ("enable-insert-explicit-collectives=true", "sdy.all_"),
+    ("partitioner-stage=reshard-to-collectives", "sdy.all_"),
+    ("partitioner-stage=resolve-permutation-factors", "sdy.all_"),
+    ("partitioner-stage=pad-for-divisibility", "sdy.all_"),
+    ("partitioner-stage=resolve-single-device-sharding", "sdy.all_"),
+    ("partitioner-stage=convert-global-to-local", "stablehlo.all_"),
+    ("partitioner-stage=convert-global-to-local enable-per-instruction-partitioning=true", "sdy.manual_computation"),
+]
+
+
+@pytest.mark.parametrize(("options", "made"), EXPORT)
+def test_export_goes_up_to_the_stage_that_is_asked_for(options: str, made: str) -> None:
+    after = ours(MATMUL, f"sdy-export-pipeline{{{options}}}")
+    assert made in after and "sdy.reshard" not in after
+
+
+def test_export_partitions_each_instruction_at_the_last_stage_only() -> None:
+    with pytest.raises(SdyError, match="needs partitioner-stage=convert-global-to-local"):
+        optimize(MATMUL, "sdy-export-pipeline{enable-per-instruction-partitioning=true}", "-")
