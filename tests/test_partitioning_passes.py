@@ -401,3 +401,80 @@ def test_a_local_module_has_local_types_and_groups_of_partitions() -> None:
 def test_a_mesh_with_device_ids_of_its_own_has_no_local_module() -> None:
     with pytest.raises(UnsupportedError, match="leave out its device_ids"):
         run_pipeline(parse(MATMUL.replace("@mesh,", "@turned,")).operation, "sdy-convert-global-to-local")
+
+
+WRAPPING = [
+    ("uneven", "sdy-pad-for-divisibility", 7),
+    ("mlp", "sdy-per-instruction-partitioning", 5),
+    ("mlp", "sdy-per-instruction-partitioning{filter=dot,tanh}", 3),
+    ("loop", "sdy-per-instruction-partitioning{filter=while}", 1),
+]
+
+
+@pytest.mark.parametrize(("program", "passes", "count"), WRAPPING)
+def test_ops_become_manual_computations(program: str, passes: str, count: int, oracle: Oracle) -> None:
+    after = check_meaning(PROGRAMS[program], passes)
+    assert after.count("sdy.manual_computation") == count
+    assert oracle.run(after) is not None, oracle.error
+
+
+def test_padded_dimensions_are_whole_blocks(oracle: Oracle) -> None:
+    """jaxlib goes on from there: it refuses what does not divide."""
+    after = ours(UNEVEN, "sdy-pad-for-divisibility")
+    assert "tensor<8x6xf32>" in after and ours(after, "sdy-pad-for-divisibility") == after
+    local = oracle.run(after, "sdy-convert-global-to-local")
+    assert local is not None and "sdy.manual_computation" not in local
+
+
+def test_what_divides_is_not_padded() -> None:
+    collectives = ours(MATMUL, COLLECTIVELY)
+    assert ours(collectives, "sdy-pad-for-divisibility") == collectives
+
+
+def test_permuted_factors_are_resolved_between_reshards(oracle: Oracle) -> None:
+    after = check_meaning(SHIFT, "sdy-resolve-permutation-factors")
+    assert oracle.run(after) is not None
+    check_meaning(SHIFT, "sdy-resolve-permutation-factors,sdy-reshard-to-collectives,sdy-pad-for-divisibility")
+
+
+SINGLE = f"""{MESHES}
+sdy.mesh @third = <[], device_ids=[3]>
+func.func @main(%a: tensor<8x16xf32> {stated('[{"x"}, {"y"}]')}) -> (tensor<8x16xf32> {stated('[{"x"}, {}]')}) {{
+  %0 = stablehlo.OP {{sdy.sharding = #sdy.sharding_per_value<[<@third, []>]>}} : OF
+  %1 = stablehlo.add %0, %a {made('[{"x"}, {}]')} : tensor<8x16xf32>
+  return %1 : tensor<8x16xf32>
+}}"""
+RESOLVE = "sdy-resolve-single-device-sharding"
+
+
+def test_what_is_on_one_device_is_computed_by_all() -> None:
+    after = check_meaning(SINGLE.replace("OP", "tanh %a").replace("OF", "tensor<8x16xf32>"), RESOLVE)
+    assert after.count("@third") == 1 and "[<@mesh, [{}, {}]>]" in after
+
+
+def test_side_effects_on_one_device_are_refused() -> None:
+    call = SINGLE.replace("OP {", "custom_call @print(%a) {has_side_effect = true, ")
+    with pytest.raises(SdyError, match="has side effects and is on one device"):
+        optimize(call.replace("OF", "(tensor<8x16xf32>) -> tensor<8x16xf32>"), RESOLVE, "-")
+
+
+EXPORT = [
+    ("enable-insert-explicit-collectives=true", "sdy.all_"),
+    ("partitioner-stage=reshard-to-collectives", "sdy.all_"),
+    ("partitioner-stage=resolve-permutation-factors", "sdy.all_"),
+    ("partitioner-stage=pad-for-divisibility", "sdy.all_"),
+    ("partitioner-stage=resolve-single-device-sharding", "sdy.all_"),
+    ("partitioner-stage=convert-global-to-local", "stablehlo.all_"),
+    ("partitioner-stage=convert-global-to-local enable-per-instruction-partitioning=true", "sdy.manual_computation"),
+]
+
+
+@pytest.mark.parametrize(("options", "made"), EXPORT)
+def test_export_goes_up_to_the_stage_that_is_asked_for(options: str, made: str) -> None:
+    after = ours(MATMUL, f"sdy-export-pipeline{{{options}}}")
+    assert made in after and "sdy.reshard" not in after
+
+
+def test_export_partitions_each_instruction_at_the_last_stage_only() -> None:
+    with pytest.raises(SdyError, match="needs partitioner-stage=convert-global-to-local"):
+        optimize(MATMUL, "sdy-export-pipeline{enable-per-instruction-partitioning=true}", "-")

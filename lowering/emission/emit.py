@@ -8,7 +8,7 @@ meshes whose devices are in another order is brought there on entry and back on 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
@@ -88,6 +88,20 @@ def local_function(graph: Graph, mesh: RefinedMesh) -> Callable[..., tuple[jax.A
     return run
 
 
+def local_function_of_ops(
+    graph: Graph, mesh: RefinedMesh, ops: Sequence[Op], inputs: Sequence[Value], outputs: Sequence[Value]
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """As `local_function`, of some ops of the main function: from blocks of `inputs` to blocks of `outputs`."""
+    load_extensions()
+    shardings, mesh = value_shardings(graph), mesh.with_meshes(graph.meshes)
+
+    def run(*given: jax.Array) -> tuple[jax.Array, ...]:
+        with jax.enable_x64(True):
+            return tuple(_Emission(mesh, shardings).run_ops(ops, dict(zip(inputs, given, strict=True)), outputs))
+
+    return run
+
+
 def _from_border(x: jax.Array, sharding: TensorSharding | None, mesh: RefinedMesh) -> jax.Array:
     """An argument on its own mesh. It comes with the same axes on the mesh of the `shard_map`."""
     if sharding is None or not mesh.on(sharding.mesh).device_permutation:
@@ -137,11 +151,17 @@ class _Emission:
 
     def run_block(self, block: Block, arguments: Sequence[jax.Array]) -> list[jax.Array]:
         """Computes a block and returns what its terminator returns."""
-        self._arrays.update(zip(block.arguments, arguments, strict=True))
-        for op in block.ops[:-1]:
+        return self.run_ops(
+            block.ops[:-1], dict(zip(block.arguments, arguments, strict=True)), block.terminator.operands
+        )
+
+    def run_ops(self, ops: Sequence[Op], given: Mapping[Value, Any], wanted: Sequence[Value]) -> list[jax.Array]:
+        """Computes ops of given arrays and returns those that are wanted."""
+        self._arrays.update(given)
+        for op in ops:
             with _noted_scope(op):
                 self._arrays.update(zip(op.results, self._compute(op), strict=True))
-        return [self._arrays[v] for v in block.terminator.operands]
+        return [self._arrays[v] for v in wanted]
 
     def _mesh_of(self, shardings: Iterable[TensorSharding | None]) -> RefinedMesh:
         """The view of the mesh that an op runs on; values of other meshes have the same layout on it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from jax.extend.mlir import ir
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.operations import (
     body_of,
     functions,
@@ -29,6 +30,7 @@ from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.partitioning.reshards import base_mesh
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.device_orders import device_ids
 from sdy_jax.runtime.mesh import RefinedMesh
 
@@ -51,16 +53,21 @@ def convert_global_to_local(module: ir.Operation) -> None:
     if base is None:
         return
     mesh = module_meshes(module)[base]
-    if device_ids(mesh) != tuple(range(mesh.size)):
-        raise UnsupportedError(
-            f"the mesh @{base} has its devices in the order {list(device_ids(mesh))}, and partitions are numbered "
-            "along the mesh; to fix: leave out its device_ids, and place the devices in this order to run"
-        )
+    check_numbering(base, mesh)
     inline_calls(module)
     partition(module, base, CostModel())
     main = main_function(module)
     _put_border_on(main, base)
     _replace_functions(module, _lowered(module, mesh))
+
+
+def check_numbering(base: str, mesh: Mesh) -> None:
+    """Raises `UnsupportedError` unless devices are numbered along the mesh, as partitions are."""
+    if device_ids(mesh) != tuple(range(mesh.size)):
+        raise UnsupportedError(
+            f"the mesh @{base} has its devices in the order {list(device_ids(mesh))}, and partitions are numbered "
+            "along the mesh; to fix: leave out its device_ids, and place the devices in this order to run"
+        )
 
 
 def _put_border_on(main: ir.Operation, base: str) -> None:
@@ -70,34 +77,52 @@ def _put_border_on(main: ir.Operation, base: str) -> None:
 
 
 def _lowered(module: ir.Operation, mesh: Mesh) -> ir.Module:
-    """The per-device function as jax lowers it, in the module's context."""
     graph = Graph(module)
     refined = RefinedMesh.of(mesh, used_axes(graph))
-    automatic = (AxisType.Auto,) * len(refined.axis_names)
-    whole: Any = PartitionSpec()  # the blocks are all that this function sees
+    stated = [(v, v.sharding or TensorSharding.replicated("", v.rank)) for v in graph.arguments]
+    return lowered_on_blocks(local_function(graph, refined), stated, refined, module.context)
+
+
+def lowered_on_blocks(
+    function: Callable[..., Any],
+    arguments: Sequence[tuple[Value, TensorSharding]],
+    mesh: RefinedMesh,
+    context: ir.Context,
+) -> ir.Module:
+    """A per-device function as jax lowers it: its `main` takes and makes blocks; other functions are private.
+
+    Args:
+      function: the function of blocks.
+      arguments: the values whose blocks it takes, with their shardings.
+      mesh: the mesh on which it runs.
+      context: where the module is made.
+    """
+    automatic = (AxisType.Auto,) * len(mesh.axis_names)
+    whole: Any = PartitionSpec()  # the blocks are all that jax sees
     mapped = jax.shard_map(
-        local_function(graph, refined),
-        mesh=AbstractMesh(refined.shape, refined.axis_names, axis_types=automatic),
+        function,
+        mesh=AbstractMesh(mesh.shape, mesh.axis_names, axis_types=automatic),
         in_specs=whole,
         out_specs=whole,
         check_vma=False,
     )
     with jax.enable_x64(True):
-        blocks = []
-        for value in graph.arguments:
-            shape = value.shape or ()
-            local = shape if value.sharding is None else value.sharding.local_shape(shape, mesh)
-            blocks.append(jax.ShapeDtypeStruct(local, numpy_dtype(value.dtype)))
+        blocks = [_block(*argument, mesh.mesh) for argument in arguments]
         lowered = jax.jit(mapped, keep_unused=True).trace(*blocks).lower(lowering_platforms=("cpu",))
         text = str(lowered.compiler_ir("stablehlo"))
-    return ir.Module.parse(text, module.context)
+    module = ir.Module.parse(text, context)
+    for computation in named(module.operation, "sdy.manual_computation"):
+        _unwrap(computation)
+    return module
+
+
+def _block(value: Value, sharding: TensorSharding, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sharding.local_shape(value.shape or (), mesh), numpy_dtype(value.dtype))
 
 
 def _replace_functions(module: ir.Operation, lowered: ir.Module) -> None:
     """Puts the lowered functions in the place of the module's; main keeps its name and its shardings."""
     old, new = main_function(module), functions(lowered.operation)["main"]
-    for computation in named(new, "sdy.manual_computation"):
-        _unwrap(computation)
     kept = {name: old.attributes[name] for name in ("sym_name", "sym_visibility", *SIDES) if name in old.attributes}
     for side in SIDES:
         if side in new.attributes:

@@ -9,10 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from sdy_jax.errors import ParseError
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.passes.registry import Pass
 
 Passes = tuple[Pass, ...]
+Stage = Literal[
+    "reshard-to-collectives",
+    "resolve-permutation-factors",
+    "pad-for-divisibility",
+    "resolve-single-device-sharding",
+    "convert-global-to-local",
+]
+"""How far partitioning goes."""
+
 Compat = Literal["shardy"] | None
 """`"shardy"` leaves out what only sdy_jax does; it goes to the passes that know it."""
 
@@ -86,13 +96,15 @@ def export_pipeline(
     avoid_export_for_partitioning: bool = False,
     avoid_reshards_on_calls: bool = False,
     enable_insert_explicit_collectives: bool = False,
+    partitioner_stage: Stage | None = None,
+    enable_per_instruction_partitioning: bool = False,
     remove_all_gather_reduce_scatter_for_cmv1: bool = False,
     dump_directory: str = "",
     dump_sharding_origins: bool = False,
     dump_propagation_edges: bool = False,
     compat: Compat = None,
 ) -> Passes:
-    """`sdy-export-pipeline`: after propagation, up to explicit reshards, or up to collectives.
+    """`sdy-export-pipeline`: after propagation, up to explicit reshards, or up to a stage of partitioning.
 
     Args:
       keep_sharding_rules: leave `sdy.sharding_rule` on the ops.
@@ -101,13 +113,23 @@ def export_pipeline(
       avoid_export_for_partitioning: keep sharding groups and constraints.
       avoid_reshards_on_calls: changes nothing here.
       enable_insert_explicit_collectives: partition the program, up to collectives.
+      partitioner_stage: partition the program, up to the pass of this name.
+      enable_per_instruction_partitioning: with the stage `convert-global-to-local`, make each op a manual computation
+        instead.
       remove_all_gather_reduce_scatter_for_cmv1: leave those around a dot_general to XLA's collective matmul; only with
         explicit collectives.
       dump_directory: where to write the module with its final shardings.
       dump_sharding_origins, dump_propagation_edges: show the debugging attributes in that file. They are removed
         afterwards.
       compat: see `Compat`.
+
+    Raises:
+      ParseError: per-instruction partitioning is asked for at another stage.
     """
+    if enable_per_instruction_partitioning and partitioner_stage != "convert-global-to-local":
+        raise ParseError("enable-per-instruction-partitioning needs partitioner-stage=convert-global-to-local")
+    if enable_insert_explicit_collectives and partitioner_stage is None:
+        partitioner_stage = "reshard-to-collectives"
     debug = dump_sharding_origins or dump_propagation_edges
     shown = {
         "sink_debug_propagation_edge_sharding": dump_propagation_edges,
@@ -121,9 +143,9 @@ def export_pipeline(
     passes.append(Pass("sdy-close-shardings"))
     if dump_directory:
         passes.append(Pass("sdy-save-module", directory=dump_directory, name="00.after_propagation"))
-    if enable_insert_explicit_collectives:
-        load_extensions()
-        passes += _to_collectives(remove_all_gather_reduce_scatter_for_cmv1)
+    if partitioner_stage is not None:
+        for_matmul = enable_insert_explicit_collectives and remove_all_gather_reduce_scatter_for_cmv1
+        passes += _up_to(partitioner_stage, enable_per_instruction_partitioning, for_matmul)
     else:
         passes.append(Pass("sdy-insert-explicit-reshards"))
     if debug:
@@ -135,10 +157,24 @@ def export_pipeline(
     return _with_compat(tuple(passes), compat)
 
 
-def _to_collectives(for_collective_matmul: bool) -> Passes:
-    passes = _passes("sdy-verify-unreduced-axes")
-    passes += (Pass("sdy-insert-explicit-reshards", enable_full_version=True),)
-    passes += _passes("sdy-reshard-to-collectives", "sdy-optimize-collectives")
+_COLLECTIVES = ("sdy-reshard-to-collectives", "sdy-optimize-collectives")
+_RESOLVED = ("sdy-resolve-permutation-factors", *_COLLECTIVES)
+_PADDED = (*_RESOLVED, "sdy-pad-for-divisibility")
+_STAGES: dict[str, tuple[str, ...]] = {
+    "reshard-to-collectives": _COLLECTIVES,
+    "resolve-permutation-factors": _RESOLVED,
+    "pad-for-divisibility": _PADDED,
+    "resolve-single-device-sharding": (*_PADDED, "sdy-resolve-single-device-sharding"),
+    "convert-global-to-local": ("sdy-resolve-single-device-sharding", "sdy-convert-global-to-local"),
+}
+"""The passes after explicit reshards, up to a stage. The last needs none of the others, which would hide from it what
+padding and permuted factors are."""
+
+
+def _up_to(stage: Stage, per_instruction: bool, for_collective_matmul: bool) -> Passes:
+    load_extensions()
+    passes = (*_passes("sdy-verify-unreduced-axes"), Pass("sdy-insert-explicit-reshards", enable_full_version=True))
+    passes += _passes(*(("sdy-per-instruction-partitioning",) if per_instruction else _STAGES[stage]))
     return passes + _passes(*["sdy-remove-all-gather-reduce-scatter-for-cmv1"] * for_collective_matmul)
 
 

@@ -35,7 +35,6 @@ def parse(pipeline: str) -> tuple[Pass, ...]:
 
     Raises:
       ParseError: a pass or option that is not known, or text that is not a pipeline, with its column.
-      UnsupportedError: a pass or option of partitioning.
 
     Example:
       >>> parse("func.func(sink-data-flow-edges),aggressive-propagate{propagation-strategy=basic}")
@@ -71,7 +70,7 @@ def run_pipeline(module: ir.Operation, pipeline: Pipeline, after: After | None =
       after: called after each pass.
 
     Raises:
-      ParseError, UnsupportedError: as `parse`; nothing has run then.
+      ParseError: as `parse`; nothing has run then.
       UnsupportedError: a function that is declared only.
     """
     passes = parse(pipeline) if isinstance(pipeline, str) else tuple(pipeline)
@@ -115,7 +114,7 @@ def run(program: Program | str, pipeline: Pipeline, after: After | None = None) 
 
     Raises:
       ParseError: the text is not a module, the pipeline is not one, or names a pass or option that does not exist.
-      UnsupportedError: a pass that belongs to partitioning.
+      UnsupportedError: a pass meets what it cannot handle.
 
     Example:
       >>> text = '''

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import ParseError, UnsupportedError
+from sdy_jax.errors import ParseError
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.passes import (
     batching,
@@ -93,16 +93,6 @@ PASSES: dict[str, Callable[..., None]] = {
 }
 """Extensions add theirs."""
 
-PARTITIONING = frozenset(
-    {
-        "sdy-pad-for-divisibility",
-        "sdy-per-instruction-partitioning",
-        "sdy-resolve-permutation-factors",
-        "sdy-resolve-single-device-sharding",
-    }
-)
-"""Shardy's passes that are not available here; those of partitioning that are stand in a room above."""
-
 
 @dataclass(frozen=True, init=False, repr=False)
 class Pass:
@@ -120,7 +110,6 @@ class Pass:
 
     Raises:
       ParseError: there is no such pass or option, or the option cannot have this value.
-      UnsupportedError: a pass of partitioning.
 
     Example:
       >>> print(Pass("basic-propagate", keep_sharding_rules=True))
@@ -166,15 +155,12 @@ def full_name(name: str, known: Collection[str]) -> str:
 
     Raises:
       ParseError: it is none of those that are known.
-      UnsupportedError: it is one of partitioning.
     """
     if name not in known:
         load_extensions()
     for candidate in (name, f"sdy-{name}"):
         if candidate in known:
             return candidate
-        if candidate in PARTITIONING:
-            raise UnsupportedError(f"pass {candidate}, which belongs to partitioning, is not available yet")
     near = difflib.get_close_matches(name, known, n=3) or difflib.get_close_matches(f"sdy-{name}", known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"the passes are {', '.join(known)}"
     raise ParseError(f"no pass is called {name!r}; {hint}")
