@@ -217,10 +217,7 @@ EXAMPLES = [
     (DOT_GENERAL, "([i, j, l], [i, l, k])->([i, j, k]) {i=2, j=3, k=5, l=4} reduction={l}"),
     (REDUCE, "([i, j, k], [])->([j]) {i=8, j=6, k=4} reduction={i, k}"),
     (UPDATE, "([i, k], [j, k], [], [])->([i, k]) {i=4, j=2, k=8} need_replication={j}"),
-    (
-        SELECT_AND_SCATTER,
-        "([j, k, l], [i, k, l], [])->([j, k, l]) {i=4, j=8, k=6, l=4} need_replication={i} permutation={j}",
-    ),
+    (SELECT_AND_SCATTER, "([i, j, k], [i, j, k], [])->([i, j, k]) {i=8, j=6, k=4} permutation={i}"),
     (
         solved(True, "NO_TRANSPOSE"),
         "([i, j, l], [i, j, k])->([i, l, k]) {i=2, j=4, k=5, l=4} need_replication={j, l}",
@@ -276,6 +273,10 @@ EXAMPLES = [
 ]
 
 SHARDYS_EXAMPLES: list[tuple[Case, str]] = [
+    (
+        SELECT_AND_SCATTER,
+        "([j, k, l], [i, k, l], [])->([j, k, l]) {i=4, j=8, k=6, l=4} need_replication={i} permutation={j}",
+    ),
     (
         convolved((2, 16, 16, 8), (3, 3, 8, 32), (2, 14, 14, 32)),
         "([i, j, k, l], [n, o, l, m])->([i, j, k, m]) {i=2, j=14, k=14, l=8, m=32, n=1, o=1} "
