@@ -122,7 +122,8 @@ def random_pool(rng: np.random.Generator) -> Program | None:
     sizes, window, strides = _some_window(rng, rank)
     base, spread = (_ints(rng, 1, 4, rank) if rng.random() < 0.4 else [1] * rank for _ in range(2))
     padding = [tuple(_ints(rng, 0, 4, 2)) if rng.random() < 0.6 else (0, 0) for _ in range(rank)]
-    if min(_results(sizes, window, strides, padding, base, spread)) <= 0:
+    results = _results(sizes, window, strides, padding, base, spread)
+    if min(results) <= 0:
         return None
     name, dtype = str(rng.choice([*POOLS, "pairs"])), [np.float32, np.int32][rng.integers(2)]
     mesh, spec = _split_over(rng, rank)
@@ -134,24 +135,24 @@ def random_pool(rng: np.random.Generator) -> Program | None:
         "window_dilation": (1, *spread),
     }
 
-    def function(split: Any, x: Any) -> Any:
+    has_gradient = name == "sum" or (name == "max" and max(*base, *spread) == 1)
+
+    def function(split: Any, x: Any, cotangent: Any) -> Any:
         x = split(x, None, *spec)
         if name == "pairs":
-            pairs, inits = (
-                (x, lax.broadcasted_iota(np.int32, x.shape, 1)),
-                (_initial("max", dtype), np.int32(2**31 - 1)),
-            )
-            return lax.reduce_window(pairs, inits, _larger, **options)
+            pairs = (x, lax.broadcasted_iota(np.int32, x.shape, 1))
+            return lax.reduce_window(pairs, (_initial("max", dtype), np.int32(2**31 - 1)), _larger, **options)
 
         def pool(x: Any) -> Any:
             return lax.reduce_window(x, _initial(name, dtype), POOLS[name], **options)
 
-        has_gradient = name == "sum" or (name == "max" and max(*base, *spread) == 1)
-        return (
-            (pool(x), jax.grad(lambda x: (pool(x) * 2).sum())(x)) if has_gradient and dtype == np.float32 else pool(x)
-        )
+        if not has_gradient or dtype != np.float32:
+            return pool(x)
+        y, pull = jax.vjp(pool, x)
+        return y, pull(split(cotangent, None, *spec))
 
-    return Program(function, (_numbers(rng, 2, *sizes, dtype=dtype),), mesh, f"{name} {sizes} {options} {spec}")
+    arguments = (_numbers(rng, 2, *sizes, dtype=dtype), _numbers(rng, 2, *results))
+    return Program(function, arguments, mesh, f"{name} {sizes} {options} {spec}")
 
 
 SCATTERED = """"stablehlo.select_and_scatter"(%a, %b, %c) <{{padding = dense<{padding}> : tensor<{rank}x2xi64>,
