@@ -140,11 +140,10 @@ class Decisions:
 
     def _has_user_ahead(self, op: Op) -> bool:
         """Whether an op's result has one user, whose use of it in any layout can be priced."""
-        if len(op.results) != 1 or not has_one_user(op, op.results[0]):
+        if op.block is None or len(op.results) != 1 or not has_one_user(op, op.results[0]):
             return False
         user = op.results[0].uses[0][0]
-        ends = user.block is not None and user is user.block.terminator
-        plain = not (ends or is_data_flow(user) or is_forwarding(user))
+        plain = not (user is op.block.terminator or is_data_flow(user) or is_forwarding(user))
         return plain and self._kind_of(user) is not None
 
     def _onward(self, op: Op, depth: int) -> Callable[[TensorSharding], float]:
