@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import test_collective_ops
 import test_emitters
+import test_reshapes
 import test_slices
+import test_uneven
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from test_collective_ops import workloads
@@ -161,6 +163,16 @@ def test_strips(name):
     function = lambda x: test_slices.FUNCTIONS[name](lax.with_sharding_constraint(x * 2, inside)).sum()  # noqa: E731
     for dtype in (jnp.float32, jnp.int8):
         assert not failure(sdy.partition(function, mesh=mesh), jax.ShapeDtypeStruct((65, 9), dtype))
+
+
+@pytest.mark.parametrize("name", test_reshapes.ROWS)
+def test_merged_dimensions(name):
+    before, source, after, target, mesh, _ = test_reshapes.ROWS[name]
+    tpus = tpu_mesh(*mesh.devices.shape, names=mesh.axis_names)
+    function, args = test_reshapes.reshaped(before, source, after, target, tpus, jnp.float32)
+    token = test_uneven.PARTITIONED.set(True)
+    assert not failure(sdy.partition(function, mesh=tpus), *shapes(args))
+    test_uneven.PARTITIONED.reset(token)
 
 
 @pytest.mark.parametrize("name", test_collective_ops.WRITTEN)

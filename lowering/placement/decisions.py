@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -140,22 +141,30 @@ class Decisions:
 
     def _has_user_ahead(self, op: Op) -> bool:
         """Whether an op's result has one user, whose use of it in any layout can be priced."""
-        if len(op.results) != 1 or not has_one_user(op, op.results[0]):
+        if op.block is None or len(op.results) != 1 or not has_one_user(op, op.results[0]):
             return False
         user = op.results[0].uses[0][0]
-        ends = user.block is not None and user is user.block.terminator
-        plain = not (ends or is_data_flow(user) or is_forwarding(user))
+        plain = not (user is op.block.terminator or is_data_flow(user) or is_forwarding(user))
         return plain and self._kind_of(user) is not None
 
     def _onward(self, op: Op, depth: int) -> Callable[[TensorSharding], float]:
-        """By how much the only use of an op's result costs more in a layout than in the declared one."""
+        """By how much the only use of an op's result costs more in a layout than in the declared one.
+
+        Where propagation split the result, its users expect that, unless they take unreduced values.
+        """
         (result,), user = op.results, op.results[0].uses[0][0]
+        declared = self._placement.declared(result)
 
         @cache
         def price_in(sharding: TensorSharding) -> float:
             return price(self._ahead(user, result, sharding, depth - 1))
 
-        return lambda sharding: max(0.0, price_in(sharding) - price_in(self._placement.declared(result)))
+        def onward(sharding: TensorSharding) -> float:
+            if not (declared.is_fully_replicated or sharding.unreduced_axes):
+                return math.inf
+            return max(0.0, price_in(sharding) - price_in(declared))
+
+        return onward
 
     def _ahead(self, op: Op, given: Value, sharding: TensorSharding, depth: int) -> OpProblem:
         """The problem of an op that is not reached yet, if one operand has this sharding, the others those they have

@@ -145,7 +145,7 @@ class TensorView:
             source, target = self._ends(around, inside)
             plans.append(plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs))
         plan = min(plans, key=_COST)
-        if tensor.onward and (used := tensor.onward(inside)) < plan.cost:
+        if tensor.onward and plan.cost and (used := tensor.onward(inside)) < plan.cost:
             return used, int(used > 0)
         cost = plan.cost + self._kept(inside) if plan.cost and tensor.share < 1 else plan.cost
         return tensor.share * cost, sum([1 for step in plan.steps if step.wire_bytes and tensor.share])
