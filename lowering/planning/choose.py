@@ -126,9 +126,22 @@ def _cheapest_candidate(problem: OpProblem, candidates: Candidates, agreed: Assi
     limit = math.inf if together is None else together[0][0] / (_CLEAR_WIN if stays else 1.0)
     best = _cheapest(problem, candidates.candidates(limit), limit)
     if together and (best is None or (stays and together[0][0] <= _CLEAR_WIN * best[0][0])):
-        return together
+        return _cheapest_as_parallel(problem, candidates, together) if together[1].inside else together
     assert best is not None
     return best
+
+
+def _cheapest_as_parallel(problem: OpProblem, candidates: Candidates, together: Priced) -> Priced:
+    """The cheapest candidate in at least as many shards: none of those replicates work that is shared out together."""
+    limit, shards = together[0][0], _shards(problem, together[1])
+    parallel = [candidate for candidate in candidates.candidates(limit) if _shards(problem, candidate) >= shards]
+    best = _cheapest(problem, parallel, limit)
+    return together if best is None else min(together, best, key=itemgetter(0))
+
+
+def _shards(problem: OpProblem, bounded: BoundedCandidate) -> int:
+    """In how many shards a candidate runs the op."""
+    return math.prod(axes_size(axes, problem.mesh) for axes in bounded.candidate.assignment)
 
 
 def _cheapest(problem: OpProblem, candidates: Sequence[BoundedCandidate], limit: float) -> Priced | None:
@@ -161,6 +174,5 @@ def _priced(problem: OpProblem, bounded: BoundedCandidate, limit: float) -> Key 
         least += paid - bound
         if least > limit * SLACK:
             return None
-    parallelism = math.prod(axes_size(axes, problem.mesh) for axes in candidate.assignment)
     encoded = tuple(tuple(mesh_order(problem.mesh, a) for a in axes) for axes in candidate.assignment)
-    return cost + bounded.work, steps, not candidate.partial, -parallelism, encoded
+    return cost + bounded.work, steps, not candidate.partial, -_shards(problem, bounded), encoded
