@@ -464,8 +464,13 @@ def test_what_is_partitioned_and_divides_stays(program: str) -> None:
 
 
 def test_permuted_factors_are_resolved_between_reshards(oracle: Oracle) -> None:
+    """The pad takes three rows of a neighbour, the reversal whole blocks; what sends nothing stays as it is."""
     after = check_meaning(SHIFT, "sdy-resolve-permutation-factors")
     assert oracle.run(after) is not None
+    assert after.count("sdy.manual_computation") == 2 and after.count("stablehlo.collective_permute") == 2
+    (halo, whole) = re.findall(r"stablehlo.collective_permute.*-> tensor<(\w+)>", after)
+    assert (halo, whole) == ("3x2xf32", "8x2xf32")
+    assert "sdy.manual_computation" not in ours(MLP, "sdy-resolve-permutation-factors")
     check_meaning(SHIFT, "sdy-resolve-permutation-factors,sdy-reshard-to-collectives,sdy-pad-for-divisibility")
 
 
