@@ -33,7 +33,7 @@ ROOMS = {
     "passes": "errors representation ir runtime annotate rules propagation text",
     "partitioning": (
         "errors representation ir runtime rules propagation verification lowering.reshard lowering.emission "
-        "lowering.strategies lowering.planning lowering.placement passes"
+        "lowering.strategies lowering.placement passes"
     ),
     "plan": (
         "errors representation ir runtime annotate rules propagation text lowering.reshard lowering.emission "

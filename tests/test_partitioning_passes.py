@@ -39,6 +39,10 @@ def oracle() -> Iterator[Oracle]:
         yield running
 
 
+HALVES = {'"x"': ("x",), '"y"': ("p", "q"), '"y":(1)2': ("p",), '"y":(2)2': ("q",)}
+"""The axes of the test's mesh that are an axis, or part of one, of the programs' mesh."""
+
+
 def stated(sharding: str) -> str:
     return f"{{sdy.sharding = #sdy.sharding<@mesh, {sharding}>}}"
 
@@ -118,6 +122,25 @@ func.func @main(%unused: tensor<4xf32>, %a: tensor<16x8xf32> {stated('[{"x"}, {"
   %1 = stablehlo.reverse %a, dims = [0, 1] {made('[{"x"}, {"y"}]')} : tensor<16x8xf32>
   return %0, %1 : tensor<16x8xf32>, tensor<16x8xf32>
 }}"""
+CALLS = f"""{MESHES}
+func.func private @f(%a: tensor<8x8xf32> {stated('[{"y"}, {}]')}) -> (tensor<8x8xf32> {stated('[{}, {"y"}]')}) {{
+  %0 = stablehlo.sine %a {made('[{"y"}, {}]')} : tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>
+}}
+func.func @main(%a: tensor<8x8xf32> {stated('[{"x"}, {}]')}) -> (tensor<8x8xf32> {stated('[{"x"}, {}]')}) {{
+  %0 = call @f(%a) {made('[{}, {"y"}]')} : (tensor<8x8xf32>) -> tensor<8x8xf32>
+  %1 = call @f(%0) {made('[{}, {"y"}]')} : (tensor<8x8xf32>) -> tensor<8x8xf32>
+  return %1 : tensor<8x8xf32>
+}}"""
+ORDERS = f"""{MESHES}
+func.func @main(%a: tensor<8x8xf32> {{sdy.sharding = #sdy.sharding<@turned, [{{"y"}}, {{}}]>}},
+    %b: tensor<8x8xf32> {stated('[{"x"}, {}]')})
+    -> (tensor<8x8xf32> {{sdy.sharding = #sdy.sharding<@turned, [{{"x"}}, {{}}]>}}) {{
+  %0 = stablehlo.sine %a {made('[{"y"}, {}]')} : tensor<8x8xf32>
+  %1 = stablehlo.add %0, %b {made('[{"x"}, {"y"}]')} : tensor<8x8xf32>
+  %2 = stablehlo.add %1, %1 {made('[{"y":(2)2}, {"x"}]')} : tensor<8x8xf32>
+  return %2 : tensor<8x8xf32>
+}}"""
 PROGRAMS = {"matmul": MATMUL, "mlp": MLP, "loop": LOOP, "uneven": UNEVEN, "shift": SHIFT}
 
 
@@ -164,11 +187,14 @@ def on_eight_devices(text: str, arguments: list[np.ndarray]) -> list[np.ndarray]
     def specs(side: str) -> tuple[PartitionSpec, ...]:
         found = function_shardings(main, side)
         return tuple(
-            PartitionSpec(*(tuple(a.name for a in axes) for axes in s.axes)) if s else PartitionSpec() for s in found
+            PartitionSpec(*(tuple(n for a in axes for n in HALVES[str(a)]) for axes in s.axes))
+            if s
+            else PartitionSpec()
+            for s in found
         )
 
-    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    assert meshes["mesh"].sizes == dict(mesh.shape)
+    mesh = jax.make_mesh((2, 2, 2), ("x", "p", "q"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    assert str(meshes["mesh"]) == str(module_meshes(parse(MESHES).operation)["mesh"])
     run = jax.shard_map(
         lambda *blocks: tuple(run_plain(module, blocks, results_of(module))),
         mesh=mesh,
@@ -205,6 +231,11 @@ def test_a_stage_is_valid_for_jaxlib_and_means_the_same(program: str, stage: str
         assert oracle.run(text) is not None, oracle.error
     if stage not in ("reshards", "local"):
         assert "sdy.reshard" not in after
+
+
+@pytest.mark.parametrize("text", [CALLS, ORDERS], ids=["calls", "orders"])
+def test_functions_and_device_orders(text: str, oracle: Oracle) -> None:
+    assert oracle.run(check_meaning(text, COLLECTIVELY)) is not None
 
 
 @pytest.mark.parametrize("program", ["matmul", "mlp"])
@@ -426,14 +457,20 @@ def test_padded_dimensions_are_whole_blocks(oracle: Oracle) -> None:
     assert local is not None and "sdy.manual_computation" not in local
 
 
-def test_what_divides_is_not_padded() -> None:
-    collectives = ours(MATMUL, COLLECTIVELY)
+@pytest.mark.parametrize("program", ["matmul", "mlp", "loop"])
+def test_what_is_partitioned_and_divides_stays(program: str) -> None:
+    collectives = ours(PROGRAMS[program], COLLECTIVELY)
     assert ours(collectives, "sdy-pad-for-divisibility") == collectives
 
 
 def test_permuted_factors_are_resolved_between_reshards(oracle: Oracle) -> None:
+    """The pad takes three rows of a neighbour, the reversal whole blocks; what sends nothing stays as it is."""
     after = check_meaning(SHIFT, "sdy-resolve-permutation-factors")
     assert oracle.run(after) is not None
+    assert after.count("sdy.manual_computation") == 2 and after.count("stablehlo.collective_permute") == 2
+    (halo, whole) = re.findall(r"stablehlo.collective_permute.*-> tensor<(\w+)>", after)
+    assert (halo, whole) == ("3x2xf32", "8x2xf32")
+    assert "sdy.manual_computation" not in ours(MLP, "sdy-resolve-permutation-factors")
     check_meaning(SHIFT, "sdy-resolve-permutation-factors,sdy-reshard-to-collectives,sdy-pad-for-divisibility")
 
 

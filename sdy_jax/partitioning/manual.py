@@ -14,11 +14,19 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.operations import body_of, functions, main_function, manual_axes, module_meshes, terminator_of
+from sdy_jax.ir.operations import (
+    body_of,
+    functions,
+    main_function,
+    manual_axes,
+    module_meshes,
+    pre_order,
+    terminator_of,
+)
 from sdy_jax.lowering.emission.emit import local_function_of_ops, used_axes, value_shardings
 from sdy_jax.lowering.placement.partitioner import partition
-from sdy_jax.lowering.planning.factors import factor_axes
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.strategies.registry import strategies_of
 from sdy_jax.partitioning.chains import COLLECTIVES
 from sdy_jax.partitioning.local import check_numbering, lowered_on_blocks
 from sdy_jax.partitioning.reshards import base_mesh, partition_into_reshards
@@ -48,9 +56,8 @@ def pad_for_divisibility(module: ir.Operation) -> None:
 def resolve_permutation_factors(module: ir.Operation) -> None:
     """`sdy-resolve-permutation-factors`: ops that take elements of other blocks do so by collectives of their own.
 
-    They are those with axes along factors that their rules permute or want whole, such as slices, pads and reversals of
-    a split dimension. The program is partitioned into reshards before; what is padded stays for
-    `sdy-pad-for-divisibility`.
+    Such are slices, pads, windows and reversals of a split dimension, sorts along one, and look-ups in one. The program
+    is partitioned into reshards before; what is padded stays for `sdy-pad-for-divisibility`.
 
     Args:
       module: a `builtin.module` with closed shardings, edited in place.
@@ -59,7 +66,7 @@ def resolve_permutation_factors(module: ir.Operation) -> None:
       UnsupportedError: an op cannot be partitioned.
     """
     partition_into_reshards(module)
-    _wrap(module, lambda program, op: program.permutes(op) and not program.is_padded(op))
+    _wrap(module, lambda program, op: not program.is_padded(op) and program.sends(op))
 
 
 def partition_per_instruction(module: ir.Operation, *, filter: str = "") -> None:
@@ -86,6 +93,19 @@ def _partition(module: ir.Operation) -> None:
     if base is not None:
         inline_calls(module)
         partition(module, base, CostModel())
+
+
+_SENDING = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "all_gather",
+        "all_reduce",
+        "all_to_all",
+        "collective_broadcast",
+        "collective_permute",
+        "reduce_scatter",
+    )
+)
 
 
 class _Unit(NamedTuple):
@@ -122,16 +142,19 @@ class _Partitioned:
             for value in (*inner.operands, *inner.results)
         )
 
-    def permutes(self, op: Op) -> bool:
-        """Whether axes lie along factors that the op's rule permutes or wants whole."""
+    def sends(self, op: Op) -> bool:
+        """Whether devices exchange anything while they compute an op, a partial result's reduction aside."""
         rule = None if op.name in COLLECTIVES or manual_axes(op) else self.rules.rule_of(op)
-        if rule is None:
+        if rule is None or not any(strategy.inside for strategy in strategies_of(op, rule)):
             return False
-        return any(
-            axes and factor in rule.permutation | rule.need_replication
-            for value, mapping in zip((*op.operands, *op.results), rule.mappings, strict=True)
-            for factor, axes in factor_axes(self.sharding(value).axes, mapping, rule.factor_sizes, self.mesh).items()
-        )
+        unit = self._unit_of([op])
+        return any(inner.name in _SENDING for inner in pre_order(self.lowered(unit).operation))
+
+    def lowered(self, unit: _Unit) -> ir.Module:
+        """The unit's blocks as a function of blocks."""
+        function = local_function_of_ops(self.graph, self.refined, *unit)
+        given = [(value, self.sharding(value)) for value in unit.inputs]
+        return lowered_on_blocks(function, given, self.refined, self.graph.module.context)
 
     def units(self, is_chosen: Callable[[_Partitioned, Op], bool], required: bool) -> Iterator[_Unit]:
         taken = set[Op]()
@@ -150,6 +173,9 @@ class _Partitioned:
         ops = [op]
         while self._is_partial(ops[-1]) and (reducing := _only_user(ops[-1])) is not None:
             ops.append(reducing)
+        return self._unit_of(ops)
+
+    def _unit_of(self, ops: Sequence[Op]) -> _Unit:
         inside = [each for one in ops for each in one.walk()]
         own = {v for each in inside for v in each.results}
         own |= {v for each in inside for block in each.blocks for v in block.arguments}
@@ -193,10 +219,8 @@ def _wrap(module: ir.Operation, is_chosen: Callable[[_Partitioned, Op], bool], r
 
 
 def _body(program: _Partitioned, unit: _Unit) -> ir.Module | None:
-    """The unit's blocks as a function of blocks; None where that needs functions beside it."""
-    function = local_function_of_ops(program.graph, program.refined, *unit)
-    given = [(value, program.sharding(value)) for value in unit.inputs]
-    lowered = lowered_on_blocks(function, given, program.refined, program.graph.module.context)
+    """The unit's blocks as one function of blocks; None where that needs functions beside it."""
+    lowered = program.lowered(unit)
     inline_calls(lowered.operation)
     return lowered if len(functions(lowered.operation)) == 1 else None
 
