@@ -777,23 +777,6 @@ def test_op_on_shards_equals_the_op(name: str) -> None:
     assert_same([expected], [got])
 
 
-def test_strategies_refuse_dimensions_that_move() -> None:
-    moves: list[tuple[Callable[..., Any], str]] = [
-        (lambda v: lax.pad(v, 0.0, ((1, -1, 0), (0, 0, 0))), "stablehlo.pad"),
-        (lambda v: jnp.concatenate([v, v]), "stablehlo.concatenate"),
-        (lambda v: v[:8], "stablehlo.slice"),
-        (lambda v: v[::-1], "stablehlo.reverse"),
-    ]
-    for function, name in moves:
-        graph = Graph(jax.jit(function).lower(PLAIN).compiler_ir().operation)
-        op = next(op for f in graph.functions.values() for op in f.walk() if op.name == name)
-        rule = RuleBook().rule_of(op)
-        assert rule is not None
-        splittable = strategies_of(op, rule)[0].splittable
-        assert rule.operand_mappings[0][0][0] not in splittable, name
-        assert rule.operand_mappings[0][1][0] in splittable, name
-
-
 BRANCHES = """
 module {
   func.func public @main(%i: tensor<i32>, %x: tensor<2xf32>) -> tensor<2xf32> {

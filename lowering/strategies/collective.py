@@ -20,6 +20,8 @@ from sdy_jax.representation.sharding import TensorSharding
 
 @emitter(*(f"sdy.{kind}" for kind in KINDS if kind != "collective_permute"))
 def _collective(local: LocalOp, x: jax.Array) -> jax.Array:
+    if not x.size:
+        return lax.full(local.result_shape(), 0, x.dtype)  # lax does not gather what has no elements
     said = collective_from_attributes(local.op.name.removeprefix("sdy."), local.op.attributes)
     result, reduction = local.result_shardings[0], reduction_from_attributes(local.op.attributes)
     if said.kind in UNREDUCING and result is not None:
