@@ -47,7 +47,7 @@ def strips(plan):
 
 ROWS = {
     "merged, the minor one uneven": ((4, 65, 16), (None, "x"), (260, 16), ("x",), LINE, 12 * 4 * 16 * 4),
-    "divided, to the minor one": ((260, 16), ("x",), (4, 65, 16), (None, "x"), LINE, 41 * 16 * 4),
+    "divided, to the minor one": ((264, 16), ("x",), (4, 66, 16), (None, "x"), LINE, 36 * 16 * 4),
     "no common factors": ((6, 4, 16), ("x",), (8, 3, 16), ("x",), LINE, 4 * 16 * 4),
     "merged, the major one uneven": ((65, 16, 4), ("x",), (1040, 4), ("x",), LINE, 98 * 4 * 4),
     "divided, both uneven": ((91, 4), ("x",), (13, 7, 4), ("x",), LINE, 12 * 4 * 4),
