@@ -12,6 +12,8 @@
 * `JVPTracer.primal` and its like: the layout of an array that is differentiated eagerly; a tracer hides it.
 * `custom_partitioning_p` and the conversion of its sharding rules: what a `custom_partitioning` function says is in the
   parameters of its primitive.
+* `use_rgv3`: jax 0.12 lowers a collective's groups to axes of a mesh, which other tools and jax 0.10 do not know; its
+  switch for one thread is private.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
 """
 
@@ -21,6 +23,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -46,6 +49,12 @@ except ImportError:  # jax 0.12 has none
     shard_alike = None  # type: ignore[assignment]
 
 shard_alike_p: Any = getattr(shard_alike, "shard_alike_p", None)
+
+
+def listed_replica_groups() -> AbstractContextManager[Any]:
+    """Lets collectives be lowered with lists of the devices in their groups."""
+    switch = getattr(config, "use_rgv3", None)
+    return nullcontext() if switch is None else switch(False)
 
 
 def sharding_rule_of(

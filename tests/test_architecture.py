@@ -32,8 +32,8 @@ ROOMS = {
     "lowering": "",
     "passes": "errors representation ir runtime annotate rules propagation text",
     "partitioning": (
-        "errors representation ir runtime rules propagation verification lowering.reshard lowering.emission "
-        "lowering.strategies lowering.placement passes"
+        "errors jax_internals representation ir runtime rules propagation verification lowering.reshard "
+        "lowering.emission lowering.strategies lowering.placement passes"
     ),
     "plan": (
         "errors representation ir runtime annotate rules propagation text lowering.reshard lowering.emission "

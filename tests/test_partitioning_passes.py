@@ -10,9 +10,8 @@ import jax
 import numpy as np
 import pytest
 from jax.extend.mlir import ir
-from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
-from plain_program import run_plain
+from plain_program import plain_module, run_plain
 from sdy_oracle import Oracle
 from sharding_dump import parse, plain_text
 
@@ -169,7 +168,7 @@ def inputs(text: str) -> list[np.ndarray]:
 
 @cache
 def on_one_device(text: str) -> list[np.ndarray]:
-    whole = ir.Module.parse(optimize(text, "sdy-drop-sharding-and-mesh", "-"), mlir.make_ir_context())
+    whole = plain_module(text)
     return [np.asarray(x) for x in run_plain(whole, inputs(text), results_of(whole))]
 
 

@@ -23,6 +23,7 @@ from sdy_jax.ir.operations import (
     top_level,
 )
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, set_function_shardings
+from sdy_jax.jax_internals import listed_replica_groups
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.placement.partitioner import partition
@@ -106,7 +107,7 @@ def lowered_on_blocks(
         out_specs=whole,
         check_vma=False,
     )
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), listed_replica_groups():
         blocks = [_block(*argument, mesh.mesh) for argument in arguments]
         lowered = jax.jit(mapped, keep_unused=True).trace(*blocks).lower(lowering_platforms=("cpu",))
         text = str(lowered.compiler_ir("stablehlo"))

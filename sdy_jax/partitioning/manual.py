@@ -73,8 +73,8 @@ def partition_per_instruction(module: ir.Operation, *, filter: str = "") -> None
     """`sdy-per-instruction-partitioning`: each op becomes a manual computation of its own, or some do.
 
     To find the op whose partitioning is wrong, bisect: the program means the same whichever ops are chosen. What is not
-    partitioned yet is, up to collectives. A partial result goes with the collective that reduces it. What is padded,
-    unreduced on entry or on a mesh with another device order stays as it is.
+    partitioned yet is, up to collectives. A partial result goes with what takes it, up to the collective that reduces
+    it. What is padded, unreduced on entry or on a mesh with another device order stays as it is.
 
     Args:
       module: a `builtin.module` with closed shardings, edited in place.
@@ -169,7 +169,7 @@ class _Partitioned:
                 raise UnsupportedError(f"{op.source}: {op.name} cannot be padded: it passes an unreduced value on")
 
     def _unit(self, op: Op) -> _Unit:
-        """An op with the collectives after it that reduce what it makes."""
+        """An op with the ops after it that pass on what it makes, up to the collective that reduces it."""
         ops = [op]
         while self._is_partial(ops[-1]) and (reducing := _only_user(ops[-1])) is not None:
             ops.append(reducing)
@@ -197,11 +197,11 @@ class _Partitioned:
 
 
 def _only_user(op: Op) -> Op | None:
-    """The collective that alone takes the only result of an op, in the same block."""
+    """The op that alone takes the only result of an op, in the same block, and makes something of it."""
     if len(op.results) != 1 or len(op.results[0].uses) != 1:
         return None
     user = op.results[0].uses[0][0]
-    return user if user.name in COLLECTIVES and user.block is op.block else None
+    return user if user.results and user.block is op.block else None
 
 
 def _wrap(module: ir.Operation, is_chosen: Callable[[_Partitioned, Op], bool], required: bool = False) -> None:
