@@ -42,20 +42,15 @@ def dividing_prefix(size: int, axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
 
 
 def block_prefix(size: int, axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
-    """The shortest prefix of `axes` (its last axis possibly cut) that makes blocks as small as all of them do.
+    """The shortest prefix of `axes` that makes blocks as small as all of them do: one that divides, or of whole axes.
 
-    Example: 3 elements along x = 8 lie in blocks of one, as along the sub-axis x:(1)4.
+    Example: 2 elements along x = 8 lie in blocks of one along x:(1)2, 3 elements along x, five devices holding none.
     """
-    block = -(-size // axes_size(axes, mesh))
-    count, kept = 1, list[AxisRef]()
-    for axis in axes:
-        if -(-size // count) == block:
-            break
-        n = axis.size(mesh)
-        part = next(k for k in range(1, n + 1) if n % k == 0 and (k == n or -(-size // (count * k)) == block))
-        kept.append(axis if part == n else AxisRef.canonical(axis.name, axis.pre_size, part, mesh))
-        count *= part
-    return canonical(kept, mesh)
+    block, even = -(-size // axes_size(axes, mesh)), dividing_prefix(size, axes, mesh)
+    if -(-size // axes_size(even, mesh)) == block:
+        return even
+    count = next(n for n in range(len(axes) + 1) if -(-size // axes_size(axes[:n], mesh)) == block)
+    return canonical(axes[:count], mesh)
 
 
 def canonical(axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
