@@ -12,8 +12,8 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.representation import parse_sharding
 from sdy_jax.representation.attributes import sharding_from_attribute, sharding_to_attribute
+from sdy_jax.representation.text import parse_sharding
 
 frees_contexts = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="newer jaxlibs keep unused contexts")
 PROGRAM = """

@@ -26,7 +26,7 @@ from sdy_jax.lowering.emission.wants import (
     window_reads,
 )
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
-from sdy_jax.representation import AxisRef, Mesh, axes_size
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh, block_indices
 
 MESH = Mesh.of(p=2, q=4)

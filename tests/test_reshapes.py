@@ -51,7 +51,7 @@ ROWS = {
     "no common factors": ((6, 4, 16), ("x",), (8, 3, 16), ("x",), LINE, 4 * 16 * 4),
     "merged, the major one uneven": ((65, 16, 4), ("x",), (1040, 4), ("x",), LINE, 98 * 4 * 4),
     "divided, both uneven": ((91, 4), ("x",), (13, 7, 4), ("x",), LINE, 12 * 4 * 4),
-    "fewer elements than devices": ((3, 5, 4), ("x",), (5, 3, 4), ("x",), LINE, 2 * 4 * 4),
+    "fewer elements than devices": ((3, 5, 4), ("x",), (5, 3, 4), ("x",), LINE, 5 * 4 * 4),
     "beside a split dimension": ((7, 9, 8), ("y", None, "x"), (63, 8), ("y", "x"), PLANE, 6 * 4 * 4),
     "axes in another order": ((2, 65, 8), (None, ("y", "x")), (130, 8), (("y", "x"),), PLANE, 20 * 8 * 4),
     "a dimension of one": ((1, 13, 8), (None, "x"), (13, 1, 8), ("x",), LINE, 0),

@@ -76,7 +76,7 @@ class CostModel:
     sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes.
 
     >>> CostModel().wire_bytes("all_gather", 4, 256, 1024)
-    768
+    768.0
     """
 
     latency: float = 0.0
