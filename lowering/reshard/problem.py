@@ -217,9 +217,9 @@ class ReshardProblem:
         """Bytes that some device has still to receive whatever the plan.
 
         Padding is left out. With nothing (more) to reduce these are the bytes of a device's target block that its
-        present block lacks.
-        With g-fold sums to reduce, the smallest local block b that all other atoms can make is scattered, which costs
-        (1 - 1/g) b, and what the target block has beyond the b / g that are then at hand must arrive.
+        present block lacks. With g-fold sums to reduce, the smallest local block b that all other atoms can make is
+        scattered, which costs (1 - 1/g) b, and what the target block has beyond the b / g that are then at hand must
+        arrive.
         """
         if self.reorders:
             return self._bound_to_reorder(state)

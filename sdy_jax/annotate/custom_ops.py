@@ -126,14 +126,14 @@ def _emit(
         rule = with_factor(rule, level, level.arguments)
     operands, results = ([aval.shape for aval in avals] for avals in (region.in_avals, region.out_avals))
     verify_rule(rule, operands, results, f"custom_op of `{op.title}`")
-    key = f"{op.title}:{next(_keys)}"
-    CUSTOM_OPS[key] = CustomOp(op.title, run, op.reduction, op.padding)
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in region.out_avals]
-    return list(custom_call(types, xs, key, rule).results)
+    return custom_call(types, xs, replace(op, run=run), rule)
 
 
-def custom_call(types: Sequence[ir.Type], xs: Sequence[ir.Value], key: str, rule: OpShardingRule) -> ir.Operation:
-    """The op that stands for a custom op."""
+def custom_call(types: Sequence[ir.Type], xs: Sequence[ir.Value], op: CustomOp, rule: OpShardingRule) -> list[ir.Value]:
+    """Registers a custom op, and emits the call that stands for it. Returns its results."""
+    key = f"{op.title}:{next(_keys)}"
+    CUSTOM_OPS[key] = op
     context = xs[0].context if xs else types[0].context
     attributes = {
         "call_target_name": ir.StringAttr.get(TARGET, context),
@@ -141,4 +141,4 @@ def custom_call(types: Sequence[ir.Type], xs: Sequence[ir.Value], key: str, rule
         "api_version": ir.Attribute.parse("2 : i32", context),
         "sdy.sharding_rule": rule_to_attribute(replace(rule, is_custom=True), context),
     }
-    return ir.Operation.create("stablehlo.custom_call", types, list(xs), attributes)
+    return list(ir.Operation.create("stablehlo.custom_call", types, list(xs), attributes).results)

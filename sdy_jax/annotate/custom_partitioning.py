@@ -6,7 +6,6 @@ Their `partition` is asked with the shardings that the plan chose by the rule, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Any
 
 import jax
@@ -18,11 +17,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from sdy_jax.annotate.custom_ops import custom_call
 from sdy_jax.annotate.site import Site, emission, lowered_manual_axes
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.custom_ops import CUSTOM_OPS, CustomOp, Specs
+from sdy_jax.ir.custom_ops import CustomOp, Specs
 from sdy_jax.jax_internals import custom_partitioning_p, sharding_rule_of
 from sdy_jax.representation.attributes import rule_from_attribute
-
-_keys = count()
 
 
 @emission(custom_partitioning_p)
@@ -50,7 +47,9 @@ def _emit(
 
         def shaped(tree: Any, avals: Sequence[Any], specs: Specs) -> Any:
             pairs = zip(avals, specs, strict=True)
-            return tree.unflatten([jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_on(mesh, s)) for a, s in pairs])
+            return tree.unflatten(
+                [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, s)) for a, s in pairs]
+            )
 
         given = shaped(in_tree, call.in_avals, operands), shaped(out_tree, call.out_avals, results)
         _, lower, *wanted = partition(*static_args, mesh, *given)
@@ -58,13 +57,8 @@ def _emit(
         _check_taken(title, "argument", wanted[1], operands)
         return lambda *blocks: jax.tree.leaves(lower(*in_tree.unflatten(blocks)))
 
-    key = f"{title}:partition{next(_keys)}"
-    CUSTOM_OPS[key] = CustomOp(title, inside, reduction=None, placed=placed)
-    return list(custom_call(types, xs, key, rule_from_attribute(rule)).results)
-
-
-def _on(mesh: Any, spec: PartitionSpec) -> NamedSharding:
-    return NamedSharding(mesh, spec)
+    op = CustomOp(title, inside, reduction=None, placed=placed)
+    return custom_call(types, xs, op, rule_from_attribute(rule))
 
 
 def _check_taken(title: str, what: str, shardings: Any, specs: Specs) -> None:
