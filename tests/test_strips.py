@@ -328,6 +328,12 @@ def test_regular_patterns_have_tables_of_one_number():
     assert plan.copies[0].is_full
 
 
+def test_copies_that_most_devices_have_alike_need_no_mask():
+    """The first row repeated in front of all rows: the first device has two strips, the others one."""
+    plan = joined_plan((Source.split(1024, 8),), (Piece(0, 0, 1), Piece(0, 0, 1023)), 8)
+    assert [(strips.length, strips.is_full) for strips in plan.copies] == [(127, True), (1, False)]
+
+
 def test_strips_of_opposed_lengths_are_cut_into_parts():
     """Every device sends 4 elements at most, but the rounds of whole strips are 3 and 3 long."""
     wants = [[Want(0, 4 * (t - 1), 0, t)] if 1 <= t <= 3 else [] for t in range(5)]

@@ -166,14 +166,23 @@ def _moves(want: Want, receiver: int, sources: Sequence[Source]) -> Iterable[_Mo
         sender, position = sender + 1, stop
 
 
-def _copies(moves: Iterable[_Move]) -> list[list[_Move]]:
-    """Groups of at most one copy per device, each from one operand."""
+def _copies(moves: Sequence[_Move]) -> list[list[_Move]]:
+    """Groups of at most one copy per device, each from one operand.
+
+    Copies that most devices have alike make the first groups: those are full, and nothing masks them.
+    """
+    alike = Counter(_place(move) for move in moves)
     seen: dict[tuple[int, int], int] = {}
     groups: dict[tuple[int, int], list[_Move]] = {}
-    for move in moves:
+    for move in sorted(moves, key=lambda move: -alike[_place(move)]):
         rank = seen[move.receiver, move.operand] = seen.get((move.receiver, move.operand), -1) + 1
         groups.setdefault((rank, move.operand), []).append(move)
     return [group for _, group in sorted(groups.items())]
+
+
+def _place(copy: _Move) -> tuple[int, int, int, int]:
+    """What a copy is, whichever device makes it."""
+    return copy.operand, copy.offset, copy.start, copy.length
 
 
 _PARTS = (2, 3, 4)
