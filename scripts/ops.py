@@ -62,8 +62,9 @@ class Case:
     only_moves: bool
 
     def least_bytes(self) -> float | None:
-        """The least that a device has to send; None where that is not known."""
-        if not self.only_moves:
+        """The least that a device has to send; None where that is not known. Stated bounds of what only moves are those
+        of places that are known at run time."""
+        if self.bound is not None or not self.only_moves:
             return self.bound
         sizes, axes = MESHES[self.mesh]
         return least_moved(self.function, self.arguments, self.ins, self.outs, dict(zip(axes, sizes, strict=True)))
@@ -212,12 +213,24 @@ def pad_rows(low: int, high: int, interior: int = 0) -> Callable[[jax.Array], ja
     return lambda x: lax.pad(x, jnp.zeros((), x.dtype), ((low, high, interior), (0, 0, 0)))
 
 
+def roll(x: jax.Array, shift: jax.Array) -> jax.Array:
+    return jnp.roll(x, shift, 0)
+
+
+def weighted_roll(x: jax.Array, shift: jax.Array) -> jax.Array:
+    return roll(x, shift) * jnp.arange(1024.0)[:, None]
+
+
 def slices() -> list[Case]:
     half = f32(512, 64)
+    rolled = partial(moved, ins=(ROWS, WHOLE))
     return [
         moved("shift by one row", shift, X),
         moved("roll by 3", lambda x: jnp.roll(x, 3, 0), X),
         moved("roll by 300", lambda x: jnp.roll(x, 300, 0), X),
+        rolled("roll by a traced shift", roll, X, at(300), bound=2 * scattered(128 * ROW)),
+        rolled("roll's gradient, traced shift", grad(weighted_roll), X, at(300), bound=2 * scattered(128 * ROW)),
+        rolled("roll of a line, traced shift", roll, f32(8192), at(300), bound=4 * 1024 * 4),
         moved("roll of two dims", lambda x: jnp.roll(x, (1, 2), (0, 1)), X, ins=BOTH, outs=BOTH, mesh="2x4"),
         case("stencil of 3 points", stencil, X, bound=2 * ROW),
         case("stencil's gradient", grad(stencil), X, bound=4 * ROW),

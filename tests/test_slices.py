@@ -94,6 +94,10 @@ FUNCTIONS = {
     "a causal window": lambda x: sum(i * jnp.pad(x, ((3, 0), (0, 0)))[i : i + len(x)] for i in range(4)),
     "a box": lambda x: x[1:-1, 2:] * x[2:, :-2],
     "a wrapped edge": lambda x: jnp.pad(x, ((1, 2), (0, 0)), mode="wrap"),
+    "a mirrored edge": lambda x: jnp.pad(x, ((3, 2), (0, 0)), mode="reflect"),
+    "an edge mirrored with its border": lambda x: jnp.pad(x, ((2, 3), (1, 0)), mode="symmetric"),
+    "a repeated edge": lambda x: jnp.pad(x, ((3, 2), (0, 0)), mode="edge"),
+    "a row repeated in front": lambda x: jnp.concatenate([jnp.broadcast_to(x[1:2], (3, x.shape[1])), x]),
     "a queue": lambda x: jnp.concatenate([x[1:], x[:1] * 2]),
 }
 SMALL = {"a wrapped edge": 2, "a queue": 2, "unequal operands": 2, "a reversal of every second": 2}
@@ -160,6 +164,28 @@ def test_what_is_used_elsewhere_too_is_cut_as_it_is():
     check(function, integers(65, 4), gathers=3)
 
 
+def test_a_repeated_row_that_is_used_elsewhere_too():
+    def function(x):
+        rows = jnp.broadcast_to(x[:1, None], (1, 2, x.shape[1]))
+        return jnp.concatenate([rows.reshape(2, -1), x + rows.sum(1), x[:1]])
+
+    for shape in ((65, 4), (13, 4), (3, 4)):
+        check(function, integers(*shape), gathers=9)
+    check(function, integers(14, 9), mesh=PLANE, spec=BOTH, gathers=9)
+
+
+@pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric", "wrap"])
+def test_margins_of_two_dimensions(mode):
+    def function(x):
+        return jnp.pad(x, ((1, 2), (2, 1)), mode)
+
+    check(function, integers(14, 9), mesh=PLANE, spec=BOTH, gathers=9)
+    options = {"mesh": PLANE, "in_shardings": P("x", "y"), "out_shardings": P("x", "y")}
+    plan = agreed(lambda x: jnp.pad(x, ((4, 4), (2, 2)), mode), f32(1024, 64), **options)
+    # A column of a block is 2 KiB. Rows stay where they are, unless they come from the other end: then four of 68 B.
+    assert plan.wire_bytes == (3 * 2048 + 4 * 68 if mode == "wrap" else 2048)
+
+
 ROW = 256
 """Bytes of a row of the arrays below."""
 
@@ -180,6 +206,8 @@ SENT = {
     "the gradient of a stencil": (jax.grad(lambda x: ((x[:-2] + x[1:-1] + x[2:]) ** 2).sum()), 4 * ROW),
     "the gradient of a padded stencil": (jax.grad(lambda x: (padded_stencil(x) ** 2).sum()), 4 * ROW),
     "the gradient of a rotation": (jax.grad(lambda x: (x * jnp.roll(x, 3, 0) ** 2).sum()), 6 * ROW),
+    "a mirrored edge": (lambda x: jnp.pad(x, ((4, 4), (0, 0)), mode="reflect"), 3 * ROW),
+    "a repeated edge": (lambda x: jnp.pad(x, ((4, 4), (0, 0)), mode="edge"), 3 * ROW),
     "half": (lambda x: x[512:], 128 * ROW),
     "every second": (lambda x: x[::2], 0),
     "interleaved": (lambda x: jnp.stack([x[::2], x[1::2]], 1).reshape(x.shape), 0),

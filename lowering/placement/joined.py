@@ -18,7 +18,15 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.placement.exchange import Exchange, Layouts, Root
-from sdy_jax.lowering.strategies.assembly import COMPOSED, Assembly, assembled, same_number
+from sdy_jax.lowering.strategies.assembly import (
+    COMPOSED,
+    Assembly,
+    assembled,
+    composed_of,
+    is_broadcast,
+    is_repetition,
+    same_number,
+)
 from sdy_jax.lowering.strategies.early_slices import slice_early
 from sdy_jax.lowering.strategies.registry import strategies_of
 from sdy_jax.representation.mesh import Mesh
@@ -94,12 +102,15 @@ class _Chains:
         op = value.defining_op
         assert op is not None
         yield op
-        for operand in op.operands:
+        for operand in composed_of(op):
             if operand in self._known and operand not in self._known[value].bases and operand not in self._roots:
                 yield from self._behind(operand)
 
     def _reads(self, user: Op, value: Value) -> bool:
-        """Whether a user needs the value itself, not only what it is made of."""
+        """Whether a user needs the value itself, not only what it is made of. A broadcast needs it for its users."""
+        if is_broadcast(user):
+            users = [after for after, _ in user.results[0].uses]
+            return any(not is_repetition(after) or self._reads(after, value) for after in users)
         assembly = self._known.get(user.results[0]) if user.results else None
         return assembly is None or value in assembly.bases
 

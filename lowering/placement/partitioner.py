@@ -239,8 +239,8 @@ class _Partitioner:
         for index, value in enumerate(op.operands):
             placement.require(op, index, placement.replicated(value))
         self._report_sent(op, [placement.replicated(value) for value in (*op.operands, *op.results)])
-        has_dimensions = any(value.rank for value in (*op.operands, *op.results))
-        if has_dimensions and not (silent and all(placement[v].is_fully_replicated for v in op.operands)):
+        has_elements = any(value.shape and 0 not in value.shape for value in (*op.operands, *op.results))
+        if has_elements and not (silent and all(placement[v].is_fully_replicated for v in op.operands)):
             self.unsplit.add_unruled(op)
         for result in op.results:
             made = placement.declared(result) if free else placement.replicated(result)

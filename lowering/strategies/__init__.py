@@ -17,6 +17,7 @@ from . import (  # noqa: F401
     pieces,
     reduction,
     reshape,
+    rolling,
     scatter,
     shape,
     slicing,

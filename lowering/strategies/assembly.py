@@ -1,6 +1,7 @@
 """What slices, pads and concatenations make of their operands, as one description, however many follow each other.
 
 The slice of a pad of x, or the concatenation of two slices of x that is a rotation, are pieces of x in another order.
+So is what mirrors or repeats a few elements, each of which is a piece.
 An `Assembly` lists them. Dimensions are independent of each other: element (i, j) of the result is what the piece at i
 says of dimension 0 and the piece at j of dimension 1. Only along one dimension pieces may be of several values.
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.emission.joint import Pieces
@@ -20,6 +22,11 @@ from sdy_jax.rules.slicing import CONSTANT_OPS
 
 _MAX_PIECES = 64
 """Per dimension. A bound on the time of planning: longer ones are rather tables than shifts."""
+
+_MAX_SINGLE = 16
+"""The most elements of which each is a piece of its own, where they are reversed or repeated: the margins of a pad."""
+
+_BROADCAST, _RESHAPE = "stablehlo.broadcast_in_dim", "stablehlo.reshape"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,63 @@ def _concatenate(op: Op, known: Known) -> Assembly | None:
     return _joined([known(v) for v in op.operands], dim) or _joined([Assembly.of(v) for v in op.operands], dim)
 
 
+def _reverse(op: Op, known: Known) -> Assembly | None:
+    found = known(op.operands[0])
+    for dim in op.ints("dimensions"):
+        if (op.results[0].shape or ())[dim] > _MAX_SINGLE:
+            return None
+        found = found.with_dim(dim, _turned(found.dims[dim]))
+    return found
+
+
+def _turned(pieces: Pieces) -> Iterator[Piece]:
+    for operand, start, length in reversed(pieces):
+        if operand is None:
+            yield _fill(length)
+        else:
+            yield from (Piece(operand, start + i, 1) for i in reversed(range(length)))
+
+
+def _repeat(op: Op, known: Known) -> Assembly | None:
+    """A row several times, as jnp writes it: broadcast along a new dimension, which is merged with that of the row."""
+    (value,) = composed_of(op)
+    dim = _repeated_dim(op, value)
+    if dim is None or (count := (op.results[0].shape or ())[dim]) > _MAX_SINGLE:
+        return None
+    found = known(value)
+    return found.with_dim(dim, found.dims[dim] * count)
+
+
+def composed_of(op: Op) -> list[Value]:
+    """The values of which an op in `COMPOSED` makes its result: its operands, or what its operand is broadcast from."""
+    broadcast = op.operands[0].defining_op if op.name == _RESHAPE else None
+    return broadcast.operands if is_broadcast(broadcast) else op.operands
+
+
+def is_broadcast(op: Op | None) -> TypeGuard[Op]:
+    """Whether an op only repeats its operand, so that what reads its result may read the operand instead."""
+    return op is not None and op.name == _BROADCAST
+
+
+def is_repetition(op: Op) -> bool:
+    """Whether an op that is composed looks through a broadcast."""
+    return op.name == _RESHAPE
+
+
+def _repeated_dim(reshape: Op, value: Value) -> int | None:
+    """The dimension of one element of `value` that the result has as often as the broadcast says; None for others."""
+    old, new, wide = (v.shape or () for v in (value, reshape.results[0], reshape.operands[0]))
+    broadcast = reshape.operands[0].defining_op
+    kept = broadcast.ints("broadcast_dimensions") if is_broadcast(broadcast) else ()
+    changed = [d for d, (n, m) in enumerate(zip(old, new, strict=False)) if n != m]
+    if len(old) != len(new) or len(wide) != len(old) + 1 or len(changed) != 1 or len(kept) != len(old):
+        return None
+    (added,) = set(range(len(wide))) - set(kept)
+    (dim,) = changed
+    beside = added in (dim, dim + 1) and kept == tuple(sorted(kept)) and tuple(wide[d] for d in kept) == old
+    return dim if beside and old[dim] == 1 else None
+
+
 def _joined(parts: Sequence[Assembly], dim: int) -> Assembly | None:
     """Assemblies one after the other along a dimension; None where they are not pieces of it alone."""
     first, bases = parts[0], tuple(dict.fromkeys(base for part in parts for base in part.bases))
@@ -161,4 +225,6 @@ COMPOSED: dict[str, Composition] = {
     "stablehlo.slice": _slice,
     "stablehlo.pad": _pad,
     "stablehlo.concatenate": _concatenate,
+    "stablehlo.reverse": _reverse,
+    _RESHAPE: _repeat,
 }

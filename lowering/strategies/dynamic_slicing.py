@@ -60,7 +60,7 @@ def _shifted(x: jax.Array, dim: int, shift: jax.Array, length: int) -> jax.Array
 def _dynamic_slice_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     if op.results[0].dtype in WITHOUT_ZERO:
         return [Strategy("along_factors", pass_through_factors(rule) - resized_factors(op, rule), work=frozenset())]
-    partial = resized_factors(op, rule)
+    partial = resized_factors(op, rule) - rule.permutation
     splittable = pass_through_factors(rule) | partial
     return [Strategy("own_part", splittable, partial, sum_kind(op.results[0].dtype), work=frozenset())]
 

@@ -9,7 +9,7 @@ from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
 from sdy_jax.rules.linalg import library_call
 from sdy_jax.rules.registry import rule
-from sdy_jax.rules.slicing import PIECES, changed_sizes_blocked, pieces
+from sdy_jax.rules.slicing import PIECES, ROLL, changed_sizes_blocked, pieces, roll
 
 
 def _elementwise(op: Op) -> OpShardingRule:
@@ -98,6 +98,7 @@ TARGETS: dict[str, Callable[[Op], OpShardingRule]] = {
     "QrDecompositionBlock": _qr,
     "ProductOfElementaryHouseholderReflectors": _householder_product,
     PIECES: pieces,
+    ROLL: roll,
     "mhlo.topk": changed_sizes_blocked,
     "ApproxTopK": _partial_reduce,
     "PartialReduce": _partial_reduce,

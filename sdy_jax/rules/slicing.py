@@ -20,6 +20,8 @@ from sdy_jax.rules.registry import rule
 
 PIECES = "sdy_jax.pieces"
 """The target of custom calls that make pieces of operands along one dimension; `lowering/strategies/pieces.py`."""
+ROLL = "sdy_jax.roll"
+"""The target of custom calls that rotate a dimension by a scalar operand; `lowering/strategies/rolling.py`."""
 
 CONSTANT_OPS = frozenset({"stablehlo.constant", "sdy.constant", "chlo.constant", "arith.constant"})
 
@@ -87,10 +89,35 @@ def pieces(op: Op) -> OpShardingRule:
     return builder.build()
 
 
+def roll(op: Op) -> OpShardingRule:
+    """As a reversal: elements of the rotated dimension change places."""
+    return RuleBuilder.of(op).pointwise(result_shape(op), [op.int("dimension")], PERMUTATION).build()
+
+
 @rule("stablehlo.dynamic_slice")
 def dynamic_slice(op: Op, conservative: bool) -> OpShardingRule:
     """Index operands are scalars and stay out."""
     return changed_sizes_blocked(op)
+
+
+@rule("stablehlo.dynamic_slice", reads_neighbours=True, beyond=True)
+def dynamic_slice_or_roll(op: Op, conservative: bool) -> OpShardingRule:
+    """A rotation has as much of the rotated dimension as its operand, and is split like it, as slices are."""
+    rolled, result, builder = rolled_dim(op), result_shape(op), RuleBuilder.of(op)
+    if rolled is None or conservative:
+        return changed_sizes_blocked(op)
+    for dim, size in enumerate(shape_of(op)):
+        builder.add_all(dim, size, PASS_THROUGH if size == result[dim] else PERMUTATION)
+    return builder.build()
+
+
+def rolled_dim(op: Op) -> int | None:
+    """The dimension that a dynamic slice rotates: it is as large as a value, out of this value twice in a row."""
+    joined = op.operands[0].defining_op
+    if joined is None or joined.name != "stablehlo.concatenate" or len(joined.operands) != 2:
+        return None
+    first, second = joined.operands
+    return joined.int("dimension") if first is second and first.shape == op.results[0].shape else None
 
 
 @rule("stablehlo.dynamic_update_slice", reads_neighbours=True)
@@ -128,6 +155,7 @@ def changed_sizes_blocked(op: Op) -> OpShardingRule:
 passes_unreduced("stablehlo.slice", {"*": Linear.DATA})
 passes_unreduced("stablehlo.reverse", {"*": Linear.DATA})
 passes_unreduced("stablehlo.dynamic_slice", {"*": Linear.DATA})
+passes_unreduced(ROLL, {"*": Linear.DATA})
 passes_unreduced("stablehlo.concatenate", {"*": Linear.EVERY})
 passes_unreduced("stablehlo.pad", {"sum": Linear.SUMMANDS})
 passes_unreduced(PIECES, {"sum": Linear.SUMMANDS})
