@@ -47,8 +47,7 @@ class Case:
     """A function with arguments and the PartitionSpecs of arguments and results.
 
     `bound`: the least that a device has to send, in bytes, as far as it is known. `only_moves`: the function only moves
-    elements, so that the bound follows from their places. `mesh`: a name in `MESHES`. `is_uneven`: whether it holds a
-    dimension that does not divide.
+    elements, so that the bound follows from their places. `mesh`: a name in `MESHES`.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Case:
     outs: Tree
     bound: float | None
     mesh: str
-    is_uneven: bool
     only_moves: bool
 
     def least_bytes(self) -> float | None:
@@ -78,12 +76,11 @@ def case(
     outs: Tree = P("a"),
     bound: float | None = None,
     mesh: str = "8",
-    uneven: bool = False,
     moves: bool = False,
 ) -> Case:
     """A `Case`; one specification for `ins` is that of all arguments."""
     each = (ins,) * len(arguments) if isinstance(ins, P) else tuple(ins)
-    return Case(name, function, arguments, each, outs, bound, mesh, uneven, moves)
+    return Case(name, function, arguments, each, outs, bound, mesh, moves)
 
 
 moved = partial(case, moves=True)
@@ -498,7 +495,11 @@ def lookups() -> list[Case]:
         ),
         case("segment sum, split", lambda x, i: jax.ops.segment_sum(x, i, 16), X, segments, bound=scattered(16 * ROW)),
         case(
-            "segment max", lambda x, i: jax.ops.segment_max(x, i, 16), X, segments, outs=WHOLE, bound=reduced(16 * ROW)
+            "segment max with a NaN",
+            lambda x, i: jax.ops.segment_max(x, i, 16),
+            *(np.where(np.arange(len(X))[:, None] == 700, np.float32(np.nan), X), segments),
+            outs=WHOLE,
+            bound=reduced(16 * ROW),
         ),
         local("scatter add", lambda x, i, y: x.at[i].add(y), table, ids, updates),
         local("scatter set", lambda x, i, y: x.at[i].set(y), table, np.unique(ids), f32(len(np.unique(ids)), 64)),
@@ -629,7 +630,7 @@ def of_plane(x: jax.Array) -> jax.Array:
 
 
 def unevens() -> list[Case]:
-    uneven = partial(case, uneven=True, outs=WHOLE)
+    uneven = partial(case, outs=WHOLE)
     least, block = reduced(ROW), 9 * ROW
     weights, image = f32(64, 64), f32(4, 72, 32, 8)
     local = partial(uneven, bound=least)

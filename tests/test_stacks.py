@@ -10,6 +10,7 @@ from partitioned_ops import LINE, PLANE
 from test_totals import agreed
 
 import sdy_jax as sdy
+from sdy_jax.lowering.planning import tensor_views
 from sdy_jax.testing import assert_same
 
 LAYER = 32 * 32 * 4
@@ -33,16 +34,24 @@ def loss(x, w):
     return (layers(x, w) ** 2).sum()
 
 
+@pytest.fixture
+def large_stacks(monkeypatch):
+    """Every stack counts as one that is too large to keep."""
+    monkeypatch.setattr(tensor_views, "_FEW", 0)
+
+
 def gathered(plan):
     return [(c.kind, c.times, c.wire_bytes) for c in plan.collectives if c.wire_bytes]
 
 
+@pytest.mark.usefixtures("large_stacks")
 def test_a_scan_gathers_one_layer_per_trip_and_keeps_none():
     plan = agreed(layers, X, W, **SPLIT, out_shardings=P("x"))
     assert gathered(plan) == [("all_to_all", 1, 16 / 8 * KEPT * LAYER), ("all_gather", 16, KEPT * LAYER)]
     assert_same(layers, X, W, **SPLIT, out_shardings=P("x"), rtol=1e-5)
 
 
+@pytest.mark.usefixtures("large_stacks")
 def test_a_scan_scatters_one_layer_of_gradients_per_trip():
     gradient = jax.grad(loss, argnums=1)
     plan = agreed(gradient, X, W, **SPLIT, out_shardings=P("x"))
@@ -53,7 +62,32 @@ def test_a_scan_scatters_one_layer_of_gradients_per_trip():
     assert_same(gradient, X, W, **SPLIT, out_shardings=P("x"), rtol=1e-4, atol=1e-5)
 
 
-def test_a_stack_on_two_axes():
+def test_a_small_stack_is_gathered_once_for_both_loops():
+    """Kept from the first to the second loop, it is gathered once; with the layers of gradients, twice."""
+    plan = agreed(layers, X, W, **SPLIT, out_shardings=P("x"))
+    assert gathered(plan) == [("all_gather", 1, 16 * KEPT * LAYER)]
+    gradient = jax.grad(loss, argnums=1)
+    plan = agreed(gradient, X, W, **SPLIT, out_shardings=P("x"))
+    assert plan.wire_bytes == 2 * 16 * KEPT * LAYER + 2 * KEPT * LAYER
+    assert_same(gradient, X, W, **SPLIT, out_shardings=P("x"), rtol=1e-4, atol=1e-5)
+
+
+def test_what_would_fill_memory_is_not_kept():
+    large = jax.ShapeDtypeStruct((8, 1024, 1024), jnp.float32)
+    x = jax.ShapeDtypeStruct((1 << 16, 1024), jnp.float32)
+    plan = sdy.partition(layers, **SPLIT, out_shardings=P("x")).plan(x, large)
+    assert [c[:2] for c in gathered(plan)] == [("all_to_all", 1), ("all_gather", 8)]
+
+
+def test_a_stack_that_is_sent_alike_in_either_case_is_not_kept():
+    specs = {"in_shardings": (P("x"), P(None, None, "x")), "out_shardings": P("x")}
+    assert gathered(agreed(layers, X, W, mesh=LINE, **specs)) == [("all_gather", 16, KEPT * LAYER)]
+
+
+@pytest.mark.parametrize("are_large", [False, True])
+def test_a_stack_on_two_axes(are_large, request):
+    if are_large:
+        request.getfixturevalue("large_stacks")
     specs = {"in_shardings": (P("x", None), P(("y", "x"))), "out_shardings": (P("x"), P(("y", "x")))}
     assert_same(jax.grad(loss, argnums=(0, 1)), X, W, mesh=PLANE, **specs, rtol=1e-4, atol=1e-5)
 

@@ -29,11 +29,14 @@ _NONE: frozenset[int] = frozenset()
 _COST = attrgetter("cost")
 
 
-_KEPT = 0.75
-"""What a byte costs that a device keeps through a loop, beside one on the wire. Layers of a stack that is split by
-layers are gathered one by one and not all before the loop: after an all_to_all to another dimension this sends half as
-much again on two devices, an eighth on eight. It is less than 1, so that layers without another dimension to be split
-along are gathered at once: as partial sums they would send twice as much."""
+_KEPT, _KEPT_OF_FEW, _FEW = 0.75, 2**-10, 2**24
+"""What a byte costs that a device keeps through a loop, beside one on the wire: `_KEPT_OF_FEW` for up to `_FEW` of
+them, a thousandth of the memory of a 16 GiB device; else `_KEPT`.
+
+Layers of a large stack that is split by layers are gathered one by one and not all before the loop: after an all_to_all
+to another dimension this sends half as much again on two devices, an eighth on eight. It is less than 1, so that layers
+without another dimension to be split along are gathered at once: as partial sums they would send twice as much. Small
+stacks are gathered at once wherever that sends less; where it sends as much nothing is kept."""
 
 _Shares = dict[Prefix, tuple[bool, tuple[int, int]]]
 """A memo for one dimension of a tensor. Key: the list numbers of the dimension's factors. Value: whether the axes
@@ -154,7 +157,8 @@ class TensorView:
         """What it costs that every device holds more of a value while a loop runs than it did before."""
         tensor, mesh = self._tensor, self._problem.mesh
         before, after = (math.prod(s.local_shape(tensor.shape, mesh)) for s in (self.around[0], inside))
-        return _KEPT * fastest(max(0, after - before) * tensor.itemsize, mesh, self._problem.costs)
+        kept = max(0, after - before) * tensor.itemsize
+        return (_KEPT if kept > _FEW else _KEPT_OF_FEW) * fastest(kept, mesh, self._problem.costs)
 
     def _ends(self, around: E, inside: E) -> tuple[E, E]:
         """The source and target of the reshard: operands are resharded before the op, results after it."""
