@@ -137,6 +137,56 @@ def test_corners_come_with_the_second_dimension():
     assert plan.wire_bytes == rows + columns
 
 
+SPLIT_KERNELS = {
+    "plain": {},
+    "stride": {"strides": (2, 3)},
+    "dilated kernel": {"rhs_dilation": (2, 1)},
+    "dilated image": {"lhs_dilation": (2, 3), "padding": ((4, 3), (1, 2))},
+    "less than the image": {"padding": ((-1, 3), (0, -2))},
+    "groups": {"feature_group_count": 2},
+}
+
+
+@pytest.mark.parametrize("rows", [8, 5, 3])
+@pytest.mark.parametrize("name", SPLIT_KERNELS)
+def test_kernels_split_over_rows(name, rows):
+    """Each device has a term of every result; with gradients, of which the kernel's is split alike."""
+    features = SPLIT_KERNELS[name].get("feature_group_count", 1)
+    x, kernel = integers(2, 16, 13, 4).astype(float), integers(rows, 3, 4 // features, 6).astype(float)
+
+    def function(x, kernel):
+        y, pull = jax.vjp(lambda x, k: convolution(x, split(k, "x"), **SPLIT_KERNELS[name]), x, kernel)
+        return y, pull(y % 5)
+
+    run(function, x, kernel)
+
+
+def test_a_kernel_split_over_both_dimensions_out_of_a_batch():
+    x, kernel = integers(4, 12, 13, 4).astype(float), integers(5, 4, 4, 6).astype(float)
+
+    def function(x, kernel):
+        return convolution(split(x, "y", mesh=CUBE), split(kernel, "z", "x", mesh=CUBE))
+
+    run(function, x, kernel, mesh=CUBE)
+
+
+def test_a_kernel_larger_than_its_images_is_not_gathered():
+    x, kernel = floats(1, 16, 16, 8), floats(16, 16, 8, 8)
+    plan, _ = run(lambda x, k: convolution(x, split(k, "x")), x, kernel, costs=None, rtol=1e-5)
+    assert plan.wire_bytes == 2 * 7 / 8 * x.nbytes  # gathering the kernel: 7/8 of 16 times as much
+
+
+def test_a_kernel_smaller_than_its_images_is_gathered():
+    plan, _ = run(
+        lambda x, k: convolution(split(x, "x"), split(k, "x")),
+        floats(8, 32, 32, 8),
+        floats(8, 3, 8, 8),
+        costs=None,
+        rtol=1e-5,
+    )
+    assert plan.wire_bytes == 7 / 8 * 8 * 3 * 8 * 8 * 4
+
+
 def test_patches_of_images_split_over_rows():
     """As vision transformers read them: fewer rows of patches than rows in a patch."""
     x, kernel = floats(2, 48, 16, 3), floats(8, 8, 3, 4)
@@ -256,6 +306,7 @@ def test_reversed_windows(size, window):
     x, kernel = integers(2, size, 3).astype(np.float32), integers(window, 3, 2).astype(np.float32)
     plan, _ = run(lambda x, k: convolved(split(x, None, "x"), k), x, kernel)
     assert not plan.notes
+    run(lambda x, k: convolved(x, split(k, "x")), x, kernel)
 
 
 # A model.

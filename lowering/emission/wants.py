@@ -231,9 +231,9 @@ def window_reads(window: Window, shards: int) -> Reads:
 
 
 @lru_cache(maxsize=1024)
-def contracted_reads(window: Window, shards: int) -> Reads:
-    """What each of `shards` reads where the elements of the windows are split over them as the operand is: every shard
-    has a term of all results."""
+def contracted_reads(window: Window, shards: int, is_whole: bool = False) -> Reads:
+    """What each of `shards` reads where the elements of the windows are split over them as the operand is, or while all
+    have the whole operand: every shard has a term of all results."""
     results, block = window.result_size, block_length(window.window, shards)
     counts = [max(0, min(block, window.window - t * block)) for t in range(shards)]
     if window.is_reversed:  # the last block, which may not be full, is the first of the window; its padding comes first
@@ -243,11 +243,17 @@ def contracted_reads(window: Window, shards: int) -> Reads:
     begins = [first * window.window_dilation * (n > 0) - window.low for first, n in zip(firsts, counts, strict=True)]
     spans = [(n - 1) * window.window_dilation + 1 if n and results else 0 for n in (block, *counts)]
     length, *lengths = [(results - 1) * window.stride + span if span else 0 for span in spans]
-    return _reads(window, results, block, length, begins, lengths)
+    return _reads(window, results, block, length, begins, lengths, is_whole)
 
 
 def _reads(
-    window: Window, block: int, local_window: int, length: int, begins: Sequence[int], lengths: Sequence[int]
+    window: Window,
+    block: int,
+    local_window: int,
+    length: int,
+    begins: Sequence[int],
+    lengths: Sequence[int],
+    is_whole: bool = False,
 ) -> Reads:
     """Shard t reads `lengths[t]` of `length` elements of the dilated operand from `begins[t]` on."""
     dilation = window.base_dilation
@@ -257,7 +263,8 @@ def _reads(
         _clipped(block_length(begin, dilation), (begin + n - 1) // dilation + 1 if n else 0, first, window.size)
         for begin, first, n in zip(begins, firsts, lengths, strict=True)
     )
-    plan = plan_strips((Source.split(window.size, len(begins)),), wants, width)
+    source = Source.whole(window.size) if is_whole else Source.split(window.size, len(begins))
+    plan = plan_strips((source,), wants, width)
     return Reads(block, local_window, length, window.stride, dilation, phases, plan)
 
 

@@ -1,11 +1,12 @@
 """Convolutions: batches, features, groups and space can be sharded.
 
 Contracted features leave partial sums. Where space is split, a device reads of its neighbours what its windows reach
-(`emission/wants.py`), dimension after dimension, so that the second one brings the corners. Two cases:
+(`emission/wants.py`), dimension after dimension, so that the second one brings the corners. The cases:
 
 - The result is split with the input: a device reads what its block of the result needs.
 - The kernel is split with the input, as the output's gradient is in the gradient of a kernel: a device reads what its
-  block of the kernel meets, and has a term of every result.
+  block of the kernel meets, and has a term of every result. So it has where only the kernel is split, out of the whole
+  input.
 
 The fill values of a dilated input are never sent, and computed with only where shards start at different phases
 between two strides.
@@ -68,7 +69,19 @@ def _convolution_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     spatial = frozenset(f for dim in space for f in (*rule.mappings[0][dim.input], *rule.mappings[1][dim.kernel]))
     splittable = ((pass_through_factors(rule) | rule.reduction) - spatial) | split
     inside = fetched(0, op.operands[0].shape or (), rule.mappings[0], fetches)
-    return [Strategy("partial", splittable, rule.reduction & splittable, sum_kind(op.results[0].dtype), tuple(inside))]
+    kind = sum_kind(op.results[0].dtype)
+    partial = Strategy("partial", splittable, rule.reduction & splittable, kind, tuple(inside))
+    alone = _of_kernel_alone(rule, space)
+    if not alone:
+        return [partial]
+    whole = splittable - spatial
+    return [partial, Strategy("split_kernel", whole | alone, (rule.reduction & whole) | alone, kind)]
+
+
+def _of_kernel_alone(rule: OpShardingRule, space: Sequence[_Space]) -> frozenset[int]:
+    """The factors of the kernel's spatial dimensions that are no others'."""
+    kernel = frozenset(f for dim in space for f in rule.mappings[1][dim.kernel] if rule.factor_sizes[f] > 1)
+    return kernel - rule.factors_of[0] - rule.factors_of[2]
 
 
 def _fetch(rule: OpShardingRule, dim: _Space) -> Fetch | None:
@@ -92,10 +105,7 @@ def _convolution(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         "feature_group_count": _ratio(lhs.shape[dims.input_feature], rhs.shape[dims.kernel_input_feature]),
         "batch_group_count": _ratio(lhs.shape[dims.input_batch], local.result_shape()[dims.output_batch]),
     }
-    spaces = [
-        LocalWindow.of(local, dim.input, dim.window, contracted=local.operand_axes(1, dim.kernel) != ())
-        for dim in _space(op, dims)
-    ]
+    spaces = [_local_window(local, dim) for dim in _space(op, dims)]
     for space in spaces:
         lhs = space.fetched(local, lhs, 0)
     windows = [space.local_window(lhs) for space in spaces]
@@ -106,6 +116,17 @@ def _convolution(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     for space, dim in zip(spaces, dims.output_spatial, strict=True):
         result = space.kept(local, result, dim)
     return result
+
+
+def _is_kernel_alone(local: LocalOp, dim: _Space) -> bool:
+    return local.operand_axes(1, dim.kernel) != () == local.operand_axes(0, dim.input)
+
+
+def _local_window(local: LocalOp, dim: _Space) -> LocalWindow:
+    axes = local.operand_axes(1, dim.kernel)
+    if _is_kernel_alone(local, dim):
+        return LocalWindow.over_whole(local, dim.input, dim.window, axes)
+    return LocalWindow.of(local, dim.input, dim.window, contracted=axes != ())
 
 
 def _re_emitted(

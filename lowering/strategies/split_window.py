@@ -115,6 +115,11 @@ class LocalWindow:
         reads = contracted_reads if contracted else window_reads
         return cls(dim, window, axes, reads(window, axes_size(axes, local.mesh.mesh)) if axes else None)
 
+    @classmethod
+    def over_whole(cls, local: LocalOp, dim: int, window: Window, axes: Axes) -> LocalWindow:
+        """A window whose elements are split along `axes`, over a dimension that every device has whole."""
+        return cls(dim, window, axes, contracted_reads(window, axes_size(axes, local.mesh.mesh), is_whole=True))
+
     @property
     def _padding(self) -> tuple[int, int] | None:
         """What the local op pads where it also dilates, so that it does not compute with fill values."""
