@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE, op
-from random_programs.windows import random_convolution, random_pool, random_select_and_scatter
+from random_programs.windows import SCATTERED, random_convolution, random_pool, random_select_and_scatter
 from test_totals import OPTIONS
 from test_uneven import PARTITIONED, assert_close, split
 
@@ -207,6 +207,39 @@ def test_one_window_over_everything_is_a_reduction():
     plan, _ = run(lambda x: function(split(x, None, "x")), IMAGE[:, :61], costs=None, rtol=1e-5)
     assert {c.kind for c in plan.collectives if c.wire_bytes} == {"all_reduce"}
     assert plan.wire_bytes == 2 * 2 * 7 / 8 * 4 * 8 * 4
+
+
+def scattered_to_one(direction, x, source, window):
+    """The op that puts `source`, of one element per batch, to what a single window over rows and columns selects."""
+    types = ["x".join([*map(str, a.shape), "f32"]) for a in (x, source)]
+    sizes = ", ".join(map(str, (1, *window)))
+    options = {"padding": [[0, 0]] * 3, "rank": 3, "strides": "1, 1, 1"}
+    return op(SCATTERED.format(window=sizes, direction=direction, x=types[0], source=types[1], **options), types[0])
+
+
+@pytest.mark.parametrize(
+    ("direction", "spec"),
+    [("GE", ("x", None)), ("GE", (None, "x")), ("GT", ("y", "x")), ("LE", ("x", "y")), ("LT", ("y", None))],
+    ids=str,
+)
+def test_the_element_that_one_window_selects_is_found_by_reductions(direction, spec):
+    """Also among equal ones, with NaN before, between and behind the others, and among nothing but infinities."""
+    mesh = PLANE if "y" in spec else LINE
+    x, source = integers(6, 13, 5).astype(np.float32), integers(6, 1, 1).astype(np.float32)
+    x[1, 3, 1] = x[1, 7, 4] = x[2, 0, 0] = x[3, 12, 4] = x[4] = np.nan
+    x[5] = -np.inf
+    function = scattered_to_one(direction, x, source, (13, 5))
+    run(lambda x, source: function(split(x, None, *spec, mesh=mesh), source, np.float32(1)), x, source, mesh=mesh)
+
+
+def test_the_gradient_of_global_max_pooling_sends_numbers_of_its_results():
+    def function(x):
+        return lax.reduce_window(split(x, None, "x"), -jnp.inf, lax.max, (1, 64, 32, 1), (1, 1, 1, 1), "VALID")
+
+    gradient = jax.grad(lambda x: (function(x) ** 2).sum())
+    plan, compiled = run(lambda x: split(gradient(x), None, "x"), IMAGE, costs=None, rtol=1e-5)
+    assert plan.wire_bytes == 4 * (2 * 7 / 8 * 4 * 8 * 4), plan  # the maximum, and who has it: values, positions, NaN
+    assert flops(compiled) < IMAGE.size / 8 * 30
 
 
 def test_a_pad_is_a_window_s_padding_only_if_it_adds_nothing():

@@ -22,6 +22,7 @@ from sdy_jax.lowering.emission.strips import StripPlan
 from sdy_jax.lowering.emission.wants import Scattered, Window, scattered_reads
 from sdy_jax.lowering.strategies.cumulative import cumulative, cumulative_strategies, scanned
 from sdy_jax.lowering.strategies.monoids import identity, is_identity, reduction_kind
+from sdy_jax.lowering.strategies.one_window import is_one_window, one_window_strategy, put_into_selected
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import factors_of_dims, is_leader
 from sdy_jax.lowering.strategies.split_window import (
@@ -141,6 +142,9 @@ def _re_emitted(
 @strategies("stablehlo.select_and_scatter")
 def _select_and_scatter_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
     windows, (mapping, sources, _) = _windows(op), rule.operand_mappings
+    kept = pass_through_factors(rule) - factors_of_dims(mapping, windows) - factors_of_dims(sources, windows)
+    if _is_reduction(op, windows):
+        return [one_window_strategy(op, rule, windows, kept)]
     split = {
         dim: mapping[dim][0]
         for dim, found in windows.items()
@@ -151,8 +155,13 @@ def _select_and_scatter_strategies(op: Op, rule: OpShardingRule) -> list[Strateg
     for tensor, plan in enumerate((_read_operand, _read_source)):
         fetches = [Fetch(dim, factor, windows[dim], plan) for dim, factor in split.items()]
         inside += fetched(tensor, op.operands[tensor].shape or (), mapping, fetches)
-    kept = pass_through_factors(rule) - factors_of_dims(mapping, windows) - factors_of_dims(sources, windows)
     return [Strategy("along_windows", kept | frozenset(split.values()), inside=tuple(inside))]
+
+
+def _is_reduction(op: Op, windows: Mapping[int, Window]) -> bool:
+    """Whether there is one window, of which shards can find out together what is selected."""
+    is_known = fill_of_selected(op) is not None and reduction_kind(op.blocks[1]) is not None
+    return bool(windows) and is_known and is_one_window(windows)
 
 
 def _read_operand(window: Window, shards: int) -> StripPlan:
@@ -180,6 +189,8 @@ def _select_and_scatter(local: LocalOp, operand: jax.Array, source: jax.Array, i
     op, size = local.op, local.operand_shape(0)
     fill, neutral = fill_of_selected(op), identity(reduction_kind(op.blocks[1]) or "sum", op.results[0].dtype)
     paddings, reads, windows = list(padding(op)), dict[int, Scattered](), _windows(op)
+    if _is_reduction(op, windows) and any(local.operand_axes(0, dim) for dim in windows):
+        return put_into_selected(local, operand, source, init, windows)
     for dim, found in windows.items():
         if axes := local.operand_axes(0, dim):
             reads[dim] = scattered_reads(found, axes_size(axes, local.mesh.mesh))
