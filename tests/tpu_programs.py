@@ -98,6 +98,10 @@ def pool(x, init, combine, window):
     return lax.reduce_window(x, np.float32(init), combine, (1, window, window, 1), (1, 2, 2, 1), "SAME")
 
 
+def largest(x):
+    return lax.reduce_window(x, -np.inf, lax.max, (1, *x.shape[1:3], 1), (1,) * 4, "VALID")
+
+
 SPATIAL = {
     "convolution": convolution,
     "its gradients": jax.grad(lambda x, k: (convolution(x, k) ** 2).sum(), (0, 1)),
@@ -105,6 +109,7 @@ SPATIAL = {
     "transposed convolution": lambda x, k: lax.conv_transpose(x, k, (2, 2), "SAME"),
     "gradient of max pooling": jax.grad(lambda x, k: (pool(x, -np.inf, lax.max, 3) ** 2).sum()),
     "gradient of mean pooling": jax.grad(lambda x, k: (pool(x, 0, lax.add, 3) ** 2).sum()),
+    "gradient of the largest of everything": jax.grad(lambda x, k: (largest(x) ** 2).sum()),
     "mean of everything": lambda x, k: lax.reduce_window(x, 0.0, lax.add, (1, *x.shape[1:3], 1), (1,) * 4, "VALID"),
 }
 
@@ -115,6 +120,17 @@ def test_images_split_in_space(name, spec):
     x, kernel = jax.ShapeDtypeStruct((2, 64, 32, 8), jnp.float32), jax.ShapeDtypeStruct((3, 3, 8, 8), jnp.float32)
     mesh = tpu_mesh(4, 2, names=("x", "y"))
     assert not failure(sdy.partition(SPATIAL[name], mesh=mesh, in_shardings=(spec, P())), x, kernel)
+
+
+def test_kernels_split_in_space():
+    x, kernel = jax.ShapeDtypeStruct((1, 16, 16, 8), jnp.float32), jax.ShapeDtypeStruct((16, 16, 8, 8), jnp.float32)
+    mesh = tpu_mesh(4, 2, names=("x", "y"))
+    for function in (convolution, SPATIAL["its gradients"]):
+        assert not failure(sdy.partition(function, mesh=mesh, in_shardings=(P(), P("x", "y"))), x, kernel)
+
+
+def shift_of(x):
+    return (x[0, 0] == x[0, 1]).astype(np.int32)
 
 
 MOVES = {
@@ -136,6 +152,8 @@ MOVES = {
     "largest few": (lambda x: lax.top_k(x.real.ravel(), 5), P("x"), P()),
     "cumulative sum": (lambda x: jnp.cumsum(x, 0), P("x", "y"), P("x", "y")),
     "roll": (lambda x: jnp.roll(x, 3, 0), P("x", "y"), P("x", "y")),
+    "roll by a traced shift": (lambda x: jnp.roll(x.ravel(), shift_of(x)), P("x"), P("x")),
+    "roll of rows by a traced shift": (lambda x: jnp.roll(x, shift_of(x), 0), P("x"), P("x")),
     "rows": (lambda x: x[np.array([1, 5, 63, 2])], P("x", "y"), P(None, "y")),
     "updated rows": (lambda x: x.at[np.array([1, 5, 63, 1])].add(x[:4]), P("x", "y"), P("x", "y")),
     "window": (lambda x: lax.dynamic_slice(x, (3, 1), (20, 8)), P("x", "y"), P()),
