@@ -113,3 +113,20 @@ def test_a_roll_is_split_like_its_operand():
 
     plan = sdy.partition(function, mesh=LINE, in_shardings=(P("x"), P())).plan(ROWS, 3)
     assert "result  f32[64@x,8]" in str(plan)
+
+
+def test_rolled_programs_are_read_back():
+    function = sdy.partition(partial(along, 0), mesh=LINE, in_shardings=(P("x"), P()))
+    plan = function.plan(LINE_OF_64, np.int32(3))
+    assert "sdy_jax.roll" in str(plan.stages["partitioned"])
+    again = sdy.partition(sdy.loads(plan.mlir("partitioned")), mesh=LINE)
+    np.testing.assert_array_equal(again(LINE_OF_64, np.int32(3)), np.roll(LINE_OF_64, 3))
+    assert again.plan(LINE_OF_64, np.int32(3)).wire_bytes == plan.wire_bytes
+
+
+def test_rolls_in_loops():
+    def function(x, shift):
+        return jax.lax.fori_loop(0, 3, lambda i, y: jnp.roll(y, shift + i, 0) + x, x)
+
+    for shift in (1, -30):
+        check(function, [LINE_OF_64, np.int32(shift)], (P("x"), P()), P("x"), mesh=LINE)
