@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import jax
 
 from sdy_jax.errors import SdyError, with_article
-from sdy_jax.lowering.placement.policy import UNEVEN, Policy
+from sdy_jax.lowering.placement.policy import LAYOUTS, UNEVEN, Policy
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.runtime.boundary import concrete_mesh
 
@@ -31,6 +31,7 @@ class Keywords(TypedDict, total=False):
     on_unknown: str
     optimize_collectives: bool
     uneven: str
+    layouts: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Options:
     on_unknown: str = "warn"
     optimize_collectives: bool = False
     uneven: str = "pad"
+    layouts: str = "local"
 
     def check(self) -> None:
         """
@@ -61,6 +63,8 @@ class Options:
             raise SdyError(f"on_unknown={self.on_unknown!r}; expected 'warn', 'error' or 'ignore'")
         if self.uneven not in UNEVEN:
             raise SdyError(f"uneven={self.uneven!r}; expected 'pad', 'replicate' or 'error'")
+        if self.layouts not in LAYOUTS:
+            raise SdyError(f"layouts={self.layouts!r}; expected 'local' or 'global'")
         if self.costs is not None and not isinstance(self.costs, CostModel):
             raise SdyError(f"costs is {with_article(type(self.costs))}; expected a CostModel")
         if self.compiler_options is not None and not isinstance(self.compiler_options, dict):
@@ -72,7 +76,7 @@ class Options:
     @property
     def policy(self) -> Policy:
         """Those of the partitioner."""
-        return Policy(self.optimize_collectives, self.uneven)
+        return Policy(self.optimize_collectives, self.uneven, self.layouts)
 
     @property
     def of_jit(self) -> dict[str, Any]:

@@ -278,6 +278,7 @@ class PartitionedFunction(Generic[P, R]):
                 on_unknown=self._options.on_unknown,
                 optimize_collectives=self._options.optimize_collectives,
                 uneven=self._options.uneven,
+                layouts=self._options.layouts,
             )
             made = _InnerFunction(fun, options)
             made._name = f"{self._name} ({role})"

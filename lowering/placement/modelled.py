@@ -1,0 +1,267 @@
+"""From a program and the walk over it to the planner's model, and back from its choices to a plan for the next walk.
+
+Every op with a rule is a node with all ways to run its kind; ops that leave no choice, constraints and the border are
+nodes with one way. Each data-flow edge is a node that takes its sources and makes its targets in one layout, so what a
+loop carries is chosen with the trip count on its inner side. Values that every device can compute have no price.
+Source: spec of the planner, sections 2 to 7 and 13.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
+from sdy_jax.lowering.placement.decisions import Decision
+from sdy_jax.lowering.placement.kinds import Kind, Kinds, operations_done
+from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
+from sdy_jax.lowering.placement.trips import trips
+from sdy_jax.lowering.placement.walked import LayoutPlan, Walked
+from sdy_jax.lowering.planning.choice import OpProblem, PlannedOp, Tensor
+from sdy_jax.lowering.planning.enumerated import Way, every_way, layouts_of_shape
+from sdy_jax.lowering.planning.layout_table import LayoutTable, Price, Prices, ShapeClass
+from sdy_jax.lowering.planning.program_model import Chosen, ProgramModel
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.strategies.linearity import carries
+from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules.dataflow import accumulator, edges_of, is_data_flow
+
+_FREE = -1
+
+
+class ModelledProgram:
+    """A program as the planner sees it. `start` are the walk's own choices."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        walked: Walked,
+        kinds: Kinds,
+        mesh_name: str,
+        mesh: Mesh,
+        costs: CostModel,
+        price: Price,
+        pads: bool,
+    ):
+        self._graph, self._walked, self._kinds = graph, walked, kinds
+        self._mesh_name, self._mesh, self._costs, self._pads = mesh_name, mesh, costs, pads
+        self._number = {op: n for n, op in enumerate(graph.ops)}
+        self.table = LayoutTable(mesh_name, mesh)
+        self.atoms = _atoms(walked, mesh)
+        self.model = ProgramModel(Prices(self.table, price))
+        self._values: dict[Value, int] = {}
+        self._ways: dict[object, list[Way]] = {}
+        self._decided: dict[int, int] = {}
+        self._edges: dict[tuple[int, int], int] = {}
+        self._read()
+        self.start: Chosen = [0] * len(self.model.nodes)
+
+    # The program.
+
+    def _read(self) -> None:
+        main = self._graph.main.blocks[0]
+        for argument, sharding in zip(main.arguments, self._walked.arguments, strict=True):
+            if argument.shape is not None:
+                self._fixed([], [argument], [sharding], 1.0)
+        self._block(main, 1.0, free=True)
+        self._fixed(main.terminator.operands, [], self._walked.results, 1.0)
+
+    def _block(self, block: Block, times: float, free: bool) -> None:
+        for op in block.ops[:-1]:
+            number = self._number[op]
+            if is_data_flow(op):
+                self._data_flow(op, times, free)
+            elif number in self._walked.passed:
+                self._values[op.results[0]] = self._value(op.operands[0], times)
+            elif number in self._walked.fixed:
+                self._fixed(op.operands, op.results, self._walked.fixed[number], times)
+            elif number in self._walked.decided:
+                self._decide(op, self._walked.decided[number], times, free)
+
+    def _data_flow(self, op: Op, times: float, free: bool) -> None:
+        edges, walked = edges_of(op), self._walked.edges[self._number[op]]
+        for target in (target for edge in edges for target in edge.targets):
+            inside = isinstance(target.owner, Block)
+            self._new_value(target, times * _trips(op) if inside else times)
+        for block in op.blocks:
+            self._block(block, times * _trips(op), free and not manual_axes(op))
+        for index, (edge, taken) in enumerate(zip(edges, walked, strict=True)):
+            counts = len(edge.sources), len(edge.targets)
+            ends = self.table.number(taken.sources), self.table.number(taken.targets)
+            ways = [_edge_way(*ends, *counts)]
+            if free and op.name not in COMPUTATIONS and edge.owner.shape:
+                summed = accumulator(edge) is not None and _is_inexact(edge.owner)
+                every = layouts_of_shape(edge.owner.shape, self.atoms, self.table, summed)
+                ways += [_edge_way(n, n, *counts) for n in every if (n, n) != ends]
+            takes = [self._value(v, times) for v in edge.sources]
+            self._edges[self._number[op], index] = self._add(ways, times, takes, edge.targets)
+
+    def _decide(self, op: Op, decision: Decision, times: float, free: bool) -> None:
+        if all(depends_on_no_input(result) for result in op.results):
+            self._values.update(dict.fromkeys(op.results, _FREE))
+            return
+        ways = self._ways_of(op, decision, free)
+        takes = [self._value(value, times) for value in op.operands]
+        for result in op.results:
+            self._new_value(result, times)
+        self._decided[self._number[op]] = self._add(ways, times, takes, op.results)
+
+    def _fixed(
+        self, takes: Sequence[Value], makes: Sequence[Value], shardings: Sequence[TensorSharding], times: float
+    ) -> None:
+        taken = [self._value(value, times) for value in takes]
+        for value in makes:
+            self._new_value(value, times)
+        self._add([Way(tuple(map(self.table.number, shardings)), 0.0, 0.0)], times, taken, makes)
+
+    def _add(self, ways: list[Way], times: float, takes: Sequence[int], makes: Sequence[Value]) -> int:
+        return self.model.add_node(ways, times, takes, [self._values[value] for value in makes])
+
+    def _new_value(self, value: Value, times: float) -> None:
+        known = value.shape is not None
+        self._values[value] = self.model.add_value(_class(value), times) if known else _FREE
+
+    def _value(self, value: Value, times: float) -> int:
+        """The number of a value; one that no node makes costs nothing in any layout."""
+        if value not in self._values:
+            self._values[value] = _FREE
+        return self._values[value]
+
+    # Ways.
+
+    def _ways_of(self, op: Op, decision: Decision, free: bool) -> list[Way]:
+        """The ways of an op, the walk's own first."""
+        kind = self._kinds.of(op)
+        assert kind is not None
+        layouts = tuple(map(self.table.number, decision.shardings))
+        at_home = all(self.table.shardings[n].layout[0] in (None, self._mesh_name) for n in layouts)
+        carried = tuple(self._carried(op)) if free and at_home else ()
+        key = kind, layouts, decision.choice.inside, carried, free and at_home
+        if key not in self._ways:
+            own = self._own_way(kind, decision, layouts)
+            every = self._every_way(kind, carried) if free and at_home else []
+            self._ways[key] = _ordered(own, every, _contracts(kind))
+        return self._ways[key]
+
+    def _every_way(self, kind: Kind, carried: tuple[frozenset[int], ...]) -> list[Way]:
+        key = kind, carried
+        if key not in self._ways:
+            self._ways[key] = every_way(self._problem(kind), self.atoms, carried, self.table, self._pads)
+        return self._ways[key]
+
+    def _problem(self, kind: Kind) -> OpProblem:
+        whole = [TensorSharding.replicated(self._mesh_name, len(shape)) for shape, _ in kind.tensors]
+        tensors = tuple([Tensor(*shaped, s) for shaped, s in zip(kind.tensors, whole, strict=True)])
+        return OpProblem(kind.rule, kind.strategies, tensors, self._mesh_name, self._mesh, self._costs)
+
+    def _own_way(self, kind: Kind, decision: Decision, layouts: tuple[int, ...]) -> Way:
+        inside = decision.choice.inside
+        work = self._costs.flop * operations_done(kind, decision.shardings, self._mesh)
+        return Way(layouts, work + sum(c.time for c in inside), work, inside)
+
+    def _carried(self, op: Op) -> Iterator[frozenset[int]]:
+        """The sets of operands that may be partial sums together, so that the results are."""
+        if not all(map(_is_inexact, op.results)):
+            return
+        sets = (carries(op, "sum", frozenset([i])) for i in range(len(op.operands)))
+        yield from dict.fromkeys(found for found in sets if found)
+
+    # The plan.
+
+    def plan(self, chosen: Chosen) -> LayoutPlan:
+        """What a walk has to do to run the program so."""
+        nodes, shardings = self.model.nodes, self.table.shardings
+        ops = dict[int, PlannedOp]()
+        for number, node in self._decided.items():
+            way, decision = nodes[node].ways[chosen[node]], self._walked.decided[number]
+            taken = tuple([shardings[layout] for layout in way.layouts])
+            ops[number] = PlannedOp(taken, way.inside, way.strategy, decision.choice.gathered)
+        edges = dict[int, list[TensorSharding]]()
+        for (number, _), node in self._edges.items():
+            edges.setdefault(number, []).append(shardings[nodes[node].ways[chosen[node]].layouts[0]])
+        return LayoutPlan(ops, dict(self._homes(chosen)), edges)
+
+    def _homes(self, chosen: Chosen) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
+        for value, number in self._values.items():
+            op = value.defining_op
+            if number == _FREE or op is None or op.name in COMPUTATIONS or self._number[op] in self._walked.passed:
+                continue
+            if self._number[op] in self._walked.fixed:
+                continue
+            home = self._home(number, chosen)
+            if home is not None:
+                yield (self._number[op], value.index), home
+
+    def _home(self, number: int, chosen: Chosen) -> TensorSharding | None:
+        """The layout in which several users of a value expect it: the one in which it is made or, if that is unreduced,
+        the one through which it goes to them most cheaply."""
+        value, shardings = self.model.values[number], self.table.shardings
+        assert value.maker is not None
+        made = self.model.layout(chosen, value.maker)
+        if not shardings[made].unreduced_axes:
+            return shardings[made]
+        wanted = sorted({self.model.layout(chosen, use) for use in value.uses} - {made})
+        whole = [layout for layout in wanted if not shardings[layout].unreduced_axes]
+        if not whole:
+            return None
+        cost, spread = self.model.prices.cost, self.model.spread
+
+        def through(layout: int) -> float:
+            rest = frozenset(wanted) - {layout}
+            return cost(value.shape, made, layout) + (spread(value.shape, layout, rest) if rest else 0.0)
+
+        return shardings[min(whole, key=through)]
+
+
+def _edge_way(source: int, target: int, sources: int, targets: int) -> Way:
+    return Way((*(source,) * sources, *(target,) * targets), 0.0, 0.0)
+
+
+def _ordered(own: Way, every: Sequence[Way], capped: bool) -> list[Way]:
+    """The walk's way first; without those that do more work than it, for ops whose work may not be repeated."""
+    alike = next((way for way in every if way.layouts == own.layouts), own)
+    first = alike if alike.cost < own.cost else own
+    others = (way for way in every if way.layouts != own.layouts)
+    return [first, *(way for way in others if not capped or way.work <= first.work * (1 + 1e-9))]
+
+
+def _contracts(kind: Kind) -> bool:
+    """Whether the op multiplies its operands along a dimension that they share and the result lacks."""
+    mappings = kind.rule.operand_mappings
+    shared = [f for f in kind.rule.reduction if sum(any(f in dim for dim in m) for m in mappings) > 1]
+    return bool(shared)
+
+
+def _trips(op: Op) -> int:
+    return trips(op) if op.name == "stablehlo.while" else 1
+
+
+def _class(value: Value) -> ShapeClass:
+    return value.shape or (), value.itemsize
+
+
+def _is_inexact(value: Value) -> bool:
+    return value.dtype.startswith(("f", "bf", "complex"))
+
+
+def _atoms(walked: Walked, mesh: Mesh) -> tuple[AxisRef, ...]:
+    """The mesh axes in mesh order, cut where the walk cut them."""
+    edges = {axis.name: {1, axis.size} for axis in mesh.axes if axis.size > 1}
+    shardings = itertools.chain(
+        walked.arguments,
+        walked.results,
+        *(decision.shardings for decision in walked.decided.values()),
+        *walked.fixed.values(),
+        *itertools.chain(*walked.edges.values()),
+    )
+    for sharding in dict.fromkeys(shardings):
+        for axis in itertools.chain(*sharding.axes, sharding.unreduced_axes):
+            if axis.name in edges:
+                edges[axis.name].update((axis.pre_size, axis.next_pre_size(mesh)))
+    found = []
+    for name, cuts in edges.items():
+        for low, high in itertools.pairwise(sorted(cuts)):
+            found.append(AxisRef.canonical(name, low, high // low, mesh))
+    return tuple(found)

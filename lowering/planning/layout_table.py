@@ -1,0 +1,100 @@
+"""Layouts by number, and what it costs to go from one to another: what the planner of a whole program computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sdy_jax.representation.axes import overlaps, set_difference
+from sdy_jax.representation.mesh import Axes, Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+ShapeClass = tuple[tuple[int, ...], float]
+"""A tensor's global shape and its bytes per element: values of one class cost the same in equal layouts."""
+
+Price = Callable[[ShapeClass, TensorSharding, TensorSharding], float]
+"""`price(class, source, target)`: the time of the cheapest reshard."""
+
+
+class LayoutTable:
+    """The numbers of layouts. Shardings that place data alike have one number."""
+
+    def __init__(self, mesh_name: str, mesh: Mesh):
+        self.mesh = mesh
+        self._mesh_name = mesh_name
+        self._numbers: dict[object, int] = {}
+        self._by_axes: dict[object, int] = {}
+        self._without: dict[tuple[int, Axes], int] = {}
+        self.shardings: list[TensorSharding] = []
+        """The layout of each number, as a closed sharding."""
+
+    def number(self, sharding: TensorSharding) -> int:
+        """The number of a sharding's layout."""
+        found = self._numbers.get(sharding.layout)
+        if found is None:
+            found = self._numbers[sharding.layout] = len(self.shardings)
+            closed = sharding if sharding.is_fully_closed and not sharding.replicated_axes else sharding.closed_like()
+            self.shardings.append(closed)
+        return found
+
+    def number_of_axes(self, axes: tuple[Axes, ...], unreduced: Axes = (), reduction: str = "sum") -> int:
+        """The number of a layout on the program's mesh."""
+        key = axes, unreduced, reduction
+        found = self._by_axes.get(key)
+        if found is None:
+            sharding = TensorSharding.closed(self._mesh_name, axes, unreduced, reduction if unreduced else "sum")
+            found = self._by_axes[key] = self.number(sharding)
+        return found
+
+    def without(self, number: int, axes: Axes) -> int:
+        """The layout that is left if some axes are taken out of it."""
+        key = number, axes
+        if key not in self._without:
+            sharding = self.shardings[number]
+            lists = (*sharding.axes, sharding.unreduced_axes)
+            *dims, unreduced = [_without(found, axes, self.mesh) for found in lists]
+            self._without[key] = self.number_of_axes(tuple(dims), unreduced, sharding.reduction)
+        return self._without[key]
+
+
+def _without(axes: Axes, removed: Axes, mesh: Mesh) -> Axes:
+    if not any(overlaps(a, b) for a in axes for b in removed):
+        return axes
+    return set_difference(axes, removed, mesh)
+
+
+class Prices:
+    """The prices of reshards between layouts, each asked for once."""
+
+    def __init__(self, table: LayoutTable, price: Price):
+        self._table, self._price = table, price
+        self._known: dict[ShapeClass, dict[tuple[int, int], float]] = {}
+
+    def cost(self, of: ShapeClass, source: int, target: int) -> float:
+        """The price of one reshard; infinite where there is none."""
+        if source == target:
+            return 0.0
+        known = self._known.setdefault(of, {})
+        found = known.get((source, target))
+        if found is None:
+            found = known[source, target] = self._asked(of, source, target)
+        return found
+
+    def matrix(self, of: ShapeClass, sources: Sequence[int], targets: Sequence[int]) -> np.ndarray:
+        """The prices from each of some layouts (rows) to each of others (columns)."""
+        return np.array([[self.cost(of, a, b) for b in targets] for a in sources])
+
+    def _asked(self, of: ShapeClass, source: int, target: int) -> float:
+        ends = self._table.shardings[source], self._table.shardings[target]
+        return self._price(of, *ends) if may_become_unreduced(*ends) else float("inf")
+
+
+def may_become_unreduced(source: TensorSharding, target: TensorSharding) -> bool:
+    """Whether the axes along which the target is unreduced and the source is not may be so: terms of a sum may be zero,
+    of another reduction none is."""
+    new = target.unreduced_axes
+    if not new or target.reduction == "sum":
+        return not (new and source.unreduced_axes and source.reduction != "sum")
+    same = source.reduction == target.reduction
+    return same and all(any(overlaps(a, b) for b in source.unreduced_axes) for a in new)

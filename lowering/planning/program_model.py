@@ -1,0 +1,110 @@
+"""A program as the planner of layouts sees it: nodes that choose among ways, and values that lead from node to node.
+
+A node takes values (*ports*) in the layouts of its way and makes values in others. What the program costs is the sum of
+the ways' own costs and, per value, of the cheapest set of reshards that leads from the layout in which it is made to all
+those in which it is taken: a layout is paid for once, whoever takes it.
+Source: spec of the planner, sections 1 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sdy_jax.lowering.planning.enumerated import Way
+from sdy_jax.lowering.planning.layout_table import Prices, ShapeClass
+
+Chosen = list[int]
+"""Per node, the number of the chosen way."""
+
+
+class Port(NamedTuple):
+    """A node's slot: the position of a value in its ways' layouts."""
+
+    node: int
+    slot: int
+
+
+@dataclass(slots=True)
+class Node:
+    """An op, an edge of control flow, or the border: `ways` in the order in which ties are decided, and how often it
+    runs. `values`: per slot, the number of its value; -1 where a slot costs nothing in any layout."""
+
+    ways: list[Way]
+    times: float
+    values: list[int]
+
+
+@dataclass(slots=True)
+class ModelValue:
+    """A value: its class, how often it is made, where it is made and taken."""
+
+    shape: ShapeClass
+    times: float
+    maker: Port | None = None
+    uses: list[Port] = field(default_factory=list)
+
+
+class ProgramModel:
+    """The nodes and values of a program, and what choices cost."""
+
+    def __init__(self, prices: Prices):
+        self.prices = prices
+        self.nodes: list[Node] = []
+        self.values: list[ModelValue] = []
+        self._spread: dict[tuple[ShapeClass, int, frozenset[int]], float] = {}
+
+    def add_value(self, shape: ShapeClass, times: float) -> int:
+        self.values.append(ModelValue(shape, times))
+        return len(self.values) - 1
+
+    def add_node(self, ways: list[Way], times: float, takes: Sequence[int], makes: Sequence[int]) -> int:
+        """Adds a node that takes and makes these values, in the order of its ways' layouts."""
+        number = len(self.nodes)
+        self.nodes.append(Node(ways, times, [*takes, *makes]))
+        for slot, value in enumerate(takes):
+            if value >= 0:
+                self.values[value].uses.append(Port(number, slot))
+        for slot, value in enumerate(makes, len(takes)):
+            if value >= 0:
+                self.values[value].maker = Port(number, slot)
+        return number
+
+    def layout(self, chosen: Sequence[int], port: Port) -> int:
+        """The layout of a port under a choice."""
+        return self.nodes[port.node].ways[chosen[port.node]].layouts[port.slot]
+
+    def cost(self, chosen: Sequence[int]) -> float:
+        """What the program costs under a choice."""
+        own = sum([node.times * node.ways[c].cost for node, c in zip(self.nodes, chosen, strict=True)])
+        return own + sum([self.value_cost(value, chosen) for value in self.values])
+
+    def value_cost(self, value: ModelValue, chosen: Sequence[int]) -> float:
+        """What it costs to bring a value from where it is made to where it is taken."""
+        if value.maker is None or not value.uses:
+            return 0.0
+        made, wanted = self.layout(chosen, value.maker), {self.layout(chosen, use) for use in value.uses}
+        wanted.discard(made)
+        return value.times * self.spread(value.shape, made, frozenset(wanted)) if wanted else 0.0
+
+    def spread(self, shape: ShapeClass, made: int, wanted: frozenset[int]) -> float:
+        """The cost of the cheapest reshards that lead from one layout to all others, from layout to layout."""
+        if len(wanted) == 1:
+            return self.prices.cost(shape, made, next(iter(wanted)))
+        key = shape, made, wanted
+        if key not in self._spread:
+            ordered = sorted(wanted)
+            self._spread[key] = min([self._grown(shape, made, first, ordered) for first in [None, *ordered]])
+        return self._spread[key]
+
+    def _grown(self, shape: ShapeClass, made: int, first: int | None, wanted: Iterable[int]) -> float:
+        """The cost of adding layouts nearest first, one of them at the very beginning."""
+        cost, left = 0.0, {target: self.prices.cost(shape, made, target) for target in wanted}
+        while left:
+            nearest = first if first is not None else min(left, key=left.__getitem__)
+            first = None
+            cost += left.pop(nearest)
+            for target, known in left.items():
+                left[target] = min(known, self.prices.cost(shape, nearest, target))
+        return cost
