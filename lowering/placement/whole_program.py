@@ -19,7 +19,7 @@ from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import PartitionReport
-from sdy_jax.lowering.planning.improve import improve_locally
+from sdy_jax.lowering.planning.improve import improved
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.rules import RuleBook
 
@@ -50,7 +50,7 @@ def partition(
         lambda of, source, target: meshes.plan(*of, source, target, costs).cost,
         policy.uneven == "pad",
     )
-    chosen = improve_locally(modelled.model, modelled.start)
+    chosen = improved(modelled.model, modelled.start, modelled.table, modelled.atoms)
     planned = Partitioner(graph, mesh_name, costs, rules, policy, inputs, modelled.plan(chosen))
     better = planned.run()
     if planned.cost() <= proposed.cost():

@@ -1,14 +1,172 @@
-"""Better choices for a whole program, from given ones: the solver's moves, then one node at a time on the true cost."""
+"""Better choices for a whole program, from given ones.
+
+Each *move* leaves every node a few of its ways and solves what is then a small problem for all nodes at once: those that
+differ in one atom only, or those that keep all atoms together. In the end each node is tried alone on the true cost.
+Source: spec of the planner, sections 4 and 12.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import cycle
 
-from sdy_jax.lowering.planning.program_model import Chosen, ProgramModel
+import numpy as np
 
+from sdy_jax.lowering.planning.enumerated import Way
+from sdy_jax.lowering.planning.layout_table import LayoutTable, ShapeClass
+from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Port, ProgramModel
+from sdy_jax.lowering.planning.solver import Ports, Problem, solve
+from sdy_jax.representation.axes import overlaps
+from sdy_jax.representation.mesh import AxisRef
+
+_MOST_MOVES = 12
 _ROUNDS = 10
 _LEAST = 1e-9
 """The share of the program's cost below which nothing is changed."""
+
+Keeps = Callable[[Way, Way], bool]
+"""`keeps(way, now)`: whether a move allows a way to a node that has the way `now`."""
+
+
+def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atoms: Sequence[AxisRef]) -> Chosen:
+    """A choice that costs no more than the start, and the start where none was found that costs less."""
+    moves = _moves(table, atoms)
+    best, failed = list(start), 0
+    least = model.cost(best)
+    for _, move in zip(range(_MOST_MOVES), cycle(moves)):
+        found = _Restricted(model, best, move).solved()
+        cost = model.cost(found)
+        if cost < least * (1 - _LEAST):
+            best, least, failed = found, cost, 0
+        else:
+            failed += 1
+        if failed == len(moves):
+            break
+    tried = [improve_locally(model, best), improve_locally(model, start), list(start)]
+    costs = [model.cost(choice) for choice in tried]
+    lowest = min(costs)
+    return next(c for c, cost in reversed(list(zip(tried, costs, strict=True))) if cost <= lowest * (1 + _LEAST))
+
+
+def _moves(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Keeps]:
+    if len(atoms) < 2:
+        return [lambda way, now: True]
+
+    def along(atom: AxisRef) -> Keeps:
+        axes = (atom,)
+        return lambda way, now: all(
+            table.without(a, axes) == table.without(b, axes) for a, b in zip(way.layouts, now.layouts, strict=True)
+        )
+
+    def together(way: Way, now: Way) -> bool:
+        return all(_holds_all_or_none(table, layout, atoms) for layout in way.layouts)
+
+    return [together, *map(along, atoms)]
+
+
+def _holds_all_or_none(table: LayoutTable, layout: int, atoms: Sequence[AxisRef]) -> bool:
+    """Whether all atoms are in one place of a layout, or none is anywhere."""
+    sharding = table.shardings[layout]
+    used = [axes for axes in (*sharding.axes, sharding.unreduced_axes) if axes]
+    return not used or (len(used) == 1 and all(any(overlaps(a, b) for b in used[0]) for a in atoms))
+
+
+class _Restricted:
+    """The problem in which each node may only have the ways that a move leaves it, and its own."""
+
+    def __init__(self, model: ProgramModel, now: Sequence[int], keeps: Keeps):
+        self._model, self._now = model, now
+        self._kept: dict[tuple[int, int], list[int]] = {}
+        self._prices: dict[object, np.ndarray] = {}
+        self._columns: dict[tuple[int, int], tuple[list[int], np.ndarray]] = {}
+        self._allowed = [self._allowed_ways(node, keeps) for node in range(len(model.nodes))]
+
+    def solved(self) -> Chosen:
+        """The best choice that the solver finds."""
+        costs: list[np.ndarray] = []
+        start: list[int] = []
+        self._node: list[int] = []
+        homes: list[tuple[ModelValue, int, list[int]]] = []
+        for number, node in enumerate(self._model.nodes):
+            self._node.append(len(costs))
+            costs.append(node.times * np.array([node.ways[way].cost for way in self._allowed[number]]))
+            start.append(0)
+        for value in self._model.values:
+            if value.maker is not None and len(self._uses(value)) > 1:
+                layouts = self._layouts_around(value)
+                homes.append((value, len(costs), layouts))
+                costs.append(np.zeros(len(layouts)))
+                start.append(layouts.index(self._model.layout(self._now, value.maker)))
+        problem = Problem(costs)
+        at_home = {id(value): (number, layouts) for value, number, layouts in homes}
+        for value in self._model.values:
+            if value.maker is not None and value.uses:
+                self._add_edges(problem, value, at_home.get(id(value)))
+        choice = solve(problem, start).choice
+        return [self._allowed[number][choice[self._node[number]]] for number in range(len(self._model.nodes))]
+
+    def _allowed_ways(self, number: int, keeps: Keeps) -> list[int]:
+        ways, now = self._model.nodes[number].ways, self._now[number]
+        key = id(ways), now
+        if key not in self._kept:
+            others = [i for i, way in enumerate(ways) if i != now and keeps(way, ways[now])]
+            self._kept[key] = [now, *others]
+        return self._kept[key]
+
+    def _uses(self, value: ModelValue) -> list[Port]:
+        """The places where a value is taken; one for all slots of a node that take it in equal layouts."""
+        found: dict[object, Port] = {}
+        for use in value.uses:
+            layouts, column = self._column(use)
+            found.setdefault((use.node, tuple(layouts), column.tobytes()), use)
+        return list(found.values())
+
+    def _column(self, port: Port) -> tuple[list[int], np.ndarray]:
+        """The layouts that a port may have, in order, and for each allowed way the index of its own."""
+        allowed, ways = self._allowed[port.node], self._model.nodes[port.node].ways
+        key = id(allowed), port.slot
+        if key not in self._columns:
+            each = [ways[way].layouts[port.slot] for way in allowed]
+            layouts = sorted(set(each))
+            index = {layout: i for i, layout in enumerate(layouts)}
+            self._columns[key] = layouts, np.array([index[layout] for layout in each])
+        return self._columns[key]
+
+    def _layouts_around(self, value: ModelValue) -> list[int]:
+        assert value.maker is not None
+        found = {layout for port in (value.maker, *value.uses) for layout in self._column(port)[0]}
+        return sorted(found)
+
+    def _matrix(self, of: ShapeClass, sources: list[int], targets: list[int]) -> np.ndarray:
+        key = of, tuple(sources), tuple(targets)
+        if key not in self._prices:
+            self._prices[key] = self._model.prices.matrix(of, sources, targets)
+        return self._prices[key]
+
+    def _add_edges(self, problem: Problem, value: ModelValue, home: tuple[int, list[int]] | None) -> None:
+        assert value.maker is not None
+        made, rows = self._column(value.maker)
+        if home is None:
+            use = self._uses(value)[0]
+            taken, columns = self._column(use)
+            prices = self._matrix(value.shape, made, taken)
+            self._add(problem, value.maker.node, use.node, rows, columns, prices, value.times)
+            return
+        number, layouts = home
+        every = np.arange(len(layouts))
+        to_home = Ports(rows, every, self._matrix(value.shape, made, layouts), value.times)
+        problem.add(self._node[value.maker.node], number, to_home)
+        for use in self._uses(value):
+            taken, columns = self._column(use)
+            prices = self._matrix(value.shape, layouts, taken)
+            if len(made) == 1:
+                prices = np.minimum(prices, self._matrix(value.shape, made, taken))
+            problem.add(number, self._node[use.node], Ports(every, columns, prices, value.times))
+
+    def _add(
+        self, problem: Problem, a: int, b: int, rows: np.ndarray, columns: np.ndarray, prices: np.ndarray, times: float
+    ) -> None:
+        problem.add(self._node[a], self._node[b], Ports(rows, columns, prices, times))
 
 
 def improve_locally(model: ProgramModel, chosen: Sequence[int]) -> Chosen:
