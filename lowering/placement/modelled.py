@@ -9,6 +9,7 @@ Source: spec of the planner, sections 2 to 7 and 13.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
@@ -24,11 +25,15 @@ from sdy_jax.lowering.planning.layout_table import LayoutTable, Price, Prices, S
 from sdy_jax.lowering.planning.program_model import Chosen, ProgramModel
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
+from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import accumulator, edges_of, is_data_flow
+from sdy_jax.rules.predicates import is_elementwise
 
 _FREE = -1
+_MOST_USERS = 16
+_WIDENING = 4
 
 
 class ModelledProgram:
@@ -52,6 +57,8 @@ class ModelledProgram:
         self.atoms = _atoms(walked, mesh)
         self.model = ProgramModel(Prices(self.table, price))
         self._values: dict[Value, int] = {}
+        self._made_anew: dict[tuple[Op, int], int] = {}
+        """Per use of what is made for each user alone, the number of its value."""
         self._ways: dict[object, list[Way]] = {}
         self._decided: dict[int, int] = {}
         self._edges: dict[tuple[int, int], int] = {}
@@ -64,9 +71,9 @@ class ModelledProgram:
         main = self._graph.main.blocks[0]
         for argument, sharding in zip(main.arguments, self._walked.arguments, strict=True):
             if argument.shape is not None:
-                self._fixed([], [argument], [sharding], 1.0)
+                self._fixed(None, [argument], [sharding], 1.0)
         self._block(main, 1.0, free=True)
-        self._fixed(main.terminator.operands, [], self._walked.results, 1.0)
+        self._fixed(main.terminator, [], self._walked.results, 1.0)
 
     def _block(self, block: Block, times: float, free: bool) -> None:
         for op in block.ops[:-1]:
@@ -74,9 +81,9 @@ class ModelledProgram:
             if is_data_flow(op):
                 self._data_flow(op, times, free)
             elif number in self._walked.passed:
-                self._values[op.results[0]] = self._value(op.operands[0], times)
+                self._values[op.results[0]] = self._value(op.operands[0])
             elif number in self._walked.fixed:
-                self._fixed(op.operands, op.results, self._walked.fixed[number], times)
+                self._fixed(op, op.results, self._walked.fixed[number], times)
             elif number in self._walked.decided:
                 self._decide(op, self._walked.decided[number], times, free)
 
@@ -95,23 +102,29 @@ class ModelledProgram:
                 summed = accumulator(edge) is not None and _is_inexact(edge.owner)
                 every = layouts_of_shape(edge.owner.shape, self.atoms, self.table, summed)
                 ways += [_edge_way(n, n, *counts) for n in every if (n, n) != ends]
-            takes = [self._value(v, times) for v in edge.sources]
+            takes = [
+                self._made_anew.get(slot, self._value(v)) for slot, v in zip(edge.slots, edge.sources, strict=True)
+            ]
             self._edges[self._number[op], index] = self._add(ways, times, takes, edge.targets)
 
     def _decide(self, op: Op, decision: Decision, times: float, free: bool) -> None:
         if all(depends_on_no_input(result) for result in op.results):
             self._values.update(dict.fromkeys(op.results, _FREE))
             return
-        ways = self._ways_of(op, decision, free)
-        takes = [self._value(value, times) for value in op.operands]
+        ways, takes = self._ways_of(op, decision, free), self._taken(op)
+        for use in reversed(op.results[0].uses if free and _is_made_anew(op) else []):
+            self._new_value(op.results[0], times)
+            self._made_anew[use] = self._values[op.results[0]]
+            self._decided[self._number[op]] = self._add(ways, times, takes, op.results)
+        if op.results[0] in self._values:
+            return
         for result in op.results:
             self._new_value(result, times)
         self._decided[self._number[op]] = self._add(ways, times, takes, op.results)
 
-    def _fixed(
-        self, takes: Sequence[Value], makes: Sequence[Value], shardings: Sequence[TensorSharding], times: float
-    ) -> None:
-        taken = [self._value(value, times) for value in takes]
+    def _fixed(self, op: Op | None, makes: Sequence[Value], shardings: Sequence[TensorSharding], times: float) -> None:
+        """Adds an op, or the border, that takes and makes values in these layouts and no others."""
+        taken = self._taken(op) if op is not None else []
         for value in makes:
             self._new_value(value, times)
         self._add([Way(tuple(map(self.table.number, shardings)), 0.0, 0.0)], times, taken, makes)
@@ -123,11 +136,13 @@ class ModelledProgram:
         known = value.shape is not None
         self._values[value] = self.model.add_value(_class(value), times) if known else _FREE
 
-    def _value(self, value: Value, times: float) -> int:
+    def _taken(self, op: Op) -> list[int]:
+        """The numbers of an op's operands."""
+        return [self._made_anew.get((op, i), self._value(value)) for i, value in enumerate(op.operands)]
+
+    def _value(self, value: Value) -> int:
         """The number of a value; one that no node makes costs nothing in any layout."""
-        if value not in self._values:
-            self._values[value] = _FREE
-        return self._values[value]
+        return self._values.setdefault(value, _FREE)
 
     # Ways.
 
@@ -232,6 +247,22 @@ def _contracts(kind: Kind) -> bool:
     mappings = kind.rule.operand_mappings
     shared = [f for f in kind.rule.reduction if sum(any(f in dim for dim in m) for m in mappings) > 1]
     return bool(shared)
+
+
+def _is_made_anew(op: Op) -> bool:
+    """Whether an op had better run for each of its users alone than have its result moved: it widens what it takes, or
+    only turns an argument around."""
+    if len(op.results) != 1 or len(op.operands) != 1 or not 2 <= len(op.results[0].uses) <= _MOST_USERS:
+        return False
+    operand, result = op.operands[0], op.results[0]
+    if op.name not in REMATERIALIZABLE and not is_elementwise(op):
+        return False
+    given = isinstance(operand.owner, Block) and operand.owner.parent.name == "func.func"
+    return given or _bytes(result) >= _WIDENING * _bytes(operand)
+
+
+def _bytes(value: Value) -> float:
+    return math.prod(value.shape or ()) * value.itemsize
 
 
 def _trips(op: Op) -> int:

@@ -19,9 +19,15 @@ from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import PartitionReport
+from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.planning.improve import improved
+from sdy_jax.lowering.planning.layout_table import ShapeClass
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook
+
+_LEAST_SAVING = 1e-5
+"""The share of the program's cost that a reshard has to save to be worth its collective."""
 
 
 def partition(
@@ -39,24 +45,32 @@ def partition(
     graph = prepared(module, mesh_name, rules)
     proposed = Partitioner(Graph(graph.module.clone().operation), mesh_name, costs, rules, policy, inputs)
     report = proposed.run()
-    meshes = proposed.placement.meshes
-    modelled = ModelledProgram(
-        graph,
-        proposed.walked,
-        Kinds(rules.without_overrides()),
-        mesh_name,
-        meshes.base,
-        costs,
-        lambda of, source, target: meshes.plan(*of, source, target, costs).cost,
-        policy.uneven == "pad",
-    )
-    chosen = improved(modelled.model, modelled.start, modelled.table, modelled.atoms)
-    planned = Partitioner(graph, mesh_name, costs, rules, policy, inputs, modelled.plan(chosen))
-    better = planned.run()
-    if planned.cost() <= proposed.cost():
-        return better
+    plan = planned(modelled(graph, proposed, rules, policy))
+    if plan is not None:
+        second = Partitioner(graph, mesh_name, costs, rules, policy, inputs, plan)
+        better = second.run()
+        if second.cost() <= proposed.cost():
+            return better
     replace_contents(module, proposed.graph.module)
     return report
+
+
+def modelled(graph: Graph, proposed: Partitioner, rules: RuleBook, policy: Policy) -> ModelledProgram:
+    """The model of a program of which a copy was walked; `graph` is that of the program itself."""
+    meshes, costs = proposed.placement.meshes, proposed.costs
+
+    def price(of: ShapeClass, source: TensorSharding, target: TensorSharding) -> float:
+        return meshes.plan(*of, source, target, costs).cost
+
+    kinds, pads = Kinds(rules.without_overrides()), policy.uneven == "pad"
+    return ModelledProgram(graph, proposed.walked, kinds, meshes.base_name, meshes.base, costs, price, pads)
+
+
+def planned(program: ModelledProgram) -> LayoutPlan | None:
+    """The plan for a program; None where nothing costs less than what the walk did."""
+    program.model.charge_each_reshard(_LEAST_SAVING * program.model.cost(program.start))
+    chosen = improved(program.model, program.start, program.table, program.atoms)
+    return None if chosen == program.start else program.plan(chosen)
 
 
 def replace_contents(module: ir.Operation, other: ir.Operation) -> None:

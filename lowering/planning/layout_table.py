@@ -65,11 +65,20 @@ def _without(axes: Axes, removed: Axes, mesh: Mesh) -> Axes:
 
 
 class Prices:
-    """The prices of reshards between layouts, each asked for once."""
+    """The prices of reshards between layouts, each asked for once.
+
+    What sends anything costs `least` beside its price: what saves next to nothing is not worth a collective.
+    """
 
     def __init__(self, table: LayoutTable, price: Price):
         self._table, self._price = table, price
+        self._least = 0.0
         self._known: dict[ShapeClass, dict[tuple[int, int], float]] = {}
+
+    def add_to_each(self, least: float) -> None:
+        """Sets what is added to the price of all that sends anything."""
+        self._least = least
+        self._known.clear()
 
     def cost(self, of: ShapeClass, source: int, target: int) -> float:
         """The price of one reshard; infinite where there is none."""
@@ -87,7 +96,10 @@ class Prices:
 
     def _asked(self, of: ShapeClass, source: int, target: int) -> float:
         ends = self._table.shardings[source], self._table.shardings[target]
-        return self._price(of, *ends) if may_become_unreduced(*ends) else float("inf")
+        if not may_become_unreduced(*ends):
+            return float("inf")
+        price = self._price(of, *ends)
+        return price + self._least if price else 0.0
 
 
 def may_become_unreduced(source: TensorSharding, target: TensorSharding) -> bool:

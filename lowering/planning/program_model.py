@@ -71,6 +71,11 @@ class ProgramModel:
                 self.values[value].maker = Port(number, slot)
         return number
 
+    def charge_each_reshard(self, least: float) -> None:
+        """Adds to the price of every reshard that sends anything."""
+        self.prices.add_to_each(least)
+        self._spread.clear()
+
     def layout(self, chosen: Sequence[int], port: Port) -> int:
         """The layout of a port under a choice."""
         return self.nodes[port.node].ways[chosen[port.node]].layouts[port.slot]

@@ -110,4 +110,7 @@ def _orders(problem: Problem, start: Sequence[int] | None) -> list[Choices]:
     def order(size: int, first: int) -> Choices:
         return Choices(np.array([first, *(a for a in range(size) if a != first)]))
 
-    return [order(len(values), first) for values, first in zip(problem.costs, start or [0] * len(problem.costs), strict=True)]
+    return [
+        order(len(values), first)
+        for values, first in zip(problem.costs, start or [0] * len(problem.costs), strict=True)
+    ]
