@@ -62,7 +62,13 @@ class ModelledProgram:
         self._ways: dict[object, list[Way]] = {}
         self._decided: dict[int, int] = {}
         self._edges: dict[tuple[int, int], int] = {}
+        self._here = graph.main.blocks[0]
+        self._block_of: list[Block] = []
+        """Per node, the block that it is in."""
+        self._extents: dict[Op, tuple[int, int]] = {}
+        """Of data-flow ops, their first and last node."""
         self._read()
+        self._place_uses()
         self.start: Chosen = [0] * len(self.model.nodes)
 
     # The program.
@@ -77,7 +83,7 @@ class ModelledProgram:
 
     def _block(self, block: Block, times: float, free: bool) -> None:
         for op in block.ops[:-1]:
-            number = self._number[op]
+            number, self._here = self._number[op], block
             if is_data_flow(op):
                 self._data_flow(op, times, free)
             elif number in self._walked.passed:
@@ -88,12 +94,14 @@ class ModelledProgram:
                 self._decide(op, self._walked.decided[number], times, free)
 
     def _data_flow(self, op: Op, times: float, free: bool) -> None:
-        edges, walked = edges_of(op), self._walked.edges[self._number[op]]
+        edges, walked, first = edges_of(op), self._walked.edges[self._number[op]], len(self.model.nodes)
         for target in (target for edge in edges for target in edge.targets):
             inside = isinstance(target.owner, Block)
             self._new_value(target, times * _trips(op) if inside else times)
         for block in op.blocks:
             self._block(block, times * _trips(op), free and not manual_axes(op))
+        assert op.block is not None
+        self._here = op.block
         for index, (edge, taken) in enumerate(zip(edges, walked, strict=True)):
             counts = len(edge.sources), len(edge.targets)
             ends = self.table.number(taken.sources), self.table.number(taken.targets)
@@ -106,6 +114,7 @@ class ModelledProgram:
                 self._made_anew.get(slot, self._value(v)) for slot, v in zip(edge.slots, edge.sources, strict=True)
             ]
             self._edges[self._number[op], index] = self._add(ways, times, takes, edge.targets)
+        self._extents[op] = first, len(self.model.nodes)
 
     def _decide(self, op: Op, decision: Decision, times: float, free: bool) -> None:
         if all(depends_on_no_input(result) for result in op.results):
@@ -130,6 +139,7 @@ class ModelledProgram:
         self._add([Way(tuple(map(self.table.number, shardings)), 0.0, 0.0)], times, taken, makes)
 
     def _add(self, ways: list[Way], times: float, takes: Sequence[int], makes: Sequence[Value]) -> int:
+        self._block_of.append(self._here)
         return self.model.add_node(ways, times, takes, [self._values[value] for value in makes])
 
     def _new_value(self, value: Value, times: float) -> None:
@@ -143,6 +153,22 @@ class ModelledProgram:
     def _value(self, value: Value) -> int:
         """The number of a value; one that no node makes costs nothing in any layout."""
         return self._values.setdefault(value, _FREE)
+
+    def _place_uses(self) -> None:
+        """Says of each use from which node to which the value is needed for it: all of a loop, if the use is inside."""
+        for value, number in [*self._values.items(), *((op.operands[i], n) for (op, i), n in self._made_anew.items())]:
+            if number == _FREE:
+                continue
+            home = value.owner if isinstance(value.owner, Block) else value.owner.block
+            known = self.model.values[number]
+            known.is_argument = home is self._graph.main.blocks[0] and value.defining_op is None
+            known.needed = [self._needed(use.node, home) for use in known.uses]
+
+    def _needed(self, node: int, home: Block | None) -> tuple[int, int]:
+        block, extent = self._block_of[node], (node, node)
+        while block is not home and block.parent.block is not None:
+            extent, block = self._extents.get(block.parent, extent), block.parent.block
+        return extent
 
     # Ways.
 

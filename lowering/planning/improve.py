@@ -83,27 +83,55 @@ class _Restricted:
 
     def solved(self) -> Chosen:
         """The best choice that the solver finds."""
-        costs: list[np.ndarray] = []
-        start: list[int] = []
-        self._node: list[int] = []
-        homes: list[tuple[ModelValue, int, list[int]]] = []
-        for number, node in enumerate(self._model.nodes):
-            self._node.append(len(costs))
-            costs.append(node.times * np.array([node.ways[way].cost for way in self._allowed[number]]))
+        model = self._model
+        costs = [self._own_costs(number) for number in range(len(model.nodes))]
+        number_of, problem_costs, start = list[int](), list[np.ndarray](), list[int]()
+        homes = dict[int, tuple[int, list[int]]]()
+        for number, node in enumerate(model.nodes):
+            number_of.append(len(problem_costs))
+            problem_costs.append(costs[number])
             start.append(0)
-        for value in self._model.values:
-            if value.maker is not None and len(self._uses(value)) > 1:
-                layouts = self._layouts_around(value)
-                homes.append((value, len(costs), layouts))
-                costs.append(np.zeros(len(layouts)))
-                start.append(layouts.index(self._model.layout(self._now, value.maker)))
-        problem = Problem(costs)
-        at_home = {id(value): (number, layouts) for value, number, layouts in homes}
-        for value in self._model.values:
+            for made in dict.fromkeys(node.values):
+                value = model.values[made]
+                if made >= 0 and value.maker is not None and value.maker.node == number and len(self._uses(value)) > 1:
+                    layouts = self._layouts_around(value)
+                    homes[made] = len(problem_costs), layouts
+                    problem_costs.append(self._home_costs(value, layouts))
+                    start.append(layouts.index(model.layout(self._now, value.maker)))
+        problem = Problem(problem_costs)
+        for made, value in enumerate(model.values):
             if value.maker is not None and value.uses:
-                self._add_edges(problem, value, at_home.get(id(value)))
+                self._add_edges(problem, number_of, value, homes.get(made))
         choice = solve(problem, start).choice
-        return [self._allowed[number][choice[self._node[number]]] for number in range(len(self._model.nodes))]
+        return [self._allowed[number][choice[number_of[number]]] for number in range(len(model.nodes))]
+
+    def _own_costs(self, number: int) -> np.ndarray:
+        """The costs of a node's ways, and of holding what they make for a single use."""
+        model, node = self._model, self._model.nodes[number]
+        costs = node.times * np.array([node.ways[way].cost for way in self._allowed[number]])
+        if not model.holding:
+            return costs
+        for made in dict.fromkeys(node.values):
+            value = model.values[made]
+            single = made >= 0 and value.maker is not None and value.maker.node == number and len(self._uses(value)) == 1
+            if single and not value.is_argument:
+                assert value.maker is not None
+                layouts, column = self._column(value.maker)
+                held = [model.prices.local_bytes(value.shape, n) * (value.needed[0][0] - number) for n in layouts]
+                costs = costs + model.holding * np.array(held)[column]
+        return costs
+
+    def _home_costs(self, value: ModelValue, layouts: list[int]) -> np.ndarray:
+        """What it costs to hold a value of several users in each layout."""
+        model = self._model
+        if not model.holding:
+            return np.zeros(len(layouts))
+        assert value.maker is not None
+        made = self._column(value.maker)[0] if value.is_argument else []
+        first = min(begin for begin, _ in value.needed) if value.is_argument else value.maker.node
+        extent = max(end for _, end in value.needed) - first + 1
+        held = [0.0 if n in made else model.prices.local_bytes(value.shape, n) * extent for n in layouts]
+        return model.holding * np.array(held)
 
     def _allowed_ways(self, number: int, keeps: Keeps) -> list[int]:
         ways, now = self._model.nodes[number].ways, self._now[number]
@@ -137,36 +165,42 @@ class _Restricted:
         found = {layout for port in (value.maker, *value.uses) for layout in self._column(port)[0]}
         return sorted(found)
 
+    def _prices_to(self, value: ModelValue, sources: list[int], use: Port, targets: list[int]) -> np.ndarray:
+        """The prices of bringing a value to a use, and of holding what is brought there as long as that takes."""
+        model = self._model
+        prices = self._matrix(value.shape, sources, targets)
+        begin, end = value.needed[value.uses.index(use)]
+        if not model.holding:
+            return prices
+        held = np.array([model.prices.local_bytes(value.shape, target) * (end - begin + 1) for target in targets])
+        apart = np.array([[source != target for target in targets] for source in sources])
+        return prices + apart * held * (model.holding / value.times)
+
     def _matrix(self, of: ShapeClass, sources: list[int], targets: list[int]) -> np.ndarray:
         key = of, tuple(sources), tuple(targets)
         if key not in self._prices:
             self._prices[key] = self._model.prices.matrix(of, sources, targets)
         return self._prices[key]
 
-    def _add_edges(self, problem: Problem, value: ModelValue, home: tuple[int, list[int]] | None) -> None:
+    def _add_edges(
+        self, problem: Problem, number_of: list[int], value: ModelValue, home: tuple[int, list[int]] | None
+    ) -> None:
         assert value.maker is not None
-        made, rows = self._column(value.maker)
+        (made, rows), uses, maker = self._column(value.maker), self._uses(value), number_of[value.maker.node]
         if home is None:
-            use = self._uses(value)[0]
-            taken, columns = self._column(use)
-            prices = self._matrix(value.shape, made, taken)
-            self._add(problem, value.maker.node, use.node, rows, columns, prices, value.times)
+            taken, columns = self._column(uses[0])
+            ports = Ports(rows, columns, self._prices_to(value, made, uses[0], taken), value.times)
+            problem.add(maker, number_of[uses[0].node], ports)
             return
         number, layouts = home
         every = np.arange(len(layouts))
-        to_home = Ports(rows, every, self._matrix(value.shape, made, layouts), value.times)
-        problem.add(self._node[value.maker.node], number, to_home)
-        for use in self._uses(value):
+        problem.add(maker, number, Ports(rows, every, self._matrix(value.shape, made, layouts), value.times))
+        for use in uses:
             taken, columns = self._column(use)
-            prices = self._matrix(value.shape, layouts, taken)
+            prices = self._prices_to(value, layouts, use, taken)
             if len(made) == 1:
-                prices = np.minimum(prices, self._matrix(value.shape, made, taken))
-            problem.add(number, self._node[use.node], Ports(every, columns, prices, value.times))
-
-    def _add(
-        self, problem: Problem, a: int, b: int, rows: np.ndarray, columns: np.ndarray, prices: np.ndarray, times: float
-    ) -> None:
-        problem.add(self._node[a], self._node[b], Ports(rows, columns, prices, times))
+                prices = np.minimum(prices, self._prices_to(value, made, use, taken))
+            problem.add(number, number_of[use.node], Ports(every, columns, prices, value.times))
 
 
 def improve_locally(model: ProgramModel, chosen: Sequence[int]) -> Chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -74,6 +75,7 @@ class Prices:
         self._table, self._price = table, price
         self._least = 0.0
         self._known: dict[ShapeClass, dict[tuple[int, int], float]] = {}
+        self._bytes: dict[tuple[ShapeClass, int], float] = {}
 
     def add_to_each(self, least: float) -> None:
         """Sets what is added to the price of all that sends anything."""
@@ -89,6 +91,15 @@ class Prices:
         if found is None:
             found = known[source, target] = self._asked(of, source, target)
         return found
+
+    def local_bytes(self, of: ShapeClass, layout: int) -> float:
+        """What one device holds of a tensor."""
+        key = of, layout
+        if key not in self._bytes:
+            shape, itemsize = of
+            local = self._table.shardings[layout].local_shape(shape, self._table.mesh)
+            self._bytes[key] = itemsize * math.prod(local)
+        return self._bytes[key]
 
     def matrix(self, of: ShapeClass, sources: Sequence[int], targets: Sequence[int]) -> np.ndarray:
         """The prices from each of some layouts (rows) to each of others (columns)."""

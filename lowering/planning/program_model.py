@@ -38,12 +38,18 @@ class Node:
 
 @dataclass(slots=True)
 class ModelValue:
-    """A value: its class, how often it is made, where it is made and taken."""
+    """A value: its class, how often it is made, where it is made and taken.
+
+    `needed`: per use, the first and the last node for which the value must be there. `is_argument`: it is there all the
+    time in the layout in which it is made.
+    """
 
     shape: ShapeClass
     times: float
     maker: Port | None = None
     uses: list[Port] = field(default_factory=list)
+    needed: list[tuple[int, int]] = field(default_factory=list)
+    is_argument: bool = False
 
 
 class ProgramModel:
@@ -53,6 +59,8 @@ class ProgramModel:
         self.prices = prices
         self.nodes: list[Node] = []
         self.values: list[ModelValue] = []
+        self.holding = 0.0
+        """What it costs to hold a byte from one node to the next."""
         self._spread: dict[tuple[ShapeClass, int, frozenset[int]], float] = {}
 
     def add_value(self, shape: ShapeClass, times: float) -> int:
@@ -86,12 +94,26 @@ class ProgramModel:
         return own + sum([self.value_cost(value, chosen) for value in self.values])
 
     def value_cost(self, value: ModelValue, chosen: Sequence[int]) -> float:
-        """What it costs to bring a value from where it is made to where it is taken."""
+        """What it costs to bring a value from where it is made to where it is taken, and to hold it in between."""
         if value.maker is None or not value.uses:
             return 0.0
-        made, wanted = self.layout(chosen, value.maker), {self.layout(chosen, use) for use in value.uses}
-        wanted.discard(made)
-        return value.times * self.spread(value.shape, made, frozenset(wanted)) if wanted else 0.0
+        made, taken = self.layout(chosen, value.maker), [self.layout(chosen, use) for use in value.uses]
+        wanted = frozenset([layout for layout in taken if layout != made])
+        paid = value.times * self.spread(value.shape, made, wanted) if wanted else 0.0
+        return paid + self.holding * self._held(value, made, taken) if self.holding else paid
+
+    def _held(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
+        """For how many nodes a value is held in its layouts, times its bytes: where it is made, until it is taken last
+        in that layout, or first in another; in others, from the first use to the last."""
+        assert value.maker is not None
+        first, last = dict[int, int](), dict[int, int]()
+        for layout, (begin, end) in zip(taken, value.needed, strict=True):
+            first[layout], last[layout] = min(begin, first.get(layout, begin)), max(end, last.get(layout, end))
+        born = value.maker.node
+        until = last.pop(made) if made in last else min(begin for begin, _ in value.needed)
+        held = 0.0 if value.is_argument else self.prices.local_bytes(value.shape, made) * (until - born)
+        copies = [self.prices.local_bytes(value.shape, n) * (end - first[n] + 1) for n, end in last.items()]
+        return held + sum(copies)
 
     def spread(self, shape: ShapeClass, made: int, wanted: frozenset[int]) -> float:
         """The cost of the cheapest reshards that lead from one layout to all others, from layout to layout."""
