@@ -5,6 +5,6 @@ It knows nothing of layouts: nodes have candidates with costs, edges have a pric
 """
 
 from sdy_jax.lowering.planning.solver.problem import Ports, Problem, Restriction, restricted
-from sdy_jax.lowering.planning.solver.solve import Solution, solve
+from sdy_jax.lowering.planning.solver.solution import Solution, solve
 
 __all__ = ["Ports", "Problem", "Restriction", "Solution", "restricted", "solve"]

@@ -20,11 +20,8 @@ def contract(graph: Graph, nodes: Iterable[int]) -> None:
     """
     work = _Worklist(graph, nodes)
     while (node := work.next()) is not None:
-        if len(graph.tables[node]) <= ELIMINATED:
-            changed = _eliminate(graph, node)
-        else:
-            changed = _reduce(graph, node)
-        work.add(changed)
+        remove = _eliminate if len(graph.tables[node]) <= ELIMINATED else _reduce
+        work.add(remove(graph, node))
 
 
 class _Worklist:
@@ -58,10 +55,11 @@ def _eliminate(graph: Graph, node: int) -> list[int]:
     tables = [graph.tables[node][other] for other in others]
     graph.steps.append(Best(node, own, tuple(zip(others, tables, strict=True))))
     graph.remove(node)
-    if len(others) == 1:
-        graph.add_cost(others[0], pool.minimised(own, tables[0]))
-    elif others:
-        graph.add_edge(*others, pool.minimised_out(own, *tables))
+    match others:
+        case [other]:
+            graph.add_cost(other, pool.minimised(own, tables[0]))
+        case [first, second]:
+            graph.add_edge(first, second, pool.minimised_out(own, *tables))
     return others
 
 
@@ -81,5 +79,3 @@ def _reduce(graph: Graph, node: int) -> list[int]:
         graph.follow(node, others[index], pool.choices(candidates))
         return others
     return []
-
-

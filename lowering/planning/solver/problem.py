@@ -65,9 +65,7 @@ class Problem:
     1.0
     """
 
-    def __init__(
-        self, costs: Iterable[Costs], edges: Mapping[tuple[int, int], Costs | Ports] | None = None
-    ) -> None:
+    def __init__(self, costs: Iterable[Costs], edges: Mapping[tuple[int, int], Costs | Ports] | None = None) -> None:
         self.costs = [np.asarray(values, np.float64) for values in costs]
         self.edges: list[Edge] = []
         for number, values in enumerate(self.costs):

@@ -17,9 +17,9 @@ import numpy as np
 
 from sdy_jax.lowering.planning.solver.problem import Costs, Indices, identity
 
-IMPOSSIBLE = 2.0**42
-LIMIT = 2.0**41
-"""Possible costs are below 2^40, so some thousand impossible ones are added exactly in 53 bits."""
+IMPOSSIBLE = 2.0**44
+LIMIT = 2.0**43
+"""Possible costs are below 2^42, so some hundred impossible ones are added exactly in 53 bits."""
 
 DENSE = 1 << 10
 """Tables of that many pairs of candidates are not factored by ports: indexing would cost more than it saves."""
