@@ -21,8 +21,9 @@ from sdy_jax.lowering.placement.trips import trips
 from sdy_jax.lowering.placement.walked import LayoutPlan, Walked
 from sdy_jax.lowering.planning.choice import OpProblem, PlannedOp, Tensor
 from sdy_jax.lowering.planning.enumerated import Way, every_way, layouts_of_shape
-from sdy_jax.lowering.planning.layout_table import LayoutTable, Price, Prices, ShapeClass
+from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ShapeClass
 from sdy_jax.lowering.planning.program_model import Chosen, ProgramModel
+from sdy_jax.lowering.planning.routes.prices import PairPrice
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
@@ -47,7 +48,7 @@ class ModelledProgram:
         mesh_name: str,
         mesh: Mesh,
         costs: CostModel,
-        price: Price,
+        price: PairPrice,
         pads: bool,
     ):
         self._graph, self._walked, self._kinds = graph, walked, kinds
@@ -55,7 +56,7 @@ class ModelledProgram:
         self._number = {op: n for n, op in enumerate(graph.ops)}
         self.table = LayoutTable(mesh_name, mesh)
         self.atoms = _atoms(walked, mesh)
-        self.model = ProgramModel(Prices(self.table, price))
+        self.model = ProgramModel(Prices(self.table, costs, price))
         self._values: dict[Value, int] = {}
         self._made_anew: dict[tuple[Op, int], int] = {}
         """Per use of what is made for each user alone, the number of its value."""

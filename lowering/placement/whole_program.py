@@ -21,7 +21,6 @@ from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import PartitionReport
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.planning.improve import improved
-from sdy_jax.lowering.planning.layout_table import ShapeClass
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook
@@ -59,8 +58,8 @@ def modelled(graph: Graph, proposed: Partitioner, rules: RuleBook, policy: Polic
     """The model of a program of which a copy was walked; `graph` is that of the program itself."""
     meshes, costs = proposed.placement.meshes, proposed.costs
 
-    def price(of: ShapeClass, source: TensorSharding, target: TensorSharding) -> float:
-        return meshes.plan(*of, source, target, costs).cost
+    def price(shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding) -> float:
+        return meshes.plan(shape, itemsize, source, target, costs).cost
 
     kinds, pads = Kinds(rules.without_overrides()), policy.uneven == "pad"
     return ModelledProgram(graph, proposed.walked, kinds, meshes.base_name, meshes.base, costs, price, pads)

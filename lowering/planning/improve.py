@@ -84,6 +84,7 @@ class _Restricted:
     def solved(self) -> Chosen:
         """The best choice that the solver finds."""
         model = self._model
+        self._learn_prices()
         costs = [self._own_costs(number) for number in range(len(model.nodes))]
         number_of, problem_costs, start = list[int](), list[np.ndarray](), list[int]()
         homes = dict[int, tuple[int, list[int]]]()
@@ -105,6 +106,15 @@ class _Restricted:
         choice = solve(problem, start).choice
         return [self._allowed[number][choice[number_of[number]]] for number in range(len(model.nodes))]
 
+    def _learn_prices(self) -> None:
+        """Prices all reshards that may occur, class by class: at once they cost little more than one by one."""
+        found: dict[ShapeClass, dict[int, None]] = {}
+        for value in self._model.values:
+            if value.maker is not None and value.uses:
+                found.setdefault(value.shape, {}).update(dict.fromkeys(self._layouts_around(value)))
+        for of, layouts in found.items():
+            self._model.prices.learn(of, layouts)
+
     def _own_costs(self, number: int) -> np.ndarray:
         """The costs of a node's ways, and of holding what they make for a single use."""
         model, node = self._model, self._model.nodes[number]
@@ -113,7 +123,9 @@ class _Restricted:
             return costs
         for made in dict.fromkeys(node.values):
             value = model.values[made]
-            single = made >= 0 and value.maker is not None and value.maker.node == number and len(self._uses(value)) == 1
+            single = (
+                made >= 0 and value.maker is not None and value.maker.node == number and len(self._uses(value)) == 1
+            )
             if single and not value.is_argument:
                 assert value.maker is not None
                 layouts, column = self._column(value.maker)

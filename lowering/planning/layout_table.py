@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from sdy_jax.lowering.planning.routes import RoutePrices
+from sdy_jax.lowering.planning.routes.prices import PairPrice
+from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.axes import overlaps, set_difference
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -14,16 +18,13 @@ from sdy_jax.representation.sharding import TensorSharding
 ShapeClass = tuple[tuple[int, ...], float]
 """A tensor's global shape and its bytes per element: values of one class cost the same in equal layouts."""
 
-Price = Callable[[ShapeClass, TensorSharding, TensorSharding], float]
-"""`price(class, source, target)`: the time of the cheapest reshard."""
-
 
 class LayoutTable:
     """The numbers of layouts. Shardings that place data alike have one number."""
 
     def __init__(self, mesh_name: str, mesh: Mesh):
         self.mesh = mesh
-        self._mesh_name = mesh_name
+        self.mesh_name = mesh_name
         self._numbers: dict[object, int] = {}
         self._by_axes: dict[object, int] = {}
         self._without: dict[tuple[int, Axes], int] = {}
@@ -44,7 +45,7 @@ class LayoutTable:
         key = axes, unreduced, reduction
         found = self._by_axes.get(key)
         if found is None:
-            sharding = TensorSharding.closed(self._mesh_name, axes, unreduced, reduction if unreduced else "sum")
+            sharding = TensorSharding.closed(self.mesh_name, axes, unreduced, reduction if unreduced else "sum")
             found = self._by_axes[key] = self.number(sharding)
         return found
 
@@ -66,15 +67,16 @@ def _without(axes: Axes, removed: Axes, mesh: Mesh) -> Axes:
 
 
 class Prices:
-    """The prices of reshards between layouts, each asked for once.
+    """The prices of reshards between layouts, for all pairs of a class that were ever asked for.
 
     What sends anything costs `least` beside its price: what saves next to nothing is not worth a collective.
     """
 
-    def __init__(self, table: LayoutTable, price: Price):
-        self._table, self._price = table, price
+    def __init__(self, table: LayoutTable, costs: CostModel, pair: PairPrice):
+        self._table = table
+        self._routes = RoutePrices(table.mesh_name, table.mesh, costs, pair)
         self._least = 0.0
-        self._known: dict[ShapeClass, dict[tuple[int, int], float]] = {}
+        self._known: dict[ShapeClass, _OfClass] = {}
         self._bytes: dict[tuple[ShapeClass, int], float] = {}
 
     def add_to_each(self, least: float) -> None:
@@ -82,15 +84,29 @@ class Prices:
         self._least = least
         self._known.clear()
 
+    def learn(self, of: ShapeClass, layouts: Iterable[int]) -> None:
+        """Prices all pairs of some layouts, and of these with those that are known."""
+        known = self._known.setdefault(of, _OfClass({}, np.zeros((0, 0)), []))
+        new = [layout for layout in dict.fromkeys(layouts) if layout not in known.index]
+        if not new:
+            return
+        for layout in new:
+            known.index[layout] = len(known.index)
+        shardings = [self._table.shardings[layout] for layout in known.index]
+        prices = self._routes.matrix(*of, shardings, shardings)
+        known.matrix = np.where(prices > 0, prices + self._least, 0.0)
+        np.fill_diagonal(known.matrix, 0.0)
+        known.rows = known.matrix.tolist()
+
     def cost(self, of: ShapeClass, source: int, target: int) -> float:
         """The price of one reshard; infinite where there is none."""
         if source == target:
             return 0.0
-        known = self._known.setdefault(of, {})
-        found = known.get((source, target))
-        if found is None:
-            found = known[source, target] = self._asked(of, source, target)
-        return found
+        known = self._known.get(of)
+        if known is None or source not in known.index or target not in known.index:
+            self.learn(of, (source, target))
+            known = self._known[of]
+        return known.rows[known.index[source]][known.index[target]]
 
     def local_bytes(self, of: ShapeClass, layout: int) -> float:
         """What one device holds of a tensor."""
@@ -103,21 +119,15 @@ class Prices:
 
     def matrix(self, of: ShapeClass, sources: Sequence[int], targets: Sequence[int]) -> np.ndarray:
         """The prices from each of some layouts (rows) to each of others (columns)."""
-        return np.array([[self.cost(of, a, b) for b in targets] for a in sources])
-
-    def _asked(self, of: ShapeClass, source: int, target: int) -> float:
-        ends = self._table.shardings[source], self._table.shardings[target]
-        if not may_become_unreduced(*ends):
-            return float("inf")
-        price = self._price(of, *ends)
-        return price + self._least if price else 0.0
+        self.learn(of, (*sources, *targets))
+        known = self._known[of]
+        return known.matrix[np.ix_([known.index[a] for a in sources], [known.index[b] for b in targets])]
 
 
-def may_become_unreduced(source: TensorSharding, target: TensorSharding) -> bool:
-    """Whether the axes along which the target is unreduced and the source is not may be so: terms of a sum may be zero,
-    of another reduction none is."""
-    new = target.unreduced_axes
-    if not new or target.reduction == "sum":
-        return not (new and source.unreduced_axes and source.reduction != "sum")
-    same = source.reduction == target.reduction
-    return same and all(any(overlaps(a, b) for b in source.unreduced_axes) for a in new)
+@dataclass(slots=True)
+class _OfClass:
+    """The layouts that are known of a class, and the prices of all pairs, as an array and as lists."""
+
+    index: dict[int, int]
+    matrix: np.ndarray
+    rows: list[list[float]]
