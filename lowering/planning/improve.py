@@ -42,7 +42,8 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
             failed += 1
         if failed == len(moves):
             break
-    tried = [improve_locally(model, best), improve_locally(model, start), list(start)]
+    nearby = moves[-len(atoms) :]
+    tried = [improve_locally(model, best, nearby), improve_locally(model, start, nearby), list(start)]
     costs = [model.cost(choice) for choice in tried]
     lowest = min(costs)
     return next(c for c, cost in reversed(list(zip(tried, costs, strict=True))) if cost <= lowest * (1 + _LEAST))
@@ -215,20 +216,29 @@ class _Restricted:
             problem.add(number, number_of[use.node], Ports(every, columns, prices, value.times))
 
 
-def improve_locally(model: ProgramModel, chosen: Sequence[int]) -> Chosen:
-    """The best way of each node given the others, in the order of the program, until nothing changes."""
+def improve_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Keeps]) -> Chosen:
+    """The best of the ways of each node that some move allows, given the others, until nothing changes."""
     found = list(chosen)
     least = _LEAST * model.cost(found)
+    near: dict[tuple[int, int], list[int]] = {}
+
+    def others(node: int) -> list[int]:
+        ways, now = model.nodes[node].ways, found[node]
+        key = id(ways), now
+        if key not in near:
+            near[key] = [i for i, way in enumerate(ways) if i != now and any(keeps(way, ways[now]) for keeps in nearby)]
+        return near[key]
+
     for _ in range(_ROUNDS):
-        changed = [node for node in range(len(model.nodes)) if _improve_node(model, found, node, least)]
+        changed = [node for node in range(len(model.nodes)) if _improve_node(model, found, node, others(node), least)]
         if not changed:
             break
     return found
 
 
-def _improve_node(model: ProgramModel, chosen: Chosen, number: int, least: float) -> bool:
+def _improve_node(model: ProgramModel, chosen: Chosen, number: int, others: Sequence[int], least: float) -> bool:
     node, before = model.nodes[number], chosen[number]
-    if len(node.ways) == 1:
+    if not others:
         return False
     values = [model.values[v] for v in dict.fromkeys(node.values) if v >= 0]
 
@@ -237,8 +247,8 @@ def _improve_node(model: ProgramModel, chosen: Chosen, number: int, least: float
         return own + sum([model.value_cost(value, chosen) for value in values])
 
     best, limit = before, cost() - least
-    for way in range(len(node.ways)):
-        if way == before or node.times * node.ways[way].cost >= limit:
+    for way in others:
+        if node.times * node.ways[way].cost >= limit:
             continue
         chosen[number] = way
         paid = cost()

@@ -93,7 +93,7 @@ class Prices:
         for layout in new:
             known.index[layout] = len(known.index)
         shardings = [self._table.shardings[layout] for layout in known.index]
-        prices = self._routes.matrix(*of, shardings, shardings)
+        prices = self._routes.matrix(_in_whole_blocks(of[0], shardings, self._table.mesh), of[1], shardings, shardings)
         known.matrix = np.where(prices > 0, prices + self._least, 0.0)
         np.fill_diagonal(known.matrix, 0.0)
         known.rows = known.matrix.tolist()
@@ -122,6 +122,14 @@ class Prices:
         self.learn(of, (*sources, *targets))
         known = self._known[of]
         return known.matrix[np.ix_([known.index[a] for a in sources], [known.index[b] for b in targets])]
+
+
+def _in_whole_blocks(shape: tuple[int, ...], layouts: Sequence[TensorSharding], mesh: Mesh) -> tuple[int, ...]:
+    """The shape with every dimension padded so that all layouts divide it. Where they do not, this prices the others as
+    if they were padded as well."""
+    counts = zip(*(layout.shard_counts(mesh) for layout in layouts), strict=True)
+    wholes = [math.lcm(*found) for found in counts]
+    return tuple([-(-n // whole) * whole for n, whole in zip(shape, wholes, strict=True)])
 
 
 @dataclass(slots=True)
