@@ -93,10 +93,25 @@ class Prices:
         for layout in new:
             known.index[layout] = len(known.index)
         shardings = [self._table.shardings[layout] for layout in known.index]
-        prices = self._routes.matrix(_in_whole_blocks(of[0], shardings, self._table.mesh), of[1], shardings, shardings)
+        prices = self._priced(of, shardings)
         known.matrix = np.where(prices > 0, prices + self._least, 0.0)
         np.fill_diagonal(known.matrix, 0.0)
         known.rows = known.matrix.tolist()
+
+    def _priced(self, of: ShapeClass, layouts: list[TensorSharding]) -> np.ndarray:
+        """The prices between all layouts. Those that do not divide the shape, and so lie in padded blocks, are priced as
+        if all that is sent from and to them were padded."""
+        shape, itemsize = of
+        counts = [layout.shard_counts(self._table.mesh) for layout in layouts]
+        even = [i for i, found in enumerate(counts) if not any(n % g for n, g in zip(shape, found, strict=True))]
+        if len(even) == len(layouts):
+            return self._routes.matrix(shape, itemsize, layouts, layouts)
+        wholes = [math.lcm(*found) for found in zip(*counts, strict=True)]
+        padded = tuple([-(-n // whole) * whole for n, whole in zip(shape, wholes, strict=True)])
+        prices = self._routes.matrix(padded, itemsize, layouts, layouts)
+        divided = [layouts[i] for i in even]
+        prices[np.ix_(even, even)] = self._routes.matrix(shape, itemsize, divided, divided)
+        return prices
 
     def cost(self, of: ShapeClass, source: int, target: int) -> float:
         """The price of one reshard; infinite where there is none."""
@@ -122,14 +137,6 @@ class Prices:
         self.learn(of, (*sources, *targets))
         known = self._known[of]
         return known.matrix[np.ix_([known.index[a] for a in sources], [known.index[b] for b in targets])]
-
-
-def _in_whole_blocks(shape: tuple[int, ...], layouts: Sequence[TensorSharding], mesh: Mesh) -> tuple[int, ...]:
-    """The shape with every dimension padded so that all layouts divide it. Where they do not, this prices the others as
-    if they were padded as well."""
-    counts = zip(*(layout.shard_counts(mesh) for layout in layouts), strict=True)
-    wholes = [math.lcm(*found) for found in counts]
-    return tuple([-(-n // whole) * whole for n, whole in zip(shape, wholes, strict=True)])
 
 
 @dataclass(slots=True)
