@@ -208,8 +208,8 @@ class _LiveRanges:
         """What a loop carries unchanged is what it was before the loop."""
         condition, body = loop.blocks
         for i, returned in enumerate(body.terminator.operands):
-            if returned is body.arguments[i]:
-                self._join((condition.arguments[i], returned, loop.results[i]), (loop.operands[i],) * 3)
+            if returned in (body.arguments[i], loop.operands[i]):
+                self._join((condition.arguments[i], body.arguments[i], loop.results[i]), (loop.operands[i],) * 3)
 
     def _join(self, values: Sequence[Value], sources: Sequence[Value]) -> None:
         self._same.update(zip(values, map(self._root, sources), strict=True))
@@ -264,7 +264,7 @@ class _LiveRanges:
             return
         if parent.name == _LOOP and op.block is parent.blocks[1]:
             for returned, argument in zip(op.operands, op.block.arguments, strict=True):
-                if returned is not argument:
+                if argument not in self._same:
                     self._carried[self._root(returned)] = argument
         self._read(op, op.operands, self._position[op])
 
