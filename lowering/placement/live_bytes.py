@@ -99,7 +99,9 @@ class _Sizes:
         key = value.type, sharding
         if key not in self._known:
             mesh = self._meshes.get(str(sharding.mesh)) if sharding is not None else None
-            local = sharding.local_shape(value.shape, mesh) if sharding is not None and mesh is not None else value.shape
+            local = (
+                sharding.local_shape(value.shape, mesh) if sharding is not None and mesh is not None else value.shape
+            )
             self._known[key] = math.prod(local) * value.itemsize
         return self._known[key]
 

@@ -19,8 +19,13 @@ class Policy:
             that divide are used. "error": they are refused.
         layouts: "local": op by op, around the shardings that propagation gave. "global": layouts and strategies of the
             whole program are chosen together, by what all of it costs; never dearer than "local".
+        memory: the bytes that a device may hold, with "global": arguments, results and what is in between. By default
+            what the "local" program needs, or `device_memory` where that is more.
+        device_memory: the bytes of a device that may be used; 0 where that is not known.
     """
 
     optimize_collectives: bool = False
     uneven: str = "pad"
     layouts: str = "local"
+    memory: float | None = None
+    device_memory: float = 0.0

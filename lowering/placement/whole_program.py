@@ -1,32 +1,44 @@
 """Partitioning a program by a plan for all of it.
 
 A copy is walked first, op by op, around the shardings that propagation gave. From there the layouts of the whole program
-are planned, and a second walk follows the plan. Of the two programs the cheaper one stays.
-Source: spec of the planner, sections 12 and 13.
+are planned, and a second walk follows the plan. Where that program holds more than it may, holding gets a price, which
+rises until it fits. Of all programs that fit the cheapest one stays.
+Source: spec of the planner, sections 9, 12 and 13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
+from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import body_of
 from sdy_jax.lowering.placement import partitioner
 from sdy_jax.lowering.placement.kinds import Kinds
+from sdy_jax.lowering.placement.live_bytes import Peak, peak_of
 from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import PartitionReport
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.planning.improve import improved
+from sdy_jax.lowering.planning.program_model import Chosen
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.type_text import bytes_text
 from sdy_jax.rules import RuleBook
 
 _LEAST_SAVING = 1e-5
 """The share of the program's cost that a reshard has to save to be worth its collective."""
+
+_TRIES = 8
+"""Prices of holding that are tried."""
+
+_DEARER = 4.0
+"""By how much the price of holding rises from try to try."""
 
 
 def partition(
@@ -37,21 +49,46 @@ def partition(
     policy: Policy = Policy(),  # noqa: B008 - immutable
     inputs: Sequence[str] = (),
 ) -> PartitionReport:
-    """As `partitioner.partition`, with the layouts of the whole program chosen together where the policy says so."""
+    """As `partitioner.partition`, with the layouts of the whole program chosen together where the policy says so.
+
+    Raises:
+        SdyError: no program was found that keeps within the policy's memory.
+    """
     rules = rules or RuleBook()
     if policy.layouts == "local":
         return partitioner.partition(module, mesh_name, costs, rules, policy, inputs)
     graph = prepared(module, mesh_name, rules)
-    proposed = Partitioner(Graph(graph.module.clone().operation), mesh_name, costs, rules, policy, inputs)
-    report = proposed.run()
-    plan = planned(modelled(graph, proposed, rules, policy))
-    if plan is not None:
-        second = Partitioner(graph, mesh_name, costs, rules, policy, inputs, plan)
-        better = second.run()
-        if second.cost() <= proposed.cost():
-            return better
-    replace_contents(module, proposed.graph.module)
-    return report
+
+    def walked(plan: LayoutPlan | None) -> _Walk:
+        copy = Graph(graph.module.clone().operation)
+        walker = Partitioner(copy, mesh_name, costs, rules, policy, inputs, plan)
+        report = walker.run()
+        return _Walk(walker, report, walker.cost(), peak_of(Graph(copy.module)))
+
+    proposed = walked(None)
+    limit = policy.memory if policy.memory is not None else max(proposed.peak.total, policy.device_memory)
+    program = modelled(graph, proposed.walker, rules, policy)
+    walks = [proposed]
+    for chosen in choices(program):
+        if chosen != program.start:
+            walks.append(walked(program.plan(chosen)))
+        if walks[-1].peak.total <= limit:
+            break
+    fitting = [walk for walk in walks if walk.peak.total <= limit]
+    if not fitting:
+        raise SdyError(_too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit))
+    best = min(fitting, key=lambda walk: walk.cost)
+    replace_contents(module, best.walker.graph.module)
+    return best.report
+
+
+class _Walk(NamedTuple):
+    """A walk over a copy of the program: what it inserted, what that costs, and what a device holds at most."""
+
+    walker: Partitioner
+    report: PartitionReport
+    cost: float
+    peak: Peak
 
 
 def modelled(graph: Graph, proposed: Partitioner, rules: RuleBook, policy: Policy) -> ModelledProgram:
@@ -65,11 +102,28 @@ def modelled(graph: Graph, proposed: Partitioner, rules: RuleBook, policy: Polic
     return ModelledProgram(graph, proposed.walked, kinds, meshes.base_name, meshes.base, costs, price, pads)
 
 
-def planned(program: ModelledProgram) -> LayoutPlan | None:
-    """The plan for a program; None where nothing costs less than what the walk did."""
-    program.model.charge_each_reshard(_LEAST_SAVING * program.model.cost(program.start))
-    chosen = improved(program.model, program.start, program.table, program.atoms)
-    return None if chosen == program.start else program.plan(chosen)
+def choices(program: ModelledProgram) -> Iterator[Chosen]:
+    """The best choice, and then others that hold less and less. The first price of holding is the one at which the best
+    choice would cost as much as the walk's."""
+    model, start = program.model, program.start
+    model.charge_each_reshard(_LEAST_SAVING * model.cost(start))
+    best = improved(model, start, program.table, program.atoms)
+    yield best
+    saved, more = model.cost(start) - model.cost(best), model.held(best) - model.held(start)
+    if more <= 0:
+        more = model.held(best)
+    for _ in range(_TRIES):
+        model.holding = model.holding * _DEARER or saved / more / _DEARER
+        yield improved(model, start, program.table, program.atoms)
+
+
+def _too_large(peak: Peak, limit: float) -> str:
+    largest = "; ".join(f"{bytes_text(live.bytes)} of {live.value.type} at {live.source}" for live in peak.live[:5])
+    return (
+        f"memory={bytes_text(limit)} is not enough: the least that was found is {bytes_text(peak.total)} per device "
+        f"({bytes_text(peak.arguments)} of arguments, {bytes_text(peak.results)} of results, {bytes_text(peak.bytes)} in between). "
+        f"The largest values at the peak: {largest}; to fix: split these, or compute them again (jax.checkpoint)"
+    )
 
 
 def replace_contents(module: ir.Operation, other: ir.Operation) -> None:

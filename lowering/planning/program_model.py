@@ -102,6 +102,15 @@ class ProgramModel:
         paid = value.times * self.spread(value.shape, made, wanted) if wanted else 0.0
         return paid + self.holding * self._held(value, made, taken) if self.holding else paid
 
+    def held(self, chosen: Sequence[int]) -> float:
+        """For how many nodes all values are held, times their bytes."""
+        found = 0.0
+        for value in self.values:
+            if value.maker is not None and value.uses:
+                taken = [self.layout(chosen, use) for use in value.uses]
+                found += self._held(value, self.layout(chosen, value.maker), taken)
+        return found
+
     def _held(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
         """For how many nodes a value is held in its layouts, times its bytes: where it is made, until it is taken last
         in that layout, or first in another; in others, from the first use to the last."""
