@@ -36,7 +36,7 @@ class Program:
             self.graph = prepared(module, plan.program.mesh_name, rules)
             self.rules, self.mesh_name = rules, plan.program.mesh_name
             self.walk = self.walked()
-            self.modelled = modelled(self.graph, self.walk, rules, Policy())
+            self.modelled = modelled(self.graph, self.walk, Policy())
         self.model = self.modelled.model
 
     def walked(self, plan=None):

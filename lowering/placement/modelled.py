@@ -15,17 +15,16 @@ from collections.abc import Iterator, Sequence
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.lowering.placement.decisions import Decision
-from sdy_jax.lowering.placement.kinds import Kind, Kinds, operations_done
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
 from sdy_jax.lowering.placement.trips import trips
 from sdy_jax.lowering.placement.walked import LayoutPlan, Walked
-from sdy_jax.lowering.planning.choice import OpProblem, PlannedOp, Tensor
-from sdy_jax.lowering.planning.enumerated import Way, every_way, layouts_of_shape
+from sdy_jax.lowering.placement.ways import Ways, is_inexact
+from sdy_jax.lowering.planning.choice import PlannedOp
+from sdy_jax.lowering.planning.enumerated import Way, layouts_of_shape
 from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ShapeClass
 from sdy_jax.lowering.planning.program_model import Chosen, ProgramModel
 from sdy_jax.lowering.planning.routes.prices import PairPrice
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.strategies.linearity import carries
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -44,15 +43,13 @@ class ModelledProgram:
         self,
         graph: Graph,
         walked: Walked,
-        kinds: Kinds,
         mesh_name: str,
         mesh: Mesh,
         costs: CostModel,
         price: PairPrice,
         pads: bool,
     ):
-        self._graph, self._walked, self._kinds = graph, walked, kinds
-        self._mesh_name, self._mesh, self._costs, self._pads = mesh_name, mesh, costs, pads
+        self._graph, self._walked = graph, walked
         self._number = {op: n for n, op in enumerate(graph.ops)}
         self.table = LayoutTable(mesh_name, mesh)
         self.atoms = _atoms(walked, mesh)
@@ -60,7 +57,7 @@ class ModelledProgram:
         self._values: dict[Value, int] = {}
         self._made_anew: dict[tuple[Op, int], int] = {}
         """Per use of what is made for each user alone, the number of its value."""
-        self._ways: dict[object, list[Way]] = {}
+        self._ways = Ways(self.table, self.atoms, costs, pads)
         self._decided: dict[int, int] = {}
         self._edges: dict[tuple[int, int], int] = {}
         self._here = graph.main.blocks[0]
@@ -108,7 +105,7 @@ class ModelledProgram:
             ends = self.table.number(taken.sources), self.table.number(taken.targets)
             ways = [_edge_way(*ends, *counts)]
             if free and op.name not in COMPUTATIONS and edge.owner.shape:
-                summed = accumulator(edge) is not None and _is_inexact(edge.owner)
+                summed = accumulator(edge) is not None and is_inexact(edge.owner)
                 every = layouts_of_shape(edge.owner.shape, self.atoms, self.table, summed)
                 ways += [_edge_way(n, n, *counts) for n in every if (n, n) != ends]
             takes = [
@@ -121,7 +118,7 @@ class ModelledProgram:
         if all(depends_on_no_input(result) for result in op.results):
             self._values.update(dict.fromkeys(op.results, _FREE))
             return
-        ways, takes = self._ways_of(op, decision, free), self._taken(op)
+        ways, takes = self._ways.of(op, decision, free), self._taken(op)
         for use in reversed(op.results[0].uses if free and _is_made_anew(op) else []):
             self._new_value(op.results[0], times)
             self._made_anew[use] = self._values[op.results[0]]
@@ -170,45 +167,6 @@ class ModelledProgram:
         while block is not home and block.parent.block is not None:
             extent, block = self._extents.get(block.parent, extent), block.parent.block
         return extent
-
-    # Ways.
-
-    def _ways_of(self, op: Op, decision: Decision, free: bool) -> list[Way]:
-        """The ways of an op, the walk's own first."""
-        kind = self._kinds.of(op)
-        assert kind is not None
-        layouts = tuple(map(self.table.number, decision.shardings))
-        at_home = all(self.table.shardings[n].layout[0] in (None, self._mesh_name) for n in layouts)
-        carried = tuple(self._carried(op)) if free and at_home else ()
-        key = kind, layouts, decision.choice.inside, carried, free and at_home
-        if key not in self._ways:
-            own = self._own_way(kind, decision, layouts)
-            every = self._every_way(kind, carried) if free and at_home else []
-            self._ways[key] = _ordered(own, every, _contracts(kind))
-        return self._ways[key]
-
-    def _every_way(self, kind: Kind, carried: tuple[frozenset[int], ...]) -> list[Way]:
-        key = kind, carried
-        if key not in self._ways:
-            self._ways[key] = every_way(self._problem(kind), self.atoms, carried, self.table, self._pads)
-        return self._ways[key]
-
-    def _problem(self, kind: Kind) -> OpProblem:
-        whole = [TensorSharding.replicated(self._mesh_name, len(shape)) for shape, _ in kind.tensors]
-        tensors = tuple([Tensor(*shaped, s) for shaped, s in zip(kind.tensors, whole, strict=True)])
-        return OpProblem(kind.rule, kind.strategies, tensors, self._mesh_name, self._mesh, self._costs)
-
-    def _own_way(self, kind: Kind, decision: Decision, layouts: tuple[int, ...]) -> Way:
-        inside = decision.choice.inside
-        work = self._costs.flop * operations_done(kind, decision.shardings, self._mesh)
-        return Way(layouts, work + sum(c.time for c in inside), work, inside)
-
-    def _carried(self, op: Op) -> Iterator[frozenset[int]]:
-        """The sets of operands that may be partial sums together, so that the results are."""
-        if not all(map(_is_inexact, op.results)):
-            return
-        sets = (carries(op, "sum", frozenset([i])) for i in range(len(op.operands)))
-        yield from dict.fromkeys(found for found in sets if found)
 
     # The plan.
 
@@ -261,21 +219,6 @@ def _edge_way(source: int, target: int, sources: int, targets: int) -> Way:
     return Way((*(source,) * sources, *(target,) * targets), 0.0, 0.0)
 
 
-def _ordered(own: Way, every: Sequence[Way], capped: bool) -> list[Way]:
-    """The walk's way first; without those that do more work than it, for ops whose work may not be repeated."""
-    alike = next((way for way in every if way.layouts == own.layouts), own)
-    first = alike if alike.cost < own.cost else own
-    others = (way for way in every if way.layouts != own.layouts)
-    return [first, *(way for way in others if not capped or way.work <= first.work * (1 + 1e-9))]
-
-
-def _contracts(kind: Kind) -> bool:
-    """Whether the op multiplies its operands along a dimension that they share and the result lacks."""
-    mappings = kind.rule.operand_mappings
-    shared = [f for f in kind.rule.reduction if sum(any(f in dim for dim in m) for m in mappings) > 1]
-    return bool(shared)
-
-
 def _is_made_anew(op: Op) -> bool:
     """Whether an op had better run for each of its users alone than have its result moved: it widens what it takes, or
     only turns an argument around."""
@@ -298,10 +241,6 @@ def _trips(op: Op) -> int:
 
 def _class(value: Value) -> ShapeClass:
     return value.shape or (), value.itemsize
-
-
-def _is_inexact(value: Value) -> bool:
-    return value.dtype.startswith(("f", "bf", "complex"))
 
 
 def _atoms(walked: Walked, mesh: Mesh) -> tuple[AxisRef, ...]:

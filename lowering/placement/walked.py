@@ -27,8 +27,8 @@ class Walked:
     """The decisions of a walk.
 
     `decided`: of ops with a rule. `fixed`: of ops that leave no choice, the layouts of operands, then of results.
-    `passed`: the ops whose result is their operand, in whatever layout. `edges`: of data-flow ops, in the order of their
-    edges. `arguments`, `results`: the border.
+    `passed`: the ops whose result is their operand, in whatever layout. `edges`: of data-flow ops, one entry per edge.
+    `arguments`, `results`: the border.
     """
 
     decided: dict[int, Decision] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Partitioning a program by a plan for all of it.
 
-A copy is walked first, op by op, around the shardings that propagation gave. From there the layouts of the whole program
-are planned, and a second walk follows the plan. Where that program holds more than it may, holding gets a price, which
-rises until it fits. Of all programs that fit the cheapest one stays.
+A copy is walked first, op by op, around the shardings that propagation gave. From there the layouts of the whole
+program are planned, and a second walk follows the plan. Where that program holds more than it may, holding gets a
+price, which rises until it fits. Of all programs that fit the cheapest one stays.
 Source: spec of the planner, sections 9, 12 and 13.
 """
 
@@ -17,7 +17,6 @@ from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import body_of
 from sdy_jax.lowering.placement import partitioner
-from sdy_jax.lowering.placement.kinds import Kinds
 from sdy_jax.lowering.placement.live_bytes import Peak, peak_of
 from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
@@ -67,7 +66,7 @@ def partition(
 
     proposed = walked(None)
     limit = policy.memory if policy.memory is not None else max(proposed.peak.total, policy.device_memory)
-    program = modelled(graph, proposed.walker, rules, policy)
+    program = modelled(graph, proposed.walker, policy)
     walks = [proposed]
     for chosen in choices(program):
         if chosen != program.start:
@@ -91,15 +90,14 @@ class _Walk(NamedTuple):
     peak: Peak
 
 
-def modelled(graph: Graph, proposed: Partitioner, rules: RuleBook, policy: Policy) -> ModelledProgram:
+def modelled(graph: Graph, proposed: Partitioner, policy: Policy) -> ModelledProgram:
     """The model of a program of which a copy was walked; `graph` is that of the program itself."""
     meshes, costs = proposed.placement.meshes, proposed.costs
 
     def price(shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding) -> float:
         return meshes.plan(shape, itemsize, source, target, costs).cost
 
-    kinds, pads = Kinds(rules.without_overrides()), policy.uneven == "pad"
-    return ModelledProgram(graph, proposed.walked, kinds, meshes.base_name, meshes.base, costs, price, pads)
+    return ModelledProgram(graph, proposed.walked, meshes.base_name, meshes.base, costs, price, policy.uneven == "pad")
 
 
 def choices(program: ModelledProgram) -> Iterator[Chosen]:
@@ -121,8 +119,9 @@ def _too_large(peak: Peak, limit: float) -> str:
     largest = "; ".join(f"{bytes_text(live.bytes)} of {live.value.type} at {live.source}" for live in peak.live[:5])
     return (
         f"memory={bytes_text(limit)} is not enough: the least that was found is {bytes_text(peak.total)} per device "
-        f"({bytes_text(peak.arguments)} of arguments, {bytes_text(peak.results)} of results, {bytes_text(peak.bytes)} in between). "
-        f"The largest values at the peak: {largest}; to fix: split these, or compute them again (jax.checkpoint)"
+        f"({bytes_text(peak.arguments)} of arguments, {bytes_text(peak.results)} of results, {bytes_text(peak.bytes)} "
+        f"in between). The largest values at the peak: {largest}; to fix: split these, or compute them again "
+        "(jax.checkpoint)"
     )
 
 

@@ -59,7 +59,7 @@ def every_way(
 
 
 def layouts_of_shape(shape: Sequence[int], atoms: Sequence[AxisRef], table: LayoutTable, summed: bool) -> Iterator[int]:
-    """The layouts of a tensor with each atom nowhere, in a dimension that it divides or, if `summed`, in partial sums."""
+    """The layouts of a tensor with each atom nowhere, in a dimension that it divides or, if `summed`, in a sum."""
     for placed in itertools.product([_NOWHERE, *range(len(shape)), *([_CARRIED] if summed else [])], repeat=len(atoms)):
         lists = [
             canonical([a for a, p in zip(atoms, placed, strict=True) if p == place], table.mesh)

@@ -99,8 +99,8 @@ class Prices:
         known.rows = known.matrix.tolist()
 
     def _priced(self, of: ShapeClass, layouts: list[TensorSharding]) -> np.ndarray:
-        """The prices between all layouts. Those that do not divide the shape, and so lie in padded blocks, are priced as
-        if all that is sent from and to them were padded."""
+        """The prices between all layouts. Those that do not divide the shape, and so lie in padded blocks, are priced
+        as if all that is sent from and to them were padded."""
         shape, itemsize = of
         counts = [layout.shard_counts(self._table.mesh) for layout in layouts]
         even = [i for i, found in enumerate(counts) if not any(n % g for n, g in zip(shape, found, strict=True))]

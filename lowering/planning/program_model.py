@@ -1,8 +1,8 @@
 """A program as the planner of layouts sees it: nodes that choose among ways, and values that lead from node to node.
 
-A node takes values (*ports*) in the layouts of its way and makes values in others. What the program costs is the sum of
-the ways' own costs and, per value, of the cheapest set of reshards that leads from the layout in which it is made to all
-those in which it is taken: a layout is paid for once, whoever takes it.
+A node takes values (*ports*) in the layouts of its way and makes values in others. What the program costs is the sum
+of the ways' own costs and, per value, of the cheapest set of reshards that leads from the layout in which it is made to
+all those in which it is taken: a layout is paid for once, whoever takes it.
 Source: spec of the planner, sections 1 and 4.
 """
 
@@ -29,11 +29,18 @@ class Port(NamedTuple):
 @dataclass(slots=True)
 class Node:
     """An op, an edge of control flow, or the border: `ways` in the order in which ties are decided, and how often it
-    runs. `values`: per slot, the number of its value; -1 where a slot costs nothing in any layout."""
+    runs. `values`: per slot, the number of its value; -1 where a slot costs nothing in any layout. The first `takes`
+    slots are those of values that it takes."""
 
     ways: list[Way]
     times: float
     values: list[int]
+    takes: int
+
+    @property
+    def made(self) -> list[int]:
+        """The numbers of the values that the node makes."""
+        return [value for value in self.values[self.takes :] if value >= 0]
 
 
 @dataclass(slots=True)
@@ -70,7 +77,7 @@ class ProgramModel:
     def add_node(self, ways: list[Way], times: float, takes: Sequence[int], makes: Sequence[int]) -> int:
         """Adds a node that takes and makes these values, in the order of its ways' layouts."""
         number = len(self.nodes)
-        self.nodes.append(Node(ways, times, [*takes, *makes]))
+        self.nodes.append(Node(ways, times, [*takes, *makes], len(takes)))
         for slot, value in enumerate(takes):
             if value >= 0:
                 self.values[value].uses.append(Port(number, slot))

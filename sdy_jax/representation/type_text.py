@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -75,7 +76,7 @@ def bytes_of_text(text: str) -> float | None:
         return None
     base = 1024 if match[3] else 1000
     power = " KMGT".index(match[2].upper() or " ")
-    return float(match[1]) * float(base) ** float(power)
+    return float(match[1]) * math.pow(base, power)
 
 
 def bytes_text(count: float) -> str:
