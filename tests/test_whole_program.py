@@ -218,3 +218,53 @@ def test_the_plan_is_the_same_in_every_process():
         return done.stdout
 
     assert text("1") == text("2")
+
+
+STACK = shapes((8, 64, 256), (8, 256, 64)), *shapes((64, 64), (64, 64))
+
+
+def stacked(weights, x, y):
+    """A step over scanned layers."""
+
+    def loss(weights):
+        def layer(h, layer):
+            up, down = layer
+            return h + jnp.tanh(h @ up) @ down, None
+
+        return jnp.mean((jax.lax.scan(layer, x, weights)[0] - y) ** 2)
+
+    return jax.grad(loss)(weights)
+
+
+def stacked_step(**options):
+    spec = [P(None, "x"), P(None, None, "x")]
+    step = sdy.partition(stacked, mesh=LINE, in_shardings=(spec, P("x"), P("x")), out_shardings=spec, **options)
+    plan = step.plan(list(STACK[0]), *STACK[1:])
+    return plan, step.lower(list(STACK[0]), *STACK[1:]).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_layers_are_gathered_one_by_one_where_memory_asks_for_it():
+    """At most 3 (g - 1) / g W: one layer for each trip forward, one backward, and its gradient."""
+    size = sum(4 * np.prod(w.shape) for w in STACK[0])
+    (held, much), (freed, little) = stacked_step(layouts="global", memory="1GiB"), stacked_step(layouts="global")
+    assert little < much
+    assert held.wire_bytes <= freed.wire_bytes <= 1.02 * 3 * 7 / 8 * size
+
+
+def test_too_little_memory_names_the_largest_values():
+    with pytest.raises(sdy.SdyError, match=r"memory=1000 B is not enough.*f32.*test_whole_program"):
+        stacked_step(layouts="global", memory=1000)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layouts": "all"}, "layouts='all'; expected 'local' or 'global'"),
+        ({"layouts": "global", "memory": "much"}, "memory='much'; expected a number of bytes"),
+        ({"layouts": "global", "memory": -1}, "memory=-1; expected a number of bytes"),
+        ({"memory": "1GiB"}, "memory= needs layouts='global'"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(sdy.SdyError, match=message):
+        sdy.partition(stacked, mesh=LINE, **options)
