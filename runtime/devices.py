@@ -10,6 +10,9 @@ import numpy as np
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh
 
+_USABLE = 0.9
+"""The share of a device's memory that programs are planned for."""
+
 
 def mesh_on_devices(
     mesh: Mesh, devices: Sequence[jax.Device] | None = None, remedy: str | None = None
@@ -40,3 +43,17 @@ def too_few_devices(what: str, needed: int, count: int, remedy: str | None = Non
 def virtual_devices(count: int) -> str:
     """The call that makes virtual devices on the CPU."""
     return f'jax.config.update("jax_num_cpu_devices", {count})'
+
+
+def usable_memory(mesh: jax.sharding.Mesh) -> float:
+    """The bytes of a device that a program may hold: 0.9 of what its allocator has; 0 where that is not known.
+
+    With several processes it is not asked for: each would see its own devices only, and plans must be equal everywhere.
+    """
+    if not isinstance(mesh, jax.sharding.Mesh) or jax.process_count() > 1:
+        return 0.0
+    try:
+        stats = mesh.devices.flat[0].memory_stats()
+    except (jax.errors.JaxRuntimeError, NotImplementedError):  # a topology without devices, such as TPUs compiled for
+        stats = None
+    return _USABLE * (stats or {}).get("bytes_limit", 0)

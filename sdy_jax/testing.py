@@ -34,6 +34,7 @@ def assert_same(
     atol: float | None = None,
     costs: CostModel | None = None,
     on_unknown: str = "ignore",
+    layouts: str = "local",
     **kwargs: Any,
 ) -> Plan:
     """Asserts that a function returns the same partitioned over a mesh as it does on one device.
@@ -44,7 +45,7 @@ def assert_same(
     Args:
         fun: the function; called as `fun(*args, **kwargs)`.
         mesh: by default that of `jax.set_mesh`, or else all devices along one axis named `devices`.
-        in_shardings, out_shardings, costs, on_unknown: as in `sdy.partition`.
+        in_shardings, out_shardings, costs, on_unknown, layouts: as in `sdy.partition`.
         rtol: relative tolerance; by default one that suits the leaf's dtype.
         atol: absolute tolerance, by default 0.
 
@@ -56,7 +57,13 @@ def assert_same(
     """
     mesh = mesh or _default_mesh()
     ours = partition(
-        fun, mesh=mesh, in_shardings=in_shardings, out_shardings=out_shardings, costs=costs, on_unknown=on_unknown
+        fun,
+        mesh=mesh,
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        costs=costs,
+        on_unknown=on_unknown,
+        layouts=layouts,
     )
     plan = ours.plan(*args, **kwargs)
     found, wanted = ours(*args, **kwargs), jax.jit(fun)(*args, **kwargs)

@@ -24,7 +24,7 @@ ROOMS = {
     "lowering.reshard": "errors representation runtime",
     "lowering.emission": "errors representation ir runtime propagation lowering.reshard",
     "lowering.strategies": "errors representation ir runtime rules propagation lowering.reshard lowering.emission",
-    "lowering.planning": "representation lowering.reshard lowering.strategies",
+    "lowering.planning": "errors representation lowering.reshard lowering.strategies",
     "lowering.placement": (
         "errors representation ir runtime annotate rules propagation verification lowering.reshard "
         "lowering.emission lowering.strategies lowering.planning"

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from operator import attrgetter
 from typing import NamedTuple
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.placement.kinds import Kind, Kinds
 from sdy_jax.lowering.placement.placement import Placement, has_one_user
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
 from sdy_jax.lowering.placement.trips import times_as_often
-from sdy_jax.lowering.planning.choose import Choice, OpProblem, Tensor, choose, price
+from sdy_jax.lowering.planning.choice import Choice, OpProblem, PlannedOp, Tensor
+from sdy_jax.lowering.planning.choose import choose, gathered_factors, price
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
-from sdy_jax.lowering.strategies.registry import Strategy, is_forwarding, strategies_of
+from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook
 from sdy_jax.rules.dataflow import is_data_flow
-from sdy_jax.rules.registry import depends_on_signature_only
 
 Shardings = tuple[TensorSharding, ...]
 """The shardings of an op's operands, then of its results."""
@@ -33,28 +34,20 @@ _LOOKAHEAD = 4
 _UNREDUCED = attrgetter("unreduced_axes")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kind:
-    """An op without its shardings: ops of one kind have equal decisions under equal shardings.
-
-    `tensors`: shape and bytes per element of operands, then results. Compared by identity, so that keys are cheap.
-    """
-
-    rule: OpShardingRule
-    strategies: tuple[Strategy, ...]
-    tensors: tuple[tuple[tuple[int, ...], float], ...]
-
-
 class Decision(NamedTuple):
-    """An op's rule, the choice for it, and the shardings it runs with (operands, then results) on the program's meshes.
+    """An op's kind, the choice for it, and the shardings it runs with (operands, then results) on the program's meshes.
 
     `at_rest`: operands and results need no reshard, and there is nothing to report.
     """
 
-    rule: OpShardingRule
+    kind: Kind
     choice: Choice
     shardings: Shardings
     at_rest: bool
+
+    @property
+    def rule(self) -> OpShardingRule:
+        return self.kind.rule
 
 
 class Decisions:
@@ -62,18 +55,18 @@ class Decisions:
 
     def __init__(self, placement: Placement, rules: RuleBook, costs: CostModel):
         self._placement, self._meshes = placement, placement.meshes
-        self._rules, self._costs = rules, costs
-        self._kinds: dict[object, _Kind | None] = {}
-        self._shared_kinds: dict[object, _Kind] = {}
+        self._costs, self._kinds = costs, Kinds(rules)
         self._made: dict[object, Decision] = {}
 
-    def of(self, op: Op) -> Decision | None:
-        """The decision for an op whose operands have been placed; None where it has no rule."""
-        kind = self._kind_of(op)
+    def of(self, op: Op, planned: PlannedOp | None = None) -> Decision | None:
+        """The decision for an op whose operands have been placed, as planned where it is; None where it has no rule."""
+        kind = self._kinds.of(op)
         if kind is None:
             return None
         placed = self._placement.of(op.operands)
         around = (*placed, *map(self._placement.declared, op.results))
+        if planned is not None:
+            return self._as_planned(kind, around, planned)
         carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
         executions, materialized = (
             self._executions_per_operand(op),
@@ -87,33 +80,19 @@ class Decisions:
             made = self._made[key] = self._decided(op, kind, around, carried, executions, materialized, free, ahead)
         return made
 
-    def _kind_of(self, op: Op) -> _Kind | None:
-        rule = None
-        if not depends_on_signature_only(op.name):
-            rule = self._rules.rule_of(op)
-            if rule is None:
-                return None
-        signature = op.signature
-        key = (signature, op.attribute("sdy.sharding_rule"), rule)
-        kind = self._kinds.get(key)
-        if kind is None:
-            rule = rule or self._rules.rule_of(op, signature)
-            kind = self._kinds[key] = self._new_kind(op, rule) if rule else None
-        return kind
-
-    def _new_kind(self, op: Op, rule: OpShardingRule) -> _Kind:
-        """The kind of an op with this rule.
-
-        Different ops share one if rule, strategies and tensors are equal: an addition and a subtraction, say.
-        """
-        tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
-        kind = _Kind(rule, strategies_of(op, rule), tensors)
-        return self._shared_kinds.setdefault((kind.rule, kind.strategies, tensors), kind)
+    def _as_planned(self, kind: Kind, around: Shardings, planned: PlannedOp) -> Decision:
+        gathered, strategy = planned.gathered, planned.strategy
+        if strategy is not None and strategy.rule is None:
+            tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, around, strict=True)]
+            problem = OpProblem(kind.rule, (), tuple(tensors), self._meshes.base_name, self._meshes.base, self._costs)
+            gathered = gathered_factors(problem, strategy)
+        choice = Choice(planned.shardings, gathered, planned.inside)
+        return _decision(kind, choice, around, planned.shardings)
 
     def _decided(
         self,
         op: Op,
-        kind: _Kind,
+        kind: Kind,
         around: Shardings,
         carried: frozenset[int],
         executions: tuple[int, ...],
@@ -136,8 +115,7 @@ class Decisions:
         shardings = choice.shardings
         if mesh != self._meshes.base_name:
             shardings = tuple([self._meshes.settled(s, s.rank) for s in shardings])
-        alike = all(a is b or a.same_layout_as(b) for a, b in zip(around, shardings, strict=True))
-        return Decision(kind.rule, choice, shardings, alike and not choice.gathered and not choice.inside)
+        return _decision(kind, choice, around, shardings)
 
     def _has_user_ahead(self, op: Op) -> bool:
         """Whether an op's result has one user, whose use of it in any layout can be priced."""
@@ -145,7 +123,7 @@ class Decisions:
             return False
         user = op.results[0].uses[0][0]
         plain = not (user is op.block.terminator or is_data_flow(user) or is_forwarding(user))
-        return plain and self._kind_of(user) is not None
+        return plain and self._kinds.of(user) is not None
 
     def _onward(self, op: Op, depth: int) -> Callable[[TensorSharding], float]:
         """By how much the only use of an op's result costs more in a layout than in the declared one.
@@ -169,7 +147,7 @@ class Decisions:
     def _ahead(self, op: Op, given: Value, sharding: TensorSharding, depth: int) -> OpProblem:
         """The problem of an op that is not reached yet, if one operand has this sharding, the others those they have
         now or are declared to have. What follows counts on, while nothing is declared for results."""
-        placement, kind = self._placement, self._kind_of(op)
+        placement, kind = self._placement, self._kinds.of(op)
         assert kind is not None
         known = {v: placement[v] if v in placement else placement.declared(v) for v in op.operands} | {given: sharding}
         placed = [known[value] for value in op.operands]
@@ -210,7 +188,12 @@ class Decisions:
         return wanted if wanted == set(partial) or _can_pass_on(op, kind) else _NONE
 
 
-def _only_moves(kind: _Kind) -> bool:
+def _decision(kind: Kind, choice: Choice, around: Shardings, shardings: Shardings) -> Decision:
+    alike = all(a is b or a.same_layout_as(b) for a, b in zip(around, shardings, strict=True))
+    return Decision(kind, choice, shardings, alike and not choice.gathered and not choice.inside)
+
+
+def _only_moves(kind: Kind) -> bool:
     """Whether ops of a kind compute nothing. How they run is decided by what moves alone, with what follows."""
     return all(strategy.work is not None and not strategy.work for strategy in kind.strategies)
 

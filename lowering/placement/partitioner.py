@@ -26,12 +26,15 @@ from sdy_jax.lowering.placement.decisions import Decision, Decisions
 from sdy_jax.lowering.placement.fold import fold
 from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
 from sdy_jax.lowering.placement.joined import join_pieces
+from sdy_jax.lowering.placement.kinds import operations_done
 from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Moved, PartitionReport
 from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
 from sdy_jax.lowering.placement.stacks import LOOP, Stacks
+from sdy_jax.lowering.placement.trips import executions
 from sdy_jax.lowering.placement.unsplit import Unsplit
+from sdy_jax.lowering.placement.walked import LayoutPlan, Walked, WalkedEdge
 from sdy_jax.lowering.placement.written import as_written, is_reduction, is_written_collective
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import is_forwarding, rejection, sent_by
@@ -69,19 +72,21 @@ def partition(
     Returns:
         What was inserted.
     """
+    rules = rules or RuleBook()
+    return Partitioner(prepared(module, mesh_name, rules), mesh_name, costs, rules, policy, inputs).run()
+
+
+def prepared(module: ir.Operation, mesh_name: str, rules: RuleBook) -> Graph:
+    """The graph of a propagated module that is about to be walked: joined, folded, and without dead code."""
     graph = Graph(module)
     use_invariants_from_outside(graph)
     graph = erase_dead_code(fold(graph))
-    rules = rules or RuleBook()
     joined = join_pieces(graph, mesh_name, graph.meshes[mesh_name], rules.without_overrides().rule_of)
-    graph = graph if joined is graph else erase_dead_code(joined)
-    partitioner = _Partitioner(graph, mesh_name, costs, rules, policy, inputs)
-    partitioner.run()
-    return partitioner.report
+    return graph if joined is graph else erase_dead_code(joined)
 
 
-class _Partitioner:
-    """One walk over a program."""
+class Partitioner:
+    """One walk over a prepared program, which follows a plan where there is one. `walked` is what it decided."""
 
     def __init__(
         self,
@@ -91,9 +96,12 @@ class _Partitioner:
         rules: RuleBook,
         policy: Policy,
         inputs: Sequence[str],
+        plan: LayoutPlan | None = None,
     ):
         rules = rules.without_overrides()
+        self.plan, self.walked, self.number = plan, Walked(), {op: n for n, op in enumerate(graph.ops)}
         self.graph, self.optimize_collectives = graph, policy.optimize_collectives
+        self.costs = costs
         self.report = PartitionReport(inputs)
         self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven)
         self.decisions = Decisions(self.placement, rules, costs)
@@ -105,21 +113,44 @@ class _Partitioner:
         """Results of loops that come out in other shardings than declared: partial sums, stacks."""
         self.unneeded: list[Op] = []
 
-    def run(self) -> None:
+    def run(self) -> PartitionReport:
+        """Rewrites the module, and says what was inserted."""
+        if self.plan is not None:
+            self._state_homes(self.plan)
         for argument in self.graph.arguments:
             self.placement.enter(argument)
         block, arguments = self.graph.main.blocks[0], self.graph.arguments
-        self._report_border(arguments, self.placement.of(arguments), block.ops[0], self.graph.main)
+        self.walked.arguments = self.placement.of(arguments)
+        self._report_border(arguments, self.walked.arguments, block.ops[0], self.graph.main)
         self._visit_block(block)
         self._return(block.terminator)
         for op in reversed(self.unneeded):
             op.mlir.erase()
         self.placement.sweep()
         self.unsplit.report_notes()
+        return self.report
+
+    def cost(self) -> float:
+        """The time of what was inserted and of each device's own work, by the cost model."""
+        work = 0.0
+        for number, decision in self.walked.decided.items():
+            times = executions(self.graph.ops[number]).estimate
+            work += times * operations_done(decision.kind, decision.shardings, self.mesh)
+        sent = [
+            record.estimated_times * self.costs.sending_time(record.kind, record.axes, self.mesh, record.wire_bytes)
+            for record in self.report.collectives
+        ]
+        return self.costs.flop * work + sum(sent)
+
+    def _state_homes(self, plan: LayoutPlan) -> None:
+        """Writes to the module where users of values expect them by the plan."""
+        homes = ((self.graph.ops[number].results[index], home) for (number, index), home in plan.homes.items())
+        self.graph.set_shardings(homes)
 
     def _return(self, terminator: Op) -> None:
         wanted = self.graph.result_shardings(self.graph.main)
         targets = [self.placement.evenly(v, s) for v, s in zip(terminator.operands, wanted, strict=True)]
+        self.walked.results = targets
         self.graph.set_result_shardings(self.graph.main, dict(enumerate(targets)))
         for index, target in enumerate(targets):
             self.placement.require(terminator, index, target)
@@ -147,12 +178,13 @@ class _Partitioner:
         placement, wanted = self.placement, dict[OperandSlot, TensorSharding]()
         # Blocks along manual axes are written for: they are equal.
         stated = placement.evenly if manual_axes(op) else placement.stated
-        for sided in settle_edges(self.graph, op, stated):
-            sided = self._settled_stack(op, sided)
+        edges = settle_edges(self.graph, op, stated)
+        for index, sided in enumerate(edges):
+            sided = self._planned_edge(op, index, sided) if self.plan is not None else self._settled_stack(op, sided)
             placement.place(sided.edge.targets, sided.targets)
             wanted.update(dict.fromkeys(sided.edge.slots, sided.sources))
             adder = accumulator(sided.edge)
-            if adder is not None:
+            if adder is not None and self.plan is None:
                 self.accumulators[adder] = (sided.edge, wanted)
         for value in (*op.results, *(a for block in op.blocks for a in block.arguments)):
             if value not in placement:
@@ -161,6 +193,9 @@ class _Partitioner:
             self._visit_block(block)
             self._require_all(block.terminator, wanted)
         self._require_all(op, wanted)
+        self.walked.edges[self.number[op]] = [
+            WalkedEdge(wanted[sided.edge.slots[0]], placement[sided.edge.targets[-1]]) for sided in edges
+        ]
         for result in op.results:
             if result in self.unlike:
                 placement.settle(op, result, placement[result], following)
@@ -176,6 +211,18 @@ class _Partitioner:
         self.unlike.append(sided.edge.owner)
         return EdgeSharding(sided.edge, sharding, sharding)
 
+    def _planned_edge(self, op: Op, index: int, sided: EdgeSharding) -> EdgeSharding:
+        """An edge in the layout that the plan gives it; the users of its owner may expect another."""
+        assert self.plan is not None
+        planned = self.plan.edges.get(self.number[op])
+        if planned is None or planned[index].same_layout_as(sided.sources):
+            return sided
+        owner, sharding = sided.edge.owner, planned[index]
+        self.graph.set_sharding(owner, sharding)
+        self.placement.declare(owner, sided.targets)
+        self.unlike.append(owner)
+        return EdgeSharding(sided.edge, sharding, sharding)
+
     def _require_all(self, op: Op, wanted: Mapping[OperandSlot, TensorSharding]) -> None:
         for index, value in enumerate(op.operands):
             self.placement.require(op, index, wanted.get((op, index)) or self.placement.replicated(value))
@@ -184,7 +231,12 @@ class _Partitioner:
         """Removes an op that only states a sharding: its result becomes an alias of its operand."""
         result = op.results[0]
         is_wanted = result.sharding is not None and result.uses
-        self.placement.forward(op, self.placement.declared(result) if is_wanted else self.placement[op.operands[0]])
+        target = self.placement.declared(result) if is_wanted else self.placement[op.operands[0]]
+        if is_wanted:
+            self.walked.fixed[self.number[op]] = (target, target)
+        else:
+            self.walked.passed.add(self.number[op])
+        self.placement.forward(op, target)
         self.unneeded.append(op)
 
     def _run_as_written(self, op: Op) -> None:
@@ -197,6 +249,7 @@ class _Partitioner:
             self._note_replaced(op)
             self._forward(op)
             return
+        self.walked.fixed[self.number[op]] = (written.source, target)
         placement.require(op, 0, written.source)
         placement.place([result], target)
         for name, text in written.collective.attributes.items():
@@ -215,10 +268,11 @@ class _Partitioner:
             forget_shardings_inside(op)
         if op in self.accumulators:
             self._accumulate(op, *self.accumulators[op])
-        decision = self.decisions.of(op)
+        decision = self.decisions.of(op, self.plan.ops.get(self.number[op]) if self.plan else None)
         if decision is None:
             self._visit_unruled(op, following)
             return
+        self.walked.decided[self.number[op]] = decision
         if decision.at_rest:
             self.placement.rest(op)
             self._report_sent(op, decision.shardings)
@@ -242,10 +296,11 @@ class _Partitioner:
         has_elements = any(value.shape and 0 not in value.shape for value in (*op.operands, *op.results))
         if has_elements and not (silent and all(placement[v].is_fully_replicated for v in op.operands)):
             self.unsplit.add_unruled(op)
-        for result in op.results:
-            made = placement.declared(result) if free else placement.replicated(result)
-            # Every device computes the whole value, so it is not unreduced, even where it is declared to be.
-            whole = replace(made, unreduced_axes=()) if made.unreduced_axes else made
+        made = [placement.declared(result) if free else placement.replicated(result) for result in op.results]
+        # Every device computes the whole value, so it is not unreduced, even where it is declared to be.
+        made = [replace(each, unreduced_axes=()) if each.unreduced_axes else each for each in made]
+        self.walked.fixed[self.number[op]] = (*map(placement.replicated, op.operands), *made)
+        for result, whole in zip(op.results, made, strict=True):
             placement.settle(op, result, whole, following)
 
     def _accumulate(self, op: Op, edge: DataFlowEdge, wanted: dict[OperandSlot, TensorSharding]) -> None:

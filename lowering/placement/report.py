@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.locations import SourcePlace, place_of, short_source
-from sdy_jax.lowering.placement.trips import executions
+from sdy_jax.lowering.placement.trips import UNKNOWN, executions
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
@@ -80,6 +80,11 @@ class CollectiveRecord:
     @property
     def wire_bytes(self) -> float:
         return self.moved.wire_bytes
+
+    @property
+    def estimated_times(self) -> int:
+        """`times`, with a guess for loops whose count is unknown."""
+        return self.times if self.times_known else self.times * UNKNOWN
 
     @property
     def total_wire_bytes(self) -> float:

@@ -33,6 +33,11 @@ class Executions(NamedTuple):
     depth: int
     branches: tuple[Block, ...]
 
+    @property
+    def estimate(self) -> int:
+        """`times`, with a guess for loops whose count is unknown."""
+        return self.times if self.known else self.times * UNKNOWN
+
 
 def executions(op: Op) -> Executions:
     """How often an op runs if all branches around it are taken.

@@ -119,7 +119,10 @@ class _Mode:
         """The candidate with these lists, one per factor."""
         problem = self._problem
         candidate = Candidate(self._strategy, tuple(self._lists.assignment(prefix)), self._partial)
-        work, inside = problem.costs.flop * _work(problem, candidate), _inside_collectives(problem, candidate)
+        work, inside = (
+            problem.costs.flop * operations_per_device(problem, candidate),
+            inside_collectives(problem, candidate),
+        )
         bounds = [tensor.bound(prefix) for tensor in self._tensors]
         least = work + sum([bound or 0.0 for bound in bounds]) + sum([c.time for c in inside])
         return BoundedCandidate(candidate, work, inside, self._tensors, bounds, least)
@@ -154,7 +157,7 @@ def _shared_factors(problem: OpProblem, strategy: Strategy) -> Iterable[int]:
     return range(len(problem.rule.factor_sizes)) if strategy.work is None else strategy.work
 
 
-def _work(problem: OpProblem, candidate: Candidate) -> float:
+def operations_per_device(problem: OpProblem, candidate: Candidate) -> float:
     """The number of operations that one device performs."""
     return math.prod(
         -(-problem.rule.factor_sizes[f] // axes_size(candidate.assignment[f], problem.mesh))
@@ -162,7 +165,7 @@ def _work(problem: OpProblem, candidate: Candidate) -> float:
     )
 
 
-def _inside_collectives(problem: OpProblem, candidate: Candidate) -> tuple[InsideCollective, ...]:
+def inside_collectives(problem: OpProblem, candidate: Candidate) -> tuple[InsideCollective, ...]:
     """The collectives that the emitter will run by itself."""
     mesh, assignment = problem.mesh, candidate.assignment
     shards = tuple([axes_size(axes, mesh) for axes in assignment]) if candidate.strategy.inside else ()

@@ -65,6 +65,16 @@ class Choice(NamedTuple):
     inside: tuple[InsideCollective, ...] = ()
 
 
+class PlannedOp(NamedTuple):
+    """How an op is to run: the layouts of operands, then results, what its strategy sends, and the
+    strategy; None where a walk chose it, whose `gathered` then holds."""
+
+    shardings: tuple[TensorSharding, ...]
+    inside: tuple[InsideCollective, ...]
+    strategy: Strategy | None
+    gathered: tuple[int, ...] = ()
+
+
 class OpProblem(NamedTuple):
     """One op with the shardings around it. `tensors`: operands, then results with their declared shardings.
 

@@ -45,9 +45,12 @@ def choose(problem: OpProblem) -> Choice:
     strategy = bounded.candidate.strategy
     if strategy.rule is not None:
         return Choice(bounded.shardings(), (), bounded.inside)
-    lists = factor_lists(problem)
-    gathered = tuple([f for f, found in enumerate(lists) if f not in strategy.splittable and any(found)])
-    return Choice(bounded.shardings(), gathered, bounded.inside)
+    return Choice(bounded.shardings(), gathered_factors(problem, strategy), bounded.inside)
+
+
+def gathered_factors(problem: OpProblem, strategy: Strategy) -> tuple[int, ...]:
+    """The factors along which tensors are split and the strategy cannot run split."""
+    return tuple([f for f, found in enumerate(factor_lists(problem)) if f not in strategy.splittable and any(found)])
 
 
 def price(problem: OpProblem) -> float:

@@ -9,9 +9,11 @@ from typing import Any, TypedDict
 import jax
 
 from sdy_jax.errors import SdyError, with_article
-from sdy_jax.lowering.placement.policy import UNEVEN, Policy
+from sdy_jax.lowering.placement.policy import LAYOUTS, UNEVEN, Policy
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.representation.type_text import bytes_of_text
 from sdy_jax.runtime.boundary import concrete_mesh
+from sdy_jax.runtime.devices import usable_memory
 
 
 class Keywords(TypedDict, total=False):
@@ -31,6 +33,8 @@ class Keywords(TypedDict, total=False):
     on_unknown: str
     optimize_collectives: bool
     uneven: str
+    layouts: str
+    memory: int | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class Options:
     on_unknown: str = "warn"
     optimize_collectives: bool = False
     uneven: str = "pad"
+    layouts: str = "local"
+    memory: int | str | None = None
 
     def check(self) -> None:
         """
@@ -61,6 +67,12 @@ class Options:
             raise SdyError(f"on_unknown={self.on_unknown!r}; expected 'warn', 'error' or 'ignore'")
         if self.uneven not in UNEVEN:
             raise SdyError(f"uneven={self.uneven!r}; expected 'pad', 'replicate' or 'error'")
+        if self.layouts not in LAYOUTS:
+            raise SdyError(f"layouts={self.layouts!r}; expected 'local' or 'global'")
+        if self.memory is not None and self._memory is None:
+            raise SdyError(f"memory={self.memory!r}; expected a number of bytes per device, or a text such as '16GiB'")
+        if self.memory is not None and self.layouts != "global":
+            raise SdyError("memory= needs layouts='global': the layouts of 'local' do not depend on it")
         if self.costs is not None and not isinstance(self.costs, CostModel):
             raise SdyError(f"costs is {with_article(type(self.costs))}; expected a CostModel")
         if self.compiler_options is not None and not isinstance(self.compiler_options, dict):
@@ -69,10 +81,16 @@ class Options:
         if self.mesh is not None:
             concrete_mesh(self.mesh)
 
+    def policy(self, mesh: jax.sharding.Mesh) -> Policy:
+        """Those of the partitioner, for a mesh."""
+        return Policy(self.optimize_collectives, self.uneven, self.layouts, self._memory, usable_memory(mesh))
+
     @property
-    def policy(self) -> Policy:
-        """Those of the partitioner."""
-        return Policy(self.optimize_collectives, self.uneven)
+    def _memory(self) -> float | None:
+        if isinstance(self.memory, str):
+            return bytes_of_text(self.memory)
+        is_number = isinstance(self.memory, (int, float)) and not isinstance(self.memory, bool) and self.memory > 0
+        return float(self.memory) if is_number and self.memory is not None else None
 
     @property
     def of_jit(self) -> dict[str, Any]:

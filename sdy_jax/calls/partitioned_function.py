@@ -278,6 +278,8 @@ class PartitionedFunction(Generic[P, R]):
                 on_unknown=self._options.on_unknown,
                 optimize_collectives=self._options.optimize_collectives,
                 uneven=self._options.uneven,
+                layouts=self._options.layouts,
+                memory=self._options.memory,
             )
             made = _InnerFunction(fun, options)
             made._name = f"{self._name} ({role})"
@@ -301,7 +303,7 @@ class PartitionedFunction(Generic[P, R]):
             program,
             costs,
             self._source,
-            policy=self._options.policy,
+            policy=self._options.policy(mesh),
             inner=self._is_inner,
         )
         report_notes(plan.notes, self._options.on_unknown)

@@ -15,10 +15,10 @@ from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import body_of, function_type, main_function, terminator_of
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings
-from sdy_jax.lowering.placement.partitioner import partition
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.lowering.placement.uneven import uneven
+from sdy_jax.lowering.placement.whole_program import partition
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import put_on_mesh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -66,6 +67,16 @@ def _at(axes: Sequence[AxisRef]) -> str:
         return ""
     names = ",".join(map(axis_name, axes))
     return f"@{names}" if len(axes) == 1 else f"@({names})"
+
+
+def bytes_of_text(text: str) -> float | None:
+    """The number of bytes that a text such as `16GiB`, `1.5 MB` or `4096` says; None where it says none."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    if match is None or (match[3] and not match[2]):
+        return None
+    base = 1024 if match[3] else 1000
+    power = " KMGT".index(match[2].upper() or " ")
+    return float(match[1]) * math.pow(base, power)
 
 
 def bytes_text(count: float) -> str:

@@ -1,0 +1,73 @@
+"""Kinds of ops: an op without the shardings around it. Equal ops are planned once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.planning.factors import factor_axes
+from sdy_jax.lowering.strategies.registry import Strategy, strategies_of
+from sdy_jax.representation.mesh import Mesh, axes_size
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules import RuleBook
+from sdy_jax.rules.registry import depends_on_signature_only
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """An op without its shardings: ops of one kind have equal decisions under equal shardings.
+
+    `tensors`: shape and bytes per element of operands, then results. Compared by identity, so that keys are cheap.
+    """
+
+    rule: OpShardingRule
+    strategies: tuple[Strategy, ...]
+    tensors: tuple[tuple[tuple[int, ...], float], ...]
+
+
+def operations_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> int:
+    """The operations that one device performs where an op of the kind has its tensors in these shardings."""
+    rule = kind.rule
+    shards = [1] * len(rule.factor_sizes)
+    for sharding, mapping in zip(shardings, rule.mappings, strict=True):
+        for factor, axes in factor_axes(sharding.axes, mapping, rule.factor_sizes, mesh).items():
+            shards[factor] = max(shards[factor], axes_size(axes, mesh))
+    own = next((strategy.work for strategy in kind.strategies if strategy.rule is None), None)
+    factors = range(len(shards)) if own is None else own
+    return math.prod([-(-rule.factor_sizes[f] // shards[f]) for f in factors])
+
+
+class Kinds:
+    """The kinds of a program's ops."""
+
+    def __init__(self, rules: RuleBook):
+        self._rules = rules
+        self._by_op: dict[object, Kind | None] = {}
+        self._shared: dict[object, Kind] = {}
+
+    def of(self, op: Op) -> Kind | None:
+        """The kind of an op; None where it has no rule."""
+        rule = None
+        if not depends_on_signature_only(op.name):
+            rule = self._rules.rule_of(op)
+            if rule is None:
+                return None
+        signature = op.signature
+        key = (signature, op.attribute("sdy.sharding_rule"), rule)
+        kind = self._by_op.get(key)
+        if kind is None:
+            rule = rule or self._rules.rule_of(op, signature)
+            kind = self._by_op[key] = self._new_kind(op, rule) if rule else None
+        return kind
+
+    def _new_kind(self, op: Op, rule: OpShardingRule) -> Kind:
+        """The kind of an op with this rule.
+
+        Different ops share one if rule, strategies and tensors are equal: an addition and a subtraction, say.
+        """
+        tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
+        kind = Kind(rule, strategies_of(op, rule), tensors)
+        return self._shared.setdefault((kind.rule, kind.strategies, tensors), kind)

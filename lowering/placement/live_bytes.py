@@ -1,0 +1,362 @@
+"""The bytes that a device holds while it runs a partitioned program: an estimate from live ranges.
+
+Compilers fuse: what is computed element by element, or only moved, exists as a buffer only where something that is
+not fused reads it, or where several read what is dear to compute. An op in a fusion reads its operands when the fusion
+runs, so these live until then. Every other value has a buffer on each device, of its local shape, from its op to the
+last op that reads it; a result may take over the buffer of an operand of its size that nothing reads later.
+
+    h = dot(x, w)           h is live from here ...
+    g = tanh(h)             (fused: no buffer)
+    y = dot(g, v)           not fused: g has a buffer
+    d = multiply(h, h)      (fused)
+    z = subtract(c, d)      ... to here
+
+Ops run in program order but for two kinds, which a compiler moves for the sake of memory: results of the program that
+are computed element by element are computed as soon as their operands are there (updated weights do not wait for the
+last gradient), and what only reads values that are live anyway is computed just before its first use.
+
+A loop's carried values have one buffer each, updated in place where an op can do that; values from outside that its
+body reads live until its end. A branch's values end with it, so that the largest branch counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sdy_jax.ir.extensions import load_extensions
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.operations import COMPUTATIONS
+from sdy_jax.lowering.emission.emit import value_shardings
+from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
+from sdy_jax.rules.dataflow import is_data_flow
+from sdy_jax.rules.elementwise_table import ELEMENTWISE, FLOATS
+from sdy_jax.rules.linearity import LINEAR, Linear
+
+_LOOP, _BARRIER = "stablehlo.while", "stablehlo.optimization_barrier"
+_STEP = 2.0**-10
+"""Less than the time between two ops of the program order; what is moved runs this much before or after another op."""
+
+
+class LiveValue(NamedTuple):
+    """A value and the bytes of its buffer on one device."""
+
+    value: Value
+    bytes: float
+
+    @property
+    def source(self) -> str:
+        """The line of the op that makes the value; empty for what a loop carries into its body."""
+        op = self.value.defining_op
+        return op.source if op is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What a device holds at most.
+
+    Attributes:
+        bytes: temporaries at the peak: buffers of values made inside of the program that are not its results.
+        arguments, results: bytes of the program's arguments and results.
+        live: the temporaries at the peak, largest first.
+    """
+
+    bytes: float
+    arguments: float
+    results: float
+    live: tuple[LiveValue, ...]
+
+    @property
+    def total(self) -> float:
+        """Bytes of arguments, results and temporaries together."""
+        return self.arguments + self.results + self.bytes
+
+
+def peak_of(graph: Graph) -> Peak:
+    """What a device holds at most while it runs a partitioned program, whose values have global shapes and shardings."""
+    load_extensions()
+    sizes = _Sizes(graph)
+    ranges = _LiveRanges(graph, sizes)
+    live, most = _most_live(ranges.buffers)
+    found = sorted((LiveValue(b.value, b.bytes) for b in live), key=lambda one: -one.bytes)
+    return Peak(most, sum(map(sizes.of, graph.arguments)), sum(map(sizes.of, graph.outputs)), tuple(found))
+
+
+class _Sizes:
+    """Bytes of values on one device."""
+
+    def __init__(self, graph: Graph):
+        self._meshes, self._shardings = graph.meshes, value_shardings(graph)
+        self._known: dict[object, float] = {}
+
+    def of(self, value: Value) -> float:
+        if value.shape is None:
+            return 0.0
+        sharding = self._shardings.get(value)
+        key = value.type, sharding
+        if key not in self._known:
+            mesh = self._meshes.get(str(sharding.mesh)) if sharding is not None else None
+            local = (
+                sharding.local_shape(value.shape, mesh) if sharding is not None and mesh is not None else value.shape
+            )
+            self._known[key] = math.prod(local) * value.itemsize
+        return self._known[key]
+
+
+# What fuses.
+
+
+def _moves(op: Op) -> bool:
+    """Whether each element of the result is one of an operand."""
+    return op.name in REMATERIALIZABLE or _linear(op) in (Linear.DATA, Linear.EVERY, Linear.SUMMANDS)
+
+
+def _linear(op: Op) -> Linear | None:
+    """How partial sums pass through an op."""
+    passes = LINEAR.get(op.name)
+    return None if passes is None else passes.get("*") or passes.get("sum")
+
+
+def _fuses(op: Op) -> bool:
+    """Whether the op can be a part of its user's loop."""
+    return op.name in ELEMENTWISE or op.name in _LOCAL or _moves(op)
+
+
+def _absorbs(op: Op, index: int) -> bool:
+    """Whether the op can compute its operand of this index element by element as it reads it."""
+    if _fuses(op):
+        return True
+    linear = _linear(op)
+    return linear is Linear.SUMMED or (linear is Linear.UPDATED and index > 0)
+
+
+def _is_dear(op: Op) -> bool:
+    """Whether an op is computed once rather than in each of its users: functions of reals but for the cheap ones."""
+    known = ELEMENTWISE.get(op.name)
+    return known is not None and known.exact == FLOATS
+
+
+_LOCAL = frozenset(("sdy.all_slice", "sdy.replicated_to_unreduced", "sdy.sharded_to_unreduced"))
+
+
+# Live ranges.
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """The memory of a value, from when to when it is live, both included; `counts`: it is a temporary."""
+
+    value: Value
+    bytes: float
+    start: float
+    end: float
+    counts: bool
+    takes_over: bool
+    is_taken: bool = False
+
+
+class _LiveRanges:
+    """The buffers of a program."""
+
+    def __init__(self, graph: Graph, sizes: _Sizes):
+        self._sizes = sizes
+        self._order: list[Op] = []
+        self._position: dict[Op, float] = {}
+        self._end: dict[Op, float] = {}
+        self._loop: dict[Block, Op | None] = {}
+        self._same: dict[Value, Value] = {}
+        """The value whose buffer another one is."""
+        self._first: dict[Value, float] = {}
+        self._last: dict[Value, float] = {}
+        self._carried: dict[Value, Value] = {}
+        """Per value that a loop's body returns, the argument whose buffer it is to end up in."""
+        self.buffers: list[_Buffer] = []
+
+        main = graph.main.blocks[0]
+        self._number(main, None)
+        self._main = graph.main
+        self._returned = set(map(self._root, main.terminator.operands))
+        self._early = self._computed_early(main)
+        for op in reversed(self._order):
+            self._visit(op)
+
+    # Order.
+
+    def _number(self, block: Block, loop: Op | None) -> None:
+        self._loop[block] = loop
+        for op in block.ops:
+            self._position[op] = float(len(self._order))
+            self._order.append(op)
+            if is_data_flow(op):
+                self._number_regions(op, loop)
+            self._end[op] = float(len(self._order) - 1)
+
+    def _number_regions(self, op: Op, loop: Op | None) -> None:
+        if op.name == _LOOP:
+            self._join_unchanged(op)
+        if op.name in COMPUTATIONS:
+            self._join(op.blocks[0].arguments, op.operands)
+        for block in op.blocks:
+            self._number(block, op if op.name == _LOOP else loop)
+        if op.name in COMPUTATIONS:
+            self._join(op.results, op.blocks[0].terminator.operands)
+        if op.name == _BARRIER:
+            self._join(op.results, op.operands)
+
+    def _join_unchanged(self, loop: Op) -> None:
+        """What a loop carries unchanged is what it was before the loop."""
+        condition, body = loop.blocks
+        for i, returned in enumerate(body.terminator.operands):
+            if returned in (body.arguments[i], loop.operands[i]):
+                self._join((condition.arguments[i], body.arguments[i], loop.results[i]), (loop.operands[i],) * 3)
+
+    def _join(self, values: Sequence[Value], sources: Sequence[Value]) -> None:
+        self._same.update(zip(values, map(self._root, sources), strict=True))
+
+    def _root(self, value: Value) -> Value:
+        return self._same.get(value, value)
+
+    def _made(self, value: Value) -> float:
+        """When a value is made; an argument of the program before its first op."""
+        if isinstance(value.owner, Op):
+            return self._position[value.owner]
+        return self._position.get(value.owner.parent, -1.0) + _STEP
+
+    def _computed_early(self, main: Block) -> dict[Op, float]:
+        """The results that are computed as soon as their operands are there, with the time."""
+        ready: dict[Value, float] = {}
+        early: dict[Op, float] = {}
+        for op in main.ops[:-1]:
+            time = self._end[op]
+            if _fuses(op):
+                time = max((ready.get(self._root(v), -1.0) for v in op.operands), default=-1.0)
+                if op.results[0] in self._returned:
+                    early[op] = time + _STEP
+            ready.update(dict.fromkeys(op.results, time))
+        return early
+
+    # Reads, from the end of the program.
+
+    def _visit(self, op: Op) -> None:
+        if op.name == _LOOP:
+            self._visit_loop(op)
+        elif op.name in COMPUTATIONS or op.name == _BARRIER:
+            return
+        elif is_data_flow(op):
+            self._read(op, op.operands, self._position[op])
+            self._make(op, self._end[op], takes_over=True)
+        elif op.block is not None and op is op.block.terminator:
+            self._visit_terminator(op)
+        elif self._is_fused(op):
+            result = op.results[0]
+            for time in (self._first.get(result), self._last.get(result)):
+                if time is not None:
+                    self._read(op, op.operands, time)
+        else:
+            time = self._time(op)
+            self._make(op, time, op.name in ELEMENTWISE or _linear(op) is Linear.UPDATED)
+            self._read(op, op.operands, time)
+
+    def _visit_terminator(self, op: Op) -> None:
+        parent = op.parent
+        if parent is None or parent.name in COMPUTATIONS:
+            return
+        if parent.name == _LOOP and op.block is parent.blocks[1]:
+            for returned, argument in zip(op.operands, op.block.arguments, strict=True):
+                if argument not in self._same:
+                    self._carried[self._root(returned)] = argument
+        self._read(op, op.operands, self._position[op])
+
+    def _visit_loop(self, loop: Op) -> None:
+        changed = [i for i, result in enumerate(loop.results) if result not in self._same]
+        start = self._position[loop]
+        self._read(loop, [loop.operands[i] for i in changed], start)
+        for i in changed:
+            self._add(loop.results[i], start, self._end[loop], takes_over=True)
+
+    def _read(self, op: Op, values: Sequence[Value], time: float) -> None:
+        """An op reads values; a loop reads what comes from outside in every iteration, so until its end."""
+        for value in map(self._root, values):
+            made, first, last = self._made(value), time, time
+            loop = self._loop[op.block] if op.block is not None else None
+            while loop is not None and made <= self._position[loop]:
+                first, last = min(first, self._position[loop]), max(last, self._end[loop])
+                loop = self._loop[loop.block] if loop.block is not None else None
+            self._first[value] = min(first, self._first.get(value, first))
+            self._last[value] = max(last, self._last.get(value, last))
+
+    def _is_fused(self, op: Op) -> bool:
+        if len(op.results) != 1 or not _fuses(op):
+            return False
+        result = op.results[0]
+        if result in self._returned:
+            return False
+        if len(result.uses) > 1 and _is_dear(op):
+            return False
+        return all(user.block is op.block and _absorbs(user, i) for user, i in result.uses)
+
+    def _time(self, op: Op) -> float:
+        """When an op that is not fused runs."""
+        time = self._early.get(op, self._position[op])
+        firsts = [self._first[v] for v in op.results if v in self._first]
+        if op in self._early or not firsts or not (_fuses(op) or is_forwarding(op)):
+            return time
+        first = min(firsts) - _STEP
+        return max(time, first) if all(self._lives(v, op, first) for v in map(self._root, op.operands)) else time
+
+    def _lives(self, value: Value, op: Op, time: float) -> bool:
+        """Whether a value is live at a time whether the op reads it then or not."""
+        if isinstance(value.owner, Block) or self._last.get(value, -1.0) >= time:
+            return True
+        loop = self._loop[op.block] if op.block is not None else None
+        return loop is not None and self._made(value) <= self._position[loop]
+
+    # Buffers.
+
+    def _make(self, op: Op, time: float, takes_over: bool) -> None:
+        if not op.operands and _fuses(op):
+            return
+        for result in op.results:
+            self._add(result, time, time, takes_over)
+
+    def _add(self, value: Value, start: float, end: float, takes_over: bool) -> None:
+        argument = self._carried.get(value)
+        if argument is not None and takes_over and self._last.get(argument, -1.0) <= start:
+            return
+        end = max(end, self._last.get(value, end))
+        counts = value not in self._returned
+        self.buffers.append(_Buffer(value, self._sizes.of(value), start, end, counts, takes_over))
+
+
+# The peak.
+
+
+def _most_live(buffers: Sequence[_Buffer]) -> tuple[list[_Buffer], float]:
+    """The buffers that are live when most bytes are, and these bytes."""
+    _take_over(buffers)
+    live, now, most, at = list[tuple[float, bool, int]](), 0.0, 0.0, -math.inf
+    counted = [b for b in sorted(buffers, key=lambda b: b.start) if b.counts]
+    for number, buffer in enumerate(counted):
+        while live and (live[0][0] < buffer.start or (live[0][0] == buffer.start and not live[0][1])):
+            now -= counted[heapq.heappop(live)[2]].bytes
+        now += buffer.bytes
+        heapq.heappush(live, (buffer.end, not buffer.is_taken, number))
+        if now > most:
+            most, at = now, buffer.start
+    return [b for b in counted if b.start <= at and (b.end > at or (b.end == at and not b.is_taken))], most
+
+
+def _take_over(buffers: Sequence[_Buffer]) -> None:
+    """Marks the buffers that another value takes over at their end."""
+    dying: dict[tuple[float, float], list[_Buffer]] = {}
+    for buffer in buffers:
+        if buffer.counts:
+            dying.setdefault((buffer.end, buffer.bytes), []).append(buffer)
+    for buffer in buffers:
+        given = dying.get((buffer.start, buffer.bytes), []) if buffer.takes_over else []
+        old = next((b for b in given if b.start < buffer.start and not b.is_taken), None)
+        if old is not None:
+            old.is_taken = True

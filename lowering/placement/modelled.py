@@ -1,0 +1,264 @@
+"""From a program and the walk over it to the planner's model, and back from its choices to a plan for the next walk.
+
+Every op with a rule is a node with all ways to run its kind; ops that leave no choice, constraints and the border are
+nodes with one way. Each data-flow edge is a node that takes its sources and makes its targets in one layout, so what a
+loop carries is chosen with the trip count on its inner side. Values that every device can compute have no price.
+Source: spec of the planner, sections 2 to 7 and 13.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
+from sdy_jax.lowering.placement.decisions import Decision
+from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
+from sdy_jax.lowering.placement.trips import trips
+from sdy_jax.lowering.placement.walked import LayoutPlan, Walked
+from sdy_jax.lowering.placement.ways import Ways, is_inexact
+from sdy_jax.lowering.planning.choice import PlannedOp
+from sdy_jax.lowering.planning.enumerated import Way, layouts_of_shape
+from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ShapeClass
+from sdy_jax.lowering.planning.program_model import Chosen, ProgramModel
+from sdy_jax.lowering.planning.routes.prices import PairPrice
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
+from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules.dataflow import accumulator, edges_of, is_data_flow
+from sdy_jax.rules.predicates import is_elementwise
+
+_FREE = -1
+_MOST_USERS = 16
+_WIDENING = 4
+
+
+class ModelledProgram:
+    """A program as the planner sees it. `start` are the walk's own choices."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        walked: Walked,
+        mesh_name: str,
+        mesh: Mesh,
+        costs: CostModel,
+        price: PairPrice,
+        pads: bool,
+    ):
+        self._graph, self._walked = graph, walked
+        self._number = {op: n for n, op in enumerate(graph.ops)}
+        self.table = LayoutTable(mesh_name, mesh)
+        self.atoms = _atoms(walked, mesh)
+        self.model = ProgramModel(Prices(self.table, costs, price))
+        self._values: dict[Value, int] = {}
+        self._made_anew: dict[tuple[Op, int], int] = {}
+        """Per use of what is made for each user alone, the number of its value."""
+        self._ways = Ways(self.table, self.atoms, costs, pads)
+        self._decided: dict[int, int] = {}
+        self._edges: dict[tuple[int, int], int] = {}
+        self._here = graph.main.blocks[0]
+        self._block_of: list[Block] = []
+        """Per node, the block that it is in."""
+        self._extents: dict[Op, tuple[int, int]] = {}
+        """Of data-flow ops, their first and last node."""
+        self._read()
+        self._place_uses()
+        self.start: Chosen = [0] * len(self.model.nodes)
+
+    # The program.
+
+    def _read(self) -> None:
+        main = self._graph.main.blocks[0]
+        for argument, sharding in zip(main.arguments, self._walked.arguments, strict=True):
+            if argument.shape is not None:
+                self._fixed(None, [argument], [sharding], 1.0)
+        self._block(main, 1.0, free=True)
+        self._fixed(main.terminator, [], self._walked.results, 1.0)
+
+    def _block(self, block: Block, times: float, free: bool) -> None:
+        for op in block.ops[:-1]:
+            number, self._here = self._number[op], block
+            if is_data_flow(op):
+                self._data_flow(op, times, free)
+            elif number in self._walked.passed:
+                self._values[op.results[0]] = self._value(op.operands[0])
+            elif number in self._walked.fixed:
+                self._fixed(op, op.results, self._walked.fixed[number], times)
+            elif number in self._walked.decided:
+                self._decide(op, self._walked.decided[number], times, free)
+
+    def _data_flow(self, op: Op, times: float, free: bool) -> None:
+        edges, walked, first = edges_of(op), self._walked.edges[self._number[op]], len(self.model.nodes)
+        for target in (target for edge in edges for target in edge.targets):
+            inside = isinstance(target.owner, Block)
+            self._new_value(target, times * _trips(op) if inside else times)
+        for block in op.blocks:
+            self._block(block, times * _trips(op), free and not manual_axes(op))
+        assert op.block is not None
+        self._here = op.block
+        for index, (edge, taken) in enumerate(zip(edges, walked, strict=True)):
+            counts = len(edge.sources), len(edge.targets)
+            ends = self.table.number(taken.sources), self.table.number(taken.targets)
+            ways = [_edge_way(*ends, *counts)]
+            if free and op.name not in COMPUTATIONS and edge.owner.shape:
+                summed = accumulator(edge) is not None and is_inexact(edge.owner)
+                every = layouts_of_shape(edge.owner.shape, self.atoms, self.table, summed)
+                ways += [_edge_way(n, n, *counts) for n in every if (n, n) != ends]
+            takes = [
+                self._made_anew.get(slot, self._value(v)) for slot, v in zip(edge.slots, edge.sources, strict=True)
+            ]
+            self._edges[self._number[op], index] = self._add(ways, times, takes, edge.targets)
+        self._extents[op] = first, len(self.model.nodes)
+
+    def _decide(self, op: Op, decision: Decision, times: float, free: bool) -> None:
+        if all(depends_on_no_input(result) for result in op.results):
+            self._values.update(dict.fromkeys(op.results, _FREE))
+            return
+        ways, takes = self._ways.of(op, decision, free), self._taken(op)
+        for use in reversed(op.results[0].uses if free and _is_made_anew(op) else []):
+            self._new_value(op.results[0], times)
+            self._made_anew[use] = self._values[op.results[0]]
+            self._decided[self._number[op]] = self._add(ways, times, takes, op.results)
+        if op.results[0] in self._values:
+            return
+        for result in op.results:
+            self._new_value(result, times)
+        self._decided[self._number[op]] = self._add(ways, times, takes, op.results)
+
+    def _fixed(self, op: Op | None, makes: Sequence[Value], shardings: Sequence[TensorSharding], times: float) -> None:
+        """Adds an op, or the border, that takes and makes values in these layouts and no others."""
+        taken = self._taken(op) if op is not None else []
+        for value in makes:
+            self._new_value(value, times)
+        self._add([Way(tuple(map(self.table.number, shardings)), 0.0, 0.0)], times, taken, makes)
+
+    def _add(self, ways: list[Way], times: float, takes: Sequence[int], makes: Sequence[Value]) -> int:
+        self._block_of.append(self._here)
+        return self.model.add_node(ways, times, takes, [self._values[value] for value in makes])
+
+    def _new_value(self, value: Value, times: float) -> None:
+        known = value.shape is not None
+        self._values[value] = self.model.add_value(_class(value), times) if known else _FREE
+
+    def _taken(self, op: Op) -> list[int]:
+        """The numbers of an op's operands."""
+        return [self._made_anew.get((op, i), self._value(value)) for i, value in enumerate(op.operands)]
+
+    def _value(self, value: Value) -> int:
+        """The number of a value; one that no node makes costs nothing in any layout."""
+        return self._values.setdefault(value, _FREE)
+
+    def _place_uses(self) -> None:
+        """Says of each use from which node to which the value is needed for it: all of a loop, if the use is inside."""
+        for value, number in [*self._values.items(), *((op.operands[i], n) for (op, i), n in self._made_anew.items())]:
+            if number == _FREE:
+                continue
+            home = value.owner if isinstance(value.owner, Block) else value.owner.block
+            known = self.model.values[number]
+            known.is_argument = home is self._graph.main.blocks[0] and value.defining_op is None
+            known.needed = [self._needed(use.node, home) for use in known.uses]
+
+    def _needed(self, node: int, home: Block | None) -> tuple[int, int]:
+        block, extent = self._block_of[node], (node, node)
+        while block is not home and block.parent.block is not None:
+            extent, block = self._extents.get(block.parent, extent), block.parent.block
+        return extent
+
+    # The plan.
+
+    def plan(self, chosen: Chosen) -> LayoutPlan:
+        """What a walk has to do to run the program so."""
+        nodes, shardings = self.model.nodes, self.table.shardings
+        ops = dict[int, PlannedOp]()
+        for number, node in self._decided.items():
+            way, decision = nodes[node].ways[chosen[node]], self._walked.decided[number]
+            taken = tuple([shardings[layout] for layout in way.layouts])
+            ops[number] = PlannedOp(taken, way.inside, way.strategy, decision.choice.gathered)
+        edges = dict[int, list[TensorSharding]]()
+        for (number, _), node in self._edges.items():
+            edges.setdefault(number, []).append(shardings[nodes[node].ways[chosen[node]].layouts[0]])
+        return LayoutPlan(ops, dict(self._homes(chosen)), edges)
+
+    def _homes(self, chosen: Chosen) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
+        for value, number in self._values.items():
+            op = value.defining_op
+            if number == _FREE or op is None or op.name in COMPUTATIONS or self._number[op] in self._walked.passed:
+                continue
+            if self._number[op] in self._walked.fixed:
+                continue
+            home = self._home(number, chosen)
+            if home is not None:
+                yield (self._number[op], value.index), home
+
+    def _home(self, number: int, chosen: Chosen) -> TensorSharding | None:
+        """The layout in which several users of a value expect it: the one in which it is made or, if that is unreduced,
+        the one through which it goes to them most cheaply."""
+        value, shardings = self.model.values[number], self.table.shardings
+        assert value.maker is not None
+        made = self.model.layout(chosen, value.maker)
+        if not shardings[made].unreduced_axes:
+            return shardings[made]
+        wanted = sorted({self.model.layout(chosen, use) for use in value.uses} - {made})
+        whole = [layout for layout in wanted if not shardings[layout].unreduced_axes]
+        if not whole:
+            return None
+        cost, spread = self.model.prices.cost, self.model.spread
+
+        def through(layout: int) -> float:
+            rest = frozenset(wanted) - {layout}
+            return cost(value.shape, made, layout) + (spread(value.shape, layout, rest) if rest else 0.0)
+
+        return shardings[min(whole, key=through)]
+
+
+def _edge_way(source: int, target: int, sources: int, targets: int) -> Way:
+    return Way((*(source,) * sources, *(target,) * targets), 0.0, 0.0)
+
+
+def _is_made_anew(op: Op) -> bool:
+    """Whether an op had better run for each of its users alone than have its result moved: it widens what it takes, or
+    only turns an argument around."""
+    if len(op.results) != 1 or len(op.operands) != 1 or not 2 <= len(op.results[0].uses) <= _MOST_USERS:
+        return False
+    operand, result = op.operands[0], op.results[0]
+    if op.name not in REMATERIALIZABLE and not is_elementwise(op):
+        return False
+    given = isinstance(operand.owner, Block) and operand.owner.parent.name == "func.func"
+    return given or _bytes(result) >= _WIDENING * _bytes(operand)
+
+
+def _bytes(value: Value) -> float:
+    return math.prod(value.shape or ()) * value.itemsize
+
+
+def _trips(op: Op) -> int:
+    return trips(op) if op.name == "stablehlo.while" else 1
+
+
+def _class(value: Value) -> ShapeClass:
+    return value.shape or (), value.itemsize
+
+
+def _atoms(walked: Walked, mesh: Mesh) -> tuple[AxisRef, ...]:
+    """The mesh axes in mesh order, cut where the walk cut them."""
+    edges = {axis.name: {1, axis.size} for axis in mesh.axes if axis.size > 1}
+    shardings = itertools.chain(
+        walked.arguments,
+        walked.results,
+        *(decision.shardings for decision in walked.decided.values()),
+        *walked.fixed.values(),
+        *itertools.chain(*walked.edges.values()),
+    )
+    for sharding in dict.fromkeys(shardings):
+        for axis in itertools.chain(*sharding.axes, sharding.unreduced_axes):
+            if axis.name in edges:
+                edges[axis.name].update((axis.pre_size, axis.next_pre_size(mesh)))
+    found = []
+    for name, cuts in edges.items():
+        for low, high in itertools.pairwise(sorted(cuts)):
+            found.append(AxisRef.canonical(name, low, high // low, mesh))
+    return tuple(found)

@@ -1,0 +1,49 @@
+"""What a walk over a program decided: the layouts in which each op takes and makes its values.
+
+It is the proposal from which a whole program is planned, and what a planned walk follows. Ops are known by their number
+in the graph, which a copy of the module shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sdy_jax.lowering.placement.decisions import Decision, Shardings
+from sdy_jax.lowering.planning.choice import PlannedOp
+from sdy_jax.representation.sharding import TensorSharding
+
+
+class WalkedEdge(NamedTuple):
+    """A data-flow edge: the layout in which values flow in and the one in which they come out."""
+
+    sources: TensorSharding
+    targets: TensorSharding
+
+
+@dataclass(slots=True)
+class Walked:
+    """The decisions of a walk.
+
+    `decided`: of ops with a rule. `fixed`: of ops that leave no choice, the layouts of operands, then of results.
+    `passed`: the ops whose result is their operand, in whatever layout. `edges`: of data-flow ops, one entry per edge.
+    `arguments`, `results`: the border.
+    """
+
+    decided: dict[int, Decision] = field(default_factory=dict)
+    fixed: dict[int, Shardings] = field(default_factory=dict)
+    passed: set[int] = field(default_factory=set)
+    edges: dict[int, list[WalkedEdge]] = field(default_factory=dict)
+    arguments: list[TensorSharding] = field(default_factory=list)
+    results: list[TensorSharding] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutPlan:
+    """What a walk is to follow: how ops run, per result of an op the layout in which several users expect it, and the
+    layouts of data-flow edges."""
+
+    ops: Mapping[int, PlannedOp]
+    homes: Mapping[tuple[int, int], TensorSharding]
+    edges: Mapping[int, list[TensorSharding]]

@@ -1,0 +1,83 @@
+"""The ways to run the ops of a program, the one that a walk chose first.
+
+Source: spec of the planner, section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.placement.decisions import Decision
+from sdy_jax.lowering.placement.kinds import Kind, operations_done
+from sdy_jax.lowering.planning.choice import OpProblem, Tensor
+from sdy_jax.lowering.planning.enumerated import Way, every_way
+from sdy_jax.lowering.planning.layout_table import LayoutTable
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.strategies.linearity import carries
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.sharding import TensorSharding
+
+
+class Ways:
+    """The ways of ops; those of one kind share a list."""
+
+    def __init__(self, table: LayoutTable, atoms: Sequence[AxisRef], costs: CostModel, pads: bool):
+        self._table, self._atoms, self._costs, self._pads = table, atoms, costs, pads
+        self._mesh_name, self._mesh = table.mesh_name, table.mesh
+        self._ways: dict[object, list[Way]] = {}
+
+    def of(self, op: Op, decision: Decision, free: bool) -> list[Way]:
+        """The ways of an op, the walk's own first; no others where it is not `free`, as in a manual computation."""
+        kind, layouts = decision.kind, tuple(map(self._table.number, decision.shardings))
+        at_home = all(self._table.shardings[n].layout[0] in (None, self._mesh_name) for n in layouts)
+        carried = tuple(self._carried(op)) if free and at_home else ()
+        key = kind, layouts, decision.choice.inside, carried, free and at_home
+        if key not in self._ways:
+            own = self._own_way(kind, decision, layouts)
+            every = self._every_way(kind, carried) if free and at_home else []
+            self._ways[key] = _ordered(own, every, _contracts(kind))
+        return self._ways[key]
+
+    def _every_way(self, kind: Kind, carried: tuple[frozenset[int], ...]) -> list[Way]:
+        key = kind, carried
+        if key not in self._ways:
+            self._ways[key] = every_way(self._problem(kind), self._atoms, carried, self._table, self._pads)
+        return self._ways[key]
+
+    def _problem(self, kind: Kind) -> OpProblem:
+        whole = [TensorSharding.replicated(self._mesh_name, len(shape)) for shape, _ in kind.tensors]
+        tensors = tuple([Tensor(*shaped, s) for shaped, s in zip(kind.tensors, whole, strict=True)])
+        return OpProblem(kind.rule, kind.strategies, tensors, self._mesh_name, self._mesh, self._costs)
+
+    def _own_way(self, kind: Kind, decision: Decision, layouts: tuple[int, ...]) -> Way:
+        inside = decision.choice.inside
+        work = self._costs.flop * operations_done(kind, decision.shardings, self._mesh)
+        return Way(layouts, work + sum(c.time for c in inside), work, inside)
+
+    def _carried(self, op: Op) -> Iterator[frozenset[int]]:
+        """The sets of operands that may be partial sums together, so that the results are."""
+        if not all(map(is_inexact, op.results)):
+            return
+        sets = (carries(op, "sum", frozenset([i])) for i in range(len(op.operands)))
+        yield from dict.fromkeys(found for found in sets if found)
+
+
+def _ordered(own: Way, every: Sequence[Way], capped: bool) -> list[Way]:
+    """The walk's way first; without those that do more work than it, for ops whose work may not be repeated."""
+    alike = next((way for way in every if way.layouts == own.layouts), own)
+    first = alike if alike.cost < own.cost else own
+    others = (way for way in every if way.layouts != own.layouts)
+    return [first, *(way for way in others if not capped or way.work <= first.work * (1 + 1e-9))]
+
+
+def _contracts(kind: Kind) -> bool:
+    """Whether the op multiplies its operands along a dimension that they share and the result lacks."""
+    mappings = kind.rule.operand_mappings
+    shared = [f for f in kind.rule.reduction if sum(any(f in dim for dim in m) for m in mappings) > 1]
+    return bool(shared)
+
+
+def is_inexact(value: Value) -> bool:
+    """Whether a value's elements are floating-point numbers, whose sums may be taken in any order."""
+    return value.dtype.startswith(("f", "bf", "complex"))

@@ -1,0 +1,135 @@
+"""Partitioning a program by a plan for all of it.
+
+A copy is walked first, op by op, around the shardings that propagation gave. From there the layouts of the whole
+program are planned, and a second walk follows the plan. Where that program holds more than it may, holding gets a
+price, which rises until it fits. Of all programs that fit the cheapest one stays.
+Source: spec of the planner, sections 9, 12 and 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import SdyError
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import body_of
+from sdy_jax.lowering.placement import partitioner
+from sdy_jax.lowering.placement.live_bytes import Peak, peak_of
+from sdy_jax.lowering.placement.modelled import ModelledProgram
+from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
+from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.report import PartitionReport
+from sdy_jax.lowering.placement.walked import LayoutPlan
+from sdy_jax.lowering.planning.improve import improved
+from sdy_jax.lowering.planning.program_model import Chosen
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.type_text import bytes_text
+from sdy_jax.rules import RuleBook
+
+_LEAST_SAVING = 1e-5
+"""The share of the program's cost that a reshard has to save to be worth its collective."""
+
+_TRIES = 8
+"""Prices of holding that are tried."""
+
+_DEARER = 4.0
+"""By how much the price of holding rises from try to try."""
+
+
+def partition(
+    module: ir.Operation,
+    mesh_name: str,
+    costs: CostModel,
+    rules: RuleBook | None = None,
+    policy: Policy = Policy(),  # noqa: B008 - immutable
+    inputs: Sequence[str] = (),
+) -> PartitionReport:
+    """As `partitioner.partition`, with the layouts of the whole program chosen together where the policy says so.
+
+    Raises:
+        SdyError: no program was found that keeps within the policy's memory.
+    """
+    rules = rules or RuleBook()
+    if policy.layouts == "local":
+        return partitioner.partition(module, mesh_name, costs, rules, policy, inputs)
+    graph = prepared(module, mesh_name, rules)
+
+    def walked(plan: LayoutPlan | None) -> _Walk:
+        copy = Graph(graph.module.clone().operation)
+        walker = Partitioner(copy, mesh_name, costs, rules, policy, inputs, plan)
+        report = walker.run()
+        return _Walk(walker, report, walker.cost(), peak_of(Graph(copy.module)))
+
+    proposed = walked(None)
+    limit = policy.memory if policy.memory is not None else max(proposed.peak.total, policy.device_memory)
+    program = modelled(graph, proposed.walker, policy)
+    walks = [proposed]
+    for chosen in choices(program):
+        if chosen != program.start:
+            walks.append(walked(program.plan(chosen)))
+        if walks[-1].peak.total <= limit:
+            break
+    fitting = [walk for walk in walks if walk.peak.total <= limit]
+    if not fitting:
+        raise SdyError(_too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit))
+    best = min(fitting, key=lambda walk: walk.cost)
+    replace_contents(module, best.walker.graph.module)
+    return best.report
+
+
+class _Walk(NamedTuple):
+    """A walk over a copy of the program: what it inserted, what that costs, and what a device holds at most."""
+
+    walker: Partitioner
+    report: PartitionReport
+    cost: float
+    peak: Peak
+
+
+def modelled(graph: Graph, proposed: Partitioner, policy: Policy) -> ModelledProgram:
+    """The model of a program of which a copy was walked; `graph` is that of the program itself."""
+    meshes, costs = proposed.placement.meshes, proposed.costs
+
+    def price(shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding) -> float:
+        return meshes.plan(shape, itemsize, source, target, costs).cost
+
+    return ModelledProgram(graph, proposed.walked, meshes.base_name, meshes.base, costs, price, policy.uneven == "pad")
+
+
+def choices(program: ModelledProgram) -> Iterator[Chosen]:
+    """The best choice, and then others that hold less and less. The first price of holding is the one at which the best
+    choice would cost as much as the walk's."""
+    model, start = program.model, program.start
+    model.charge_each_reshard(_LEAST_SAVING * model.cost(start))
+    best = improved(model, start, program.table, program.atoms)
+    yield best
+    saved, more = model.cost(start) - model.cost(best), model.held(best) - model.held(start)
+    if more <= 0:
+        more = model.held(best)
+    for _ in range(_TRIES):
+        model.holding = model.holding * _DEARER or saved / more / _DEARER
+        yield improved(model, start, program.table, program.atoms)
+
+
+def _too_large(peak: Peak, limit: float) -> str:
+    largest = "; ".join(f"{bytes_text(live.bytes)} of {live.value.type} at {live.source}" for live in peak.live[:5])
+    return (
+        f"memory={bytes_text(limit)} is not enough: the least that was found is {bytes_text(peak.total)} per device "
+        f"({bytes_text(peak.arguments)} of arguments, {bytes_text(peak.results)} of results, {bytes_text(peak.bytes)} "
+        f"in between). The largest values at the peak: {largest}; to fix: split these, or compute them again "
+        "(jax.checkpoint)"
+    )
+
+
+def replace_contents(module: ir.Operation, other: ir.Operation) -> None:
+    """Puts what `other` holds in the place of what `module` holds."""
+    block = body_of(module)
+    for op in list(block.operations)[::-1]:
+        op.operation.erase()
+    for op in list(body_of(other).operations):
+        op.operation.detach_from_parent()
+        block.append(op)

@@ -1,0 +1,143 @@
+"""Every way to run ops of one kind: each strategy with each atom of the mesh somewhere.
+
+An atom is nowhere, splits a factor, or is *carried*: operands that must be so together stay unreduced along it, and so
+do the results. Ways with equal layouts are one, the cheapest.
+Source: spec of the planner, sections 2 and 3.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from sdy_jax.lowering.planning.candidates import MOVING, inside_collectives, operations_per_device
+from sdy_jax.lowering.planning.choice import Candidate, InsideCollective, OpProblem
+from sdy_jax.lowering.planning.factors import Assignment, canonical, dividing_factors, is_contiguous, joined_axes
+from sdy_jax.lowering.planning.layout_table import LayoutTable
+from sdy_jax.lowering.strategies.registry import Strategy
+from sdy_jax.representation.axes import sort_and_merge
+from sdy_jax.representation.mesh import Axes, AxisRef, axes_size
+
+_CARRIED = -1
+_NOWHERE = -2
+_MOST_PADDING = 1 / 8
+"""The share of a dimension up to which it may be padded where nobody asked for it."""
+
+
+class Way(NamedTuple):
+    """A way to run an op: the numbers of the layouts of operands, then results; its time, and the part of it that is
+    one device's own work; what its strategy sends; and the strategy."""
+
+    layouts: tuple[int, ...]
+    cost: float
+    work: float
+    inside: tuple[InsideCollective, ...] = ()
+    strategy: Strategy | None = None
+
+
+def every_way(
+    problem: OpProblem, atoms: Sequence[AxisRef], carried: Sequence[frozenset[int]], table: LayoutTable, pads: bool
+) -> list[Way]:
+    """The ways to run an op: those with the least work come first, then those that split more.
+
+    Args:
+        problem: the op; its shardings do not matter.
+        atoms: the parts of mesh axes that go somewhere together, in mesh order.
+        carried: the sets of operands that may stay unreduced together, as sums.
+        table: numbers layouts.
+        pads: whether dimensions may be split by axes that do not divide them.
+    """
+    found: dict[tuple[int, ...], Way] = {}
+    for strategy in problem.strategies:
+        own = problem if strategy.rule is None else problem._replace(rule=strategy.rule)
+        for together in (frozenset[int](), *carried):
+            for way in _OfStrategy(own, strategy, together, table, pads).ways(atoms):
+                if way.layouts not in found or way.cost < found[way.layouts].cost:
+                    found[way.layouts] = way
+    return sorted(found.values(), key=lambda way: way.work)
+
+
+def layouts_of_shape(shape: Sequence[int], atoms: Sequence[AxisRef], table: LayoutTable, summed: bool) -> Iterator[int]:
+    """The layouts of a tensor with each atom nowhere, in a dimension that it divides or, if `summed`, in a sum."""
+    for placed in itertools.product([_NOWHERE, *range(len(shape)), *([_CARRIED] if summed else [])], repeat=len(atoms)):
+        lists = [
+            canonical([a for a, p in zip(atoms, placed, strict=True) if p == place], table.mesh)
+            for place in (*range(len(shape)), _CARRIED)
+        ]
+        if all(n % axes_size(axes, table.mesh) == 0 for n, axes in zip(shape, lists, strict=False)):
+            yield table.number_of_axes(tuple(lists[:-1]), lists[-1])
+
+
+class _OfStrategy:
+    """The ways of one strategy, with one set of operands that may stay unreduced."""
+
+    def __init__(self, problem: OpProblem, strategy: Strategy, carried: frozenset[int], table: LayoutTable, pads: bool):
+        self._problem, self._strategy, self._carried, self._table = problem, strategy, carried, table
+        rule = problem.rule
+        self._even = (
+            frozenset(range(len(rule.factor_sizes))) if not pads else dividing_factors(rule) | strategy.dividing
+        )
+        whole = frozenset[int]()
+        if carried and (strategy.reduction != "sum" or any(i.kind not in MOVING for i in strategy.inside)):
+            # The op reduces along these factors itself, by another kind or at once: no other terms may be left.
+            whole = strategy.partial.union(*(inside.factors for inside in strategy.inside))
+        self._splittable = [f for f in sorted(strategy.splittable - whole) if rule.factor_sizes[f] > 1]
+        self._joined: dict[tuple[AxisRef, ...], Axes] = {}
+
+    def ways(self, atoms: Sequence[AxisRef]) -> Iterator[Way]:
+        places = [[_NOWHERE, *self._fitting(atom), *([_CARRIED] if self._carried else [])] for atom in atoms]
+        for placed in sorted(itertools.product(*places), key=lambda p: p.count(_NOWHERE)):
+            if self._carried and _CARRIED not in placed:
+                continue
+            way = self._way(atoms, placed)
+            if way is not None:
+                yield way
+
+    def _fitting(self, atom: AxisRef) -> list[int]:
+        return [f for f in self._splittable if self._fits(f, (atom,))]
+
+    def _fits(self, factor: int, axes: Axes) -> bool:
+        size, shards = self._problem.rule.factor_sizes[factor], axes_size(axes, self._problem.mesh)
+        rest = -size % shards
+        return not rest or (factor not in self._even and rest <= _MOST_PADDING * size)
+
+    def _axes(self, atoms: Sequence[AxisRef]) -> Axes:
+        key = tuple(atoms)
+        if key not in self._joined:
+            self._joined[key] = canonical(key, self._problem.mesh)
+        return self._joined[key]
+
+    def _way(self, atoms: Sequence[AxisRef], placed: Sequence[int]) -> Way | None:
+        problem, strategy = self._problem, self._strategy
+        by_factor: dict[int, list[AxisRef]] = {}
+        for atom, place in zip(atoms, placed, strict=True):
+            by_factor.setdefault(place, []).append(atom)
+        by_factor.pop(_NOWHERE, None)
+        carried = self._axes(by_factor.pop(_CARRIED, ()))
+        split = {factor: self._axes(found) for factor, found in by_factor.items()}
+        if not all(self._fits(factor, axes) for factor, axes in split.items()):
+            return None
+        assignment = tuple([split.get(f, ()) for f in range(len(problem.rule.factor_sizes))])
+        if problem.rule.joint_factors and not is_contiguous(assignment, problem.rule, problem.mesh):
+            return None
+        candidate = Candidate(strategy, assignment, carried)
+        work = problem.costs.flop * operations_per_device(problem, candidate)
+        inside = inside_collectives(problem, candidate)
+        return Way(self._layouts(assignment, carried), work + sum(c.time for c in inside), work, inside, strategy)
+
+    def _layouts(self, assignment: Assignment, carried: Axes) -> tuple[int, ...]:
+        problem, strategy = self._problem, self._strategy
+        rule, count = problem.rule, len(problem.rule.operand_mappings)
+        summed = [a for f in sorted(strategy.partial) for a in assignment[f]]
+        left = sort_and_merge([*carried, *summed], problem.mesh)
+        whole = [() if f in strategy.partial else axes for f, axes in enumerate(assignment)] if summed else assignment
+        layouts = []
+        for index, mapping in enumerate(rule.mappings):
+            given, unreduced = (
+                (assignment, carried if index in self._carried else ()) if index < count else (whole, left)
+            )
+            axes = tuple([joined_axes(given, factors, problem.mesh) for factors in mapping])
+            kind = "sum" if index < count or carried else strategy.reduction
+            layouts.append(self._table.number_of_axes(axes, unreduced, kind))
+        return tuple(layouts)

@@ -1,0 +1,110 @@
+"""Better choices for a whole program, from given ones.
+
+Each *move* leaves every node a few of its ways and solves what is then a small problem for all nodes at once: those
+that differ in one atom only, or those that keep all atoms together. In the end each node is tried alone on the true
+cost.
+Source: spec of the planner, sections 4 and 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+
+from sdy_jax.lowering.planning.enumerated import Way
+from sdy_jax.lowering.planning.layout_table import LayoutTable
+from sdy_jax.lowering.planning.program_model import Chosen, ProgramModel
+from sdy_jax.lowering.planning.restricted import Keeps, RestrictedProgram
+from sdy_jax.representation.axes import overlaps
+from sdy_jax.representation.mesh import AxisRef
+
+_MOST_MOVES = 12
+_ROUNDS = 10
+_LEAST = 1e-9
+"""The share of the program's cost below which nothing is changed."""
+
+
+def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atoms: Sequence[AxisRef]) -> Chosen:
+    """A choice that costs no more than the start, and the start where none was found that costs less."""
+    moves = _moves(table, atoms)
+    best, failed = list(start), 0
+    least = model.cost(best)
+    for _, move in zip(range(_MOST_MOVES), cycle(moves)):
+        found = RestrictedProgram(model, best, move).solved()
+        cost = model.cost(found)
+        if cost < least * (1 - _LEAST):
+            best, least, failed = found, cost, 0
+        else:
+            failed += 1
+        if failed == len(moves):
+            break
+    nearby = moves[-len(atoms) :]
+    tried = [improve_locally(model, best, nearby), improve_locally(model, start, nearby), list(start)]
+    costs = [model.cost(choice) for choice in tried]
+    lowest = min(costs)
+    return next(c for c, cost in reversed(list(zip(tried, costs, strict=True))) if cost <= lowest * (1 + _LEAST))
+
+
+def _moves(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Keeps]:
+    if len(atoms) < 2:
+        return [lambda way, now: True]
+
+    def along(atom: AxisRef) -> Keeps:
+        axes = (atom,)
+        return lambda way, now: all(
+            table.without(a, axes) == table.without(b, axes) for a, b in zip(way.layouts, now.layouts, strict=True)
+        )
+
+    def together(way: Way, now: Way) -> bool:
+        return all(_holds_all_or_none(table, layout, atoms) for layout in way.layouts)
+
+    return [together, *map(along, atoms)]
+
+
+def _holds_all_or_none(table: LayoutTable, layout: int, atoms: Sequence[AxisRef]) -> bool:
+    """Whether all atoms are in one place of a layout, or none is anywhere."""
+    sharding = table.shardings[layout]
+    used = [axes for axes in (*sharding.axes, sharding.unreduced_axes) if axes]
+    return not used or (len(used) == 1 and all(any(overlaps(a, b) for b in used[0]) for a in atoms))
+
+
+def improve_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Keeps]) -> Chosen:
+    """The best of the ways of each node that some move allows, given the others, until nothing changes."""
+    found = list(chosen)
+    least = _LEAST * model.cost(found)
+    near: dict[tuple[int, int], list[int]] = {}
+
+    def others(node: int) -> list[int]:
+        ways, now = model.nodes[node].ways, found[node]
+        key = id(ways), now
+        if key not in near:
+            near[key] = [i for i, way in enumerate(ways) if i != now and any(keeps(way, ways[now]) for keeps in nearby)]
+        return near[key]
+
+    for _ in range(_ROUNDS):
+        changed = [node for node in range(len(model.nodes)) if _improve_node(model, found, node, others(node), least)]
+        if not changed:
+            break
+    return found
+
+
+def _improve_node(model: ProgramModel, chosen: Chosen, number: int, others: Sequence[int], least: float) -> bool:
+    node, before = model.nodes[number], chosen[number]
+    if not others:
+        return False
+    values = [model.values[v] for v in dict.fromkeys(node.values) if v >= 0]
+
+    def cost() -> float:
+        own = node.times * node.ways[chosen[number]].cost
+        return own + sum([model.value_cost(value, chosen) for value in values])
+
+    best, limit = before, cost() - least
+    for way in others:
+        if node.times * node.ways[way].cost >= limit:
+            continue
+        chosen[number] = way
+        paid = cost()
+        if paid < limit:
+            best, limit = way, paid
+    chosen[number] = best
+    return best != before

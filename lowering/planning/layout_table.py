@@ -1,0 +1,148 @@
+"""Layouts by number, and what it costs to go from one to another: what the planner of a whole program computes with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sdy_jax.lowering.planning.routes import RoutePrices
+from sdy_jax.lowering.planning.routes.prices import PairPrice
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.representation.axes import overlaps, set_difference
+from sdy_jax.representation.mesh import Axes, Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+ShapeClass = tuple[tuple[int, ...], float]
+"""A tensor's global shape and its bytes per element: values of one class cost the same in equal layouts."""
+
+
+class LayoutTable:
+    """The numbers of layouts. Shardings that place data alike have one number."""
+
+    def __init__(self, mesh_name: str, mesh: Mesh):
+        self.mesh = mesh
+        self.mesh_name = mesh_name
+        self._numbers: dict[object, int] = {}
+        self._by_axes: dict[object, int] = {}
+        self._without: dict[tuple[int, Axes], int] = {}
+        self.shardings: list[TensorSharding] = []
+        """The layout of each number, as a closed sharding."""
+
+    def number(self, sharding: TensorSharding) -> int:
+        """The number of a sharding's layout."""
+        found = self._numbers.get(sharding.layout)
+        if found is None:
+            found = self._numbers[sharding.layout] = len(self.shardings)
+            closed = sharding if sharding.is_fully_closed and not sharding.replicated_axes else sharding.closed_like()
+            self.shardings.append(closed)
+        return found
+
+    def number_of_axes(self, axes: tuple[Axes, ...], unreduced: Axes = (), reduction: str = "sum") -> int:
+        """The number of a layout on the program's mesh."""
+        key = axes, unreduced, reduction
+        found = self._by_axes.get(key)
+        if found is None:
+            sharding = TensorSharding.closed(self.mesh_name, axes, unreduced, reduction if unreduced else "sum")
+            found = self._by_axes[key] = self.number(sharding)
+        return found
+
+    def without(self, number: int, axes: Axes) -> int:
+        """The layout that is left if some axes are taken out of it."""
+        key = number, axes
+        if key not in self._without:
+            sharding = self.shardings[number]
+            lists = (*sharding.axes, sharding.unreduced_axes)
+            *dims, unreduced = [_without(found, axes, self.mesh) for found in lists]
+            self._without[key] = self.number_of_axes(tuple(dims), unreduced, sharding.reduction)
+        return self._without[key]
+
+
+def _without(axes: Axes, removed: Axes, mesh: Mesh) -> Axes:
+    if not any(overlaps(a, b) for a in axes for b in removed):
+        return axes
+    return set_difference(axes, removed, mesh)
+
+
+class Prices:
+    """The prices of reshards between layouts, for all pairs of a class that were ever asked for.
+
+    What sends anything costs `least` beside its price: what saves next to nothing is not worth a collective.
+    """
+
+    def __init__(self, table: LayoutTable, costs: CostModel, pair: PairPrice):
+        self._table = table
+        self._routes = RoutePrices(table.mesh_name, table.mesh, costs, pair)
+        self._least = 0.0
+        self._known: dict[ShapeClass, _OfClass] = {}
+        self._bytes: dict[tuple[ShapeClass, int], float] = {}
+
+    def add_to_each(self, least: float) -> None:
+        """Sets what is added to the price of all that sends anything."""
+        self._least = least
+        self._known.clear()
+
+    def learn(self, of: ShapeClass, layouts: Iterable[int]) -> None:
+        """Prices all pairs of some layouts, and of these with those that are known."""
+        known = self._known.setdefault(of, _OfClass({}, np.zeros((0, 0)), []))
+        new = [layout for layout in dict.fromkeys(layouts) if layout not in known.index]
+        if not new:
+            return
+        for layout in new:
+            known.index[layout] = len(known.index)
+        shardings = [self._table.shardings[layout] for layout in known.index]
+        prices = self._priced(of, shardings)
+        known.matrix = np.where(prices > 0, prices + self._least, 0.0)
+        np.fill_diagonal(known.matrix, 0.0)
+        known.rows = known.matrix.tolist()
+
+    def _priced(self, of: ShapeClass, layouts: list[TensorSharding]) -> np.ndarray:
+        """The prices between all layouts. Those that do not divide the shape, and so lie in padded blocks, are priced
+        as if all that is sent from and to them were padded."""
+        shape, itemsize = of
+        counts = [layout.shard_counts(self._table.mesh) for layout in layouts]
+        even = [i for i, found in enumerate(counts) if not any(n % g for n, g in zip(shape, found, strict=True))]
+        if len(even) == len(layouts):
+            return self._routes.matrix(shape, itemsize, layouts, layouts)
+        wholes = [math.lcm(*found) for found in zip(*counts, strict=True)]
+        padded = tuple([-(-n // whole) * whole for n, whole in zip(shape, wholes, strict=True)])
+        prices = self._routes.matrix(padded, itemsize, layouts, layouts)
+        divided = [layouts[i] for i in even]
+        prices[np.ix_(even, even)] = self._routes.matrix(shape, itemsize, divided, divided)
+        return prices
+
+    def cost(self, of: ShapeClass, source: int, target: int) -> float:
+        """The price of one reshard; infinite where there is none."""
+        if source == target:
+            return 0.0
+        known = self._known.get(of)
+        if known is None or source not in known.index or target not in known.index:
+            self.learn(of, (source, target))
+            known = self._known[of]
+        return known.rows[known.index[source]][known.index[target]]
+
+    def local_bytes(self, of: ShapeClass, layout: int) -> float:
+        """What one device holds of a tensor."""
+        key = of, layout
+        if key not in self._bytes:
+            shape, itemsize = of
+            local = self._table.shardings[layout].local_shape(shape, self._table.mesh)
+            self._bytes[key] = itemsize * math.prod(local)
+        return self._bytes[key]
+
+    def matrix(self, of: ShapeClass, sources: Sequence[int], targets: Sequence[int]) -> np.ndarray:
+        """The prices from each of some layouts (rows) to each of others (columns)."""
+        self.learn(of, (*sources, *targets))
+        known = self._known[of]
+        return known.matrix[np.ix_([known.index[a] for a in sources], [known.index[b] for b in targets])]
+
+
+@dataclass(slots=True)
+class _OfClass:
+    """The layouts that are known of a class, and the prices of all pairs, as an array and as lists."""
+
+    index: dict[int, int]
+    matrix: np.ndarray
+    rows: list[list[float]]

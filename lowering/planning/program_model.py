@@ -1,0 +1,153 @@
+"""A program as the planner of layouts sees it: nodes that choose among ways, and values that lead from node to node.
+
+A node takes values (*ports*) in the layouts of its way and makes values in others. What the program costs is the sum
+of the ways' own costs and, per value, of the cheapest set of reshards that leads from the layout in which it is made to
+all those in which it is taken: a layout is paid for once, whoever takes it.
+Source: spec of the planner, sections 1 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sdy_jax.lowering.planning.enumerated import Way
+from sdy_jax.lowering.planning.layout_table import Prices, ShapeClass
+
+Chosen = list[int]
+"""Per node, the number of the chosen way."""
+
+
+class Port(NamedTuple):
+    """A node's slot: the position of a value in its ways' layouts."""
+
+    node: int
+    slot: int
+
+
+@dataclass(slots=True)
+class Node:
+    """An op, an edge of control flow, or the border: `ways` in the order in which ties are decided, and how often it
+    runs. `values`: per slot, the number of its value; -1 where a slot costs nothing in any layout. The first `takes`
+    slots are those of values that it takes."""
+
+    ways: list[Way]
+    times: float
+    values: list[int]
+    takes: int
+
+    @property
+    def made(self) -> list[int]:
+        """The numbers of the values that the node makes."""
+        return [value for value in self.values[self.takes :] if value >= 0]
+
+
+@dataclass(slots=True)
+class ModelValue:
+    """A value: its class, how often it is made, where it is made and taken.
+
+    `needed`: per use, the first and the last node for which the value must be there. `is_argument`: it is there all the
+    time in the layout in which it is made.
+    """
+
+    shape: ShapeClass
+    times: float
+    maker: Port | None = None
+    uses: list[Port] = field(default_factory=list)
+    needed: list[tuple[int, int]] = field(default_factory=list)
+    is_argument: bool = False
+
+
+class ProgramModel:
+    """The nodes and values of a program, and what choices cost."""
+
+    def __init__(self, prices: Prices):
+        self.prices = prices
+        self.nodes: list[Node] = []
+        self.values: list[ModelValue] = []
+        self.holding = 0.0
+        """What it costs to hold a byte from one node to the next."""
+        self._spread: dict[tuple[ShapeClass, int, frozenset[int]], float] = {}
+
+    def add_value(self, shape: ShapeClass, times: float) -> int:
+        self.values.append(ModelValue(shape, times))
+        return len(self.values) - 1
+
+    def add_node(self, ways: list[Way], times: float, takes: Sequence[int], makes: Sequence[int]) -> int:
+        """Adds a node that takes and makes these values, in the order of its ways' layouts."""
+        number = len(self.nodes)
+        self.nodes.append(Node(ways, times, [*takes, *makes], len(takes)))
+        for slot, value in enumerate(takes):
+            if value >= 0:
+                self.values[value].uses.append(Port(number, slot))
+        for slot, value in enumerate(makes, len(takes)):
+            if value >= 0:
+                self.values[value].maker = Port(number, slot)
+        return number
+
+    def charge_each_reshard(self, least: float) -> None:
+        """Adds to the price of every reshard that sends anything."""
+        self.prices.add_to_each(least)
+        self._spread.clear()
+
+    def layout(self, chosen: Sequence[int], port: Port) -> int:
+        """The layout of a port under a choice."""
+        return self.nodes[port.node].ways[chosen[port.node]].layouts[port.slot]
+
+    def cost(self, chosen: Sequence[int]) -> float:
+        """What the program costs under a choice."""
+        own = sum([node.times * node.ways[c].cost for node, c in zip(self.nodes, chosen, strict=True)])
+        return own + sum([self.value_cost(value, chosen) for value in self.values])
+
+    def value_cost(self, value: ModelValue, chosen: Sequence[int]) -> float:
+        """What it costs to bring a value from where it is made to where it is taken, and to hold it in between."""
+        if value.maker is None or not value.uses:
+            return 0.0
+        made, taken = self.layout(chosen, value.maker), [self.layout(chosen, use) for use in value.uses]
+        wanted = frozenset([layout for layout in taken if layout != made])
+        paid = value.times * self.spread(value.shape, made, wanted) if wanted else 0.0
+        return paid + self.holding * self._held(value, made, taken) if self.holding else paid
+
+    def held(self, chosen: Sequence[int]) -> float:
+        """For how many nodes all values are held, times their bytes."""
+        found = 0.0
+        for value in self.values:
+            if value.maker is not None and value.uses:
+                taken = [self.layout(chosen, use) for use in value.uses]
+                found += self._held(value, self.layout(chosen, value.maker), taken)
+        return found
+
+    def _held(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
+        """For how many nodes a value is held in its layouts, times its bytes: where it is made, until it is taken last
+        in that layout, or first in another; in others, from the first use to the last."""
+        assert value.maker is not None
+        first, last = dict[int, int](), dict[int, int]()
+        for layout, (begin, end) in zip(taken, value.needed, strict=True):
+            first[layout], last[layout] = min(begin, first.get(layout, begin)), max(end, last.get(layout, end))
+        born = value.maker.node
+        until = last.pop(made) if made in last else min(begin for begin, _ in value.needed)
+        held = 0.0 if value.is_argument else self.prices.local_bytes(value.shape, made) * (until - born)
+        copies = [self.prices.local_bytes(value.shape, n) * (end - first[n] + 1) for n, end in last.items()]
+        return held + sum(copies)
+
+    def spread(self, shape: ShapeClass, made: int, wanted: frozenset[int]) -> float:
+        """The cost of the cheapest reshards that lead from one layout to all others, from layout to layout."""
+        if len(wanted) == 1:
+            return self.prices.cost(shape, made, next(iter(wanted)))
+        key = shape, made, wanted
+        if key not in self._spread:
+            ordered = sorted(wanted)
+            self._spread[key] = min([self._grown(shape, made, first, ordered) for first in [None, *ordered]])
+        return self._spread[key]
+
+    def _grown(self, shape: ShapeClass, made: int, first: int | None, wanted: Iterable[int]) -> float:
+        """The cost of adding layouts nearest first, one of them at the very beginning."""
+        cost, left = 0.0, {target: self.prices.cost(shape, made, target) for target in wanted}
+        while left:
+            nearest = first if first is not None else min(left, key=left.__getitem__)
+            first = None
+            cost += left.pop(nearest)
+            for target, known in left.items():
+                left[target] = min(known, self.prices.cost(shape, nearest, target))
+        return cost

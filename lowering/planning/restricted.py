@@ -1,0 +1,178 @@
+"""The problem that a move leaves: each node has a few ways, and the solver chooses for all at once.
+
+A value that several nodes take has a *home*, a layout through which it goes to them: so that what is shared is paid for
+once, though the solver knows pairs only. Holding a value is charged to its home, or to its maker where it has none.
+Source: spec of the planner, sections 4, 9 and 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdy_jax.lowering.planning.enumerated import Way
+from sdy_jax.lowering.planning.layout_table import ShapeClass
+from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Port, ProgramModel
+from sdy_jax.lowering.planning.solver import Ports, Problem, solve
+
+Keeps = Callable[[Way, Way], bool]
+"""`keeps(way, now)`: whether a move allows a way to a node that has the way `now`."""
+
+Costs = NDArray[np.float64]
+
+
+class _Column(NamedTuple):
+    """The layouts that a port may have, in order, and for each way of its node the index of its own."""
+
+    layouts: list[int]
+    of_way: NDArray[np.intp]
+
+
+class _Home(NamedTuple):
+    """The home of a value: its number in the problem, and its candidates."""
+
+    number: int
+    layouts: list[int]
+
+
+class RestrictedProgram:
+    """A program in which each node may only have the ways that a move leaves it, and its own."""
+
+    def __init__(self, model: ProgramModel, now: Sequence[int], keeps: Keeps):
+        self._model, self._now = model, now
+        self._kept: dict[tuple[int, int], list[int]] = {}
+        self._columns: dict[tuple[int, int], _Column] = {}
+        self._matrices: dict[object, Costs] = {}
+        self._allowed = [self._allowed_ways(node, keeps) for node in range(len(model.nodes))]
+        self._uses = [self._different_uses(value) for value in model.values]
+        self._learn_prices()
+
+    def solved(self) -> Chosen:
+        """The best choice that the solver finds: no worse than the present one, as far as it sees."""
+        costs, start = list[Costs](), list[int]()
+        numbers, homes = list[int](), dict[int, _Home]()
+        for node in range(len(self._model.nodes)):
+            numbers.append(len(costs))
+            costs.append(self._node_costs(node))
+            start.append(0)
+            for made in self._model.nodes[node].made:
+                if len(self._uses[made]) > 1:
+                    home = homes[made] = _Home(len(costs), self._layouts_around(self._model.values[made]))
+                    costs.append(self._home_costs(self._model.values[made], home.layouts))
+                    start.append(home.layouts.index(self._model.layout(self._now, self._maker(made))))
+        problem = Problem(costs)
+        for made, uses in enumerate(self._uses):
+            if uses:
+                self._add_edges(problem, numbers, made, homes.get(made))
+        choice = solve(problem, start).choice
+        return [allowed[choice[number]] for allowed, number in zip(self._allowed, numbers, strict=True)]
+
+    # Ways and layouts.
+
+    def _allowed_ways(self, node: int, keeps: Keeps) -> list[int]:
+        ways, now = self._model.nodes[node].ways, self._now[node]
+        key = id(ways), now
+        if key not in self._kept:
+            others = [i for i, way in enumerate(ways) if i != now and keeps(way, ways[now])]
+            self._kept[key] = [now, *others]
+        return self._kept[key]
+
+    def _column(self, port: Port) -> _Column:
+        allowed, ways = self._allowed[port.node], self._model.nodes[port.node].ways
+        key = id(allowed), port.slot
+        if key not in self._columns:
+            each = [ways[way].layouts[port.slot] for way in allowed]
+            index = {layout: i for i, layout in enumerate(sorted(set(each)))}
+            self._columns[key] = _Column(list(index), np.array([index[layout] for layout in each]))
+        return self._columns[key]
+
+    def _different_uses(self, value: ModelValue) -> list[Port]:
+        """The places where a value is taken, one for all slots of a node that take it in equal layouts; none where
+        nobody makes it."""
+        found: dict[object, Port] = {}
+        for use in value.uses if value.maker is not None else ():
+            column = self._column(use)
+            found.setdefault((use.node, tuple(column.layouts), column.of_way.tobytes()), use)
+        return list(found.values())
+
+    def _maker(self, made: int) -> Port:
+        maker = self._model.values[made].maker
+        assert maker is not None
+        return maker
+
+    def _layouts_around(self, value: ModelValue) -> list[int]:
+        assert value.maker is not None
+        return sorted({layout for port in (value.maker, *value.uses) for layout in self._column(port).layouts})
+
+    # Costs.
+
+    def _learn_prices(self) -> None:
+        """Prices all reshards that may occur, class by class: at once they cost little more than one by one."""
+        found: dict[ShapeClass, dict[int, None]] = {}
+        for value, uses in zip(self._model.values, self._uses, strict=True):
+            if uses:
+                found.setdefault(value.shape, {}).update(dict.fromkeys(self._layouts_around(value)))
+        for of, layouts in found.items():
+            self._model.prices.learn(of, layouts)
+
+    def _held(self, value: ModelValue, layouts: Sequence[int], nodes: int) -> Costs:
+        """What it costs to hold a value in each of some layouts for as many nodes."""
+        return self._model.holding * nodes * np.array([self._model.prices.local_bytes(value.shape, n) for n in layouts])
+
+    def _node_costs(self, number: int) -> Costs:
+        """The costs of a node's ways, and of holding what they make until its only use."""
+        node = self._model.nodes[number]
+        costs = node.times * np.array([node.ways[way].cost for way in self._allowed[number]])
+        for made in node.made if self._model.holding else ():
+            value = self._model.values[made]
+            if len(self._uses[made]) == 1 and not value.is_argument:
+                layouts, of_way = self._column(self._maker(made))
+                costs = costs + self._held(value, layouts, value.needed[0][0] - number)[of_way]
+        return costs
+
+    def _home_costs(self, value: ModelValue, layouts: list[int]) -> Costs:
+        """What it costs to hold a value of several users in each layout."""
+        if not self._model.holding:
+            return np.zeros(len(layouts))
+        assert value.maker is not None
+        first = min(begin for begin, _ in value.needed) if value.is_argument else value.maker.node
+        costs = self._held(value, layouts, max(end for _, end in value.needed) - first + 1)
+        at_hand = self._column(value.maker).layouts if value.is_argument else []
+        return np.where(np.isin(layouts, at_hand), 0.0, costs)
+
+    def _matrix(self, of: ShapeClass, sources: list[int], targets: list[int]) -> Costs:
+        key = of, tuple(sources), tuple(targets)
+        if key not in self._matrices:
+            self._matrices[key] = self._model.prices.matrix(of, sources, targets)
+        return self._matrices[key]
+
+    def _prices_to(self, value: ModelValue, sources: list[int], use: Port, targets: list[int]) -> Costs:
+        """The prices of bringing a value to a use, and of holding what is brought there as long as that takes."""
+        prices = self._matrix(value.shape, sources, targets)
+        if not self._model.holding:
+            return prices
+        begin, end = value.needed[value.uses.index(use)]
+        moved = np.not_equal.outer(sources, targets)
+        return prices + moved * self._held(value, targets, end - begin + 1) / value.times
+
+    def _add_edges(self, problem: Problem, numbers: list[int], made: int, home: _Home | None) -> None:
+        """Adds the reshards of a value: from its maker to its only use, or to its home and from there to all uses."""
+        value, maker = self._model.values[made], self._maker(made)
+        sources, rows = self._column(maker)
+        if home is not None:
+            every = np.arange(len(home.layouts))
+            to_home = Ports(rows, every, self._matrix(value.shape, sources, home.layouts), value.times)
+            problem.add(numbers[maker.node], home.number, to_home)
+        for use in self._uses[made]:
+            targets, columns = self._column(use)
+            direct = self._prices_to(value, sources, use, targets)
+            if home is None:
+                problem.add(numbers[maker.node], numbers[use.node], Ports(rows, columns, direct, value.times))
+                continue
+            prices = self._prices_to(value, home.layouts, use, targets)
+            if len(sources) == 1:  # what is always made in one layout may go to each user from there
+                prices = np.minimum(prices, direct)
+            problem.add(home.number, numbers[use.node], Ports(every, columns, prices, value.times))

@@ -1,0 +1,215 @@
+"""The layouts of a shape class as a graph: states on whole atoms, and the single collectives that lead between them.
+
+A shape class has, for each dimension that layouts shard, the largest number of equal blocks that atoms can make of it.
+States and arcs are the same for all tensors of a class, whatever their size and item size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, permutations, product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdy_jax.lowering.reshard.cost import CostModel, wire_bytes
+from sdy_jax.lowering.reshard.moves import MAX_PARAMS
+from sdy_jax.lowering.reshard.problem import Atoms, State, atoms_of, mask_of
+
+ALL_ORDERS = 1000
+"""States up to which the atoms of a dimension are taken in every order; with more, in mesh order only. Three atoms in
+four dimensions make 296, four atoms 2424, in mesh order 1296."""
+
+
+class Arc(NamedTuple):
+    """A collective over the atoms in `group` from one state to another, by their indices.
+
+    The planner slices only what the target's dimensions want, reduces only what the target does not have unreduced, and
+    makes unreduced only what it has so: `sliced`, `reduced` and `unreduced` are the atoms to which that happens.
+    """
+
+    kind: str
+    group: int
+    source: int
+    target: int
+
+    @property
+    def sliced(self) -> int:
+        return self.group if self.kind == "all_slice" else 0
+
+    @property
+    def reduced(self) -> int:
+        return self.group if self.kind in ("reduce_scatter", "all_reduce") else 0
+
+    @property
+    def unreduced(self) -> int:
+        return self.group if self.kind in ("replicated_to_unreduced", "sharded_to_unreduced") else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The states of a class and the arcs between them, sorted by source.
+
+    `shards`: per state, the number of blocks that its dimensions are in.
+    """
+
+    sizes: tuple[int, ...]
+    index: dict[State, int]
+    shards: NDArray[np.int64]
+    arcs: tuple[Arc, ...]
+    sources: NDArray[np.intp]
+    targets: NDArray[np.intp]
+    sliced: NDArray[np.int64]
+    reduced: NDArray[np.int64]
+    unreduced: NDArray[np.int64]
+
+    def arcs_to(self, target: State) -> NDArray[np.intp]:
+        """The arcs that reshards to a state may use, by its unreduced atoms and those of its dimensions."""
+        wanted = mask_of(a for axes in target.dims for a in axes)
+        useless = (self.sliced & ~wanted) | (self.reduced & target.unreduced) | (self.unreduced & ~target.unreduced)
+        return np.flatnonzero(useless == 0)
+
+    def times(self, total: float, latency: float, bandwidths: Sequence[float]) -> NDArray[np.float64]:
+        """Per arc, the time that it takes for a tensor of `total` bytes; `bandwidths` are per atom."""
+        per_byte = np.array([self._wire_per_byte(arc.kind, arc.group) for arc in self.arcs])
+        slowest = np.array([min((bandwidths[a] for a in atoms_of(arc.group)), default=1.0) for arc in self.arcs])
+        times: NDArray[np.float64] = per_byte * (total / self.shards[self.sources]) / slowest
+        if latency:
+            times += [CostModel(latency).group_time(a.kind, self._devices(a.group), 1.0, 0.0, 0.0) for a in self.arcs]
+        return times
+
+    def _wire_per_byte(self, kind: str, group: int) -> float:
+        """The bytes sent for each byte that a device has before."""
+        return wire_bytes(kind, self._devices(group), 1.0, 0.0)
+
+    def _devices(self, group: int) -> int:
+        return math.prod([self.sizes[a] for a in atoms_of(group)])
+
+
+@lru_cache(maxsize=1 << 8)
+def space_of(blocks: tuple[int, ...], sizes: tuple[int, ...], others: tuple[State, ...] = ()) -> Space:
+    """The space of a class.
+
+    Args:
+        blocks: per dimension, a number that all of its shard counts divide.
+        sizes: per atom.
+        others: states to include that are not in mesh order.
+    """
+    index = {state: number for number, state in enumerate(dict.fromkeys([*_states(blocks, sizes), *others]))}
+    shards = [math.prod(sizes[a] for axes in state.dims for a in axes) for state in index]
+    arcs = [arc for state, number in index.items() for arc in _arcs(state, number, index, len(sizes))]
+    arcs += _permutes(index, sizes)
+    arcs.sort(key=lambda arc: (arc.source, arc.target))
+    return Space(
+        sizes,
+        index,
+        np.array(shards),
+        tuple(arcs),
+        np.array([arc.source for arc in arcs], np.intp),
+        np.array([arc.target for arc in arcs], np.intp),
+        np.array([arc.sliced for arc in arcs], np.int64),
+        np.array([arc.reduced for arc in arcs], np.int64),
+        np.array([arc.unreduced for arc in arcs], np.int64),
+    )
+
+
+def _states(blocks: Sequence[int], sizes: Sequence[int]) -> Iterator[State]:
+    """Each atom in one of the dimensions, unreduced, or nowhere; all that divides."""
+    rank = len(blocks)
+    in_all_orders = is_small(rank, len(sizes))
+    unreduced = rank + 1
+    for places in product(range(rank + 2), repeat=len(sizes)):
+        lists = [tuple(a for a, place in enumerate(places) if place == dim) for dim in range(rank)]
+        if any(n % math.prod(sizes[a] for a in axes) for n, axes in zip(blocks, lists, strict=True)):
+            continue
+        mask = mask_of(a for a, place in enumerate(places) if place == unreduced)
+        orders = product(*map(permutations, lists)) if in_all_orders else [tuple(lists)]
+        yield from (State(tuple(dims), mask) for dims in orders)
+
+
+def is_small(rank: int, atoms: int) -> bool:
+    """Whether so many dimensions and atoms make few enough states to take the atoms of a dimension in every order."""
+    orders = [math.perm(max(rank + n - 1, 0), n) for n in range(atoms + 1)]  # of n atoms in the dimensions
+    return sum(math.comb(atoms, n) * 2 ** (atoms - n) * count for n, count in enumerate(orders)) <= ALL_ORDERS
+
+
+def _arcs(state: State, number: int, index: dict[State, int], atoms: int) -> Iterator[Arc]:
+    """The arcs from a state, but for permutes."""
+    for kind, group, reached in _steps(state, atoms):
+        target = index.get(reached)
+        if target is not None:
+            yield Arc(kind, group, number, target)
+
+
+def _steps(state: State, atoms: int) -> Iterator[tuple[str, int, State]]:
+    dims, unreduced = state
+    idle = set(range(atoms)) - {a for axes in dims for a in axes} - set(atoms_of(unreduced))
+    for atom in sorted(idle):
+        yield "replicated_to_unreduced", 1 << atom, State(dims, unreduced | 1 << atom)
+        yield from (("all_slice", 1 << atom, longer) for longer in _appended(state, atom, unreduced))
+    for atom in atoms_of(unreduced):
+        rest = unreduced & ~(1 << atom)
+        yield from (("reduce_scatter", 1 << atom, longer) for longer in _appended(state, atom, rest))
+    for group in _subsets(atoms_of(unreduced)):
+        yield "all_reduce", group, State(dims, unreduced & ~group)
+    for dim, axes in enumerate(dims):
+        if axes:
+            bit = 1 << axes[-1]
+            yield "all_gather", bit, state.with_dim(dim, axes[:-1])
+            yield "sharded_to_unreduced", bit, state.with_dim(dim, axes[:-1], unreduced | bit)
+    yield from _exchanges(state)
+
+
+def _appended(state: State, atom: int, unreduced: int) -> Iterator[State]:
+    for dim, axes in enumerate(state.dims):
+        yield state.with_dim(dim, (*axes, atom), unreduced)
+
+
+def _subsets(atoms: Sequence[int]) -> Iterator[int]:
+    for count in range(1, len(atoms) + 1):
+        yield from map(mask_of, combinations(atoms, count))
+
+
+def _exchanges(state: State) -> Iterator[tuple[str, int, State]]:
+    """All_to_alls of suffixes of dimensions to the ends of others, of several such pairs at once."""
+    dims = state.dims
+    singles = [
+        (source, target, axes[cut:])
+        for source, axes in enumerate(dims)
+        for cut in range(len(axes))
+        for target in range(len(dims))
+        if target != source
+    ]
+    for count in range(1, min(MAX_PARAMS, len(dims) // 2) + 1):
+        for chosen in combinations(singles, count):
+            if len({dim for source, target, _ in chosen for dim in (source, target)}) == 2 * count:
+                yield "all_to_all", mask_of(a for *_, moved in chosen for a in moved), _exchanged(state, chosen)
+
+
+def _exchanged(state: State, chosen: Sequence[tuple[int, int, Atoms]]) -> State:
+    dims = list(state.dims)
+    for source, target, moved in chosen:
+        dims[source] = dims[source][: -len(moved)]
+        dims[target] = dims[target] + moved
+    return State(tuple(dims), state.unreduced)
+
+
+def _permutes(index: dict[State, int], sizes: Sequence[int]) -> list[Arc]:
+    """Permutes between states with equal shard counts and equal unreduced atoms."""
+    alike: dict[tuple[tuple[int, ...], int], list[State]] = {}
+    for state in index:
+        counts = tuple([math.prod(sizes[a] for a in axes) for axes in state.dims])
+        alike.setdefault((counts, state.unreduced), []).append(state)
+    return [
+        Arc("collective_permute", _used(a) | _used(b), index[a], index[b])
+        for states in alike.values()
+        for a, b in permutations(states, 2)
+    ]
+
+
+def _used(state: State) -> int:
+    return mask_of(a for axes in state.dims for a in axes) | state.unreduced

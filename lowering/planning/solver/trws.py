@@ -1,0 +1,137 @@
+"""Sequential tree-reweighted message passing (TRW-S; Kolmogorov 2006): a bound and a good choice for large graphs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from sdy_jax.lowering.planning.solver.graph import Graph
+from sdy_jax.lowering.planning.solver.problem import Costs
+from sdy_jax.lowering.planning.solver.tables import IMPOSSIBLE, Table, least_per_port
+
+GAP = 1e-6
+"""The gap between a choice and the bound, relative to the choice, at which passing stops."""
+
+PATIENCE = 25
+"""Rounds without a better choice, and with a bound that rises by less than 1e-4 of itself, after which it stops."""
+
+
+class Decoded(NamedTuple):
+    """The best choice found for the nodes that are left, its cost and a lower bound, with the graph's constant."""
+
+    choice: dict[int, int]
+    cost: float
+    bound: float
+
+
+@dataclass(slots=True)
+class _Link:
+    """An edge as one of its nodes sees it: its candidates in rows. `sent` goes to the other node; `back` is its link
+    back."""
+
+    other: int
+    table: Table
+    sent: Costs
+    back: _Link | None = None
+
+    def send(self, costs: Costs) -> float:
+        """Sends the least of `costs` plus the edge, per candidate of the other node, with a minimum of 0, which is
+        returned."""
+        per_port = least_per_port(costs - self.received, self.table.rows, len(self.table.core))
+        message = (per_port[:, None] + self.table.core).min(axis=0)
+        least = float(message.min())
+        self.sent = self.table.by_col(np.minimum(message - least, IMPOSSIBLE))
+        return least
+
+    @property
+    def received(self) -> Costs:
+        assert self.back is not None
+        return self.back.sent
+
+
+@dataclass(slots=True)
+class _Node:
+    number: int
+    costs: Costs
+    earlier: list[_Link]
+    later: list[_Link]
+
+    @property
+    def share(self) -> float:
+        """The part of the node's costs that each message carries on."""
+        return 1 / max(len(self.earlier), len(self.later), 1)
+
+    def gathered(self) -> Costs:
+        costs = self.costs
+        for link in (*self.earlier, *self.later):
+            costs = costs + link.received
+        return costs
+
+
+def pass_messages(graph: Graph, rounds: int) -> Decoded:
+    """At most so many rounds, forward and backward over the nodes that are left in their order."""
+    nodes = _nodes(graph)
+    best, bound = Decoded({}, math.inf, -math.inf), -math.inf
+    waited = 0
+    for _ in range(rounds):
+        choice, cost = _forward(nodes)
+        raised = max(bound, _backward(nodes))
+        is_still = cost >= best.cost and raised - bound < 1e-4 * abs(raised)
+        waited = waited + 1 if is_still else 0
+        bound = raised
+        if cost < best.cost:
+            best = Decoded(choice, cost, bound)
+        if best.cost - bound <= GAP * (graph.constant + best.cost) or waited >= PATIENCE:
+            break
+    return Decoded(best.choice, graph.constant + best.cost, graph.constant + bound)
+
+
+def _nodes(graph: Graph) -> list[_Node]:
+    found: dict[int, _Node] = {}
+    for number in graph.remaining():
+        costs = graph.vectors[number].values
+        links = [_Link(k, graph.tables[number][k], np.zeros(len(graph.vectors[k]))) for k in graph.neighbours(number)]
+        node = _Node(number, costs, [k for k in links if k.other < number], [k for k in links if k.other > number])
+        found[number] = node
+        for link in node.earlier:
+            link.back = next(k for k in found[link.other].later if k.other == number)
+            link.back.back = link
+    return list(found.values())
+
+
+def _forward(nodes: list[_Node]) -> tuple[dict[int, int], float]:
+    """Sends messages to later nodes; meanwhile chooses for each node the best beside what is chosen already."""
+    choice: dict[int, int] = {}
+    total = 0.0
+    for node in nodes:
+        paid = node.costs
+        for link in node.earlier:
+            paid = paid + link.table.column(choice[link.other])
+        hoped = paid
+        for link in node.later:
+            hoped = hoped + link.received
+        chosen = int(hoped.argmin())
+        choice[node.number] = chosen
+        total += float(paid[chosen])
+        shared = node.share * node.gathered()
+        for link in node.later:
+            link.send(shared)
+    return choice, total
+
+
+def _backward(nodes: list[_Node]) -> float:
+    """Sends messages to earlier nodes, and returns the bound.
+
+    What is subtracted from a message is the minimum of its edge with the share of the sender's costs that it carries;
+    shares that no message carries count with their own minimum.
+    """
+    bound = 0.0
+    for node in reversed(nodes):
+        costs = node.gathered()
+        shared = node.share * costs
+        bound += sum(link.send(shared) for link in node.earlier)
+        bound += (1 - len(node.earlier) * node.share) * float(costs.min())
+    return bound

@@ -1,0 +1,218 @@
+"""Prices of reshards for all pairs of layouts at once, against the planner of single reshards."""
+
+import itertools
+import math
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdy_jax.lowering.planning.routes import RoutePrices, classes
+from sdy_jax.lowering.planning.routes.space import is_small
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+COSTS = CostModel()
+EIGHT, TWO_BY_FOUR, CUBE = Mesh.of(x=8), Mesh.of(x=2, y=4), Mesh.of(x=2, y=2, z=2)
+
+
+def layout(dims: str, unreduced: str = "", kind: str = "sum") -> TensorSharding:
+    """`layout("xy,,z")`: single-letter axes, a dimension between commas."""
+    lists = [[AxisRef(name) for name in axes] for axes in dims.split(",")]
+    return TensorSharding.closed("m", lists, [AxisRef(name) for name in unreduced], kind)
+
+
+def layouts(mesh: Mesh, shape: tuple[int, ...]) -> list[TensorSharding]:
+    """All layouts in equal blocks, the axes of a dimension in every order."""
+    names, rank, found = [axis.name for axis in mesh.axes], len(shape), []
+    for places in itertools.product(range(rank + 2), repeat=len(names)):
+        lists = [[n for n, place in zip(names, places, strict=True) if place == dim] for dim in range(rank)]
+        unreduced = "".join(n for n, place in zip(names, places, strict=True) if place == rank + 1)
+        if not any(n % math.prod(mesh.sizes[a] for a in axes) for n, axes in zip(shape, lists, strict=True)):
+            orders = itertools.product(*map(itertools.permutations, lists))
+            found += [layout(",".join("".join(axes) for axes in dims), unreduced) for dims in orders]
+    return found
+
+
+def differences(mesh, shape, costs=COSTS, most=200, seed=0):
+    """The share of pairs whose price is below the planner's, and of those whose price is above it."""
+    all_of_them = layouts(mesh, shape)
+    matrix = RoutePrices("m", mesh, costs).matrix(shape, 4.0, all_of_them, all_of_them)
+    pairs = list(itertools.product(range(len(all_of_them)), repeat=2))
+    pairs = random.Random(seed).sample(pairs, min(most, len(pairs)))
+    planned = [plan_reshard(shape, 4.0, all_of_them[i], all_of_them[j], mesh, costs).cost for i, j in pairs]
+    found = [matrix[pair] for pair in pairs]
+    below = sum(a < b * (1 - 1e-9) for a, b in zip(found, planned, strict=True))
+    above = sum(a > b * (1 + 1e-9) for a, b in zip(found, planned, strict=True))
+    return below / len(pairs), above / len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape"),
+    [
+        (EIGHT, (64,)),
+        (EIGHT, (16, 32)),
+        (EIGHT, (4, 32)),
+        (EIGHT, (8, 16, 64)),
+        (EIGHT, (8, 8, 16, 64)),
+        (CUBE, (64,)),
+        (CUBE, (16, 32)),
+        (CUBE, (2, 32)),
+        (CUBE, (8, 2, 12)),
+        (Mesh.of(x=4, y=4), (16, 32)),
+        (Mesh.of(x=3, y=2), (6, 12, 18)),
+    ],
+    ids=str,
+)
+def test_prices_are_the_planners(mesh, shape):
+    assert differences(mesh, shape) == (0, 0)
+
+
+@pytest.mark.parametrize("shape", [(8, 16, 64), (8, 8, 16, 64)], ids=str)
+def test_prices_are_the_planners_on_three_axes(shape):
+    assert differences(CUBE, shape, most=60) == (0, 0)
+
+
+@pytest.mark.parametrize("shape", [(64,), (16, 32), (2, 32), (8, 16, 64), (8, 8, 16, 64)], ids=str)
+def test_prices_are_rarely_above_the_planners_where_parts_of_an_axis_would_help(shape):
+    below, above = differences(TWO_BY_FOUR, shape)
+    assert below == 0 and above <= 0.06
+
+
+def test_an_exchange_of_unequal_axes_takes_whole_axes():
+    """The planner exchanges x with half of y; here all of y moves."""
+    source, target = layout("x,y"), layout("y,x")
+    assert plan_reshard((16, 32), 4, source, target, TWO_BY_FOUR).cost == 384
+    assert RoutePrices("m", TWO_BY_FOUR, COSTS).matrix((16, 32), 4, [source], [target])[0, 0] == 480
+
+
+@pytest.mark.parametrize("costs", [CostModel(bandwidth={"x": 1.0, "y": 4.0}), CostModel(latency=100.0)], ids=str)
+@pytest.mark.parametrize("mesh", [TWO_BY_FOUR, CUBE], ids=str)
+def test_prices_are_near_the_planners_with_latency_and_unequal_axes(costs, mesh):
+    below, above = differences(mesh, (8, 16), costs)
+    assert below <= 0.12 and above <= 0.25
+
+
+SINGLE = [  # source, target, kind, axes, shards of the source
+    (("x,", ""), (",", ""), "all_gather", "x", 2),
+    (("xy,", ""), (",", ""), "all_gather", "xy", 8),
+    ((",", "x"), ("x,", ""), "reduce_scatter", "x", 1),
+    ((",", "xy"), ("x,y", ""), "reduce_scatter", "xy", 1),
+    (("y,", "x"), ("y,", ""), "all_reduce", "x", 4),
+    ((",", "xy"), (",", ""), "all_reduce", "xy", 1),
+    (("xy,", ""), (",xy", ""), "all_to_all", "xy", 8),
+    (("yx,", ""), ("xy,", ""), "collective_permute", "xy", 8),
+    ((",", ""), ("x,y", ""), "all_slice", "xy", 1),
+    (("x,", ""), ("x,", "y"), "replicated_to_unreduced", "y", 2),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "kind", "axes", "shards"), SINGLE)
+@pytest.mark.parametrize("bandwidth", [{}, {"x": 2.0, "y": 8.0}], ids=["equal", "unequal"])
+def test_single_collectives_cost_what_the_model_says(source, target, kind, axes, shards, bandwidth):
+    costs, shape, ends = CostModel(bandwidth=bandwidth), (8, 16), (layout(*source), layout(*target))
+    price = RoutePrices("m", TWO_BY_FOUR, costs).matrix(shape, 4.0, [ends[0]], [ends[1]])[0, 0]
+    assert price == costs.time(kind, map(AxisRef, axes), TWO_BY_FOUR, 4.0 * 8 * 16 / shards, 0)
+    assert price == plan_reshard(shape, 4.0, *ends, TWO_BY_FOUR, costs).cost
+
+
+def test_nothing_on_the_way_is_larger_than_both_ends():
+    """All devices could take the whole tensor as terms along x and slice it along y, for nothing."""
+    source, target = layout("x,"), layout("y,", "x")
+    price = RoutePrices("m", TWO_BY_FOUR, COSTS).matrix((16, 32), 4.0, [source], [target])[0, 0]
+    assert price == plan_reshard((16, 32), 4, source, target, TWO_BY_FOUR).cost == 256
+
+
+def test_only_sums_become_unreduced_along_new_axes():
+    whole, most, more = layout("x,"), layout("x,", "y", "max"), layout(",", "xy", "max")
+    sums = layout("x,", "y")
+    prices = RoutePrices("m", TWO_BY_FOUR, COSTS).matrix((16, 32), 4.0, *[[whole, most, more, sums]] * 2)
+    assert np.isinf(prices).astype(int).tolist() == [[0, 1, 1, 0], [0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 1, 0]]
+    planned = plan_reshard((16, 32), 4.0, most, whole, TWO_BY_FOUR).cost
+    assert prices[1, 0] == prices[3, 0] == planned and prices[0, 3] == 0
+
+
+def test_padded_blocks_and_other_meshes_are_priced_pair_by_pair():
+    asked = []
+
+    def pair(shape, itemsize, source, target):
+        asked.append((str(source), str(target)))
+        return 7.0
+
+    other = TensorSharding.closed("other", [[AxisRef("x")], []])
+    given = [layout("y,"), layout("x,"), layout(","), other]
+    prices = RoutePrices("m", TWO_BY_FOUR, COSTS, pair).matrix((6, 8), 4.0, given[1:], given)
+    assert prices.tolist() == [[7.0, 0.0, 96.0, 7.0], [7.0, 0.0, 0.0, 7.0], [7.0, 7.0, 7.0, 7.0]]
+    assert len(asked) == 8
+    planned = RoutePrices("m", TWO_BY_FOUR, COSTS).matrix((6, 8), 4.0, [layout("y,")], [layout(",")])[0, 0]
+    assert planned == plan_reshard((6, 8), 4.0, layout("y,"), layout(","), TWO_BY_FOUR).cost > 0
+
+
+def test_sub_axes_are_atoms():
+    first, second = AxisRef.sub("x", 1, 2), AxisRef.sub("x", 2, 4)
+    given = [
+        TensorSharding.closed("m", axes)
+        for axes in ([[first], []], [[first], [second]], [[AxisRef("x")], []], [[], [second]], [[], []])
+    ]
+    prices = RoutePrices("m", EIGHT, COSTS).matrix((16, 32), 4.0, given, given)
+    planned = [[plan_reshard((16, 32), 4.0, s, t, EIGHT).cost for t in given] for s in given]
+    assert prices.tolist() == planned
+
+
+def test_equal_classes_are_priced_once(monkeypatch):
+    classes._routes.cache_clear()
+    searches = []
+    monkeypatch.setattr(classes, "shortest", lambda *args, found=classes.shortest: searches.append(1) or found(*args))
+    book, given = RoutePrices("m", TWO_BY_FOUR, COSTS), layouts(TWO_BY_FOUR, (8, 16))
+    first = book.matrix((8, 16), 4.0, given, given)
+    count = len(searches)
+    assert count > 0
+    assert (book.matrix((8 * 3, 16 * 5), 2.0, given, given) == first * 7.5).all()
+    assert (RoutePrices("m", TWO_BY_FOUR, COSTS).matrix((8, 16), 4.0, given[:3], given[2:]) == first[:3, 2:]).all()
+    assert len(searches) == count
+
+
+def test_empty_tensors_and_scalars():
+    book = RoutePrices("m", TWO_BY_FOUR, COSTS)
+    assert book.matrix((0, 8), 4.0, [layout("x,y")], [layout(",")]).tolist() == [[0.0]]
+    scalar, partial = TensorSharding.closed("m", []), TensorSharding.closed("m", [], [AxisRef("y")])
+    assert book.matrix((), 4.0, [scalar, partial], [scalar, partial]).tolist() == [[0.0, 0.0], [6.0, 0.0]]
+    assert book.matrix((8, 8), 4.0, [], [layout(",")]).shape == (0, 1)
+
+
+def test_many_axes_keep_mesh_order_and_the_orders_at_hand():
+    mesh = Mesh.of(a=2, b=2, c=2, d=2)
+    assert is_small((8,) * 4, (2, 2, 2)) and not is_small((16,) * 4, (2, 2, 2, 2))
+    given = [layout(dims, left) for dims, left in (("ab,c,,", "d"), ("ba,,,dc", ""), (",,,", "ab"), ("d,c,b,a", ""))]
+    prices = RoutePrices("m", mesh, COSTS).matrix((16, 16, 16, 16), 4.0, given, given)
+    planned = [[plan_reshard((16, 16, 16, 16), 4.0, s, t, mesh).cost for t in given] for s in given[:2]]
+    assert (prices[:2] >= planned).all() and (prices[:2] <= np.multiply(planned, 1.3)).all()
+    assert np.isfinite(prices).all()
+
+
+_CHILD = """
+from test_planning_routes import CUBE, COSTS, RoutePrices, layouts
+given = layouts(CUBE, (8, 16))
+print(RoutePrices("m", CUBE, COSTS).matrix((8, 16), 4.0, given, given).tobytes().hex())
+"""
+
+
+def test_every_process_finds_the_same():
+    here = Path(__file__).parent
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", _CHILD],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "5")
+    }
+    assert len(texts) == 1 and texts.pop().strip()
