@@ -12,6 +12,8 @@ from sdy_jax.ir.custom_ops import TARGET, CustomOp, custom_op_of
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import re_emit
+from sdy_jax.lowering.strategies.blocked_linalg import blocked
+from sdy_jax.lowering.strategies.linalg import factorization_strategies
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
 from sdy_jax.lowering.strategies.top_k import approximate_strategies, approximate_top_k
@@ -42,7 +44,9 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
     if columns is not None:
         operand, _, dim = columns
         shared |= {f for f in rule.operand_mappings[operand][dim] if f in pass_through_factors(rule)}
-    return approximate_strategies(op, rule, frozenset(shared)) or [Strategy("on_blocks", frozenset(shared))]
+    passing = frozenset(shared)
+    known = factorization_strategies(op, rule, passing) or approximate_strategies(op, rule, passing)
+    return known or [Strategy("on_blocks", passing)]
 
 
 @strategies(TARGET)
@@ -61,7 +65,7 @@ def _custom_op(op: Op) -> CustomOp:
 
 @emitter("stablehlo.custom_call")
 def _emit_custom_call(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
-    return approximate_top_k(local, *operands) or re_emit(local, *operands)
+    return blocked(local, *operands) or approximate_top_k(local, *operands) or re_emit(local, *operands)
 
 
 @emitter(TARGET)
