@@ -181,3 +181,43 @@ def test_few_blocks_are_more_work_than_the_whole_matrix():
         options = {"costs": CostModel(flop=flop), "in_shardings": ROWS, "out_shardings": ROWS, "on_unknown": "ignore"}
         plan = sdy.partition(factor, mesh=PLANE, **options).plan(x)
         assert {c.kind for c in plan.collectives if c.wire_bytes} == kinds, plan
+
+
+# Tall matrices.
+
+
+def test_tall_matrices_send_triangles():
+    plan = agreed(lambda x: jnp.linalg.qr(x)[0], normal(64, 4), spec=ROWS, out=ROWS, rtol=1e-4)
+    assert plan.wire_bytes == (7 * 16 + 7 / 4 * (20 + 32)) * 4, plan
+    assert not plan.notes
+
+
+@pytest.mark.parametrize("rows", [24, 16])
+def test_rows_that_are_too_few_for_triangles_are_gathered(rows):
+    plan = agreed(lambda x: jnp.linalg.qr(x)[0], normal(rows, 4), spec=ROWS, out=ROWS, rtol=1e-4)
+    assert "all_reduce" not in {c.kind for c in plan.collectives}, plan
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
+def test_the_qr_of_uneven_rows(dtype):
+    x = normal(2, 45, 3) + 1j * normal(2, 3, 45).mT
+    x = x if dtype == jnp.complex64 else x.real
+
+    def function(x):
+        reflectors, scales = jnp.linalg.qr(split(x, None, "x"), mode="raw")
+        return reflectors, scales, jnp.linalg.qr(split(x, None, "x"))
+
+    check_inside(function, x, sent_by=CALL, rtol=1e-4)
+
+
+def test_the_qr_of_structured_matrices():
+    for x in (jnp.eye(32, 3), -jnp.eye(32, 3), jnp.triu(normal(32, 3)), jnp.eye(32, 3).at[9, 1].set(-2)):
+        check_inside(lambda x: jnp.linalg.qr(split(x, "x")), x, sent_by=CALL, rtol=1e-4)
+
+
+def test_gradients_of_tall_qr():
+    def loss(x):
+        q, r = jnp.linalg.qr(split(x, "x"))
+        return (q**3).sum() + (r**2 * jnp.arange(3.0)).sum()
+
+    check_inside(jax.grad(loss), normal(40, 3), sent_by=CALL, rtol=1e-3)

@@ -16,6 +16,7 @@ from sdy_jax.lowering.strategies.blocked_linalg import blocked
 from sdy_jax.lowering.strategies.linalg import factorization_strategies
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
+from sdy_jax.lowering.strategies.tall_qr import reflector_strategies, tall
 from sdy_jax.lowering.strategies.top_k import approximate_strategies, approximate_top_k
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.rule import OpShardingRule
@@ -45,8 +46,9 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
         operand, _, dim = columns
         shared |= {f for f in rule.operand_mappings[operand][dim] if f in pass_through_factors(rule)}
     passing = frozenset(shared)
-    known = factorization_strategies(op, rule, passing) or approximate_strategies(op, rule, passing)
-    return known or [Strategy("on_blocks", passing)]
+    families = (factorization_strategies, reflector_strategies, approximate_strategies)
+    known = (family(op, rule, passing) for family in families)
+    return next(filter(None, known), [Strategy("on_blocks", passing)])
 
 
 @strategies(TARGET)
@@ -65,7 +67,10 @@ def _custom_op(op: Op) -> CustomOp:
 
 @emitter("stablehlo.custom_call")
 def _emit_custom_call(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
-    return blocked(local, *operands) or approximate_top_k(local, *operands) or re_emit(local, *operands)
+    for family in (blocked, tall, approximate_top_k):
+        if found := family(local, *operands):
+            return found
+    return re_emit(local, *operands)
 
 
 @emitter(TARGET)

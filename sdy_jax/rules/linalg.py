@@ -124,6 +124,47 @@ def _system(op: Op) -> tuple[TriangularSystem, tuple[int, ...], tuple[int, ...]]
     return system, shape_of(op, 0), shape_of(op, 1)
 
 
+# QR decompositions, which no op of StableHLO makes.
+
+
+def qr(op: Op) -> OpShardingRule:
+    """A batch of matrices to reflectors, and one scale per reflector."""
+    builder, row, column, shape = with_batch(op)
+    builder.add((row,), (row, None), shape[row], NEED_REPLICATION)
+    builder.add((column,), (column, None), shape[column], NEED_REPLICATION)
+    builder.add((None,), (None, row), result_shape(op, 1)[row], NEED_REPLICATION)
+    return builder.build()
+
+
+def householder_product(op: Op) -> OpShardingRule:
+    """A batch of reflectors and their scales to orthogonal matrices."""
+    builder, row, column, shape = with_batch(op)
+    builder.add((row, None), (row,), shape[row], NEED_REPLICATION)
+    builder.add((column, None), (column,), shape[column], NEED_REPLICATION)
+    builder.add((None, row), (None,), shape_of(op, 1)[row], NEED_REPLICATION)
+    return builder.build()
+
+
+def with_batch(op: Op) -> tuple[RuleBuilder, int, int, tuple[int, ...]]:
+    """A builder with the batch dimensions placed, the two matrix dimensions and the shape of operand 0."""
+    shape = shape_of(op)
+    return RuleBuilder.of(op).pointwise(shape[:-2]), len(shape) - 2, len(shape) - 1, shape
+
+
+_GEQRF = re.compile(r"Qr|(lapack_[sdcz]|cusolver_|hipsolver_)geqrf_ffi")
+_ORGQR = re.compile(r"ProductOfElementaryHouseholderReflectors|(lapack_[sdcz]|cusolver_|hipsolver_)(or|un)gqr_ffi")
+
+
+def is_qr(op: Op) -> bool:
+    """Whether a call decomposes matrices into reflectors, with R above them, and one scale per reflector."""
+    return bool(_GEQRF.fullmatch(op.text("call_target_name")))
+
+
+def is_householder_product(op: Op) -> bool:
+    """Whether a call multiplies reflectors, the columns of a matrix below its diagonal, with these scales."""
+    return bool(_ORGQR.fullmatch(op.text("call_target_name")))
+
+
 # Calls of libraries.
 
 _PROBLEM_RANK = (
@@ -192,6 +233,8 @@ def library_call(op: Op) -> OpShardingRule | None:
         return triangular_solve_by_equations(op, False)
     if cholesky_is_lower(op) is not None and [v.shape for v in op.results] == [shape_of(op), shape_of(op)[:-2]]:
         return cholesky(op, False)
+    if is_qr(op) or is_householder_product(op):
+        return qr(op) if is_qr(op) else householder_product(op)
     count, columns = batch_dimensions(op), independent_columns(op)
     if not count and columns is None:
         return None
