@@ -18,7 +18,17 @@ from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import lengthened, offset
-from sdy_jax.lowering.strategies.transform_steps import Cut, FourSteps, Gather, Move, Problem, Step, Transform, schedule
+from sdy_jax.lowering.strategies.transform_steps import (
+    Cut,
+    FourSteps,
+    Gather,
+    Halves,
+    Move,
+    Problem,
+    Step,
+    Transform,
+    schedule,
+)
 from sdy_jax.representation.mesh import Axes, axes_size
 from sdy_jax.representation.rule import OpShardingRule
 
@@ -71,7 +81,11 @@ class _Run:
         with jax.named_scope(scope_name(self._local.op.name, self._axes[dim], self._local.op.source)):
             if isinstance(step, Move):
                 return self._move(x, step)
-            return self._four_steps(x, dim) if isinstance(step, FourSteps) else self._change(x, dim, step)
+            if isinstance(step, Halves):
+                return self._halves(x, dim)
+            return (
+                self._four_steps(x, dim, self._problem.kind) if isinstance(step, FourSteps) else self._change(x, step)
+            )
 
     def _transform(self, x: jax.Array, step: Transform) -> jax.Array:
         last = self._problem.dims[-1]
@@ -84,7 +98,8 @@ class _Run:
         x = lax_collectives.all_to_all(x, [(axes, step.source, step.target)], self._local.mesh)
         return lax.slice_in_dim(x, 0, step.length, axis=step.source)
 
-    def _change(self, x: jax.Array, dim: int, step: Gather | Cut) -> jax.Array:
+    def _change(self, x: jax.Array, step: Gather | Cut) -> jax.Array:
+        dim = step.dim
         axes, count = self._axes[dim], self._count(dim)
         if isinstance(step, Gather):
             x = lax_collectives.all_gather(x, [axes if d == dim else () for d in range(x.ndim)], self._local.mesh)
@@ -93,11 +108,11 @@ class _Run:
         block = x.shape[dim] // count
         return lax.dynamic_slice_in_dim(x, offset(self._local, axes, block), block, dim)
 
-    def _four_steps(self, x: jax.Array, dim: int) -> jax.Array:
+    def _four_steps(self, x: jax.Array, dim: int, kind: str) -> jax.Array:
         """Element n = n1 m + n2 of g m ones, over g shards of m, contributes to element k = k1 + g k2 of the result: it
         is transformed along n1, turned by exp(-2 pi i k1 n2 / g m), and transformed along n2."""
         count, mesh, rank = self._count(dim), self._local.mesh, x.ndim
-        kind, axes = self._problem.kind, self._axes[dim]
+        axes = self._axes[dim]
         x = jnp.moveaxis(x, dim, -1)
         batch, m = x.shape[:-1], x.shape[-1]
 
@@ -113,8 +128,43 @@ class _Run:
         x = exchanged(_transformed(x, (rank,), kind, [m]), rank - 1, rank)  # k1 whole, a block of k2
         return jnp.moveaxis(jnp.swapaxes(x, -1, -2).reshape(*batch, m), -1, dim)
 
+    def _halves(self, x: jax.Array, dim: int) -> jax.Array:
+        """The first half of the transform of n real numbers, and the element behind it.
+
+        Even and odd elements are real and imaginary parts of n/2 complex ones, with the transform z; for z' mirrored,
+        element n/2 - k in place k, element k of the result is (z + conj z')/2 - i exp(-2 pi i k / n) (z - conj z')/2.
+        """
+        axes, count, me = self._axes[dim], self._count(dim), self._local.block_index(self._axes[dim])
+        x = jnp.moveaxis(x, dim, -1)
+        z = self._four_steps(jnp.moveaxis(lax.complex(x[..., 0::2], x[..., 1::2]), -1, dim), dim, "FFT")
+        z = jnp.moveaxis(z, dim, -1)
+        block = z.shape[-1]
+        even, odd = _even_and_odd(z, self._mirrored(z, axes))
+        k = lax.broadcasted_iota(jnp.int32, (block,), 0) + me * jnp.int32(block)
+        found = even + _turn(k, 2 * block * count, "FFT", z.dtype) * odd
+        # Blocks of the result have one element more: block t begins with element t of this one.
+        middle = jnp.concatenate([(even - odd)[..., :1], found[..., 1:count]], -1)
+        begins = jnp.where(me == 0, middle, found[..., :count])
+        pairs = [(t, (t - 1) % count) for t in range(count)]
+        following = lax_collectives.permuted(begins, axes, pairs, self._local.mesh)
+        found = lax.dynamic_slice_in_dim(jnp.concatenate([found, following], -1), me, block + 1, -1)
+        return jnp.moveaxis(found, -1, dim)
+
+    def _mirrored(self, z: jax.Array, axes: Axes) -> jax.Array:
+        """This device's block of elements 0, n - 1, n - 2, ..., 1 of n."""
+        count, mesh = axes_size(axes, self._local.mesh.mesh), self._local.mesh
+        other = lax_collectives.permuted(z, axes, [(t, count - 1 - t) for t in range(count)], mesh)
+        first = lax_collectives.permuted(z[..., :1], axes, [(t, -t % count) for t in range(count)], mesh)
+        return jnp.concatenate([first, jnp.flip(other, -1)[..., :-1]], -1)
+
     def _count(self, dim: int) -> int:
         return self._problem.shards[dim]
+
+
+def _even_and_odd(z: jax.Array, mirrored: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The transforms of the real and of the imaginary parts of what has the transform z."""
+    difference = (z - mirrored.conj()) / 2
+    return (z + mirrored.conj()) / 2, lax.complex(difference.imag, -difference.real)
 
 
 def _turn(part: jax.Array, of: int, kind: str, dtype: Any) -> jax.Array:
