@@ -63,6 +63,7 @@ TRANSFORMS = {
     "real fft and back": lambda x: jnp.fft.irfft(jnp.fft.rfft(x.real)),
     "convolution by ffts": lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.fft.fft(x[::-1])),
     "fft of a vector": lambda x: jnp.fft.ifft(jnp.fft.fft(x.ravel())).reshape(x.shape),
+    "real vector": lambda x: jnp.fft.irfft(jnp.fft.rfft(x.real.ravel()) * 2).reshape(x.shape),
     "its gradient": jax.grad(lambda x: jnp.sum(jnp.abs(jnp.fft.fft2(x)) ** 2)),
 }
 

@@ -217,20 +217,24 @@ def four_steps(problem: Problem) -> Schedule | None:
 def halves(problem: Problem) -> Schedule | None:
     """A real transform whose only split dimension is the last one; None where it cannot be.
 
-    Beyond the four steps every device sends its block to its mirror image, one element more, and a row of elements to
-    its neighbour, as blocks of the result are longer by one.
+    Beyond the four steps every device sends its block to its mirror image, one element more, or two, and a row of
+    elements to its neighbour, as blocks of the complex numbers are longer by one.
     """
-    last = problem.dims[-1]
-    count, size = problem.shards[last], problem.shape[last]
-    if problem.kind != "RFFT" or problem.split != [last] or size % (2 * count**2):
+    last, is_inverse = problem.dims[-1], problem.kind == "IRFFT"
+    complex_, real = (problem.shape, problem.result) if is_inverse else (problem.result, problem.shape)
+    count, size = problem.shards[last], real[last]
+    if "R" not in problem.kind or problem.split != [last] or size % (2 * count**2) or complex_[last] != size // 2 + 1:
         return None
-    run, block = _Run(problem), size // 2 // count
+    run, block, others = _Run(problem), size // 2 // count, list(problem.dims[:-1])
+    if others and is_inverse:
+        run.transform(others)
     run.steps.append(Halves(last))
-    run.sizes[last], run.itemsize = 1, problem.itemsizes[1]
-    run.sent[last] = (3 * (count - 1) / count * block + block + 1 + count) * math.prod(run.sizes) * run.itemsize
-    run.sizes[last], run.pending = block + 1, run.pending[:-1]
-    if run.pending:
-        run.transform(list(run.pending))
+    rows = math.prod(n for d, n in enumerate(run.sizes) if d != last) * max(problem.itemsizes)
+    run.sent[last] = (3 * (count - 1) / count * block + block + 1 + is_inverse + count) * rows
+    run.sizes[last], run.itemsize = 2 * block if is_inverse else block + 1, problem.itemsizes[1]
+    run.pending.remove(last)
+    if others and not is_inverse:
+        run.transform(others)
     return run.finished()
 
 
