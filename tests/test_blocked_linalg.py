@@ -221,3 +221,18 @@ def test_gradients_of_tall_qr():
         return (q**3).sum() + (r**2 * jnp.arange(3.0)).sum()
 
     check_inside(jax.grad(loss), normal(40, 3), sent_by=CALL, rtol=1e-3)
+
+
+def test_what_library_calls_compute_is_counted(monkeypatch):
+    monkeypatch.setattr(linalg, "_LARGE", 1 << 16)
+
+    def plan(function, *args, spec):
+        return sdy.partition(function, mesh=LINE, in_shardings=spec, on_unknown="ignore").plan(*args)
+
+    def solve(a, b):
+        return lax.linalg.triangular_solve(a, b, left_side=True)
+
+    gathered = plan(factor, positive(normal(32, 32)), spec=ROWS)
+    assert [w.flops for w in gathered.work if w.op == CALL] == [32**3 / 3] and gathered.repeated_flops
+    shared = plan(solve, triangle(normal(32, 32)), normal(32, 16), spec=(P(), COLUMNS))
+    assert [(w.flops, w.repeated) for w in shared.work if w.op == CALL] == [(32 * 32 * 2, 0)]
