@@ -14,7 +14,7 @@ from test_uneven import normal
 
 import sdy_jax as sdy
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.strategies import linalg
+from sdy_jax.lowering.strategies import linalg, shards, tall_qr
 
 pytestmark = pytest.mark.usefixtures("poisoned_padding")
 
@@ -61,6 +61,7 @@ def test_a_split_system_shares_its_unknowns():
 def work_is_expensive(monkeypatch):
     """Also in few blocks, which are more work than the whole matrix."""
     monkeypatch.setattr(linalg, "_of_cholesky", lambda *_: lambda shards: 1e9 / math.prod(shards))
+    monkeypatch.setattr(tall_qr, "_operations", lambda is_decomposition, n, count, block: 1e3 / count**2)
 
 
 MESHES = {"line": (LINE, ("x",)), "plane": (PLANE, (("y", "x"),)), "two": (PLANE, ("x",))}
@@ -72,6 +73,12 @@ MESHES = {"line": (LINE, ("x",)), "plane": (PLANE, (("y", "x"),)), "two": (PLANE
 def test_decompositions_of_uneven_matrices(size, mesh):
     mesh, spec = MESHES[mesh]
     check_inside(lambda x: factor(split(x, *spec)), positive(normal(size, size)), sent_by=CALL, mesh=mesh, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("work_is_expensive")
+def test_padding_of_zeros_does_not_make_a_matrix_singular(monkeypatch):
+    monkeypatch.setattr(shards, "padding_value", lambda dtype: jnp.zeros((), dtype))
+    check_inside(lambda x: factor(split(x, "x")), positive(normal(13, 13)), sent_by=CALL, rtol=1e-4)
 
 
 SIDES = [
@@ -198,6 +205,7 @@ def test_rows_that_are_too_few_for_triangles_are_gathered(rows):
     assert "all_reduce" not in {c.kind for c in plan.collectives}, plan
 
 
+@pytest.mark.usefixtures("work_is_expensive")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
 def test_the_qr_of_uneven_rows(dtype):
     x = normal(2, 45, 3) + 1j * normal(2, 3, 45).mT
@@ -207,14 +215,18 @@ def test_the_qr_of_uneven_rows(dtype):
         reflectors, scales = jnp.linalg.qr(split(x, None, "x"), mode="raw")
         return reflectors, scales, jnp.linalg.qr(split(x, None, "x"))
 
-    check_inside(function, x, sent_by=CALL, rtol=1e-4)
+    plan = check_inside(function, x, sent_by=CALL, rtol=1e-4)
+    assert "all_reduce" in {c.kind for c in plan.collectives}
 
 
+@pytest.mark.usefixtures("work_is_expensive")
 def test_the_qr_of_structured_matrices():
     for x in (jnp.eye(32, 3), -jnp.eye(32, 3), jnp.triu(normal(32, 3)), jnp.eye(32, 3).at[9, 1].set(-2)):
-        check_inside(lambda x: jnp.linalg.qr(split(x, "x")), x, sent_by=CALL, rtol=1e-4)
+        plan = check_inside(lambda x: jnp.linalg.qr(split(x, "x")), x, sent_by=CALL, rtol=1e-4)
+        assert "all_reduce" in {c.kind for c in plan.collectives}
 
 
+@pytest.mark.usefixtures("work_is_expensive")
 def test_gradients_of_tall_qr():
     def loss(x):
         q, r = jnp.linalg.qr(split(x, "x"))

@@ -52,9 +52,7 @@ def reflector_strategies(op: Op, rule: OpShardingRule, passing: frozenset[int]) 
 
     def of_blocks(shards: Shards) -> float:
         count, block, batch = rows(shards)
-        if block < n:
-            return math.inf
-        return batch * n * n * ((7 * block + 4 * count * n) if is_qr(op) else 4 * block)
+        return batch * _operations(is_qr(op), n, count, block)
 
     def gathered(shards: Shards) -> float:
         """The triangles."""
@@ -73,6 +71,13 @@ def reflector_strategies(op: Op, rule: OpShardingRule, passing: frozenset[int]) 
         Strategy("whole_matrices", passing, work=factors, operations=of_whole),
         Strategy("triangles", passing | factors, inside=tuple(inside), work=factors, operations=of_blocks),
     ]
+
+
+def _operations(is_decomposition: bool, n: int, count: int, block: int) -> float:
+    """Those of one device for one matrix of n columns, of which each of `count` devices has `block` rows."""
+    if block < n:
+        return math.inf
+    return n * n * (7 * block + 4 * count * n if is_decomposition else 4 * block)
 
 
 def tall(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
@@ -104,17 +109,17 @@ def _reflectors(local: LocalOp, axes: Axes, x: jax.Array) -> list[jax.Array]:
     """This device's rows of reflectors and R, and the scales.
 
     From Q R with any signs: [S; 0] is subtracted from Q, for S the signs that LAPACK's Q would differ by, and what is
-    left is Y U, with the reflectors Y. Columns with nothing below the diagonal need no reflector; their sign stays.
+    left is Y U, with the reflectors Y. Columns of Q with nothing beside the diagonal need no reflector, and keep their
+    sign.
     """
     n, (row, column) = x.shape[-1], _positions(local, axes, x)
     q, r = lax.linalg.qr(x, full_matrices=False)
     triangles = lax_collectives.all_gather(r, lax_collectives.along(r, r.ndim - 2, axes), local.mesh)
     of_triangles, r = lax.linalg.qr(triangles, full_matrices=False)
     q = _matmul(q, lax.dynamic_slice_in_dim(of_triangles, local.block_index(axes) * jnp.int32(n), n, q.ndim - 2))
-    below = jnp.abs(jnp.where(row > column, q, 0)).sum(-2, keepdims=True).astype(q.dtype)
-    top, below = _top(local, axes, q, below)
-    is_done = jnp.cumprod(below[..., 0, :].real == 0, -1, dtype=jnp.int32) > 0
-    factored, signs = _less_signs(top, is_done)
+    others = jnp.abs(jnp.where(row != column, q, 0)).sum(-2, keepdims=True).astype(q.dtype)
+    top, others = _top(local, axes, q, others)
+    factored, signs = _less_signs(top, is_done=others[..., 0, :].real == 0)
     upper = jnp.triu(factored)
     diagonal = jnp.diagonal(upper, axis1=-2, axis2=-1)
     divisor = upper + jnp.where(jnp.eye(n, dtype=bool), jnp.where(diagonal == 0, 1, 0)[..., None, :], 0).astype(q.dtype)
