@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +45,26 @@ class Cost:
 
     @classmethod
     def of(cls, compiled: Any) -> Cost:
-        counted = compiled.cost_analysis() or {}
-        return cls(totals(collectives_in_hlo(compiled.as_text())), max(0.0, counted.get("flops", 0.0)))
+        counted, text = compiled.cost_analysis() or {}, compiled.as_text()
+        return cls(totals(collectives_in_hlo(text)), max(0.0, counted.get("flops", 0.0)) + library_flops(text))
+
+
+_LIBRARY_CALL = re.compile(
+    r'target="lapack_[sdcz](potrf|trsm|geqrf|orgqr|ungqr)_ffi", operand_layout_constraints=\{(.*?)\}, [a-z_]+='
+)
+_SHAPE = re.compile(r"\w\d+\[([\d,]*)\]")
+
+
+def library_flops(hlo: str) -> float:
+    """The operations of LAPACK's calls in a compiled program, of which XLA counts none."""
+    return sum(_of_call(*found.groups()) for found in _LIBRARY_CALL.finditer(hlo))
+
+
+def _of_call(name: str, operands: str) -> float:
+    shapes = [[int(n) for n in text.split(",")] for text in _SHAPE.findall(operands)]
+    *batch, m, n = shapes[0]
+    of_one = {"potrf": n**3 / 3, "trsm": n * math.prod(shapes[-1][-2:])}.get(name, 2 * n * n * (m - n / 3))
+    return math.prod(batch) * of_one
 
 
 def ratio(found: float, other: float) -> float:

@@ -537,6 +537,12 @@ def solve(a: jax.Array, b: jax.Array) -> jax.Array:
     return lax.linalg.triangular_solve(a, b, left_side=True, lower=True)
 
 
+def spectrum(x: jax.Array) -> jax.Array:
+    """The power in each of 16 bands, all of which lie on every device."""
+    power = jnp.abs(split(jnp.fft.rfft(x), "a")) ** 2
+    return power[1:].reshape(16, -1).sum(1)
+
+
 def qr(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return tuple(jnp.linalg.qr(x))
 
@@ -554,6 +560,7 @@ def transforms() -> list[Case]:
         case("fft of 3 dims", jnp.fft.fftn, cube, bound=2 * scattered(cube.nbytes / G)),
         case("fft of 3 dims, two split", jnp.fft.fftn, cube, ins=BOTH, outs=BOTH, mesh="2x4"),
         case("fft of a line", jnp.fft.fft, c64(4096), bound=3 * scattered(4096 * 8 / G)),
+        case("spectrum of a line", spectrum, f32(8192), outs=WHOLE, uneven=True),
         case("cholesky, batches", lax.linalg.cholesky, POSITIVE, bound=0),
         along("cholesky, rows", lax.linalg.cholesky, POSITIVE, outs=COLS, bound=2 * scattered(POSITIVE.nbytes / G)),
         case("cholesky of one", lax.linalg.cholesky, large),

@@ -28,10 +28,10 @@ def the_note(plan):
 
 
 def sort_rows(x):
-    """By a comparator that is not lax's: the sorted dimension cannot be split."""
+    """By a comparator that is not lax's, and keeping the order of what is equal: the sorted dimension is not split."""
     dims = "".join(f"{n}x" for n in x.shape)
     return op(
-        f""""stablehlo.sort"(%a) <{{dimension = 0 : i64}}> ({{
+        f""""stablehlo.sort"(%a) <{{dimension = 0 : i64, is_stable = true}}> ({{
           ^bb0(%x: tensor<f32>, %y: tensor<f32>):
             %r = stablehlo.compare GT, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
             stablehlo.return %r : tensor<i1>

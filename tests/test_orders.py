@@ -209,13 +209,42 @@ def test_orders_that_are_not_ascending():
     check_inside(lambda x: lax.sort((split(x, "x"), x * 2), dimension=0, is_stable=False), x, sent_by=SORT)
 
 
-def test_a_comparator_of_ones_own_sorts_whole_blocks():
-    text = """"stablehlo.sort"(%a) <{dimension = 0 : i64, is_stable = true}> ({
-      ^bb0(%x: tensor<i32>, %y: tensor<i32>):
-        %r = stablehlo.compare GT, %x, %y : (tensor<i32>, tensor<i32>) -> tensor<i1>
+def sorted_downwards(stable, count=1, type_="16xi32"):
+    names, element = "abc"[:count], type_.split("x")[-1]
+    arguments = ", ".join(f"%{side}{n}: tensor<{element}>" for n in range(count) for side in "xy")
+    types = ", ".join([f"tensor<{type_}>"] * count)
+    text = f""""stablehlo.sort"({", ".join(f"%{n}" for n in names)}) <{{dimension = 0 : i64, is_stable = {stable}}}> ({{
+      ^bb0({arguments}):
+        %r = stablehlo.compare GT, %x0, %y0 : (tensor<{element}>, tensor<{element}>) -> tensor<i1>
         stablehlo.return %r : tensor<i1>
-    }) : (tensor<16xi32>) -> tensor<16xi32>"""
-    agreed(op(text, "16xi32"), integers(16), spec=P("x"), out=P("x"))
+    }}) : ({types}) -> ({types})"""
+    return op(text, *[type_] * count)
+
+
+@pytest.mark.parametrize("mesh", [LINE, PLANE], ids=["line", "plane"])
+def test_a_comparator_of_ones_own_compares_blocks(mesh):
+    spec = P(mesh.axis_names[::-1])
+    plan = agreed(sorted_downwards("true"), integers(16), spec=spec, out=spec, mesh=mesh)
+    assert plan.wire_bytes == 6 * 2 * 4
+    x = jnp.arange(16, dtype=jnp.float32) * 7 % 16
+    partitioned = sdy.partition(
+        sorted_downwards("false", 2, "16xf32"), mesh=mesh, in_shardings=spec, out_shardings=spec
+    )
+    found, other = partitioned(x, -x)
+    np.testing.assert_array_equal(found, jnp.arange(15.0, -1, -1))
+    np.testing.assert_array_equal(other, -found)
+
+
+def test_a_comparator_of_ones_own_that_has_to_be_stable_sorts_whole_blocks():
+    x = integers(16) % 4
+    plan = agreed(sorted_downwards("true", 2), x, jnp.arange(16, dtype=jnp.int32), spec=P("x"), out=P("x"))
+    assert {c.kind for c in plan.collectives if c.wire_bytes} == {"all_gather"}
+
+
+def test_zeros_of_both_signs_are_all_kept():
+    x = jnp.array([0.0, -0.0, 1.0, -0.0] * 6)
+    found = sdy.partition(jnp.sort, mesh=LINE, in_shardings=P("x"), out_shardings=P("x"))(x)
+    assert jnp.signbit(found).sum() == 12
 
 
 def test_gradients_of_sorts():

@@ -220,11 +220,11 @@ EXAMPLES = [
     (SELECT_AND_SCATTER, "([i, j, k], [i, j, k], [])->([i, j, k]) {i=8, j=6, k=4} permutation={i}"),
     (
         solved(True, "NO_TRANSPOSE"),
-        "([i, j, l], [i, j, k])->([i, l, k]) {i=2, j=4, k=5, l=4} need_replication={j, l}",
+        "([i, j, l], [i, j, k])->([i, j, k]) {i=2, j=4, k=5, l=4} need_replication={j, l}",
     ),
     (
         solved(False, "TRANSPOSE"),
-        "([i, k, l], [i, j, k])->([i, j, l]) {i=2, j=5, k=4, l=4} need_replication={k, l}",
+        "([i, j, l], [i, k, j])->([i, k, j]) {i=2, j=4, k=5, l=4} need_replication={j, l}",
     ),
     (RANDOM_BITS, "([i])->([i], [j, k]) {i=2, j=4, k=6} need_replication={i} blocked_propagation={i}"),
     (reshaped((8,), (2, 4)), "([ij])->([i, j]) {i=2, j=4}"),

@@ -14,6 +14,7 @@ import test_uneven
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from test_collective_ops import workloads
+from test_orders import sorted_downwards
 from tpu_plugin import assert_compiles, failure, shapes, tpu_mesh
 
 import sdy_jax as sdy
@@ -62,6 +63,7 @@ TRANSFORMS = {
     "real fft and back": lambda x: jnp.fft.irfft(jnp.fft.rfft(x.real)),
     "convolution by ffts": lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.fft.fft(x[::-1])),
     "fft of a vector": lambda x: jnp.fft.ifft(jnp.fft.fft(x.ravel())).reshape(x.shape),
+    "real vector": lambda x: jnp.fft.irfft(jnp.fft.rfft(x.real.ravel()) * 2).reshape(x.shape),
     "its gradient": jax.grad(lambda x: jnp.sum(jnp.abs(jnp.fft.fft2(x)) ** 2)),
 }
 
@@ -78,6 +80,7 @@ ORDERS = {
     "scans": lambda x: [f(x, 0, reverse=r) for r in (False, True) for f in (lax.cumprod, lax.cummax, lax.cumlogsumexp)],
     "approximately largest": lambda x: lax.approx_max_k(x, 5, reduction_dimension=0),
     "approximately smallest": lambda x: lax.approx_min_k(x[:61], 20, reduction_dimension=0),
+    "sort by a comparator": lambda x: sorted_downwards("false", 2, "64xf32")(x[:, 0], x[:, 1]),
     "medians": lambda x: (jnp.median(x), jnp.median(x[:61], 0), jnp.unique(x, size=5)),
 }
 
@@ -221,6 +224,22 @@ def test_linear_algebra(spec):
     mesh = tpu_mesh(2, 4, names=("x", "y"))
     a = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
     assert not failure(sdy.partition(linear_algebra, mesh=mesh, in_shardings=spec), a)
+
+
+MATRICES = {
+    "cholesky": lambda x: lax.linalg.cholesky(x, symmetrize_input=False),
+    "triangular solve": lambda x: lax.linalg.triangular_solve(x, x[:, :9], left_side=True, lower=True),
+    "transposed": lambda x: lax.linalg.triangular_solve(x, x[:9], lower=True, transpose_a=True, conjugate_a=True),
+    "tall qr": lambda x: jnp.linalg.qr(x[:, :8]),
+    "its gradient": jax.grad(lambda x: (jnp.linalg.qr(x[:, :8])[0] ** 3).sum()),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_split_matrices(name):
+    mesh = tpu_mesh(2, 4, names=("x", "y"))
+    split = sdy.partition(MATRICES[name], mesh=mesh, in_shardings=P(("y", "x")))
+    assert not failure(split, jax.ShapeDtypeStruct((256, 256), jnp.float32))
 
 
 def random_bits(x):

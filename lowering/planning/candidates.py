@@ -83,8 +83,7 @@ class _Mode:
         for tensor in self._tensors:
             self._due[tensor.factors[-1] + 1 if tensor.factors else 0].append(tensor)
         self._whole = frozenset(range(len(problem.rule.factor_sizes))) - strategy.splittable
-        operations = math.prod([problem.rule.factor_sizes[f] for f in _shared_factors(problem, strategy)])
-        self._least_work = problem.costs.flop * operations / problem.mesh.size
+        self._least_work = problem.costs.flop * _least_operations(problem, strategy)
         reduces = any(inside.kind not in MOVING for inside in strategy.inside)
         if partial and (strategy.reduction != problem.partial_kind or reduces):
             # Where the op itself reduces along some factors, by another kind, no other axes may stay unreduced.
@@ -157,8 +156,17 @@ def _shared_factors(problem: OpProblem, strategy: Strategy) -> Iterable[int]:
     return range(len(problem.rule.factor_sizes)) if strategy.work is None else strategy.work
 
 
+def _least_operations(problem: OpProblem, strategy: Strategy) -> float:
+    """A lower bound for the operations that one device performs, whatever the assignment."""
+    if strategy.operations is not None:
+        return 0.0
+    return math.prod([problem.rule.factor_sizes[f] for f in _shared_factors(problem, strategy)]) / problem.mesh.size
+
+
 def operations_per_device(problem: OpProblem, candidate: Candidate) -> float:
     """The number of operations that one device performs."""
+    if candidate.strategy.operations is not None:
+        return candidate.strategy.operations(tuple([axes_size(axes, problem.mesh) for axes in candidate.assignment]))
     return math.prod(
         -(-problem.rule.factor_sizes[f] // axes_size(candidate.assignment[f], problem.mesh))
         for f in _shared_factors(problem, candidate.strategy)

@@ -12,8 +12,11 @@ from sdy_jax.ir.custom_ops import TARGET, CustomOp, custom_op_of
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import re_emit
+from sdy_jax.lowering.strategies.blocked_linalg import blocked
+from sdy_jax.lowering.strategies.linalg import factorization_strategies
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
+from sdy_jax.lowering.strategies.tall_qr import reflector_strategies, tall
 from sdy_jax.lowering.strategies.top_k import approximate_strategies, approximate_top_k
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.rule import OpShardingRule
@@ -42,7 +45,10 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
     if columns is not None:
         operand, _, dim = columns
         shared |= {f for f in rule.operand_mappings[operand][dim] if f in pass_through_factors(rule)}
-    return approximate_strategies(op, rule, frozenset(shared)) or [Strategy("on_blocks", frozenset(shared))]
+    passing = frozenset(shared)
+    families = (factorization_strategies, reflector_strategies, approximate_strategies)
+    known = (family(op, rule, passing) for family in families)
+    return next(filter(None, known), [Strategy("on_blocks", passing)])
 
 
 @strategies(TARGET)
@@ -61,7 +67,10 @@ def _custom_op(op: Op) -> CustomOp:
 
 @emitter("stablehlo.custom_call")
 def _emit_custom_call(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
-    return approximate_top_k(local, *operands) or re_emit(local, *operands)
+    for family in (blocked, tall, approximate_top_k):
+        if found := family(local, *operands):
+            return found
+    return re_emit(local, *operands)
 
 
 @emitter(TARGET)

@@ -55,7 +55,8 @@ class Strategy:
     `splittable`: the factors that may be sharded. `partial`: those of them whose axes leave the results partial, to be
     combined by `reduction` ("sum", "max", ...); a result is whole along them. `inside`: what the emitter communicates
     by itself. `work`: the factors whose sizes multiply to the number of operations that sharding shares out; None for
-    all, none of them for ops that only move data. `dividing`: the factors that may be sharded in equal shards only.
+    all, none of them for ops that only move data. `operations`: what one device performs for the shards of an
+    assignment, where that is no such product. `dividing`: the factors that may be sharded in equal shards only.
 
     `rule`: the rule of whose factors all this speaks, where it is not the op's: dimensions that several factors make up
     for propagation may be one to a strategy that communicates along it.
@@ -67,6 +68,7 @@ class Strategy:
     reduction: str = "sum"
     inside: tuple[Inside, ...] = ()
     work: frozenset[int] | None = None
+    operations: Callable[[Shards], float] | None = None
     dividing: frozenset[int] = frozenset()
     rule: OpShardingRule | None = None
 

@@ -1,11 +1,12 @@
-"""Sort: along a split dimension by exchanging blocks between pairs of shards.
+"""Sort: along a split dimension by exchanging blocks between pairs of shards, in the order of Batcher's bitonic sorter.
 
-Every shard sorts its block. Then pairs of shards merge theirs, of which one keeps the lower and the other one the
-upper half, in the order of the pairs of Batcher's bitonic sorter (https://doi.org/10.1145/1468075.1468121), which needs
-a power of two of shards; blocks of another number are gathered. The exchange is not stable by itself: the global index
-travels as a last key where the order of equal elements can be seen. Padding comes last: it is known by its index, or
-has the largest value there is. (Zeros of both signs are equal to a sort, and so are NaNs: where only keys are sorted,
-their order may be another one.)
+Of 2, 4, 8, ... neighbouring shards, sorted by halves upwards and downwards, pairs compare their blocks element by
+element, and keep the lower or the upper ones; then every shard sorts its block. That needs a power of two of shards
+(https://doi.org/10.1145/1468075.1468121); blocks of another number are gathered. The exchange is not stable by itself:
+the global index travels as a last key where the order of equal elements can be seen. Padding comes last: it is known by
+its index, or has the largest value there is. (Zeros of both signs are equal to a sort, and so are NaNs: where only keys
+are sorted, their order may be another one.) A comparator that is not lax's can be told neither of an index nor of
+padding: where it is to be stable, or where shards are unequal, blocks are gathered.
 """
 
 from __future__ import annotations
@@ -34,9 +35,8 @@ from sdy_jax.runtime.apart import apart
 
 @strategies("stablehlo.sort")
 def _sort_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    """Comparators that are not lax's cannot be told of padding."""
     keys = _num_keys(op)
-    if keys is None or not op.operands[0].shape:
+    if not op.operands[0].shape or (keys is None and not _may_exchange(op)):
         return [Strategy("along_factors", pass_through_factors(rule))]
     [factor] = rule.mappings[0][_dimension(op)]
 
@@ -48,15 +48,26 @@ def _sort_strategies(op: Op, rule: OpShardingRule) -> list[Strategy]:
         return (rounds or shards[factor] - 1) * block * itemsize / op.operands[tensor].itemsize
 
     sent = [(n, v.itemsize) for n, v in enumerate(op.operands)]
-    if _needs_index(op, keys):
+    if keys is not None and _needs_index(op, keys):
         sent.append((0, 4))
     inside = [
         Inside(kind, frozenset({factor}), n, functools.partial(exchanged, kind=kind, itemsize=itemsize, tensor=n))
         for kind in ("collective_permute", "all_gather")
         for n, itemsize in sent
     ]
-    splittable = pass_through_factors(rule) | {factor}
-    return [Strategy("merge_blocks", splittable, inside=tuple(inside), work=rule.factors_of[0])]
+    splittable, dividing = pass_through_factors(rule) | {factor}, frozenset({factor} if keys is None else ())
+    return [Strategy("merge_blocks", splittable, inside=tuple(inside), work=rule.factors_of[0], dividing=dividing)]
+
+
+def _may_exchange(op: Op) -> bool:
+    """Whether elements may be sorted by a comparator that is not lax's, without an index: where their order does not
+    matter if they are equal, or where nobody can tell them apart."""
+    if not op.flag("is_stable"):
+        return True
+    body, [value, *others] = op.blocks[0], op.operands
+    compared = body.terminator.operands[0].defining_op
+    plain = compared is not None and compared.name == "stablehlo.compare" and compared.operands == body.arguments
+    return plain and not others and value.dtype.lstrip("u").startswith("i")
 
 
 def _dimension(op: Op) -> int:
@@ -95,15 +106,19 @@ def _numbers(value: Value, dim: int) -> bool:
 @emitter("stablehlo.sort")
 def _sort(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     op, keys = local.op, _num_keys(local.op)
-    if keys is None:
-        return re_emit(local, *operands)
-    if operands[0].ndim and local.operand_axes(0, _dimension(op)):
-        return _sorted_over_shards(local, operands, keys)
-    return _sorted(operands, _dimension(op), keys, op.flag("is_stable"))
+    if not operands[0].ndim or not local.operand_axes(0, _dimension(op)):
+        return _sorted(local, operands, _dimension(op), keys, op.flag("is_stable"))
+    return _exchanged(local, operands, None) if keys is None else _sorted_over_shards(local, operands, keys)
 
 
-def _sorted(operands: Sequence[jax.Array], dim: int, keys: int, is_stable: bool = False) -> list[jax.Array]:
-    return list(lax.sort(tuple(operands), dimension=dim, is_stable=is_stable, num_keys=keys))
+def _sorted(
+    local: LocalOp, operands: Sequence[jax.Array], dim: int, keys: int | None, is_stable: bool = False
+) -> list[jax.Array]:
+    """Operands sorted along a dimension: by their first ones in lax's order, or by the op's own comparator."""
+    if keys is not None:
+        return list(lax.sort(tuple(operands), dimension=dim, is_stable=is_stable, num_keys=keys))
+    shapes, attributes = [x.shape for x in operands], {"dimension": f"{dim} : i64"}
+    return re_emit(local, *operands, result_shapes=shapes, attributes=attributes)
 
 
 def _sorted_over_shards(local: LocalOp, operands: Sequence[jax.Array], keys: int) -> list[jax.Array]:
@@ -134,32 +149,74 @@ def last_of(dtype: Any) -> jax.Array:
     return jnp.where(jnp.isnan(nan), nan, lax_collectives.identity("min", dtype).astype(dtype))
 
 
-def _exchanged(local: LocalOp, operands: Sequence[jax.Array], keys: int) -> list[jax.Array]:
+def _exchanged(local: LocalOp, operands: Sequence[jax.Array], keys: int | None) -> list[jax.Array]:
     """This device's block of the sorted dimension."""
     dim = _dimension(local.op)
-    axes, block = local.operand_axes(0, dim), operands[0].shape[dim]
-    rounds = _rounds(axes_size(axes, local.mesh.mesh))
+    axes = local.operand_axes(0, dim)
+    count, me = axes_size(axes, local.mesh.mesh), local.block_index(axes)
     with jax.named_scope(scope_name(local.op.name, axes, local.op.source)):
-        if not rounds:
-            gathered = [lax_collectives.all_gather(x, _along(dim, axes, x.ndim), local.mesh) for x in operands]
-            start = offset(local, axes, block)
-            return [lax.dynamic_slice_in_dim(x, start, block, dim) for x in _sorted(gathered, dim, keys)]
-        found = _sorted(operands, dim, keys)
-        for length, distance in rounds:
-            found = _merged(local, found, keys, length, distance)
+        if not _rounds(count):
+            return _gathered(local, operands, keys)
+        found = _turned(_sorted(local, operands, dim, keys), dim, (me & 1) != 0)
+        for length, distance in _rounds(count):
+            # Groups of `length` shards are sorted downwards where a larger group is to hold its upper half then.
+            downwards = (me & length) != 0
+            found = _compared(local, found, keys, distance, ((me & distance) != 0) != downwards)
+            if distance == 1:
+                found = _sorted(local, found, dim, keys)
+                found = found if length == count else _turned(found, dim, downwards)
         return found
 
 
-def _merged(local: LocalOp, operands: Sequence[jax.Array], keys: int, length: int, distance: int) -> list[jax.Array]:
-    """One half of the elements of a pair of shards."""
+def _gathered(local: LocalOp, operands: Sequence[jax.Array], keys: int | None) -> list[jax.Array]:
     dim = _dimension(local.op)
     axes, block = local.operand_axes(0, dim), operands[0].shape[dim]
-    pairs, me = [(t, t ^ distance) for t in range(axes_size(axes, local.mesh.mesh))], local.block_index(axes)
+    gathered = [lax_collectives.all_gather(x, _along(dim, axes, x.ndim), local.mesh) for x in operands]
+    start = offset(local, axes, block)
+    return [lax.dynamic_slice_in_dim(x, start, block, dim) for x in _sorted(local, gathered, dim, keys)]
+
+
+def _turned(operands: Sequence[jax.Array], dim: int, downwards: jax.Array) -> list[jax.Array]:
+    return [jnp.where(downwards, jnp.flip(x, dim), x) for x in operands]
+
+
+def _compared(
+    local: LocalOp, operands: Sequence[jax.Array], keys: int | None, distance: int, keeps_upper: jax.Array
+) -> list[jax.Array]:
+    """Of each element and the one in its place on the other shard of a pair, the lower or the upper one."""
+    axes = local.operand_axes(0, _dimension(local.op))
+    pairs = [(t, t ^ distance) for t in range(axes_size(axes, local.mesh.mesh))]
     others = [lax_collectives.permuted(x, axes, pairs, local.mesh) for x in operands]
-    both = [lax.concatenate([x, y], dim) for x, y in zip(operands, others, strict=True)]
-    keeps_lower = ((me & length) == 0) == ((me & distance) == 0)
-    start = jnp.where(keeps_lower, jnp.int32(0), jnp.int32(block))
-    return [lax.dynamic_slice_in_dim(x, start, block, dim) for x in _sorted(both, dim, keys)]
+    # Both shards look at the same pairs in the same order, so that of two that are equal neither keeps both.
+    is_first = (local.block_index(axes) & distance) == 0
+    compared = slice(keys)
+    first, second = (
+        [jnp.where(is_first == own, x, y) for x, y in zip(operands[compared], others[compared], strict=True)]
+        for own in (True, False)
+    )
+    if keys is None:
+        ordered = _sorted(local, [jnp.stack(pair) for pair in zip(first, second, strict=True)], 0, None)
+        return [jnp.where(keeps_upper, x[1], x[0]) for x in ordered]
+    takes_other = _is_less(second, first) != (is_first == keeps_upper)
+    return [jnp.where(takes_other, y, x) for x, y in zip(operands, others, strict=True)]
+
+
+def _is_less(some: Sequence[jax.Array], others: Sequence[jax.Array]) -> jax.Array:
+    """Whether elements come before others in lax's order: by their first key, which among equal ones the next decides;
+    NaN comes last."""
+    pairs = [pair for x, y in zip(some, others, strict=True) for pair in zip(_parts(x), _parts(y), strict=True)]
+    found = _comes_before(*pairs.pop())
+    for x, y in reversed(pairs):
+        found = _comes_before(x, y) | (found & ~_comes_before(y, x))
+    return found
+
+
+def _parts(x: jax.Array) -> tuple[jax.Array, ...]:
+    return (x.real, x.imag) if jnp.issubdtype(x.dtype, jnp.complexfloating) else (x,)
+
+
+def _comes_before(x: jax.Array, y: jax.Array) -> jax.Array:
+    return (x < y) | ((y != y) & (x == x)) if jnp.issubdtype(x.dtype, jnp.floating) else x < y
 
 
 def _along(dim: int, axes: Axes, rank: int) -> list[Axes]:

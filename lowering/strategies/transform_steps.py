@@ -10,8 +10,9 @@ Example: a two-dimensional transform of c64[64@x,32] over eight devices
     Transform((1,))  Move(of=0, source=0, target=1)  Transform((0,))  Move(of=0, source=1, target=0)
 
 sends 7/8 of a block twice. Two alternatives are considered, and the one that sends least is taken: all split dimensions
-gathered, and, for a complex transform of one split dimension, the four-step algorithm (Bailey 1990,
-https://doi.org/10.1007/BF00162341), which sends 7/8 of a block three times and needs no other dimension.
+gathered, and, for a transform of one split dimension, the four-step algorithm (Bailey 1990,
+https://doi.org/10.1007/BF00162341), which sends 7/8 of a block three times and needs no other dimension. Real numbers
+are transformed so as half as many complex ones, of which each meets the one mirrored at the middle.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ class FourSteps(NamedTuple):
     dim: int
 
 
+class Halves(NamedTuple):
+    """A real transform along a split dimension: a complex one of half the length, by four steps."""
+
+    dim: int
+
+
 class Gather(NamedTuple):
     """A dimension becomes whole."""
 
@@ -57,7 +64,7 @@ class Cut(NamedTuple):
     dim: int
 
 
-Step = Transform | Move | FourSteps | Gather | Cut
+Step = Transform | Move | FourSteps | Halves | Gather | Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +100,13 @@ class Schedule:
 @lru_cache(maxsize=1024)
 def schedule(problem: Problem) -> Schedule:
     """The steps that send least."""
-    ways = [moved(problem), four_steps(problem), gathered(problem)]
-    return min((way for way in ways if way is not None), key=lambda way: sum(way.sent))
+    return min(schedules(problem), key=lambda way: sum(way.sent))
+
+
+def schedules(problem: Problem) -> list[Schedule]:
+    """All that are considered."""
+    ways = moved(problem), four_steps(problem), halves(problem), gathered(problem)
+    return [way for way in ways if way is not None]
 
 
 class _Run:
@@ -199,6 +211,30 @@ def four_steps(problem: Problem) -> Schedule | None:
         run.transform(whole)
     run.steps.append(FourSteps(dim))
     run.sent[dim] = 3 * (count - 1) / count * math.prod(run.sizes) * run.itemsize
+    return run.finished()
+
+
+def halves(problem: Problem) -> Schedule | None:
+    """A real transform whose only split dimension is the last one; None where it cannot be.
+
+    Beyond the four steps every device sends its block to its mirror image, one element more, or two, and a row of
+    elements to its neighbour, as blocks of the complex numbers are longer by one.
+    """
+    last, is_inverse = problem.dims[-1], problem.kind == "IRFFT"
+    complex_, real = (problem.shape, problem.result) if is_inverse else (problem.result, problem.shape)
+    count, size = problem.shards[last], real[last]
+    if "R" not in problem.kind or problem.split != [last] or size % (2 * count**2) or complex_[last] != size // 2 + 1:
+        return None
+    run, block, others = _Run(problem), size // 2 // count, list(problem.dims[:-1])
+    if others and is_inverse:
+        run.transform(others)
+    run.steps.append(Halves(last))
+    rows = math.prod(n for d, n in enumerate(run.sizes) if d != last) * max(problem.itemsizes)
+    run.sent[last] = (3 * (count - 1) / count * block + block + 1 + is_inverse + count) * rows
+    run.sizes[last], run.itemsize = 2 * block if is_inverse else block + 1, problem.itemsizes[1]
+    run.pending.remove(last)
+    if others and not is_inverse:
+        run.transform(others)
     return run.finished()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sdy_jax.ir.graph import Op
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
-from sdy_jax.rules.linalg import library_call
+from sdy_jax.rules.linalg import householder_product, library_call, qr, with_batch
 from sdy_jax.rules.registry import rule
 from sdy_jax.rules.slicing import PIECES, ROLL, changed_sizes_blocked, pieces, roll
 
@@ -27,34 +27,10 @@ def _combine_words(op: Op) -> OpShardingRule:
 
 def _eigh(op: Op) -> OpShardingRule:
     """A batch of symmetric matrices to their eigenvectors and eigenvalues."""
-    builder, row, column, shape = _with_batch(op)
+    builder, row, column, shape = with_batch(op)
     builder.add((row,), (row, None), shape[row])
     builder.add((column,), (column, row), shape[column])
     return builder.build()
-
-
-def _qr(op: Op) -> OpShardingRule:
-    """A batch of matrices to reflectors, and one scale per reflector."""
-    builder, row, column, shape = _with_batch(op)
-    builder.add((row,), (row, None), shape[row], NEED_REPLICATION)
-    builder.add((column,), (column, None), shape[column], NEED_REPLICATION)
-    builder.add((None,), (None, row), result_shape(op, 1)[row], NEED_REPLICATION)
-    return builder.build()
-
-
-def _householder_product(op: Op) -> OpShardingRule:
-    """A batch of reflectors and their scales to orthogonal matrices."""
-    builder, row, column, shape = _with_batch(op)
-    builder.add((row, None), (row,), shape[row], NEED_REPLICATION)
-    builder.add((column, None), (column,), shape[column], NEED_REPLICATION)
-    builder.add((None, row), (None,), shape_of(op, 1)[row], NEED_REPLICATION)
-    return builder.build()
-
-
-def _with_batch(op: Op) -> tuple[RuleBuilder, int, int, tuple[int, ...]]:
-    """A builder with the batch dimensions placed, the two matrix dimensions and the shape of operand 0."""
-    shape = shape_of(op)
-    return RuleBuilder.of(op).pointwise(shape[:-2]), len(shape) - 2, len(shape) - 1, shape
 
 
 def _partial_reduce(op: Op) -> OpShardingRule:
@@ -94,9 +70,9 @@ TARGETS: dict[str, Callable[[Op], OpShardingRule]] = {
     **dict.fromkeys(ELEMENTWISE_TARGETS, _elementwise),
     "X64Combine": _combine_words,
     "Eigh": _eigh,
-    "Qr": _qr,
-    "QrDecompositionBlock": _qr,
-    "ProductOfElementaryHouseholderReflectors": _householder_product,
+    "Qr": qr,
+    "QrDecompositionBlock": qr,
+    "ProductOfElementaryHouseholderReflectors": householder_product,
     PIECES: pieces,
     ROLL: roll,
     "mhlo.topk": changed_sizes_blocked,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.rules.linalg import cholesky_is_lower, is_householder_product, is_qr, triangular_system
 from sdy_jax.rules.op_attributes import convolution_dimension_numbers, dot_dimension_numbers, window
 from sdy_jax.rules.predicates import is_elementwise
 
@@ -82,13 +83,14 @@ def _fft(op: Op) -> float:
     return 5 * max(_size(op.operands[0]), _size(op.results[0])) * math.log2(max(points, 1))
 
 
-@_operations("stablehlo.cholesky")
-def _cholesky(op: Op) -> float:
-    shape = op.results[0].shape or (1,)
-    return _size(op.results[0]) * shape[-1] / 3
-
-
-@_operations("stablehlo.triangular_solve")
-def _triangular_solve(op: Op) -> float:
-    matrix = op.operands[0].shape or (1,)
-    return _size(op.results[0]) * matrix[-1]
+@_operations("stablehlo.cholesky", "stablehlo.triangular_solve", "stablehlo.custom_call")
+def _linear_algebra(op: Op) -> float:
+    """Of decompositions and solvers; 0 for other calls."""
+    if triangular_system(op) is not None:
+        return _size(op.results[0]) * (op.operands[0].shape or (1,))[-1]
+    if cholesky_is_lower(op) is not None:
+        return _size(op.results[0]) * (op.results[0].shape or (1,))[-1] / 3
+    if is_qr(op) or is_householder_product(op):
+        rows, columns = (op.operands[0].shape or ())[-2:]
+        return 2 * _size(op.operands[0]) * columns * max(0.0, 1 - columns / (3 * rows)) if rows else 0
+    return 0

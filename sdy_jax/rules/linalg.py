@@ -1,8 +1,9 @@
 """Rules of matrix decompositions and solvers: batch dimensions pass, matrix dimensions are needed whole.
 
-Beyond Shardy, the right-hand sides of a linear system pass too, and the calls of LAPACK and its like on accelerators
-have rules of their own. Their names and the dimensions of their operands are those that jax lowers to (0.10 and 0.12
-agree). The tests run those for CPUs; those for GPUs and TPUs are known from what jax lowers for these platforms.
+Beyond Shardy, the right-hand sides of a linear system pass too, its unknowns are split like its equations, and the
+calls of LAPACK and its like on accelerators have rules: those of the ops that do the same, or rules of their own. Their
+names and the dimensions of their operands are those that jax lowers to (0.10 and 0.12 agree). The tests run those for
+CPUs; those for GPUs and TPUs are known from what jax lowers for these platforms.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
@@ -25,35 +27,142 @@ def cholesky(op: Op, conservative: bool) -> OpShardingRule:
     return RuleBuilder.of(op).pointwise(shape, (len(shape) - 2, len(shape) - 1), NEED_REPLICATION).build()
 
 
+class TriangularSystem(NamedTuple):
+    """How a triangular system reads its matrix `a`: `a x = b`, or `x a = b` where `left` is false."""
+
+    left: bool
+    lower: bool
+    transposed: bool
+    conjugated: bool
+
+    @property
+    def kept(self) -> int:
+        """The dimension of `a` that numbers the equations; the other one is contracted with x."""
+        return -2 if self.left != self.transposed else -1
+
+    @property
+    def contracted(self) -> int:
+        return -3 - self.kept
+
+    @property
+    def solved(self) -> int:
+        """The dimension of b that numbers the equations, and of x that numbers the unknowns."""
+        return -2 if self.left else -1
+
+    def dims(self, rank: int) -> tuple[int, int, int, int]:
+        """The kept and the contracted dimension of a, the solved one of b and x, and their other one."""
+        return rank + self.kept, rank + self.contracted, rank + self.solved, rank - 3 - self.solved
+
+    @property
+    def forward(self) -> bool:
+        """Whether the first equation has one unknown; else the last one has."""
+        return self.lower == (self.kept == -2)
+
+
+_TRSM = re.compile(r"lapack_[sdcz]trsm_ffi")
+_POTRF = re.compile(r"(lapack_[sdcz]|cusolver_|hipsolver_)potrf_ffi")
+_TRANSPOSED = ("trans_x = 84 : ui8", "trans_x = 67 : ui8")
+_CONJUGATED = ("trans_x = 67 : ui8",)
+_UPPER = ("uplo = 85 : ui8", "lower = false")
+"""How calls say so; the numbers are `T`, `C` and `U`."""
+
+
+def triangular_system(op: Op) -> TriangularSystem | None:
+    """What an op or call solves; None for all others."""
+    if op.name == "stablehlo.triangular_solve":
+        kind = op.text("transpose_a")
+        transposed, conjugated = kind in ("TRANSPOSE", "ADJOINT"), kind == "ADJOINT"
+        return TriangularSystem(op.flag("left_side"), op.flag("lower"), transposed, conjugated)
+    if not _TRSM.fullmatch(op.text("call_target_name")):
+        return None
+    return TriangularSystem(
+        not _says(op, _RIGHT), not _says(op, _UPPER), _says(op, _TRANSPOSED), _says(op, _CONJUGATED)
+    )
+
+
+def cholesky_is_lower(op: Op) -> bool | None:
+    """Whether a Cholesky decomposition reads and makes the lower triangle; None for all other ops."""
+    if op.name == "stablehlo.cholesky":
+        return op.flag("lower")
+    return not _says(op, _UPPER) if _POTRF.fullmatch(op.text("call_target_name")) else None
+
+
+def _says(op: Op, settings: Sequence[str]) -> bool:
+    written = str(op.attributes.get("mhlo.backend_config"))
+    return any(said in written for said in settings)
+
+
 @rule("stablehlo.triangular_solve")
 def triangular_solve(op: Op, conservative: bool) -> OpShardingRule:
-    """Solves `a x = b`, or `x a = b` where `left_side` is false."""
-    return _triangular_solve(op, NEED_REPLICATION)
+    """Of a's two matrix dimensions one lies along b; the other one, contracted with x, lies along x."""
+    system, a, b = _system(op)
+    rank, (kept, contracted, solved, free) = len(a), system.dims(len(a))
+    builder = RuleBuilder.of(op).pointwise(a[: rank - 2])
+    along_a = ((kept, solved), (None,), a[kept])
+    along_b = ((None, free), (free,), b[free])
+    for operands, results, size in (along_a, along_b) if system.left else (along_b, along_a):
+        builder.add(operands, results, size, NEED_REPLICATION)
+    builder.add((contracted, None), (solved,), a[contracted], NEED_REPLICATION)
+    return builder.build()
 
 
 @rule("stablehlo.triangular_solve", beyond=True)
-def triangular_solve_by_right_hand_sides(op: Op, conservative: bool) -> OpShardingRule:
-    """The columns of b (its rows in `x a = b`) are systems of their own."""
-    return _triangular_solve(op, PASS_THROUGH)
-
-
-def _triangular_solve(op: Op, right_hand_sides: FactorType) -> OpShardingRule:
-    """Of a's two matrix dimensions one is contracted with x; the other one lies along b."""
-    a, b = shape_of(op, 0), shape_of(op, 1)
-    row, column = len(a) - 2, len(a) - 1
-    left = op.flag("left_side")
-    kept, contracted = (row, column) if left else (column, row)
-    if op.text("transpose_a") in ("TRANSPOSE", "ADJOINT"):
-        kept, contracted = contracted, kept
-    solved, free = (row, column) if left else (column, row)  # of b and x
-
-    builder = RuleBuilder.of(op).pointwise(a[:-2])
-    along_a = ((kept, solved), (None,), a[kept], NEED_REPLICATION)
-    along_b = ((None, free), (free,), b[free], right_hand_sides)
-    for operands, results, size, kind in (along_a, along_b) if left else (along_b, along_a):
-        builder.add(operands, results, size, kind)
-    builder.add((contracted, None), (solved,), a[contracted], NEED_REPLICATION)
+def triangular_solve_by_equations(op: Op, conservative: bool) -> OpShardingRule:
+    """The columns of b (its rows in `x a = b`) are systems of their own; x is split like the equations."""
+    system, a, b = _system(op)
+    rank, (kept, contracted, solved, free) = len(a), system.dims(len(a))
+    builder = RuleBuilder.of(op).pointwise(a[: rank - 2])
+    builder.add((kept, solved), (solved,), a[kept], NEED_REPLICATION)
+    builder.add((None, free), (free,), b[free], PASS_THROUGH)
+    builder.add((contracted, None), (None,), a[contracted], NEED_REPLICATION)
     return builder.build()
+
+
+def _system(op: Op) -> tuple[TriangularSystem, tuple[int, ...], tuple[int, ...]]:
+    system = triangular_system(op)
+    assert system is not None, op.name
+    return system, shape_of(op, 0), shape_of(op, 1)
+
+
+# QR decompositions, which no op of StableHLO makes.
+
+
+def qr(op: Op) -> OpShardingRule:
+    """A batch of matrices to reflectors, and one scale per reflector."""
+    builder, row, column, shape = with_batch(op)
+    builder.add((row,), (row, None), shape[row], NEED_REPLICATION)
+    builder.add((column,), (column, None), shape[column], NEED_REPLICATION)
+    builder.add((None,), (None, row), result_shape(op, 1)[row], NEED_REPLICATION)
+    return builder.build()
+
+
+def householder_product(op: Op) -> OpShardingRule:
+    """A batch of reflectors and their scales to orthogonal matrices."""
+    builder, row, column, shape = with_batch(op)
+    builder.add((row, None), (row,), shape[row], NEED_REPLICATION)
+    builder.add((column, None), (column,), shape[column], NEED_REPLICATION)
+    builder.add((None, row), (None,), shape_of(op, 1)[row], NEED_REPLICATION)
+    return builder.build()
+
+
+def with_batch(op: Op) -> tuple[RuleBuilder, int, int, tuple[int, ...]]:
+    """A builder with the batch dimensions placed, the two matrix dimensions and the shape of operand 0."""
+    shape = shape_of(op)
+    return RuleBuilder.of(op).pointwise(shape[:-2]), len(shape) - 2, len(shape) - 1, shape
+
+
+_GEQRF = re.compile(r"Qr|(lapack_[sdcz]|cusolver_|hipsolver_)geqrf_ffi")
+_ORGQR = re.compile(r"ProductOfElementaryHouseholderReflectors|(lapack_[sdcz]|cusolver_|hipsolver_)(or|un)gqr_ffi")
+
+
+def is_qr(op: Op) -> bool:
+    """Whether a call decomposes matrices into reflectors, with R above them, and one scale per reflector."""
+    return bool(_GEQRF.fullmatch(op.text("call_target_name")))
+
+
+def is_householder_product(op: Op) -> bool:
+    """Whether a call multiplies reflectors, the columns of a matrix below its diagonal, with these scales."""
+    return bool(_ORGQR.fullmatch(op.text("call_target_name")))
 
 
 # Calls of libraries.
@@ -113,13 +222,19 @@ def independent_columns(op: Op) -> tuple[int, int, int] | None:
     found = next(((v, r) for pattern, v, r in _SOLVERS if pattern.fullmatch(target)), None)
     if found is None or len(op.operands) <= found[0] or len(op.results) <= found[1]:
         return None
-    rank, settings = op.operands[found[0]].rank, str(op.attributes.get("mhlo.backend_config"))
-    from_right = any(said in settings for said in _RIGHT)
-    return (*found, rank - 2 if from_right else rank - 1) if rank >= 2 else None
+    rank = op.operands[found[0]].rank
+    return (*found, rank - 2 if _says(op, _RIGHT) else rank - 1) if rank >= 2 else None
 
 
 def library_call(op: Op) -> OpShardingRule | None:
-    """Batches of problems, and the columns of those that have independent ones; None where there is neither."""
+    """What the op of StableHLO has that does the same; else batches of problems, and the columns of those that have
+    independent ones. None where there is nothing of the kind."""
+    if triangular_system(op) is not None:
+        return triangular_solve_by_equations(op, False)
+    if cholesky_is_lower(op) is not None and [v.shape for v in op.results] == [shape_of(op), shape_of(op)[:-2]]:
+        return cholesky(op, False)
+    if is_qr(op) or is_householder_product(op):
+        return qr(op) if is_qr(op) else householder_product(op)
     count, columns = batch_dimensions(op), independent_columns(op)
     if not count and columns is None:
         return None
