@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from sdy_jax.lowering.reshard.relayout import relayout
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -166,6 +167,28 @@ class Simulator:
                     [self.chunk(old[q], p, j, m) for q in self.group(p, m)], i
                 )
             )
+
+    def reshard(self, step, axes):
+        """In strips, along one dimension."""
+        after = [digits(a, self.mesh) for a in step.result.axes]
+        ((dim, want),) = [(d, new) for d, (new, old) in enumerate(zip(after, self.dims, strict=True)) if new != old]
+        atoms = list(dict.fromkeys(self.dims[dim] + want))
+        assert set(atoms) == set(axes)
+        ends = (tuple(map(atoms.index, end)) for end in (self.dims[dim], want))
+        plan = relayout(self.shape[dim], tuple(size for *_, size in atoms), *ends)
+        for stage in plan.stages:
+            self.stage(stage, dim, [atoms[i] for i in plan.group])
+        self.dims = after
+
+    def stage(self, plan, dim, axes):
+        old = {p: np.moveaxis(block, dim, 0) for p, block in self.blocks.items()}
+        self.each(lambda p: np.full((plan.length, *old[p].shape[1:]), JUNK))
+        for p, strips in itertools.product(self.devices, (*plan.copies, *plan.rounds)):
+            group, me = self.group(p, axes), self.index(p, axes)
+            for sender in (u for u, t in strips.pairs if t == me):
+                start, length, offset = strips.starts[me], strips.lengths[me], strips.offsets[sender]
+                self.blocks[p][start : start + length] = old[group[sender]][offset : offset + length]
+        self.each(lambda p, new=self.blocks: np.moveaxis(new[p], 0, dim))
 
     def collective_permute(self, step, axes):
         after = [digits(a, self.mesh) for a in step.result.axes]

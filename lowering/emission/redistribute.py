@@ -28,9 +28,10 @@ from jax import lax
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
-from sdy_jax.lowering.emission.strips import StripPlan, Strips, single
 from sdy_jax.lowering.emission.wants import Reads, Slice
-from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.lowering.reshard.relayout import relayout
+from sdy_jax.lowering.reshard.strips import StripPlan, Strips, single
+from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh
 
 Axes = Sequence[AxisRef]
@@ -99,6 +100,20 @@ def reversed_(local: LocalOp | RefinedMesh, x: jax.Array, dim: int, axes: Axes, 
 
 def _mesh(local: LocalOp | RefinedMesh) -> RefinedMesh:
     return local if isinstance(local, RefinedMesh) else local.mesh
+
+
+def relaid(local: LocalOp, x: jax.Array) -> jax.Array:
+    """The block of a value whose dimensions change their axes, from strips of the blocks before."""
+    for dim, size in enumerate(local.op.operands[0].shape or ()):
+        before, after = (local.mesh.atoms(axes) for axes in (local.operand_axes(0, dim), local.result_axes(0, dim)))
+        if before == after:
+            continue
+        atoms = tuple(dict.fromkeys((*before, *after)))
+        sizes = tuple(axes_size([atom], local.mesh.mesh) for atom in atoms)
+        plan = relayout(size, sizes, *(tuple(map(atoms.index, axes)) for axes in (before, after)))
+        for stage in plan.stages:
+            x = redistribute(local, [x], dim, [atoms[i] for i in plan.group], stage, None)
+    return x
 
 
 class _Blocks:

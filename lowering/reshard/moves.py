@@ -7,10 +7,12 @@ adds them between its two halves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from sdy_jax.lowering.reshard.problem import Atoms, ReshardProblem, ReshardStep, State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.problem import ReshardProblem, ReshardStep, State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.relayout import Atoms
+from sdy_jax.representation.sdy_collectives import BY_STRIPS
 
 MAX_PARAMS = 3
 """Pairs of dimensions that one all_to_all may exchange; more never paid in the sampled reshards."""
@@ -24,6 +26,7 @@ def moves_from(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     yield from _unreductions(problem, state, shards)
     yield from _exchanges(problem, state)
     yield from _gathers(problem, state, shards)
+    yield from _relayouts(problem, state, problem.target.dims, shards)
 
 
 def moves_into(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
@@ -34,6 +37,7 @@ def moves_into(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     yield from _unreductions_undone(problem, state)
     yield from _exchanges(problem, state)
     yield from _gathers_undone(problem, state)
+    yield from _relayouts(problem, state, problem.source.dims, shards)
 
 
 def _slices(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
@@ -114,6 +118,21 @@ def _gathers(problem: ReshardProblem, state: State, shards: int) -> Iterator[Res
                 break
             if problem.fits(dim, axes[:cut], axes):
                 yield ReshardStep("all_gather", mask_of(axes[cut:]), state.with_dim(dim, axes[:cut]))
+
+
+def _relayouts(problem: ReshardProblem, state: State, ends: Sequence[Atoms], shards: int) -> Iterator[ReshardStep]:
+    """A dimension in the blocks that it has at an end of the problem, or in larger ones on the way there."""
+    if problem.is_even or not problem.strips:
+        return
+    for dim, (axes, end) in enumerate(zip(state.dims, ends, strict=True)):
+        elsewhere = problem.used(state) & ~mask_of(axes)
+        for count in range(len(end), 0, -1):
+            other = end[:count]
+            kept = shards // problem.product(axes) * problem.product(other)
+            if mask_of(other) & elsewhere or kept < problem.min_shards:
+                continue
+            if problem.relaid(dim, axes, other):
+                yield ReshardStep(BY_STRIPS, mask_of((*axes, *other)), state.with_dim(dim, other))
 
 
 def _may_drop_last(problem: ReshardProblem, dim: int, axes: Atoms, shards: int) -> bool:
