@@ -120,6 +120,12 @@ def test_random_reshards_of_uneven_dimensions_arrive(sizes, unreduced):
 
 
 XY, YX = ("x", "y"), ("y", "x")
+TWO = {
+    "axes to the other dimension": ((65, 33), (XY, None), ("x", "y"), 30 * 9),
+    "axes from the other dimension": ((65, 33), ("x", "y"), (XY, None), 30 * 9),
+    "both uneven, another order": ((65, 33), (XY, None), ("y", "x"), 22 * 17),
+    "the other one is even": ((13, 16), (XY, None), ("x", "y"), 7 * 4),
+}
 RELAYOUTS = {
     "8 blocks to 2": (65, (XY,), ("x",), 30),
     "2 blocks to 8": (65, ("x",), (XY,), 3),
@@ -154,6 +160,15 @@ def run(function, x, spec, mesh=PLANE):
     assert_close(found, function(x))
     assert plan.wire_bytes == pytest.approx(totals(collectives_in_hlo(compiled.as_text())).wire_bytes), plan
     return plan
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_axes_move_between_dimensions_in_strips(name):
+    shape, source, target, elements = TWO[name]
+    x = jnp.asarray(np.random.default_rng(1).integers(-9, 9, shape), np.int32)
+    plan = run(relaid(source, target), x, source[:1])
+    sent = [c.wire_bytes for c in plan.collectives if c.kind == "collective_permute"]
+    assert sent[-1] == elements * 4, plan
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32, np.int8])

@@ -121,18 +121,34 @@ def _gathers(problem: ReshardProblem, state: State, shards: int) -> Iterator[Res
 
 
 def _relayouts(problem: ReshardProblem, state: State, ends: Sequence[Atoms], shards: int) -> Iterator[ReshardStep]:
-    """A dimension in the blocks that it has at an end of the problem, or in larger ones on the way there."""
+    """A dimension in the blocks that it has at an end of the problem, or in larger ones on the way there; and another
+    one along atoms that it has then no more, or without atoms that it has then."""
     if problem.is_even or not problem.strips:
         return
     for dim, (axes, end) in enumerate(zip(state.dims, ends, strict=True)):
         elsewhere = problem.used(state) & ~mask_of(axes)
         for count in range(len(end), 0, -1):
             other = end[:count]
-            kept = shards // problem.product(axes) * problem.product(other)
-            if mask_of(other) & elsewhere or kept < problem.min_shards:
+            if not problem.may_relay(dim, axes, other):
                 continue
-            if problem.relaid(dim, axes, other):
-                yield ReshardStep(BY_STRIPS, mask_of((*axes, *other)), state.with_dim(dim, other))
+            for after in _beside(problem, state.with_dim(dim, other), dim, mask_of(other) & elsewhere, ends):
+                if problem.shards(after) >= problem.min_shards and problem.change(state, after):
+                    yield ReshardStep(BY_STRIPS, mask_of((*axes, *other)), after)
+
+
+def _beside(problem: ReshardProblem, state: State, dim: int, twice: int, ends: Sequence[Atoms]) -> Iterator[State]:
+    """The state, if no atom is in it twice; those in which another dimension has less, or all that it has at an end."""
+    if not twice:
+        yield state
+    for other, (axes, end) in enumerate(zip(state.dims, ends, strict=True)):
+        if other == dim:
+            continue
+        kept = next((i for i, atom in enumerate(axes) if twice >> atom & 1), len(axes))
+        if twice and mask_of(axes[kept:]) == twice:
+            yield state.with_dim(other, axes[:kept])
+        more = end[len(axes) :]
+        if not twice and more and end[: len(axes)] == axes and not mask_of(more) & problem.used(state):
+            yield state.with_dim(other, end)
 
 
 def _may_drop_last(problem: ReshardProblem, dim: int, axes: Atoms, shards: int) -> bool:

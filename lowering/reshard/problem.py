@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.relayout import Atoms, Relayout, relayout
+from sdy_jax.lowering.reshard.relayout import Atoms, Change, change, is_relaid
 from sdy_jax.lowering.reshard.strips import block_length
 from sdy_jax.representation.sdy_collectives import BY_STRIPS
 from sdy_jax.representation.verify_collectives import leads_to_blocks
@@ -196,20 +196,14 @@ class ReshardProblem:
             for d, (a, b) in enumerate(pairs)
         )
 
-    def relaid(self, dim: int, have: Atoms, want: Atoms) -> Relayout | None:
-        """The strips that lead from blocks of a dimension to others; None where other steps do so, or it is whole.
+    def may_relay(self, dim: int, have: Atoms, want: Atoms) -> bool:
+        """Whether a dimension can be relaid by strips, and has to be."""
+        devices = self.product(tuple(dict.fromkeys((*have, *want))))
+        return devices <= MOST_DEVICES and is_relaid(self.shape[dim], self.sizes, have, want)
 
-        They do where blocks are equal, and where they are joined to blocks or cut into blocks.
-        """
-        size, shards = self.shape[dim], (self.product(have), self.product(want))
-        if 1 in shards or have == want or not any(size % n for n in shards):
-            return None
-        short, long = sorted((have, want), key=len)
-        if long[: len(short)] == short and leads_to_blocks(size, *shards):
-            return None
-        if self.product((*have, *(atom for atom in want if atom not in have))) > MOST_DEVICES:
-            return None
-        return relayout(size, self.sizes, have, want)
+    def change(self, before: State, after: State) -> Change | None:
+        """What strips do between two states; None where they cannot."""
+        return change(self.shape, self.sizes, before.dims, after.dims)
 
     def price(self, kind: str, group: int, before: State, after: State) -> Price:
         """The price of one step over the atoms in the mask `group`."""
@@ -224,11 +218,12 @@ class ReshardProblem:
         return Price(self.model.group_time(kind, size, slowest, b_in, b_out), wire, 1, 1)
 
     def _price_of_strips(self, before: State, after: State) -> Price:
-        pairs = enumerate(zip(before.dims, after.dims, strict=True))
-        dim, have, want = next((dim, *pair) for dim, pair in pairs if pair[0] != pair[1])
-        counts = self.counts(before)
-        found = relayout(self.shape[dim], self.sizes, have, want)
-        row = math.prod(block_length(n, counts[d]) for d, n in enumerate(self.shape) if d != dim)
+        done = self.change(before, after)
+        assert done is not None, "moves are made of changes"
+        found, counts = done.relayout, map(max, self.counts(before), self.counts(after))
+        row = math.prod(
+            block_length(n, count) for d, (n, count) in enumerate(zip(self.shape, counts, strict=True)) if d != done.dim
+        )
         wire = self.itemsize * row * found.wire_elements
         slowest = min(self.bandwidths[atom] for atom in found.group)
         return Price(found.rounds * self.latency + wire / slowest, wire, 1, 1)

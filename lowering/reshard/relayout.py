@@ -14,8 +14,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from sdy_jax.lowering.reshard.strips import Source, StripPlan, Want, block_length, plan_strips
+from sdy_jax.representation.verify_collectives import leads_to_blocks
 
 Atoms = tuple[int, ...]
 
@@ -38,30 +40,98 @@ class Relayout:
         return sum(len(stage.rounds) for stage in self.stages)
 
 
+class Change(NamedTuple):
+    """How dimensions change: `dim` is relaid. Atoms that it gives away, or takes, may begin or cease to split `other`,
+    whose blocks are cut, or joined, in `chunks`."""
+
+    dim: int
+    relayout: Relayout
+    other: int | None = None
+    chunks: int = 1
+    is_cut: bool = False
+
+
+Dims = Sequence[Atoms]
+
+
+def change(shape: Sequence[int], sizes: tuple[int, ...], before: Dims, after: Dims) -> Change | None:
+    """The change from some blocks to others that strips can make; None where it is no such change."""
+    moved = [dim for dim in range(len(shape)) if before[dim] != after[dim]]
+    relaid = [dim for dim in moved if is_relaid(shape[dim], sizes, before[dim], after[dim])]
+    if len(relaid) != 1 or len(moved) > 2:
+        return None
+    ((dim,), others) = relaid, [dim for dim in moved if dim not in relaid]
+    ends = before[dim], after[dim]
+    if not others:
+        return Change(dim, relayout(shape[dim], sizes, *ends))
+    (other,) = others
+    few, many = sorted((before[other], after[other]), key=len)
+    part, is_cut = many[len(few) :], many == after[other]
+    given, taken = ends if is_cut else ends[::-1]
+    if many[: len(few)] != few or not set(part) <= set(given) - set(taken):
+        return None
+    counts = (math.prod(sizes[atom] for atom in atoms) for atoms in (few, many))
+    if not leads_to_blocks(shape[other], *counts):
+        return None
+    found = relayout(shape[dim], sizes, *ends, *((part, ()) if is_cut else ((), part)))
+    return Change(dim, found, other, math.prod(sizes[atom] for atom in part), is_cut)
+
+
+def is_relaid(size: int, sizes: Sequence[int], have: Atoms, want: Atoms) -> bool:
+    """Whether it takes strips to lead from blocks of a dimension to others.
+
+    Other steps do so where blocks are equal, and where they are joined to blocks or cut into blocks.
+    """
+    shards = [math.prod(sizes[atom] for atom in atoms) for atoms in (have, want)]
+    if 1 in shards or have == want or not any(size % n for n in shards):
+        return False
+    short, long = sorted((have, want), key=len)
+    return long[: len(short)] != short or not leads_to_blocks(size, *shards)
+
+
 @lru_cache(maxsize=4096)
-def relayout(size: int, sizes: tuple[int, ...], have: Atoms, want: Atoms) -> Relayout:
+def relayout(
+    size: int, sizes: tuple[int, ...], have: Atoms, want: Atoms, cut: Atoms = (), joined: Atoms = ()
+) -> Relayout:
     """From blocks along the atoms `have` to blocks along the atoms `want`, of a dimension of `size` elements.
 
     Args:
         size: the number of elements.
         sizes: the size of each atom.
         have, want: numbers of atoms, major to minor.
+        cut: atoms that begin to split another dimension: the plan's operands are the parts into which a device's block
+            of that one is cut, of which everybody wants one.
+        joined: atoms that cease to split another dimension: the result's block has one part after the other for each of
+            its parts, which devices along these atoms have.
     """
-    group = (*have, *(atom for atom in want if atom not in have))
+    group = tuple(dict.fromkeys((*joined, *have, *want)))
     devices = list(itertools.product(*(range(sizes[atom]) for atom in group)))
-    shards, wanted = (math.prod(sizes[atom] for atom in atoms) for atoms in (have, want))
+    wanted, shards, parts = (math.prod(sizes[atom] for atom in atoms) for atoms in (want, have, joined))
     block = block_length(size, wanted)
-    digits = [[device[group.index(atom)] for atom in want] for device in devices]
-    indices = [_index(place, [sizes[atom] for atom in want]) for place in digits]
-    wants = tuple(_want(min(i * block, size), min((i + 1) * block, size)) for i in indices)
-    source = Source.split(size, shards)
-    source = Source(source.bounds, source.block, len(devices) // shards)
-    direct = Relayout(group, (plan_strips((source,), wants, block),))
-    if want != have[: len(want)]:
+
+    def place(device: Sequence[int], atoms: Atoms) -> int:
+        return _index([device[group.index(atom)] for atom in atoms], [sizes[atom] for atom in atoms])
+
+    ranges = [(min(i * block, size), min((i + 1) * block, size)) for i in range(wanted)]
+    wants = tuple(
+        tuple(
+            Want(place(device, cut), part * size + first, part * block, last - first)
+            for first, last in [ranges[place(device, want)]]
+            for part in range(parts)
+            if last > first
+        )
+        for device in devices
+    )
+    held = Source.split(size, shards)
+    bounds = (part * size + bound for part in range(parts) for bound in held.bounds[:-1])
+    source = Source((*bounds, parts * size), held.block, len(devices) // (parts * shards))
+    operands = (source,) * math.prod(sizes[atom] for atom in cut)
+    direct = Relayout(group, (plan_strips(operands, wants, parts * block),))
+    if cut or joined or want != have[: len(want)]:
         return direct
-    parts = _parts(size, block, len(devices) // wanted, len(devices))
-    first = plan_strips((source,), tuple(map(_want, parts.bounds, parts.bounds[1:])), parts.block)
-    by_parts = Relayout(group, (first, plan_strips((parts,), wants, block)))
+    share = _parts(size, block, len(devices) // wanted, len(devices))
+    first = plan_strips((source,), tuple(map(_want, share.bounds, share.bounds[1:])), share.block)
+    by_parts = Relayout(group, (first, plan_strips((share,), wants, block)))
     return min(direct, by_parts, key=lambda found: (found.wire_elements, found.rounds))
 
 
