@@ -103,7 +103,7 @@ def test_passes_turn_it_into_collectives(planned):
         assert_close(sdy.partition(sdy.loads(after))(x), [partitioned(x)])
 
 
-@pytest.mark.parametrize("unreduced", [(0, 0), (0.4, 0), (0.3, 0.3)])
+@pytest.mark.parametrize("unreduced", [(0, 0), (0.3, 0.3)])
 @pytest.mark.parametrize("sizes", [{"x": 2, "y": 4}, {"x": 2, "y": 3}, {"x": 2, "y": 2, "z": 2}, {"x": 4, "y": 4}])
 def test_random_reshards_of_uneven_dimensions_arrive(sizes, unreduced):
     rng, mesh = random.Random(f"{sizes}{unreduced}"), Mesh.of(**sizes)
@@ -171,8 +171,9 @@ def test_axes_move_between_dimensions_in_strips(name):
     assert sent[-1] == elements * 4, plan
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.float32, np.int8])
-@pytest.mark.parametrize("name", RELAYOUTS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, np.int32) for name in RELAYOUTS), ("8 blocks to 2", np.float32), ("two axes", np.int8)]
+)
 def test_only_what_is_wanted_is_sent(name, dtype):
     size, source, target, rows = RELAYOUTS[name]
     x = jnp.asarray(np.random.default_rng(size).integers(0, 2, (size, WIDTH)), dtype)

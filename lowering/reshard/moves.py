@@ -1,8 +1,8 @@
 """The moves of the reshard search: every collective that may follow, or precede, a state.
 
 All states that are yielded respect the memory cap (`ReshardProblem.min_shards`), given that the state they come from
-does, and blocks are joined to blocks or cut into blocks (`ReshardProblem.fits`). Permutes are not moves: the search
-adds them between its two halves.
+does, and blocks are joined to blocks or cut into blocks (`ReshardProblem.fits`), or relaid by strips. Permutes are not
+moves: the search adds them between its two halves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def moves_from(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     yield from _unreductions(problem, state, shards)
     yield from _exchanges(problem, state)
     yield from _gathers(problem, state, shards)
-    yield from _relayouts(problem, state, problem.target.dims, shards)
+    yield from _relayouts(problem, state, problem.target.dims)
 
 
 def moves_into(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
@@ -37,7 +37,7 @@ def moves_into(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     yield from _unreductions_undone(problem, state)
     yield from _exchanges(problem, state)
     yield from _gathers_undone(problem, state)
-    yield from _relayouts(problem, state, problem.source.dims, shards)
+    yield from _relayouts(problem, state, problem.source.dims)
 
 
 def _slices(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
@@ -120,7 +120,7 @@ def _gathers(problem: ReshardProblem, state: State, shards: int) -> Iterator[Res
                 yield ReshardStep("all_gather", mask_of(axes[cut:]), state.with_dim(dim, axes[:cut]))
 
 
-def _relayouts(problem: ReshardProblem, state: State, ends: Sequence[Atoms], shards: int) -> Iterator[ReshardStep]:
+def _relayouts(problem: ReshardProblem, state: State, ends: Sequence[Atoms]) -> Iterator[ReshardStep]:
     """A dimension in the blocks that it has at an end of the problem, or in larger ones on the way there; and another
     one along atoms that it has then no more, or without atoms that it has then."""
     if problem.is_even or not problem.strips:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -105,42 +105,48 @@ def relayout(
             its parts, which devices along these atoms have.
     """
     group = tuple(dict.fromkeys((*joined, *have, *want)))
-    devices = list(itertools.product(*(range(sizes[atom]) for atom in group)))
-    wanted, shards, parts = (math.prod(sizes[atom] for atom in atoms) for atoms in (want, have, joined))
-    block = block_length(size, wanted)
-
-    def place(device: Sequence[int], atoms: Atoms) -> int:
-        return _index([device[group.index(atom)] for atom in atoms], [sizes[atom] for atom in atoms])
-
-    ranges = [(min(i * block, size), min((i + 1) * block, size)) for i in range(wanted)]
-    wants = tuple(
-        tuple(
-            Want(place(device, cut), part * size + first, part * block, last - first)
-            for first, last in [ranges[place(device, want)]]
-            for part in range(parts)
-            if last > first
-        )
-        for device in devices
-    )
+    devices = _Devices(group, sizes)
+    wanted, shards, parts = map(devices.count, (want, have, joined))
+    block, count = block_length(size, wanted), devices.count(group)
     held = Source.split(size, shards)
     bounds = (part * size + bound for part in range(parts) for bound in held.bounds[:-1])
-    source = Source((*bounds, parts * size), held.block, len(devices) // (parts * shards))
-    operands = (source,) * math.prod(sizes[atom] for atom in cut)
-    direct = Relayout(group, (plan_strips(operands, wants, parts * block),))
+    source = Source((*bounds, parts * size), held.block, count // (parts * shards))
+    places = zip(devices.places(cut), devices.places(want), strict=True)
+    wants = tuple(
+        tuple(Want(operand, part * size + w.source, part * block, w.length) for part in range(parts) for w in wanting)
+        for operand, place in places
+        for wanting in [_want(min(place * block, size), min((place + 1) * block, size))]
+    )
+    direct = Relayout(group, (plan_strips((source,) * devices.count(cut), wants, parts * block),))
     if cut or joined or want != have[: len(want)]:
         return direct
-    share = _parts(size, block, len(devices) // wanted, len(devices))
+    share = _parts(size, block, count // wanted, count)
     first = plan_strips((source,), tuple(map(_want, share.bounds, share.bounds[1:])), share.block)
     by_parts = Relayout(group, (first, plan_strips((share,), wants, block)))
     return min(direct, by_parts, key=lambda found: (found.wire_elements, found.rounds))
 
 
-def _index(place: Sequence[int], sizes: Sequence[int]) -> int:
-    """A position along several atoms as one number."""
-    index = 0
-    for digit, size in zip(place, sizes, strict=True):
-        index = index * size + digit
-    return index
+@dataclass(frozen=True, slots=True)
+class _Devices:
+    """The devices along the atoms of a group, the first one major."""
+
+    group: Atoms
+    sizes: tuple[int, ...]
+
+    def count(self, atoms: Atoms) -> int:
+        """How many there are along some atoms."""
+        return math.prod(self.sizes[atom] for atom in atoms)
+
+    def places(self, atoms: Atoms) -> list[int]:
+        """The position of each device along some of the atoms."""
+        digits = itertools.product(*(range(self.sizes[atom]) for atom in self.group))
+        return [self._place(dict(zip(self.group, of_device, strict=True)), atoms) for of_device in digits]
+
+    def _place(self, digits: Mapping[int, int], atoms: Atoms) -> int:
+        place = 0
+        for atom in atoms:
+            place = place * self.sizes[atom] + digits[atom]
+        return place
 
 
 def _want(first: int, last: int) -> tuple[Want, ...]:
