@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from sdy_jax.lowering.reshard.relayout import change
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -166,6 +167,42 @@ class Simulator:
                     [self.chunk(old[q], p, j, m) for q in self.group(p, m)], i
                 )
             )
+
+    def reshard(self, step, axes):
+        """In strips, along one dimension; parts of another one may be cut before, or joined after it."""
+        after = [digits(a, self.mesh) for a in step.result.axes]
+        atoms = list(dict.fromkeys(atom for axes in (*self.dims, *after) for atom in axes))
+        ends = ([tuple(map(atoms.index, axes)) for axes in dims] for dims in (self.dims, after))
+        done = change(self.shape, tuple(size for *_, size in atoms), *ends)
+        assert {atoms[i] for i in done.relayout.group} == set(axes)
+        parts = {p: [np.moveaxis(block, done.dim, 0)] for p, block in self.blocks.items()}
+        if done.other is not None and done.is_cut:
+            parts = {p: self.parts(block, done, after[done.other]) for p, block in self.blocks.items()}
+        for plan in done.relayout.stages:
+            self.stage(plan, parts, [atoms[i] for i in done.relayout.group])
+            parts = {p: [block] for p, block in self.blocks.items()}
+        self.each(lambda p: np.moveaxis(parts[p][0], 0, done.dim))
+        if done.other is not None and not done.is_cut:
+            self.each(lambda p, old=self.blocks: np.concatenate(np.split(old[p], done.chunks, done.dim), done.other))
+        self.dims = after
+        wanted = self.block(self.value, self.devices[0], self.dims).shape  # without the padding of joined parts
+        self.each(lambda p, old=self.blocks: old[p][tuple(slice(n) for n in wanted)])
+
+    def parts(self, block, done, axes):
+        length = -(-self.shape[done.other] // math.prod(size for *_, size in axes))
+        missing = [(0, max(length * done.chunks - n, 0) if d == done.other else 0) for d, n in enumerate(block.shape)]
+        block = np.pad(block, missing, constant_values=JUNK)
+        parts = np.split(np.take(block, range(length * done.chunks), done.other), done.chunks, done.other)
+        return [np.moveaxis(part, done.dim, 0) for part in parts]
+
+    def stage(self, plan, old, axes):
+        self.each(lambda p: np.full((plan.length, *old[p][0].shape[1:]), JUNK))
+        for p, strips in itertools.product(self.devices, (*plan.copies, *plan.rounds)):
+            group, me = self.group(p, axes), self.index(p, axes)
+            for sender in (u for u, t in strips.pairs if t == me):
+                start, length, offset = strips.starts[me], strips.lengths[me], strips.offsets[sender]
+                given = old[group[sender]][strips.operands[sender]]
+                self.blocks[p][start : start + length] = given[offset : offset + length]
 
     def collective_permute(self, step, axes):
         after = [digits(a, self.mesh) for a in step.result.axes]

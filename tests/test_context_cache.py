@@ -6,11 +6,13 @@ import gc
 import weakref
 
 import jax
+import numpy as np
 import pytest
 from jax.interpreters import mlir
 from sharding_dump import parse
 
 import sdy_jax as sdy
+from sdy_jax.ir.custom_ops import CustomOp, custom_op_of, register
 from sdy_jax.ir.graph import Graph
 from sdy_jax.representation.attributes import sharding_from_attribute, sharding_to_attribute
 from sdy_jax.representation.text import parse_sharding
@@ -44,6 +46,34 @@ def test_the_context_of_a_plan_goes_with_the_plan() -> None:
         return weakref.ref(plan.stages["traced"].context)
 
     assert alive([planned() for _ in range(4)]) <= 1
+
+
+@frees_contexts
+def test_a_custom_op_goes_with_what_it_was_traced_for() -> None:
+    rule = "([i])->([i]) {i=8}"
+
+    def read() -> weakref.ref:
+        context = mlir.make_ir_context()
+        op = CustomOp("twice", lambda x: [x * 2])
+        key = register(op, context)
+        assert custom_op_of(key, context, "here") is op
+        return weakref.ref(op)
+
+    def partitioned(run: bool) -> weakref.ref:
+        def twice(x: jax.Array) -> jax.Array:
+            return x * 2
+
+        function = sdy.partition(lambda x: sdy.custom_op(twice, rule)(x), mesh=jax.make_mesh((8,), ("x",)))
+        function.plan(np.ones(8, np.float32))
+        if run:
+            function(np.ones(8, np.float32))
+        return weakref.ref(twice)
+
+    assert alive([read() for _ in range(4)]) == 0
+    assert alive([partitioned(run=False) for _ in range(4)]) <= 1
+    functions = [partitioned(run=True) for _ in range(4)]
+    jax.clear_caches()  # jax's own keep what it has compiled
+    assert alive(functions) <= 1
 
 
 def test_an_attribute_is_made_and_read_once_in_each_context() -> None:

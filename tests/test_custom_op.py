@@ -11,6 +11,7 @@ from partitioned_ops import LINE, PLANE, check
 
 import sdy_jax as sdy
 from sdy_jax.errors import ParseError, SdyError, ShardingError
+from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
 SEEN: list[tuple[int, ...]] = []
 
@@ -98,6 +99,12 @@ def test_arrays_that_are_closed_over_are_constants():
     check(lambda x: op(x), (normal(8, 4),), (P("x"),), mesh=PLANE, kinds="")
 
 
+def test_python_numbers_and_numpy_arrays_are_as_wide_as_outside():
+    held = np.linspace(0, 1, 8)
+    scaled = sdy.custom_op(lambda x: x * held + jnp.arange(8.0) * jnp.ones(8), "([i, j])->([i, j]) {i=16, j=8}")
+    check(lambda x: scaled(x), (normal(16, 8),), (P("x"),), mesh=PLANE, kinds="")
+
+
 def test_the_plan_names_the_op():
     plan = sdy.partition(lambda x, w: matmul(x, w), mesh=PLANE, in_shardings=(P("x"), P())).plan(
         normal(16, 24), normal(24, 8)
@@ -170,6 +177,122 @@ def test_static_arguments_trees_and_rules_that_are_functions():
     op.def_partition(partition, sharding_rule=lambda factor, mesh, operands, results: "i j, i -> i j, i")
     x = {"a": normal(8, 4), "b": normal(8)}
     check(lambda x: op(x, 3.0), (x,), (P("x"),), mesh=PLANE, kinds="")
+
+
+def check_bytes(function, args, in_shardings, out_shardings=None):
+    """As `check`; the plan's bytes are those of the compiled program."""
+    plan = check(function, args, in_shardings, out_shardings, mesh=PLANE, rtol=1e-4)
+    partitioned = sdy.partition(
+        lambda *xs: function(*xs), mesh=PLANE, in_shardings=in_shardings, out_shardings=out_shardings
+    )
+    assert plan.wire_bytes == totals(collectives_in_hlo(partitioned.lower(*args).compile().as_text())).wire_bytes, plan
+    return plan
+
+
+def product_by(partition, rule="i k, k j -> i j"):
+    @custom_partitioning
+    def product(x, w):
+        return x @ w
+
+    product.def_partition(partition, sharding_rule=rule, reduction_factors=("k",))
+    return product
+
+
+def axes_of(entry):
+    return entry if isinstance(entry, tuple) else (entry,) if entry else ()
+
+
+def summing(mesh, arg_shapes, result_shape):
+    """Takes operands that are split along what is summed up."""
+    taken = tuple(shape.sharding for shape in arg_shapes)
+    rows, summed = (taken[0].spec + (None,) * 2)[:2]
+    columns = (taken[1].spec + (None,) * 2)[1]
+
+    def run(x, w):
+        assert x.shape[1] == w.shape[0]
+        return jax.lax.psum(x @ w, axes_of(summed)) if summed else x @ w
+
+    return mesh, run, NamedSharding(mesh, P(rows, columns)), taken
+
+
+def not_summing(mesh, arg_shapes, result_shape):
+    """Gives the sum up to others: they would have to know."""
+    return mesh, lambda x, w: x @ w, result_shape.sharding, tuple(shape.sharding for shape in arg_shapes)
+
+
+def wanting_whole(mesh, arg_shapes, result_shape):
+    rows = (arg_shapes[0].sharding.spec + (None,) * 2)[0]
+    columns = (arg_shapes[1].sharding.spec + (None,) * 2)[1]
+    wanted = NamedSharding(mesh, P(rows, None)), NamedSharding(mesh, P(None, columns))
+    return mesh, lambda x, w: x @ w, NamedSharding(mesh, P(rows, columns)), wanted
+
+
+def refusing(mesh, arg_shapes, result_shape):
+    if any(axes_of(entry) for entry in arg_shapes[0].sharding.spec[1:2]):
+        raise NotImplementedError("split along what is summed up")
+    return not_summing(mesh, arg_shapes, result_shape)
+
+
+OPERANDS = normal(16, 24), normal(24, 8)
+
+
+@pytest.mark.parametrize(
+    "spec, kinds, sent",
+    [
+        ((P(None, "y"), P("y", None)), "all_reduce", 2 * 3 / 4 * 16 * 8 * 4),
+        ((P("x", "y"), P("y", None)), "all_reduce", 2 * 3 / 4 * 8 * 8 * 4),
+        ((P(None, ("x", "y")), P(("x", "y"), None)), "all_reduce", 2 * 7 / 8 * 16 * 8 * 4),
+        ((P("x", None), P(None, "y")), "", 0),
+    ],
+)
+def test_a_partition_may_combine_along_reduction_factors(spec, kinds, sent):
+    plan = check_bytes(product_by(summing), OPERANDS, spec)
+    assert plan.wire_bytes == sent and [c.kind for c in plan.collectives] == kinds.split(), plan
+
+
+@pytest.mark.parametrize("partition", [not_summing, wanting_whole, refusing])
+def test_a_partition_that_does_not_combine_gets_whole_operands(partition):
+    specs = P(None, "y"), P("y", None)
+    plan = check(product_by(partition), OPERANDS, specs, P(), mesh=PLANE, rtol=1e-4)
+    assert {c.kind for c in plan.collectives} <= {"all_gather", "all_to_all"}, plan
+
+
+def test_reduction_factors_that_do_not_divide_stay_whole():
+    x, w = normal(16, 23), normal(23, 8)
+    function = product_by(summing)
+    plan = check(lambda x, w: function(x, w), (x, w), (P("x"), P()), mesh=PLANE, rtol=1e-4)
+    assert not plan.collectives
+
+
+def test_the_plan_counts_what_a_lower_fn_sends():
+    """Two rings of permutes, in a loop, and a gather."""
+
+    @custom_partitioning
+    def smoothed(x):
+        return (x + jnp.roll(x, 1, 0) + jnp.roll(x, 2, 0)) * x.sum(0)
+
+    def partition(mesh, arg_shapes, result_shape):
+        (sharding,) = (shape.sharding for shape in arg_shapes)
+        names = axes_of(sharding.spec[0] if sharding.spec else None)
+
+        def run(x):
+            count = jax.lax.axis_size(names) if names else 1
+            ring = [(i, (i + 1) % count) for i in range(count)]
+            last, total = x[-2:], x.sum(0)
+            if not names:
+                return smoothed.fun(x)
+            last = jax.lax.ppermute(last, names, ring)
+            total, _ = jax.lax.scan(lambda t, _: (jax.lax.psum(t, names) / count, None), total, None, length=2)
+            long = jnp.concatenate([last, x])
+            return (x + long[1:-1] + long[:-2]) * jax.lax.all_gather(x.sum(0), names).sum(0) + 0 * total
+
+        return mesh, run, result_shape.sharding, (sharding,)
+
+    smoothed.def_partition(partition, sharding_rule="i j -> i j", need_replication_factors=("j",))
+    plan = check_bytes(smoothed, (normal(16, 4),), (P("y"),), P("y"))
+    counted = {kind: wire for kind, (_, wire) in plan.totals.by_kind().items()}
+    row = 4 * 4
+    assert counted == {"collective_permute": 2 * row, "all_reduce": 2 * 1.5 * row, "all_gather": 3 * row}, plan
 
 
 def test_a_partition_that_contradicts_its_rule():

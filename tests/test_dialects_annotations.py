@@ -10,6 +10,7 @@ from dialect_texts import in_shard
 
 import sdy_jax as sdy
 from sdy_jax.commands.optimize import optimize
+from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.text.modules import SourceError
 
 DIALECTS = ("mesh", "shard")
@@ -227,7 +228,8 @@ def test_the_references_example_with_shard_sizes():
     assert "sdy_jax.layout = {sharded_dims_offsets = array<i64: 0, 2, 5, 9, 14>}" in imported(text)
     run, x = partitioned(text), X[:4, :14]
     np.testing.assert_allclose(run(x), np.tanh(x), atol=1e-6)
-    assert "sharded_dims_offsets = [0, 2, 5, 9, 14] are not kept" in str(run.plan(x))
+    kept = "[0, 2, 5, 9, 14] are kept by an element-wise op, which every device runs on 5 elements"
+    assert f"sharded_dims_offsets = {kept}" in str(run.plan(x))
 
 
 # Usages that the reference leaves undefined ---------------------------------------------------------------------------
@@ -648,11 +650,111 @@ def layout(rest, lists="[[0]]", dims="8x16", more=""):
 def test_halos_and_offsets_are_noted_and_the_numbers_right(dialect):
     for rest, told in (
         ("halo_sizes = [1, 2]", "halo_sizes = [1, 2] are not kept"),
-        ("sharded_dims_offsets = [0, 3, 8]", "sharded_dims_offsets = [0, 3, 8] are not kept"),
+        ("sharded_dims_offsets = [0, 3, 8]", "sharded_dims_offsets = [0, 3, 8] are kept by an element-wise op"),
     ):
         run = partitioned(said_in(dialect, layout(rest)))
         assert f"<bytes>:5: shard: {told}" in str(run.plan(X))
         np.testing.assert_allclose(run(X), np.sin(np.tanh(X)), atol=1e-6)
+
+
+FOUR = "mesh.mesh @r(shape = 4)"
+RUNS = {
+    "a chain, and a sum of it": (
+        "[[0]]",
+        [0, 2, 5, 9, 14],
+        """%a = mesh.shard %x to %s : T
+  %b = stablehlo.negate %a : T
+  %c = stablehlo.multiply %b, %a : T
+  %d = stablehlo.dot_general %c, %c, contracting_dims = [0] x [0] : (T, T) -> tensor<6x6xE>
+  return %c, %d : T, tensor<6x6xE>""",
+        lambda x: (-x * x, (x * x).T @ (x * x)),
+        "2 element-wise ops",
+    ),
+    "for users": (
+        "[[0]]",
+        [0, 0, 1, 13, 14],
+        """%n = stablehlo.negate %x : T
+  %a = mesh.shard %n to %s annotate_for_users : T
+  %c = stablehlo.multiply %a, %a : T
+  return %c, %n : T, T""",
+        lambda x: (x * x, -x),
+        "an element-wise op",
+    ),
+    "two operands, a constant, a comparison": (
+        "[[0]]",
+        [0, 7, 7, 10, 14],
+        """%n = stablehlo.negate %x : T
+  %a = mesh.shard %x to %s : T
+  %b = mesh.shard %n to %s : T
+  %k = stablehlo.constant dense<2> : T
+  %c = stablehlo.multiply %a, %k : T
+  %d = stablehlo.compare LT, %c, %b : (T, T) -> tensor<14x6xi1>
+  %e = stablehlo.select %d, %c, %b : (tensor<14x6xi1>, T, T) -> T
+  return %e, %d : T, tensor<14x6xi1>""",
+        lambda x: (np.where(2 * x < -x, 2 * x, -x), 2 * x < -x),
+        "3 element-wise ops",
+    ),
+    "the minor dimension": (
+        "[[], [0]]",
+        [0, 3, 4, 5, 6],
+        """%a = mesh.shard %x to %s : T
+  %b = stablehlo.abs %a : T
+  return %b, %b : T, T""",
+        lambda x: (abs(x), abs(x)),
+        "an element-wise op",
+    ),
+}
+
+
+@pytest.mark.parametrize("type_", ["f32", "i32"])
+@pytest.mark.parametrize("name", RUNS)
+def test_element_wise_ops_run_on_the_blocks_that_offsets_state(name, type_):
+    lists, offsets, body, plain, ops = RUNS[name]
+    stated = sharding("s", lists, f"sharded_dims_offsets = {offsets}", "@r")
+    results = re.findall(r"tensor<[^>]*>|T", body.rpartition(":")[2])
+    text = function(f"{stated}\n  {body}", "%x: T", ", ".join(results), FOUR)
+    text = text.replace("dense<2>", "dense<2.0>") if type_ == "f32" else text
+    text = re.sub(r"\bT\b", "tensor<14x6xE>", text).replace("E>", f"{type_}>")
+    run, x = partitioned(text), (np.arange(14 * 6) - 40).reshape(14, 6).astype(VALUES[type_].dtype)
+    for found, wanted in zip(run(x), plain(x), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    plan, longest = run.plan(x), max(np.diff(offsets))
+    assert f"{offsets} are kept by {ops}, which every device runs on {longest} elements" in str(plan)
+    filled = f"tensor<{longest * 4}x6x{type_}>" if lists == "[[0]]" else f"tensor<14x{longest * 4}x{type_}>"
+    assert filled in plan.mlir("partitioned")
+    compiled = run.lower(x).compile().as_text()
+    assert plan.wire_bytes == totals(collectives_in_hlo(compiled)).wire_bytes, plan
+
+
+def test_two_dimensions_in_stated_blocks():
+    text = function(
+        f"""{sharding("s", "[[0], [1]]", "sharded_dims_offsets = [0, 3, 8, 0, 1, 2, 3, 16]")}
+  %a = mesh.shard %x to %s : tensor<8x16xf32>
+  %b = stablehlo.negate %a : tensor<8x16xf32>
+  %c = stablehlo.abs %b : tensor<8x16xf32>
+  return %c : tensor<8x16xf32>""",
+        "%x: tensor<8x16xf32>",
+        "tensor<8x16xf32>",
+    )
+    run = partitioned(text)
+    np.testing.assert_array_equal(run(X), abs(X))
+    assert "are kept by 2 element-wise ops, which every device runs on 5, 13 elements" in str(run.plan(X))
+    assert "stablehlo.abs" in (made := run.plan(X).mlir("partitioned")) and "tensor<10x52xf32>" in made
+
+
+def test_offsets_of_values_that_no_element_wise_op_takes_are_not_kept():
+    text = function(
+        f"""{sharding("s", "[[0]]", "sharded_dims_offsets = [0, 3, 8]")}
+  %a = mesh.shard %x to %s : tensor<8x16xf32>
+  %b = stablehlo.transpose %a, dims = [1, 0] : (tensor<8x16xf32>) -> tensor<16x8xf32>
+  return %b : tensor<16x8xf32>""",
+        "%x: tensor<8x16xf32>",
+        "tensor<16x8xf32>",
+    )
+    run = partitioned(text)
+    assert "[0, 3, 8] are not kept: no element-wise op takes the value" in str(run.plan(X))
+    assert "sdy_jax.pieces" not in run.plan(X).mlir("partitioned")
+    np.testing.assert_array_equal(run(X), X.T)
 
 
 def test_what_goes_without_saying_is_not_noted():

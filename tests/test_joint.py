@@ -5,8 +5,8 @@ import pytest
 from test_strips import FILL, run, split
 
 from sdy_jax.lowering.emission.joint import joint_fetch
-from sdy_jax.lowering.emission.strips import Source
 from sdy_jax.lowering.emission.wants import Piece
+from sdy_jax.lowering.reshard.strips import Source
 
 
 def whole(operands, pieces):

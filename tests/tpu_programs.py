@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import test_collective_ops
 import test_emitters
+import test_relayouts
 import test_reshapes
 import test_slices
 import test_uneven
@@ -193,6 +194,16 @@ def test_merged_dimensions(name):
     function, args = test_reshapes.reshaped(before, source, after, target, tpus, jnp.float32)
     token = test_uneven.PARTITIONED.set(True)
     assert not failure(sdy.partition(function, mesh=tpus), *shapes(args))
+    test_uneven.PARTITIONED.reset(token)
+
+
+@pytest.mark.parametrize("name", [*test_relayouts.RELAYOUTS, *test_relayouts.TWO])
+def test_dimensions_that_are_relaid(name):
+    size, source, target, _ = {**test_relayouts.RELAYOUTS, **test_relayouts.TWO}[name]
+    shape, tpus = size if isinstance(size, tuple) else (size, 128), tpu_mesh(2, 4, names=("x", "y"))
+    token = test_uneven.PARTITIONED.set(True)
+    run = sdy.partition(test_relayouts.relaid(source, target, tpus), mesh=tpus)
+    assert not failure(run, jax.ShapeDtypeStruct(shape, jnp.bfloat16))
     test_uneven.PARTITIONED.reset(token)
 
 

@@ -18,8 +18,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from sdy_jax.lowering.emission.strips import Source, StripPlan, Want, Wants, block_length, plan_strips
 from sdy_jax.lowering.emission.wants import Piece, joined_wants
+from sdy_jax.lowering.reshard.strips import Source, StripPlan, Want, Wants, block_length, plan_strips
 
 Pieces = tuple[Piece, ...]
 """A result as pieces of operands and of the fill value, one after the other."""

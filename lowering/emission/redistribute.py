@@ -25,12 +25,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sdy_jax.errors import InternalError
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
-from sdy_jax.lowering.emission.strips import StripPlan, Strips, single
 from sdy_jax.lowering.emission.wants import Reads, Slice
-from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.lowering.reshard.relayout import change
+from sdy_jax.lowering.reshard.strips import StripPlan, Strips, single
+from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh
 
 Axes = Sequence[AxisRef]
@@ -99,6 +101,41 @@ def reversed_(local: LocalOp | RefinedMesh, x: jax.Array, dim: int, axes: Axes, 
 
 def _mesh(local: LocalOp | RefinedMesh) -> RefinedMesh:
     return local if isinstance(local, RefinedMesh) else local.mesh
+
+
+def relaid(local: LocalOp, x: jax.Array) -> jax.Array:
+    """The block of a value whose dimensions change their axes, from strips of the blocks before."""
+    shape = local.op.operands[0].shape or ()
+    before, after = (
+        [local.mesh.atoms(of(0, dim)) for dim in range(x.ndim)] for of in (local.operand_axes, local.result_axes)
+    )
+    atoms = list(dict.fromkeys(atom for axes in (*before, *after) for atom in axes))
+    numbers = ([tuple(map(atoms.index, axes)) for axes in ends] for ends in (before, after))
+    done = change(shape, tuple(axes_size([atom], local.mesh.mesh) for atom in atoms), *numbers)
+    if done is None:
+        raise InternalError(f"{local.op.source}: no strips lead from {before} to {after}")
+    operands = [x]
+    if done.other is not None and done.is_cut:
+        operands = _cut_in(x, done.other, local.result_shape()[done.other], done.chunks)
+    for stage in done.relayout.stages:
+        axes = [atoms[i] for i in done.relayout.group]
+        operands = [redistribute(local, operands, done.dim, axes, stage, None)]
+    if done.other is None or done.is_cut:
+        return operands[0]
+    return lax.slice(_joined_in(operands[0], done.dim, done.other, done.chunks), (0,) * x.ndim, local.result_shape())
+
+
+def _cut_in(x: jax.Array, dim: int, length: int, count: int) -> list[jax.Array]:
+    """Parts of equal length of a dimension, which is padded to make them up."""
+    x = _grown(x, dim, length * count, 0)
+    return [lax.slice_in_dim(x, i * length, (i + 1) * length, axis=dim) for i in range(count)]
+
+
+def _joined_in(x: jax.Array, dim: int, other: int, count: int) -> jax.Array:
+    """The parts of which dimension `dim` consists, one after the other in dimension `other`."""
+    length = x.shape[dim] // count
+    parts = [lax.slice_in_dim(x, i * length, (i + 1) * length, axis=dim) for i in range(count)]
+    return lax.concatenate(parts, other)
 
 
 class _Blocks:

@@ -2,7 +2,7 @@
 
 Dimensions of size N over g shards have blocks of ceil(N / g) elements, in operands and results alike; what lies beyond
 N is padding and is never read. Every function here is memoised and returns a plan of strips, whose `wire_elements`
-times the size of a row is what a device sends (`strips.py`); `redistribute.py` runs them.
+times the size of a row is what a device sends (`reshard/strips.py`); `redistribute.py` runs them.
 
 Slices, pads, reduce_window and convolutions read windows. A `Window` says how along one dimension; `window_reads` what
 that is for each shard. A 3-point stencil over 8 elements on 4 shards, padded by one on both sides:
@@ -23,7 +23,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from sdy_jax.lowering.emission.strips import Source, StripPlan, Want, Wants, block_length, plan_strips
+from sdy_jax.lowering.reshard.strips import Source, StripPlan, Want, Wants, block_length, plan_strips
 
 
 class Piece(NamedTuple):

@@ -28,6 +28,7 @@ from sdy_jax.propagation.edge_shardings import state_body_arguments
 from sdy_jax.representation.attributes import attribute_from_text, sharding_to_attribute, shardings_to_attribute
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sdy_collectives import BY_STRIPS
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import edges_of
 
@@ -212,7 +213,7 @@ def create_collective(step: Collective, operand: ir.Value, location: ir.Location
     """Creates the sdy op of one step of a reshard."""
     context = operand.context
     attributes = {name: attribute_from_text(text, context) for name, text in collective_attributes(step).items()}
-    attributes["out_sharding"] = sharding_to_attribute(step.result, context)
+    attributes["sharding" if step.kind == BY_STRIPS else "out_sharding"] = sharding_to_attribute(step.result, context)
     op = ir.Operation.create(
         f"sdy.{step.kind}", results=[operand.type], operands=[operand], attributes=attributes, loc=location, ip=ip
     )

@@ -1,16 +1,18 @@
 """The moves of the reshard search: every collective that may follow, or precede, a state.
 
 All states that are yielded respect the memory cap (`ReshardProblem.min_shards`), given that the state they come from
-does, and blocks are joined to blocks or cut into blocks (`ReshardProblem.fits`). Permutes are not moves: the search
-adds them between its two halves.
+does, and blocks are joined to blocks or cut into blocks (`ReshardProblem.fits`), or relaid by strips. Permutes are not
+moves: the search adds them between its two halves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from sdy_jax.lowering.reshard.problem import Atoms, ReshardProblem, ReshardStep, State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.problem import ReshardProblem, ReshardStep, State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.relayout import Atoms
+from sdy_jax.representation.sdy_collectives import BY_STRIPS
 
 MAX_PARAMS = 3
 """Pairs of dimensions that one all_to_all may exchange; more never paid in the sampled reshards."""
@@ -24,6 +26,7 @@ def moves_from(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     yield from _unreductions(problem, state, shards)
     yield from _exchanges(problem, state)
     yield from _gathers(problem, state, shards)
+    yield from _relayouts(problem, state, problem.target.dims)
 
 
 def moves_into(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
@@ -34,6 +37,7 @@ def moves_into(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
     yield from _unreductions_undone(problem, state)
     yield from _exchanges(problem, state)
     yield from _gathers_undone(problem, state)
+    yield from _relayouts(problem, state, problem.source.dims)
 
 
 def _slices(problem: ReshardProblem, state: State) -> Iterator[ReshardStep]:
@@ -114,6 +118,37 @@ def _gathers(problem: ReshardProblem, state: State, shards: int) -> Iterator[Res
                 break
             if problem.fits(dim, axes[:cut], axes):
                 yield ReshardStep("all_gather", mask_of(axes[cut:]), state.with_dim(dim, axes[:cut]))
+
+
+def _relayouts(problem: ReshardProblem, state: State, ends: Sequence[Atoms]) -> Iterator[ReshardStep]:
+    """A dimension in the blocks that it has at an end of the problem, or in larger ones on the way there; and another
+    one along atoms that it has then no more, or without atoms that it has then."""
+    if problem.is_even or not problem.strips:
+        return
+    for dim, (axes, end) in enumerate(zip(state.dims, ends, strict=True)):
+        elsewhere = problem.used(state) & ~mask_of(axes)
+        for count in range(len(end), 0, -1):
+            other = end[:count]
+            if not problem.may_relay(dim, axes, other):
+                continue
+            for after in _beside(problem, state.with_dim(dim, other), dim, mask_of(other) & elsewhere, ends):
+                if problem.shards(after) >= problem.min_shards and problem.change(state, after):
+                    yield ReshardStep(BY_STRIPS, mask_of((*axes, *other)), after)
+
+
+def _beside(problem: ReshardProblem, state: State, dim: int, twice: int, ends: Sequence[Atoms]) -> Iterator[State]:
+    """The state, if no atom is in it twice; those in which another dimension has less, or all that it has at an end."""
+    if not twice:
+        yield state
+    for other, (axes, end) in enumerate(zip(state.dims, ends, strict=True)):
+        if other == dim:
+            continue
+        kept = next((i for i, atom in enumerate(axes) if twice >> atom & 1), len(axes))
+        if twice and mask_of(axes[kept:]) == twice:
+            yield state.with_dim(other, axes[:kept])
+        more = end[len(axes) :]
+        if not twice and more and end[: len(axes)] == axes and not mask_of(more) & problem.used(state):
+            yield state.with_dim(other, end)
 
 
 def _may_drop_last(problem: ReshardProblem, dim: int, axes: Atoms, shards: int) -> bool:

@@ -29,7 +29,7 @@ from sdy_jax.lowering.reshard.problem import (
 )
 from sdy_jax.lowering.reshard.search import search
 from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.sdy_collectives import FLAT, SdyCollective
+from sdy_jax.representation.sdy_collectives import BY_STRIPS, FLAT, SdyCollective
 from sdy_jax.representation.sharding import TensorSharding
 
 MAX_REFINEMENTS = 8
@@ -78,6 +78,7 @@ def plan_reshard(
     mesh: Mesh,
     costs: CostModel = CostModel(),  # noqa: B008 - immutable
     whole_axes: bool = False,
+    strips: bool = True,
 ) -> ReshardPlan:
     """The cheapest collectives that take a tensor of global `shape` from one sharding to another on one mesh.
 
@@ -92,6 +93,8 @@ def plan_reshard(
         costs: default: bytes on the wire.
         whole_axes: whether steps may use only the axes that the shardings name, none of their parts: a `shard_map` that
             somebody else has written cannot be refined.
+        strips: whether a dimension whose blocks neither join to blocks nor are cut into blocks may be sent in strips,
+            which are no collective of the dialect: such a step is an `sdy.reshard`.
 
     Raises:
         ShardingError: ranks differ.
@@ -103,7 +106,7 @@ def plan_reshard(
     >>> [(step.kind, str(step), step.wire_bytes) for step in plan.steps]
     [('all_to_all', '[{"x"}: 0->1]', 128.0)]
     """
-    return _remembered(tuple(shape), itemsize, source, target, mesh, costs, whole_axes)
+    return _remembered(tuple(shape), itemsize, source, target, mesh, costs, whole_axes, strips)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -115,17 +118,17 @@ def _remembered(
     mesh: Mesh,
     costs: CostModel,
     whole_axes: bool,
+    strips: bool,
 ) -> ReshardPlan:
     _check(shape, source, target)
     if source.unreduced_axes and target.unreduced_axes and _combine_differently(source, target):
         whole = replace(target, unreduced_axes=(), reduction="sum")
-        first, second = (
-            _remembered(shape, itemsize, *ends, mesh, costs, whole_axes) for ends in ((source, whole), (whole, target))
-        )
+        ways = ((source, whole), (whole, target))
+        ways = ((source, whole), (whole, target))
+        first, second = (_remembered(shape, itemsize, *ends, mesh, costs, whole_axes, strips) for ends in ways)
         return ReshardPlan(first.steps + second.steps, first.wire_bytes + second.wire_bytes, first.cost + second.cost)
     problem, atoms = _problem(shape, itemsize, source, target, mesh, costs)
-    if whole_axes:
-        problem = replace(problem, divides=False)
+    problem = replace(problem, divides=not whole_axes, strips=strips) if whole_axes or not strips else problem
     cut, steps, price = _solve(problem)
     names = _Names([part for atom, sizes in zip(atoms, cut, strict=True) for part in _parts(atom, sizes)], mesh)
     collectives = names.collectives(_refined(problem, cut), steps, source, target)
@@ -361,6 +364,7 @@ def _refined(problem: ReshardProblem, cut: AtomCut) -> ReshardProblem:
         problem.min_shards,
         problem.reorders,
         problem.divides,
+        problem.strips,
     )
 
 
@@ -454,6 +458,8 @@ class _Names:
             return SdyCollective(step.kind)
         if step.kind == "all_to_all":
             return SdyCollective(step.kind, params=self.exchanged(pairs))
+        if step.kind == BY_STRIPS:
+            return SdyCollective(step.kind, self.in_mesh_order(step.group))
         if step.kind in FLAT:
             return SdyCollective(step.kind, self.in_mesh_order(step.group))
         return SdyCollective(step.kind, tuple(self.axes(max(pair, key=len)[min(map(len, pair)) :]) for pair in pairs))

@@ -14,9 +14,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.reshard.relayout import Atoms, Change, change, is_relaid
+from sdy_jax.lowering.reshard.strips import block_length
+from sdy_jax.representation.sdy_collectives import BY_STRIPS
 from sdy_jax.representation.verify_collectives import leads_to_blocks
-
-Atoms = tuple[int, ...]
 
 
 class State(NamedTuple):
@@ -61,6 +62,10 @@ MERGEABLE = frozenset({"all_slice", "all_gather", "reduce_scatter", "replicated_
 """Two neighbouring steps of one of these kinds can be written as one."""
 
 
+MOST_DEVICES = 256
+"""The largest group whose strips are planned: it takes milliseconds, and the square of that for twice as many."""
+
+
 def mask_of(atoms: Iterable[int]) -> int:
     mask = 0
     for atom in atoms:
@@ -86,7 +91,7 @@ class ReshardProblem:
     `sizes` and `bandwidths` are per atom. `min_shards` is the memory cap: no state may have fewer shards in all.
     `reorders`: the target is on a mesh with the same axes and the devices in another order, to which one of the
     permutes leads. Its price is that of any permute, but a value that all devices have whole changes for nothing.
-    `divides`: whether steps may use parts of atoms.
+    `divides`: whether steps may use parts of atoms. `strips`: whether dimensions may be relaid by strips.
     """
 
     shape: tuple[int, ...]
@@ -99,6 +104,7 @@ class ReshardProblem:
     min_shards: int = 1
     reorders: bool = False
     divides: bool = True
+    strips: bool = True
     _products: dict[Atoms, int] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -190,8 +196,19 @@ class ReshardProblem:
             for d, (a, b) in enumerate(pairs)
         )
 
+    def may_relay(self, dim: int, have: Atoms, want: Atoms) -> bool:
+        """Whether a dimension can be relaid by strips, and has to be."""
+        devices = self.product(tuple(dict.fromkeys((*have, *want))))
+        return devices <= MOST_DEVICES and is_relaid(self.shape[dim], self.sizes, have, want)
+
+    def change(self, before: State, after: State) -> Change | None:
+        """What strips do between two states; None where they cannot."""
+        return change(self.shape, self.sizes, before.dims, after.dims)
+
     def price(self, kind: str, group: int, before: State, after: State) -> Price:
         """The price of one step over the atoms in the mask `group`."""
+        if kind == BY_STRIPS:
+            return self._price_of_strips(before, after)
         b_in, b_out = self._bytes_before(before, after), self.local_bytes(after)
         size = math.prod(self.sizes[a] for a in atoms_of(group))
         wire = self.model.wire_bytes(kind, size, b_in, b_out)
@@ -199,6 +216,17 @@ class ReshardProblem:
             return Price(0.0, 0.0, 0, 1)
         slowest = min((self.bandwidths[a] for a in atoms_of(group)), default=1.0)
         return Price(self.model.group_time(kind, size, slowest, b_in, b_out), wire, 1, 1)
+
+    def _price_of_strips(self, before: State, after: State) -> Price:
+        done = self.change(before, after)
+        assert done is not None, "moves are made of changes"
+        found, counts = done.relayout, map(max, self.counts(before), self.counts(after))
+        row = math.prod(
+            block_length(n, count) for d, (n, count) in enumerate(zip(self.shape, counts, strict=True)) if d != done.dim
+        )
+        wire = self.itemsize * row * found.wire_elements
+        slowest = min(self.bandwidths[atom] for atom in found.group)
+        return Price(found.rounds * self.latency + wire / slowest, wire, 1, 1)
 
     def _bytes_before(self, before: State, after: State) -> float:
         """The bytes of a block before a step, with the padding that the step needs to cut it."""

@@ -10,11 +10,12 @@ from jax import lax
 
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.redistribute import relaid
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.lowering.strategies.shards import lengthened
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.mesh import axes_size
-from sdy_jax.representation.sdy_collectives import KINDS, UNREDUCING, collective_from_attributes
+from sdy_jax.representation.sdy_collectives import BY_STRIPS, KINDS, UNREDUCING, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -36,6 +37,11 @@ def _collective_permute(local: LocalOp, x: jax.Array) -> jax.Array:
     source = source or TensorSharding.replicated(target.mesh, target.rank)
     apart = manual_axes_around(local.op)  # along these, devices hold values of their own
     return lax_collectives.collective_permute(x, apart_along(source, apart), apart_along(target, apart), local.mesh)
+
+
+@emitter(f"sdy.{BY_STRIPS}")
+def _reshard(local: LocalOp, x: jax.Array) -> jax.Array:
+    return relaid(local, x) if x.size else lax.full(local.result_shape(), 0, x.dtype)
 
 
 def _padded(local: LocalOp, x: jax.Array) -> jax.Array:

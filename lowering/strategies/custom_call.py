@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.custom_ops import TARGET, CustomOp, custom_op_of
 from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.emission.jaxpr_collectives import KINDS, sent_by_kind
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.blocked_linalg import blocked
 from sdy_jax.lowering.strategies.linalg import factorization_strategies
-from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
 from sdy_jax.lowering.strategies.tall_qr import reflector_strategies, tall
 from sdy_jax.lowering.strategies.top_k import approximate_strategies, approximate_top_k
@@ -55,14 +60,47 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
 def _of_custom_op(op: Op, rule: OpShardingRule) -> list[Strategy]:
     own = _custom_op(op)
     if own.reduction is None:
-        return [Strategy("custom_op", pass_through_factors(rule))]
+        return [_combined_inside(own, op, rule)]
     dividing = rule.reduction if own.padding is None else frozenset[int]()
     splittable = pass_through_factors(rule) | rule.reduction
     return [Strategy("custom_op", splittable, rule.reduction, own.reduction, dividing=dividing)]
 
 
+def _combined_inside(own: CustomOp, op: Op, rule: OpShardingRule) -> Strategy:
+    """The strategy of a function that gives whole results along reduction factors too, by its own collectives."""
+    factors, itemsize = frozenset(range(len(rule.factor_sizes))), op.results[0].itemsize
+
+    @cache
+    def of_all_kinds(shards: Shards) -> Mapping[str, float]:
+        sizes = {f"factor_{f}": count for f, count in enumerate(shards) if count > 1}
+        is_combined = any(shards[f] > 1 for f in rule.reduction)
+        found = _sent_on(own, rule, sizes)
+        return {KINDS[0]: math.inf} if is_combined and not found else found
+
+    def sent(kind: str, shards: Shards) -> float:
+        return of_all_kinds(shards).get(kind, 0.0) / itemsize
+
+    inside = tuple(Inside(kind, factors, len(op.operands), partial(sent, kind)) for kind in KINDS)
+    splittable = pass_through_factors(rule) | rule.reduction
+    return Strategy("custom_op", splittable, inside=inside, dividing=rule.reduction)
+
+
+def _sent_on(own: CustomOp, rule: OpShardingRule, sizes: Mapping[str, int]) -> Mapping[str, float]:
+    """The bytes that it sends by each kind of collective, split along one axis per factor; none if it cannot be."""
+    assert own.traced is not None
+    operands, results = (
+        [
+            PartitionSpec(*(tuple(f"factor_{f}" for f in dim if f"factor_{f}" in sizes) or None for dim in m))
+            for m in maps
+        ]
+        for maps in (rule.operand_mappings, rule.result_mappings)
+    )
+    jaxpr = own.traced(operands, results, sizes)
+    return {} if jaxpr is None else sent_by_kind(jaxpr, sizes)
+
+
 def _custom_op(op: Op) -> CustomOp:
-    return custom_op_of(op.text("backend_config"), op.source)
+    return custom_op_of(op.text("backend_config"), op.mlir.context, op.source)
 
 
 @emitter("stablehlo.custom_call")

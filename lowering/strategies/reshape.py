@@ -24,8 +24,8 @@ from jax import lax
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.redistribute import redistribute
-from sdy_jax.lowering.emission.strips import block_length
 from sdy_jax.lowering.emission.wants import Level, reshape_plan
+from sdy_jax.lowering.reshard.strips import block_length
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import Axes, axes_size

@@ -15,8 +15,8 @@ import jax
 
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.redistribute import Axes, cut, fetch, redistribute
-from sdy_jax.lowering.emission.strips import StripPlan
 from sdy_jax.lowering.emission.wants import Reads, Window, contracted_reads, window_reads
+from sdy_jax.lowering.reshard.strips import StripPlan
 from sdy_jax.lowering.strategies.registry import Inside, Shards
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import axes_size

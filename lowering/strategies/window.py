@@ -18,8 +18,8 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.redistribute import cut, redistribute
 from sdy_jax.lowering.emission.reemitted import re_emit
-from sdy_jax.lowering.emission.strips import StripPlan
 from sdy_jax.lowering.emission.wants import Scattered, Window, scattered_reads
+from sdy_jax.lowering.reshard.strips import StripPlan
 from sdy_jax.lowering.strategies.cumulative import cumulative, cumulative_strategies, scanned
 from sdy_jax.lowering.strategies.monoids import identity, is_identity, reduction_kind
 from sdy_jax.lowering.strategies.one_window import is_one_window, one_window_strategy, put_into_selected

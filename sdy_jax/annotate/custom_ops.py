@@ -6,7 +6,6 @@ In a module it is a custom call that names the function, which stays in this pro
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
@@ -21,7 +20,7 @@ from sdy_jax.annotate.regions import Region
 from sdy_jax.annotate.ruled import Mapped, jvp_of, parsed_rule, with_factor
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.custom_ops import CUSTOM_OPS, TARGET, CustomOp
+from sdy_jax.ir.custom_ops import TARGET, CustomOp, register
 from sdy_jax.representation.attributes import rule_to_attribute
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import REDUCTION_KINDS
@@ -29,8 +28,6 @@ from sdy_jax.representation.verify import verify_rule
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_keys = itertools.count()
 
 
 def custom_op(
@@ -88,7 +85,7 @@ def custom_op(
         if any(isinstance(x, jax.core.Tracer) for x in traced.captured):
             raise SdyError(f"custom_op: `{title}` closes over a traced array; to fix: make it an argument")
         region = jax.make_jaxpr(lambda *xs: jaxpr_as_fun(traced.region)(*traced.captured, *xs))(*leaves)
-        op = CustomOp(title, lambda *xs: jax.tree.leaves(flat(*xs)), reduction, padding)
+        op = CustomOp(title, regions.with_own_widths(lambda *xs: jax.tree.leaves(flat(*xs))), reduction, padding)
         outs = custom_op_p.bind(*leaves, region=region, rule=own, op=op, mapped=())
         result: R = jax.tree.unflatten(traced.out_tree, outs)
         return result
@@ -132,12 +129,10 @@ def _emit(
 
 def custom_call(types: Sequence[ir.Type], xs: Sequence[ir.Value], op: CustomOp, rule: OpShardingRule) -> list[ir.Value]:
     """Registers a custom op, and emits the call that stands for it. Returns its results."""
-    key = f"{op.title}:{next(_keys)}"
-    CUSTOM_OPS[key] = op
     context = xs[0].context if xs else types[0].context
     attributes = {
         "call_target_name": ir.StringAttr.get(TARGET, context),
-        "backend_config": ir.StringAttr.get(key, context),
+        "backend_config": ir.StringAttr.get(register(op, context), context),
         "api_version": ir.Attribute.parse("2 : i32", context),
         "sdy.sharding_rule": rule_to_attribute(replace(rule, is_custom=True), context),
     }

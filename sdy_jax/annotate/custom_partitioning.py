@@ -1,20 +1,25 @@
 """`jax.experimental.custom_partitioning` functions with a sharding rule: custom ops of which devices run `lower_fn`.
 
-Their `partition` is asked with the shardings that the plan chose by the rule, and has to take them.
+Their `partition` is asked with the shardings that the plan chose by the rule, and has to take them. Along reduction
+factors a `lower_fn` gives the whole result: its own collectives combine what devices compute. Whether `partition` takes
+operands split so, and what its `lower_fn` sends, is asked beforehand, on a mesh with one axis per factor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import jax
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Jaxpr, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from sdy_jax.annotate.custom_ops import custom_call
+from sdy_jax.annotate.regions import with_own_widths
 from sdy_jax.annotate.site import Site, emission, lowered_manual_axes
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.custom_ops import CustomOp, Specs
@@ -42,6 +47,8 @@ def _emit(
     rule = sharding_rule_of(sharding_rule, static_args, site.jax_mesh, [x.type for x in xs], types)
     title = getattr(partition, "__qualname__", "partition")
 
+    with_widths = with_own_widths(lambda lower, *args: lower(*args))
+
     def placed(operands: Specs, results: Specs) -> Callable[..., Sequence[Any]]:
         mesh = jax.sharding.get_abstract_mesh()
 
@@ -55,10 +62,31 @@ def _emit(
         _, lower, *wanted = partition(*static_args, mesh, *given)
         _check_taken(title, "result", wanted[0], results)
         _check_taken(title, "argument", wanted[1], operands)
-        return lambda *blocks: jax.tree.leaves(lower(*in_tree.unflatten(blocks)))
+        return lambda *blocks: jax.tree.leaves(with_widths(lower, *in_tree.unflatten(blocks)))
 
-    op = CustomOp(title, inside, reduction=None, placed=placed)
+    def traced(operands: Specs, results: Specs, sizes: Mapping[str, int]) -> Jaxpr | None:
+        mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+        specs, out_specs = tuple(operands), list(results)
+        run = jax.shard_map(
+            lambda *xs: placed(operands, results)(*xs), mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=False
+        )
+        pairs = zip(call.in_avals, operands, strict=True)
+        given = [jax.ShapeDtypeStruct(_padded(a.shape, spec, sizes), a.dtype) for a, spec in pairs]
+        try:
+            with jax.enable_x64(True):
+                jaxpr: Jaxpr = jax.make_jaxpr(run)(*given).jaxpr
+                return jaxpr
+        except Exception:  # the user's function says so by any error
+            return None
+
+    op = CustomOp(title, inside, reduction=None, placed=placed, traced=traced)
     return custom_call(types, xs, op, rule_from_attribute(rule))
+
+
+def _padded(shape: Sequence[int], spec: PartitionSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """A shape whose dimensions divide."""
+    counts = [math.prod(sizes[name] for name in entry) for entry in _entries(spec)]
+    return tuple(-(-n // count) * count for n, count in zip_longest(shape, counts, fillvalue=1))
 
 
 def _check_taken(title: str, what: str, shardings: Any, specs: Specs) -> None:

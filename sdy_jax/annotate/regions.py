@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal, Primitive, jaxpr_as_fun
 from jax.extend.core.primitives import jit_p
 from jax.interpreters import ad, batching, mlir
@@ -41,6 +42,18 @@ def flattened(
         return fun(*inner_args, **inner_kwargs)
 
     return flat, leaves
+
+
+def with_own_widths(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as it is now, when it runs where 64-bit types are enabled or are not."""
+    x64 = jnp.result_type(float) == np.float64
+
+    @functools.wraps(fun)
+    def run(*args: Any) -> Any:
+        with jax.enable_x64(x64):
+            return fun(*args)
+
+    return run
 
 
 def trace(fun: Callable[..., Any], leaves: Sequence[Any]) -> Traced:

@@ -68,7 +68,7 @@ class Chain:
                 f"the mesh {first} to {second}; both must have the same axes and devices"
             )
         if source.mesh == target.mesh:
-            return plan_reshard(shape or (), itemsize(dtype), source, target, first, _COSTS)
+            return plan_reshard(shape or (), itemsize(dtype), source, target, first, _COSTS, strips=False)
         return plan_across(shape or (), itemsize(dtype), source, target, (first, second), _COSTS)
 
     def _on_one_name(self) -> tuple[TensorSharding, TensorSharding, Mesh, Mesh]:

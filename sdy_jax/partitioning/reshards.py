@@ -66,7 +66,8 @@ def base_mesh(module: ir.Operation) -> str | None:
 
 
 def _is_made(op: ir.Operation) -> bool:
-    return op.name in COLLECTIVES and op.name not in _UNREDUCING and _WRITTEN not in op.attributes
+    is_step = op.name == RESHARD or (op.name in COLLECTIVES and op.name not in _UNREDUCING)
+    return is_step and _WRITTEN not in op.attributes
 
 
 def _write_as_reshard(chain: Chain) -> None:

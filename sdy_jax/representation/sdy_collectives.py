@@ -11,6 +11,9 @@
 | replicated_to_unreduced | a list | the operand's | the operand's and the list |
 | sharded_to_unreduced | a list per dimension | as for all_gather | the operand's and all lists |
 
+A step of a plan may also be a `reshard`, the dialect's op from any sharding to any other: it is sent in strips. Its
+axes are a list, those that split the dimension before or after it, and it does not say them.
+
 The dialect's bindings do not expose these attributes, so they are parsed from their text.
 """
 
@@ -37,6 +40,9 @@ AXES_ATTRIBUTE = {
     "sharded_to_unreduced": "axes",
 }
 """Kind of collective -> the attribute that holds its axes."""
+
+BY_STRIPS = "reshard"
+"""The kind of a step of which no collective is capable; what runs is permutes."""
 
 KINDS = (*AXES_ATTRIBUTE, "all_to_all", "collective_permute")
 
@@ -79,7 +85,7 @@ class SdyCollective:
     @property
     def lists(self) -> tuple[Axes, ...]:
         """Its lists of axes, whatever they mean."""
-        if self.kind in FLAT:
+        if self.kind in FLAT or self.kind == BY_STRIPS:
             return (self.axes,)
         return tuple(axes for axes, _, _ in self.params) if self.kind == "all_to_all" else self.axes
 
@@ -89,14 +95,15 @@ class SdyCollective:
 
     @property
     def summary(self) -> CollectiveSummary:
-        """In short."""
-        return CollectiveSummary(self.kind, self.all_axes, str(self))
+        """In short, as what runs."""
+        kind = "collective_permute" if self.kind == BY_STRIPS else self.kind
+        return CollectiveSummary(kind, self.all_axes, str(self))
 
     def __str__(self) -> str:
         """What it says as the dialect prints it: `[{"x"}, {}]`, `{"x"}`, `[{"x"}: 0->1]`; nothing for a permute."""
         if self.kind == "collective_permute":
             return ""
-        if self.kind in FLAT:
+        if self.kind in FLAT or self.kind == BY_STRIPS:
             return braces(self.axes)
         moves = (f"{braces(axes)}: {source}->{target}" for axes, source, target in self.params)
         return f"[{', '.join(moves if self.kind == 'all_to_all' else map(braces, self.axes))}]"
@@ -104,7 +111,7 @@ class SdyCollective:
     @property
     def attributes(self) -> dict[str, str]:
         """The op's attributes as MLIR text."""
-        if self.kind == "collective_permute":
+        if self.kind in ("collective_permute", BY_STRIPS):
             return {}
         if self.kind == "all_to_all":
             return {"params": f"#sdy<all_to_all_param_list{self}>"}

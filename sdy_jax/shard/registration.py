@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from sdy_jax.passes.registry import PASSES
 from sdy_jax.plan.build import NOTE_SOURCES
-from sdy_jax.shard import emitters  # noqa: F401  (registers emitters and checks)
+from sdy_jax.shard import (
+    emitters,  # noqa: F401  (registers emitters and checks)
+    stated_blocks,  # noqa: F401  (registers a fold)
+)
 from sdy_jax.shard import rules as mesh_collective  # noqa: F401  (registers rules)
 from sdy_jax.shard.layout_notes import layout_notes
 from sdy_jax.shard.passes import mesh_annotations

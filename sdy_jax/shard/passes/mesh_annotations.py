@@ -10,7 +10,8 @@
 
 A partial tensor is unreduced. That is about the terms that devices hold, and the value is the value: what comes into a
 function and goes out of it is whole. Halos and offsets are about buffers, which a program on whole tensors does not
-show; they stay at the constraint in the attribute `sdy_jax.layout`, and the plan says that they are not kept.
+show; they stay at the constraint in the attribute `sdy_jax.layout`. Element-wise ops run on blocks with these offsets
+(`stated_blocks.py`); the plan says by how many ops offsets are kept, and that halos are not.
 
 Ops that communicate, and those that tell where a device is, are of programs on local arrays and stay as they are.
 

@@ -236,6 +236,6 @@ def _sharding(lists: AxisLists, layout: Layout, grid: Grid) -> TensorSharding:
 
 def _exchanges(source: TensorSharding, target: TensorSharding, mesh: Mesh, shape: Sequence[int]) -> list[LocalStep]:
     """The collectives between layouts whose blocks are even in a tensor of `shape`."""
-    steps = plan_reshard(tuple(shape), 1, source, target, mesh, whole_axes=True).steps
+    steps = plan_reshard(tuple(shape), 1, source, target, mesh, whole_axes=True, strips=False).steps
     starts = [source, *(step.result for step in steps)]
     return [Exchange(before, step) for before, step in zip(starts, steps, strict=False)]

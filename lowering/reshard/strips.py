@@ -22,7 +22,8 @@ Example: x of 8 elements on 4 shards (blocks of 2), shifted to the right by one,
 has one set of copies and one round of one element: `plan.wire_elements == 1`. What no want asks for (the first
 element of shard 0, the padding of sources) is never read; there the result keeps its fill value.
 
-`wants.py` has the wants of the usual ops, `redistribute.py` runs plans on arrays.
+`relayout.py` has the wants of reshards, `emission/wants.py` those of ops; `emission/redistribute.py` runs plans on
+arrays.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ class Source:
     """How an operand is split: shard `u` holds elements `bounds[u]` to `bounds[u + 1]`, the first one at local index 0.
 
     `block` is the length of the local array, whose rest is padding. An operand with a single range is whole on every
-    device, and nothing of it is sent.
+    device, and nothing of it is sent. Where the ranges are fewer than the devices, `replicas` devices in a row hold the
+    same one.
     """
 
     bounds: tuple[int, ...]
     block: int
+    replicas: int = 1
 
     @classmethod
     def split(cls, size: int, shards: int, block: int | None = None) -> Source:
@@ -129,7 +132,8 @@ def plan_strips(sources: tuple[Source, ...], wants: Wants, length: int) -> Strip
     Raises:
         InternalError: a want lies outside of its operand or of the result's block.
     """
-    moves = [move for shard, strips in enumerate(wants) for want in strips for move in _moves(want, shard, sources)]
+    sent = Counter[int]()
+    moves = [m for shard, strips in enumerate(wants) for want in strips for m in _moves(want, shard, sources, sent)]
     outside = [want for strips in wants for want in strips if want.start < 0 or want.start + want.length > length]
     if outside:
         raise InternalError(f"{outside[0]} lies outside of a block of {length} elements")
@@ -150,7 +154,8 @@ class _Move(NamedTuple):
     start: int
 
 
-def _moves(want: Want, receiver: int, sources: Sequence[Source]) -> Iterable[_Move]:
+def _moves(want: Want, receiver: int, sources: Sequence[Source], sent: Counter[int]) -> Iterable[_Move]:
+    """The strips of which a want consists. `sent`: how much each device sends so far."""
     operand, first, start, length = want
     bounds, last = sources[operand].bounds, first + length
     if length and not bounds[0] <= first <= last <= bounds[-1]:
@@ -158,12 +163,23 @@ def _moves(want: Want, receiver: int, sources: Sequence[Source]) -> Iterable[_Mo
     if sources[operand].is_whole:
         yield from [_Move(receiver, receiver, length, operand, first - bounds[0], start)] if length else []
         return
-    sender, position = bisect_right(bounds, first) - 1, first
+    held, position = bisect_right(bounds, first) - 1, first
     while position < last:
-        stop = min(last, bounds[sender + 1])
+        stop = min(last, bounds[held + 1])
         if stop > position:
-            yield _Move(sender, receiver, stop - position, operand, position - bounds[sender], start + position - first)
-        sender, position = sender + 1, stop
+            sender = _holder(held, receiver, sources[operand].replicas, sent)
+            sent[sender] += (stop - position) * (sender != receiver)
+            yield _Move(sender, receiver, stop - position, operand, position - bounds[held], start + position - first)
+        held, position = held + 1, stop
+
+
+def _holder(held: int, receiver: int, replicas: int, sent: Counter[int]) -> int:
+    """The receiver, if it holds this range itself; else of its holders the one that sends least so far, of equal ones
+    that at the receiver's own place among its replicas or the next one."""
+    if receiver // replicas == held:
+        return receiver
+    holders = (held * replicas + (receiver + i) % replicas for i in range(replicas))
+    return min(holders, key=lambda holder: sent[holder])
 
 
 def _copies(moves: Sequence[_Move]) -> list[list[_Move]]:
