@@ -60,8 +60,8 @@ class Decision(NamedTuple):
 class Decisions:
     """The decisions for the ops of one program."""
 
-    def __init__(self, placement: Placement, rules: RuleBook, costs: CostModel):
-        self._placement, self._meshes = placement, placement.meshes
+    def __init__(self, placement: Placement, rules: RuleBook, costs: CostModel, halo_exchange: bool = True):
+        self._placement, self._meshes, self._halo_exchange = placement, placement.meshes, halo_exchange
         self._rules, self._costs = rules, costs
         self._kinds: dict[object, _Kind | None] = {}
         self._shared_kinds: dict[object, _Kind] = {}
@@ -79,7 +79,7 @@ class Decisions:
             self._executions_per_operand(op),
             self._placement.materialized_layouts_of(op.operands),
         )
-        free = self._placement.free_among(op.operands)
+        free = self._placement.free_among(op.operands) | _given_before(op.operands, kind)
         ahead = _only_moves(kind) and self._has_user_ahead(op)
         key = (kind, carried, executions, around, materialized, free, op if ahead else None)
         made = self._made.get(key)
@@ -107,7 +107,8 @@ class Decisions:
         Different ops share one if rule, strategies and tensors are equal: an addition and a subtraction, say.
         """
         tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
-        kind = _Kind(rule, strategies_of(op, rule), tensors)
+        strategies = strategies_of(op, rule)
+        kind = _Kind(rule, strategies if self._halo_exchange else _without_halos(strategies), tensors)
         return self._shared_kinds.setdefault((kind.rule, kind.strategies, tensors), kind)
 
     def _decided(
@@ -175,9 +176,11 @@ class Decisions:
         placed = [known[value] for value in op.operands]
         around = (*placed, *map(placement.declared, op.results))
         carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
-        mesh = self._meshes.base_name
+        mesh, free = self._meshes.base_name, _given_before(op.operands, kind)
         tensors = [
-            Tensor(*shaped, s, share=0.0 if i < len(placed) and depends_on_no_input(op.operands[i]) else 1.0)
+            Tensor(
+                *shaped, s, share=0.0 if i in free or (i < len(placed) and depends_on_no_input(op.operands[i])) else 1.0
+            )
             for i, (shaped, s) in enumerate(zip(kind.tensors, _on_mesh(around, mesh), strict=True))
         ]
         if depth and around[-1].is_fully_replicated and self._has_user_ahead(op):
@@ -210,9 +213,36 @@ class Decisions:
         return wanted if wanted == set(partial) or _can_pass_on(op, kind) else _NONE
 
 
+def _without_halos(strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:
+    """The strategies, where a dimension is whole if the emitter would take elements of other shards of it."""
+    return tuple(map(_without_halo, strategies))
+
+
+def _without_halo(strategy: Strategy) -> Strategy:
+    halos = [inside for inside in strategy.inside if inside.kind == "collective_permute"]
+    whole = frozenset[int]().union(*(halo.factors for halo in halos))
+    kept = tuple(inside for inside in strategy.inside if inside not in halos)
+    return replace(strategy, splittable=strategy.splittable - whole, inside=kept)
+
+
 def _only_moves(kind: _Kind) -> bool:
     """Whether ops of a kind compute nothing. How they run is decided by what moves alone, with what follows."""
     return all(strategy.work is not None and not strategy.work for strategy in kind.strategies)
+
+
+def _given_before(operands: Sequence[Value], kind: _Kind) -> frozenset[int]:
+    """The operands that are moved together with an earlier one: the same value, along the same factors."""
+    if len(set(operands)) == len(operands):
+        return _NONE
+    rules = dict.fromkeys([kind.rule, *(strategy.rule for strategy in kind.strategies if strategy.rule is not None)])
+    seen = set[object]()
+    found = set[int]()
+    for index, value in enumerate(operands):
+        key = (value, *(tuple(rule.operand_mappings[index]) for rule in rules))
+        if key in seen:
+            found.add(index)
+        seen.add(key)
+    return frozenset(found)
 
 
 def _on_mesh(shardings: Shardings, mesh: str) -> Shardings:

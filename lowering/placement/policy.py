@@ -16,7 +16,9 @@ class Policy:
         uneven: what becomes of axes that do not divide a dimension. "pad": inside of the program the dimension lies in
             equal blocks, the last ones padded; arguments and results keep the axes that divide. "replicate": only axes
             that divide are used. "error": they are refused.
+        halo_exchange: ops may take elements of other shards of a dimension that they cut or shift; else it is whole.
     """
 
     optimize_collectives: bool = False
     uneven: str = "pad"
+    halo_exchange: bool = True
