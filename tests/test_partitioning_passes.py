@@ -558,7 +558,8 @@ def test_counts_that_are_none_of_the_mesh_are_refused(options: str, problem: str
 
 
 LIKE_JAXLIB = [
-    "sdy-convert-global-to-local{per-dim-all-gather=true combine-multi-dimension-reduce-scatter=true}",
+    "sdy-convert-global-to-local{per-dim-all-gather=true combine-multi-dimension-reduce-scatter=true enable-rgv3=true}",
+    "sdy-insert-explicit-reshards{mark-partial-result-with-unreduced-axes=true}",
     "sdy-per-instruction-partitioning{rng-bit-generator-unsafe=false}",
     "sdy-resolve-permutation-factors{rng-bit-generator-unsafe=false}",
     "sdy-resolve-single-device-sharding{partition-count=8}",

@@ -44,6 +44,7 @@ def convert_global_to_local(
     replica_count: str = "1",
     per_dim_all_gather: bool = False,
     combine_multi_dimension_reduce_scatter: bool = False,
+    enable_rgv3: bool = False,
 ) -> None:
     """`sdy-convert-global-to-local`: the main function becomes what each device computes.
 
@@ -58,6 +59,7 @@ def convert_global_to_local(
         count is that of the mesh's devices, or 1 where it is not stated.
       per_dim_all_gather, combine_multi_dimension_reduce_scatter: change nothing here; both collectives are always one
         per dimension, which send what one for all dimensions does.
+      enable_rgv3: changes nothing here; groups are always listed, as every version of StableHLO reads them.
 
     Raises:
       UnsupportedError: an op cannot be partitioned, or the mesh has device ids of its own.

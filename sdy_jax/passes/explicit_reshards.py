@@ -35,13 +35,16 @@ _RESHARD = "sdy.reshard"
 _SKIPPED = frozenset({*TERMINATORS, "sdy.sharding_group", *(f"sdy.{kind}" for kind in KINDS)})
 
 
-def insert_explicit_reshards(module: ir.Operation, *, enable_full_version: bool = False) -> None:
+def insert_explicit_reshards(
+    module: ir.Operation, *, enable_full_version: bool = False, mark_partial_result_with_unreduced_axes: bool = False
+) -> None:
     """Inserts the reshards at calls and the collectives that unreduced axes need.
 
     Args:
       module: a `builtin.module` with closed shardings and without data-flow edges, edited in place.
       enable_full_version: partition the main function: a reshard wherever an op needs another sharding than there is,
         and an all_reduce for every partial result. Calls are inlined.
+      mark_partial_result_with_unreduced_axes: changes nothing here; the full version always marks them.
 
     Raises:
       UnsupportedError: the full version meets an op that cannot be partitioned.
