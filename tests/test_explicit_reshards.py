@@ -151,6 +151,26 @@ def test_terms_are_added_up_at_the_borders_of_loops_and_computations() -> None:
     check([MESHES + text for text in COMPUTATIONS], PASS)
 
 
+OPS_OF_OTHER_RANKS = [
+    ('"stablehlo.broadcast_in_dim"(%a) <{broadcast_dimensions = array<i64: 1, 2>}>', "tensor<4x8x8xf32>", 3),
+    ('"stablehlo.reshape"(%a)', "tensor<64xf32>", 1),
+]
+
+
+@pytest.mark.parametrize("source", ['[{"a"}, {}]', '[{"a"}, {}], unreduced={"b"}', '[{}, {"c"}], unreduced={"a", "b"}'])
+@pytest.mark.parametrize("result", ['[{"a"}DIMS]', '[{}DIMS], unreduced={"b"}', ""])
+def test_terms_are_added_up_before_ops_that_change_ranks(source: str, result: str) -> None:
+    texts = []
+    for op, type_, rank in OPS_OF_OTHER_RANKS:
+        stated = result.replace("DIMS", ", {}" * (rank - 1))
+        given = f" {{sdy.sharding = #sdy.sharding_per_value<[<@mesh, {stated}>]>}}" if result else ""
+        texts.append(f"""{MESHES}func.func @main(%a: {V}{one(f"<@mesh, {source}>")}) -> {type_} {{
+  %0 = {op}{given} : ({V}) -> {type_}
+  return %0 : {type_}
+}}""")
+    check(texts, PASS)
+
+
 def test_the_reshard_at_a_call_comes_before_the_call() -> None:
     text = moves('<@mesh, [{"a"}, {}]>', '<@mesh, [{"b"}, {"c"}], unreduced={"a"}>')[0]
     lines = [line.split(" : ")[0].strip() for line in ours(text, PASS).splitlines()]

@@ -514,3 +514,58 @@ def test_export_goes_up_to_the_stage_that_is_asked_for(options: str, made: str) 
 def test_export_partitions_each_instruction_at_the_last_stage_only() -> None:
     with pytest.raises(SdyError, match="needs partitioner-stage=convert-global-to-local"):
         optimize(MATMUL, "sdy-export-pipeline{enable-per-instruction-partitioning=true}", "-")
+
+
+HALO = ("sdy-resolve-permutation-factors", "sdy-per-instruction-partitioning{filter=pad,reverse}")
+
+
+@pytest.mark.parametrize("passes", HALO)
+def test_without_halo_exchange_dimensions_are_gathered(passes: str) -> None:
+    options = "enable-halo-exchange=false"
+    without = passes.replace("}", f" {options}}}") if "{" in passes else f"{passes}{{{options}}}"
+    after = check_meaning(SHIFT, without)
+    assert "collective_permute" not in after and "collective_permute" in ours(SHIFT, passes)
+
+
+NUMBERED = [
+    "sdy-resolve-permutation-factors",
+    "sdy-per-instruction-partitioning",
+    "sdy-convert-global-to-local",
+]
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_devices_are_partitions_or_replicas(name: str, oracle: Oracle) -> None:
+    partitions, replicas = (ours(SHIFT, f"{name}{{{side}-count=8}}") for side in ("partition", "replica"))
+    assert partitions == ours(SHIFT, name)
+    assert "partition_id" in partitions and "partition_id" not in replicas
+    permutes = [line for line in replicas.splitlines() if "collective_permute" in line]
+    assert permutes and not any("channel_handle" in line for line in permutes)
+    assert oracle.run(replicas) is not None
+
+
+COUNTS = [
+    ("partition-count=2 replica-count=4", "a mesh is made of partitions or of replicas"),
+    ("partition-count=3", "the mesh @mesh has 8 devices"),
+    ("replica-count=x", "it is a number of devices"),
+]
+
+
+@pytest.mark.parametrize(("options", "problem"), COUNTS)
+def test_counts_that_are_none_of_the_mesh_are_refused(options: str, problem: str) -> None:
+    with pytest.raises(SdyError, match=problem):
+        optimize(MATMUL, f"sdy-convert-global-to-local{{{options}}}", "-")
+
+
+LIKE_JAXLIB = [
+    "sdy-convert-global-to-local{per-dim-all-gather=true combine-multi-dimension-reduce-scatter=true enable-rgv3=true}",
+    "sdy-insert-explicit-reshards{mark-partial-result-with-unreduced-axes=true}",
+    "sdy-per-instruction-partitioning{rng-bit-generator-unsafe=false}",
+    "sdy-resolve-permutation-factors{rng-bit-generator-unsafe=false}",
+    "sdy-resolve-single-device-sharding{partition-count=8}",
+]
+
+
+@pytest.mark.parametrize("passes", LIKE_JAXLIB)
+def test_options_that_change_nothing_are_known(passes: str) -> None:
+    assert ours(MATMUL, passes) == ours(MATMUL, passes.partition("{")[0])

@@ -52,11 +52,11 @@ def text_of(seed: int, steps: int = 20) -> str:
 
 
 def some_array(rng: np.random.Generator, aval: jax.core.ShapedArray) -> np.ndarray:
-    """Floats of both signs, integers some of which are indices."""
+    """Floats of both signs, integers some of which are indices within bounds."""
     if aval.dtype == np.bool_:
         return rng.random(aval.shape) < 0.5
     if np.issubdtype(aval.dtype, np.integer):
-        return rng.integers(0, 9, aval.shape).astype(aval.dtype)
+        return rng.integers(-2, 12, aval.shape).astype(aval.dtype)
     return rng.normal(size=aval.shape).astype(aval.dtype)
 
 
@@ -239,6 +239,22 @@ func.func @main(%0: tensor<4x3xf64> {sdy.sharding = #sdy.sharding<@mesh, [{"a"},
       (tensor<4x3xf64>, tensor<4x3xf64>, tensor<5x1xi32>, tensor<2x5x3xf64>, tensor<2x5x3xf64>)
       -> (tensor<4x3xf64>, tensor<4x3xf64>)
   return %3#0, %3#1 : tensor<4x3xf64>, tensor<4x3xf64>
+}""",
+    "a loop that takes all of what it carries from a position": """
+func.func @main(%0: tensor<4xf64>, %1: tensor<i32>) -> tensor<4xf64> {
+  %2:2 = stablehlo.while(%i = %1, %x = %0) : tensor<i32>, tensor<4xf64>
+      attributes {sdy.sharding = #sdy.sharding_per_value<[<@mesh, []>, <@mesh, [{"a"}]>]>}
+  cond {
+    %3 = stablehlo.constant dense<12> : tensor<i32>
+    %4 = stablehlo.compare LT, %i, %3 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %4 : tensor<i1>
+  } do {
+    %5 = stablehlo.constant dense<1> : tensor<i32>
+    %6 = stablehlo.add %i, %5 : tensor<i32>
+    %7 = stablehlo.dynamic_slice %x, %1, sizes = [4] : (tensor<4xf64>, tensor<i32>) -> tensor<4xf64>
+    stablehlo.return %6, %7 : tensor<i32>, tensor<4xf64>
+  }
+  return %2#1 : tensor<4xf64>
 }""",
 }
 

@@ -289,10 +289,19 @@ def test_random_windows(family):
     check_random(family, range(RANDOM[family][1]))
 
 
+LEFT_OUT = {
+    "convolution": {
+        142: "XLA (jaxlib 0.10 to 0.12) ends the process at such a convolution on one device, too",
+        170: "all but the padding is multiplied by nothing, so that XLA sends less than planned",
+    },
+    "pool": {100: "all windows lie in the padding, so that XLA sends less than planned"},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", RANDOM)
 def test_more_random_windows(family):
-    check_random(family, range(100, 300))
+    check_random(family, set(range(100, 300)) - set(LEFT_OUT.get(family, {})))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "complex64"])

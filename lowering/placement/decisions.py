@@ -53,9 +53,9 @@ class Decision(NamedTuple):
 class Decisions:
     """The decisions for the ops of one program."""
 
-    def __init__(self, placement: Placement, rules: RuleBook, costs: CostModel):
+    def __init__(self, placement: Placement, rules: RuleBook, costs: CostModel, halo_exchange: bool = True):
         self._placement, self._meshes = placement, placement.meshes
-        self._costs, self._kinds = costs, Kinds(rules)
+        self._costs, self._kinds = costs, Kinds(rules, halo_exchange)
         self._made: dict[object, Decision] = {}
 
     def of(self, op: Op, planned: PlannedOp | None = None) -> Decision | None:
@@ -72,7 +72,7 @@ class Decisions:
             self._executions_per_operand(op),
             self._placement.materialized_layouts_of(op.operands),
         )
-        free = self._placement.free_among(op.operands)
+        free = self._placement.free_among(op.operands) | _given_before(op.operands, kind)
         ahead = _only_moves(kind) and self._has_user_ahead(op)
         key = (kind, carried, executions, around, materialized, free, op if ahead else None)
         made = self._made.get(key)
@@ -153,9 +153,11 @@ class Decisions:
         placed = [known[value] for value in op.operands]
         around = (*placed, *map(placement.declared, op.results))
         carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
-        mesh = self._meshes.base_name
+        mesh, free = self._meshes.base_name, _given_before(op.operands, kind)
         tensors = [
-            Tensor(*shaped, s, share=0.0 if i < len(placed) and depends_on_no_input(op.operands[i]) else 1.0)
+            Tensor(
+                *shaped, s, share=0.0 if i in free or (i < len(placed) and depends_on_no_input(op.operands[i])) else 1.0
+            )
             for i, (shaped, s) in enumerate(zip(kind.tensors, _on_mesh(around, mesh), strict=True))
         ]
         if depth and around[-1].is_fully_replicated and self._has_user_ahead(op):
@@ -196,6 +198,21 @@ def _decision(kind: Kind, choice: Choice, around: Shardings, shardings: Sharding
 def _only_moves(kind: Kind) -> bool:
     """Whether ops of a kind compute nothing. How they run is decided by what moves alone, with what follows."""
     return all(strategy.work is not None and not strategy.work for strategy in kind.strategies)
+
+
+def _given_before(operands: Sequence[Value], kind: Kind) -> frozenset[int]:
+    """The operands that are moved together with an earlier one: the same value, along the same factors."""
+    if len(set(operands)) == len(operands):
+        return _NONE
+    rules = dict.fromkeys([kind.rule, *(strategy.rule for strategy in kind.strategies if strategy.rule is not None)])
+    seen = set[object]()
+    found = set[int]()
+    for index, value in enumerate(operands):
+        key = (value, *(tuple(rule.operand_mappings[index]) for rule in rules))
+        if key in seen:
+            found.add(index)
+        seen.add(key)
+    return frozenset(found)
 
 
 def _on_mesh(shardings: Shardings, mesh: str) -> Shardings:

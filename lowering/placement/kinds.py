@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.planning.factors import factor_axes
@@ -41,10 +41,11 @@ def operations_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh)
 
 
 class Kinds:
-    """The kinds of a program's ops."""
+    """The kinds of a program's ops; without `halo_exchange`, dimensions are whole along which ops would need elements
+    of other shards."""
 
-    def __init__(self, rules: RuleBook):
-        self._rules = rules
+    def __init__(self, rules: RuleBook, halo_exchange: bool = True):
+        self._rules, self._halo_exchange = rules, halo_exchange
         self._by_op: dict[object, Kind | None] = {}
         self._shared: dict[object, Kind] = {}
 
@@ -69,5 +70,18 @@ class Kinds:
         Different ops share one if rule, strategies and tensors are equal: an addition and a subtraction, say.
         """
         tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
-        kind = Kind(rule, strategies_of(op, rule), tensors)
+        strategies = strategies_of(op, rule)
+        kind = Kind(rule, strategies if self._halo_exchange else _without_halos(strategies), tensors)
         return self._shared.setdefault((kind.rule, kind.strategies, tensors), kind)
+
+
+def _without_halos(strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:
+    """The strategies, where a dimension is whole if the emitter would take elements of other shards of it."""
+    return tuple(map(_without_halo, strategies))
+
+
+def _without_halo(strategy: Strategy) -> Strategy:
+    halos = [inside for inside in strategy.inside if inside.kind == "collective_permute"]
+    whole = frozenset[int]().union(*(halo.factors for halo in halos))
+    kept = tuple(inside for inside in strategy.inside if inside not in halos)
+    return replace(strategy, splittable=strategy.splittable - whole, inside=kept)

@@ -76,7 +76,7 @@ class Peak:
 
 
 def peak_of(graph: Graph) -> Peak:
-    """What a device holds at most while it runs a partitioned program, whose values have global shapes and shardings."""
+    """What a device holds at most while it runs a partitioned program, in global shapes with shardings."""
     load_extensions()
     sizes = _Sizes(graph)
     ranges = _LiveRanges(graph, sizes)

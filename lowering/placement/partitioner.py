@@ -104,7 +104,7 @@ class Partitioner:
         self.costs = costs
         self.report = PartitionReport(inputs)
         self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven)
-        self.decisions = Decisions(self.placement, rules, costs)
+        self.decisions = Decisions(self.placement, rules, costs, policy.halo_exchange)
         self.mesh = self.placement.meshes.base
         self.unsplit = Unsplit(self.placement, self.report, self.mesh)
         self.accumulators: dict[Op, tuple[DataFlowEdge, dict[OperandSlot, TensorSharding]]] = {}

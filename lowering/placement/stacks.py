@@ -108,7 +108,7 @@ def _accesses(edge: DataFlowEdge) -> tuple[list[Op], list[Value]]:
 
 
 def _is_read(op: Op) -> bool:
-    return op.results[0].shape != op.operands[0].shape
+    return PARTIAL_ACCESS[op.name] == "read"
 
 
 def _cut_dims(op: Op) -> Iterator[int]:

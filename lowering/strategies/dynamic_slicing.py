@@ -19,7 +19,7 @@ from sdy_jax.lowering.strategies.registry import Strategy, accesses_part, pass_t
 from sdy_jax.lowering.strategies.shards import clamped, offset, resized_factors
 from sdy_jax.representation.rule import OpShardingRule
 
-accesses_part("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
+accesses_part(reads="stablehlo.dynamic_slice", writes="stablehlo.dynamic_update_slice")
 
 
 @emitter("stablehlo.dynamic_slice")

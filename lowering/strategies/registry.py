@@ -118,7 +118,7 @@ FOLDS: dict[str, FoldFunction] = {}
 SENT: dict[str, SentFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
 REMATERIALIZABLE: set[str] = set()
-PARTIAL_ACCESS: set[str] = set()
+PARTIAL_ACCESS: dict[str, str] = {}
 
 
 def strategies(*names: str) -> Callable[[StrategyFunction], StrategyFunction]:
@@ -154,9 +154,10 @@ def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent
     return found(op, mesh, operands) if found else []
 
 
-def accesses_part(*names: str) -> None:
-    """Registers ops that read or write a part of their first operand, whose other dimensions may be split."""
-    PARTIAL_ACCESS.update(names)
+def accesses_part(*, reads: str, writes: str) -> None:
+    """Registers an op whose result is a part of its first operand, and one that puts its second operand there; the
+    other dimensions may be split."""
+    PARTIAL_ACCESS.update({reads: "read", writes: "write"})
 
 
 def rematerializable(*names: str) -> None:

@@ -28,6 +28,7 @@ from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.placement.partitioner import partition
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.partitioning.numbering import number_devices
 from sdy_jax.partitioning.reshards import base_mesh
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.representation.mesh import Mesh
@@ -36,7 +37,15 @@ from sdy_jax.runtime.device_orders import device_ids
 from sdy_jax.runtime.mesh import RefinedMesh
 
 
-def convert_global_to_local(module: ir.Operation) -> None:
+def convert_global_to_local(
+    module: ir.Operation,
+    *,
+    partition_count: str = "1",
+    replica_count: str = "1",
+    per_dim_all_gather: bool = False,
+    combine_multi_dimension_reduce_scatter: bool = False,
+    enable_rgv3: bool = False,
+) -> None:
     """`sdy-convert-global-to-local`: the main function becomes what each device computes.
 
     Arguments and results get the types of one device's blocks and keep their shardings, which say how the blocks make
@@ -46,9 +55,15 @@ def convert_global_to_local(module: ir.Operation) -> None:
 
     Args:
       module: a `builtin.module` with closed shardings, edited in place.
+      partition_count, replica_count: the devices are replicas where there is more than one replica, else partitions. A
+        count is that of the mesh's devices, or 1 where it is not stated.
+      per_dim_all_gather, combine_multi_dimension_reduce_scatter: change nothing here; both collectives are always one
+        per dimension, which send what one for all dimensions does.
+      enable_rgv3: changes nothing here; groups are always listed, as every version of StableHLO reads them.
 
     Raises:
       UnsupportedError: an op cannot be partitioned, or the mesh has device ids of its own.
+      ParseError: the devices of the mesh are not so many.
     """
     base = base_mesh(module)
     if base is None:
@@ -60,6 +75,7 @@ def convert_global_to_local(module: ir.Operation) -> None:
     main = main_function(module)
     _put_border_on(main, base)
     _replace_functions(module, _lowered(module, mesh))
+    number_devices(module, base, partition_count, replica_count)
 
 
 def check_numbering(base: str, mesh: Mesh) -> None:

@@ -25,10 +25,12 @@ from sdy_jax.ir.operations import (
 )
 from sdy_jax.lowering.emission.emit import local_function_of_ops, used_axes, value_shardings
 from sdy_jax.lowering.placement.partitioner import partition
+from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import strategies_of
 from sdy_jax.partitioning.chains import COLLECTIVES
 from sdy_jax.partitioning.local import check_numbering, lowered_on_blocks
+from sdy_jax.partitioning.numbering import number_devices
 from sdy_jax.partitioning.reshards import base_mesh, partition_into_reshards
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.representation.attributes import attribute_from_text, shardings_to_attribute
@@ -36,6 +38,8 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook
 from sdy_jax.runtime.mesh import RefinedMesh
+
+_POLICY = Policy()
 
 
 def pad_for_divisibility(module: ir.Operation) -> None:
@@ -53,7 +57,14 @@ def pad_for_divisibility(module: ir.Operation) -> None:
     _wrap(module, lambda program, op: program.is_padded(op), required=True)
 
 
-def resolve_permutation_factors(module: ir.Operation) -> None:
+def resolve_permutation_factors(
+    module: ir.Operation,
+    *,
+    partition_count: str = "1",
+    replica_count: str = "1",
+    enable_halo_exchange: bool = True,
+    rng_bit_generator_unsafe: bool = True,
+) -> None:
     """`sdy-resolve-permutation-factors`: ops that take elements of other blocks do so by collectives of their own.
 
     Such are slices, pads, windows and reversals of a split dimension, sorts along one, and look-ups in one. The program
@@ -61,15 +72,30 @@ def resolve_permutation_factors(module: ir.Operation) -> None:
 
     Args:
       module: a `builtin.module` with closed shardings, edited in place.
+      partition_count, replica_count: the devices are replicas where there is more than one replica, else partitions. A
+        count is that of the mesh's devices, or 1 where it is not stated.
+      enable_halo_exchange: ops take elements of other shards by collectives of their own; else the dimensions that they
+        cut or shift are gathered before.
+      rng_bit_generator_unsafe: changes nothing here; the bits are those of the whole program.
 
     Raises:
       UnsupportedError: an op cannot be partitioned.
+      ParseError: the devices of the mesh are not so many.
     """
-    partition_into_reshards(module)
+    partition_into_reshards(module, Policy(halo_exchange=enable_halo_exchange))
     _wrap(module, lambda program, op: not program.is_padded(op) and program.sends(op))
+    _number_devices(module, partition_count, replica_count)
 
 
-def partition_per_instruction(module: ir.Operation, *, filter: str = "") -> None:
+def partition_per_instruction(
+    module: ir.Operation,
+    *,
+    filter: str = "",
+    partition_count: str = "1",
+    replica_count: str = "1",
+    enable_halo_exchange: bool = True,
+    rng_bit_generator_unsafe: bool = True,
+) -> None:
     """`sdy-per-instruction-partitioning`: each op becomes a manual computation of its own, or some do.
 
     To find the op whose partitioning is wrong, bisect: the program means the same whichever ops are chosen. What is not
@@ -79,20 +105,33 @@ def partition_per_instruction(module: ir.Operation, *, filter: str = "") -> None
     Args:
       module: a `builtin.module` with closed shardings, edited in place.
       filter: parts of the names of the ops that are chosen, separated by commas; all ops by default.
+      partition_count, replica_count: the devices are replicas where there is more than one replica, else partitions. A
+        count is that of the mesh's devices, or 1 where it is not stated.
+      enable_halo_exchange: ops take elements of other shards by collectives of their own; else the dimensions that they
+        cut or shift are gathered before.
+      rng_bit_generator_unsafe: changes nothing here; the bits are those of the whole program.
 
     Raises:
       UnsupportedError: an op cannot be partitioned.
+      ParseError: the devices of the mesh are not so many.
     """
-    _partition(module)
+    _partition(module, Policy(halo_exchange=enable_halo_exchange))
     parts = filter.split(",")
     _wrap(module, lambda program, op: not program.is_padded(op) and any(part in op.name for part in parts))
+    _number_devices(module, partition_count, replica_count)
 
 
-def _partition(module: ir.Operation) -> None:
+def _partition(module: ir.Operation, policy: Policy = _POLICY) -> None:
     base = base_mesh(module)
     if base is not None:
         inline_calls(module)
-        partition(module, base, CostModel())
+        partition(module, base, CostModel(), policy=policy)
+
+
+def _number_devices(module: ir.Operation, partition_count: str, replica_count: str) -> None:
+    base = base_mesh(module)
+    if base is not None:
+        number_devices(module, base, partition_count, replica_count)
 
 
 _SENDING = frozenset(

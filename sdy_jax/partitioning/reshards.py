@@ -11,6 +11,7 @@ from sdy_jax.ir.operations import module_meshes, pre_order
 from sdy_jax.ir.stored_shardings import mesh_of
 from sdy_jax.lowering.placement.materialized import create_collective
 from sdy_jax.lowering.placement.partitioner import partition
+from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import Collective
 from sdy_jax.partitioning.chains import COLLECTIVES, REDUCTIONS, RESHARD, Chain, chains, closed
@@ -21,11 +22,12 @@ from sdy_jax.representation.axes import set_difference
 from sdy_jax.representation.sdy_collectives import UNREDUCING, SdyCollective
 
 _UNREDUCING = frozenset(f"sdy.{kind}" for kind in UNREDUCING)
+_POLICY = Policy()
 _WRITTEN = "sdy_jax.written"
 """What marks the program's own collectives while it is partitioned."""
 
 
-def partition_into_reshards(module: ir.Operation) -> None:
+def partition_into_reshards(module: ir.Operation, policy: Policy = _POLICY) -> None:
     """`sdy-insert-explicit-reshards` in its full version: every op gets the shardings that it can run with.
 
     They are those of the cheapest partitioning, and a reshard leads to each of them from another one. Partial results
@@ -33,6 +35,7 @@ def partition_into_reshards(module: ir.Operation) -> None:
 
     Args:
       module: a `builtin.module` with closed shardings, edited in place.
+      policy: how the program is partitioned.
 
     Raises:
       UnsupportedError: an op cannot be partitioned.
@@ -44,7 +47,7 @@ def partition_into_reshards(module: ir.Operation) -> None:
     for op in pre_order(module):
         if op.name in COLLECTIVES:
             op.attributes[_WRITTEN] = ir.UnitAttr.get(module.context)
-    partition(module, base, CostModel())
+    partition(module, base, CostModel(), policy=policy)
     for chain in chains(module, _is_made, _is_made):
         _write_as_reshard(chain)
     for op in pre_order(module):

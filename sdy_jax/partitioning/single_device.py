@@ -12,13 +12,16 @@ from sdy_jax.partitioning.reshards import base_mesh
 from sdy_jax.representation.sharding import TensorSharding
 
 
-def resolve_single_device_shardings(module: ir.Operation) -> None:
+def resolve_single_device_shardings(
+    module: ir.Operation, *, partition_count: str = "1", replica_count: str = "1"
+) -> None:
     """`sdy-resolve-single-device-sharding`: what is on one device is on all, each of which computes it.
 
     So nothing has to be sent from that device to the others. A module without a mesh that has axes stays as it is.
 
     Args:
       module: a `builtin.module`, edited in place.
+      partition_count, replica_count: change nothing here; nothing is sent.
 
     Raises:
       UnsupportedError: an op with side effects is on one device, and must not run on all.

@@ -35,13 +35,16 @@ _RESHARD = "sdy.reshard"
 _SKIPPED = frozenset({*TERMINATORS, "sdy.sharding_group", *(f"sdy.{kind}" for kind in KINDS)})
 
 
-def insert_explicit_reshards(module: ir.Operation, *, enable_full_version: bool = False) -> None:
+def insert_explicit_reshards(
+    module: ir.Operation, *, enable_full_version: bool = False, mark_partial_result_with_unreduced_axes: bool = False
+) -> None:
     """Inserts the reshards at calls and the collectives that unreduced axes need.
 
     Args:
       module: a `builtin.module` with closed shardings and without data-flow edges, edited in place.
       enable_full_version: partition the main function: a reshard wherever an op needs another sharding than there is,
         and an all_reduce for every partial result. Calls are inlined.
+      mark_partial_result_with_unreduced_axes: changes nothing here; the full version always marks them.
 
     Raises:
       UnsupportedError: the full version meets an op that cannot be partitioned.
@@ -113,8 +116,7 @@ def _pass_along_edges(op: Op, meshes: dict[str, Mesh]) -> None:
 def _reduce_operands(op: Op, meshes: dict[str, Mesh]) -> None:
     wanted = sharding_of(op.mlir.results[0]) if op.results else None
     for index, value in enumerate(list(op.mlir.operands)):
-        steps = _reducing(_reduction_steps(current_sharding(value), wanted, meshes))
-        _move(op.mlir, index, steps, ir.InsertionPoint(op.mlir))
+        _move(op.mlir, index, _reductions(current_sharding(value), wanted, meshes), ir.InsertionPoint(op.mlir))
 
 
 # The steps from one sharding to another.
@@ -152,6 +154,15 @@ def _reduction_steps(
         return []
     steps = list(_steps(source, target, meshes))
     return steps if _unreduces(steps) else _reducing(steps)
+
+
+def _reductions(
+    source: TensorSharding | None, target: TensorSharding | None, meshes: dict[str, Mesh]
+) -> list[StatedStep]:
+    """The steps to a value of any rank, which are all-reduces only."""
+    if source is None or (target is not None and source.mesh != target.mesh) or mesh_of(meshes, source).is_maximal:
+        return []
+    return list(_reduced(source, target or replace(source, unreduced_axes=()), mesh_of(meshes, source))[1:])
 
 
 def _reducing(steps: list[StatedStep]) -> list[StatedStep]:

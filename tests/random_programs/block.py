@@ -111,8 +111,7 @@ class Block:
         number = {"i1": "true", "complex<f32>": "(1.0, 2.0)", "f32": "2.0"}.get(tensor.dtype, "1")
         return self.emit(f"stablehlo.constant dense<{number}> : {tensor}", tensor)
 
-    def zero(self, tensor: Tensor) -> Named:
-        number = {"i1": "false", "complex<f32>": "(0.0, 0.0)", "f32": "0.0"}.get(tensor.dtype, "0")
+    def number(self, number: str, tensor: Tensor) -> Named:
         return self.emit(f"stablehlo.constant dense<{number}> : {tensor}", tensor)
 
 

@@ -109,13 +109,9 @@ _BINARY = {"chlo.mulhi", "chlo.next_after", "chlo.polygamma", "chlo.zeta"}
 
 @family
 def higher_level(rng: random.Random, x: Tensor) -> Case | None:
-    """Ops of the chlo dialect."""
+    """Element-wise ops of the chlo dialect."""
     if x.dtype != "f32":
         return None
-    if x.rank and x.shape[-1] and rng.random() < 0.2:
-        k = rng.randint(1, x.shape[-1])
-        out = Tensor((*x.shape[:-1], k))
-        return Case("chlo.top_k", [x], [out, out.of("i32")], f"k = {k} : i64")
     return chlo_op(rng.choice(CHLO), x)
 
 

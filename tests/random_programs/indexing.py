@@ -77,6 +77,22 @@ def gather(rng: random.Random, x: Tensor) -> Case | None:
     return Case("stablehlo.gather", [x, Tensor(i.indices, "i32")], [Tensor(i.slices, x.dtype)], attributes)
 
 
+@family
+def take_along_axis(rng: random.Random, x: Tensor) -> Case | None:
+    """Elements along one dimension, at other indices for every place in the others."""
+    if not 1 <= x.rank <= 4 or 0 in x.shape:
+        return None
+    axis = rng.randrange(x.rank)
+    others = [d for d in range(x.rank) if d != axis]
+    out = Tensor((*x.shape[:axis], rng.choice((1, 3, x.shape[axis])), *x.shape[axis + 1 :]), x.dtype)
+    numbers = (
+        f"#stablehlo.gather<collapsed_slice_dims = [{axis}], operand_batching_dims = {ints(others)}, "
+        f"start_indices_batching_dims = {ints(others)}, start_index_map = [{axis}], index_vector_dim = {x.rank}>"
+    )
+    attributes = f"dimension_numbers = {numbers}, slice_sizes = {i64s([1] * x.rank)}, indices_are_sorted = false"
+    return Case("stablehlo.gather", [x, Tensor((*out.shape, 1), "i32")], [out], attributes)
+
+
 def overwrite(dtype: str) -> str:
     """A region that keeps the second of two values."""
     return f"{{\n^bb0(%x: tensor<{dtype}>, %y: tensor<{dtype}>):\n  stablehlo.return %y : tensor<{dtype}>\n}}"
@@ -91,7 +107,11 @@ def doubling(dtype: str) -> str:
     )
 
 
-COMBINERS = {"f32": ("add", "multiply", "maximum", "subtract"), "i32": ("or", "minimum"), "i1": ("or", "and", "xor")}
+COMBINERS = {
+    "f32": ("add", "multiply", "maximum", "minimum", "subtract"),
+    "i32": ("add", "or", "minimum", "maximum"),
+    "i1": ("or", "and", "xor"),
+}
 
 
 @family

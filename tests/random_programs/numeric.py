@@ -1,20 +1,22 @@
-"""Random ops that combine many elements: products, reductions, windows, sorting, transforms, decompositions."""
+"""Random ops that combine many elements: products, reductions, windows, transforms, decompositions."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from random_programs.tensors import (
     Case,
+    Pairs,
     Shape,
     Tensor,
-    adder,
     comparator,
     family,
     i64s,
     ints,
     pairs,
     reducer,
+    reductions,
     some_shape,
 )
 
@@ -62,9 +64,11 @@ def convolution(rng: random.Random, x: Tensor) -> Case | None:
     feature_groups, batch_groups = rng.choice([(1, 1)] * 2 + groups)
     per_group, outs = features // feature_groups, rng.choice((1, 2, 3)) * feature_groups * batch_groups
     kernel = [rng.randint(1, n) for n in inside]
-    strides = [rng.choice((1, 1, 2)) for _ in inside]
-    padding = [rng.choice([(0, 0), (1, 1), (0, 2)]) for _ in inside]
-    out = [(n + a + b - k) // s + 1 for n, k, s, (a, b) in zip(inside, kernel, strides, padding, strict=True)]
+    strides, base, spread = ([rng.choice((1, 1, 2, 3)) for _ in inside] for _ in range(3))
+    padding = [rng.choice([(0, 0), (1, 1), (0, 2), (-1, 3), (5, 0)]) for _ in inside]
+    out = windowed(inside, kernel, strides, padding, base, spread)
+    if 0 in out:
+        return None
 
     def placed(sizes: list[int]) -> tuple[Shape, list[int]]:
         """`sizes` (two special ones, then space) in random places; the place of each."""
@@ -84,7 +88,8 @@ def convolution(rng: random.Random, x: Tensor) -> Case | None:
     numbers = f"#stablehlo.conv<{labels(at_lhs, 'bf')}x{labels(at_rhs, 'io')}->{labels(at_out, 'bf')}>"
     attributes = (
         f"dimension_numbers = {numbers}, feature_group_count = {feature_groups} : i64, "
-        f"batch_group_count = {batch_groups} : i64, window_strides = {i64s(strides)}, padding = {pairs(padding)}"
+        f"batch_group_count = {batch_groups} : i64, window_strides = {i64s(strides)}, padding = {pairs(padding)}, "
+        f"lhs_dilation = {i64s(base)}, rhs_dilation = {i64s(spread)}"
     )
     return Case("stablehlo.convolution", [x, Tensor(rhs)], [Tensor(result)], attributes)
 
@@ -93,54 +98,65 @@ def convolution(rng: random.Random, x: Tensor) -> Case | None:
 def reduce(rng: random.Random, x: Tensor) -> Case | None:
     if not x.rank:
         return None
-    count = rng.choice((1, 1, 2))
+    count, (op, start) = rng.choice((1, 1, 2)), rng.choice(reductions(x.dtype))
     dims = sorted(rng.sample(range(x.rank), rng.choice((0, 1, 1, 1, x.rank))))
     kept = Tensor(tuple(n for d, n in enumerate(x.shape) if d not in dims), x.dtype)
     operands = [x] * count + [Tensor((), x.dtype)] * count
-    region = reducer(adder(x.dtype), count, x.dtype)
-    return Case("stablehlo.reduce", operands, [kept] * count, f"dimensions = {i64s(dims)}", region)
+    region = reducer(op, count, x.dtype)
+    return Case("stablehlo.reduce", operands, [kept] * count, f"dimensions = {i64s(dims)}", region, [start] * count)
 
 
-def some_windows(rng: random.Random, x: Shape) -> tuple[list[int], str, Shape]:
-    """Window sizes, the attributes of a windowed op, and the shape of what it gives."""
+def windowed(
+    sizes: Sequence[int],
+    window: Sequence[int],
+    strides: Sequence[int],
+    padding: Pairs,
+    base: Sequence[int],
+    spread: Sequence[int],
+) -> Shape:
+    """How many windows there are in each dimension."""
+    dims = zip(sizes, window, strides, padding, base, spread, strict=True)
+    lengths = [((n - 1) * b + 1, (w - 1) * d + 1, s, p) for n, w, s, p, b, d in dims]
+    return tuple(
+        max((n + a + b - w) // s + 1, 0) if n + min(a, 0) + min(b, 0) > 0 else 0 for n, w, s, (a, b) in lengths
+    )
+
+
+def some_windows(rng: random.Random, x: Shape, dilations: bool = True) -> tuple[str, Shape]:
+    """The attributes of a windowed op, and the shape of what it gives."""
     sizes = [rng.choice((1, 1, min(2, n), n)) for n in x]
     if rng.random() < 0.3:
-        return sizes, f"window_dimensions = {i64s(sizes)}", tuple(n - w + 1 for n, w in zip(x, sizes, strict=True))
-    strides = [rng.choice((1, 1, 2)) for _ in x]
+        return f"window_dimensions = {i64s(sizes)}", tuple(n - w + 1 for n, w in zip(x, sizes, strict=True))
+    strides = [rng.choice((1, 1, 2, 3)) for _ in x]
     padding = [rng.choice([(0, 0), (0, 0), (1, 0), (1, 1)]) for _ in x]
-    out = tuple((n + a + b - w) // s + 1 for n, w, s, (a, b) in zip(x, sizes, strides, padding, strict=True))
     attributes = f"window_dimensions = {i64s(sizes)}, window_strides = {i64s(strides)}, padding = {pairs(padding)}"
-    return sizes, attributes, out
+    base = spread = [1] * len(x)
+    if dilations and rng.random() < 0.3:
+        base, spread = ([rng.choice((1, 1, 2)) for _ in x] for _ in range(2))
+        attributes += f", base_dilations = {i64s(base)}, window_dilations = {i64s(spread)}"
+    return attributes, windowed(x, sizes, strides, padding, base, spread)
 
 
 @family
 def reduce_window(rng: random.Random, x: Tensor) -> Case | None:
     if not x.rank or 0 in x.shape:
         return None
-    count = rng.choice((1, 1, 2))
-    _, attributes, out = some_windows(rng, x.shape)
-    operands = [x] * count + [Tensor((), x.dtype)] * count
-    region = reducer(adder(x.dtype), count, x.dtype)
-    return Case("stablehlo.reduce_window", operands, [Tensor(out, x.dtype)] * count, attributes, region)
+    count, (op, start) = rng.choice((1, 1, 2)), rng.choice(reductions(x.dtype))
+    attributes, out = some_windows(rng, x.shape)
+    if 0 in out:
+        return None
+    operands, results = [x] * count + [Tensor((), x.dtype)] * count, [Tensor(out, x.dtype)] * count
+    region = reducer(op, count, x.dtype)
+    return Case("stablehlo.reduce_window", operands, results, attributes, region, [start] * count)
 
 
 @family
 def select_and_scatter(rng: random.Random, x: Tensor) -> Case | None:
     if not x.rank or 0 in x.shape or x.dtype != "f32":
         return None
-    _, attributes, out = some_windows(rng, x.shape)
+    attributes, out = some_windows(rng, x.shape, dilations=False)
     operands = [x, Tensor(out), Tensor(())]
-    return Case("stablehlo.select_and_scatter", operands, [x], attributes, f"{comparator()}, {reducer('add')}")
-
-
-@family
-def sort(rng: random.Random, x: Tensor) -> Case | None:
-    """The dimension is not negative: such a one Shardy takes for none, and would sort shards."""
-    if not x.rank or x.dtype.startswith("complex"):
-        return None
-    operands = [x, *([x.of("i32")] * rng.choice((0, 0, 1)))]
-    attributes = f"dimension = {rng.randrange(x.rank)} : i64, is_stable = true"
-    return Case("stablehlo.sort", operands, operands, attributes, comparator([t.dtype for t in operands]))
+    return Case("stablehlo.select_and_scatter", operands, [x], attributes, f"{comparator()}, {reducer('add')}", ["0.0"])
 
 
 @family

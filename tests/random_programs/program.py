@@ -8,15 +8,13 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
-from random_programs import regions
+from random_programs import moves, regions
 from random_programs.annotations import Annotations
 from random_programs.block import TOKEN, Block, Named
 from random_programs.tensors import FAMILIES, Case, Shape, Tensor
 
-_DIMS = (1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 12, 16)
+_DIMS = (1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 12, 13, 16, 17)
 _COMMON = ("elementwise", "dot_general", "transpose", "aligned_reshape", "reshape", "broadcast_in_dim", "reduce")
-_FROM_NOTHING = ("stablehlo.reduce", "stablehlo.reduce_window", "stablehlo.select_and_scatter")
-"""Ops whose scalar operands are initial values."""
 
 FEATURES: dict[str, float] = {
     "families": 0.7,
@@ -50,8 +48,8 @@ class RandomProgram:
         features: names of `FEATURES`; drawn if not given.
         ops: the program ends after so many steps; one step is an op, with what it needs.
         without: families of ops, and features, to leave out.
-        devices: a program to run on at most so many: its loops end, it calls no functions that nobody has, and what it
-            adds up starts from zero (how often another initial value counts is not defined).
+        devices: a program to run on at most so many: its loops end, it calls no functions that nobody has, and its
+            reductions start from what may count any number of times.
     """
 
     def __init__(
@@ -163,15 +161,17 @@ class RandomProgram:
 
     def _choices(self, block: Block) -> tuple[list[Callable[[Block], object]], list[float]]:
         features = self.features
+        hard = 3 if self.runs else 1
         table: list[tuple[Callable[[Block], object], float]] = [
             (self._common_op, 8),
-            (self._any_op, 5 * ("families" in features)),
+            (self._any_op, 5 * hard * ("families" in features)),
             (self._constraint, 3 * ("constraint" in features)),
             (self._barrier, 1.5 * ("barrier" in features)),
             (self._group, 2 * ("group" in features)),
             (self._constant, 2 * ("constant" in features)),
             (self._ruled_call, 1.5 * ("rules" in features and not self.runs)),
             (self._token_op, 1.5 * ("tokens" in features)),
+            (lambda block: moves.move(block, self.rng), 1.5 * hard * ("families" in features)),
         ]
         nested: list[tuple[Callable[[RandomProgram, Block], None], float]] = [
             (regions.optimization_barrier, 1.5 * ("barrier" in features)),
@@ -202,8 +202,9 @@ class RandomProgram:
         return tensor.rank <= 5 and math.prod(tensor.shape) <= 20000
 
     def _emit(self, block: Block, case: Case, rule: float = 0.1) -> None:
-        starts = self.runs and case.name in _FROM_NOTHING
-        operands = [(block.zero(t) if starts and not t.rank else block.operand(t)).name for t in case.operands]
+        taken = len(case.operands) - (len(case.starts) if self.runs else 0)
+        operands = [block.operand(t).name for t in case.operands[:taken]]
+        operands += [block.number(n, t).name for n, t in zip(case.starts, case.operands[taken:], strict=self.runs)]
         extra = [self._given(case.results, 0.12)]
         if "rules" in self.features and case.operands and case.results and self.chance(rule):
             extra.append(

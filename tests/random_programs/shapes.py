@@ -149,7 +149,7 @@ def slice_(rng: random.Random, x: Tensor) -> Case | None:
         return None
     start = [rng.randint(0, n - 1) if rng.random() < 0.4 else 0 for n in x.shape]
     limit = [rng.randint(s + 1, n) if rng.random() < 0.4 else n for s, n in zip(start, x.shape, strict=True)]
-    strides = [rng.choice((1, 1, 1, 2)) for _ in x.shape]
+    strides = [rng.choice((1, 1, 1, 2, 3)) for _ in x.shape]
     out = tuple(-((a - b) // s) for a, b, s in zip(start, limit, strides, strict=True))
     attributes = f"start_indices = {i64s(start)}, limit_indices = {i64s(limit)}, strides = {i64s(strides)}"
     return Case("stablehlo.slice", [x], [Tensor(out, x.dtype)], attributes)
@@ -157,10 +157,12 @@ def slice_(rng: random.Random, x: Tensor) -> Case | None:
 
 @family
 def pad(rng: random.Random, x: Tensor) -> Case | None:
-    low = [rng.choice((0, 0, 1)) for _ in x.shape]
-    high = [rng.choice((0, 0, 2, -a)) for a in low]
-    between = [rng.choice((0, 0, 1)) for _ in x.shape]
+    low = [rng.choice((0, 0, 1, n, -(n // 3))) for n in x.shape]
+    high = [rng.choice((0, 0, 2, -a, -(n // 4))) for n, a in zip(x.shape, low, strict=True)]
+    between = [rng.choice((0, 0, 1, 2)) for _ in x.shape]
     out = tuple(n + a + b + max(n - 1, 0) * c for n, a, b, c in zip(x.shape, low, high, between, strict=True))
+    if any(n < 0 for n in out):
+        return None
     attributes = f"edge_padding_low = {i64s(low)}, edge_padding_high = {i64s(high)}, interior_padding = {i64s(between)}"
     return Case("stablehlo.pad", [x, Tensor((), x.dtype)], [Tensor(out, x.dtype)], attributes)
 

@@ -31,13 +31,18 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """One op in generic form; `attributes` (its properties) and `region` are MLIR text."""
+    """One op in generic form; `attributes` (its properties) and `region` are MLIR text.
+
+    `starts`: the numbers that its last operands are where the program is run, since the op may take them any number of
+    times.
+    """
 
     name: str
     operands: list[Tensor]
     results: list[Tensor]
     attributes: str = ""
     region: str = ""
+    starts: Sequence[str] = ()
 
     def text(self, operands: Sequence[str], results: str, extra: str = "") -> str:
         """The op with names for its operands and results. `extra`: discardable attributes."""
@@ -94,14 +99,25 @@ def reducer(op: str, count: int = 1, dtype: str = "f32", swapped: bool = False) 
     return f"{{\n^bb0({args}):\n  " + "\n  ".join(lines) + f"\n  stablehlo.return {returned} : {types}\n}}"
 
 
-def comparator(dtypes: Sequence[str] = ("f32",)) -> str:
+def comparator(dtypes: Sequence[str] = ("f32",), direction: str = "LT") -> str:
     """A region that compares its first two arguments; there are two of each type."""
     args = ", ".join(f"%x{i}: tensor<{dtypes[i // 2]}>" for i in range(2 * len(dtypes)))
     scalar = f"tensor<{dtypes[0]}>"
     return (
-        f"{{\n^bb0({args}):\n  %s = stablehlo.compare LT, %x0, %x1 : ({scalar}, {scalar}) -> tensor<i1>\n"
+        f"{{\n^bb0({args}):\n  %s = stablehlo.compare {direction}, %x0, %x1 : ({scalar}, {scalar}) -> tensor<i1>\n"
         "  stablehlo.return %s : tensor<i1>\n}"
     )
+
+
+def reductions(dtype: str) -> Sequence[tuple[str, str]]:
+    """Ops that reductions of such elements may use, with numbers that may count more than once."""
+    if dtype == "i1":
+        return [("or", "false"), ("and", "true"), ("xor", "false")]
+    if dtype == "f32":
+        return [("add", "0.0"), ("add", "0.0"), ("maximum", "-1000.0"), ("minimum", "2.0"), ("multiply", "1.0")]
+    if dtype.startswith("complex"):
+        return [("add", "(0.0, 0.0)"), ("multiply", "(1.0, 0.0)")]
+    return [("add", "0"), ("maximum", "0"), ("minimum", "3"), ("multiply", "1"), ("or", "0")]
 
 
 def adder(dtype: str) -> str:
