@@ -22,7 +22,8 @@ Atom = tuple[str, int, int]
 
 
 class ShapeClass:
-    """The atoms of some layouts, and the dimensions in which atoms may be: those that a layout shards, and one spare.
+    """The atoms of some layouts, and the dimensions in which atoms may be: all, or where that makes too many states,
+    those that a layout shards and a spare one.
 
     `blocks`: per such dimension, a number that all shard counts of equal blocks divide.
     """
@@ -36,9 +37,11 @@ class ShapeClass:
         self.sizes = tuple([size for *_, size in self.atoms])
         devices = math.prod(self.sizes)
         blocks = [math.gcd(n, devices) for n in shape]
-        used = {dim for layout in layouts for dim, axes in enumerate(layout.axes) if axes}
-        spare = [dim for dim in range(len(shape)) if dim not in used and blocks[dim] > 1]
-        self._dims = sorted({*used, *sorted(spare, key=lambda dim: -blocks[dim])[:1]})
+        self._dims = [dim for dim, count in enumerate(blocks) if count > 1]
+        if not is_small(len(self._dims), len(self.sizes)):
+            used = {dim for layout in layouts for dim, axes in enumerate(layout.axes) if axes}
+            spare = [dim for dim in self._dims if dim not in used]
+            self._dims = sorted({*used, *sorted(spare, key=lambda dim: -blocks[dim])[:1]})
         self.blocks = tuple([blocks[dim] for dim in self._dims])
 
     def state(self, layout: TensorSharding) -> State:
@@ -79,7 +82,7 @@ def times_between(
     """
     total = shape_class.items * itemsize
     ends = [shape_class.state(s) for s in sources], [shape_class.state(t) for t in targets]
-    others = () if is_small(shape_class.blocks, shape_class.sizes) else _unordered([*ends[0], *ends[1]])
+    others = () if is_small(len(shape_class.blocks), len(shape_class.sizes)) else _unordered([*ends[0], *ends[1]])
     bandwidths = tuple([costs.bandwidth_of(name) for name, *_ in shape_class.atoms])
     unit, scale = (total, 1.0) if costs.latency else (1.0, total)
     found = _routes(shape_class.blocks, shape_class.sizes, others, bandwidths, costs.latency, unit).matrix(*ends)

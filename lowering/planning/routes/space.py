@@ -119,7 +119,8 @@ def space_of(blocks: tuple[int, ...], sizes: tuple[int, ...], others: tuple[Stat
 
 def _states(blocks: Sequence[int], sizes: Sequence[int]) -> Iterator[State]:
     """Each atom in one of the dimensions, unreduced, or nowhere; all that divides."""
-    rank, in_all_orders = len(blocks), is_small(blocks, sizes)
+    rank = len(blocks)
+    in_all_orders = is_small(rank, len(sizes))
     unreduced = rank + 1
     for places in product(range(rank + 2), repeat=len(sizes)):
         lists = [tuple(a for a, place in enumerate(places) if place == dim) for dim in range(rank)]
@@ -130,9 +131,8 @@ def _states(blocks: Sequence[int], sizes: Sequence[int]) -> Iterator[State]:
         yield from (State(tuple(dims), mask) for dims in orders)
 
 
-def is_small(blocks: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether there are few enough states to take the atoms of a dimension in every order."""
-    rank, atoms = len(blocks), len(sizes)
+def is_small(rank: int, atoms: int) -> bool:
+    """Whether so many dimensions and atoms make few enough states to take the atoms of a dimension in every order."""
     orders = [math.perm(max(rank + n - 1, 0), n) for n in range(atoms + 1)]  # of n atoms in the dimensions
     return sum(math.comb(atoms, n) * 2 ** (atoms - n) * count for n, count in enumerate(orders)) <= ALL_ORDERS
 
