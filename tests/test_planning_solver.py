@@ -60,6 +60,17 @@ def test_messages_come_close_on_large_graphs():
     assert max(gaps) < 0.1 and sum(gaps) / 5 < 0.05
 
 
+def test_too_many_tables_leave_the_graph_to_messages(monkeypatch):
+    for seed in range(5):
+        problem = band(random.Random(seed), 60, 4)
+        monkeypatch.setattr(elimination, "MOST_ENTRIES", 2000)
+        solution = solve(problem)
+        monkeypatch.undo()
+        best = solve(problem).cost
+        assert solution == solve(problem, largest_table=0) and not solution.is_optimal
+        assert solution.bound <= best * (1 + EQUAL) and solution.cost >= best * (1 - EQUAL)
+
+
 def test_no_single_change_improves_what_messages_choose():
     for seed in range(5):
         problem = band(random.Random(seed), 60, 4)

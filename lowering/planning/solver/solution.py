@@ -98,8 +98,7 @@ def _solved(graph: Graph, largest_table: int, rounds: int) -> tuple[dict[int, in
     """A choice for all nodes and a bound, in units."""
     contract(graph, range(len(graph.vectors)))
     order = elimination_order(graph, largest_table)
-    if order.largest <= largest_table:
-        eliminate(graph, order.nodes)
+    if order.largest <= largest_table and eliminate(graph, order.nodes):
         return graph.undone({}), graph.constant
     decoded = pass_messages(graph, rounds)
     return graph.undone(decoded.choice), decoded.bound
