@@ -60,6 +60,42 @@ def test_messages_come_close_on_large_graphs():
     assert max(gaps) < 0.1 and sum(gaps) / 5 < 0.05
 
 
+def test_too_many_tables_leave_the_graph_to_messages(monkeypatch):
+    for seed in range(5):
+        problem = band(random.Random(seed), 60, 4)
+        monkeypatch.setattr(elimination, "MOST_ENTRIES", 2000)
+        solution = solve(problem)
+        monkeypatch.undo()
+        best = solve(problem).cost
+        assert solution == solve(problem, largest_table=0) and not solution.is_optimal
+        assert solution.bound <= best * (1 + EQUAL) and solution.cost >= best * (1 - EQUAL)
+
+
+def test_no_single_change_improves_what_messages_choose():
+    for seed in range(5):
+        problem = band(random.Random(seed), 60, 4)
+        choice = solve(problem, largest_table=0, rounds=1).choice
+        changed = ([*choice[:i], a, *choice[i + 1 :]] for i, own in enumerate(problem.costs) for a in range(len(own)))
+        assert min(map(problem.cost, changed)) >= problem.cost(choice) * (1 - EQUAL)
+
+
+def test_the_parts_in_which_the_start_is_better_are_kept():
+    """Two graphs side by side; the start is optimal on the first and poor on the second."""
+    mixed = 0
+    for seed in range(5):
+        first, second = band(random.Random(seed), 60, 4), band(random.Random(seed + 100), 60, 4)
+        both = Problem([*first.costs, *second.costs])
+        for shift, part in ((0, first), (60, second)):
+            for edge in part.edges:
+                both.add(edge.first + shift, edge.second + shift, edge.ports)
+        start = [*solve(first).choice, *[1] * 60]
+        apart = [solve(part, largest_table=20, rounds=1).cost for part in (first, second)]
+        cost = solve(both, start, largest_table=20, rounds=1).cost
+        assert cost <= (solve(first).cost + apart[1]) * (1 + EQUAL)
+        mixed += cost < min(both.cost(start), sum(apart)) * (1 - EQUAL)
+    assert mixed > 0
+
+
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_bands_are_solved_as_by_dynamic_programming(width):
     for seed in range(4):
