@@ -8,7 +8,7 @@ Source: spec of the planner, sections 1 and 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -90,6 +90,15 @@ class ProgramModel:
         """Adds to the price of every reshard that sends anything."""
         self.prices.add_to_each(least)
         self._spread.clear()
+
+    def neighbours(self, node: int) -> Iterator[int]:
+        """The nodes that make or take a value that this one makes or takes."""
+        for number in self.nodes[node].values:
+            if number >= 0:
+                value = self.values[number]
+                yield from (use.node for use in value.uses)
+                if value.maker is not None:
+                    yield value.maker.node
 
     def layout(self, chosen: Sequence[int], port: Port) -> int:
         """The layout of a port under a choice."""
