@@ -86,7 +86,7 @@ def _solve(
     unit = 2.0 ** math.floor(math.log2(scale * resolution)) if scale else 1.0
     order = _orders(problem, start)
     graph, raised = graph_of(problem, unit, given, order)
-    choice, bound = _solved(graph, largest_table, rounds)
+    choice, bound = _solved(graph, given / unit + raised, largest_table, rounds)
     found = [int(candidates.indices[choice[node]]) for node, candidates in enumerate(order)]
     cost = problem.cost(found)
     if start is not None and cost >= given:
@@ -94,14 +94,28 @@ def _solve(
     return Solution(found, cost, min(cost, (bound - raised) * unit if bound < LIMIT else math.inf))
 
 
-def _solved(graph: Graph, largest_table: int, rounds: int) -> tuple[dict[int, int], float]:
-    """A choice for all nodes and a bound, in units."""
-    contract(graph, range(len(graph.vectors)))
-    order = elimination_order(graph, largest_table)
-    if order.largest <= largest_table and eliminate(graph, order.nodes):
+def _solved(graph: Graph, most: float, largest_table: int, rounds: int) -> tuple[dict[int, int], float]:
+    """A choice for all nodes and a bound, in units; `most` is what is known to suffice."""
+    if _solved_exactly(graph, range(len(graph.vectors)), largest_table):
         return graph.undone({}), graph.constant
     decoded = pass_messages(graph, rounds)
-    return graph.undone(decoded.choice), decoded.bound
+    choice = graph.undone(decoded.choice)
+    # What costs more than a known choice is not needed; what is left may be small enough to be solved exactly.
+    most = min(most, decoded.cost) * (1 + GAP / 1000)
+    kept = {node: np.flatnonzero(least <= most) for node, least in decoded.least.items()}
+    fewer = [node for node, indices in kept.items() if 0 < len(indices) < len(graph.vectors[node])]
+    for node in fewer:
+        graph.keep(node, graph.pool.choices(kept[node]))
+    if fewer and _solved_exactly(graph, graph.remaining(), largest_table):
+        return graph.undone({}), graph.constant
+    return choice, decoded.bound
+
+
+def _solved_exactly(graph: Graph, nodes: Sequence[int], largest_table: int) -> bool:
+    """Contracts a graph and eliminates what is left; False where that takes too large tables."""
+    contract(graph, nodes)
+    order = elimination_order(graph, largest_table)
+    return order.largest <= largest_table and eliminate(graph, order.nodes)
 
 
 def _sum_of_largest(problem: Problem) -> float:
