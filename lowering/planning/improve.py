@@ -29,7 +29,7 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
     moves = _moves(table, atoms)
     best, failed = list(start), 0
     least = model.cost(best)
-    for _, move in zip(range(_MOST_MOVES), cycle(moves)):
+    for _, move in zip(range(_MOST_MOVES if len(moves) > 1 else 1), cycle(moves)):
         found = RestrictedProgram(model, best, move).solved()
         cost = model.cost(found)
         if cost < least * (1 - _LEAST):
