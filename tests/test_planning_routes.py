@@ -99,6 +99,14 @@ def test_prices_are_near_the_planners_with_latency_and_unequal_axes(costs, mesh)
     assert below <= 0.12 and above <= 0.25
 
 
+def test_dimensions_that_no_layout_shards_are_on_the_way():
+    given = [found for found in layouts(CUBE, (8, 16, 64)) if not any(found.axes[1:])]
+    prices = RoutePrices("m", CUBE, COSTS).matrix((8, 16, 64), 4.0, given, given)
+    pairs = random.Random(1).sample(list(itertools.product(range(len(given)), repeat=2)), 150)
+    planned = [plan_reshard((8, 16, 64), 4.0, given[i], given[j], CUBE, COSTS).cost for i, j in pairs]
+    assert [prices[pair] for pair in pairs] == planned
+
+
 SINGLE = [  # source, target, kind, axes, shards of the source
     (("x,", ""), (",", ""), "all_gather", "x", 2),
     (("xy,", ""), (",", ""), "all_gather", "xy", 8),
@@ -188,12 +196,16 @@ def test_empty_tensors_and_scalars():
 
 def test_many_axes_keep_mesh_order_and_the_orders_at_hand():
     mesh = Mesh.of(a=2, b=2, c=2, d=2)
-    assert is_small((8,) * 4, (2, 2, 2)) and not is_small((16,) * 4, (2, 2, 2, 2))
+    assert is_small(4, 3) and not is_small(4, 4)
     given = [layout(dims, left) for dims, left in (("ab,c,,", "d"), ("ba,,,dc", ""), (",,,", "ab"), ("d,c,b,a", ""))]
-    prices = RoutePrices("m", mesh, COSTS).matrix((16, 16, 16, 16), 4.0, given, given)
+    book = RoutePrices("m", mesh, COSTS)
+    prices = book.matrix((16, 16, 16, 16), 4.0, given, given)
     planned = [[plan_reshard((16, 16, 16, 16), 4.0, s, t, mesh).cost for t in given] for s in given[:2]]
     assert (prices[:2] >= planned).all() and (prices[:2] <= np.multiply(planned, 1.3)).all()
     assert np.isfinite(prices).all()
+    rows = [layout("abc,,,"), layout("cab,,,"), layout(",,,", "bc")]
+    planned = [[plan_reshard((16, 16, 16, 16), 4.0, s, t, mesh).cost for t in rows] for s in rows]
+    assert book.matrix((16, 16, 16, 16), 4.0, rows, rows).tolist() == planned
 
 
 _CHILD = """

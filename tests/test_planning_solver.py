@@ -48,6 +48,38 @@ def test_messages_give_a_valid_bound():
         assert chosen == pytest.approx(decoded.cost, abs=1.0, rel=EQUAL) or chosen == math.inf, seed
 
 
+@pytest.mark.usefixtures("factored")
+def test_messages_bound_the_choices_with_each_candidate():
+    raised_somewhere = 0
+    for seed in range(60):
+        problem = small_problem(random.Random(seed), 5)
+        graph, raised = graph_of(problem, 2.0**-30, math.inf, [Choices(np.arange(len(v))) for v in problem.costs])
+        decoded = pass_messages(graph, 10)
+        for node, own in enumerate(problem.costs):
+            for a in range(len(own)):
+                allowed = [[a] if k == node else range(len(v)) for k, v in enumerate(problem.costs)]
+                least = least_cost(restricted(problem, allowed).problem) * 2.0**30
+                assert decoded.least[node][a] - raised <= least * (1 + EQUAL) + 1, (seed, node, a)
+                raised_somewhere += decoded.least[node][a] > decoded.bound + 2.0**20
+    assert raised_somewhere > 300
+
+
+def test_candidates_too_dear_for_an_optimum_are_dropped(monkeypatch):
+    """What is left where messages leave a small gap is solved exactly; without dropping it would be too large."""
+    exact = 0
+    for seed in range(8):
+        problem, limit = band(random.Random(seed), 40, 3), 16
+        problem.costs = [2 * own for own in problem.costs]
+        with monkeypatch.context() as patched:
+            patched.setattr("sdy_jax.lowering.planning.solver.trws._excess", lambda node: np.zeros(len(node.costs)))
+            without = solve(problem, largest_table=limit)
+        found = solve(problem, largest_table=limit)
+        assert found.cost <= without.cost and found.bound >= without.bound
+        exact += found.is_optimal and not without.is_optimal
+        assert not found.is_optimal or found.cost == pytest.approx(solve(problem).cost, rel=EQUAL)
+    assert exact > 0
+
+
 def test_messages_come_close_on_large_graphs():
     gaps = []
     for seed in range(5):
@@ -58,6 +90,42 @@ def test_messages_come_close_on_large_graphs():
         kept = solve(problem, solve(problem).choice, largest_table=0, rounds=1)
         assert (kept.choice, kept.cost) == (solve(problem).choice, best)
     assert max(gaps) < 0.1 and sum(gaps) / 5 < 0.05
+
+
+def test_too_many_tables_leave_the_graph_to_messages(monkeypatch):
+    for seed in range(3):
+        problem = band(random.Random(seed), 60, 4)
+        monkeypatch.setattr(elimination, "MOST_ENTRIES", 2000)
+        solution = solve(problem)
+        monkeypatch.undo()
+        best = solve(problem).cost
+        assert not solution.is_optimal
+        assert solution.bound <= best * (1 + EQUAL) and solution.cost >= best * (1 - EQUAL)
+
+
+def test_no_single_change_improves_what_messages_choose():
+    for seed in range(5):
+        problem = band(random.Random(seed), 60, 4)
+        choice = solve(problem, largest_table=0, rounds=1).choice
+        changed = ([*choice[:i], a, *choice[i + 1 :]] for i, own in enumerate(problem.costs) for a in range(len(own)))
+        assert min(map(problem.cost, changed)) >= problem.cost(choice) * (1 - EQUAL)
+
+
+def test_the_parts_in_which_the_start_is_better_are_kept():
+    """Two graphs side by side; the start is optimal on the first and poor on the second."""
+    mixed = 0
+    for seed in range(5):
+        first, second = band(random.Random(seed), 60, 4), band(random.Random(seed + 100), 60, 4)
+        both = Problem([*first.costs, *second.costs])
+        for shift, part in ((0, first), (60, second)):
+            for edge in part.edges:
+                both.add(edge.first + shift, edge.second + shift, edge.ports)
+        start = [*solve(first).choice, *[1] * 60]
+        apart = [solve(part, largest_table=20, rounds=1).cost for part in (first, second)]
+        cost = solve(both, start, largest_table=20, rounds=1).cost
+        assert cost <= (solve(first).cost + apart[1]) * (1 + EQUAL)
+        mixed += cost < min(both.cost(start), sum(apart)) * (1 - EQUAL)
+    assert mixed > 0
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])

@@ -22,7 +22,7 @@ from sdy_jax.lowering.placement.ways import Ways, is_inexact
 from sdy_jax.lowering.planning.choice import PlannedOp
 from sdy_jax.lowering.planning.enumerated import Way, layouts_of_shape
 from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ShapeClass
-from sdy_jax.lowering.planning.program_model import Chosen, ProgramModel
+from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, ProgramModel
 from sdy_jax.lowering.planning.routes.prices import PairPrice
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
@@ -160,7 +160,15 @@ class ModelledProgram:
             home = value.owner if isinstance(value.owner, Block) else value.owner.block
             known = self.model.values[number]
             known.is_argument = home is self._graph.main.blocks[0] and value.defining_op is None
+            known.born = self._born(value, known)
             known.needed = [self._needed(use.node, home) for use in known.uses]
+
+    def _born(self, value: Value, known: ModelValue) -> int:
+        """The node from which on a value is there: what a loop carries, from the first node inside."""
+        block = value.owner
+        if isinstance(block, Block) and block.parent in self._extents:
+            return self._extents[block.parent][0]
+        return known.maker.node if known.maker is not None else 0
 
     def _needed(self, node: int, home: Block | None) -> tuple[int, int]:
         block, extent = self._block_of[node], (node, node)

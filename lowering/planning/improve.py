@@ -8,7 +8,7 @@ Source: spec of the planner, sections 4 and 12.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 
 from sdy_jax.lowering.planning.enumerated import Way
@@ -29,7 +29,7 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
     moves = _moves(table, atoms)
     best, failed = list(start), 0
     least = model.cost(best)
-    for _, move in zip(range(_MOST_MOVES), cycle(moves)):
+    for _, move in zip(range(_MOST_MOVES if len(moves) > 1 else 1), cycle(moves)):
         found = RestrictedProgram(model, best, move).solved()
         cost = model.cost(found)
         if cost < least * (1 - _LEAST):
@@ -38,11 +38,8 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
             failed += 1
         if failed == len(moves):
             break
-    nearby = moves[-len(atoms) :]
-    tried = [improve_locally(model, best, nearby), improve_locally(model, start, nearby), list(start)]
-    costs = [model.cost(choice) for choice in tried]
-    lowest = min(costs)
-    return next(c for c, cost in reversed(list(zip(tried, costs, strict=True))) if cost <= lowest * (1 + _LEAST))
+    found = improve_locally(model, best, moves[-len(atoms) :])
+    return found if model.cost(found) < model.cost(start) * (1 - _LEAST) else list(start)
 
 
 def _moves(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Keeps]:
@@ -81,8 +78,10 @@ def improve_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence
             near[key] = [i for i, way in enumerate(ways) if i != now and any(keeps(way, ways[now]) for keeps in nearby)]
         return near[key]
 
+    waiting: Iterable[int] = range(len(model.nodes))
     for _ in range(_ROUNDS):
-        changed = [node for node in range(len(model.nodes)) if _improve_node(model, found, node, others(node), least)]
+        changed = [node for node in waiting if _improve_node(model, found, node, others(node), least)]
+        waiting = sorted({other for node in changed for other in model.neighbours(node)})
         if not changed:
             break
     return found

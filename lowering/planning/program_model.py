@@ -8,7 +8,7 @@ Source: spec of the planner, sections 1 and 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,14 +47,15 @@ class Node:
 class ModelValue:
     """A value: its class, how often it is made, where it is made and taken.
 
-    `needed`: per use, the first and the last node for which the value must be there. `is_argument`: it is there all the
-    time in the layout in which it is made.
+    `born`: the node from which on it is there. `needed`: per use, the first and the last node for which it must be.
+    `is_argument`: it is there all the time in the layout in which it is made.
     """
 
     shape: ShapeClass
     times: float
     maker: Port | None = None
     uses: list[Port] = field(default_factory=list)
+    born: int = 0
     needed: list[tuple[int, int]] = field(default_factory=list)
     is_argument: bool = False
 
@@ -91,6 +92,15 @@ class ProgramModel:
         self.prices.add_to_each(least)
         self._spread.clear()
 
+    def neighbours(self, node: int) -> Iterator[int]:
+        """The nodes that make or take a value that this one makes or takes."""
+        for number in self.nodes[node].values:
+            if number >= 0:
+                value = self.values[number]
+                yield from (use.node for use in value.uses)
+                if value.maker is not None:
+                    yield value.maker.node
+
     def layout(self, chosen: Sequence[int], port: Port) -> int:
         """The layout of a port under a choice."""
         return self.nodes[port.node].ways[chosen[port.node]].layouts[port.slot]
@@ -121,13 +131,11 @@ class ProgramModel:
     def _held(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
         """For how many nodes a value is held in its layouts, times its bytes: where it is made, until it is taken last
         in that layout, or first in another; in others, from the first use to the last."""
-        assert value.maker is not None
         first, last = dict[int, int](), dict[int, int]()
         for layout, (begin, end) in zip(taken, value.needed, strict=True):
             first[layout], last[layout] = min(begin, first.get(layout, begin)), max(end, last.get(layout, end))
-        born = value.maker.node
         until = last.pop(made) if made in last else min(begin for begin, _ in value.needed)
-        held = 0.0 if value.is_argument else self.prices.local_bytes(value.shape, made) * (until - born)
+        held = 0.0 if value.is_argument else self.prices.local_bytes(value.shape, made) * (until - value.born)
         copies = [self.prices.local_bytes(value.shape, n) * (end - first[n] + 1) for n, end in last.items()]
         return held + sum(copies)
 

@@ -130,7 +130,7 @@ class RestrictedProgram:
             value = self._model.values[made]
             if len(self._uses[made]) == 1 and not value.is_argument:
                 layouts, of_way = self._column(self._maker(made))
-                costs = costs + self._held(value, layouts, value.needed[0][0] - number)[of_way]
+                costs = costs + self._held(value, layouts, value.needed[0][0] - value.born)[of_way]
         return costs
 
     def _home_costs(self, value: ModelValue, layouts: list[int]) -> Costs:
@@ -138,7 +138,7 @@ class RestrictedProgram:
         if not self._model.holding:
             return np.zeros(len(layouts))
         assert value.maker is not None
-        first = min(begin for begin, _ in value.needed) if value.is_argument else value.maker.node
+        first = min(begin for begin, _ in value.needed) if value.is_argument else value.born
         costs = self._held(value, layouts, max(end for _, end in value.needed) - first + 1)
         at_hand = self._column(value.maker).layouts if value.is_argument else []
         return np.where(np.isin(layouts, at_hand), 0.0, costs)

@@ -162,28 +162,30 @@ def graph_of(problem: Problem, unit: float, most: float, order: Sequence[Choices
 
 
 class _Loader:
-    """Rounds costs; each array of prices once. `raised`: by how much that may have raised a choice's cost, in units."""
+    """Rounds costs, equal ones once. `raised`: by how much that may have raised a choice's cost, in units."""
 
     def __init__(self, unit: float, most: float):
         self.pool, self.raised = Pool(), 0.0
         self._unit, self._most = unit, most
-        self._prices: dict[tuple[int, float], tuple[Costs, float, Costs]] = {}
 
     def vector(self, values: Costs, candidates: Choices) -> tuple[Vector, float]:
         rounded, raised = self._rounded(values)
         self.raised += raised
-        return self.pool.normal(rounded[candidates.indices])
+        key = ("loaded", values.tobytes(), candidates)
+        return self.pool.once(key, lambda: self.pool.normal(rounded[candidates.indices]))
 
     def table(self, edge: Edge, first: Choices, second: Choices) -> Table:
         rows, cols, prices, weight = edge.ports
-        key = (id(prices), weight)
-        if key not in self._prices:
-            self._prices[key] = (*self._rounded(prices * weight), prices)  # kept alive, so that its id stays its own
-        rounded, raised, _ = self._prices[key]
+        rounded, raised = self._rounded(prices, weight)
         self.raised += raised
-        return self.pool.table(rounded, rows[first.indices], cols[second.indices])
+        key = ("loaded", id(rounded), rows.tobytes(), cols.tobytes(), first, second)
+        return self.pool.once(key, lambda: self.pool.table(rounded, rows[first.indices], cols[second.indices]))
 
-    def _rounded(self, values: Costs) -> tuple[Costs, float]:
+    def _rounded(self, values: Costs, weight: float = 1.0) -> tuple[Costs, float]:
+        key = ("rounded", values.shape, values.tobytes(), weight)
+        return self.pool.once(key, lambda: self._round(values * weight))
+
+    def _round(self, values: Costs) -> tuple[Costs, float]:
         possible = np.isfinite(values) & (values <= self._most)
         units = np.where(possible, values / self._unit, 0.0)
         whole = np.rint(units)

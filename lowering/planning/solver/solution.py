@@ -12,7 +12,7 @@ import numpy as np
 from sdy_jax.lowering.planning.solver.contraction import contract
 from sdy_jax.lowering.planning.solver.elimination import eliminate, elimination_order
 from sdy_jax.lowering.planning.solver.graph import Graph, graph_of
-from sdy_jax.lowering.planning.solver.problem import Costs, Problem
+from sdy_jax.lowering.planning.solver.problem import Costs, Problem, restricted
 from sdy_jax.lowering.planning.solver.tables import LIMIT, Choices
 from sdy_jax.lowering.planning.solver.trws import GAP, pass_messages
 
@@ -59,7 +59,7 @@ def solve(
         start: a choice that the result is never worse than. It is returned where nothing is cheaper, and where
             candidates cost the same its own win, then those of the smallest index.
         largest_table: entries of the largest table up to which what contraction leaves is eliminated exactly.
-        rounds: of message passing, where it is not.
+        rounds: of message passing, where it is not; then the best mixture of the result and the start is returned.
         resolution: costs are rounded to multiples of about this fraction of the start's cost.
 
     >>> import numpy as np
@@ -68,6 +68,17 @@ def solve(
     >>> solve(problem)
     Solution(choice=[1, 1], cost=1.0, bound=1.0)
     """
+    found = _solve(problem, start, largest_table, rounds, resolution)
+    if start is None or found.is_optimal or found.choice == list(start):
+        return found
+    both = restricted(problem, [list(dict.fromkeys(pair)) for pair in zip(found.choice, start, strict=True)])
+    fused = _solve(both.problem, both.choice_of(found.choice), largest_table, rounds, resolution)
+    return Solution(both.chosen_from(fused.choice), fused.cost, min(fused.cost, found.bound))
+
+
+def _solve(
+    problem: Problem, start: Sequence[int] | None, largest_table: int, rounds: int, resolution: float
+) -> Solution:
     given = math.inf if start is None else problem.cost(start)
     if given == 0.0:
         return Solution(list(start or ()), 0.0, 0.0)
@@ -75,7 +86,7 @@ def solve(
     unit = 2.0 ** math.floor(math.log2(scale * resolution)) if scale else 1.0
     order = _orders(problem, start)
     graph, raised = graph_of(problem, unit, given, order)
-    choice, bound = _solved(graph, largest_table, rounds)
+    choice, bound = _solved(graph, given / unit + raised, largest_table, rounds)
     found = [int(candidates.indices[choice[node]]) for node, candidates in enumerate(order)]
     cost = problem.cost(found)
     if start is not None and cost >= given:
@@ -83,15 +94,28 @@ def solve(
     return Solution(found, cost, min(cost, (bound - raised) * unit if bound < LIMIT else math.inf))
 
 
-def _solved(graph: Graph, largest_table: int, rounds: int) -> tuple[dict[int, int], float]:
-    """A choice for all nodes and a bound, in units."""
-    contract(graph, range(len(graph.vectors)))
-    order = elimination_order(graph, largest_table)
-    if order.largest <= largest_table:
-        eliminate(graph, order.nodes)
+def _solved(graph: Graph, most: float, largest_table: int, rounds: int) -> tuple[dict[int, int], float]:
+    """A choice for all nodes and a bound, in units; `most` is what is known to suffice."""
+    if _solved_exactly(graph, range(len(graph.vectors)), largest_table):
         return graph.undone({}), graph.constant
     decoded = pass_messages(graph, rounds)
-    return graph.undone(decoded.choice), decoded.bound
+    choice = graph.undone(decoded.choice)
+    # What costs more than a known choice is not needed; what is left may be small enough to be solved exactly.
+    most = min(most, decoded.cost) * (1 + GAP / 1000)
+    kept = {node: np.flatnonzero(least <= most) for node, least in decoded.least.items()}
+    fewer = [node for node, indices in kept.items() if 0 < len(indices) < len(graph.vectors[node])]
+    for node in fewer:
+        graph.keep(node, graph.pool.choices(kept[node]))
+    if fewer and _solved_exactly(graph, graph.remaining(), largest_table):
+        return graph.undone({}), graph.constant
+    return choice, decoded.bound
+
+
+def _solved_exactly(graph: Graph, nodes: Sequence[int], largest_table: int) -> bool:
+    """Contracts a graph and eliminates what is left; False where that takes too large tables."""
+    contract(graph, nodes)
+    order = elimination_order(graph, largest_table)
+    return order.largest <= largest_table and eliminate(graph, order.nodes)
 
 
 def _sum_of_largest(problem: Problem) -> float:
