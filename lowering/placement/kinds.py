@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.planning.candidates import operations_in_shards
 from sdy_jax.lowering.planning.factors import factor_axes
 from sdy_jax.lowering.strategies.registry import Strategy, strategies_of
 from sdy_jax.representation.mesh import Mesh, axes_size
@@ -28,16 +28,17 @@ class Kind:
     tensors: tuple[tuple[tuple[int, ...], float], ...]
 
 
-def operations_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> int:
+def operations_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> float:
     """The operations that one device performs where an op of the kind has its tensors in these shardings."""
     rule = kind.rule
     shards = [1] * len(rule.factor_sizes)
     for sharding, mapping in zip(shardings, rule.mappings, strict=True):
         for factor, axes in factor_axes(sharding.axes, mapping, rule.factor_sizes, mesh).items():
             shards[factor] = max(shards[factor], axes_size(axes, mesh))
-    own = next((strategy.work for strategy in kind.strategies if strategy.rule is None), None)
-    factors = range(len(shards)) if own is None else own
-    return math.prod([-(-rule.factor_sizes[f] // shards[f]) for f in factors])
+    split = {factor for factor, count in enumerate(shards) if count > 1}
+    own = [strategy for strategy in kind.strategies if strategy.rule is None]
+    able = [strategy for strategy in own if split <= strategy.splittable] or own
+    return min(operations_in_shards(strategy, rule, tuple(shards)) for strategy in able)
 
 
 class Kinds:

@@ -11,9 +11,10 @@ from sdy_jax.lowering.planning.assignments import Space, considered_lists, space
 from sdy_jax.lowering.planning.choice import Candidate, InsideCollective, OpProblem
 from sdy_jax.lowering.planning.factors import Assignment, is_contiguous
 from sdy_jax.lowering.planning.tensor_views import NumberedLists, Prefix, TensorView, views
-from sdy_jax.lowering.strategies.registry import Inside, Strategy
+from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import Axes, axes_size
+from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 
 MOVING = frozenset({"all_gather", "all_to_all", "collective_permute"})
@@ -165,12 +166,16 @@ def _least_operations(problem: OpProblem, strategy: Strategy) -> float:
 
 def operations_per_device(problem: OpProblem, candidate: Candidate) -> float:
     """The number of operations that one device performs."""
-    if candidate.strategy.operations is not None:
-        return candidate.strategy.operations(tuple([axes_size(axes, problem.mesh) for axes in candidate.assignment]))
-    return math.prod(
-        -(-problem.rule.factor_sizes[f] // axes_size(candidate.assignment[f], problem.mesh))
-        for f in _shared_factors(problem, candidate.strategy)
-    )
+    shards = tuple([axes_size(axes, problem.mesh) for axes in candidate.assignment])
+    return operations_in_shards(candidate.strategy, problem.rule, shards)
+
+
+def operations_in_shards(strategy: Strategy, rule: OpShardingRule, shards: Shards) -> float:
+    """The number of operations that one device performs where each factor of a rule is in as many shards."""
+    if strategy.operations is not None:
+        return strategy.operations(shards)
+    shared = range(len(shards)) if strategy.work is None else strategy.work
+    return math.prod([-(-rule.factor_sizes[f] // shards[f]) for f in shared])
 
 
 def inside_collectives(problem: OpProblem, candidate: Candidate) -> tuple[InsideCollective, ...]:

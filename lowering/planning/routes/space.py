@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from sdy_jax.lowering.reshard.cost import CostModel, wire_bytes
 from sdy_jax.lowering.reshard.moves import MAX_PARAMS
-from sdy_jax.lowering.reshard.problem import Atoms, State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.problem import State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.relayout import Atoms
 
 ALL_ORDERS = 1000
 """States up to which the atoms of a dimension are taken in every order; with more, in mesh order only. Three atoms in
