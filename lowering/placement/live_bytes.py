@@ -33,7 +33,7 @@ from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
 from sdy_jax.rules.dataflow import is_data_flow
-from sdy_jax.rules.elementwise_table import ELEMENTWISE, FLOATS
+from sdy_jax.rules.elementwise_table import ELEMENTWISE
 from sdy_jax.rules.linearity import LINEAR, Linear
 
 _LOOP, _BARRIER = "stablehlo.while", "stablehlo.optimization_barrier"
@@ -75,11 +75,17 @@ class Peak:
         return self.arguments + self.results + self.bytes
 
 
-def peak_of(graph: Graph) -> Peak:
-    """What a device holds at most while it runs a partitioned program, whose values have global shapes and shardings."""
+def peak_of(graph: Graph, *, products_fuse: bool = False) -> Peak:
+    """What a device holds at most while it runs a partitioned program.
+
+    Args:
+        graph: the program, whose values have global shapes and shardings.
+        products_fuse: products and convolutions compute their operands as they read them, as on TPUs, instead of
+            reading them from memory.
+    """
     load_extensions()
     sizes = _Sizes(graph)
-    ranges = _LiveRanges(graph, sizes)
+    ranges = _LiveRanges(graph, sizes, products_fuse)
     live, most = _most_live(ranges.buffers)
     found = sorted((LiveValue(b.value, b.bytes) for b in live), key=lambda one: -one.bytes)
     return Peak(most, sum(map(sizes.of, graph.arguments)), sum(map(sizes.of, graph.outputs)), tuple(found))
@@ -116,7 +122,7 @@ def _moves(op: Op) -> bool:
 
 def _linear(op: Op) -> Linear | None:
     """How partial sums pass through an op."""
-    passes = LINEAR.get(op.name)
+    passes = LINEAR.get(op.key)
     return None if passes is None else passes.get("*") or passes.get("sum")
 
 
@@ -125,21 +131,21 @@ def _fuses(op: Op) -> bool:
     return op.name in ELEMENTWISE or op.name in _LOCAL or _moves(op)
 
 
-def _absorbs(op: Op, index: int) -> bool:
+def _absorbs(op: Op, index: int, products_fuse: bool) -> bool:
     """Whether the op can compute its operand of this index element by element as it reads it."""
     if _fuses(op):
         return True
     linear = _linear(op)
+    if linear is Linear.ONE_FACTOR:
+        return products_fuse
     return linear is Linear.SUMMED or (linear is Linear.UPDATED and index > 0)
 
 
-def _is_dear(op: Op) -> bool:
-    """Whether an op is computed once rather than in each of its users: functions of reals but for the cheap ones."""
-    known = ELEMENTWISE.get(op.name)
-    return known is not None and known.exact == FLOATS
-
+_UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
+"""Ops that may write into the buffer of their first operand."""
 
 _LOCAL = frozenset(("sdy.all_slice", "sdy.replicated_to_unreduced", "sdy.sharded_to_unreduced"))
+"""Changes of sharding without communication: parts of values, or masked ones."""
 
 
 # Live ranges.
@@ -161,8 +167,8 @@ class _Buffer:
 class _LiveRanges:
     """The buffers of a program."""
 
-    def __init__(self, graph: Graph, sizes: _Sizes):
-        self._sizes = sizes
+    def __init__(self, graph: Graph, sizes: _Sizes, products_fuse: bool):
+        self._sizes, self._products_fuse = sizes, products_fuse
         self._order: list[Op] = []
         self._position: dict[Op, float] = {}
         self._end: dict[Op, float] = {}
@@ -177,7 +183,6 @@ class _LiveRanges:
 
         main = graph.main.blocks[0]
         self._number(main, None)
-        self._main = graph.main
         self._returned = set(map(self._root, main.terminator.operands))
         self._early = self._computed_early(main)
         for op in reversed(self._order):
@@ -257,7 +262,7 @@ class _LiveRanges:
                     self._read(op, op.operands, time)
         else:
             time = self._time(op)
-            self._make(op, time, op.name in ELEMENTWISE or _linear(op) is Linear.UPDATED)
+            self._make(op, time, op.name in ELEMENTWISE or op.name in _UPDATES)
             self._read(op, op.operands, time)
 
     def _visit_terminator(self, op: Op) -> None:
@@ -294,9 +299,8 @@ class _LiveRanges:
         result = op.results[0]
         if result in self._returned:
             return False
-        if len(result.uses) > 1 and _is_dear(op):
-            return False
-        return all(user.block is op.block and _absorbs(user, i) for user, i in result.uses)
+        fuse = self._products_fuse
+        return all(user.block is op.block and _absorbs(user, index, fuse) for user, index in result.uses)
 
     def _time(self, op: Op) -> float:
         """When an op that is not fused runs."""
@@ -360,3 +364,4 @@ def _take_over(buffers: Sequence[_Buffer]) -> None:
         old = next((b for b in given if b.start < buffer.start and not b.is_taken), None)
         if old is not None:
             old.is_taken = True
+
