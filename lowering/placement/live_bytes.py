@@ -32,6 +32,7 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
+from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import is_data_flow
 from sdy_jax.rules.elementwise_table import ELEMENTWISE
 from sdy_jax.rules.linearity import LINEAR, Linear
@@ -99,17 +100,17 @@ class _Sizes:
         self._known: dict[object, float] = {}
 
     def of(self, value: Value) -> float:
-        if value.shape is None:
-            return 0.0
         sharding = self._shardings.get(value)
         key = value.type, sharding
         if key not in self._known:
-            mesh = self._meshes.get(str(sharding.mesh)) if sharding is not None else None
-            local = (
-                sharding.local_shape(value.shape, mesh) if sharding is not None and mesh is not None else value.shape
-            )
-            self._known[key] = math.prod(local) * value.itemsize
+            self._known[key] = math.prod(self._local_shape(value, sharding)) * value.itemsize
         return self._known[key]
+
+    def _local_shape(self, value: Value, sharding: TensorSharding | None) -> tuple[int, ...]:
+        if value.shape is None:
+            return (0,)
+        mesh = self._meshes.get(str(sharding.mesh)) if sharding is not None else None
+        return value.shape if sharding is None or mesh is None else sharding.local_shape(value.shape, mesh)
 
 
 # What fuses.
@@ -364,4 +365,3 @@ def _take_over(buffers: Sequence[_Buffer]) -> None:
         old = next((b for b in given if b.start < buffer.start and not b.is_taken), None)
         if old is not None:
             old.is_taken = True
-
