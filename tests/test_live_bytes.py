@@ -198,6 +198,19 @@ def test_inside_of_a_manual_computation_shapes_are_local():
     assert peak_of_function(f, x, in_shardings=(P("x"),)).bytes == 2 * 8 * 64 * 4
 
 
+def test_a_plan_says_what_a_device_holds():
+    def f(x, w):
+        return jnp.sort(jnp.tanh(x @ w) @ w, 0)
+
+    args = jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((32, 32), jnp.float32)
+    memory = sdy.partition(f, mesh=LINE, in_shardings=(P("x"), P())).plan(*args).memory
+    assert (memory.arguments, memory.results) == (8 * 32 * 4 + 32 * 32 * 4, 8 * 32 * 4)
+    assert memory.peak == memory.arguments + memory.results + memory.temporaries
+    assert memory.temporaries == sum(value.bytes for value in memory.largest)
+    assert memory.largest[0].type == "f32[64@x,32]"
+    assert "test_live_bytes.py" in memory.largest[0].source
+
+
 # Beside the compiler's account.
 
 
