@@ -198,6 +198,22 @@ def test_inside_of_a_manual_computation_shapes_are_local():
     assert peak_of_function(f, x, in_shardings=(P("x"),)).bytes == 2 * 8 * 64 * 4
 
 
+def test_a_named_computation_is_as_its_ops_without_it():
+    def inner(x):
+        return jnp.sin(jnp.cos(x))
+
+    def f(x, named):
+        part = sdy.named_computation(inner) if named else inner
+        h = jnp.sort(x, 0)
+        return jnp.sort(part(jnp.exp(h)) + jnp.sort(h, 1), 0)
+
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    with_it, without = (
+        peak_of_function(functools.partial(f, named=named), x, in_shardings=(P(),)).bytes for named in (True, False)
+    )
+    assert with_it == without
+
+
 def test_a_plan_says_what_a_device_holds():
     def f(x, w):
         return jnp.sort(jnp.tanh(x @ w) @ w, 0)

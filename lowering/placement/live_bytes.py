@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -149,6 +149,17 @@ _LOCAL = frozenset(("sdy.all_slice", "sdy.replicated_to_unreduced", "sdy.sharded
 """Changes of sharding without communication: parts of values, or masked ones."""
 
 
+def _readers(value: Value) -> Iterator[tuple[Op, int]]:
+    """The uses of a value, those behind the borders of computations in the place of the border."""
+    for op, index in value.uses:
+        if op.name in COMPUTATIONS:
+            yield from _readers(op.blocks[0].arguments[index])
+        elif op.name == "sdy.return" and op.parent is not None:
+            yield from _readers(op.parent.results[index])
+        else:
+            yield op, index
+
+
 # Live ranges.
 
 
@@ -174,6 +185,8 @@ class _LiveRanges:
         self._position: dict[Op, float] = {}
         self._end: dict[Op, float] = {}
         self._loop: dict[Block, Op | None] = {}
+        self._inlined: dict[Block, Block] = {}
+        """The block in which a computation's body runs, which is a part of the program around it."""
         self._same: dict[Value, Value] = {}
         """The value whose buffer another one is."""
         self._first: dict[Value, float] = {}
@@ -192,7 +205,9 @@ class _LiveRanges:
     # Order.
 
     def _number(self, block: Block, loop: Op | None) -> None:
+        parent = block.parent
         self._loop[block] = loop
+        self._inlined[block] = self._inlined[parent.block] if parent.name in COMPUTATIONS and parent.block else block
         for op in block.ops:
             self._position[op] = float(len(self._order))
             self._order.append(op)
@@ -297,11 +312,13 @@ class _LiveRanges:
     def _is_fused(self, op: Op) -> bool:
         if len(op.results) != 1 or not _fuses(op):
             return False
-        result = op.results[0]
+        result, block, fuse = op.results[0], self._inlined_block(op), self._products_fuse
         if result in self._returned:
             return False
-        fuse = self._products_fuse
-        return all(user.block is op.block and _absorbs(user, index, fuse) for user, index in result.uses)
+        return all(self._inlined_block(user) is block and _absorbs(user, i, fuse) for user, i in _readers(result))
+
+    def _inlined_block(self, op: Op) -> Block | None:
+        return self._inlined[op.block] if op.block is not None else None
 
     def _time(self, op: Op) -> float:
         """When an op that is not fused runs."""
