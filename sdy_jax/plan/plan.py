@@ -16,6 +16,7 @@ from sdy_jax.ir.operations import function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.report import CollectiveRecord, Note
 from sdy_jax.plan.border_moves import BorderMove
+from sdy_jax.plan.memory import MemoryUse, memory_of
 from sdy_jax.plan.padding import PaddedValue, padded_values
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
@@ -90,6 +91,17 @@ class Plan:
     def padded_bytes(self) -> float:
         """Bytes of padding per device, over all values of the program (which need not exist at the same time)."""
         return sum(value.bytes for value in self.padding)
+
+    @cached_property
+    def memory(self) -> MemoryUse:
+        """What a device holds while the program runs, by estimate: arguments, results, and what is in between at most.
+
+        A compiler that fuses more, or orders ops better, needs less; one that copies needs more.
+
+        Example:
+            assert plan.memory.peak < 16 * 2**30
+        """
+        return memory_of(self.stages["partitioned"])
 
     @cached_property
     def work(self) -> tuple[Work, ...]:

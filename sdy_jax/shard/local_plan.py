@@ -21,6 +21,7 @@ from sdy_jax.lowering.emission.emit import NotedOp, noted_index, noting_ops
 from sdy_jax.lowering.placement.report import Branch, CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.strategies.registry import sent_by
 from sdy_jax.passes.inline_calls import inline_calls
+from sdy_jax.plan.memory import MemoryUse
 from sdy_jax.plan.plan import BoundaryValue, Plan
 from sdy_jax.plan.why import Why
 from sdy_jax.plan.why_not import WhyNot
@@ -53,6 +54,11 @@ class LocalPlan(Plan):
     def why_not(self, value: str, axis: str, dim: int | None = None) -> WhyNot:
         """Raises `UnsupportedError`: there are no shardings."""
         raise UnsupportedError(_NO_SHARDINGS)
+
+    @property
+    def memory(self) -> MemoryUse:  # type: ignore[override]
+        """Raises `UnsupportedError`: only partitioned programs have an estimate."""
+        raise UnsupportedError("a program on local arrays has no estimate of its memory; compile it and ask XLA")
 
     @property
     def headline(self) -> str:

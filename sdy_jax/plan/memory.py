@@ -1,0 +1,55 @@
+"""What a device holds while it runs a plan's program: an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Graph, Value
+from sdy_jax.lowering.emission.emit import value_shardings
+from sdy_jax.lowering.placement.live_bytes import peak_of
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.type_text import type_text
+
+
+class HeldValue(NamedTuple):
+    """A temporary: its type with axes, the line that makes it, and its bytes on a device."""
+
+    type: str
+    source: str
+    bytes: float
+
+
+class MemoryUse(NamedTuple):
+    """Bytes that a device holds, by estimate.
+
+    Attributes:
+        arguments, results: of the program's arguments, closed-over arrays included, and results. Donated arguments are
+            in both, though results may lie in their memory.
+        temporaries: of values made in between, when most is live.
+        largest: the temporaries that are live then, largest first.
+    """
+
+    arguments: float
+    results: float
+    temporaries: float
+    largest: tuple[HeldValue, ...]
+
+    @property
+    def peak(self) -> float:
+        """All that a device holds at most."""
+        return self.arguments + self.results + self.temporaries
+
+
+def memory_of(module: ir.Operation) -> MemoryUse:
+    """What a device holds for a partitioned module."""
+    graph = Graph(module)
+    peak, shardings = peak_of(graph), value_shardings(graph)
+    held = [HeldValue(_type(live.value, shardings), live.source, live.bytes) for live in peak.live]
+    return MemoryUse(peak.arguments, peak.results, peak.bytes, tuple(held))
+
+
+def _type(value: Value, shardings: Mapping[Value, TensorSharding]) -> str:
+    return type_text(value.dtype, value.shape, shardings.get(value))
