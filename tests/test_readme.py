@@ -113,6 +113,13 @@ def test_costs_and_compiled_programs(names, capsys):
     assert "all-reduce" in printed(capsys, lambda: executed(block("collectives_in_hlo("), names, "mlp.py"))
 
 
+def test_layouts_of_the_whole_program(names):
+    names["mlp_function"] = names["mlp"].__wrapped__
+    executed(block('layouts="global"'), names, "README.md")
+    found = names["frugal"](names["x"], names["weights"])
+    assert jnp.allclose(found, names["mlp_function"](names["x"], names["weights"]), rtol=1e-4, atol=1e-4)
+
+
 def test_why(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     config, mesh = train_lm.Config(layers=1), jax.make_mesh((2, 4), ("data", "model"))
@@ -240,7 +247,7 @@ def test_a_thousand_calls_run_on_virtual_devices_as_it_says_they_do(tmp_path):
 
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
-    assert len(BLOCKS) == 19
+    assert len(BLOCKS) == 20
     assert {
         line for line in COMMANDS if not line.startswith((*ELSEWHERE, "sdy-jax plan mlp.bin", "sdy-jax opt"))
     } == set()

@@ -22,6 +22,7 @@ class Policy:
         memory: the bytes that a device may hold, with "global": arguments, results and what is in between. By default
             what the "local" program needs, or `device_memory` where that is more.
         device_memory: the bytes of a device that may be used; 0 where that is not known.
+        products_fuse: the devices' compiler fuses element-wise ops into products, so that these make no buffers.
         halo_exchange: ops may take elements of other shards of a dimension that they cut or shift; else it is whole.
     """
 
@@ -30,4 +31,5 @@ class Policy:
     layouts: str = "local"
     memory: float | None = None
     device_memory: float = 0.0
+    products_fuse: bool = False
     halo_exchange: bool = True

@@ -62,7 +62,7 @@ def partition(
         copy = Graph(graph.module.clone().operation)
         walker = Partitioner(copy, mesh_name, costs, rules, policy, inputs, plan)
         report = walker.run()
-        return _Walk(walker, report, walker.cost(), peak_of(Graph(copy.module)))
+        return _Walk(walker, report, walker.cost(), peak_of(Graph(copy.module), products_fuse=policy.products_fuse))
 
     proposed = walked(None)
     limit = policy.memory if policy.memory is not None else max(proposed.peak.total, policy.device_memory)

@@ -83,7 +83,14 @@ class Options:
 
     def policy(self, mesh: jax.sharding.Mesh) -> Policy:
         """Those of the partitioner, for a mesh."""
-        return Policy(self.optimize_collectives, self.uneven, self.layouts, self._memory, usable_memory(mesh))
+        return Policy(
+            optimize_collectives=self.optimize_collectives,
+            uneven=self.uneven,
+            layouts=self.layouts,
+            memory=self._memory,
+            device_memory=usable_memory(mesh),
+            products_fuse=mesh.devices.flat[0].platform == "tpu",
+        )
 
     @property
     def _memory(self) -> float | None:
