@@ -560,7 +560,7 @@ def transforms() -> list[Case]:
         case("fft of 3 dims", jnp.fft.fftn, cube, bound=2 * scattered(cube.nbytes / G)),
         case("fft of 3 dims, two split", jnp.fft.fftn, cube, ins=BOTH, outs=BOTH, mesh="2x4"),
         case("fft of a line", jnp.fft.fft, c64(4096), bound=3 * scattered(4096 * 8 / G)),
-        case("spectrum of a line", spectrum, f32(8192), outs=WHOLE, uneven=True),
+        case("spectrum of a line", spectrum, f32(8192), outs=WHOLE),
         case("cholesky, batches", lax.linalg.cholesky, POSITIVE, bound=0),
         along("cholesky, rows", lax.linalg.cholesky, POSITIVE, outs=COLS, bound=2 * scattered(POSITIVE.nbytes / G)),
         case("cholesky of one", lax.linalg.cholesky, large),

