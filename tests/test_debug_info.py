@@ -175,7 +175,9 @@ def test_removal_leaves_no_trace():
         assert not left
 
 
-UNLIKE = {7: "jaxlib names no origin for an axis that two sharding groups with a common member gave; we name the group's"}
+UNLIKE = {
+    7: "jaxlib names no origin for an axis that two sharding groups with a common member gave; we name the group's"
+}
 """Programs that we explain otherwise than the oracle, and how."""
 
 
