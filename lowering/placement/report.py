@@ -133,6 +133,34 @@ class Note:
         return f"{line}: {where}: {self.message}"
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedLayout:
+    """A result of an op that is made in another layout than op by op: the op's name and location, the value's element
+    type and global shape, and the two shardings."""
+
+    op: str
+    location: ir.Location
+    dtype: str
+    shape: tuple[int, ...]
+    chosen: TensorSharding
+    proposed: TensorSharding
+
+    @property
+    def source(self) -> str:
+        """The line of the user's code that made the value."""
+        return place_of(self.location).line
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChoice:
+    """The choice of layouts for a whole program: what it costs by the cost model, what it would have cost op by op
+    around the propagated layouts, and where the two differ."""
+
+    cost: float
+    proposed_cost: float
+    changed: tuple[ChangedLayout, ...]
+
+
 @dataclass(slots=True)
 class PartitionReport:
     """What the partitioner did beside rewriting the module."""
@@ -142,6 +170,8 @@ class PartitionReport:
     collectives: list[CollectiveRecord] = field(default_factory=list)
     notes: dict[Note, None] = field(default_factory=dict)
     """In order, each once."""
+    layouts: LayoutChoice | None = None
+    """The choice of layouts, where they were chosen for the whole program."""
     _conditionals: dict[Op, int] = field(default_factory=dict)
 
     def add(self, moved: Moved, value: Value, at: Op, cause: Op, origin: Origin = "partitioner") -> CollectiveRecord:

@@ -21,7 +21,7 @@ from sdy_jax.lowering.placement.live_bytes import Peak, peak_of
 from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.report import PartitionReport
+from sdy_jax.lowering.placement.report import ChangedLayout, LayoutChoice, PartitionReport
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.planning.improve import improved
 from sdy_jax.lowering.planning.program_model import Chosen
@@ -77,6 +77,7 @@ def partition(
     if not fitting:
         raise SdyError(_too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit))
     best = min(fitting, key=lambda walk: walk.cost)
+    best.report.layouts = LayoutChoice(best.cost, proposed.cost, tuple(_changed(graph, best.walker, proposed.walker)))
     replace_contents(module, best.walker.graph.module)
     return best.report
 
@@ -88,6 +89,16 @@ class _Walk(NamedTuple):
     report: PartitionReport
     cost: float
     peak: Peak
+
+
+def _changed(graph: Graph, chosen: Partitioner, proposed: Partitioner) -> Iterator[ChangedLayout]:
+    """The results that one walk makes in other layouts than another."""
+    for number, decision in chosen.walked.decided.items():
+        op, before = graph.ops[number], proposed.walked.decided[number]
+        count = len(op.operands)
+        for value, new, old in zip(op.results, decision.shardings[count:], before.shardings[count:], strict=True):
+            if not new.same_layout_as(old) and value.shape:
+                yield ChangedLayout(op.name, op.mlir.location, value.dtype, value.shape, new, old)
 
 
 def modelled(graph: Graph, proposed: Partitioner, policy: Policy) -> ModelledProgram:

@@ -114,6 +114,7 @@ def _build(name: str, program: Program, costs: CostModel, source: str, policy: P
         tuple(dict.fromkeys(note if note.source else replace(note, source=source) for note in notes)),
         stages,
         source,
+        layouts=report.layouts,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,11 +11,11 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.graph import shape_and_dtype
+from sdy_jax.ir.graph import itemsize, shape_and_dtype
 from sdy_jax.ir.locations import short_source
 from sdy_jax.ir.operations import function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.lowering.placement.report import CollectiveRecord, Note
+from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, Note
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.memory import MemoryUse, memory_of
 from sdy_jax.plan.padding import PaddedValue, padded_values
@@ -55,6 +56,7 @@ class Plan:
         moves: the arguments that are passed in another layout than they enter in, if the plan was made from arrays.
         as_passed: the arguments whose shardings are those of the arrays that were passed.
         source: the source line at which the shardings of arguments and results are given; may be empty.
+        layouts: the choice of layouts for the whole program; None where they were decided op by op.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Plan:
     source: str = ""
     moves: tuple[BorderMove, ...] = ()
     as_passed: frozenset[str] = frozenset()
+    layouts: LayoutChoice | None = None
 
     @property
     def wire_bytes(self) -> float:
@@ -189,6 +192,7 @@ class Plan:
             _values("results", self.results),
             self._moves(),
             self._collectives(),
+            self._layouts(),
             self._padding(),
             self._repeated(),
             self._notes(),
@@ -228,6 +232,23 @@ class Plan:
         rows = [(move.path, f"{move.before} -> {move.after}", bytes_text(move.bytes)) for move in self.moves]
         return "moves at the border (bytes that a device receives, at least)\n" + _table(rows) if rows else ""
 
+    def _layouts(self) -> str:
+        """What the choice for the whole program saves, and the largest values that it lays out otherwise."""
+        if self.layouts is None or not self.layouts.changed:
+            return ""
+        found: dict[tuple[str, ...], list[float]] = {}
+        for change in self.layouts.changed:
+            types = (type_text(change.dtype, change.shape, s, self.program.mesh_name) for s in _both(change))
+            key = (*types, short_source(change.source))
+            found.setdefault(key, []).append(math.prod(change.shape) * itemsize(change.dtype))
+        rows = [
+            (chosen, f"for {proposed}" + (f" x {len(each)}" if len(each) > 1 else ""), source)
+            for (chosen, proposed, source), each in sorted(found.items(), key=lambda item: -sum(item[1]))
+        ]
+        more = f"\n  and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
+        share = self.layouts.cost / self.layouts.proposed_cost
+        return f"layouts of the whole program ({share:.2f} of the cost op by op)\n{_table(rows[:_LISTED])}{more}"
+
     def _padding(self) -> str:
         """The largest padded values, one line for those of one type and line of the source."""
         sums: dict[tuple[str, str], list[float]] = {}
@@ -255,6 +276,10 @@ class Plan:
 
     def _notes(self) -> str:
         return "\n".join(["notes", *(f"  {note}" for note in self.notes)]) if self.notes else ""
+
+
+def _both(change: ChangedLayout) -> tuple[TensorSharding, TensorSharding]:
+    return change.chosen, change.proposed
 
 
 def boundary_values(program: Program) -> tuple[list[BoundaryValue], list[BoundaryValue]]:
