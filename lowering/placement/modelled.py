@@ -22,7 +22,7 @@ from sdy_jax.lowering.placement.ways import Ways, is_inexact
 from sdy_jax.lowering.planning.choice import PlannedOp
 from sdy_jax.lowering.planning.enumerated import Way, layouts_of_shape
 from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ShapeClass
-from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, ProgramModel
+from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Port, ProgramModel
 from sdy_jax.lowering.planning.routes.prices import PairPrice
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
@@ -57,6 +57,8 @@ class ModelledProgram:
         self._values: dict[Value, int] = {}
         self._made_anew: dict[tuple[Op, int], int] = {}
         """Per use of what is made for each user alone, the number of its value."""
+        self._free_uses: dict[Value, list[Port]] = {}
+        """Where values are taken that every device can compute."""
         self._ways = Ways(self.table, self.atoms, costs, pads)
         self._decided: dict[int, int] = {}
         self._edges: dict[tuple[int, int], int] = {}
@@ -108,45 +110,44 @@ class ModelledProgram:
                 summed = accumulator(edge) is not None and is_inexact(edge.owner)
                 every = layouts_of_shape(edge.owner.shape, self.atoms, self.table, summed)
                 ways += [_edge_way(n, n, *counts) for n in every if (n, n) != ends]
-            takes = [
-                self._made_anew.get(slot, self._value(v)) for slot, v in zip(edge.slots, edge.sources, strict=True)
-            ]
-            self._edges[self._number[op], index] = self._add(ways, times, takes, edge.targets)
+            self._edges[self._number[op], index] = self._add(ways, times, edge.slots, edge.targets)
         self._extents[op] = first, len(self.model.nodes)
 
     def _decide(self, op: Op, decision: Decision, times: float, free: bool) -> None:
         if all(depends_on_no_input(result) for result in op.results):
             self._values.update(dict.fromkeys(op.results, _FREE))
             return
-        ways, takes = self._ways.of(op, decision, free), self._taken(op)
+        ways, slots = self._ways.of(op, decision, free), _slots(op)
         for use in reversed(op.results[0].uses if free and _is_made_anew(op) else []):
             self._new_value(op.results[0], times)
             self._made_anew[use] = self._values[op.results[0]]
-            self._decided[self._number[op]] = self._add(ways, times, takes, op.results)
+            self._decided[self._number[op]] = self._add(ways, times, slots, op.results)
         if op.results[0] in self._values:
             return
         for result in op.results:
             self._new_value(result, times)
-        self._decided[self._number[op]] = self._add(ways, times, takes, op.results)
+        self._decided[self._number[op]] = self._add(ways, times, slots, op.results)
 
     def _fixed(self, op: Op | None, makes: Sequence[Value], shardings: Sequence[TensorSharding], times: float) -> None:
         """Adds an op, or the border, that takes and makes values in these layouts and no others."""
-        taken = self._taken(op) if op is not None else []
         for value in makes:
             self._new_value(value, times)
-        self._add([Way(tuple(map(self.table.number, shardings)), 0.0, 0.0)], times, taken, makes)
+        ways = [Way(tuple(map(self.table.number, shardings)), 0.0, 0.0)]
+        self._add(ways, times, _slots(op) if op is not None else [], makes)
 
-    def _add(self, ways: list[Way], times: float, takes: Sequence[int], makes: Sequence[Value]) -> int:
+    def _add(self, ways: list[Way], times: float, slots: Sequence[tuple[Op, int]], makes: Sequence[Value]) -> int:
+        """Adds a node that takes the operands at some slots and makes values."""
         self._block_of.append(self._here)
-        return self.model.add_node(ways, times, takes, [self._values[value] for value in makes])
+        takes = [self._made_anew.get((op, i), self._value(op.operands[i])) for op, i in slots]
+        node = self.model.add_node(ways, times, takes, [self._values[value] for value in makes])
+        for slot, (op, i) in enumerate(slots):
+            if takes[slot] == _FREE:
+                self._free_uses.setdefault(op.operands[i], []).append(Port(node, slot))
+        return node
 
     def _new_value(self, value: Value, times: float) -> None:
         known = value.shape is not None
         self._values[value] = self.model.add_value(_class(value), times) if known else _FREE
-
-    def _taken(self, op: Op) -> list[int]:
-        """The numbers of an op's operands."""
-        return [self._made_anew.get((op, i), self._value(value)) for i, value in enumerate(op.operands)]
 
     def _value(self, value: Value) -> int:
         """The number of a value; one that no node makes costs nothing in any layout."""
@@ -192,15 +193,22 @@ class ModelledProgram:
         return LayoutPlan(ops, dict(self._homes(chosen)), edges)
 
     def _homes(self, chosen: Chosen) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
+        """Per result of an op the layout in which several users expect it."""
         for value, number in self._values.items():
             op = value.defining_op
-            if number == _FREE or op is None or op.name in COMPUTATIONS or self._number[op] in self._walked.passed:
+            if op is None or (self._number[op] not in self._walked.decided and not is_data_flow(op)):
                 continue
-            if self._number[op] in self._walked.fixed:
+            if op.name in COMPUTATIONS:
                 continue
-            home = self._home(number, chosen)
+            home = self._home(number, chosen) if number != _FREE else self._home_of_free(value, chosen)
             if home is not None:
                 yield (self._number[op], value.index), home
+
+    def _home_of_free(self, value: Value, chosen: Chosen) -> TensorSharding | None:
+        """The layout in which most users take what every device can compute."""
+        taken = [self.model.layout(chosen, port) for port in self._free_uses.get(value, ())]
+        whole = [layout for layout in taken if not self.table.shardings[layout].unreduced_axes]
+        return self.table.shardings[max(whole, key=whole.count)] if whole else None
 
     def _home(self, number: int, chosen: Chosen) -> TensorSharding | None:
         """The layout in which several users of a value expect it: the one in which it is made or, if that is unreduced,
@@ -221,6 +229,10 @@ class ModelledProgram:
             return cost(value.shape, made, layout) + (spread(value.shape, layout, rest) if rest else 0.0)
 
         return shardings[min(whole, key=through)]
+
+
+def _slots(op: Op) -> list[tuple[Op, int]]:
+    return [(op, index) for index in range(len(op.operands))]
 
 
 def _edge_way(source: int, target: int, sources: int, targets: int) -> Way:
