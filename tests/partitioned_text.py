@@ -14,7 +14,8 @@ from sharding_dump import parse
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
-from sdy_jax.lowering.placement.partitioner import partition
+from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.whole_program import partition
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
@@ -23,20 +24,23 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.mesh import RefinedMesh
 
+LOCAL = Policy()
+"""Layouts are chosen op by op."""
 
-def partitioned(text: str) -> ir.Module:
+
+def partitioned(text: str, policy: Policy = LOCAL) -> ir.Module:
     """The module after all that a plan does with it."""
-    return partition_module(parse(text))
+    return partition_module(parse(text), policy)
 
 
-def partition_module(module: ir.Module) -> ir.Module:
+def partition_module(module: ir.Module, policy: Policy = LOCAL) -> ir.Module:
     """As `partitioned`, of a module; it is changed."""
     with module.context, ir.Location.unknown(module.context), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # groups whose members disagree
         run_pipeline(module.operation, plan_import())
         user_priority_propagate(module.operation)
         run_pipeline(module.operation, PLAN_EXPORT)
-        partition(module.operation, "mesh", CostModel.of_platform("cpu"))
+        partition(module.operation, "mesh", CostModel.of_platform("cpu"), policy=policy)
     return module
 
 

@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from partitioned_text import partitioned, run_partitioned, types_of
+from partitioned_text import LOCAL, partitioned, run_partitioned, types_of
 from plain_program import Undefined, plain_module, run_plain
 from random_programs import RandomProgram
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.placement.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("poisoned_padding")
 
@@ -63,7 +64,8 @@ def some_array(rng: np.random.Generator, aval: jax.core.ShapedArray) -> np.ndarr
 def difference(found: Any, wanted: Any, solved: bool = False) -> str:
     """Where two results differ by more than rounding; empty where nothing does.
 
-    Where systems were `solved`, NaN and infinities are alike: which of them solves a singular one is not defined.
+    Where systems were `solved`, matrices are alike in which both have something that is not finite: how much of it is,
+    and whether it is NaN or infinite, where one is singular, depends on how many are solved at once.
     """
     found, wanted = np.asarray(found), np.asarray(wanted)
     if found.dtype.kind not in "fc":
@@ -74,21 +76,23 @@ def difference(found: Any, wanted: Any, solved: bool = False) -> str:
         with np.errstate(all="ignore"):
             same = (found == wanted) | (np.isnan(found) & np.isnan(wanted)) | (np.abs(found - wanted) <= close)
         if solved:
-            same |= ~(np.isfinite(found) | np.isfinite(wanted))
+            of_matrix = tuple(range(max(same.ndim - 2, 0), same.ndim))
+            lost = [~np.isfinite(x).all(axis=of_matrix, keepdims=True) for x in (found, wanted)]
+            same |= lost[0] & lost[1]
     if same.all():
         return ""
     at = tuple(int(i[0]) for i in np.nonzero(~same)) if same.ndim else ()
     return f"{np.sum(~same)} of {same.size} elements; at {at} {found[at]} instead of {wanted[at]}"
 
 
-def outcome(text: str, seed: int) -> str:
+def outcome(text: str, seed: int, policy: Policy = LOCAL) -> str:
     """ "same", or why the program was not run; otherwise what differs."""
     for pattern, reason in XLA_FAILS.items():
         if re.search(pattern, text):
             return f"skipped: {reason}"
     try:
         plain = plain_module(text)
-        module = partitioned(text)
+        module = partitioned(text, policy)
     except Undefined as error:
         return f"skipped: {error}"
     except UnsupportedError as error:
@@ -119,12 +123,12 @@ def outcome(text: str, seed: int) -> str:
     return next((f"WRONG: {text}" for text in what if not text.endswith(": ")), "same")
 
 
-def check(seeds: Iterable[int]) -> Counter[str]:
+def check(seeds: Iterable[int], policy: Policy = LOCAL) -> Counter[str]:
     """How often what came out. Fails at the first program with a wrong number."""
     counts: Counter[str] = Counter()
     for seed in seeds:
         try:
-            found = outcome(text_of(seed), seed)
+            found = outcome(text_of(seed), seed, policy)
         except Exception as error:
             raise AssertionError(f"program {seed}\n{text_of(seed)}") from error
         counts[found] += 1
@@ -157,9 +161,22 @@ def test_random_programs_return_what_they_return_on_one_device():
     assert counts["same"] >= 12, counts
 
 
+GLOBAL = {
+    "much memory": Policy(layouts="global", device_memory=1e12),
+    "no more memory than op by op": Policy(layouts="global"),
+}
+
+
+@pytest.mark.parametrize("name", GLOBAL)
+def test_random_programs_whose_layouts_are_chosen_together(name):
+    counts = check(range(1030, 1045), GLOBAL[name])
+    assert counts["same"] >= 7, counts
+
+
 @pytest.mark.slow
-def test_many_random_programs():
-    counts = check(range(500))
+@pytest.mark.parametrize("policy", [LOCAL, *GLOBAL.values()])
+def test_many_random_programs(policy):
+    counts = check(range(500), policy)
     print(counts)
     assert counts["same"] >= 330, counts
 
