@@ -268,3 +268,14 @@ def test_too_little_memory_names_the_largest_values():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(sdy.SdyError, match=message):
         sdy.partition(stacked, mesh=LINE, **options)
+
+
+def test_plans_say_what_was_chosen_and_why():
+    spec = P("x")
+    f = sdy.partition(step, mesh=LINE, in_shardings=(spec, spec, spec), layouts="global")
+    plan = f.plan([LAYER] * 2, *BATCH)
+    assert plan.layouts.cost < plan.layouts.proposed_cost
+    assert "layouts of the whole program (0." in str(plan)
+    line = next(change.source.rsplit("/")[-1] for change in plan.layouts.changed)
+    assert "which costs the whole program less" in str(plan.why(line))
+    assert sdy.partition(step, mesh=LINE, in_shardings=(spec, spec, spec)).plan([LAYER] * 2, *BATCH).layouts is None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jax.extend.mlir import ir
@@ -142,7 +142,7 @@ class Plan:
         Example:
             print(plan.why("result"))
         """
-        return self._explanation.why(value)
+        return replace(self._explanation.why(value), instead=tuple(self._chosen_instead(value)))
 
     def why_not(self, value: str, axis: str, dim: int | None = None) -> WhyNot:
         """What keeps a value from being split along a mesh axis.
@@ -248,6 +248,14 @@ class Plan:
         more = f"\n  and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
         share = self.layouts.cost / self.layouts.proposed_cost
         return f"layouts of the whole program ({share:.2f} of the cost op by op)\n{_table(rows[:_LISTED])}{more}"
+
+    def _chosen_instead(self, line: str) -> Iterator[str]:
+        """What is laid out otherwise than propagation says, of the values made at a line of the source."""
+        changes = self.layouts.changed if self.layouts is not None else ()
+        here = [change for change in changes if f"/{short_source(change.source)}".endswith(f"/{line}")]
+        for change in here:
+            chosen, proposed = (type_text(change.dtype, change.shape, s, self.program.mesh_name) for s in _both(change))
+            yield f"{change.op}: {chosen} instead of {proposed}, which costs the whole program less"
 
     def _padding(self) -> str:
         """The largest padded values, one line for those of one type and line of the source."""

@@ -76,17 +76,19 @@ class Chain:
 class Why:
     """The answer of `plan.why`: iterating over it gives all links; printing it, the chains per value.
 
-    `types` has the values asked for, with their types; `chains` one chain per axis of each.
+    `types` has the values asked for, with their types; `chains` one chain per axis of each. `instead` says which of
+    them have another layout than propagation gave them, because that costs the whole program less.
     """
 
     types: tuple[tuple[str, str], ...]
     chains: tuple[Chain, ...]
+    instead: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Link]:
         return (link for chain in self.chains for link in chain.links)
 
     def __str__(self) -> str:
-        return "\n\n".join(self._value(value, type_) for value, type_ in self.types)
+        return "\n\n".join([*(self._value(value, type_) for value, type_ in self.types), *self.instead])
 
     def _value(self, value: str, type_: str) -> str:
         chains = [chain for chain in self.chains if (chain.value, chain.type) == (value, type_)]
