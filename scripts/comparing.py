@@ -38,15 +38,17 @@ def mesh_of(name: str) -> jax.sharding.Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one device sends and computes in one call of a compiled program."""
+    """What one device sends, computes and holds between arguments and results in one call of a compiled program."""
 
     sent: HloTotals
     flops: float
+    memory: int
 
     @classmethod
     def of(cls, compiled: Any) -> Cost:
         counted, text = compiled.cost_analysis() or {}, compiled.as_text()
-        return cls(totals(collectives_in_hlo(text)), max(0.0, counted.get("flops", 0.0)) + library_flops(text))
+        flops = max(0.0, counted.get("flops", 0.0)) + library_flops(text)
+        return cls(totals(collectives_in_hlo(text)), flops, compiled.memory_analysis().temp_size_in_bytes)
 
 
 _LIBRARY_CALL = re.compile(
@@ -72,18 +74,18 @@ def ratio(found: float, other: float) -> float:
     return found / other if other else math.inf if found else 1.0
 
 
-def largest_difference(found: Tree, wanted: Tree) -> float:
-    """The largest difference of two trees of arrays, relative to the largest value of each array.
+def largest_difference(found: Tree, wanted: Tree, least: float = 1e-30) -> float:
+    """The largest difference of two trees of arrays, relative to the largest value of each array plus `least`.
 
     Infinite where the trees, or shapes, or anything but floating-point numbers differ at all.
     """
     if jax.tree.structure(found) != jax.tree.structure(wanted):
         return math.inf
     pairs = zip(*(map(np.asarray, jax.tree.leaves(jax.device_get(tree))) for tree in (found, wanted)), strict=True)
-    return max((_difference(x, y) for x, y in pairs), default=0.0)
+    return max((_difference(x, y, least) for x, y in pairs), default=0.0)
 
 
-def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
+def _difference(found: np.ndarray, wanted: np.ndarray, least: float) -> float:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return math.inf
     if not np.issubdtype(wanted.dtype, np.inexact):
@@ -93,7 +95,7 @@ def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
         return math.inf
     largest = np.abs(wanted[finite]).max(initial=0.0)
     apart = np.abs(found[finite] - wanted[finite]).max(initial=0.0)
-    return float(apart / (largest + 1e-30)) if not np.isnan(apart) else math.inf
+    return float(apart / (largest + least)) if not np.isnan(apart) else math.inf
 
 
 def kinds(side: str, sent: HloTotals) -> str:

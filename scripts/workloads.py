@@ -41,17 +41,22 @@ class Workload:
     layouts: Mapping[str, Layout]
     kept: Dims | None = None
     """The meanings of the dimensions of activations, where the user constrains them."""
+    trained: Callable[[Callable[..., jax.Array]], Callable[..., tuple[Tree, jax.Array]]] | None = None
+    """From a loss to a step; gradient descent where nothing else is said."""
 
     def step(self, mesh: jax.sharding.Mesh, name: str) -> Callable[..., tuple[Tree, jax.Array]]:
-        """A step of gradient descent on a mesh of `layouts`: (weights, *batch) -> (weights, loss)."""
+        """A training step on a mesh of `layouts`: (weights, *batch) -> (weights, loss)."""
         if self.kept is None:
             return self.plain_step()
         sharding = NamedSharding(mesh, _specs(self.kept, self.layouts[name]))
-        return train(partial(self.loss, keep=partial(jax.lax.with_sharding_constraint, shardings=sharding)))
+        return self._trained(partial(jax.lax.with_sharding_constraint, shardings=sharding))
 
     def plain_step(self) -> Callable[..., tuple[Tree, jax.Array]]:
         """The step for one device."""
-        return train(partial(self.loss, keep=lambda x: x))
+        return self._trained(lambda x: x)
+
+    def _trained(self, keep: Keep) -> Callable[..., tuple[Tree, jax.Array]]:
+        return (self.trained or train)(partial(self.loss, keep=keep))
 
     def shardings(self, mesh: str) -> tuple[Tree, Tree]:
         """The PartitionSpecs of arguments and results on one of the meshes of `layouts`."""
