@@ -122,6 +122,7 @@ def workload(model: Model, how: str) -> Workload:
         (state_spec, dims()),
         layouts,
         trained=train,
+        donated=(0,),
     )
 
 

@@ -43,6 +43,8 @@ class Workload:
     """The meanings of the dimensions of activations, where the user constrains them."""
     trained: Callable[[Callable[..., jax.Array]], Callable[..., tuple[Tree, jax.Array]]] | None = None
     """From a loss to a step; gradient descent where nothing else is said."""
+    donated: tuple[int, ...] = ()
+    """The arguments whose memory the results may take over."""
 
     def step(self, mesh: jax.sharding.Mesh, name: str) -> Callable[..., tuple[Tree, jax.Array]]:
         """A training step on a mesh of `layouts`: (weights, *batch) -> (weights, loss)."""
