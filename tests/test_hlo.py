@@ -129,6 +129,48 @@ def test_a_condition_is_tested_once_more_than_the_loop_runs(mesh):
     assert sorted((c.group_size, c.count) for c in found) == [(2, 1), (4, 2)]  # XLA does not know how often it runs
 
 
+@pytest.mark.parametrize(
+    ("first", "most", "step", "direction", "trips"),
+    [(0, 5, 1, "LT", 5), (2, 7, 2, "LT", 3), (7, 7, 1, "LT", 0), (0, 5, 1, "NE", 1), (0, 5, 0, "LT", 1)],
+)
+def test_loops_whose_counter_runs_from_constant_to_constant(first, most, step, direction, trips):
+    """XLA does not say the number of trips on every platform."""
+    text = f"""HloModule m, num_partitions=8
+
+%condition (c: (s32[], f32[8])) -> pred[] {{
+  %c = (s32[], f32[8]) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  %most = s32[] constant({most})
+  ROOT %below = pred[] compare(%i, %most), direction={direction}
+}}
+
+%body (b: (s32[], f32[8])) -> (s32[], f32[8]) {{
+  %b = (s32[], f32[8]) parameter(0)
+  %j = s32[] get-tuple-element(%b), index=0
+  %step = s32[] constant({step})
+  %k = s32[] add(%j, %step)
+  %x = f32[8] get-tuple-element(%b), index=1
+  %y = f32[8] all-reduce(%x), replica_groups={{}}, to_apply=%add
+  ROOT %next = (s32[], f32[8]) tuple(%k, %y)
+}}
+
+%add (l: f32[], r: f32[]) -> f32[] {{
+  %l = f32[] parameter(0)
+  %r = f32[] parameter(1)
+  ROOT %sum = f32[] add(%l, %r)
+}}
+
+ENTRY %main (p: f32[8]) -> (s32[], f32[8]) {{
+  %p = f32[8] parameter(0)
+  %first = s32[] constant({first})
+  %start = s32[] copy(%first)
+  %state = (s32[], f32[8]) tuple(%start, %p)
+  ROOT %loop = (s32[], f32[8]) while(%state), condition=%condition, body=%body
+}}
+"""
+    assert [c.count for c in collectives_in_hlo(text)] == [trips]
+
+
 def test_of_a_conditional_the_largest_branch_counts(mesh):
     def branches(x):
         once = lambda x: jax.lax.psum(jnp.sin(x), "model")  # noqa: E731

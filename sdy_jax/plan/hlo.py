@@ -2,8 +2,8 @@
 
 Reads the text of optimised HLO (`compiled.as_text()`). Everything follows from the operands of a collective, so that
 synchronous and asynchronous (`-start`) forms, tuples and combined collectives are one case. Ops in a while loop count
-once per trip where XLA knows the number of trips, else once, and those of its condition once more; of a conditional the
-branch counts that sends most.
+once per trip where XLA says the number of trips or a counter runs from constant to constant, else once, and those of
+its condition once more; of a conditional the branch counts that sends most.
 
     ENTRY %main (p: f32[4,8]) -> f32[4,8] {
       %p = f32[4,8]{1,0} parameter(0)
@@ -106,7 +106,7 @@ class _HloModule:
     computations: dict[str, list[_Instruction]]
     entry: str
     devices: int
-    types: dict[str, str]
+    instructions: dict[str, _Instruction]
 
     @classmethod
     def parse(cls, text: str) -> _HloModule:
@@ -119,10 +119,10 @@ class _HloModule:
                 entry = current if header["entry"] else entry
             elif current and (instruction := _parse_instruction(line)):
                 computations[current].append(instruction)
-        types = {i.name: i.type for body in computations.values() for i in body}
+        instructions = {i.name: i for body in computations.values() for i in body}
         header_line = text.split("\n", 1)[0]
         devices = math.prod(int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", header_line))
-        return cls(computations, entry, devices, types)
+        return cls(computations, entry, devices, instructions)
 
     def executions(self) -> dict[str, int]:
         """How often each computation runs; those not reached from the entry, or by the largest branches, run 0 times.
@@ -160,16 +160,51 @@ class _HloModule:
             if instruction.opcode == "conditional":
                 yield max(called, key=sent.__getitem__), 1
             elif instruction.opcode == "while":
-                found = dict(_LOOP.findall(instruction.attributes))
-                yield found["body"], _trip_count(instruction)
-                yield found["condition"], _trip_count(instruction) + 1
+                found, trips = dict(_LOOP.findall(instruction.attributes)), self._trips(instruction)
+                yield found["body"], trips
+                yield found["condition"], trips + 1
             else:
                 yield from ((each, 1) for each in called)
 
+    def _trips(self, loop: _Instruction) -> int:
+        """How often a loop runs; 1 where that is not known."""
+        known = _TRIPS.search(loop.attributes)
+        counted = int(known[1]) if known else self._counted_trips(loop)
+        return 1 if counted is None else counted
+
+    def _counted_trips(self, loop: _Instruction) -> int | None:
+        """How often a loop runs whose condition is that a counter, to which its body adds a constant, is below one."""
+        computations = dict(_LOOP.findall(loop.attributes))
+        below = self.computations[computations["condition"]][-1]
+        if below.opcode != "compare" or "direction=LT" not in below.attributes:
+            return None
+        counter, most = self._source(below.operands[0]), self._constant(below.operands[1])
+        index = _INDEX.search(counter.attributes) if counter and counter.opcode == "get-tuple-element" else None
+        start, end = self._source(loop.operands[0]), self.computations[computations["body"]][-1]
+        if index is None or most is None or start is None or not start.opcode == end.opcode == "tuple":
+            return None
+        place = int(index[1])
+        first, added = self._constant(start.operands[place]), self._source(end.operands[place])
+        steps = [self._constant(name) for name in added.operands] if added and added.opcode == "add" else []
+        step = next((step for step in steps if step), None)
+        return None if first is None or step is None else max(0, -(-(most - first) // step))
+
+    def _source(self, name: str) -> _Instruction | None:
+        """The instruction that makes a value, seen through copies."""
+        found = self.instructions.get(name)
+        while found is not None and found.opcode in ("copy", "bitcast"):
+            found = self.instructions.get(found.operands[0])
+        return found
+
+    def _constant(self, name: str) -> int | None:
+        found = self._source(name)
+        value = found.operands[0] if found is not None and found.opcode == "constant" and found.operands else ""
+        return int(value) if value.isdigit() else None
+
     def bytes_of(self, operand: str) -> int:
-        if operand not in self.types:
+        if operand not in self.instructions:
             raise ParseError(f"HLO text names an operand `{operand}` that no instruction before it defines")
-        return bytes_of_type(self.types[operand])
+        return bytes_of_type(self.instructions[operand].type)
 
 
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .* \{$")
@@ -180,6 +215,7 @@ _SHAPE = re.compile(r"\b([a-z]+)(\d*)(?:[a-z]\w*)?\[([\d,<= ]*)\]")
 _CALLED = re.compile(r"\b(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}")
 _METADATA = re.compile(r'metadata=\{(?:[^{}"]|"[^"]*")*\}')  # holds the user's names, which may look like anything
+_INDEX = re.compile(r"\bindex=(\d+)")
 _LOOP = re.compile(r"\b(body|condition)=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
@@ -217,11 +253,6 @@ def _called(instruction: _Instruction) -> list[str]:
     for branches in _BRANCHES.findall(instruction.attributes):
         names += [branch.strip().lstrip("%") for branch in branches.split(",")]
     return names
-
-
-def _trip_count(instruction: _Instruction) -> int:
-    known = _TRIPS.search(instruction.attributes) if instruction.opcode == "while" else None
-    return int(known[1]) if known else 1
 
 
 def _collective(instruction: _Instruction, module: _HloModule, count: int) -> HloCollective:
