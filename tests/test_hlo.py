@@ -171,6 +171,29 @@ ENTRY %main (p: f32[8]) -> (s32[], f32[8]) {{
     assert [c.count for c in collectives_in_hlo(text)] == [trips]
 
 
+def test_a_collective_in_the_fusions_that_run_meanwhile_counts_once():
+    """TPUs' text has it in the fusion that starts it, in those that run beside it, and in the one that ends it."""
+
+    def fused(name):
+        return f"""%{name} (p.{name}: f32[4,8]) -> f32[8,8] {{
+  %p.{name} = f32[4,8] parameter(0)
+  ROOT %g.{name} = f32[8,8] all-gather(%p.{name}), replica_groups=[4,2]<=[8], dimensions={{0}}
+}}
+"""
+
+    names = "fused_computation", "async_collective_fusion.1", "fused_computation.2"
+    text = module(
+        """  %p = f32[4,8]{1,0} parameter(0)
+  %async-collective-start = f32[8,8] fusion(%p), kind=kCustom, calls=%fused_computation
+  %fusion.1 = f32[8,8] fusion(%p), kind=kCustom, calls=%async_collective_fusion.1
+  ROOT %async-collective-done = f32[8,8] fusion(%p), kind=kCustom, calls=%fused_computation.2"""
+    )
+    head, entry = text.split("\n\n")
+    text = "\n\n".join([head, *map(fused, names), entry])
+    found = totals(collectives_in_hlo(text))
+    assert (found.count, found.wire_bytes) == (1, 128)
+
+
 def test_of_a_conditional_the_largest_branch_counts(mesh):
     def branches(x):
         once = lambda x: jax.lax.psum(jnp.sin(x), "model")  # noqa: E731

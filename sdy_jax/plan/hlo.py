@@ -246,13 +246,14 @@ def _closing(text: str, start: int) -> int:
 
 
 def _called(instruction: _Instruction) -> list[str]:
-    """The computations that an instruction runs. An asynchronous op's computation is named by its start alone."""
-    if instruction.opcode.endswith(("-update", "-done")):
+    """The computations that an instruction runs. An asynchronous op's computation is named by its start alone; the
+    fusions that a TPU runs meanwhile, and that ends it, hold the op once more."""
+    if instruction.opcode.endswith(("-update", "-done")) or instruction.name.startswith("async-collective-done"):
         return []
     names = _CALLED.findall(instruction.attributes)
     for branches in _BRANCHES.findall(instruction.attributes):
         names += [branch.strip().lstrip("%") for branch in branches.split(",")]
-    return names
+    return [name for name in names if not name.startswith("async_collective_fusion")]
 
 
 def _collective(instruction: _Instruction, module: _HloModule, count: int) -> HloCollective:
