@@ -137,7 +137,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 # --- transformers -----------------------------------------------------------------------------------------------------
 
-D, HEADS, VOCABULARY, SEQUENCE, BATCH = 128, 8, 512, 64, 16
+HEADS, VOCABULARY, SEQUENCE, BATCH = 8, 512, 64, 16
 TOKENS = i32(BATCH, SEQUENCE)
 TOKENS_SPEC = dims("batch", "sequence")
 
@@ -207,13 +207,14 @@ def gpt_loss(weights: Tree, tokens: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.mean(cross_entropy(logits, targets))
 
 
-def gpt(layers: int = 2) -> Model:
-    layer, spec = fused_layer(D, HEADS)
+def gpt(scale: int = 1, layers: int = 2) -> Model:
+    d = 128 * scale
+    layer, spec = fused_layer(d, HEADS)
     weights = {
-        "embedding": f32(VOCABULARY, D),
-        "position": f32(SEQUENCE, D),
+        "embedding": f32(VOCABULARY, d),
+        "position": f32(SEQUENCE, d),
         "layers": [layer] * layers,
-        "norm": norm_weights(D),
+        "norm": norm_weights(d),
     }
     tensor = nowhere(weights) | {"embedding": dims("tensor", None), "layers": [spec] * layers}
     return Model("gpt", gpt_loss, weights, tensor, (TOKENS, TOKENS), (TOKENS_SPEC, TOKENS_SPEC))
@@ -232,16 +233,17 @@ def bert_loss(weights: Tree, tokens: jax.Array, masked: jax.Array, segments: jax
     return jnp.sum(losses) / (jnp.sum(masked) + 1.0)
 
 
-def bert(layers: int = 2) -> Model:
-    layer, spec = fused_layer(D, HEADS)
+def bert(scale: int = 1, layers: int = 2) -> Model:
+    d = 128 * scale
+    layer, spec = fused_layer(d, HEADS)
     weights = {
-        "embedding": f32(VOCABULARY, D),
-        "position": f32(SEQUENCE, D),
-        "segment": f32(16, D),
-        "norm": norm_weights(D),
+        "embedding": f32(VOCABULARY, d),
+        "position": f32(SEQUENCE, d),
+        "segment": f32(16, d),
+        "norm": norm_weights(d),
         "layers": [layer] * layers,
-        "guess": f32(D, D),
-        "guess_norm": norm_weights(D),
+        "guess": f32(d, d),
+        "guess_norm": norm_weights(d),
     }
     tensor = nowhere(weights) | {"embedding": dims("tensor", None), "layers": [spec] * layers}
     return Model("bert", bert_loss, weights, tensor, (TOKENS, TOKENS, TOKENS), (TOKENS_SPEC,) * 3)
@@ -294,13 +296,14 @@ def gated_layer(d: int, heads: int) -> tuple[Tree, Tree]:
     return attention | more, attention_spec | nowhere(more) | split
 
 
-def rotary(layers: int = 2) -> Model:
-    layer, spec = gated_layer(D, HEADS)
+def rotary(scale: int = 1, layers: int = 2) -> Model:
+    d = 128 * scale
+    layer, spec = gated_layer(d, HEADS)
     weights = {
-        "embedding": f32(VOCABULARY, D),
-        "unembedding": f32(D, VOCABULARY),
+        "embedding": f32(VOCABULARY, d),
+        "unembedding": f32(d, VOCABULARY),
         "layers": [layer] * layers,
-        "norm": f32(D),
+        "norm": f32(d),
     }
     tensor = nowhere(weights) | {
         "embedding": dims("tensor", None),
@@ -341,21 +344,22 @@ def t5_loss(weights: Tree, source: jax.Array, tokens: jax.Array, targets: jax.Ar
     return jnp.mean(cross_entropy(norm(y, weights["decoder_norm"]) @ weights["embedding"].T, targets))
 
 
-def t5(layers: int = 1) -> Model:
-    heads, heads_spec = heads_weights(D, HEADS)
-    feed = {"norm1": f32(D), "norm2": f32(D), "up": f32(D, 4 * D), "down": f32(4 * D, D)}
+def t5(scale: int = 1, layers: int = 1) -> Model:
+    d = 128 * scale
+    heads, heads_spec = heads_weights(d, HEADS)
+    feed = {"norm1": f32(d), "norm2": f32(d), "up": f32(d, 4 * d), "down": f32(4 * d, d)}
     feed_spec = nowhere(feed) | {"up": dims(None, "tensor"), "down": dims("tensor", None)}
     encoder, encoder_spec = feed | {"own": heads}, feed_spec | {"own": heads_spec}
-    decoder = encoder | {"cross": heads, "norm3": f32(D)}
+    decoder = encoder | {"cross": heads, "norm3": f32(d)}
     decoder_spec = encoder_spec | {"cross": heads_spec, "norm3": dims(None)}
     weights = {
-        "embedding": f32(VOCABULARY, D),
+        "embedding": f32(VOCABULARY, d),
         "encoder": [encoder] * layers,
         "decoder": [decoder] * layers,
         "encoder_bias": f32(32, HEADS),
         "decoder_bias": f32(32, HEADS),
-        "encoder_norm": f32(D),
-        "decoder_norm": f32(D),
+        "encoder_norm": f32(d),
+        "decoder_norm": f32(d),
     }
     tensor = nowhere(weights) | {
         "embedding": dims("tensor", None),
@@ -379,7 +383,8 @@ def stack_loss(weights: Tree, tokens: jax.Array, targets: jax.Array) -> jax.Arra
     return jnp.mean(cross_entropy(norm(x, weights["norm"]) @ weights["embedding"].T, targets))
 
 
-def stack(layers: int = 8, d: int = 64) -> Model:
+def stack(scale: int = 1, layers: int = 8) -> Model:
+    d = 64 * scale
     layer, spec = gated_layer(d, HEADS)
     weights = {
         "embedding": f32(VOCABULARY, d),
@@ -408,15 +413,16 @@ def vit_loss(weights: Tree, images: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.mean(cross_entropy(layer_norm(x[:, 0], weights["norm"]) @ weights["head"], labels))
 
 
-def vit(layers: int = 2) -> Model:
-    layer, spec = fused_layer(D, HEADS)
+def vit(scale: int = 1, layers: int = 2) -> Model:
+    d = 128 * scale
+    layer, spec = fused_layer(d, HEADS)
     weights = {
-        "patch": f32(48, D),
-        "class": f32(1, 1, D),
-        "position": f32(1, 65, D),
+        "patch": f32(48, d),
+        "class": f32(1, 1, d),
+        "position": f32(1, 65, d),
         "layers": [layer] * layers,
-        "norm": norm_weights(D),
-        "head": f32(D, 16),
+        "norm": norm_weights(d),
+        "head": f32(d, 16),
     }
     tensor = nowhere(weights) | {"layers": [spec] * layers}
     batch_spec = dims("batch", None, None, None), dims("batch")
@@ -449,7 +455,8 @@ def resnet_block(inputs: int, outputs: int) -> Tree:
     return block if inputs == outputs else block | {"short": f32(1, 1, inputs, outputs)}
 
 
-def resnet(channels: int = 64) -> Model:
+def resnet(scale: int = 1) -> Model:
+    channels = 64 * scale
     blocks = [resnet_block(channels, channels), resnet_block(channels, 2 * channels)]
     weights = {
         "stem": f32(3, 3, 3, channels),
@@ -508,7 +515,8 @@ def moe_loss(weights: Tree, x: jax.Array, y: jax.Array, dispatch: Callable[..., 
     return jnp.mean((x @ weights["head"] - y) ** 2)
 
 
-def moe(name: str, dispatch: Callable[..., jax.Array], layers: int = 2, d: int = 64, experts: int = 8) -> Model:
+def moe(name: str, dispatch: Callable[..., jax.Array], scale: int = 1, layers: int = 2, experts: int = 8) -> Model:
+    d = 64 * scale
     layer = {
         "norm": f32(d),
         "router": f32(d, experts),
@@ -543,7 +551,8 @@ def lstm_loss(weights: Tree, tokens: jax.Array, targets: jax.Array) -> jax.Array
     return jnp.mean(cross_entropy(jnp.swapaxes(x, 0, 1) @ weights["head"], targets))
 
 
-def lstm(layers: int = 2, d: int = 128) -> Model:
+def lstm(scale: int = 1, layers: int = 2) -> Model:
+    d = 128 * scale
     layer = {"x": f32(d, 4, d), "h": f32(d, 4, d), "bias": f32(4, d)}
     spec = {"x": dims(None, None, "tensor"), "h": dims(None, None, "tensor"), "bias": dims(None, "tensor")}
     weights = {"embedding": f32(256, d), "layers": [layer] * layers, "head": f32(d, 256)}
@@ -555,8 +564,9 @@ def lstm(layers: int = 2, d: int = 128) -> Model:
     return Model("lstm", lstm_loss, weights, tensor, (i32(32, 32), i32(32, 32)), (dims("batch", None),) * 2)
 
 
-def graph(nodes: int = 2048, edges: int = 8192, d: int = 128) -> Model:
+def graph(scale: int = 1, nodes: int = 2048, edges: int = 8192) -> Model:
     """Nodes and edges are the batch."""
+    d = 128 * scale
     layer = {"edge": f32(2 * d, d), "message": f32(d, d), "node": f32(2 * d, d)}
     weights = {"embed": f32(32, d), "layers": [layer] * 2, "head": f32(d, 8)}
     batch = f32(nodes, 32), i32(edges), i32(edges), f32(nodes, 8)
@@ -567,7 +577,7 @@ def graph(nodes: int = 2048, edges: int = 8192, d: int = 128) -> Model:
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
-MODELS: tuple[Callable[[], Model], ...] = (
+MODELS: tuple[Callable[[int], Model], ...] = (
     gpt,
     rotary,
     bert,
@@ -575,8 +585,8 @@ MODELS: tuple[Callable[[], Model], ...] = (
     stack,
     vit,
     resnet,
-    partial(moe, "experts", one_hot_dispatch),
-    partial(moe, "sorted", sorting_dispatch),
+    lambda scale: moe("experts", one_hot_dispatch, scale),
+    lambda scale: moe("sorted", sorting_dispatch, scale),
     lstm,
     graph,
 )
@@ -627,9 +637,9 @@ FAST = frozenset(
 """Those that are compared unless all are asked for: one of most models."""
 
 
-def training_rows() -> Iterator[tuple[Workload, str]]:
-    """All training steps, each with a mesh of its layouts."""
-    for model in (make() for make in MODELS):
+def training_rows(scale: int = 1) -> Iterator[tuple[Workload, str]]:
+    """All training steps, each with a mesh of its layouts; widths, as of rows of weights, are `scale` times wider."""
+    for model in (make(scale) for make in MODELS):
         for how, meshes in ROWS[model.name].items():
             made = workload(model, how)
             yield from ((made, mesh) for mesh in meshes)
