@@ -148,6 +148,13 @@ def _absorbs(op: Op, index: int, products_fuse: bool) -> bool:
     return linear is Linear.SUMMED or (linear is Linear.UPDATED and index > 0)
 
 
+def can_fuse(op: Op, products_fuse: bool) -> bool:
+    """Whether all that reads the op's result can compute it."""
+    if len(op.results) != 1 or not _fuses(op):
+        return False
+    return all(_absorbs(user, i, products_fuse) for user, i in _readers(op.results[0]))
+
+
 _UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
 """Ops that may write into the buffer of their first operand."""
 
@@ -316,12 +323,10 @@ class _LiveRanges:
             self._last[value] = max(last, self._last.get(value, last))
 
     def _is_fused(self, op: Op) -> bool:
-        if len(op.results) != 1 or not _fuses(op):
+        if not can_fuse(op, self._products_fuse) or op.results[0] in self._returned:
             return False
-        result, block, fuse = op.results[0], self._inlined_block(op), self._products_fuse
-        if result in self._returned:
-            return False
-        return all(self._inlined_block(user) is block and _absorbs(user, i, fuse) for user, i in _readers(result))
+        block = self._inlined_block(op)
+        return all(self._inlined_block(user) is block for user, _ in _readers(op.results[0]))
 
     def _inlined_block(self, op: Op) -> Block | None:
         return self._inlined[op.block] if op.block is not None else None

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.lowering.placement.decisions import Decision
+from sdy_jax.lowering.placement.live_bytes import can_fuse
+from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
 from sdy_jax.lowering.placement.trips import trips
 from sdy_jax.lowering.placement.walked import LayoutPlan, Walked
@@ -47,9 +49,9 @@ class ModelledProgram:
         mesh: Mesh,
         costs: CostModel,
         price: PairPrice,
-        pads: bool,
+        policy: Policy,
     ):
-        self._graph, self._walked = graph, walked
+        self._graph, self._walked, self._products_fuse = graph, walked, policy.products_fuse
         self._number = {op: n for n, op in enumerate(graph.ops)}
         self.table = LayoutTable(mesh_name, mesh)
         self.atoms = _atoms(walked, mesh)
@@ -59,7 +61,7 @@ class ModelledProgram:
         """Per use of what is made for each user alone, the number of its value."""
         self._free_uses: dict[Value, list[Port]] = {}
         """Where values are taken that every device can compute."""
-        self._ways = Ways(self.table, self.atoms, costs, pads)
+        self._ways = Ways(self.table, self.atoms, costs, policy.uneven == "pad")
         self._decided: dict[int, int] = {}
         self._edges: dict[tuple[int, int], int] = {}
         self._here = graph.main.blocks[0]
@@ -154,15 +156,30 @@ class ModelledProgram:
         return self._values.setdefault(value, _FREE)
 
     def _place_uses(self) -> None:
-        """Says of each use from which node to which the value is needed for it: all of a loop, if the use is inside."""
-        for value, number in [*self._values.items(), *((op.operands[i], n) for (op, i), n in self._made_anew.items())]:
-            if number == _FREE:
-                continue
-            home = value.owner if isinstance(value.owner, Block) else value.owner.block
-            known = self.model.values[number]
-            known.is_argument = home is self._graph.main.blocks[0] and value.defining_op is None
+        """Says of each use from which node to which the value is needed for it: all of a loop, if the use is inside;
+        what is fused reads its operands when its users run."""
+        main, returned = self._graph.main.blocks[0], frozenset(self._graph.outputs)
+        found = [*self._values.items(), *((op.operands[i], n) for (op, i), n in self._made_anew.items())]
+        values = {number: value for value, number in reversed(found) if number != _FREE}
+        runs = [(node, node) for node in range(len(self.model.nodes))]
+        for number in sorted(values, key=lambda number: self._maker(number), reverse=True):
+            value, known = values[number], self.model.values[number]
+            op, home = value.defining_op, value.owner if isinstance(value.owner, Block) else value.owner.block
             known.born = self._born(value, known)
-            known.needed = [self._needed(use.node, home) for use in known.uses]
+            known.needed = [self._needed(use.node, runs[use.node], home) for use in known.uses]
+            fused = op is not None and value not in returned and self._is_fused(op)
+            known.is_at_hand = fused or (home is main and op is None)
+            if fused and known.uses:
+                begins, ends = zip(*known.needed, strict=True)
+                runs[self._maker(number)] = min(begins), max(ends)
+
+    def _is_fused(self, op: Op) -> bool:
+        """Whether the users of an op compute its result."""
+        return can_fuse(op, self._products_fuse) and all(user.block is op.block for user, _ in op.results[0].uses)
+
+    def _maker(self, number: int) -> int:
+        maker = self.model.values[number].maker
+        return maker.node if maker is not None else -1
 
     def _born(self, value: Value, known: ModelValue) -> int:
         """The node from which on a value is there: what a loop carries, from the first node inside."""
@@ -171,8 +188,9 @@ class ModelledProgram:
             return self._extents[block.parent][0]
         return known.maker.node if known.maker is not None else 0
 
-    def _needed(self, node: int, home: Block | None) -> tuple[int, int]:
-        block, extent = self._block_of[node], (node, node)
+    def _needed(self, node: int, extent: tuple[int, int], home: Block | None) -> tuple[int, int]:
+        """From when to when what a node takes is needed, which it reads between two nodes of its own block."""
+        block = self._block_of[node]
         while block is not home and block.parent.block is not None:
             extent, block = self._extents.get(block.parent, extent), block.parent.block
         return extent

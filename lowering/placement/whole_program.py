@@ -8,7 +8,8 @@ Source: spec of the planner, sections 9, 12 and 13.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from jax.extend.mlir import ir
@@ -39,6 +40,9 @@ _TRIES = 8
 _DEARER = 4.0
 """By how much the price of holding rises from try to try."""
 
+_CLOSER = 2
+"""Prices that are tried between the lowest at which the program fits and the highest at which it does not."""
+
 
 def partition(
     module: ir.Operation,
@@ -67,12 +71,7 @@ def partition(
     proposed = walked(None)
     limit = policy.memory if policy.memory is not None else max(proposed.peak.total, policy.device_memory)
     program = modelled(graph, proposed.walker, policy)
-    walks = [proposed]
-    for chosen in choices(program):
-        if chosen != program.start:
-            walks.append(walked(program.plan(chosen)))
-        if walks[-1].peak.total <= limit:
-            break
+    walks = _tried(program, proposed, limit, walked)
     fitting = [walk for walk in walks if walk.peak.total <= limit]
     if not fitting:
         raise SdyError(_too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit))
@@ -108,22 +107,52 @@ def modelled(graph: Graph, proposed: Partitioner, policy: Policy) -> ModelledPro
     def price(shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding) -> float:
         return meshes.plan(shape, itemsize, source, target, costs).cost
 
-    return ModelledProgram(graph, proposed.walked, meshes.base_name, meshes.base, costs, price, policy.uneven == "pad")
+    return ModelledProgram(graph, proposed.walked, meshes.base_name, meshes.base, costs, price, policy)
 
 
-def choices(program: ModelledProgram) -> Iterator[Chosen]:
-    """The best choice, and then others that hold less and less. The first price of holding is the one at which the best
-    choice would cost as much as the walk's."""
+def best_choice(program: ModelledProgram) -> Chosen:
+    """The best choice that was found, if holding costs nothing."""
     model, start = program.model, program.start
     model.charge_each_reshard(_LEAST_SAVING * model.cost(start))
-    best = improved(model, start, program.table, program.atoms)
-    yield best
-    saved, more = model.cost(start) - model.cost(best), model.held(best) - model.held(start)
-    if more <= 0:
-        more = model.held(best)
+    return improved(model, start, program.table, program.atoms)
+
+
+def _tried(
+    program: ModelledProgram, proposed: _Walk, limit: float, walked: Callable[[LayoutPlan], _Walk]
+) -> list[_Walk]:
+    """The walks by the best choice and, where it does not fit, at rising prices of holding until one fits, and then a
+    little below. A walk that does not fit and costs more than the proposal, which does, ends it: those that hold less
+    cost more."""
+    model, known = program.model, {tuple(program.start): proposed}
+
+    def followed(chosen: Chosen) -> _Walk:
+        key = tuple(chosen)
+        if key not in known:
+            known[key] = walked(program.plan(chosen))
+        return known[key]
+
+    best = best_choice(program)
+    price, low, high = _first_price(program, best), 0.0, math.inf
+    most, closer = proposed.cost if proposed.peak.total <= limit else math.inf, 0
+    if followed(best).peak.total <= limit:
+        return list(known.values())
     for _ in range(_TRIES):
-        model.holding = model.holding * _DEARER or saved / more / _DEARER
-        yield improved(model, start, program.table, program.atoms)
+        model.holding = price
+        walk = followed(improved(model, program.start, program.table, program.atoms))
+        fits = walk.peak.total <= limit
+        low, high = (low, price) if fits else (price, high)
+        if closer == _CLOSER or (not fits and walk.cost > most):
+            break
+        closer += high < math.inf
+        price = min(price * _DEARER, math.sqrt(low * high) or high / _DEARER)
+    return list(known.values())
+
+
+def _first_price(program: ModelledProgram, best: Chosen) -> float:
+    """The price of holding at which the best choice would cost a quarter of what it saves beside the walk's more."""
+    model, start = program.model, program.start
+    saved, more = model.cost(start) - model.cost(best), model.held(best) - model.held(start)
+    return max(saved, _LEAST_SAVING * model.cost(start)) / (more if more > 0 else model.held(best)) / _DEARER
 
 
 def _too_large(peak: Peak, limit: float) -> str:

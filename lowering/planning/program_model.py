@@ -48,7 +48,8 @@ class ModelValue:
     """A value: its class, how often it is made, where it is made and taken.
 
     `born`: the node from which on it is there. `needed`: per use, the first and the last node for which it must be.
-    `is_argument`: it is there all the time in the layout in which it is made.
+    `is_at_hand`: it takes no memory of its own in the layout in which it is made: it is an argument, or its users
+    compute it.
     """
 
     shape: ShapeClass
@@ -57,7 +58,7 @@ class ModelValue:
     uses: list[Port] = field(default_factory=list)
     born: int = 0
     needed: list[tuple[int, int]] = field(default_factory=list)
-    is_argument: bool = False
+    is_at_hand: bool = False
 
 
 class ProgramModel:
@@ -135,7 +136,7 @@ class ProgramModel:
         for layout, (begin, end) in zip(taken, value.needed, strict=True):
             first[layout], last[layout] = min(begin, first.get(layout, begin)), max(end, last.get(layout, end))
         until = last.pop(made) if made in last else min(begin for begin, _ in value.needed)
-        held = 0.0 if value.is_argument else self.prices.local_bytes(value.shape, made) * (until - value.born)
+        held = 0.0 if value.is_at_hand else self.prices.local_bytes(value.shape, made) * (until - value.born)
         copies = [self.prices.local_bytes(value.shape, n) * (end - first[n] + 1) for n, end in last.items()]
         return held + sum(copies)
 

@@ -128,7 +128,7 @@ class RestrictedProgram:
         costs = node.times * np.array([node.ways[way].cost for way in self._allowed[number]])
         for made in node.made if self._model.holding else ():
             value = self._model.values[made]
-            if len(self._uses[made]) == 1 and not value.is_argument:
+            if len(self._uses[made]) == 1 and not value.is_at_hand:
                 layouts, of_way = self._column(self._maker(made))
                 costs = costs + self._held(value, layouts, value.needed[0][0] - value.born)[of_way]
         return costs
@@ -138,9 +138,9 @@ class RestrictedProgram:
         if not self._model.holding:
             return np.zeros(len(layouts))
         assert value.maker is not None
-        first = min(begin for begin, _ in value.needed) if value.is_argument else value.born
+        first = min(begin for begin, _ in value.needed) if value.is_at_hand else value.born
         costs = self._held(value, layouts, max(end for _, end in value.needed) - first + 1)
-        at_hand = self._column(value.maker).layouts if value.is_argument else []
+        at_hand = self._column(value.maker).layouts if value.is_at_hand else []
         return np.where(np.isin(layouts, at_hand), 0.0, costs)
 
     def _matrix(self, of: ShapeClass, sources: list[int], targets: list[int]) -> Costs:
