@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,10 @@ from partitioned_ops import CUBE, LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.placement import whole_program
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.whole_program import best_choice, modelled
+from sdy_jax.lowering.placement.whole_program import _tried, best_choice, modelled
 from sdy_jax.lowering.planning.improve import improved
 from sdy_jax.rules import RuleBook
 from sdy_jax.testing import assert_same
@@ -279,3 +281,67 @@ def test_plans_say_what_was_chosen_and_why():
     line = next(change.source.rsplit("/")[-1] for change in plan.layouts.changed)
     assert "which costs the whole program less" in str(plan.why(line))
     assert sdy.partition(step, mesh=LINE, in_shardings=(spec, spec, spec)).plan([LAYER] * 2, *BATCH).layouts is None
+
+
+def test_what_is_fused_takes_no_memory_and_its_operands_live_until_it_is_read():
+    def function(x, w, v):
+        h = x @ w
+        return h.sum(0), jnp.tanh(h * 2 + 1) @ v
+
+    program = Program(function, shapes((32, 64), (64, 64), (64, 64)), LINE, (P("x"), P(), P()))
+    values = {value: program.model.values[n] for value, n in program.modelled._values.items() if n >= 0}
+    products = [value for value in values if value.defining_op and value.defining_op.name == "stablehlo.dot_general"]
+    (scaled,) = [value for value in values if value.defining_op and value.defining_op.name == "stablehlo.multiply"]
+    assert values[scaled].is_at_hand and not values[products[0]].is_at_hand
+    until = {use.node: end for use, (_, end) in zip(values[products[0]].uses, values[products[0]].needed, strict=True)}
+    assert until[values[scaled].maker.node] == max(until.values()) > values[scaled].maker.node
+
+
+class Tried:
+    """A search for prices of holding, in which choice `n` costs and holds `walks[n]`."""
+
+    def __init__(self, monkeypatch, walks):
+        self.prices, self.walks, tries = [], walks, itertools.count(1)
+
+        def improved(model, *_):
+            self.prices.append(model.holding)
+            return [min(next(tries), len(walks) - 1)]
+
+        monkeypatch.setattr(whole_program, "improved", improved)
+        model = SimpleNamespace(
+            holding=0.0,
+            cost=lambda c: walks[c[0]][0],
+            held=lambda c: walks[c[0]][1],
+            charge_each_reshard=lambda _: None,
+        )
+        self.program = SimpleNamespace(model=model, start=[0], table=None, atoms=(), plan=lambda chosen: chosen[0])
+
+    def found(self, limit):
+        return [(walk.cost, walk.peak.total) for walk in _tried(self.program, self.walk(0), limit, self.walk)]
+
+    def walk(self, number):
+        cost, held = self.walks[number]
+        return SimpleNamespace(cost=cost, peak=SimpleNamespace(total=held))
+
+
+def test_no_price_is_tried_where_the_best_choice_fits(monkeypatch):
+    tried = Tried(monkeypatch, [(10, 5), (4, 5), (4, 5)])
+    assert tried.found(limit=5) == [(10, 5), (4, 5)] and tried.prices == [0]
+
+
+def test_prices_rise_until_it_fits_and_then_fall_a_little(monkeypatch):
+    tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 5), (5.5, 6), (5.6, 5)])
+    assert tried.found(limit=5)[-1] == (5.6, 5)
+    first, second, *rest = tried.prices[1:]
+    assert second == 4 * first and rest == [2 * first, pytest.approx(2**1.5 * first)]
+
+
+def test_nothing_is_tried_beyond_what_costs_more_than_a_proposal_that_fits(monkeypatch):
+    tried = Tried(monkeypatch, [(10, 5), (4, 9), (11, 8), (12, 5)])
+    assert len(tried.found(limit=5)) == 3
+    assert Tried(monkeypatch, [(10, 6), (4, 9), (11, 8), (12, 5)]).found(limit=5)[-1] == (12, 5)
+
+
+def test_a_proposal_that_nothing_saves_beside_is_left_where_it_does_not_fit(monkeypatch):
+    tried = Tried(monkeypatch, [(4, 9), (4, 9), (5, 5)])
+    assert tried.found(limit=5)[-1] == (5, 5) and tried.prices[1] > 0
