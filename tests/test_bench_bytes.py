@@ -63,6 +63,11 @@ def test_what_is_planned_op_by_op_promises_bytes_only():
     assert row("local", wire=101.0, flops=200.0, memory=200).misses == ["bytes"]
 
 
+def test_the_summary_counts_rows_that_miss_a_goal_and_takes_geometric_means():
+    said = bench_bytes.summary("global", [row("global", wire=50.0), row("global", wire=200.0)])
+    assert "2 rows, 1 miss a goal" in said and said.endswith("bytes 1.000, flops 1.000, memory 1.000")
+
+
 def test_every_model_has_rows_with_names_of_their_own_on_meshes_of_their_layouts():
     names = [(workload.name, mesh) for workload, mesh in LISTED]
     assert len(set(names)) == len(names) >= 40 and set(names) >= FAST
