@@ -345,3 +345,19 @@ def test_nothing_is_tried_beyond_what_costs_more_than_a_proposal_that_fits(monke
 def test_a_proposal_that_nothing_saves_beside_is_left_where_it_does_not_fit(monkeypatch):
     tried = Tried(monkeypatch, [(4, 9), (4, 9), (5, 5)])
     assert tried.found(limit=5)[-1] == (5, 5) and tried.prices[1] > 0
+
+
+def nested(weights, x):
+    """Loops in a loop, what the inner one makes carried on by the outer one."""
+
+    def outer(h, _):
+        return jax.lax.fori_loop(0, 3, lambda i, g: jnp.tanh(g @ weights), h) + h, None
+
+    return jax.lax.scan(outer, x, None, length=4)[0]
+
+
+@pytest.mark.parametrize("function", [nested, jax.grad(lambda w, x: jnp.sum(nested(w, x)))], ids=["plain", "gradient"])
+def test_values_are_needed_after_they_are_made(function):
+    program = Program(function, shapes((64, 64), (32, 64)), LINE, (P("x"), P("x")))
+    needed = [(value.born, begin, end) for value in program.model.values for begin, end in value.needed]
+    assert all(born <= begin <= end for born, begin, end in needed)

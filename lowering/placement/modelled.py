@@ -166,7 +166,7 @@ class ModelledProgram:
             value, known = values[number], self.model.values[number]
             op, home = value.defining_op, value.owner if isinstance(value.owner, Block) else value.owner.block
             known.born = self._born(value, known)
-            known.needed = [self._needed(use.node, runs[use.node], home) for use in known.uses]
+            known.needed = [self._needed(use.node, runs[use.node], home, known.born) for use in known.uses]
             fused = op is not None and value not in returned and self._is_fused(op)
             known.is_at_hand = fused or (home is main and op is None)
             if fused and known.uses:
@@ -188,12 +188,13 @@ class ModelledProgram:
             return self._extents[block.parent][0]
         return known.maker.node if known.maker is not None else 0
 
-    def _needed(self, node: int, extent: tuple[int, int], home: Block | None) -> tuple[int, int]:
-        """From when to when what a node takes is needed, which it reads between two nodes of its own block."""
+    def _needed(self, node: int, extent: tuple[int, int], home: Block | None, born: int) -> tuple[int, int]:
+        """From when to when what a node takes is needed, which it reads between two nodes of its own block; a loop
+        reads what it carries on after its body has made it."""
         block = self._block_of[node]
         while block is not home and block.parent.block is not None:
             extent, block = self._extents.get(block.parent, extent), block.parent.block
-        return extent
+        return max(extent[0], born), max(extent[1], born)
 
     # The plan.
 
