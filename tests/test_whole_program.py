@@ -361,3 +361,10 @@ def test_values_are_needed_after_they_are_made(function):
     program = Program(function, shapes((64, 64), (32, 64)), LINE, (P("x"), P("x")))
     needed = [(value.born, begin, end) for value in program.model.values for begin, end in value.needed]
     assert all(born <= begin <= end for born, begin, end in needed)
+
+
+def test_a_program_that_holds_nothing_in_between():
+    plan = assert_same(lambda x: x, np.ones((8, 4), np.float32), mesh=LINE, in_shardings=P("x"), layouts="global")
+    assert not plan.layouts.changed
+    with pytest.raises(sdy.SdyError, match="memory=1 B is not enough"):
+        sdy.partition(lambda x: x, mesh=LINE, layouts="global", memory=1).plan(np.ones((8, 4), np.float32))

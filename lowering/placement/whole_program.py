@@ -132,11 +132,11 @@ def _tried(
         return known[key]
 
     best = best_choice(program)
-    price, low, high = _first_price(program, best), 0.0, math.inf
-    most, closer = proposed.cost if proposed.peak.total <= limit else math.inf, 0
     if followed(best).peak.total <= limit:
         return list(known.values())
-    for _ in range(_TRIES):
+    price, low, high = _first_price(program, best), 0.0, math.inf
+    most, closer = proposed.cost if proposed.peak.total <= limit else math.inf, 0
+    for _ in range(_TRIES if price else 0):
         model.holding = price
         walk = followed(improved(model, program.start, program.table, program.atoms))
         fits = walk.peak.total <= limit
@@ -149,10 +149,12 @@ def _tried(
 
 
 def _first_price(program: ModelledProgram, best: Chosen) -> float:
-    """The price of holding at which the best choice would cost a quarter of what it saves beside the walk's more."""
+    """The price of holding at which the best choice would cost a quarter of what it saves beside the walk's more; 0
+    where it holds nothing that could be given up."""
     model, start = program.model, program.start
-    saved, more = model.cost(start) - model.cost(best), model.held(best) - model.held(start)
-    return max(saved, _LEAST_SAVING * model.cost(start)) / (more if more > 0 else model.held(best)) / _DEARER
+    saved, held = model.cost(start) - model.cost(best), model.held(best)
+    more = held - model.held(start) if held > model.held(start) else held
+    return max(saved, _LEAST_SAVING * model.cost(start)) / more / _DEARER if more else 0.0
 
 
 def _too_large(peak: Peak, limit: float) -> str:
