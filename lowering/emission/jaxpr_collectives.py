@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from sdy_jax.lowering.reshard.cost import wire_bytes
 
@@ -45,10 +45,9 @@ def sent_by_kind(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Counter[str]:
 
 def _inner(values: Any) -> Iterator[Jaxpr]:
     for value in values:
-        if isinstance(value, ClosedJaxpr):
-            yield value.jaxpr
-        elif isinstance(value, Jaxpr):
-            yield value
+        inner = getattr(value, "jaxpr", value)  # of a closed one, which jax 0.12 no longer tells apart
+        if isinstance(inner, Jaxpr):
+            yield inner
         elif isinstance(value, (tuple, list)):
             yield from _inner(value)
 
