@@ -23,7 +23,7 @@ from sdy_jax.lowering.placement.walked import LayoutPlan, Walked
 from sdy_jax.lowering.placement.ways import Ways, is_inexact
 from sdy_jax.lowering.planning.choice import PlannedOp
 from sdy_jax.lowering.planning.enumerated import Way, layouts_of_shape
-from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ShapeClass
+from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ValueClass
 from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Port, ProgramModel
 from sdy_jax.lowering.planning.routes.prices import PairPrice
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -278,7 +278,7 @@ def _trips(op: Op) -> int:
     return trips(op) if op.name == "stablehlo.while" else 1
 
 
-def _class(value: Value) -> ShapeClass:
+def _class(value: Value) -> ValueClass:
     return value.shape or (), value.itemsize
 
 

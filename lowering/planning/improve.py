@@ -38,7 +38,7 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
             failed += 1
         if failed == len(moves):
             break
-    found = improve_locally(model, best, moves[-len(atoms) :])
+    found = _improve_locally(model, best, moves[-len(atoms) :])
     return found if model.cost(found) < model.cost(start) * (1 - _LEAST) else list(start)
 
 
@@ -65,7 +65,7 @@ def _holds_all_or_none(table: LayoutTable, layout: int, atoms: Sequence[AxisRef]
     return not used or (len(used) == 1 and all(any(overlaps(a, b) for b in used[0]) for a in atoms))
 
 
-def improve_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Keeps]) -> Chosen:
+def _improve_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Keeps]) -> Chosen:
     """The best of the ways of each node that some move allows, given the others, until nothing changes."""
     found = list(chosen)
     least = _LEAST * model.cost(found)

@@ -15,7 +15,7 @@ from sdy_jax.representation.axes import overlaps, set_difference
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
-ShapeClass = tuple[tuple[int, ...], float]
+ValueClass = tuple[tuple[int, ...], float]
 """A tensor's global shape and its bytes per element: values of one class cost the same in equal layouts."""
 
 
@@ -76,15 +76,15 @@ class Prices:
         self._table = table
         self._routes = RoutePrices(table.mesh_name, table.mesh, costs, pair)
         self._least = 0.0
-        self._known: dict[ShapeClass, _OfClass] = {}
-        self._bytes: dict[tuple[ShapeClass, int], float] = {}
+        self._known: dict[ValueClass, _OfClass] = {}
+        self._bytes: dict[tuple[ValueClass, int], float] = {}
 
     def add_to_each(self, least: float) -> None:
         """Sets what is added to the price of all that sends anything."""
         self._least = least
         self._known.clear()
 
-    def learn(self, of: ShapeClass, layouts: Iterable[int]) -> None:
+    def learn(self, of: ValueClass, layouts: Iterable[int]) -> None:
         """Prices all pairs of some layouts, and of these with those that are known."""
         known = self._known.setdefault(of, _OfClass({}, np.zeros((0, 0)), []))
         new = [layout for layout in dict.fromkeys(layouts) if layout not in known.index]
@@ -98,7 +98,7 @@ class Prices:
         np.fill_diagonal(known.matrix, 0.0)
         known.rows = known.matrix.tolist()
 
-    def _priced(self, of: ShapeClass, layouts: list[TensorSharding]) -> np.ndarray:
+    def _priced(self, of: ValueClass, layouts: list[TensorSharding]) -> np.ndarray:
         """The prices between all layouts. Those that do not divide the shape, and so lie in padded blocks, are priced
         as if all that is sent from and to them were padded."""
         shape, itemsize = of
@@ -113,7 +113,7 @@ class Prices:
         prices[np.ix_(even, even)] = self._routes.matrix(shape, itemsize, divided, divided)
         return prices
 
-    def cost(self, of: ShapeClass, source: int, target: int) -> float:
+    def cost(self, of: ValueClass, source: int, target: int) -> float:
         """The price of one reshard; infinite where there is none."""
         if source == target:
             return 0.0
@@ -123,7 +123,7 @@ class Prices:
             known = self._known[of]
         return known.rows[known.index[source]][known.index[target]]
 
-    def local_bytes(self, of: ShapeClass, layout: int) -> float:
+    def local_bytes(self, of: ValueClass, layout: int) -> float:
         """What one device holds of a tensor."""
         key = of, layout
         if key not in self._bytes:
@@ -132,7 +132,7 @@ class Prices:
             self._bytes[key] = itemsize * math.prod(local)
         return self._bytes[key]
 
-    def matrix(self, of: ShapeClass, sources: Sequence[int], targets: Sequence[int]) -> np.ndarray:
+    def matrix(self, of: ValueClass, sources: Sequence[int], targets: Sequence[int]) -> np.ndarray:
         """The prices from each of some layouts (rows) to each of others (columns)."""
         self.learn(of, (*sources, *targets))
         known = self._known[of]

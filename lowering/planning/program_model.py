@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sdy_jax.lowering.planning.enumerated import Way
-from sdy_jax.lowering.planning.layout_table import Prices, ShapeClass
+from sdy_jax.lowering.planning.layout_table import Prices, ValueClass
 
 Chosen = list[int]
 """Per node, the number of the chosen way."""
@@ -52,7 +52,7 @@ class ModelValue:
     compute it.
     """
 
-    shape: ShapeClass
+    shape: ValueClass
     times: float
     maker: Port | None = None
     uses: list[Port] = field(default_factory=list)
@@ -70,9 +70,9 @@ class ProgramModel:
         self.values: list[ModelValue] = []
         self.holding = 0.0
         """What it costs to hold a byte from one node to the next."""
-        self._spread: dict[tuple[ShapeClass, int, frozenset[int]], float] = {}
+        self._spread: dict[tuple[ValueClass, int, frozenset[int]], float] = {}
 
-    def add_value(self, shape: ShapeClass, times: float) -> int:
+    def add_value(self, shape: ValueClass, times: float) -> int:
         self.values.append(ModelValue(shape, times))
         return len(self.values) - 1
 
@@ -140,7 +140,7 @@ class ProgramModel:
         copies = [self.prices.local_bytes(value.shape, n) * (end - first[n] + 1) for n, end in last.items()]
         return held + sum(copies)
 
-    def spread(self, shape: ShapeClass, made: int, wanted: frozenset[int]) -> float:
+    def spread(self, shape: ValueClass, made: int, wanted: frozenset[int]) -> float:
         """The cost of the cheapest reshards that lead from one layout to all others, from layout to layout."""
         if len(wanted) == 1:
             return self.prices.cost(shape, made, next(iter(wanted)))
@@ -150,7 +150,7 @@ class ProgramModel:
             self._spread[key] = min([self._grown(shape, made, first, ordered) for first in [None, *ordered]])
         return self._spread[key]
 
-    def _grown(self, shape: ShapeClass, made: int, first: int | None, wanted: Iterable[int]) -> float:
+    def _grown(self, shape: ValueClass, made: int, first: int | None, wanted: Iterable[int]) -> float:
         """The cost of adding layouts nearest first, one of them at the very beginning."""
         cost, left = 0.0, {target: self.prices.cost(shape, made, target) for target in wanted}
         while left:

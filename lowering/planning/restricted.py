@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdy_jax.lowering.planning.enumerated import Way
-from sdy_jax.lowering.planning.layout_table import ShapeClass
+from sdy_jax.lowering.planning.layout_table import ValueClass
 from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Port, ProgramModel
 from sdy_jax.lowering.planning.solver import Ports, Problem, solve
 
@@ -111,7 +111,7 @@ class RestrictedProgram:
 
     def _learn_prices(self) -> None:
         """Prices all reshards that may occur, class by class: at once they cost little more than one by one."""
-        found: dict[ShapeClass, dict[int, None]] = {}
+        found: dict[ValueClass, dict[int, None]] = {}
         for value, uses in zip(self._model.values, self._uses, strict=True):
             if uses:
                 found.setdefault(value.shape, {}).update(dict.fromkeys(self._layouts_around(value)))
@@ -143,7 +143,7 @@ class RestrictedProgram:
         at_hand = self._column(value.maker).layouts if value.is_at_hand else []
         return np.where(np.isin(layouts, at_hand), 0.0, costs)
 
-    def _matrix(self, of: ShapeClass, sources: list[int], targets: list[int]) -> Costs:
+    def _matrix(self, of: ValueClass, sources: list[int], targets: list[int]) -> Costs:
         key = of, tuple(sources), tuple(targets)
         if key not in self._matrices:
             self._matrices[key] = self._model.prices.matrix(of, sources, targets)
