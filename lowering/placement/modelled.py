@@ -34,8 +34,10 @@ from sdy_jax.rules.dataflow import accumulator, edges_of, is_data_flow
 from sdy_jax.rules.predicates import is_elementwise
 
 _FREE = -1
-_MOST_USERS = 16
-_WIDENING = 4
+"""In place of a value's number: it costs nothing in any layout."""
+
+_MOST_USERS, _WIDENING = 16, 4
+"""What is made anew for each user has at most so many, and is that many times as large as what it is made of."""
 
 
 class ModelledProgram:

@@ -18,8 +18,9 @@ from sdy_jax.lowering.planning.restricted import Keeps, RestrictedProgram
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef
 
-_MOST_MOVES = 12
-_ROUNDS = 10
+_MOST_MOVES, _ROUNDS = 12, 10
+"""Moves that are tried, and rounds of local improvement."""
+
 _LEAST = 1e-9
 """The share of the program's cost below which nothing is changed."""
 
