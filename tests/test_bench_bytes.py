@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
+from benchmarks import loaded  # makes the scripts importable
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-
+# isort: split
 from comparing import Cost
 from training import FAST, MODELS, ROWS, training_rows
 from workloads import MESHES
 
 from sdy_jax.plan.hlo import HloTotals
-
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-
-
-def loaded(name):
-    loader = SourceFileLoader(name, str(SCRIPTS / name))
-    module = module_from_spec(spec_from_loader(name, loader))
-    sys.modules[name] = module
-    loader.exec_module(module)
-    return module
-
 
 bench_bytes = loaded("bench_bytes")
 LISTED = list(training_rows())

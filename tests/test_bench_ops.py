@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from benchmarks import loaded  # makes the scripts importable
 from jax.sharding import PartitionSpec as P
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-
+# isort: split
 from comparing import largest_difference, ratio
 from ops import cases, least_moved
-
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-
-
-def loaded(name):
-    loader = SourceFileLoader(name, str(SCRIPTS / name))
-    module = module_from_spec(spec_from_loader(name, loader))
-    sys.modules[name] = module
-    loader.exec_module(module)
-    return module
-
 
 bench_ops = loaded("bench_ops")
 Row, Side = bench_ops.Row, bench_ops.Side
