@@ -28,24 +28,33 @@ _LEAST = 1e-9
 def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atoms: Sequence[AxisRef]) -> Chosen:
     """A choice that costs no more than the start, and the start where none was found that costs less."""
     moves = _moves(table, atoms)
-    best, failed = list(start), 0
-    least = model.cost(best)
-    for _, move in zip(range(_MOST_MOVES if len(moves) > 1 else 1), cycle(moves)):
+    best = _moved(model, list(start), moves)
+    freed = RestrictedProgram(model, best, lambda way, now: True).solved()
+    if _is_cheaper(model, freed, best):
+        best = _moved(model, freed, moves)
+    found = _improve_locally(model, best, moves[-len(atoms) :] or [lambda way, now: True])
+    return found if _is_cheaper(model, found, start) else list(start)
+
+
+def _moved(model: ProgramModel, start: Chosen, moves: Sequence[Keeps]) -> Chosen:
+    """What the moves lead to, one after the other, until all of them have failed in a row."""
+    best, failed = start, 0
+    for _, move in zip(range(_MOST_MOVES), cycle(moves)):
         found = RestrictedProgram(model, best, move).solved()
-        cost = model.cost(found)
-        if cost < least * (1 - _LEAST):
-            best, least, failed = found, cost, 0
-        else:
-            failed += 1
+        best, failed = (found, 0) if _is_cheaper(model, found, best) else (best, failed + 1)
         if failed == len(moves):
             break
-    found = _improve_locally(model, best, moves[-len(atoms) :])
-    return found if model.cost(found) < model.cost(start) * (1 - _LEAST) else list(start)
+    return best
+
+
+def _is_cheaper(model: ProgramModel, found: Sequence[int], other: Sequence[int]) -> bool:
+    return model.cost(found) < model.cost(other) * (1 - _LEAST)
 
 
 def _moves(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Keeps]:
+    """The moves that leave each node a few ways of many; none along one atom, where nodes have few."""
     if len(atoms) < 2:
-        return [lambda way, now: True]
+        return []
 
     def along(atom: AxisRef) -> Keeps:
         axes = (atom,)
