@@ -136,48 +136,6 @@ def test_numbers_and_costs_of_whole_programs(name):
     assert found["global"].wire_bytes <= found["local"].wire_bytes
 
 
-def drawn_function(seed, ops):
-    """A function of random products, sums and transposes of 16x16 matrices, and how many it takes."""
-    rng = np.random.default_rng(seed)
-    steps = [(str(rng.choice(["@", "@", "+", "*", "tanh", "T", "sum"])), *rng.integers(0, 100, 2)) for _ in range(ops)]
-
-    def function(*args):
-        values = list(args)
-        for name, i, j in steps:
-            a, b = values[-1 - i % min(3, len(values))], values[j % len(values)]
-            values.append(
-                {
-                    "@": lambda a=a, b=b: a @ b,
-                    "+": lambda a=a, b=b: a + b,
-                    "*": lambda a=a, b=b: a * b,
-                    "tanh": lambda a=a: jnp.tanh(a),
-                    "T": lambda a=a: a.T,
-                    "sum": lambda a=a: jnp.broadcast_to(a.sum(0), a.shape),
-                }[name]()
-            )
-        return values[-1]
-
-    places = [P(), P("x"), P(None, "x")]
-    return function, tuple(places[k] for k in rng.integers(0, 3, 3))
-
-
-def least_cost(model):
-    """The least cost over all choices."""
-    return min(map(model.cost, itertools.product(*(range(len(node.ways)) for node in model.nodes))))
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_small_programs_cost_the_least(seed):
-    function, in_shardings = drawn_function(seed, 3 + seed % 4)
-    program = Program(function, shapes((16, 16), (16, 16), (16, 16)), LINE, in_shardings)
-    model = program.model
-    if np.prod([float(len(node.ways)) for node in model.nodes]) > 20_000:
-        pytest.skip("too many choices to try them all")
-    chosen = improved(model, program.modelled.start, program.modelled.table, program.modelled.atoms)
-    assert model.cost(chosen) == pytest.approx(least_cost(model))
-    assert model.cost(chosen) <= model.cost(program.modelled.start)
-
-
 BOUNDS = {
     "replicated weights": (P(), 2),
     "fsdp of the first dimension": (P("x"), 2),

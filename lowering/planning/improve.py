@@ -1,8 +1,9 @@
 """Better choices for a whole program, from given ones.
 
 Each *move* leaves every node a few of its ways and solves what is then a small problem for all nodes at once: those
-that differ in one atom only, or those that keep all atoms together. In the end each node is tried alone on the true
-cost.
+that differ in one atom only, or those that keep all atoms together. Where none of them leads further, all ways are left
+to all nodes: on small programs that is solved exactly, on large ones from what the moves found. In the end each node is
+tried alone on the true cost.
 Source: spec of the planner, sections 4 and 12.
 """
 
@@ -29,22 +30,30 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
     """A choice that costs no more than the start, and the start where none was found that costs less."""
     moves = _moves(table, atoms)
     best = _moved(model, list(start), moves)
-    freed = RestrictedProgram(model, best, lambda way, now: True).solved()
+    freed = RestrictedProgram(model, best, _everything).solved()
     if _is_cheaper(model, freed, best):
         best = _moved(model, freed, moves)
-    found = _improve_locally(model, best, moves[-len(atoms) :] or [lambda way, now: True])
+    found = _improve_locally(model, best, moves[-len(atoms) :] or [_everything])
     return found if _is_cheaper(model, found, start) else list(start)
 
 
 def _moved(model: ProgramModel, start: Chosen, moves: Sequence[Keeps]) -> Chosen:
     """What the moves lead to, one after the other, until all of them have failed in a row."""
-    best, failed = start, 0
+    best, least, failed = start, model.cost(start), 0
     for _, move in zip(range(_MOST_MOVES), cycle(moves)):
         found = RestrictedProgram(model, best, move).solved()
-        best, failed = (found, 0) if _is_cheaper(model, found, best) else (best, failed + 1)
+        cost = model.cost(found)
+        if cost < least * (1 - _LEAST):
+            best, least, failed = found, cost, 0
+        else:
+            failed += 1
         if failed == len(moves):
             break
     return best
+
+
+def _everything(way: Way, now: Way) -> bool:
+    return True
 
 
 def _is_cheaper(model: ProgramModel, found: Sequence[int], other: Sequence[int]) -> bool:

@@ -1,0 +1,115 @@
+"""Choices for small random programs beside the least that they can cost: optimal, and the solver's bound below it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from least_cost import by_trying_everything, least_cost
+from partitioned_ops import LINE, PLANE
+from test_whole_program import Program, shapes
+
+import sdy_jax as sdy
+from sdy_jax.lowering.planning import restricted
+from sdy_jax.lowering.planning.improve import improved
+from sdy_jax.lowering.planning.restricted import RestrictedProgram
+
+SPECS = {
+    "line": (P(), P("x"), P(None, "x")),
+    "plane": (
+        *(P(), P("x"), P(None, "x"), P("y"), P(None, "y"), P("x", "y"), P("y", "x")),
+        *(P(("x", "y")), P(None, ("x", "y"))),
+    ),
+}
+MATRICES = shapes((16, 16), (16, 16), (16, 16))
+OPS = {"line": 8, "plane": 5}
+"""Per mesh, the most ops of a program."""
+
+
+def drawn_function(seed, ops):
+    """A function of random products, sums and transposes of three matrices of 16x16."""
+    rng = np.random.default_rng(seed)
+    steps = [(str(rng.choice(["@", "@", "+", "*", "tanh", "T", "sum"])), *rng.integers(0, 100, 2)) for _ in range(ops)]
+
+    def function(*args):
+        values = list(args)
+        for name, i, j in steps:
+            a, b = values[-1 - i % min(3, len(values))], values[j % len(values)]
+            values.append(
+                {
+                    "@": lambda a=a, b=b: a @ b,
+                    "+": lambda a=a, b=b: a + b,
+                    "*": lambda a=a, b=b: a * b,
+                    "tanh": lambda a=a: jnp.tanh(a),
+                    "T": lambda a=a: a.T,
+                    "sum": lambda a=a: jnp.broadcast_to(a.sum(0), a.shape),
+                }[name]()
+            )
+        return values[-1]
+
+    return function
+
+
+def modelled(name, seed, ops, costs=None):
+    """A random program in random layouts on a mesh, with its model."""
+    specs = np.random.default_rng([seed, 1]).integers(0, len(SPECS[name]), 3)
+    in_shardings = tuple(SPECS[name][k] for k in specs)
+    mesh = {"line": LINE, "plane": PLANE}[name]
+    return Program(drawn_function(seed, ops), MATRICES, mesh, in_shardings, costs=costs)
+
+
+class Result:
+    """What a random program costs: at least, as planned, as walked, and by the solver's bound."""
+
+    def __init__(self, name, seed):
+        costs = sdy.CostModel(flop=1e-3) if seed % 2 else None
+        program = modelled(name, seed, 2 + seed % (OPS[name] - 1), costs)
+        self.model, self.start = program.model, program.modelled.start
+        chosen = improved(self.model, self.start, program.modelled.table, program.modelled.atoms)
+        self.cost, self.walk = self.model.cost(chosen), self.model.cost(self.start)
+
+    @property
+    def least(self):
+        return least_cost(self.model, self.cost * (1 + 1e-9))
+
+    @property
+    def is_optimal(self):
+        return self.cost <= self.least * (1 + 1e-7)
+
+    def bound(self, monkeypatch):
+        """That of the solver over all ways."""
+        solutions, solve = [], restricted.solve
+        with monkeypatch.context() as patch:
+            patch.setattr(restricted, "solve", lambda *args: solutions.append(solve(*args)) or solutions[0])
+            RestrictedProgram(self.model, self.start, lambda way, now: True).solved()
+        return solutions[0].bound
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("seed", range(16))
+def test_small_programs_cost_the_least(name, seed, monkeypatch):
+    result = Result(name, seed)
+    assert result.is_optimal and result.cost <= result.walk
+    assert result.bound(monkeypatch) <= result.least * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPS)
+def test_small_programs_cost_the_least_in_99_of_100(name, monkeypatch):
+    missed = []
+    for seed in range(500):
+        result = Result(name, seed)
+        assert result.cost <= result.walk, seed
+        assert result.bound(monkeypatch) <= result.least * (1 + 1e-9), seed
+        missed += [] if result.is_optimal else [seed]
+        if seed % 50 == 49:
+            jax.clear_caches()
+    assert len(missed) <= 5, missed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_least_cost_is_that_of_trying_everything(seed):
+    model = modelled("line", seed, 2 + seed % 2).model
+    least = by_trying_everything(model)
+    assert least_cost(model, 2 * least) == pytest.approx(least)
+    assert least_cost(model, least * 0.99) == np.inf
