@@ -1,7 +1,9 @@
 """Layouts of whole programs: the model beside what is emitted, choices beside brute force, numbers on eight devices."""
 
+import functools
 import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,8 +95,24 @@ def looked_up(table, ids):
     return jax.grad(loss)(table)
 
 
+def block_step(layers, x, y):
+    """Descent on attention and a feed-forward network, per layer."""
+
+    def loss(layers):
+        h = x
+        for *heads, out, up, down in layers:
+            h = h + jnp.einsum("bshe,hed->bsd", attention(h, *heads), out)
+            h = h + jax.nn.gelu(h @ up) @ down
+        return jnp.mean((h - y) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(layers)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, layers, gradients), value
+
+
 LAYER = shapes((64, 256), (256, 64))
 BATCH = shapes((32, 64), (32, 64))
+BLOCK = shapes(*[(32, 8, 4)] * 3, (8, 4, 32), (32, 128), (128, 32))
+SEQUENCES = shapes((8, 16, 32), (8, 16, 32))
 PROGRAMS = {
     "data": (step, ([LAYER] * 2, *BATCH), (P(), P("x"), P("x")), LINE),
     "fsdp": (step, ([LAYER] * 2, *BATCH), (P("x"), P("x"), P("x")), LINE),
@@ -102,6 +120,8 @@ PROGRAMS = {
     "weights of both": (step, ([LAYER] * 2, *BATCH), (P("x", "y"), P("x"), P("x")), PLANE),
     "three axes": (step, ([LAYER], *BATCH), (P("x", "y"), P("z"), P("z")), CUBE),
     "scanned": (scanned, shapes((4, 64, 64), (32, 64)), (P(None, "x"), P("x")), LINE),
+    "blocks": (block_step, ([BLOCK], *SEQUENCES), (P("x"), P("x"), P("x")), LINE),
+    "blocks of both": (block_step, ([BLOCK], *SEQUENCES), (P("x", "y"), P("x"), P("x")), PLANE),
     "attention": (attention, shapes((8, 16, 32), *[(32, 8, 4)] * 3), (P(None, "x"), P("x"), P("x"), P("x")), LINE),
 }
 
@@ -137,30 +157,74 @@ def test_numbers_and_costs_of_whole_programs(name):
 
 
 SAME_TEXT = """
-import jax, jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
+import conftest
 import sdy_jax as sdy
-from test_whole_program import PROGRAMS
-for name in ("fsdp", "weights of both", "scanned"):
+from test_whole_program import PROGRAMS, peak_of
+for name in ("fsdp", "weights of both", "scanned", "blocks of both"):
     function, args, in_shardings, mesh = PROGRAMS[name]
-    print(sdy.partition(function, mesh=mesh, in_shardings=in_shardings, layouts="global").plan(*args))
+    for share in (None, 0.9):
+        memory = share and share * peak_of(name)
+        try:
+            plan = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, layouts="global", memory=memory)
+            print(plan.plan(*args))
+        except sdy.SdyError as error:
+            print(error)
 """
 
 
+@functools.cache
+def peak_of(name):
+    """What a device holds where the memory is not limited."""
+    function, args, in_shardings, mesh = PROGRAMS[name]
+    plan = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, layouts="global", memory="1GiB").plan(*args)
+    return plan.memory.peak
+
+
 def test_the_plan_is_the_same_in_every_process():
-    def text(seed):
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        done = subprocess.run(
+    def started(seed):
+        return subprocess.Popen(
             [sys.executable, "-c", SAME_TEXT],
             cwd=Path(__file__).parent,
-            env=environment,
-            capture_output=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
-    assert text("1") == text("2")
+    running = [started("1"), started("2")]
+    (one, _), (two, errors) = (process.communicate() for process in running)
+    assert running[0].returncode == running[1].returncode == 0, errors
+    assert one == two
+
+
+def renamed(tree, names):
+    """The specs of a tree with other axis names."""
+
+    def spec(given):
+        return P(*[names.get(axis, axis) for axis in given])
+
+    return jax.tree.map(spec, tree, is_leaf=lambda leaf: isinstance(leaf, P))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_axis_names_do_not_matter(name):
+    function, args, in_shardings, mesh = PROGRAMS[name]
+    names = dict(zip("xyz", "zab", strict=True))
+    other = jax.make_mesh(mesh.axis_sizes, tuple(names[axis] for axis in mesh.axis_names), axis_types=mesh.axis_types)
+
+    def costs(share):
+        memory = share and share * peak_of(name)
+        for where, specs in ((mesh, in_shardings), (other, renamed(in_shardings, names))):
+            f = sdy.partition(function, mesh=where, in_shardings=specs, layouts="global", memory=memory)
+            try:
+                plan = f.plan(*args)
+                yield plan.layouts.cost, plan.wire_bytes, plan.memory.peak
+            except sdy.SdyError as error:
+                yield re.sub(r"tensor<.*", "", str(error))
+
+    for share in (None, 0.9) if name in ("fsdp", "weights of both") else (None,):
+        one, two = costs(share)
+        assert one == two
 
 
 STACK = shapes((8, 64, 256), (8, 256, 64)), *shapes((64, 64), (64, 64))
