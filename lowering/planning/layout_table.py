@@ -16,7 +16,8 @@ from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
 ValueClass = tuple[tuple[int, ...], float]
-"""A tensor's global shape and its bytes per element: values of one class cost the same in equal layouts."""
+"""A tensor's global shape and its bytes per element: values of one class cost the same in equal layouts. What has no
+bytes is only taken in the layout in which it is made: it ties nodes to each other."""
 
 
 class LayoutTable:
@@ -102,6 +103,8 @@ class Prices:
         """The prices between all layouts. Those that do not divide the shape, and so lie in padded blocks, are priced
         as if all that is sent from and to them were padded."""
         shape, itemsize = of
+        if not itemsize:
+            return np.where(np.eye(len(layouts)), 0.0, np.inf)
         counts = [layout.shard_counts(self._table.mesh) for layout in layouts]
         even = [i for i, found in enumerate(counts) if not any(n % g for n, g in zip(shape, found, strict=True))]
         if len(even) == len(layouts):
