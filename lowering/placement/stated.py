@@ -70,9 +70,9 @@ class StatedWays:
     def _layouts(
         self, shape: Sequence[int], own: TensorSharding, stated: Openness, atoms: Atoms, summed: bool = False
     ) -> list[int]:
-        """The layouts that are allowed, the walk's own first; no other where that is on another mesh."""
+        """The layouts that are allowed, the walk's own first."""
         first = self._table.number(own)
-        if not self._is_at_home(own) or not (shape and (any(stated.is_open) or summed)):
+        if not shape or not any(stated.is_open):
             return [first]
         return list(dict.fromkeys([first, *layouts_of_shape(shape, atoms, self._table, stated, summed)]))
 
@@ -81,7 +81,8 @@ class StatedWays:
 
     def _openness(self, own: TensorSharding, stated: TensorSharding | None) -> Openness:
         """What is stated, as far as the walk followed it; closed where it did not."""
-        if stated is None or not self._is_at_home(stated) or stated.unreduced_axes != own.unreduced_axes:
+        followed = stated is not None and stated.unreduced_axes == own.unreduced_axes
+        if stated is None or not (followed and self._is_at_home(stated) and self._is_at_home(own)):
             return Openness(own.axes, (False,) * own.rank, ())
         is_open = tuple(
             not dim.is_closed and axes[: len(dim.axes)] == dim.axes

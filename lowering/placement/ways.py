@@ -28,15 +28,13 @@ class Ways:
         self._ways: dict[object, list[Way]] = {}
 
     def of(self, op: Op, decision: Decision) -> list[Way]:
-        """The ways of an op, the walk's own first; no others where that is on another mesh."""
+        """The ways of an op, the walk's own first; only that may be on another mesh."""
         kind, layouts = decision.kind, tuple(map(self._table.number, decision.shardings))
-        at_home = all(self._table.shardings[n].layout[0] in (None, self._mesh_name) for n in layouts)
-        carried = tuple(self._carried(op)) if at_home else ()
-        key = kind, layouts, decision.choice.inside, carried, at_home
+        carried = tuple(self._carried(op))
+        key = kind, layouts, decision.choice.inside, carried
         if key not in self._ways:
             own = self._own_way(kind, decision, layouts)
-            every = self._every_way(kind, carried) if at_home else []
-            self._ways[key] = _ordered(own, every, _contracts(kind))
+            self._ways[key] = _ordered(own, self._every_way(kind, carried), _contracts(kind))
         return self._ways[key]
 
     def _every_way(self, kind: Kind, carried: tuple[frozenset[int], ...]) -> list[Way]:
