@@ -87,7 +87,7 @@ def test_open_dimensions_are_filled_in_as_it_costs_least(monkeypatch):
     assert 'stated [{"x"}, {?}, {?}]' in str(plan)
     free = Chosen(layers("x", U, U), (x, weights), PLANE, ins).cost
     monkeypatch.setattr(stated, "stated_for", lambda value: None)
-    assert free < 0.8 * Chosen(layers("x", U, U), (x, weights), PLANE, ins).cost
+    assert free < 0.9 * Chosen(layers("x", U, U), (x, weights), PLANE, ins).cost
 
 
 @pytest.mark.parametrize(

@@ -123,16 +123,25 @@ class ModelledProgram:
         self._extents[op] = first, len(self.model.nodes)
 
     def _constraint(self, op: Op, own: TensorSharding, times: float) -> None:
-        """Adds an op that states the layout of its operand, or that it is that of the other members of a group."""
-        group = group_of(op)
-        self._new_value(op.results[0], times)
-        if group is None:
-            ways = self._stated.of_constraint(op, own, self._free)
-            self._constraints[self._number[op]] = self._add(ways, times, _slots(op), op.results)
-            return
-        ways, taken = self._stated.of_member(op, own, self._free), self._value(op.operands[0])
-        self._block_of.append(self._here)
-        node = self.model.add_member(ways, times, taken, self._values[op.results[0]], self._tie(group, op.results[0]))
+        """Adds an op that states a layout of its operand. Its users may take the value from before it, as the walk
+        does, but from the one layout of a group, and from one that is unreduced on demand."""
+        (operand,), (result,), group = op.operands, op.results, group_of(op)
+        if group is not None:
+            self._new_value(result, times)
+            self._block_of.append(self._here)
+            node = self.model.add_member(
+                self._stated.of_member(op, own, self._free),
+                times,
+                self._value(operand),
+                self._values[result],
+                self._tie(group, result),
+            )
+        elif own.unreduced_axes:
+            self._new_value(result, times)
+            node = self._add(self._stated.of_constraint(op, own, self._free, makes=True), times, _slots(op), [result])
+        else:
+            self._values[result] = self._value(operand)
+            node = self._add(self._stated.of_constraint(op, own, self._free, makes=False), times, _slots(op), [])
         self._constraints[self._number[op]] = node
 
     def _tie(self, group: int, member: Value) -> int:

@@ -19,7 +19,7 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes, module_meshes
-from sdy_jax.ir.statements import STATEMENTS
+from sdy_jax.ir.statements import STATEMENTS, group_of
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.emission.sent import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.placement.dead_code import erase_dead_code
@@ -30,6 +30,7 @@ from sdy_jax.lowering.placement.joined import join_pieces
 from sdy_jax.lowering.placement.kinds import operations_done
 from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
 from sdy_jax.lowering.placement.report import Moved, PartitionReport
 from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
 from sdy_jax.lowering.placement.stacks import LOOP, Stacks
@@ -132,10 +133,13 @@ class Partitioner:
         return self.report
 
     def cost(self) -> float:
-        """The time of what was inserted and of each device's own work, by the cost model."""
+        """The time of what was inserted and of each device's own work, but for constants, by the cost model."""
         work = 0.0
         for number, decision in self.walked.decided.items():
-            times = executions(self.graph.ops[number]).estimate
+            op = self.graph.ops[number]
+            if all(depends_on_no_input(result) for result in op.results):
+                continue
+            times = executions(op).estimate
             work += times * operations_done(decision.kind, decision.shardings, self.mesh)
         sent = [
             record.estimated_times * self.costs.sending_time(record.kind, record.axes, self.mesh, record.wire_bytes)
@@ -241,7 +245,7 @@ class Partitioner:
             self.walked.fixed[self.number[op]] = (target, target)
         else:
             self.walked.passed.add(self.number[op])
-        self.placement.forward(op, target)
+        self.placement.forward(op, target, strictly=group_of(op) is not None)
         self.unneeded.append(op)
 
     def _run_as_written(self, op: Op) -> None:

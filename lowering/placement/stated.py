@@ -30,12 +30,14 @@ class StatedWays:
     def __init__(self, table: LayoutTable):
         self._table = table
 
-    def of_constraint(self, op: Op, own: TensorSharding, atoms: Atoms) -> list[Way]:
-        """The ways of an op whose result is its operand in a stated layout: closed dimensions stay, open ones may be
-        split further."""
-        stated = stated_for(op.results[0])
-        found = self._layouts(op.results[0].shape or (), own, self._openness(own, stated), atoms)
-        return [_way((layout, layout)) for layout in found]
+    def of_constraint(self, op: Op, own: TensorSharding, atoms: Atoms, makes: bool) -> list[Way]:
+        """The ways of an op that states a layout of its operand, and may make a value in it: closed dimensions stay,
+        open ones may be split further. A barrier to propagation states nothing."""
+        (result,) = op.results
+        nothing = op.name == "sdy.propagation_barrier" and not own.unreduced_axes
+        stated = Openness.of_rank(result.rank) if nothing else self._openness(own, stated_for(result))
+        found = self._layouts(result.shape or (), own, stated, atoms)
+        return [_way((layout,) * (1 + makes)) for layout in found]
 
     def of_member(self, op: Op, own: TensorSharding, atoms: Atoms) -> list[Way]:
         """The ways of a member of a group; the third slot is what ties it to the others."""
