@@ -41,6 +41,6 @@ def test_prices_of_padded_blocks_are_mostly_those_of_reshards(shape):
 
 
 def test_blocks_that_do_not_nest_are_not_cut_for_free():
-    """6 rows on two devices lie in blocks of 3, which blocks of one row for eight devices do not come from by slices."""
+    """6 rows lie on two devices in blocks of 3; a slice of these is no block of one row for one of eight devices."""
     halves, rows = (TensorSharding.closed("mesh", [axes, ()]) for axes in ((X,), (X, Y)))
     assert priced((6, 8), [halves, rows])[0, 1] == exact((6, 8), halves, rows) > 0
