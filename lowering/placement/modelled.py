@@ -174,7 +174,8 @@ class ModelledProgram:
         """Adds an op, or the border, that takes and makes values in these layouts and no others."""
         for value in makes:
             self._new_value(value, times)
-        ways = [Way(tuple(map(self.table.number, shardings)), 0.0, 0.0)]
+        cost = self._ways_here().sent(op, shardings) if op is not None else 0.0
+        ways = [Way(tuple(map(self.table.number, shardings)), cost, 0.0)]
         self._add(ways, times, _slots(op) if op is not None else [], makes)
 
     def _add(self, ways: list[Way], times: float, slots: Sequence[tuple[Op, int]], makes: Sequence[Value]) -> int:
