@@ -286,6 +286,6 @@ def test_padding_masks_and_halos_are_priced_as_they_are_emitted(name):
 
 
 def test_blocks_that_other_blocks_do_not_nest_in_are_left_alone():
-    """6 heads lie in two blocks of 3 and would have to be sent to make blocks of 1; softmax is computed on sequences."""
+    """6 heads lie in two blocks of 3, which are no slices of blocks of 1: the softmax is computed on sequences."""
     whole, local = checked(*UNEVEN["heads"])
     assert whole < 0.4 * local
