@@ -225,7 +225,7 @@ def test_a_sharding_group_is_a_link():
         results='[{?}, {"b"}]',
     )
     explanation = explain(text)
-    first, second = explanation.why("%0").chains
+    first, second = explanation.why("%1").chains
     assert [link.kind for link in first.links] == ["group", "annotation"]
     assert "the sharding of %arg0" in first.links[-1].text
     assert "the sharding of result" in second.links[-1].text

@@ -14,23 +14,25 @@ from collections.abc import Iterator, Sequence
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
+from sdy_jax.ir.statements import group_of
 from sdy_jax.lowering.placement.decisions import Decision
 from sdy_jax.lowering.placement.live_bytes import can_fuse
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
+from sdy_jax.lowering.placement.stated import StatedWays
 from sdy_jax.lowering.placement.trips import trips
 from sdy_jax.lowering.placement.walked import LayoutPlan, Walked
-from sdy_jax.lowering.placement.ways import Ways, is_inexact
+from sdy_jax.lowering.placement.ways import Ways
 from sdy_jax.lowering.planning.choice import PlannedOp
-from sdy_jax.lowering.planning.enumerated import Way, layouts_of_shape
+from sdy_jax.lowering.planning.enumerated import Way
 from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ValueClass
 from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Port, ProgramModel
 from sdy_jax.lowering.planning.routes.prices import PairPrice
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
+from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import accumulator, edges_of, is_data_flow
+from sdy_jax.rules.dataflow import EdgeKind, edges_of, is_data_flow
 from sdy_jax.rules.predicates import is_elementwise
 
 _FREE = -1
@@ -63,9 +65,14 @@ class ModelledProgram:
         """Per use of what is made for each user alone, the number of its value."""
         self._free_uses: dict[Value, list[Port]] = {}
         """Where values are taken that every device can compute."""
-        self._ways = Ways(self.table, self.atoms, costs, policy.uneven == "pad")
+        self._costs, self._pads = costs, policy.uneven == "pad"
+        self._ways: dict[tuple[AxisRef, ...], Ways] = {}
+        self._free = self.atoms
+        """The atoms that are not manual here."""
+        self._stated, self._ties = StatedWays(self.table), dict[int, int]()
         self._decided: dict[int, int] = {}
         self._edges: dict[tuple[int, int], int] = {}
+        self._constraints: dict[int, int] = {}
         self._here = graph.main.blocks[0]
         self._block_of: list[Block] = []
         """Per node, the block that it is in."""
@@ -82,47 +89,73 @@ class ModelledProgram:
         for argument, sharding in zip(main.arguments, self._walked.arguments, strict=True):
             if argument.shape is not None:
                 self._fixed(None, [argument], [sharding], 1.0)
-        self._block(main, 1.0, free=True)
+        self._block(main, 1.0)
         self._fixed(main.terminator, [], self._walked.results, 1.0)
 
-    def _block(self, block: Block, times: float, free: bool) -> None:
+    def _block(self, block: Block, times: float) -> None:
         for op in block.ops[:-1]:
             number, self._here = self._number[op], block
             if is_data_flow(op):
-                self._data_flow(op, times, free)
+                self._data_flow(op, times)
             elif number in self._walked.passed:
                 self._values[op.results[0]] = self._value(op.operands[0])
+            elif number in self._walked.fixed and is_forwarding(op):
+                self._constraint(op, self._walked.fixed[number][-1], times)
             elif number in self._walked.fixed:
                 self._fixed(op, op.results, self._walked.fixed[number], times)
             elif number in self._walked.decided:
-                self._decide(op, self._walked.decided[number], times, free)
+                self._decide(op, self._walked.decided[number], times)
 
-    def _data_flow(self, op: Op, times: float, free: bool) -> None:
+    def _data_flow(self, op: Op, times: float) -> None:
         edges, walked, first = edges_of(op), self._walked.edges[self._number[op]], len(self.model.nodes)
         for target in (target for edge in edges for target in edge.targets):
             inside = isinstance(target.owner, Block)
             self._new_value(target, times * _trips(op) if inside else times)
+        outside, manual = self._free, manual_axes(op)
+        self._free = tuple([atom for atom in outside if atom.name not in manual])
         for block in op.blocks:
-            self._block(block, times * _trips(op), free and not manual_axes(op))
+            self._block(block, times * _trips(op))
         assert op.block is not None
-        self._here = op.block
+        self._here, self._free = op.block, outside
         for index, (edge, taken) in enumerate(zip(edges, walked, strict=True)):
-            counts = len(edge.sources), len(edge.targets)
-            ends = self.table.number(taken.sources), self.table.number(taken.targets)
-            ways = [_edge_way(*ends, *counts)]
-            if free and op.name not in COMPUTATIONS and edge.owner.shape:
-                summed = accumulator(edge) is not None and is_inexact(edge.owner)
-                every = layouts_of_shape(edge.owner.shape, self.atoms, self.table, summed)
-                ways += [_edge_way(n, n, *counts) for n in every if (n, n) != ends]
+            ways = self._stated.of_edge(op, edge, taken, self._free)
             self._edges[self._number[op], index] = self._add(ways, times, edge.slots, edge.targets)
         self._extents[op] = first, len(self.model.nodes)
 
-    def _decide(self, op: Op, decision: Decision, times: float, free: bool) -> None:
+    def _constraint(self, op: Op, own: TensorSharding, times: float) -> None:
+        """Adds an op that states a layout of its operand. Its users may take the value from before it, as the walk
+        does, but from the one layout of a group, and from one that is unreduced on demand."""
+        (operand,), (result,), group = op.operands, op.results, group_of(op)
+        if group is not None:
+            self._new_value(result, times)
+            self._block_of.append(self._here)
+            node = self.model.add_member(
+                self._stated.of_member(op, own, self._free),
+                times,
+                self._value(operand),
+                self._values[result],
+                self._tie(group, result),
+            )
+        elif own.unreduced_axes:
+            self._new_value(result, times)
+            node = self._add(self._stated.of_constraint(op, own, self._free, makes=True), times, _slots(op), [result])
+        else:
+            self._values[result] = self._value(operand)
+            node = self._add(self._stated.of_constraint(op, own, self._free, makes=False), times, _slots(op), [])
+        self._constraints[self._number[op]] = node
+
+    def _tie(self, group: int, member: Value) -> int:
+        """The number of what ties the members of a group: in which layout it is costs nothing, that it has one does."""
+        if group not in self._ties:
+            self._ties[group] = self.model.add_value((member.shape or (), 0.0), 1.0)
+        return self._ties[group]
+
+    def _decide(self, op: Op, decision: Decision, times: float) -> None:
         if all(depends_on_no_input(result) for result in op.results):
             self._values.update(dict.fromkeys(op.results, _FREE))
             return
-        ways, slots = self._ways.of(op, decision, free), _slots(op)
-        for use in reversed(op.results[0].uses if free and _is_made_anew(op) else []):
+        ways, slots = self._ways_here().of(op, decision), _slots(op)
+        for use in reversed(op.results[0].uses if _is_made_anew(op) else []):
             self._new_value(op.results[0], times)
             self._made_anew[use] = self._values[op.results[0]]
             self._decided[self._number[op]] = self._add(ways, times, slots, op.results)
@@ -132,11 +165,17 @@ class ModelledProgram:
             self._new_value(result, times)
         self._decided[self._number[op]] = self._add(ways, times, slots, op.results)
 
+    def _ways_here(self) -> Ways:
+        if self._free not in self._ways:
+            self._ways[self._free] = Ways(self.table, self._free, self._costs, self._pads)
+        return self._ways[self._free]
+
     def _fixed(self, op: Op | None, makes: Sequence[Value], shardings: Sequence[TensorSharding], times: float) -> None:
         """Adds an op, or the border, that takes and makes values in these layouts and no others."""
         for value in makes:
             self._new_value(value, times)
-        ways = [Way(tuple(map(self.table.number, shardings)), 0.0, 0.0)]
+        cost = self._ways_here().sent(op, shardings) if op is not None else 0.0
+        ways = [Way(tuple(map(self.table.number, shardings)), cost, 0.0)]
         self._add(ways, times, _slots(op) if op is not None else [], makes)
 
     def _add(self, ways: list[Way], times: float, slots: Sequence[tuple[Op, int]], makes: Sequence[Value]) -> int:
@@ -209,12 +248,20 @@ class ModelledProgram:
             taken = tuple([shardings[layout] for layout in way.layouts])
             ops[number] = PlannedOp(taken, way.inside, way.strategy, decision.choice.gathered)
         edges = dict[int, list[TensorSharding]]()
-        for (number, _), node in self._edges.items():
-            edges.setdefault(number, []).append(shardings[nodes[node].ways[chosen[node]].layouts[0]])
+        for (number, index), node in self._edges.items():
+            outer = self._outer_slot(self._graph.ops[number], index)
+            edges.setdefault(number, []).append(shardings[nodes[node].ways[chosen[node]].layouts[outer]])
         return LayoutPlan(ops, dict(self._homes(chosen)), edges)
+
+    def _outer_slot(self, op: Op, index: int) -> int:
+        """The slot with the layout of an edge outside of a computation; any for other ops."""
+        return -1 if op.name in COMPUTATIONS and edges_of(op)[index].kind is EdgeKind.RESULT else 0
 
     def _homes(self, chosen: Chosen) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
         """Per result of an op the layout in which several users expect it."""
+        for number, node in self._constraints.items():
+            layout = self.model.nodes[node].ways[chosen[node]].layouts[0]
+            yield (number, 0), self.table.shardings[layout]
         for value, number in self._values.items():
             op = value.defining_op
             if op is None or (self._number[op] not in self._walked.decided and not is_data_flow(op)):
@@ -254,10 +301,6 @@ class ModelledProgram:
 
 def _slots(op: Op) -> list[tuple[Op, int]]:
     return [(op, index) for index in range(len(op.operands))]
-
-
-def _edge_way(source: int, target: int, sources: int, targets: int) -> Way:
-    return Way((*(source,) * sources, *(target,) * targets), 0.0, 0.0)
 
 
 def _is_made_anew(op: Op) -> bool:

@@ -18,7 +18,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Block, Graph, Op, Value
-from sdy_jax.ir.operations import manual_axes, module_meshes
+from sdy_jax.ir.operations import COMPUTATIONS, manual_axes, module_meshes
+from sdy_jax.ir.statements import STATEMENTS, group_of
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.emission.sent import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.placement.dead_code import erase_dead_code
@@ -29,6 +30,7 @@ from sdy_jax.lowering.placement.joined import join_pieces
 from sdy_jax.lowering.placement.kinds import operations_done
 from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
 from sdy_jax.lowering.placement.report import Moved, PartitionReport
 from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
 from sdy_jax.lowering.placement.stacks import LOOP, Stacks
@@ -38,7 +40,7 @@ from sdy_jax.lowering.placement.walked import LayoutPlan, Walked, WalkedEdge
 from sdy_jax.lowering.placement.written import as_written, is_reduction, is_written_collective
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import is_forwarding, rejection, sent_by
-from sdy_jax.propagation.edge_shardings import EdgeSharding, settle_edges
+from sdy_jax.propagation.edge_shardings import EdgeSharding, settle_edges, state_edges
 from sdy_jax.representation.attributes import attribute_from_text
 from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
 from sdy_jax.representation.mesh import axes_size
@@ -131,10 +133,13 @@ class Partitioner:
         return self.report
 
     def cost(self) -> float:
-        """The time of what was inserted and of each device's own work, by the cost model."""
+        """The time of what was inserted and of each device's own work, but for constants, by the cost model."""
         work = 0.0
         for number, decision in self.walked.decided.items():
-            times = executions(self.graph.ops[number]).estimate
+            op = self.graph.ops[number]
+            if all(depends_on_no_input(result) for result in op.results):
+                continue
+            times = executions(op).estimate
             work += times * operations_done(decision.kind, decision.shardings, self.mesh)
         sent = [
             record.estimated_times * self.costs.sending_time(record.kind, record.axes, self.mesh, record.wire_bytes)
@@ -178,6 +183,8 @@ class Partitioner:
         placement, wanted = self.placement, dict[OperandSlot, TensorSharding]()
         # Blocks along manual axes are written for: they are equal.
         stated = placement.evenly if manual_axes(op) else placement.stated
+        if self.plan is not None and op.name in COMPUTATIONS:
+            state_edges(self.graph, op, self.plan.edges.get(self.number[op], ()))
         edges = settle_edges(self.graph, op, stated)
         for index, sided in enumerate(edges):
             sided = self._planned_edge(op, index, sided) if self.plan is not None else self._settled_stack(op, sided)
@@ -199,6 +206,8 @@ class Partitioner:
         for result in op.results:
             if result in self.unlike:
                 placement.settle(op, result, placement[result], following)
+        for name in STATEMENTS.intersection(op.mlir.attributes):
+            del op.mlir.attributes[name]
 
     def _settled_stack(self, op: Op, sided: EdgeSharding) -> EdgeSharding:
         """An edge in another sharding, if it is that of a stack that had better be carried so."""
@@ -215,7 +224,7 @@ class Partitioner:
         """An edge in the layout that the plan gives it; the users of its owner may expect another."""
         assert self.plan is not None
         planned = self.plan.edges.get(self.number[op])
-        if planned is None or planned[index].same_layout_as(sided.sources):
+        if op.name in COMPUTATIONS or planned is None or planned[index].same_layout_as(sided.sources):
             return sided
         owner, sharding = sided.edge.owner, planned[index]
         self.graph.set_sharding(owner, sharding)
@@ -236,7 +245,7 @@ class Partitioner:
             self.walked.fixed[self.number[op]] = (target, target)
         else:
             self.walked.passed.add(self.number[op])
-        self.placement.forward(op, target)
+        self.placement.forward(op, target, strictly=group_of(op) is not None)
         self.unneeded.append(op)
 
     def _run_as_written(self, op: Op) -> None:

@@ -167,13 +167,14 @@ class Placement:
         if current is not value.mlir:
             op.mlir.operands[index] = current
 
-    def forward(self, op: Op, target: TensorSharding) -> None:
-        """Lets the operand of an op stand for its result, which its users expect in the target sharding."""
+    def forward(self, op: Op, target: TensorSharding, strictly: bool) -> None:
+        """Lets the operand of an op stand for its result, which its users expect in the target sharding; where that is
+        meant `strictly`, they take it from there only."""
         (operand,), (result,) = op.operands, op.results
         self._placed[result] = target
-        if set(target.unreduced_axes) <= set(self._placed[operand].unreduced_axes):
+        if not strictly and set(target.unreduced_axes) <= set(self._placed[operand].unreduced_axes):
             self._layouts.alias(result, operand)
-        else:  # unreduced along more axes than the operand: the user asks for it
+        else:  # the members of a group; what is unreduced along more axes than the operand: the user asks for it
             self._layouts.track(result, target, self._layouts.take(operand, target, op))
         self._layouts.state(operand)
 

@@ -135,8 +135,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class ChangedLayout:
-    """A result of an op that is made in another layout than op by op: the op's name and location, the value's element
-    type and global shape, and the two shardings."""
+    """A result of an op that is made, or expected by a constraint, in another layout than op by op: the op's name and
+    location, the value's element type and global shape, and the two shardings."""
 
     op: str
     location: ir.Location
@@ -144,6 +144,8 @@ class ChangedLayout:
     shape: tuple[int, ...]
     chosen: TensorSharding
     proposed: TensorSharding
+    stated: str = ""
+    """What the user stated for the value: `[{"x"}, {?}]`, or that it is in a group."""
 
     @property
     def source(self) -> str:

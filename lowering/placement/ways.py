@@ -15,6 +15,7 @@ from sdy_jax.lowering.planning.enumerated import Way, every_way
 from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
+from sdy_jax.lowering.strategies.registry import SENT, sent_by
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -27,17 +28,30 @@ class Ways:
         self._mesh_name, self._mesh = table.mesh_name, table.mesh
         self._ways: dict[object, list[Way]] = {}
 
-    def of(self, op: Op, decision: Decision, free: bool) -> list[Way]:
-        """The ways of an op, the walk's own first; no others where it is not `free`, as in a manual computation."""
+    def of(self, op: Op, decision: Decision) -> list[Way]:
+        """The ways of an op, the walk's own first; only that may be on another mesh."""
         kind, layouts = decision.kind, tuple(map(self._table.number, decision.shardings))
-        at_home = all(self._table.shardings[n].layout[0] in (None, self._mesh_name) for n in layouts)
-        carried = tuple(self._carried(op)) if free and at_home else ()
-        key = kind, layouts, decision.choice.inside, carried, free and at_home
+        carried = tuple(self._carried(op))
+        sends = op.signature if op.name in SENT else None
+        key = kind, layouts, decision.choice.inside, carried, sends
         if key not in self._ways:
             own = self._own_way(kind, decision, layouts)
-            every = self._every_way(kind, carried) if free and at_home else []
-            self._ways[key] = _ordered(own, every, _contracts(kind))
+            found = _ordered(own, self._every_way(kind, carried), _contracts(kind))
+            self._ways[key] = [self._with_sent(op, way) for way in found] if sends else found
         return self._ways[key]
+
+    def sent(self, op: Op, shardings: Sequence[TensorSharding]) -> float:
+        """The time of the collectives that an op is by itself, with its tensors in these shardings."""
+        found = sent_by(op, self._mesh, shardings[: len(op.operands)])
+        return sum(
+            self._costs.sending_time(sent.summary.kind, sent.summary.axes, self._mesh, sent.wire_bytes)
+            for sent in found
+            if op.results[sent.result].uses
+        )
+
+    def _with_sent(self, op: Op, way: Way) -> Way:
+        shardings = [self._table.shardings[layout] for layout in way.layouts]
+        return way._replace(cost=way.cost + self.sent(op, shardings))
 
     def _every_way(self, kind: Kind, carried: tuple[frozenset[int], ...]) -> list[Way]:
         key = kind, carried

@@ -23,6 +23,7 @@ from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import ChangedLayout, LayoutChoice, PartitionReport
+from sdy_jax.lowering.placement.stated import changed_statements
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.planning.improve import improved
 from sdy_jax.lowering.planning.program_model import Chosen
@@ -92,6 +93,7 @@ class _Walk(NamedTuple):
 
 def _changed(graph: Graph, chosen: Partitioner, proposed: Partitioner) -> Iterator[ChangedLayout]:
     """The results that one walk makes in other layouts than another."""
+    yield from changed_statements(graph, chosen.walked, proposed.walked)
     for number, decision in chosen.walked.decided.items():
         op, before = graph.ops[number], proposed.walked.decided[number]
         count = len(op.operands)

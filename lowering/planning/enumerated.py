@@ -16,7 +16,7 @@ from sdy_jax.lowering.planning.choice import Candidate, InsideCollective, OpProb
 from sdy_jax.lowering.planning.factors import Assignment, canonical, dividing_factors, is_contiguous, joined_axes
 from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.strategies.registry import Strategy
-from sdy_jax.representation.axes import sort_and_merge
+from sdy_jax.representation.axes import overlaps, sort_and_merge
 from sdy_jax.representation.mesh import Axes, AxisRef, axes_size
 
 _CARRIED = -1
@@ -58,15 +58,39 @@ def every_way(
     return sorted(found.values(), key=lambda way: way.work)
 
 
-def layouts_of_shape(shape: Sequence[int], atoms: Sequence[AxisRef], table: LayoutTable, summed: bool) -> Iterator[int]:
-    """The layouts of a tensor with each atom nowhere, in a dimension that it divides or, if `summed`, in a sum."""
-    for placed in itertools.product([_NOWHERE, *range(len(shape)), *([_CARRIED] if summed else [])], repeat=len(atoms)):
-        lists = [
-            canonical([a for a, p in zip(atoms, placed, strict=True) if p == place], table.mesh)
-            for place in (*range(len(shape)), _CARRIED)
-        ]
-        if all(n % axes_size(axes, table.mesh) == 0 for n, axes in zip(shape, lists, strict=False)):
-            yield table.number_of_axes(tuple(lists[:-1]), lists[-1])
+class Openness(NamedTuple):
+    """Which layouts a value may have by what is stated for it.
+
+    `fixed`: per dimension, the axes that lead it. `is_open`: whether others may follow. `kept`: the axes that stay as
+    they are: those of `fixed`, what is unreduced, and what nothing may be split along.
+    """
+
+    fixed: tuple[Axes, ...]
+    is_open: tuple[bool, ...]
+    kept: Axes
+    unreduced: Axes = ()
+    reduction: str = "sum"
+
+    @classmethod
+    def of_rank(cls, rank: int) -> Openness:
+        """Nothing is stated."""
+        return cls(((),) * rank, (True,) * rank, ())
+
+
+def layouts_of_shape(
+    shape: Sequence[int], atoms: Sequence[AxisRef], table: LayoutTable, stated: Openness, summed: bool
+) -> Iterator[int]:
+    """The layouts of a tensor with each atom nowhere, in an open dimension that it divides or, if `summed`, a sum."""
+    mesh = table.mesh
+    free = [atom for atom in atoms if not any(overlaps(atom, axis) for axis in stated.kept)]
+    dims = [dim for dim, is_open in enumerate(stated.is_open) if is_open]
+    for placed in itertools.product([_NOWHERE, *dims, *([_CARRIED] if summed else [])], repeat=len(free)):
+        by_place = {p: [a for a, at in zip(free, placed, strict=True) if at == p] for p in dict.fromkeys(placed)}
+        by_place.pop(_NOWHERE, None)
+        terms = (*stated.unreduced, *by_place.pop(_CARRIED, ()))
+        axes = [canonical((*led, *by_place.get(dim, ())), mesh) for dim, led in enumerate(stated.fixed)]
+        if all(shape[dim] % axes_size(axes[dim], mesh) == 0 for dim in by_place):
+            yield table.number_of_axes(tuple(axes), sort_and_merge(terms, mesh) if terms else (), stated.reduction)
 
 
 class _OfStrategy:

@@ -16,7 +16,8 @@ from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
 ValueClass = tuple[tuple[int, ...], float]
-"""A tensor's global shape and its bytes per element: values of one class cost the same in equal layouts."""
+"""A tensor's global shape and its bytes per element: values of one class cost the same in equal layouts. What has no
+bytes is only taken in the layout in which it is made: it ties nodes to each other."""
 
 
 class LayoutTable:
@@ -99,18 +100,31 @@ class Prices:
         known.rows = known.matrix.tolist()
 
     def _priced(self, of: ValueClass, layouts: list[TensorSharding]) -> np.ndarray:
-        """The prices between all layouts. Those that do not divide the shape, and so lie in padded blocks, are priced
-        as if all that is sent from and to them were padded."""
+        """The prices between all layouts. Between two of which one lies in padded blocks, what is sent is padded like
+        the smaller blocks. Where blocks neither join to the other ones nor are cut into them, strips are sent, or other
+        layouts lie in between."""
         shape, itemsize = of
-        counts = [layout.shard_counts(self._table.mesh) for layout in layouts]
-        even = [i for i, found in enumerate(counts) if not any(n % g for n, g in zip(shape, found, strict=True))]
-        if len(even) == len(layouts):
-            return self._routes.matrix(shape, itemsize, layouts, layouts)
-        wholes = [math.lcm(*found) for found in zip(*counts, strict=True)]
-        padded = tuple([-(-n // whole) * whole for n, whole in zip(shape, wholes, strict=True)])
-        prices = self._routes.matrix(padded, itemsize, layouts, layouts)
-        divided = [layouts[i] for i in even]
-        prices[np.ix_(even, even)] = self._routes.matrix(shape, itemsize, divided, divided)
+        if not itemsize:
+            return np.where(np.eye(len(layouts)), 0.0, np.inf)
+        counts = np.array([layout.shard_counts(self._table.mesh) for layout in layouts], int).reshape(len(layouts), -1)
+        few, many = np.minimum(counts[:, None], counts), np.maximum(counts[:, None], counts)
+        lengths = np.broadcast_to(np.array(shape, int), many.shape)
+        blocks = -(-lengths // many)
+        nested = ((few == 1) | ((many % few == 0) & (blocks * (many // few) == -(-lengths // few)))).all(-1)
+        padded = np.where(nested[..., None], blocks * many, 0)
+        prices = np.zeros(nested.shape)
+        for whole in np.unique(padded[nested], axis=0):
+            alike = (padded == whole).all(-1) & nested
+            rows, columns = np.flatnonzero(alike.any(1)), np.flatnonzero(alike.any(0))
+            sources, targets = [layouts[i] for i in rows], [layouts[j] for j in columns]
+            found = np.full(nested.shape, np.inf)
+            found[np.ix_(rows, columns)] = self._routes.matrix(tuple(whole.tolist()), itemsize, sources, targets)
+            prices[alike] = found[alike]
+        prices[~nested] = np.inf
+        for i, j in np.argwhere(~nested & _differ_once(layouts)):
+            prices[i, j] = self._routes.of_pair(shape, itemsize, layouts[i], layouts[j])
+        for i, j in np.argwhere(np.isinf(prices) & ~nested):
+            prices[i, j] = np.min(prices[i] + prices[:, j])
         return prices
 
     def cost(self, of: ValueClass, source: int, target: int) -> float:
@@ -137,6 +151,16 @@ class Prices:
         self.learn(of, (*sources, *targets))
         known = self._known[of]
         return known.matrix[np.ix_([known.index[a] for a in sources], [known.index[b] for b in targets])]
+
+
+def _differ_once(layouts: Sequence[TensorSharding]) -> np.ndarray:
+    """For each pair of layouts, whether the axes of one dimension are all in which they differ."""
+    numbers: dict[object, int] = {}
+    places = [
+        [numbers.setdefault(axes, len(numbers)) for axes in (*s.axes, (s.layout[2:], s.layout[0]))] for s in layouts
+    ]
+    each = np.array(places)
+    return (each[:, None] != each).sum(-1) == 1
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from sdy_jax.representation.attributes import sharding_from_attribute, with_redu
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import FUNC_EDGE
 
-_CONSTRAINT = "sdy.sharding_constraint"
+CONSTRAINT = "sdy.sharding_constraint"
 _MANUAL = "sdy.manual_computation"
 
 
@@ -43,7 +43,7 @@ def apply_sharding_constraints(
     """
     applied: list[ir.Operation] = []
     for op in list(post_order(module)):
-        if op.name == _CONSTRAINT:
+        if op.name == CONSTRAINT:
             sharding = _stated_by(op)
             _redirect_to_end_of_chain(op)
             if _applies(sharding, op.operands[0]) and _apply_constraint(op, sharding):
@@ -63,12 +63,12 @@ def _redirect_to_end_of_chain(first: ir.Operation) -> None:
     """In a chain of constraints x -> first -> ... -> last, later users of x use `last` instead."""
     x = first.operands[0]
     source = defining_op(x)
-    if (source is not None and source.name == _CONSTRAINT) or current_sharding(x) is not None:
+    if (source is not None and source.name == CONSTRAINT) or current_sharding(x) is not None:
         return
-    if any(user.name in (_CONSTRAINT, _MANUAL) and user != first for user in users(x)):
+    if any(user.name in (CONSTRAINT, _MANUAL) and user != first for user in users(x)):
         return
     last = _end_of_chain(first)
-    if last == first or any(user.name in (_CONSTRAINT, _MANUAL) for user in users(last.results[0])):
+    if last == first or any(user.name in (CONSTRAINT, _MANUAL) for user in users(last.results[0])):
         return
     for use in list(x.uses):
         user = use.owner.operation
@@ -80,7 +80,7 @@ def _end_of_chain(first: ir.Operation) -> ir.Operation:
     last = first
     while True:
         following = users(last.results[0])
-        if len(following) != 1 or following[0].name != _CONSTRAINT:
+        if len(following) != 1 or following[0].name != CONSTRAINT:
             return last
         last = following[0]
 
@@ -128,7 +128,7 @@ def _says_something(sharding: TensorSharding | None) -> bool:
 
 def _wanted(user: ir.Operation, operand: int) -> list[TensorSharding]:
     """The sharding that a constraint or a manual computation wants its operand to have."""
-    if user.name == _CONSTRAINT:
+    if user.name == CONSTRAINT:
         return [_stated_by(user)]
     if user.name == _MANUAL:
         given = list_of(user, "in_shardings")[operand]
@@ -178,7 +178,7 @@ def _apply_manual(manual: ir.Operation, x: ir.Value, sharding: TensorSharding) -
 
 def constrain_uses(value: ir.Value, sharding: TensorSharding, location: ir.Location) -> None:
     """Puts a sharding constraint right after a value, between it and all its users."""
-    constraint = stating(_CONSTRAINT, value, sharding, location, just_after(value))
+    constraint = stating(CONSTRAINT, value, sharding, location, just_after(value))
     value.replace_all_uses_except(constraint.results[0], constraint)
 
 
@@ -192,5 +192,5 @@ def _set_unreduced(x: ir.Value, sharding: TensorSharding) -> None:
 
 def constraints_to_reshards(module: ir.Operation) -> None:
     """Every `sdy.sharding_constraint` becomes an `sdy.reshard` with the same sharding."""
-    for op in named(module, _CONSTRAINT):
+    for op in named(module, CONSTRAINT):
         replace_op(op, renamed(op, "sdy.reshard").results)

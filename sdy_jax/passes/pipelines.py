@@ -200,11 +200,13 @@ _PLAN_IMPORT = _passes(
     "sdy-apply-sharding-constraints",
     "sdy-sharding-group-import",
     "synchronize-sharding-groups",
+    "record-statements",
 )
 PLAN_EXPORT = (
     Pass("sdy-constant-or-scalar-merger"),
     Pass("sdy-sink-data-flow-edges"),
-    *_NO_MORE_CONSTRAINTS,
+    Pass("keep-statements"),
+    Pass("sdy-sharding-constraint-to-reshard"),
     *_BOUNDARY,
     Pass("sdy-close-shardings"),
 )

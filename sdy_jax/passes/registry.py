@@ -35,6 +35,7 @@ from sdy_jax.passes import (
     propagate,
     sharding_groups,
     sharding_rules,
+    statements,
 )
 from sdy_jax.passes.constant_merger import merge_constants
 from sdy_jax.passes.constant_splitter import split_constants
@@ -90,6 +91,8 @@ PASSES: dict[str, Callable[..., None]] = {
     # only ours
     "inline-calls": inline_calls,
     "synchronize-sharding-groups": sharding_groups.synchronize_groups,
+    "record-statements": statements.record_statements,
+    "keep-statements": statements.keep_statements,
 }
 """Extensions add theirs."""
 

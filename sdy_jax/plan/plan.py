@@ -239,11 +239,11 @@ class Plan:
         found: dict[tuple[str, ...], list[float]] = {}
         for change in self.layouts.changed:
             types = (type_text(change.dtype, change.shape, s, self.program.mesh_name) for s in _both(change))
-            key = (*types, short_source(change.source))
+            key = (*types, change.stated, short_source(change.source))
             found.setdefault(key, []).append(math.prod(change.shape) * itemsize(change.dtype))
         rows = [
-            (chosen, f"for {proposed}" + (f" x {len(each)}" if len(each) > 1 else ""), source)
-            for (chosen, proposed, source), each in sorted(found.items(), key=lambda item: -sum(item[1]))
+            (chosen, f"for {proposed}" + (f" x {len(each)}" if len(each) > 1 else "") + _as_stated(stated), source)
+            for (chosen, proposed, stated, source), each in sorted(found.items(), key=lambda item: -sum(item[1]))
         ]
         more = f"\n  and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
         share = self.layouts.cost / self.layouts.proposed_cost
@@ -255,7 +255,8 @@ class Plan:
         here = [change for change in changes if f"/{short_source(change.source)}".endswith(f"/{line}")]
         for change in here:
             chosen, proposed = (type_text(change.dtype, change.shape, s, self.program.mesh_name) for s in _both(change))
-            yield f"{change.op}: {chosen} instead of {proposed}, which costs the whole program less"
+            stated = _as_stated(change.stated)
+            yield f"{change.op}: {chosen} instead of {proposed}{stated}, which costs the whole program less"
 
     def _padding(self) -> str:
         """The largest padded values, one line for those of one type and line of the source."""
@@ -284,6 +285,10 @@ class Plan:
 
     def _notes(self) -> str:
         return "\n".join(["notes", *(f"  {note}" for note in self.notes)]) if self.notes else ""
+
+
+def _as_stated(stated: str) -> str:
+    return f", stated {stated}" if stated else ""
 
 
 def _both(change: ChangedLayout) -> tuple[TensorSharding, TensorSharding]:

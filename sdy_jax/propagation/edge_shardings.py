@@ -57,6 +57,13 @@ def settle_edges(
     return outcome
 
 
+def state_edges(graph: Graph, op: Op, shardings: Sequence[TensorSharding]) -> None:
+    """States these shardings, in outer terms, for the first edges of a data-flow op."""
+    for _, same_kind in groupby(zip(edges_of(op), shardings, strict=False), key=lambda pair: pair[0].kind):
+        edges, found = zip(*same_kind, strict=True)
+        _store(graph, op, edges, found)
+
+
 def state_body_arguments(graph: Graph, op: Op, sharding_of: Callable[[Value], TensorSharding]) -> None:
     """Writes the shardings of a computation's body arguments, if the computation states none."""
     if op.name in COMPUTATIONS and "in_shardings" not in op.attributes:

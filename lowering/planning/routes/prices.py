@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import compress
 
@@ -64,6 +65,10 @@ class RoutePrices:
             if target.unreduced_axes:
                 found[[not may_become_unreduced(source, target) for source in sources], j] = np.inf
         return found
+
+    def of_pair(self, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding) -> float:
+        """The price of one pair, whatever its blocks are; infinite where no reshard leads there."""
+        return self._pair(shape, itemsize, source, target) if may_become_unreduced(source, target) else math.inf
 
     def _is_known(self, shape: Sequence[int], sharding: TensorSharding) -> bool:
         """Whether a layout is on the mesh, in blocks of one size."""
