@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
+from sdy_jax.lowering.placement.copies import PlannedUse
 from sdy_jax.lowering.placement.decisions import Decision
 from sdy_jax.lowering.placement.live_bytes import can_fuse
 from sdy_jax.lowering.placement.policy import Policy
@@ -66,9 +67,13 @@ class ModelledProgram:
         self._ways = Ways(self.table, self.atoms, costs, policy.uneven == "pad")
         self._decided: dict[int, int] = {}
         self._edges: dict[tuple[int, int], int] = {}
-        self._here = graph.main.blocks[0]
+        self._here, self._last = graph.main.blocks[0], 0
         self._block_of: list[Block] = []
         """Per node, the block that it is in."""
+        self._ops_of: list[list[Op]] = []
+        """Per node and operand, the op for which it is taken."""
+        self._until: list[int] = []
+        """Per node, the number of its op, or of the last op before it."""
         self._extents: dict[Op, tuple[int, int]] = {}
         """Of data-flow ops, their first and last node."""
         self._read()
@@ -87,7 +92,8 @@ class ModelledProgram:
 
     def _block(self, block: Block, times: float, free: bool) -> None:
         for op in block.ops[:-1]:
-            number, self._here = self._number[op], block
+            number = self._last = self._number[op]
+            self._here = block
             if is_data_flow(op):
                 self._data_flow(op, times, free)
             elif number in self._walked.passed:
@@ -125,7 +131,7 @@ class ModelledProgram:
         for use in reversed(op.results[0].uses if free and _is_made_anew(op) else []):
             self._new_value(op.results[0], times)
             self._made_anew[use] = self._values[op.results[0]]
-            self._decided[self._number[op]] = self._add(ways, times, slots, op.results)
+            self._decided[self._number[op]] = self._add(ways, times, slots, op.results, [use[0]])
         if op.results[0] in self._values:
             return
         for result in op.results:
@@ -139,9 +145,18 @@ class ModelledProgram:
         ways = [Way(tuple(map(self.table.number, shardings)), 0.0, 0.0)]
         self._add(ways, times, _slots(op) if op is not None else [], makes)
 
-    def _add(self, ways: list[Way], times: float, slots: Sequence[tuple[Op, int]], makes: Sequence[Value]) -> int:
-        """Adds a node that takes the operands at some slots and makes values."""
+    def _add(
+        self,
+        ways: list[Way],
+        times: float,
+        slots: Sequence[tuple[Op, int]],
+        makes: Sequence[Value],
+        users: Sequence[Op] = (),
+    ) -> int:
+        """Adds a node that takes the operands at some slots, for other users than their ops if so said."""
         self._block_of.append(self._here)
+        self._ops_of.append(list(users) or [op for op, _ in slots])
+        self._until.append(self._last)
         takes = [self._made_anew.get((op, i), self._value(op.operands[i])) for op, i in slots]
         node = self.model.add_node(ways, times, takes, [self._values[value] for value in makes])
         for slot, (op, i) in enumerate(slots):
@@ -163,7 +178,7 @@ class ModelledProgram:
         main, returned = self._graph.main.blocks[0], frozenset(self._graph.outputs)
         found = [*self._values.items(), *((op.operands[i], n) for (op, i), n in self._made_anew.items())]
         values = {number: value for value, number in reversed(found) if number != _FREE}
-        runs = [(node, node) for node in range(len(self.model.nodes))]
+        anew, runs = set(self._made_anew.values()), [(node, node) for node in range(len(self.model.nodes))]
         for number in sorted(values, key=lambda number: self._maker(number), reverse=True):
             value, known = values[number], self.model.values[number]
             op, home = value.defining_op, value.owner if isinstance(value.owner, Block) else value.owner.block
@@ -171,9 +186,13 @@ class ModelledProgram:
             known.needed = [self._needed(use.node, runs[use.node], home, known.born) for use in known.uses]
             fused = op is not None and value not in returned and self._is_fused(op)
             known.is_at_hand = fused or (home is main and op is None)
-            if fused and known.uses:
-                begins, ends = zip(*known.needed, strict=True)
+            if not known.uses:
+                continue
+            begins, ends = zip(*known.needed, strict=True)
+            if fused:
                 runs[self._maker(number)] = min(begins), max(ends)
+            elif number in anew:  # runs just before its user
+                known.born, runs[self._maker(number)] = min(begins), (min(begins), min(begins))
 
     def _is_fused(self, op: Op) -> bool:
         """Whether the users of an op compute its result."""
@@ -198,6 +217,15 @@ class ModelledProgram:
             extent, block = self._extents.get(block.parent, extent), block.parent.block
         return max(extent[0], born), max(extent[1], born)
 
+    def charge_holding(self, prices: Sequence[float]) -> None:
+        """Sets what it costs to hold a byte while an op runs, per op by its number; at each node, the most of the ops
+        since the node before."""
+        before, found = -1, list[float]()
+        for until in self._until:
+            found.append(max(prices[min(before + 1, until) : until + 1], default=0.0))
+            before = until
+        self.model.charge_holding(found)
+
     # The plan.
 
     def plan(self, chosen: Chosen) -> LayoutPlan:
@@ -211,7 +239,45 @@ class ModelledProgram:
         edges = dict[int, list[TensorSharding]]()
         for (number, _), node in self._edges.items():
             edges.setdefault(number, []).append(shardings[nodes[node].ways[chosen[node]].layouts[0]])
-        return LayoutPlan(ops, dict(self._homes(chosen)), edges)
+        return LayoutPlan(ops, dict(self._homes(chosen)), edges, dict(self._copies(chosen)))
+
+    def _copies(self, chosen: Chosen) -> Iterator[tuple[PlannedUse, int]]:
+        """Which copies serve the uses of values of which some are made again."""
+        if not self.model.holding_costs:
+            return
+        anew = dict[Value, list[int]]()
+        for (op, index), number in self._made_anew.items():
+            anew.setdefault(op.operands[index], []).append(number)
+        for value, number in self._values.items():
+            if value in anew:
+                copies = self._copies_made_anew(anew[value], chosen)
+            elif number != _FREE and self._is_known(value):
+                copies = zip(self.model.values[number].uses, self.model.made_again(self.model.values[number], chosen))
+            else:
+                continue
+            op = value.defining_op
+            for use, copy in copies:
+                if copy:
+                    user = self._number[self._ops_of[use.node][use.slot]]
+                    yield (self._number[op] if op is not None else None, value.index, user), copy
+
+    def _is_known(self, value: Value) -> bool:
+        """Whether walks know a value by an op's number, or as an argument of the program."""
+        return value.defining_op is not None or value.owner is self._graph.main.blocks[0]
+
+    def _copies_made_anew(self, numbers: Sequence[int], chosen: Chosen) -> Iterator[tuple[Port, int]]:
+        """Which copies serve the uses of what is made anew for each: another one where holding costs more."""
+        model, now, before = self.model, dict[tuple[int, int], int](), dict[tuple[int, int], int]()
+        for value in sorted((model.values[n] for n in numbers), key=lambda value: value.needed[0]):
+            assert value.maker is not None
+            (use,), ((begin, end),) = value.uses, value.needed
+            layouts = made, taken = model.layout(chosen, value.maker), model.layout(chosen, use)
+            cost = model.nodes[value.maker.node].ways[chosen[value.maker.node]].cost
+            anew = value.times * (cost + model.prices.cost(value.shape, made, taken))
+            held = model.prices.local_bytes(value.shape, taken) * model.holding(before.get(layouts, begin) + 1, begin - 1)
+            now[layouts] = now.get(layouts, 1) + (anew < held)
+            before[layouts] = end
+            yield use, now[layouts]
 
     def _homes(self, chosen: Chosen) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
         """Per result of an op the layout in which several users expect it."""

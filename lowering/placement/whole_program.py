@@ -12,7 +12,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from jax.extend.mlir import ir
+from numpy.typing import NDArray
 
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph
@@ -39,6 +41,9 @@ _TRIES = 8
 
 _DEARER = 4.0
 """By how much the price of holding rises from try to try."""
+
+Prices = NDArray[np.float64]
+"""What it costs to hold a byte while an op runs, per op of the program."""
 
 _CLOSER = 2
 """Prices that are tried between the lowest at which the program fits and the highest at which it does not."""
@@ -89,6 +94,18 @@ class _Walk(NamedTuple):
     cost: float
     peak: Peak
 
+    def over(self, limit: float) -> Prices:
+        """Per op of the program before the walk, by how many bytes more is live while it runs, or what was inserted
+        before it, than a limit allows; 1 where most is live, if nowhere is too much."""
+        found, most = np.zeros(len(self.walker.number)), 0.0
+        numbers = self.walker.remaining
+        for op, live in self.peak.at:
+            most = max(most, live)
+            if op in numbers:
+                found[numbers[op]], most = max(found[numbers[op]], most), 0.0
+        over = np.maximum(found - (limit - self.peak.arguments - self.peak.results), 0.0)
+        return over if over.any() else (found == found.max()).astype(float)
+
 
 def _changed(graph: Graph, chosen: Partitioner, proposed: Partitioner) -> Iterator[ChangedLayout]:
     """The results that one walk makes in other layouts than another."""
@@ -121,40 +138,55 @@ def _tried(
     program: ModelledProgram, proposed: _Walk, limit: float, walked: Callable[[LayoutPlan], _Walk]
 ) -> list[_Walk]:
     """The walks by the best choice and, where it does not fit, at rising prices of holding until one fits, and then a
-    little below. A walk that does not fit and costs more than the proposal, which does, ends it: those that hold less
-    cost more."""
+    little below. Prices rise at the moments at which a walk holds more than it may. A walk that does not fit and costs
+    more than the proposal, which does, ends it: those that hold less cost more."""
     model, known = program.model, {tuple(program.start): proposed}
 
     def followed(chosen: Chosen) -> _Walk:
-        key = tuple(chosen)
+        plan = program.plan(chosen)
+        key = (*chosen, *plan.copies.items())
         if key not in known:
-            known[key] = walked(program.plan(chosen))
+            known[key] = walked(plan)
         return known[key]
 
     best = best_choice(program)
-    if followed(best).peak.total <= limit:
+    walk = followed(best)
+    if walk.peak.total <= limit:
         return list(known.values())
-    price, low, high = _first_price(program, best), 0.0, math.inf
+    prices = _first_prices(program, best, walk.over(limit))
+    low, high = np.zeros_like(prices), None
     most, closer = proposed.cost if proposed.peak.total <= limit else math.inf, 0
-    for _ in range(_TRIES if price else 0):
-        model.holding = price
+    for _ in range(_TRIES if prices.any() else 0):
+        program.charge_holding(prices.tolist())
         walk = followed(improved(model, program.start, program.table, program.atoms))
         fits = walk.peak.total <= limit
-        low, high = (low, price) if fits else (price, high)
+        low, high = (low, prices) if fits else (prices, high)
         if closer == _CLOSER or (not fits and walk.cost > most):
             break
-        closer += high < math.inf
-        price = min(price * _DEARER, math.sqrt(low * high) or high / _DEARER)
+        closer += high is not None
+        prices = _raised(prices, walk.over(limit)) if high is None else _between(low, high)
     return list(known.values())
 
 
-def _first_price(program: ModelledProgram, best: Chosen) -> float:
-    """The price of holding at which the best choice would cost a quarter of what it saves beside the walk's more; 0
+def _first_prices(program: ModelledProgram, best: Chosen, over: Prices) -> Prices:
+    """The prices of holding at which the best choice would cost a quarter of what it saves beside the walk's more; 0
     where it holds nothing that could be given up."""
     model, start = program.model, program.start
-    saved, held = model.cost(start) - model.cost(best), model.held(best)
-    more = held - model.held(start) if held > model.held(start) else held
-    return max(saved, _LEAST_SAVING * model.cost(start)) / more / _DEARER if more else 0.0
+    saved = max(model.cost(start) - model.cost(best), _LEAST_SAVING * model.cost(start))
+    program.charge_holding(over.tolist())
+    held, before = model.held(best), model.held(start)
+    more = held - before if held > before else held
+    return over * (saved / more / _DEARER) if more else np.zeros_like(over)
+
+
+def _raised(prices: Prices, over: Prices) -> Prices:
+    """Higher prices at the moments at which more is held than may be."""
+    return np.where(over > 0, np.maximum(prices, prices.max() * over / over.max()) * _DEARER, prices)
+
+
+def _between(low: Prices, high: Prices) -> Prices:
+    """Prices between those at which a program does not fit and those at which it does."""
+    return np.where(low > 0, np.sqrt(low * high), high / _DEARER)
 
 
 def _too_large(peak: Peak, limit: float) -> str:
