@@ -14,7 +14,9 @@ Source: spec of the planner, section 9.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
@@ -28,6 +30,31 @@ from sdy_jax.representation.sharding import TensorSharding
 PlannedUse = tuple[int | None, int, int]
 """A use of a value: the number of the op that makes the value (None: an argument of the program), the index of its
 result or of the argument, and the number of the op that uses it."""
+
+
+class UseOfCopy(NamedTuple):
+    """A use of a copy, and the numbers of the first and the last op for which it needs it."""
+
+    planned: PlannedUse
+    begin: int
+    end: int
+
+
+class HeldCopy(NamedTuple):
+    """A copy of a value that could be freed between its uses, which are in order of time: its bytes on a device, and
+    what it costs to make it again."""
+
+    uses: list[UseOfCopy]
+    bytes: float
+    cost: float
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """Between every use and the next: the first op for which the copy is not needed, and the first for which it is
+        again."""
+        end = -1
+        for use, following in pairwise(self.uses):
+            end = max(end, use.end)
+            yield end + 1, following.begin
 
 
 class Copies:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
-from sdy_jax.lowering.placement.copies import PlannedUse
+from sdy_jax.lowering.placement.copies import HeldCopy, PlannedUse, UseOfCopy
 from sdy_jax.lowering.placement.decisions import Decision
 from sdy_jax.lowering.placement.live_bytes import can_fuse
 from sdy_jax.lowering.placement.policy import Policy
@@ -25,7 +25,7 @@ from sdy_jax.lowering.placement.ways import Ways, is_inexact
 from sdy_jax.lowering.planning.choice import PlannedOp
 from sdy_jax.lowering.planning.enumerated import Way, layouts_of_shape
 from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ValueClass
-from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Port, ProgramModel
+from sdy_jax.lowering.planning.program_model import Chosen, CopyInLayout, ModelValue, Port, ProgramModel
 from sdy_jax.lowering.planning.routes.prices import PairPrice
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
@@ -228,8 +228,8 @@ class ModelledProgram:
 
     # The plan.
 
-    def plan(self, chosen: Chosen) -> LayoutPlan:
-        """What a walk has to do to run the program so."""
+    def plan(self, chosen: Chosen, copies: Mapping[PlannedUse, int] | None = None) -> LayoutPlan:
+        """What a walk has to do to run the program so; `copies` as in the plan."""
         nodes, shardings = self.model.nodes, self.table.shardings
         ops = dict[int, PlannedOp]()
         for number, node in self._decided.items():
@@ -239,45 +239,46 @@ class ModelledProgram:
         edges = dict[int, list[TensorSharding]]()
         for (number, _), node in self._edges.items():
             edges.setdefault(number, []).append(shardings[nodes[node].ways[chosen[node]].layouts[0]])
-        return LayoutPlan(ops, dict(self._homes(chosen)), edges, dict(self._copies(chosen)))
+        return LayoutPlan(ops, dict(self._homes(chosen)), edges, copies or {})
 
-    def _copies(self, chosen: Chosen) -> Iterator[tuple[PlannedUse, int]]:
-        """Which copies serve the uses of values of which some are made again."""
-        if not self.model.holding_costs:
-            return
+    def copies(self, chosen: Chosen) -> list[HeldCopy]:
+        """The copies of values in other layouts that several ops use, and that could be made again for each."""
         anew = dict[Value, list[int]]()
         for (op, index), number in self._made_anew.items():
             anew.setdefault(op.operands[index], []).append(number)
+        found = list[HeldCopy]()
         for value, number in self._values.items():
             if value in anew:
-                copies = self._copies_made_anew(anew[value], chosen)
-            elif number != _FREE and self._is_known(value):
-                copies = zip(self.model.values[number].uses, self.model.made_again(self.model.values[number], chosen))
-            else:
-                continue
-            op = value.defining_op
-            for use, copy in copies:
-                if copy:
-                    user = self._number[self._ops_of[use.node][use.slot]]
-                    yield (self._number[op] if op is not None else None, value.index, user), copy
+                found += self._copies_made_anew(value, anew[value], chosen)
+            elif number != _FREE and (value.defining_op is not None or value.owner is self._graph.main.blocks[0]):
+                copies = self.model.copies(self.model.values[number], chosen)
+                found += [self._held_copy(value, copy) for copy in copies if len(copy.uses) > 1]
+        return found
 
-    def _is_known(self, value: Value) -> bool:
-        """Whether walks know a value by an op's number, or as an argument of the program."""
-        return value.defining_op is not None or value.owner is self._graph.main.blocks[0]
+    def _held_copy(self, value: Value, copy: CopyInLayout) -> HeldCopy:
+        maker, uses = value.defining_op, list[UseOfCopy]()
+        for port in copy.uses:
+            user = self._number[self._ops_of[port.node][port.slot]]
+            known = self.model.values[self.model.nodes[port.node].values[port.slot]]
+            begin, end = known.needed[known.uses.index(port)]
+            planned = self._number[maker] if maker is not None else None, value.index, user
+            uses.append(UseOfCopy(planned, self._until[begin], self._until[end]))
+        return HeldCopy(uses, copy.bytes, copy.cost)
 
-    def _copies_made_anew(self, numbers: Sequence[int], chosen: Chosen) -> Iterator[tuple[Port, int]]:
-        """Which copies serve the uses of what is made anew for each: another one where holding costs more."""
-        model, now, before = self.model, dict[tuple[int, int], int](), dict[tuple[int, int], int]()
-        for value in sorted((model.values[n] for n in numbers), key=lambda value: value.needed[0]):
-            assert value.maker is not None
-            (use,), ((begin, end),) = value.uses, value.needed
-            layouts = made, taken = model.layout(chosen, value.maker), model.layout(chosen, use)
-            cost = model.nodes[value.maker.node].ways[chosen[value.maker.node]].cost
-            anew = value.times * (cost + model.prices.cost(value.shape, made, taken))
-            held = model.prices.local_bytes(value.shape, taken) * model.holding(before.get(layouts, begin) + 1, begin - 1)
-            now[layouts] = now.get(layouts, 1) + (anew < held)
-            before[layouts] = end
-            yield use, now[layouts]
+    def _copies_made_anew(self, value: Value, numbers: Sequence[int], chosen: Chosen) -> Iterator[HeldCopy]:
+        """The copies of what is made anew for each use; those that are made and taken alike are one."""
+        model, found = self.model, dict[tuple[int, int], list[ModelValue]]()
+        for known in sorted((model.values[n] for n in numbers), key=lambda known: known.needed[0]):
+            assert known.maker is not None
+            found.setdefault((model.layout(chosen, known.maker), model.layout(chosen, known.uses[0])), []).append(known)
+        for (made, taken), each in found.items():
+            maker = each[0].maker
+            assert maker is not None
+            own = model.nodes[maker.node].ways[chosen[maker.node]].cost
+            cost = each[0].times * (own + model.prices.cost(each[0].shape, made, taken))
+            uses = [known.uses[0] for known in each]
+            if len(uses) > 1:
+                yield self._held_copy(value, CopyInLayout(uses, model.prices.local_bytes(each[0].shape, taken), cost))
 
     def _homes(self, chosen: Chosen) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
         """Per result of an op the layout in which several users expect it."""

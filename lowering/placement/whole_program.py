@@ -8,13 +8,9 @@ Source: spec of the planner, sections 9, 12 and 13.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 from jax.extend.mlir import ir
-from numpy.typing import NDArray
 
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph
@@ -26,28 +22,11 @@ from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import ChangedLayout, LayoutChoice, PartitionReport
 from sdy_jax.lowering.placement.walked import LayoutPlan
-from sdy_jax.lowering.planning.improve import improved
-from sdy_jax.lowering.planning.program_model import Chosen
+from sdy_jax.lowering.placement.within_memory import Walk, tried
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import bytes_text
 from sdy_jax.rules import RuleBook
-
-_LEAST_SAVING = 1e-5
-"""The share of the program's cost that a reshard has to save to be worth its collective."""
-
-_TRIES = 8
-"""Prices of holding that are tried."""
-
-_DEARER = 4.0
-"""By how much the price of holding rises from try to try."""
-
-Prices = NDArray[np.float64]
-"""What it costs to hold a byte while an op runs, per op of the program."""
-
-_CLOSER = 2
-"""Prices that are tried between the lowest at which the program fits and the highest at which it does not."""
-
 
 def partition(
     module: ir.Operation,
@@ -67,16 +46,16 @@ def partition(
         return partitioner.partition(module, mesh_name, costs, rules, policy, inputs)
     graph = prepared(module, mesh_name, rules)
 
-    def walked(plan: LayoutPlan | None) -> _Walk:
+    def walked(plan: LayoutPlan | None) -> Walk:
         copy = Graph(graph.module.clone().operation)
         walker = Partitioner(copy, mesh_name, costs, rules, policy, inputs, plan)
         report = walker.run()
-        return _Walk(walker, report, walker.cost(), peak_of(Graph(copy.module), products_fuse=policy.products_fuse))
+        return Walk(walker, report, walker.cost(), peak_of(Graph(copy.module), products_fuse=policy.products_fuse))
 
     proposed = walked(None)
     limit = policy.memory if policy.memory is not None else max(proposed.peak.total, policy.device_memory)
     program = modelled(graph, proposed.walker, policy)
-    walks = _tried(program, proposed, limit, walked)
+    walks = tried(program, proposed, limit, walked)
     fitting = [walk for walk in walks if walk.peak.total <= limit]
     if not fitting:
         raise SdyError(_too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit))
@@ -84,27 +63,6 @@ def partition(
     best.report.layouts = LayoutChoice(best.cost, proposed.cost, tuple(_changed(graph, best.walker, proposed.walker)))
     replace_contents(module, best.walker.graph.module)
     return best.report
-
-
-class _Walk(NamedTuple):
-    """A walk over a copy of the program: what it inserted, what that costs, and what a device holds at most."""
-
-    walker: Partitioner
-    report: PartitionReport
-    cost: float
-    peak: Peak
-
-    def over(self, limit: float) -> Prices:
-        """Per op of the program before the walk, by how many bytes more is live while it runs, or what was inserted
-        before it, than a limit allows; 1 where most is live, if nowhere is too much."""
-        found, most = np.zeros(len(self.walker.number)), 0.0
-        numbers = self.walker.remaining
-        for op, live in self.peak.at:
-            most = max(most, live)
-            if op in numbers:
-                found[numbers[op]], most = max(found[numbers[op]], most), 0.0
-        over = np.maximum(found - (limit - self.peak.arguments - self.peak.results), 0.0)
-        return over if over.any() else (found == found.max()).astype(float)
 
 
 def _changed(graph: Graph, chosen: Partitioner, proposed: Partitioner) -> Iterator[ChangedLayout]:
@@ -125,68 +83,6 @@ def modelled(graph: Graph, proposed: Partitioner, policy: Policy) -> ModelledPro
         return meshes.plan(shape, itemsize, source, target, costs).cost
 
     return ModelledProgram(graph, proposed.walked, meshes.base_name, meshes.base, costs, price, policy)
-
-
-def best_choice(program: ModelledProgram) -> Chosen:
-    """The best choice that was found, if holding costs nothing."""
-    model, start = program.model, program.start
-    model.charge_each_reshard(_LEAST_SAVING * model.cost(start))
-    return improved(model, start, program.table, program.atoms)
-
-
-def _tried(
-    program: ModelledProgram, proposed: _Walk, limit: float, walked: Callable[[LayoutPlan], _Walk]
-) -> list[_Walk]:
-    """The walks by the best choice and, where it does not fit, at rising prices of holding until one fits, and then a
-    little below. Prices rise at the moments at which a walk holds more than it may. A walk that does not fit and costs
-    more than the proposal, which does, ends it: those that hold less cost more."""
-    model, known = program.model, {tuple(program.start): proposed}
-
-    def followed(chosen: Chosen) -> _Walk:
-        plan = program.plan(chosen)
-        key = (*chosen, *plan.copies.items())
-        if key not in known:
-            known[key] = walked(plan)
-        return known[key]
-
-    best = best_choice(program)
-    walk = followed(best)
-    if walk.peak.total <= limit:
-        return list(known.values())
-    prices = _first_prices(program, best, walk.over(limit))
-    low, high = np.zeros_like(prices), None
-    most, closer = proposed.cost if proposed.peak.total <= limit else math.inf, 0
-    for _ in range(_TRIES if prices.any() else 0):
-        program.charge_holding(prices.tolist())
-        walk = followed(improved(model, program.start, program.table, program.atoms))
-        fits = walk.peak.total <= limit
-        low, high = (low, prices) if fits else (prices, high)
-        if closer == _CLOSER or (not fits and walk.cost > most):
-            break
-        closer += high is not None
-        prices = _raised(prices, walk.over(limit)) if high is None else _between(low, high)
-    return list(known.values())
-
-
-def _first_prices(program: ModelledProgram, best: Chosen, over: Prices) -> Prices:
-    """The prices of holding at which the best choice would cost a quarter of what it saves beside the walk's more; 0
-    where it holds nothing that could be given up."""
-    model, start = program.model, program.start
-    saved = max(model.cost(start) - model.cost(best), _LEAST_SAVING * model.cost(start))
-    program.charge_holding(over.tolist())
-    held, before = model.held(best), model.held(start)
-    more = held - before if held > before else held
-    return over * (saved / more / _DEARER) if more else np.zeros_like(over)
-
-
-def _raised(prices: Prices, over: Prices) -> Prices:
-    """Higher prices at the moments at which more is held than may be."""
-    return np.where(over > 0, np.maximum(prices, prices.max() * over / over.max()) * _DEARER, prices)
-
-
-def _between(low: Prices, high: Prices) -> Prices:
-    """Prices between those at which a program does not fit and those at which it does."""
-    return np.where(low > 0, np.sqrt(low * high), high / _DEARER)
 
 
 def _too_large(peak: Peak, limit: float) -> str:

@@ -64,6 +64,24 @@ class ModelValue:
     is_at_hand: bool = False
 
 
+class CopyInLayout(NamedTuple):
+    """A copy of a value in another layout: its uses in order of time, its bytes on a device, and what it costs to make
+    it again."""
+
+    uses: list[Port]
+    bytes: float
+    cost: float
+
+
+def _uses_of_copies(value: ModelValue, made: int, taken: Sequence[int]) -> dict[int, list[int]]:
+    """The indices of a value's uses in other layouts than the one in which it is made, by layout, in order of time."""
+    found = dict[int, list[int]]()
+    for use, layout in enumerate(taken):
+        if layout != made:
+            found.setdefault(layout, []).append(use)
+    return {layout: sorted(uses, key=value.needed.__getitem__) for layout, uses in found.items()}
+
+
 class _Copy(NamedTuple):
     """What it costs to hold a value in a layout in which it is not made, and for which uses it is made again: where
     they begin, in order."""
@@ -153,21 +171,14 @@ class ProgramModel:
                 found += self._held(value, self.layout(chosen, value.maker), taken)
         return found
 
-    def made_again(self, value: ModelValue, chosen: Sequence[int]) -> list[int]:
-        """Per use, which copy of the value in its layout serves it: 0 where it is taken as it is made, else from 1 on;
-        all 0 if no copy is given up in between."""
-        if value.maker is None or not self._held_before:
-            return [0] * len(value.uses)
+    def copies(self, value: ModelValue, chosen: Sequence[int]) -> Iterator[CopyInLayout]:
+        """The copies of a value in other layouts than that in which it is made."""
+        if value.maker is None:
+            return
         made, taken = self.layout(chosen, value.maker), [self.layout(chosen, use) for use in value.uses]
-        copies = self._copies(value, made, taken)
-        if not any(copy.again for copy in copies.values()) or self._held_whole(value, made, taken) <= self._held_anew(
-            value, made, taken
-        ):
-            return [0] * len(value.uses)
-        return [
-            0 if layout == made else 1 + sum(again <= begin for again in copies[layout].again)
-            for layout, (begin, _) in zip(taken, value.needed, strict=True)
-        ]
+        for layout, uses in _uses_of_copies(value, made, taken).items():
+            size = self.prices.local_bytes(value.shape, layout)
+            yield CopyInLayout([value.uses[n] for n in uses], size, self._anew(value, made, layout))
 
     def _held(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
         """What it costs to hold a value in its layouts, or to make some again: where it is made, until it is taken last
@@ -200,16 +211,16 @@ class ProgramModel:
 
     def _copies(self, value: ModelValue, made: int, taken: Sequence[int]) -> dict[int, _Copy]:
         """What the copies in other layouts cost, by layout."""
-        extents = dict[int, list[tuple[int, int]]]()
-        for layout, extent in zip(taken, value.needed, strict=True):
-            if layout != made:
-                extents.setdefault(layout, []).append(extent)
-        return {layout: self._copy(value, made, layout, sorted(found)) for layout, found in extents.items()}
+        found = _uses_of_copies(value, made, taken).items()
+        return {n: self._copy(value, made, n, [value.needed[use] for use in uses]) for n, uses in found}
+
+    def _anew(self, value: ModelValue, made: int, layout: int) -> float:
+        """What it costs to make a copy again."""
+        return value.times * self.prices.cost(value.shape, made, layout) if self.prices.is_whole(made) else math.inf
 
     def _copy(self, value: ModelValue, made: int, layout: int, extents: Sequence[tuple[int, int]]) -> _Copy:
         (begin, end), *others = extents
-        cost, again = 0.0, list[int]()
-        anew = value.times * self.prices.cost(value.shape, made, layout) if self.prices.is_whole(made) else math.inf
+        cost, again, anew = 0.0, list[int](), self._anew(value, made, layout)
         for first, last in others:
             if anew < self._price(value, layout, end + 1, first - 1):
                 cost += anew + self._price(value, layout, begin, end)
