@@ -26,7 +26,6 @@ from sdy_jax.lowering.strategies.after import AFTER
 from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 
-
 PlannedUse = tuple[int | None, int, int]
 """A use of a value: the number of the op that makes the value (None: an argument of the program), the index of its
 result or of the argument, and the number of the op that uses it."""
@@ -90,7 +89,7 @@ class Copies:
 
 def tie(module: ir.Operation) -> None:
     """Lets every copy wait for what its first user takes beside it, or for what was computed last before."""
-    positions = dict[Block, dict[Op, int]]()
+    positions = dict[Block, dict[Op | Block, int]]()
     for op in [op for op in Graph(module).ops if op.key == AFTER]:
         assert op.block is not None
         position = positions.setdefault(op.block, {other: n for n, other in enumerate(op.block.ops)})
@@ -123,22 +122,22 @@ def _create(
     ).results[0]
 
 
-def _beside(op: Op, position: Mapping[Op, int]) -> Value | None:
+def _beside(op: Op, position: Mapping[Op | Block, int]) -> Value | None:
     """What the first op takes that computes with what is made of a value, beside that: the last that is computed."""
     assert op.block is not None
     made = set(op.results)
     for later in op.block.ops[position[op] + 1 :]:
         if made.isdisjoint(later.operands):
             continue
-        others = [v for v in later.operands if v not in made and v.defining_op in position]
+        others = {position[v.owner]: v for v in later.operands if v not in made and v.owner in position}
         if others:
-            last = max(others, key=lambda value: position[value.owner])
-            return last if position[last.owner] < position[op] and _can_be_awaited(last) else None
+            last = max(others)
+            return others[last] if last < position[op] and _can_be_awaited(others[last]) else None
         made.update(later.results)
     return None
 
 
-def _before(op: Op, position: Mapping[Op, int]) -> Value | None:
+def _before(op: Op, position: Mapping[Op | Block, int]) -> Value | None:
     """What is computed last before an op."""
     assert op.block is not None
     for earlier in reversed(op.block.ops[: position[op]]):

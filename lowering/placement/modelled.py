@@ -268,7 +268,9 @@ class ModelledProgram:
     def _copies_made_anew(self, value: Value, numbers: Sequence[int], chosen: Chosen) -> Iterator[HeldCopy]:
         """The copies of what is made anew for each use; those that are made and taken alike are one."""
         model, found = self.model, dict[tuple[int, int], list[ModelValue]]()
-        for known in sorted((model.values[n] for n in numbers), key=lambda known: known.needed[0]):
+        for known in sorted(
+            (model.values[n] for n in numbers if model.values[n].uses), key=lambda known: known.needed[0]
+        ):
             assert known.maker is not None
             found.setdefault((model.layout(chosen, known.maker), model.layout(chosen, known.uses[0])), []).append(known)
         for (made, taken), each in found.items():

@@ -28,6 +28,7 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import bytes_text
 from sdy_jax.rules import RuleBook
 
+
 def partition(
     module: ir.Operation,
     mesh_name: str,
