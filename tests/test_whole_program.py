@@ -19,10 +19,11 @@ from partitioned_ops import CUBE, LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement import whole_program
+from sdy_jax.lowering.placement import within_memory
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.whole_program import _tried, best_choice, modelled
+from sdy_jax.lowering.placement.whole_program import modelled
+from sdy_jax.lowering.placement.within_memory import best_choice, tried
 from sdy_jax.lowering.planning.improve import improved
 from sdy_jax.rules import RuleBook
 from sdy_jax.testing import assert_same
@@ -303,30 +304,46 @@ def test_what_is_fused_takes_no_memory_and_its_operands_live_until_it_is_read():
 
 
 class Tried:
-    """A search for prices of holding, in which choice `n` costs and holds `walks[n]`."""
+    """A search for prices of holding, in which choice `n` costs and holds `walks[n]`, from a proposal of `walks[0]`."""
 
-    def __init__(self, monkeypatch, walks):
-        self.prices, self.walks, tries = [], walks, itertools.count(1)
+    def __init__(self, monkeypatch, walks, copies=()):
+        self.prices, self.walks, tries, self.price = [], walks, itertools.count(1), 0.0
+        self.copies = list(copies)
 
-        def improved(model, *_):
-            self.prices.append(model.holding)
+        def improved(*_):
+            self.prices.append(self.price)
             return [min(next(tries), len(walks) - 1)]
 
-        monkeypatch.setattr(whole_program, "improved", improved)
+        def charge_holding(prices):
+            self.price = max(prices)
+
+        monkeypatch.setattr(within_memory, "improved", improved)
         model = SimpleNamespace(
-            holding=0.0,
-            cost=lambda c: walks[c[0]][0],
-            held=lambda c: walks[c[0]][1],
-            charge_each_reshard=lambda _: None,
+            cost=lambda c: walks[c[0]][0], held=lambda c: walks[c[0]][1], charge_each_reshard=lambda _: None
         )
-        self.program = SimpleNamespace(model=model, start=[0], table=None, atoms=(), plan=lambda chosen: chosen[0])
+        self.program = SimpleNamespace(
+            model=model,
+            start=[0],
+            table=None,
+            atoms=(),
+            plan=lambda chosen, copies: (chosen[0], copies),
+            copies=lambda chosen: self.copies,
+            charge_holding=charge_holding,
+        )
 
     def found(self, limit):
-        return [(walk.cost, walk.peak.total) for walk in _tried(self.program, self.walk(0), limit, self.walk)]
+        return [(walk.cost, walk.peak.total) for walk in tried(self.program, self.walk((0, {})), limit, self.walk)]
 
-    def walk(self, number):
+    def walk(self, plan):
+        """Ops 0 and 9 hold nothing; what is made again is freed between ops 2 and 7."""
+        number, copies = plan
         cost, held = self.walks[number]
-        return SimpleNamespace(cost=cost, peak=SimpleNamespace(total=held))
+        again, live = len({copy for copy in copies.values() if copy > 1}), np.zeros(10)
+        live[1:9] = held
+        for copy in self.copies:
+            live[3:7] -= copy.bytes * (copies.get(copy.uses[1].planned, 1) - 1)
+        peak = SimpleNamespace(total=live.max(), arguments=0.0, results=0.0)
+        return SimpleNamespace(cost=cost + again, peak=peak, live=lambda: live)
 
 
 def test_no_price_is_tried_where_the_best_choice_fits(monkeypatch):

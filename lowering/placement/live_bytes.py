@@ -31,12 +31,16 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
+
+from jax.extend.mlir import ir
 
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.emission.emit import value_shardings
+from sdy_jax.lowering.strategies.after import AFTER
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import is_data_flow
@@ -75,6 +79,8 @@ class Peak:
     arguments: float
     results: float
     live: tuple[LiveValue, ...]
+    at: tuple[tuple[ir.Operation, float], ...] = ()
+    """The ops of the program in order, with the bytes of temporaries that are live while each runs, about."""
 
     @property
     def total(self) -> float:
@@ -95,7 +101,8 @@ def peak_of(graph: Graph, *, products_fuse: bool = False) -> Peak:
     ranges = _LiveRanges(graph, sizes, products_fuse)
     live, most = _most_live(ranges.buffers)
     found = sorted((LiveValue(b.value, b.bytes) for b in live), key=lambda one: -one.bytes)
-    return Peak(most, sum(map(sizes.of, graph.arguments)), sum(map(sizes.of, graph.outputs)), tuple(found))
+    arguments, results = (sum(map(sizes.of, values)) for values in (graph.arguments, graph.outputs))
+    return Peak(most, arguments, results, tuple(found), tuple(zip(*ranges.held_at(), strict=True)))
 
 
 class _Sizes:
@@ -140,7 +147,7 @@ def _fuses(op: Op) -> bool:
 
 def _absorbs(op: Op, index: int, products_fuse: bool) -> bool:
     """Whether the op can compute its operand of this index element by element as it reads it."""
-    if _fuses(op):
+    if _fuses(op) or (op.key == AFTER and index > 0):
         return True
     linear = _linear(op)
     if linear is Linear.ONE_FACTOR:
@@ -214,6 +221,17 @@ class _LiveRanges:
         self._early = self._computed_early(main)
         for op in reversed(self._order):
             self._visit(op)
+
+    def held_at(self) -> tuple[list[ir.Operation], list[float]]:
+        """All ops, and the bytes of temporaries that are live at each."""
+        changes = [0.0] * (len(self._order) + 1)
+        for buffer in self.buffers:
+            if buffer.counts:
+                first = min(max(round(buffer.start), 0), len(self._order) - 1)
+                last = max(min(round(buffer.end), len(self._order) - 1) - buffer.is_taken, first)
+                changes[first] += buffer.bytes
+                changes[last + 1] -= buffer.bytes
+        return [op.mlir for op in self._order], list(accumulate(changes[:-1]))
 
     # Order.
 

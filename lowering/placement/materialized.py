@@ -3,10 +3,14 @@
 A user takes the value in a layout that exists, or has it brought to a new one from the layout from which that costs
 least. A value that only stands for another, such as the result of a sharding constraint, has the layouts of the other.
 Reshards without users are erased in the end.
+
+A plan may let several copies of a layout follow each other, each made anew for some of the uses and freed after them.
+Such a copy starts from the layout in which the value is made, and waits for what its users take (`copies.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -15,6 +19,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.emission.names import collective_attributes
 from sdy_jax.lowering.emission.sent import sent_by_step
+from sdy_jax.lowering.placement.copies import Copies
 from sdy_jax.lowering.placement.rematerialize import (
     Rematerialization,
     RematerializationFacts,
@@ -63,6 +68,7 @@ class MaterializedLayouts:
         self._origins: dict[Value, Value] = {}
         self._free: dict[Value, bool] = {}
         self._by_layout: dict[Value, dict[object, MaterializedLayout]] = {}
+        self._by_copy: dict[tuple[Value, int], dict[object, MaterializedLayout]] = {}
         self.tracked: set[Value] = set()
         """The values that may exist in other layouts than the one in which users expect them."""
         self._spare: list[tuple[ir.Operation, CollectiveRecord | None]] = []
@@ -70,6 +76,9 @@ class MaterializedLayouts:
         self._made: dict[ir.Operation, CollectiveRecord | None] = {}
         """The collectives (with their records) and the rematerialized ops (with None)."""
         self._erased: set[int] = set()
+        self.copies = Copies()
+        self._user: Op | None = None
+        """The op that a value is taken for."""
 
     def track(self, value: Value, sharding: TensorSharding, mlir: ir.Value) -> None:
         """Tracks a value whose layout is not the one users expect, or whose MLIR value is not its op's own result."""
@@ -86,31 +95,41 @@ class MaterializedLayouts:
         origin = self._origin(value)
         if value.shape is None:
             return origin.mlir
-        if value not in self.tracked and self._placed[value].same_layout_as(target):
+        copy = self.copies.number(origin, user)
+        if not copy and value not in self.tracked and self._placed[value].same_layout_as(target):
             return value.mlir
-        layouts = self._materialized(value)
+        outer, self._user = self._user, user
+        found = self._taken(value, target, user, copy)
+        self._user = outer
+        return found
+
+    def _taken(self, value: Value, target: TensorSharding, user: Op, copy: int) -> ir.Value:
+        origin, layouts = self._origin(value), self._materialized(value)
         if target.layout not in layouts:
             if self._has_to_be_reduced_first(value, target):
                 self.take(value, self._placed[value], user)
             # In the block of the value, before the op that contains the user: loop invariants are resharded once.
             before = _ancestor_in(origin, user)
             plan = rematerialization(origin, target, self._known)
-            if plan is None:
-                self.move(value, target, before, user)
-            else:
+            if plan is not None:
                 layouts[target.layout] = MaterializedLayout(target, self._rematerialized(plan, target, before))
+            elif copy and self._as_made(origin).sharding.same_layout_as(target):
+                return self._as_made(origin).mlir
+            else:
+                self.move(value, target, before, user)
         return layouts[target.layout].mlir
 
     def move(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> None:
         """Inserts the collectives that bring a value to the target sharding."""
         nearest, producer = self._nearest(value, target), self._origin(value).defining_op
+        again = self._copy(self._origin(value)) > 1
         self.state(self._origin(value))
         if nearest.sharding.unreduced_axes and producer is not None:
             cause = producer
         current = nearest.mlir
         for step in self._plan(value, nearest.sharding, target).steps:
             moved = Moved(step.op.summary, step.result, sent_by_step(step, value, self._mesh))
-            record = self._report.add(moved, value, before, cause)
+            record = self._report.add(moved, value, before, cause, again=again)
             current = create_collective(step, current, cause.mlir.location, ir.InsertionPoint(before.mlir))
             self._spare.append((current.owner, record))
             self._made[current.owner.operation] = record
@@ -170,26 +189,50 @@ class MaterializedLayouts:
         return self._origins.get(value, value)
 
     def _materialized(self, value: Value) -> dict[object, MaterializedLayout]:
+        """The layouts that there are for the present user; of a copy, those of no other."""
         origin = self._origin(value)
         if origin not in self._by_layout:
             self.track(origin, self._placed[origin], origin.mlir)
-        return self._by_layout[origin]
+        copy = self._copy(origin)
+        return self._by_copy.setdefault((origin, copy), {}) if copy else self._by_layout[origin]
+
+    def _copy(self, origin: Value) -> int:
+        return self.copies.number(origin, self._user) if self._user is not None else 0
+
+    def _as_made(self, origin: Value) -> MaterializedLayout:
+        """The layout in which a value is made."""
+        return next(iter(self._by_layout[origin].values()))
 
     def _nearest(self, value: Value, target: TensorSharding) -> MaterializedLayout:
         """The materialized layout from which the target costs least."""
-        layouts = self._usable(value)
-        return min(layouts, key=lambda layout: self._plan(value, layout.sharding, target).cost)
+        layouts = self._usable(value, target)
+        nearest = min(layouts, key=lambda layout: self._plan(value, layout.sharding, target).cost)
+        origin = self._origin(value)
+        copy = self._copy(origin)
+        if self._user is None or not self.copies.waits(copy) or nearest is not self._as_made(origin):
+            return nearest
+        self.state(origin)
+        start = self.copies.start(origin, copy, *nearest[::-1], _ancestor_in(origin, self._user))
+        if start.owner.operation not in self._made:
+            self._spare.append((start.owner.operation, None))
+            self._made[start.owner.operation] = None
+        return MaterializedLayout(nearest.sharding, start)
 
-    def _usable(self, value: Value) -> list[MaterializedLayout]:
-        """The layouts to reshard from: unreduced ones only where there are no others."""
-        layouts = list(self._materialized(value).values())
+    def _usable(self, value: Value, target: TensorSharding | None = None) -> list[MaterializedLayout]:
+        """The layouts to reshard from: unreduced ones only where there are no others. A later copy of what an op makes
+        is not what the op made."""
+        layouts, origin = list(self._materialized(value).values()), self._origin(value)
+        copy, made = self._copy(origin), self._as_made(origin)
+        if copy and not (copy > 1 and target is not None and made.sharding.same_layout_as(target)):
+            layouts.append(made)
         return [layout for layout in layouts if not layout.sharding.unreduced_axes] or layouts
 
     def _cost(self, value: Value, target: TensorSharding) -> float:
         """The cost of materializing a value in a sharding."""
         if target.layout in self._materialized(value):
             return 0.0
-        return self._plan(value, self._nearest(value, target).sharding, target).cost
+        layouts = self._usable(value, target)
+        return min([self._plan(value, layout.sharding, target).cost for layout in layouts], default=math.inf)
 
     def _has_to_be_reduced_first(self, value: Value, target: TensorSharding) -> bool:
         """Whether a value that exists unreduced only is to be reduced to its placed sharding, once for all users."""
@@ -199,7 +242,8 @@ class MaterializedLayouts:
         return all(layout.sharding.unreduced_axes for layout in self._materialized(value).values())
 
     def _rematerialized(self, plan: Rematerialization, target: TensorSharding, before: Op) -> ir.Value:
-        operands = [self.take(v, s, before) for v, s in zip(plan.op.operands, plan.operands, strict=False)]
+        user = self._user or before
+        operands = [self.take(v, s, user) for v, s in zip(plan.op.operands, plan.operands, strict=False)]
         clone = plan.op.mlir.clone(ir.InsertionPoint(before.mlir)).operation
         for index, operand in enumerate(operands):
             clone.operands[index] = operand

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.ir.statements import group_of
+from sdy_jax.lowering.placement.copies import HeldCopy, PlannedUse, UseOfCopy
 from sdy_jax.lowering.placement.decisions import Decision
 from sdy_jax.lowering.placement.live_bytes import can_fuse
 from sdy_jax.lowering.placement.policy import Policy
@@ -26,7 +27,7 @@ from sdy_jax.lowering.placement.ways import Ways
 from sdy_jax.lowering.planning.choice import PlannedOp
 from sdy_jax.lowering.planning.enumerated import Way
 from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ValueClass
-from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Port, ProgramModel
+from sdy_jax.lowering.planning.program_model import Chosen, CopyInLayout, ModelValue, Port, ProgramModel
 from sdy_jax.lowering.planning.routes.prices import PairPrice
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
@@ -73,9 +74,13 @@ class ModelledProgram:
         self._decided: dict[int, int] = {}
         self._edges: dict[tuple[int, int], int] = {}
         self._constraints: dict[int, int] = {}
-        self._here = graph.main.blocks[0]
+        self._here, self._last = graph.main.blocks[0], 0
         self._block_of: list[Block] = []
         """Per node, the block that it is in."""
+        self._ops_of: list[list[Op]] = []
+        """Per node and operand, the op for which it is taken."""
+        self._until: list[int] = []
+        """Per node, the number of its op, or of the last op before it."""
         self._extents: dict[Op, tuple[int, int]] = {}
         """Of data-flow ops, their first and last node."""
         self._read()
@@ -94,7 +99,8 @@ class ModelledProgram:
 
     def _block(self, block: Block, times: float) -> None:
         for op in block.ops[:-1]:
-            number, self._here = self._number[op], block
+            number = self._last = self._number[op]
+            self._here = block
             if is_data_flow(op):
                 self._data_flow(op, times)
             elif number in self._walked.passed:
@@ -158,7 +164,7 @@ class ModelledProgram:
         for use in reversed(op.results[0].uses if _is_made_anew(op) else []):
             self._new_value(op.results[0], times)
             self._made_anew[use] = self._values[op.results[0]]
-            self._decided[self._number[op]] = self._add(ways, times, slots, op.results)
+            self._decided[self._number[op]] = self._add(ways, times, slots, op.results, [use[0]])
         if op.results[0] in self._values:
             return
         for result in op.results:
@@ -178,9 +184,18 @@ class ModelledProgram:
         ways = [Way(tuple(map(self.table.number, shardings)), cost, 0.0)]
         self._add(ways, times, _slots(op) if op is not None else [], makes)
 
-    def _add(self, ways: list[Way], times: float, slots: Sequence[tuple[Op, int]], makes: Sequence[Value]) -> int:
-        """Adds a node that takes the operands at some slots and makes values."""
+    def _add(
+        self,
+        ways: list[Way],
+        times: float,
+        slots: Sequence[tuple[Op, int]],
+        makes: Sequence[Value],
+        users: Sequence[Op] = (),
+    ) -> int:
+        """Adds a node that takes the operands at some slots, for other users than their ops if so said."""
         self._block_of.append(self._here)
+        self._ops_of.append(list(users) or [op for op, _ in slots])
+        self._until.append(self._last)
         takes = [self._made_anew.get((op, i), self._value(op.operands[i])) for op, i in slots]
         node = self.model.add_node(ways, times, takes, [self._values[value] for value in makes])
         for slot, (op, i) in enumerate(slots):
@@ -202,7 +217,7 @@ class ModelledProgram:
         main, returned = self._graph.main.blocks[0], frozenset(self._graph.outputs)
         found = [*self._values.items(), *((op.operands[i], n) for (op, i), n in self._made_anew.items())]
         values = {number: value for value, number in reversed(found) if number != _FREE}
-        runs = [(node, node) for node in range(len(self.model.nodes))]
+        anew, runs = set(self._made_anew.values()), [(node, node) for node in range(len(self.model.nodes))]
         for number in sorted(values, key=lambda number: self._maker(number), reverse=True):
             value, known = values[number], self.model.values[number]
             op, home = value.defining_op, value.owner if isinstance(value.owner, Block) else value.owner.block
@@ -210,9 +225,13 @@ class ModelledProgram:
             known.needed = [self._needed(use.node, runs[use.node], home, known.born) for use in known.uses]
             fused = op is not None and value not in returned and self._is_fused(op)
             known.is_at_hand = fused or (home is main and op is None)
-            if fused and known.uses:
-                begins, ends = zip(*known.needed, strict=True)
+            if not known.uses:
+                continue
+            begins, ends = zip(*known.needed, strict=True)
+            if fused:
                 runs[self._maker(number)] = min(begins), max(ends)
+            elif number in anew:  # runs just before its user
+                known.born, runs[self._maker(number)] = min(begins), (min(begins), min(begins))
 
     def _is_fused(self, op: Op) -> bool:
         """Whether the users of an op compute its result."""
@@ -237,10 +256,19 @@ class ModelledProgram:
             extent, block = self._extents.get(block.parent, extent), block.parent.block
         return max(extent[0], born), max(extent[1], born)
 
+    def charge_holding(self, prices: Sequence[float]) -> None:
+        """Sets what it costs to hold a byte while an op runs, per op by its number; at each node, the most of the ops
+        since the node before."""
+        before, found = -1, list[float]()
+        for until in self._until:
+            found.append(max(prices[min(before + 1, until) : until + 1], default=0.0))
+            before = until
+        self.model.charge_holding(found)
+
     # The plan.
 
-    def plan(self, chosen: Chosen) -> LayoutPlan:
-        """What a walk has to do to run the program so."""
+    def plan(self, chosen: Chosen, copies: Mapping[PlannedUse, int] | None = None) -> LayoutPlan:
+        """What a walk has to do to run the program so; `copies` as in the plan."""
         nodes, shardings = self.model.nodes, self.table.shardings
         ops = dict[int, PlannedOp]()
         for number, node in self._decided.items():
@@ -251,7 +279,48 @@ class ModelledProgram:
         for (number, index), node in self._edges.items():
             outer = self._outer_slot(self._graph.ops[number], index)
             edges.setdefault(number, []).append(shardings[nodes[node].ways[chosen[node]].layouts[outer]])
-        return LayoutPlan(ops, dict(self._homes(chosen)), edges)
+        return LayoutPlan(ops, dict(self._homes(chosen)), edges, copies or {})
+
+    def copies(self, chosen: Chosen) -> list[HeldCopy]:
+        """The copies of values in other layouts that several ops use, and that could be made again for each."""
+        anew = dict[Value, list[int]]()
+        for (op, index), number in self._made_anew.items():
+            anew.setdefault(op.operands[index], []).append(number)
+        found = list[HeldCopy]()
+        for value, number in self._values.items():
+            if value in anew:
+                found += self._copies_made_anew(value, anew[value], chosen)
+            elif number != _FREE and (value.defining_op is not None or value.owner is self._graph.main.blocks[0]):
+                copies = self.model.copies(self.model.values[number], chosen)
+                found += [self._held_copy(value, copy) for copy in copies if len(copy.uses) > 1]
+        return found
+
+    def _held_copy(self, value: Value, copy: CopyInLayout) -> HeldCopy:
+        maker, uses = value.defining_op, list[UseOfCopy]()
+        for port in copy.uses:
+            user = self._number[self._ops_of[port.node][port.slot]]
+            known = self.model.values[self.model.nodes[port.node].values[port.slot]]
+            begin, end = known.needed[known.uses.index(port)]
+            planned = self._number[maker] if maker is not None else None, value.index, user
+            uses.append(UseOfCopy(planned, self._until[begin], self._until[end]))
+        return HeldCopy(uses, copy.bytes, copy.cost)
+
+    def _copies_made_anew(self, value: Value, numbers: Sequence[int], chosen: Chosen) -> Iterator[HeldCopy]:
+        """The copies of what is made anew for each use; those that are made and taken alike are one."""
+        model, found = self.model, dict[tuple[int, int], list[ModelValue]]()
+        for known in sorted(
+            (model.values[n] for n in numbers if model.values[n].uses), key=lambda known: known.needed[0]
+        ):
+            assert known.maker is not None
+            found.setdefault((model.layout(chosen, known.maker), model.layout(chosen, known.uses[0])), []).append(known)
+        for (made, taken), each in found.items():
+            maker = each[0].maker
+            assert maker is not None
+            own = model.nodes[maker.node].ways[chosen[maker.node]].cost
+            cost = each[0].times * (own + model.prices.cost(each[0].shape, made, taken))
+            uses = [known.uses[0] for known in each]
+            if len(uses) > 1:
+                yield self._held_copy(value, CopyInLayout(uses, model.prices.local_bytes(each[0].shape, taken), cost))
 
     def _outer_slot(self, op: Op, index: int) -> int:
         """The slot with the layout of an edge outside of a computation; any for other ops."""

@@ -22,6 +22,7 @@ from sdy_jax.ir.operations import COMPUTATIONS, manual_axes, module_meshes
 from sdy_jax.ir.statements import STATEMENTS, group_of
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.emission.sent import reduce_by_bytes, sent_at_border
+from sdy_jax.lowering.placement.copies import tie
 from sdy_jax.lowering.placement.dead_code import erase_dead_code
 from sdy_jax.lowering.placement.decisions import Decision, Decisions
 from sdy_jax.lowering.placement.fold import fold
@@ -103,7 +104,7 @@ class Partitioner:
         rules = rules.without_overrides()
         self.plan, self.walked, self.number = plan, Walked(), {op: n for n, op in enumerate(graph.ops)}
         self.graph, self.optimize_collectives = graph, policy.optimize_collectives
-        self.costs = costs
+        self.costs, self.all_copies_wait = costs, policy.runs_early
         self.report = PartitionReport(inputs)
         self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven)
         self.decisions = Decisions(self.placement, rules, costs, policy.halo_exchange)
@@ -119,6 +120,7 @@ class Partitioner:
         """Rewrites the module, and says what was inserted."""
         if self.plan is not None:
             self._state_homes(self.plan)
+            self.placement.follow_copies(self.plan.copies, self.all_copies_wait)
         for argument in self.graph.arguments:
             self.placement.enter(argument)
         block, arguments = self.graph.main.blocks[0], self.graph.arguments
@@ -130,7 +132,15 @@ class Partitioner:
             op.mlir.erase()
         self.placement.sweep()
         self.unsplit.report_notes()
+        if self.plan is not None and self.plan.copies:
+            tie(self.graph.module)
         return self.report
+
+    @property
+    def remaining(self) -> dict[ir.Operation, int]:
+        """The numbers of the ops that the walk left in the module."""
+        gone = {*self.unneeded, *(op for op in self.number if self.placement.is_erased(op))}
+        return {op.mlir: number for op, number in self.number.items() if op not in gone}
 
     def cost(self) -> float:
         """The time of what was inserted and of each device's own work, but for constants, by the cost model."""

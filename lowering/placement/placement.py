@@ -6,7 +6,7 @@ those of `MaterializedLayouts`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from jax.extend.mlir import ir
@@ -14,6 +14,7 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.placement.base_mesh import ProgramMeshes
+from sdy_jax.lowering.placement.copies import PlannedUse
 from sdy_jax.lowering.placement.materialized import MaterializedLayouts
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.placement.uneven import uneven
@@ -200,6 +201,10 @@ class Placement:
         if produced.unreduced_axes:
             self._layouts.move(result, declared, following, op)
         self._placed[result] = declared
+
+    def follow_copies(self, planned: Mapping[PlannedUse, int], all_wait: bool) -> None:
+        """Lets uses take the copies that are planned."""
+        self._layouts.copies.follow(self._graph, planned, all_wait)
 
     def sweep(self) -> None:
         """Erases collectives and rematerialized ops that have no users in the end."""

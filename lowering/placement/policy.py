@@ -23,6 +23,7 @@ class Policy:
             what the "local" program needs, or `device_memory` where that is more.
         device_memory: the bytes of a device that may be used; 0 where that is not known.
         products_fuse: the devices' compiler fuses element-wise ops into products, so that these make no buffers.
+        runs_early: the devices' compiler runs an op as soon as its operands are there, not when it is needed.
         halo_exchange: ops may take elements of other shards of a dimension that they cut or shift; else it is whole.
     """
 
@@ -32,4 +33,5 @@ class Policy:
     memory: float | None = None
     device_memory: float = 0.0
     products_fuse: bool = False
+    runs_early: bool = False
     halo_exchange: bool = True

@@ -60,6 +60,8 @@ class CollectiveRecord:
     """Whether the partitioner inserted it or the program holds it itself (`psum` in the body of a `jax.shard_map`)."""
     branches: tuple[Branch, ...] = ()
     """The branches of conditionals around the collective, outermost first."""
+    again: bool = False
+    """Whether it makes a copy of a value again, so that the one before need not be held until then."""
 
     @property
     def kind(self) -> str:
@@ -176,7 +178,9 @@ class PartitionReport:
     """The choice of layouts, where they were chosen for the whole program."""
     _conditionals: dict[Op, int] = field(default_factory=dict)
 
-    def add(self, moved: Moved, value: Value, at: Op, cause: Op, origin: Origin = "partitioner") -> CollectiveRecord:
+    def add(
+        self, moved: Moved, value: Value, at: Op, cause: Op, origin: Origin = "partitioner", again: bool = False
+    ) -> CollectiveRecord:
         """Records a collective that moves a value, beside the op `at`, because of another."""
         runs = executions(at)
         record = CollectiveRecord(
@@ -190,6 +194,7 @@ class PartitionReport:
             runs.known,
             origin,
             tuple([self._branch(block) for block in runs.branches]),
+            again,
         )
         self.collectives.append(record)
         return record

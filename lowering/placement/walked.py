@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sdy_jax.lowering.placement.copies import PlannedUse
 from sdy_jax.lowering.placement.decisions import Decision, Shardings
 from sdy_jax.lowering.planning.choice import PlannedOp
 from sdy_jax.representation.sharding import TensorSharding
@@ -41,9 +42,10 @@ class Walked:
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan:
-    """What a walk is to follow: how ops run, per result of an op the layout in which several users expect it, and the
-    layouts of data-flow edges."""
+    """What a walk is to follow: how ops run, per result of an op the layout in which several users expect it, the
+    layouts of data-flow edges, and which copy of a value serves a use, where copies are freed and made again."""
 
     ops: Mapping[int, PlannedOp]
     homes: Mapping[tuple[int, int], TensorSharding]
     edges: Mapping[int, list[TensorSharding]]
+    copies: Mapping[PlannedUse, int] = field(default_factory=dict)

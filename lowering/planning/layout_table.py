@@ -137,6 +137,10 @@ class Prices:
             known = self._known[of]
         return known.rows[known.index[source]][known.index[target]]
 
+    def is_whole(self, layout: int) -> bool:
+        """Whether a layout has no partial sums."""
+        return not self._table.shardings[layout].unreduced_axes
+
     def local_bytes(self, of: ValueClass, layout: int) -> float:
         """What one device holds of a tensor."""
         key = of, layout

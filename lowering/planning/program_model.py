@@ -2,14 +2,17 @@
 
 A node takes values (*ports*) in the layouts of its way and makes values in others. What the program costs is the sum
 of the ways' own costs and, per value, of the cheapest set of reshards that leads from the layout in which it is made to
-all those in which it is taken: a layout is paid for once, whoever takes it.
-Source: spec of the planner, sections 1 and 4.
+all those in which it is taken: a layout is paid for once, whoever takes it. Where holding has a price, what a reshard
+made may be given up between two uses and made again for the second, from the layout in which the value was made.
+Source: spec of the planner, sections 1, 4 and 9.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 from sdy_jax.lowering.planning.enumerated import Way
@@ -61,6 +64,32 @@ class ModelValue:
     is_at_hand: bool = False
 
 
+class CopyInLayout(NamedTuple):
+    """A copy of a value in another layout: its uses in order of time, its bytes on a device, and what it costs to make
+    it again."""
+
+    uses: list[Port]
+    bytes: float
+    cost: float
+
+
+def _uses_of_copies(value: ModelValue, made: int, taken: Sequence[int]) -> dict[int, list[int]]:
+    """The indices of a value's uses in other layouts than the one in which it is made, by layout, in order of time."""
+    found = dict[int, list[int]]()
+    for use, layout in enumerate(taken):
+        if layout != made:
+            found.setdefault(layout, []).append(use)
+    return {layout: sorted(uses, key=value.needed.__getitem__) for layout, uses in found.items()}
+
+
+class _Copy(NamedTuple):
+    """What it costs to hold a value in a layout in which it is not made, and for which uses it is made again: where
+    they begin, in order."""
+
+    cost: float
+    again: list[int]
+
+
 class ProgramModel:
     """The nodes and values of a program, and what choices cost."""
 
@@ -68,8 +97,8 @@ class ProgramModel:
         self.prices = prices
         self.nodes: list[Node] = []
         self.values: list[ModelValue] = []
-        self.holding = 0.0
-        """What it costs to hold a byte from one node to the next."""
+        self._held_before: list[float] = []
+        """Per node, what it costs to hold a byte from the start of the program to before the node."""
         self._spread: dict[tuple[ValueClass, int, frozenset[int]], float] = {}
 
     def add_value(self, shape: ValueClass, times: float) -> int:
@@ -105,6 +134,19 @@ class ProgramModel:
         self.prices.add_to_each(least)
         self._spread.clear()
 
+    def charge_holding(self, prices: Sequence[float]) -> None:
+        """Sets what it costs to hold a byte at each node; nothing if there are no prices."""
+        self._held_before = [0.0, *accumulate(prices)] if any(prices) else []
+
+    @property
+    def holding_costs(self) -> bool:
+        """Whether holding has a price."""
+        return bool(self._held_before)
+
+    def holding(self, begin: int, end: int) -> float:
+        """What it costs to hold a byte at the nodes from one to another, both included."""
+        return self._held_before[end + 1] - self._held_before[begin] if end >= begin else 0.0
+
     def neighbours(self, node: int) -> Iterator[int]:
         """The nodes that make or take a value that this one makes or takes."""
         for number in self.nodes[node].values:
@@ -130,10 +172,10 @@ class ProgramModel:
         made, taken = self.layout(chosen, value.maker), [self.layout(chosen, use) for use in value.uses]
         wanted = frozenset([layout for layout in taken if layout != made])
         paid = value.times * self.spread(value.shape, made, wanted) if wanted else 0.0
-        return paid + self.holding * self._held(value, made, taken) if self.holding else paid
+        return paid + self._held(value, made, taken) if self._held_before else paid
 
     def held(self, chosen: Sequence[int]) -> float:
-        """For how many nodes all values are held, times their bytes."""
+        """What it costs to hold all values."""
         found = 0.0
         for value in self.values:
             if value.maker is not None and value.uses:
@@ -141,16 +183,63 @@ class ProgramModel:
                 found += self._held(value, self.layout(chosen, value.maker), taken)
         return found
 
+    def copies(self, value: ModelValue, chosen: Sequence[int]) -> Iterator[CopyInLayout]:
+        """The copies of a value in other layouts than that in which it is made."""
+        if value.maker is None:
+            return
+        made, taken = self.layout(chosen, value.maker), [self.layout(chosen, use) for use in value.uses]
+        for layout, uses in _uses_of_copies(value, made, taken).items():
+            size = self.prices.local_bytes(value.shape, layout)
+            yield CopyInLayout([value.uses[n] for n in uses], size, self._anew(value, made, layout))
+
     def _held(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
-        """For how many nodes a value is held in its layouts, times its bytes: where it is made, until it is taken last
-        in that layout, or first in another; in others, from the first use to the last."""
+        """What it costs to hold a value in its layouts, or to make some again: where it is made, until it is taken last
+        in that layout, or a copy is made of it; in others, from the first use to the last that a copy serves."""
+        anew = self._held_anew(value, made, taken)
+        return anew if value.is_at_hand else min(anew, self._held_whole(value, made, taken))
+
+    def _held_whole(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
+        """As `_held`, if nothing is made again."""
         first, last = dict[int, int](), dict[int, int]()
         for layout, (begin, end) in zip(taken, value.needed, strict=True):
             first[layout], last[layout] = min(begin, first.get(layout, begin)), max(end, last.get(layout, end))
         until = last.pop(made) if made in last else min(begin for begin, _ in value.needed)
-        held = 0.0 if value.is_at_hand else self.prices.local_bytes(value.shape, made) * (until - value.born)
-        copies = [self.prices.local_bytes(value.shape, n) * (end - first[n] + 1) for n, end in last.items()]
-        return held + sum(copies)
+        held = self._held_as_made(value, made, until)
+        return held + sum([self._price(value, n, first[n], end) for n, end in last.items()])
+
+    def _held_anew(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
+        """As `_held`, if what costs more to hold than to make again is made again."""
+        copies = self._copies(value, made, taken)
+        until = [end for layout, (_, end) in zip(taken, value.needed, strict=True) if layout == made]
+        until += [begin for copy in copies.values() for begin in copy.again]
+        until.append(min(begin for begin, _ in value.needed))
+        return self._held_as_made(value, made, max(until)) + sum([copy.cost for copy in copies.values()])
+
+    def _held_as_made(self, value: ModelValue, made: int, until: int) -> float:
+        return 0.0 if value.is_at_hand else self._price(value, made, value.born, until)
+
+    def _price(self, value: ModelValue, layout: int, begin: int, end: int) -> float:
+        return self.prices.local_bytes(value.shape, layout) * self.holding(begin, end)
+
+    def _copies(self, value: ModelValue, made: int, taken: Sequence[int]) -> dict[int, _Copy]:
+        """What the copies in other layouts cost, by layout."""
+        found = _uses_of_copies(value, made, taken).items()
+        return {n: self._copy(value, made, n, [value.needed[use] for use in uses]) for n, uses in found}
+
+    def _anew(self, value: ModelValue, made: int, layout: int) -> float:
+        """What it costs to make a copy again."""
+        return value.times * self.prices.cost(value.shape, made, layout) if self.prices.is_whole(made) else math.inf
+
+    def _copy(self, value: ModelValue, made: int, layout: int, extents: Sequence[tuple[int, int]]) -> _Copy:
+        (begin, end), *others = extents
+        cost, again, anew = 0.0, list[int](), self._anew(value, made, layout)
+        for first, last in others:
+            if anew < self._price(value, layout, end + 1, first - 1):
+                cost += anew + self._price(value, layout, begin, end)
+                begin, end = first, last
+                again += [begin] if anew else []
+            end = max(end, last)
+        return _Copy(cost + self._price(value, layout, begin, end), again)
 
     def spread(self, shape: ValueClass, made: int, wanted: frozenset[int]) -> float:
         """The cost of the cheapest reshards that lead from one layout to all others, from layout to layout."""

@@ -2,12 +2,15 @@
 
 A value that several nodes take has a *home*, a layout through which it goes to them: so that what is shared is paid for
 once, though the solver knows pairs only. Holding a value is charged to its home, or to its maker where it has none.
+Where holding has a price, the uses of an argument fall into *phases*, between which holding costs most: each has a home
+of its own, which takes the value from the home before, held in between, or anew from where it is made.
 Source: spec of the planner, sections 4, 9 and 12.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +26,9 @@ Keeps = Callable[[Way, Way], bool]
 
 Costs = NDArray[np.float64]
 
+_MOST_PHASES = 3
+"""Phases of a value's uses: forward, backward, update."""
+
 
 class _Column(NamedTuple):
     """The layouts that a port may have, in order, and for each way of its node the index of its own."""
@@ -32,10 +38,14 @@ class _Column(NamedTuple):
 
 
 class _Home(NamedTuple):
-    """The home of a value: its number in the problem, and its candidates."""
+    """The home of a value for some of its uses: its number in the problem, its candidates, and the first and the last
+    node for which it is there."""
 
     number: int
     layouts: list[int]
+    uses: list[Port]
+    begin: int
+    end: int
 
 
 class RestrictedProgram:
@@ -53,20 +63,20 @@ class RestrictedProgram:
     def solved(self) -> Chosen:
         """The best choice that the solver finds: no worse than the present one, as far as it sees."""
         costs, start = list[Costs](), list[int]()
-        numbers, homes = list[int](), dict[int, _Home]()
+        numbers, homes = list[int](), dict[int, list[_Home]]()
         for node in range(len(self._model.nodes)):
             numbers.append(len(costs))
             costs.append(self._node_costs(node))
             start.append(0)
             for made in self._model.nodes[node].made:
-                if len(self._uses[made]) > 1:
-                    home = homes[made] = _Home(len(costs), self._layouts_around(self._model.values[made]))
-                    costs.append(self._home_costs(self._model.values[made], home.layouts))
+                homes[made] = self._homes(self._model.values[made], self._uses[made], len(costs))
+                for home in homes[made]:
+                    costs.append(self._home_costs(self._model.values[made], home))
                     start.append(home.layouts.index(self._model.layout(self._now, self._maker(made))))
         problem = Problem(costs)
         for made, uses in enumerate(self._uses):
             if uses:
-                self._add_edges(problem, numbers, made, homes.get(made))
+                self._add_edges(problem, numbers, made, homes[made])
         choice = solve(problem, start).choice
         return [allowed[choice[number]] for allowed, number in zip(self._allowed, numbers, strict=True)]
 
@@ -99,9 +109,11 @@ class RestrictedProgram:
         return list(found.values())
 
     def _maker(self, made: int) -> Port:
-        maker = self._model.values[made].maker
-        assert maker is not None
-        return maker
+        return self._maker_of(self._model.values[made])
+
+    def _maker_of(self, value: ModelValue) -> Port:
+        assert value.maker is not None
+        return value.maker
 
     def _layouts_around(self, value: ModelValue) -> list[int]:
         assert value.maker is not None
@@ -118,30 +130,46 @@ class RestrictedProgram:
         for of, layouts in found.items():
             self._model.prices.learn(of, layouts)
 
-    def _held(self, value: ModelValue, layouts: Sequence[int], nodes: int) -> Costs:
-        """What it costs to hold a value in each of some layouts for as many nodes."""
-        return self._model.holding * nodes * np.array([self._model.prices.local_bytes(value.shape, n) for n in layouts])
+    def _homes(self, value: ModelValue, uses: list[Port], number: int) -> list[_Home]:
+        """The homes of a value, one per phase, numbered from here; none for a value with a single use."""
+        if len(uses) < 2:
+            return []
+        layouts, needed = self._layouts_around(value), [value.needed[value.uses.index(use)] for use in uses]
+        phases = [list(range(len(uses)))]
+        if self._model.holding_costs and value.is_at_hand and len(self._column(self._maker_of(value)).layouts) == 1:
+            phases = _phases(needed, self._model.holding)
+        ends = [[needed[i] for i in phase] for phase in phases]
+        return [
+            _Home(number + n, layouts, [uses[i] for i in phase], min(b for b, _ in found), max(e for _, e in found))
+            for n, (phase, found) in enumerate(zip(phases, ends, strict=True))
+        ]
+
+    def _held(self, value: ModelValue, layouts: Sequence[int], begin: int, end: int) -> Costs:
+        """What it costs to hold a value in each of some layouts from one node to another."""
+        price = self._model.holding(begin, end)
+        return price * np.array([self._model.prices.local_bytes(value.shape, n) for n in layouts])
 
     def _node_costs(self, number: int) -> Costs:
         """The costs of a node's ways, and of holding what they make until its only use."""
         node = self._model.nodes[number]
         costs = node.times * np.array([node.ways[way].cost for way in self._allowed[number]])
-        for made in node.made if self._model.holding else ():
+        for made in node.made if self._model.holding_costs else ():
             value = self._model.values[made]
             if len(self._uses[made]) == 1 and not value.is_at_hand:
                 layouts, of_way = self._column(self._maker(made))
-                costs = costs + self._held(value, layouts, value.needed[0][0] - value.born)[of_way]
+                costs = costs + self._held(value, layouts, value.born, value.needed[0][0])[of_way]
         return costs
 
-    def _home_costs(self, value: ModelValue, layouts: list[int]) -> Costs:
+    def _home_costs(self, value: ModelValue, home: _Home) -> Costs:
         """What it costs to hold a value of several users in each layout."""
-        if not self._model.holding:
-            return np.zeros(len(layouts))
-        assert value.maker is not None
-        first = min(begin for begin, _ in value.needed) if value.is_at_hand else value.born
-        costs = self._held(value, layouts, max(end for _, end in value.needed) - first + 1)
-        at_hand = self._column(value.maker).layouts if value.is_at_hand else []
-        return np.where(np.isin(layouts, at_hand), 0.0, costs)
+        if not self._model.holding_costs:
+            return np.zeros(len(home.layouts))
+        costs = self._held(value, home.layouts, home.begin if value.is_at_hand else value.born, home.end)
+        return np.where(np.isin(home.layouts, self._at_hand(value)), 0.0, costs)
+
+    def _at_hand(self, value: ModelValue) -> list[int]:
+        """The layouts in which a value takes no memory of its own."""
+        return self._column(self._maker_of(value)).layouts if value.is_at_hand else []
 
     def _matrix(self, of: ValueClass, sources: list[int], targets: list[int]) -> Costs:
         key = of, tuple(sources), tuple(targets)
@@ -152,27 +180,50 @@ class RestrictedProgram:
     def _prices_to(self, value: ModelValue, sources: list[int], use: Port, targets: list[int]) -> Costs:
         """The prices of bringing a value to a use, and of holding what is brought there as long as that takes."""
         prices = self._matrix(value.shape, sources, targets)
-        if not self._model.holding:
+        if not self._model.holding_costs:
             return prices
         begin, end = value.needed[value.uses.index(use)]
         moved = np.not_equal.outer(sources, targets)
-        return prices + moved * self._held(value, targets, end - begin + 1) / value.times
+        return prices + moved * self._held(value, targets, begin, end) / value.times
 
-    def _add_edges(self, problem: Problem, numbers: list[int], made: int, home: _Home | None) -> None:
+    def _add_edges(self, problem: Problem, numbers: list[int], made: int, homes: list[_Home]) -> None:
         """Adds the reshards of a value: from its maker to its only use, or to its home and from there to all uses."""
         value, maker = self._model.values[made], self._maker(made)
         sources, rows = self._column(maker)
-        if home is not None:
-            every = np.arange(len(home.layouts))
-            to_home = Ports(rows, every, self._matrix(value.shape, sources, home.layouts), value.times)
-            problem.add(numbers[maker.node], home.number, to_home)
-        for use in self._uses[made]:
+        if not homes:
+            (use,) = self._uses[made]
             targets, columns = self._column(use)
             direct = self._prices_to(value, sources, use, targets)
-            if home is None:
-                problem.add(numbers[maker.node], numbers[use.node], Ports(rows, columns, direct, value.times))
-                continue
-            prices = self._prices_to(value, home.layouts, use, targets)
-            if len(sources) == 1:  # what is always made in one layout may go to each user from there
-                prices = np.minimum(prices, direct)
-            problem.add(home.number, numbers[use.node], Ports(every, columns, prices, value.times))
+            problem.add(numbers[maker.node], numbers[use.node], Ports(rows, columns, direct, value.times))
+            return
+        every = np.arange(len(homes[0].layouts))
+        to_home = Ports(rows, every, self._matrix(value.shape, sources, homes[0].layouts), value.times)
+        problem.add(numbers[maker.node], homes[0].number, to_home)
+        for home, following in pairwise(homes):
+            onward = Ports(every, every, self._onward(value, home, following), value.times)
+            problem.add(home.number, following.number, onward)
+        for home in homes:
+            for use in home.uses:
+                targets, columns = self._column(use)
+                prices = self._prices_to(value, home.layouts, use, targets)
+                if len(sources) == 1:  # what is always made in one layout may go to each user from there
+                    prices = np.minimum(prices, self._prices_to(value, sources, use, targets))
+                problem.add(home.number, numbers[use.node], Ports(every, columns, prices, value.times))
+
+    def _onward(self, value: ModelValue, home: _Home, following: _Home) -> Costs:
+        """The prices from a home to that of the next phase: held in between, or made again from where it is at hand."""
+        layouts, at_hand = home.layouts, self._at_hand(value)
+        held = self._held(value, layouts, home.end + 1, following.begin - 1) / value.times
+        held = np.where(np.isin(layouts, at_hand), 0.0, held)
+        kept = self._matrix(value.shape, layouts, layouts) + held[:, None]
+        return np.minimum(kept, self._matrix(value.shape, at_hand, layouts))
+
+
+def _phases(needed: Sequence[tuple[int, int]], holding: Callable[[int, int], float]) -> list[list[int]]:
+    """The indices of uses in order of time, cut where it costs most to hold a value between them."""
+    order = sorted(range(len(needed)), key=needed.__getitem__)
+    ends = list(accumulate([needed[i][1] for i in order], max))
+    gaps = [holding(end + 1, needed[i][0] - 1) for end, i in zip(ends, order[1:], strict=False)]
+    widest = sorted(range(len(gaps)), key=lambda n: -gaps[n])[: _MOST_PHASES - 1]
+    cuts = [0, *sorted(n + 1 for n in widest if gaps[n] > 0), len(order)]
+    return [order[a:b] for a, b in pairwise(cuts)]

@@ -1,6 +1,7 @@
 """How ops run on shards: importing this package fills the registries of `registry.py`, one module per family."""
 
 from . import (  # noqa: F401
+    after,
     blocked_linalg,
     collective,
     control_flow,

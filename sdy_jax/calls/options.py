@@ -83,13 +83,15 @@ class Options:
 
     def policy(self, mesh: jax.sharding.Mesh) -> Policy:
         """Those of the partitioner, for a mesh."""
+        platform = mesh.devices.flat[0].platform
         return Policy(
             optimize_collectives=self.optimize_collectives,
             uneven=self.uneven,
             layouts=self.layouts,
             memory=self._memory,
             device_memory=usable_memory(mesh),
-            products_fuse=mesh.devices.flat[0].platform == "tpu",
+            products_fuse=platform == "tpu",
+            runs_early=platform == "cpu",
         )
 
     @property

@@ -226,7 +226,8 @@ class Plan:
         return "collectives (bytes per device)\n" + _table(rows)
 
     def _cause(self, record: CollectiveRecord) -> str:
-        return "the user's" if record.origin == "user" else f"for {record.cause}"
+        again = ", made again: not held since the use before" if record.again else ""
+        return "the user's" if record.origin == "user" else f"for {record.cause}{again}"
 
     def _moves(self) -> str:
         rows = [(move.path, f"{move.before} -> {move.after}", bytes_text(move.bytes)) for move in self.moves]

@@ -1,0 +1,154 @@
+"""Copies of values in other layouts that follow each other: each is made anew for some of the uses, and freed after.
+
+    %w1 = sdy.all_gather %w            for the forward pass
+    %y  = dot %x, %w1
+    ...
+    %w2 = sdy_jax.after %w, %dy        for the backward pass: not %w1, which need not live until here,
+    %w3 = sdy.all_gather %w2           and not before %dy is there
+    %dx = dot %dy, %w3
+
+The plan says which copy serves a use. A copy starts from the layout in which the value is made, and waits for what the
+op takes that uses it first: else compilers take two gathers of a value for one, or run both at the start.
+Source: spec of the planner, section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
+from sdy_jax.lowering.strategies.after import AFTER
+from sdy_jax.representation.attributes import shardings_to_attribute
+from sdy_jax.representation.sharding import TensorSharding
+
+PlannedUse = tuple[int | None, int, int]
+"""A use of a value: the number of the op that makes the value (None: an argument of the program), the index of its
+result or of the argument, and the number of the op that uses it."""
+
+
+class UseOfCopy(NamedTuple):
+    """A use of a copy, and the numbers of the first and the last op for which it needs it."""
+
+    planned: PlannedUse
+    begin: int
+    end: int
+
+
+class HeldCopy(NamedTuple):
+    """A copy of a value that could be freed between its uses, which are in order of time: its bytes on a device, and
+    what it costs to make it again."""
+
+    uses: list[UseOfCopy]
+    bytes: float
+    cost: float
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """Between every use and the next: the first op for which the copy is not needed, and the first for which it is
+        again."""
+        end = -1
+        for use, following in pairwise(self.uses):
+            end = max(end, use.end)
+            yield end + 1, following.begin
+
+
+class Copies:
+    """The copies of a program's values, as planned."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Value, Op], int] = {}
+        self._all_wait = False
+        self._starts: dict[tuple[Value, int], ir.Value] = {}
+
+    def follow(self, graph: Graph, planned: Mapping[PlannedUse, int], all_wait: bool) -> None:
+        """Takes over a plan. `all_wait`: first copies wait as later ones do."""
+        self._all_wait = all_wait
+        for (maker, index, user), number in planned.items():
+            values = graph.arguments if maker is None else graph.ops[maker].results
+            self._numbers[values[index], graph.ops[user]] = number
+
+    def number(self, value: Value, user: Op) -> int:
+        """Which copy of a value an op takes, counted from 1; 0 where there is no choice."""
+        return self._numbers.get((value, user), 0)
+
+    def waits(self, number: int) -> bool:
+        """Whether a copy is not to be made before it is needed."""
+        return number > 1 or (number == 1 and self._all_wait)
+
+    def start(self, value: Value, number: int, mlir: ir.Value, sharding: TensorSharding, before: Op) -> ir.Value:
+        """From what a copy is made: the value in the layout in which it is made, once its users need it."""
+        key = value, number
+        if key not in self._starts:
+            self._starts[key] = _create([mlir], sharding, before.mlir.location, ir.InsertionPoint(before.mlir))
+        return self._starts[key]
+
+
+def tie(module: ir.Operation) -> None:
+    """Lets every copy wait for what its first user takes beside it, or for what was computed last before."""
+    positions = dict[Block, dict[Op | Block, int]]()
+    for op in [op for op in Graph(module).ops if op.key == AFTER]:
+        assert op.block is not None
+        position = positions.setdefault(op.block, {other: n for n, other in enumerate(op.block.ops)})
+        awaited = _beside(op, position) or _before(op, position)
+        result, (operand, *_) = op.results[0], op.operands
+        source = operand.mlir
+        if awaited is not None:
+            assert result.sharding is not None
+            point = ir.InsertionPoint(op.mlir)
+            source = _create([operand.mlir, awaited.mlir], result.sharding, op.mlir.location, point)
+        result.mlir.replace_all_uses_with(source)
+        op.mlir.erase()
+
+
+def _create(
+    operands: list[ir.Value], sharding: TensorSharding, location: ir.Location, point: ir.InsertionPoint
+) -> ir.Value:
+    context = operands[0].context
+    attributes = {
+        "call_target_name": ir.StringAttr.get(AFTER, context),
+        "sdy.sharding": shardings_to_attribute((sharding,), context),
+    }
+    return ir.Operation.create(
+        "stablehlo.custom_call",
+        results=[operands[0].type],
+        operands=operands,
+        attributes=attributes,
+        loc=location,
+        ip=point,
+    ).results[0]
+
+
+def _beside(op: Op, position: Mapping[Op | Block, int]) -> Value | None:
+    """What the first op takes that computes with what is made of a value, beside that: the last that is computed."""
+    assert op.block is not None
+    made = set(op.results)
+    for later in op.block.ops[position[op] + 1 :]:
+        if made.isdisjoint(later.operands):
+            continue
+        others = {position[v.owner]: v for v in later.operands if v not in made and v.owner in position}
+        if others:
+            last = max(others)
+            return others[last] if last < position[op] and _can_be_awaited(others[last]) else None
+        made.update(later.results)
+    return None
+
+
+def _before(op: Op, position: Mapping[Op | Block, int]) -> Value | None:
+    """What is computed last before an op."""
+    assert op.block is not None
+    for earlier in reversed(op.block.ops[: position[op]]):
+        if earlier.key != AFTER and not earlier.name.startswith("sdy."):
+            for result in earlier.results:
+                if _can_be_awaited(result):
+                    return result
+    return None
+
+
+def _can_be_awaited(value: Value) -> bool:
+    if value.shape is None or 0 in value.shape or depends_on_no_input(value):
+        return False
+    return value.sharding is None or not value.sharding.unreduced_axes

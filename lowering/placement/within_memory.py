@@ -1,0 +1,204 @@
+"""The search for a program that keeps within a device's memory.
+
+First what costs least is walked. Where that holds too much, copies of values in other layouts are freed between their
+uses and made again: those that cost least for what they free at the moments at which too much is live. In the end
+holding a byte gets a price at these moments, which rises until the choice for the whole program fits.
+Source: spec of the planner, section 9.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdy_jax.lowering.placement.copies import HeldCopy, PlannedUse
+from sdy_jax.lowering.placement.live_bytes import Peak
+from sdy_jax.lowering.placement.modelled import ModelledProgram
+from sdy_jax.lowering.placement.partitioner import Partitioner
+from sdy_jax.lowering.placement.report import PartitionReport
+from sdy_jax.lowering.placement.walked import LayoutPlan
+from sdy_jax.lowering.planning.improve import improved
+from sdy_jax.lowering.planning.program_model import Chosen
+
+_LEAST_SAVING = 1e-5
+"""The share of the program's cost that a reshard has to save to be worth its collective."""
+
+_TRIES = 8
+"""Prices of holding that are tried."""
+
+_DEARER = 4.0
+"""By how much the price of holding rises from try to try."""
+
+_CLOSER = 2
+"""Prices that are tried between the lowest at which the program fits and the highest at which it does not."""
+
+_FREED = 2
+"""How often more copies are freed, where what was freed before was not enough."""
+
+_NEARLY = 0.5
+"""The share of what may be held beside arguments and results from which on holding has a price."""
+
+PerOp = NDArray[np.float64]
+"""A number per op of the program before it is walked."""
+
+
+class Walk(NamedTuple):
+    """A walk over a copy of the program: what it inserted, what that costs, and what a device holds at most."""
+
+    walker: Partitioner
+    report: PartitionReport
+    cost: float
+    peak: Peak
+
+    def live(self) -> PerOp:
+        """The bytes that are live while an op runs, or what was inserted before it, arguments and results included."""
+        found, most = np.zeros(len(self.walker.number)), 0.0
+        numbers = self.walker.remaining
+        for op, live in self.peak.at:
+            most = max(most, live)
+            if op in numbers:
+                found[numbers[op]], most = max(found[numbers[op]], most), 0.0
+        return found + (self.peak.arguments + self.peak.results)
+
+
+Walked = Callable[[LayoutPlan], Walk]
+
+
+def best_choice(program: ModelledProgram) -> Chosen:
+    """The best choice that was found, if holding costs nothing."""
+    model, start = program.model, program.start
+    model.charge_each_reshard(_LEAST_SAVING * model.cost(start))
+    return improved(model, start, program.table, program.atoms)
+
+
+def tried(program: ModelledProgram, proposed: Walk, limit: float, walked: Walked) -> list[Walk]:
+    """The walks by the best choice and, where it does not fit, with copies made again, and at rising prices of holding
+    until one fits, and then a little below. A walk that does not fit and costs more than one that does ends it: those
+    that hold less cost more."""
+    search = _Search(program, proposed, limit, walked)
+    best = best_choice(program)
+    walk = search.follow(best)
+    if not search.fits(walk):
+        search.raise_prices(best, walk)
+    return list(search.known.values())
+
+
+class _Search:
+    """The walks that were made, by choice and copies."""
+
+    def __init__(self, program: ModelledProgram, proposed: Walk, limit: float, walked: Walked):
+        self._program, self._limit, self._walked = program, limit, walked
+        self.known: dict[object, Walk] = {tuple(program.start): proposed}
+
+    def fits(self, walk: Walk) -> bool:
+        return walk.peak.total <= self._limit
+
+    def follow(self, chosen: Chosen) -> Walk:
+        """The walk by a choice; with copies made again, if it does not fit and enough of them can be freed."""
+        walk = self._with_copies(chosen, {})
+        if self.fits(walk):
+            return walk
+        held = self._program.copies(chosen)
+        freed = set[tuple[int, int]]()
+        for _ in range(_FREED if held else 0):
+            more = _freed(held, walk.live() - self._limit, freed)
+            if more == freed:
+                break
+            freed = more
+            walk = self._with_copies(chosen, dict(_numbered(held, freed)))
+            if self.fits(walk):
+                break
+        return walk
+
+    def _with_copies(self, chosen: Chosen, copies: dict[PlannedUse, int]) -> Walk:
+        key = (*chosen, *copies.items())
+        if key not in self.known:
+            self.known[key] = self._walked(self._program.plan(chosen, copies))
+        return self.known[key]
+
+    @property
+    def _least(self) -> float:
+        """The least cost of those that fit."""
+        return min([walk.cost for walk in self.known.values() if self.fits(walk)], default=math.inf)
+
+    def raise_prices(self, best: Chosen, walk: Walk) -> None:
+        """Tries choices at rising prices of holding."""
+        program = self._program
+        prices = self._first_prices(best, walk)
+        low, high, closer = np.zeros_like(prices), None, 0
+        for _ in range(_TRIES if prices.any() else 0):
+            program.charge_holding(prices.tolist())
+            walk = self.follow(improved(program.model, program.start, program.table, program.atoms))
+            fits = self.fits(walk)
+            low, high = (low, prices) if fits else (prices, high)
+            if closer == _CLOSER or (not fits and walk.cost > self._least):
+                break
+            closer += high is not None
+            prices = self._raised(prices, walk) if high is None else _between(low, high)
+
+    def _first_prices(self, best: Chosen, walk: Walk) -> PerOp:
+        """The prices of holding at which the best choice would cost a quarter of what it saves beside the walk's more;
+        0 where it holds nothing that could be given up."""
+        model, start, tight = self._program.model, self._program.start, self._tight(walk)
+        self._program.charge_holding(tight.tolist())
+        held, before = model.held(best), model.held(start)
+        self._program.charge_holding(np.zeros_like(tight).tolist())
+        saved = max(model.cost(start) - model.cost(best), _LEAST_SAVING * model.cost(start))
+        more = held - before if held > before else held
+        return tight * (saved / more / _DEARER) if more else np.zeros_like(tight)
+
+    def _tight(self, walk: Walk) -> PerOp:
+        """Per op, 1 where most is live, and less the less is, down to half of what may be."""
+        live, beside = walk.live(), walk.peak.arguments + walk.peak.results
+        least = beside + _NEARLY * max(self._limit - beside, 0.0)
+        over = np.maximum(live - least, 0.0)
+        return over / over.max() if over.any() else (live == live.max()).astype(float)
+
+    def _raised(self, prices: PerOp, walk: Walk) -> PerOp:
+        """Higher prices at the moments at which more is held than may be."""
+        tight = self._tight(walk)
+        return np.where(tight > 0, np.maximum(prices, prices.max() * tight) * _DEARER, prices)
+
+
+def _between(low: PerOp, high: PerOp) -> PerOp:
+    """Prices between those at which a program does not fit and those at which it does."""
+    return np.where(low > 0, np.sqrt(low * high), high / _DEARER)
+
+
+# Copies.
+
+
+def _freed(held: Sequence[HeldCopy], over: PerOp, freed: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The gaps of copies, by copy and use, in which they are freed, and more of them, so that nowhere more is live than
+    may be, if possible: at the worst moment first, what costs least per byte, and is not needed for longest."""
+    found, over = set(freed), over.copy()
+    gaps = {
+        (n, i): (begin, end)
+        for n, copy in enumerate(held)
+        for i, (begin, end) in enumerate(copy.gaps())
+        if begin < end and copy.bytes and copy.cost < math.inf and (n, i) not in freed
+    }
+    order = sorted(gaps, key=lambda gap: (held[gap[0]].cost / held[gap[0]].bytes, gaps[gap][0] - gaps[gap][1], gap))
+    while over.max(initial=0.0) > 0:
+        worst = int(over.argmax())
+        gap = next((gap for gap in order if gap not in found and gaps[gap][0] <= worst < gaps[gap][1]), None)
+        if gap is None:
+            over[worst] = 0.0
+            continue
+        found.add(gap)
+        over[slice(*gaps[gap])] -= held[gap[0]].bytes
+    return found
+
+
+def _numbered(held: Sequence[HeldCopy], freed: set[tuple[int, int]]) -> Iterator[tuple[PlannedUse, int]]:
+    """Which copy serves each use, counted from 1, of the values of which some are made again."""
+    for n, copy in enumerate(held):
+        if any((n, i) in freed for i in range(len(copy.uses))):
+            number = 1
+            for i, use in enumerate(copy.uses):
+                yield use.planned, number
+                number += (n, i) in freed

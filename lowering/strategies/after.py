@@ -1,0 +1,27 @@
+"""`sdy_jax.after`: a value as it is, once another one is there.
+
+    %0 = stablehlo.custom_call @sdy_jax.after(%w, %a) : (tensor<64x64xf32>, tensor<8x64xf32>) -> tensor<64x64xf32>
+
+What is computed of the result is not taken for the same as what was computed of the operand, and does not run before
+the other value is there. XLA drops its own barriers before it looks for equal ops, on CPUs at least, so the result
+depends on an element of the other value: a comparison that never holds, which no compiler knows.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+
+AFTER = "sdy_jax.after"
+
+
+@emitter(AFTER)
+def _after(local: LocalOp, x: jax.Array, *awaited: jax.Array) -> jax.Array:
+    for other in awaited:
+        first = lax.squeeze(lax.slice(other, (0,) * other.ndim, (1,) * other.ndim), range(other.ndim))
+        never = jnp.real(first).astype(jnp.float32) < -jnp.inf
+        x = jnp.where(never, jnp.zeros((), x.dtype), x)
+    return x
