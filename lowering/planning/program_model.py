@@ -120,6 +120,12 @@ class ProgramModel:
         paid = value.times * self.spread(value.shape, made, wanted) if wanted else 0.0
         return paid + self.holding * self._held(value, made, taken) if self.holding else paid
 
+    def mean_reshard(self, chosen: Sequence[int]) -> float:
+        """What bringing a value to where it is taken costs on average each time, of those for which it costs
+        anything."""
+        found = [(cost, value.times) for value in self.values if (cost := self.value_cost(value, chosen))]
+        return sum(cost for cost, _ in found) / sum(times for _, times in found) if found else 0.0
+
     def held(self, chosen: Sequence[int]) -> float:
         """For how many nodes all values are held, times their bytes."""
         found = 0.0

@@ -46,7 +46,7 @@ def partition(
     on_unknown: str = "warn",
     optimize_collectives: bool = False,
     uneven: str = "pad",
-    layouts: str = "local",
+    layouts: str = "global",
     memory: int | str | None = None,
 ) -> Any:
     """Partitions a function over a mesh: like `jax.jit`, with explicit collectives chosen by cost and a readable plan.
