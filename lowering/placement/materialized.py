@@ -67,6 +67,8 @@ class MaterializedLayouts:
         """The values that may exist in other layouts than the one in which users expect them."""
         self._spare: list[tuple[ir.Operation, CollectiveRecord | None]] = []
         """Ops to erase if they end up without users: collectives, rematerialized ops, and the originals of these."""
+        self._inside: dict[int, list[CollectiveRecord]] = {}
+        """What ops send themselves, which is dropped with them; by identity, as an op's hash is that of its content."""
         self._made: dict[ir.Operation, CollectiveRecord | None] = {}
         """The collectives (with their records) and the rematerialized ops (with None)."""
         self._erased: set[int] = set()
@@ -121,6 +123,10 @@ class MaterializedLayouts:
         self.state(self._origin(op.operands[0]))
         self._spare.append((op.mlir, record))
 
+    def keep_inside(self, op: Op, record: CollectiveRecord) -> None:
+        """Records a collective that an op performs itself."""
+        self._inside.setdefault(id(op.mlir), []).append(record)
+
     def of(self, value: Value) -> tuple[TensorSharding, ...]:
         """The shardings from which a tracked value can be resharded."""
         return tuple([layout.sharding for layout in self._usable(value)])
@@ -149,6 +155,7 @@ class MaterializedLayouts:
                 continue
             self._erased.add(id(op))
             self._made.pop(op, None)
+            dropped += self._inside.pop(id(op), [])
             op.erase()
             if record is not None:
                 dropped.append(record)

@@ -333,7 +333,7 @@ class Partitioner:
             if not inside.is_exact:
                 sent = reduce_by_bytes(shape, value.itemsize, size, is_used=bool(value.uses))
             moved = Moved(CollectiveSummary(inside.kind, inside.axes, braces(inside.axes)), sharding, sent)
-            self.report.add(moved, value, op, op)
+            self.placement.keep_inside(op, self.report.add(moved, value, op, op))
 
     def _report_sent(self, op: Op, shardings: Sequence[TensorSharding]) -> None:
         """Reports an op that is a collective by itself, as the program's author wrote it."""

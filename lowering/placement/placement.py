@@ -181,6 +181,10 @@ class Placement:
         """Keeps a collective that the program holds itself, unless its result has no users in the end."""
         self._layouts.keep(op, record)
 
+    def keep_inside(self, op: Op, record: CollectiveRecord) -> None:
+        """Keeps a collective that an op performs itself, as long as the op is there."""
+        self._layouts.keep_inside(op, record)
+
     def settle(self, op: Op, result: Value, produced: TensorSharding, following: Op) -> None:
         """Records the sharding in which an op produces a result.
 
