@@ -2,7 +2,8 @@
 
 A copy is walked first, op by op, around the shardings that propagation gave. From there the layouts of the whole
 program are planned, and a second walk follows the plan. Where that program holds more than it may, holding gets a
-price, which rises until it fits. Of all programs that fit the cheapest one stays.
+price, which rises until it fits. Of all programs that fit the cheapest one stays. A program that sends nothing as it is
+proposed stays so: no plan could send less, and what every device computes was asked for.
 Source: spec of the planner, sections 9, 12 and 13.
 """
 
@@ -75,8 +76,9 @@ def partition(
 
     proposed = walked(None)
     limit = policy.memory if policy.memory is not None else max(proposed.peak.total, policy.device_memory)
-    program = modelled(graph, proposed.walker, policy)
-    walks = _tried(program, proposed, limit, walked)
+    walks = [proposed]
+    if proposed.sends or proposed.peak.total > limit:
+        walks = _tried(modelled(graph, proposed.walker, policy), proposed, limit, walked)
     fitting = [walk for walk in walks if walk.peak.total <= limit]
     if not fitting:
         raise SdyError(_too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit))
@@ -93,6 +95,11 @@ class _Walk(NamedTuple):
     report: PartitionReport
     cost: float
     peak: Peak
+
+    @property
+    def sends(self) -> bool:
+        """Whether anything is sent that the program does not send itself."""
+        return any(record.wire_bytes and record.origin == "partitioner" for record in self.report.collectives)
 
 
 def _changed(graph: Graph, chosen: Partitioner, proposed: Partitioner) -> Iterator[ChangedLayout]:
