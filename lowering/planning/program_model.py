@@ -89,7 +89,7 @@ class ProgramModel:
         return number
 
     def charge_each_reshard(self, least: float) -> None:
-        """Adds to the price of every reshard that sends anything."""
+        """Adds to the price of every reshard that sends anything, for each of its collectives."""
         self.prices.add_to_each(least)
         self._spread.clear()
 
