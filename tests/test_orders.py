@@ -60,12 +60,13 @@ def split(x, *spec):
     return x if MESH.get() is None else lax.with_sharding_constraint(x, NamedSharding(MESH.get(), P(*spec)))
 
 
-def check_inside(function, *args, sent_by=None, mesh=LINE, **tolerances):
+def check_inside(function, *args, sent_by=None, mesh=LINE, layouts="global", **tolerances):
     """The numbers of a function that splits its values itself, computed where every repeated operation is expensive.
 
     `sent_by` is an op that communicates by itself.
     """
-    partitioned = sdy.partition(function, mesh=mesh, costs=CostModel(flop=100.0), on_unknown="ignore")
+    options = {"costs": CostModel(flop=100.0), "on_unknown": "ignore", "layouts": layouts}
+    partitioned = sdy.partition(function, mesh=mesh, **options)
     token = MESH.set(mesh)
     plan, found = partitioned.plan(*args), partitioned(*args)
     MESH.reset(token)

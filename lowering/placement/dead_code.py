@@ -102,7 +102,7 @@ class _Live:
         self.ops: set[Op] = {graph.main}
         self._new: list[Value] = []
         for op in graph.main.walk():
-            if _has_effect(op):
+            if has_effect(op):
                 self._need(op)
         while self._new:
             self._follow(self._new.pop())
@@ -160,5 +160,6 @@ class _Live:
         self._use(loop.operands[index], loop.blocks[1].terminator.operands[index])
 
 
-def _has_effect(op: Op) -> bool:
+def has_effect(op: Op) -> bool:
+    """Whether an op does more than compute its results."""
     return op.name in _EFFECTS or (op.name == "stablehlo.custom_call" and op.flag("has_side_effect"))

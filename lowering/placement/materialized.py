@@ -59,7 +59,7 @@ class MaterializedLayouts:
         report: PartitionReport,
     ):
         self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
-        self._known = RematerializationFacts(self._origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
+        self._known = RematerializationFacts(self.origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
         self._origins: dict[Value, Value] = {}
         self._free: dict[Value, bool] = {}
         self._by_layout: dict[Value, dict[object, MaterializedLayout]] = {}
@@ -80,12 +80,12 @@ class MaterializedLayouts:
 
     def alias(self, value: Value, other: Value) -> None:
         """Tracks a value as an alias of another one, whose layouts it shares."""
-        self._origins[value] = self._origin(other)
+        self._origins[value] = self.origin(other)
         self.tracked.add(value)
 
     def take(self, value: Value, target: TensorSharding, user: Op) -> ir.Value:
         """The MLIR value in the target sharding, materialized by a reshard or rematerialization where there is none."""
-        origin = self._origin(value)
+        origin = self.origin(value)
         if value.shape is None:
             return origin.mlir
         if value not in self.tracked and self._placed[value].same_layout_as(target):
@@ -105,8 +105,8 @@ class MaterializedLayouts:
 
     def move(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> None:
         """Inserts the collectives that bring a value to the target sharding."""
-        nearest, producer = self._nearest(value, target), self._origin(value).defining_op
-        self.state(self._origin(value))
+        nearest, producer = self._nearest(value, target), self.origin(value).defining_op
+        self.state(self.origin(value))
         if nearest.sharding.unreduced_axes and producer is not None:
             cause = producer
         current = nearest.mlir
@@ -120,7 +120,7 @@ class MaterializedLayouts:
 
     def keep(self, op: Op, record: CollectiveRecord) -> None:
         """Records a collective that the program holds itself and that stays in its place."""
-        self.state(self._origin(op.operands[0]))
+        self.state(self.origin(op.operands[0]))
         self._spare.append((op.mlir, record))
 
     def keep_inside(self, op: Op, record: CollectiveRecord) -> None:
@@ -133,7 +133,7 @@ class MaterializedLayouts:
 
     def is_free(self, value: Value) -> bool:
         """Whether every device can compute a value in any sharding without communication."""
-        origin = self._origin(value)
+        origin = self.origin(value)
         if origin not in self._free:
             self._free[origin] = depends_on_no_input(origin)
         return self._free[origin]
@@ -173,11 +173,12 @@ class MaterializedLayouts:
         record = self._made[owner]
         return found if record is None else [*found, record]
 
-    def _origin(self, value: Value) -> Value:
+    def origin(self, value: Value) -> Value:
+        """The value that another one is an alias of; else itself."""
         return self._origins.get(value, value)
 
     def _materialized(self, value: Value) -> dict[object, MaterializedLayout]:
-        origin = self._origin(value)
+        origin = self.origin(value)
         if origin not in self._by_layout:
             self.track(origin, self._placed[origin], origin.mlir)
         return self._by_layout[origin]

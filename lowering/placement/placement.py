@@ -177,6 +177,15 @@ class Placement:
             self._layouts.track(result, target, self._layouts.take(operand, target, op))
         self._layouts.state(operand)
 
+    def origin(self, value: Value) -> Value:
+        """The value that another one is an alias of; else itself."""
+        return self._layouts.origin(value)
+
+    def stand_in(self, value: Value, other: Value) -> None:
+        """Lets another value stand for one, in the sharding in which its users expect it."""
+        self._placed[value] = self._placed[other]
+        self._layouts.alias(value, other)
+
     def keep(self, op: Op, record: CollectiveRecord) -> None:
         """Keeps a collective that the program holds itself, unless its result has no users in the end."""
         self._layouts.keep(op, record)
