@@ -34,7 +34,7 @@ def assert_same(
     atol: float | None = None,
     costs: CostModel | None = None,
     on_unknown: str = "ignore",
-    layouts: str = "local",
+    layouts: str = "global",
     **kwargs: Any,
 ) -> Plan:
     """Asserts that a function returns the same partitioned over a mesh as it does on one device.

@@ -24,7 +24,7 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.mesh import RefinedMesh
 
-LOCAL = Policy()
+LOCAL = Policy(layouts="local")
 """Layouts are chosen op by op."""
 
 

@@ -68,6 +68,16 @@ def test_sorting_for_nobody_is_left_out(mesh, fun):
     assert "stablehlo.all_reduce" not in plan.mlir()
 
 
+def test_what_a_loop_carries_for_nobody_is_not_moved(mesh):
+    def carried(x):
+        y = jnp.tanh(x)
+        loop = jax.lax.fori_loop(0, 3, lambda _, c: (y, jnp.sin(c[1])), (x.T, x))
+        return loop[1] + y
+
+    for layouts in ("local", "global"):
+        assert not assert_same(carried, X, mesh=mesh, in_shardings=SPECS, layouts=layouts).collectives
+
+
 def test_what_a_loops_condition_needs_stays(mesh):
     def until(x):
         return jax.lax.while_loop(lambda c: c[0].sum() < 50, lambda c: (jnp.sort(c[0], 0) + 1, jnp.tanh(c[1])), (x, x))[

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from sdy_jax import CostModel
 from sdy_jax.testing import assert_same
 
 MESH = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -20,9 +21,15 @@ def kinds(plan):
 
 
 def check(function, specs, out, arguments, expected=None):
-    plan = assert_same(function, *arguments, mesh=MESH, in_shardings=specs, out_shardings=out)
-    assert plan.stages["partitioned"].verify()
+    """The plan op by op, whose kinds of collectives are expected; that of the whole program sends no more.
+
+    The costs are those of accelerators: work is cheap.
+    """
+    options = {"mesh": MESH, "in_shardings": specs, "out_shardings": out, "costs": CostModel()}
+    plan, chosen = (assert_same(function, *arguments, **options, layouts=how) for how in ("local", "global"))
+    assert plan.stages["partitioned"].verify() and chosen.stages["partitioned"].verify()
     assert expected is None or kinds(plan) == expected, plan
+    assert chosen.wire_bytes <= plan.wire_bytes, chosen
     return plan
 
 

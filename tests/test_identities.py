@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -39,9 +40,10 @@ def specs(layer):
     return {**tree, "layers": [{**tree["layers"][0], **layer}] * LAYERS}
 
 
-def plan_of(step, weights, batch=P("data"), tokens=TOKENS):
-    ours = sdy.partition(step, mesh=MESH, in_shardings=(weights, batch, batch), out_shardings=(weights, P()))
-    return ours.plan(WEIGHTS, tokens, tokens)
+def plan_of(step, weights, batch=P("data"), tokens=TOKENS, **options):
+    """The plan op by op, which keeps to the layout by hand."""
+    options = {"layouts": "local", "in_shardings": (weights, batch, batch), "out_shardings": (weights, P()), **options}
+    return sdy.partition(step, mesh=MESH, **options).plan(WEIGHTS, tokens, tokens)
 
 
 def kinds(plan):
@@ -90,6 +92,16 @@ def test_zero_gathers_each_weight_once_per_direction_and_scatters_its_gradient()
     assert set(found) == {"all_gather", "reduce_scatter", "all_reduce"}
     for c in plan.collectives:
         assert c.kind != "all_reduce" or c.shape not in {WEIGHTS["layers"][0][name].shape for name in ZERO}
+
+
+@pytest.mark.parametrize("weights", [{}, MEGATRON, ZERO], ids=["batch", "megatron", "zero"])
+def test_the_whole_program_sends_less_where_work_is_cheap_and_shares_it_out_where_it_is_dear(weights):
+    local = plan_of(train(loss), specs(weights))
+    cheap = plan_of(train(loss), specs(weights), layouts="global", costs=sdy.CostModel())
+    assert cheap.wire_bytes <= 1.0001 * local.wire_bytes and sum(kinds(cheap).values()) <= 1.3 * sum(kinds(local).values())
+    chosen = plan_of(train(loss), specs(weights), layouts="global")
+    assert chosen.layouts.cost < 0.92 * chosen.layouts.proposed_cost
+    assert chosen.repeated_flops < 0.1 * local.repeated_flops  # along `model`, which nobody named
 
 
 def test_microbatches_accumulated_in_a_scan_reduce_their_gradients_once():

@@ -90,7 +90,7 @@ def test_what_moves_in_a_loop_counts_every_trip(mesh):
     def loop(x):
         return jax.lax.scan(lambda c, _: (sort_rows(c), None), x, length=5)[0]
 
-    plan = planned(mesh, loop, P("data"), X)
+    plan = planned(mesh, loop, P("data"), X, layouts="local")
     message, first = the_note(plan), plan.collectives[0]
     assert f"all_to_all, {bytes_text(5 * first.wire_bytes)} per device" in message
     assert re.search(r"of a value that while at \S*test_notes\.py:\d+ passes into its body", message)

@@ -42,9 +42,9 @@ def assert_close(found, wanted, rtol=2e-5):
         np.testing.assert_allclose(x, y, rtol, float(rtol * largest))
 
 
-def agreed(function, *args, spec, out=None, mesh=LINE, **tolerances):
+def agreed(function, *args, spec, out=None, mesh=LINE, layouts="global", **tolerances):
     """Numbers are the plain function's, and what the plan says is sent is what the compiled program sends."""
-    options = {"compiler_options": {"xla_disable_hlo_passes": MERGING}, "on_unknown": "ignore"}
+    options = {"compiler_options": {"xla_disable_hlo_passes": MERGING}, "on_unknown": "ignore", "layouts": layouts}
     partitioned = sdy.partition(function, mesh=mesh, in_shardings=spec, out_shardings=out, **options)
     assert_close(partitioned(*args), jax.jit(function)(*args), **tolerances)
     plan = partitioned.plan(*args)
@@ -60,12 +60,13 @@ def split(x, *spec):
     return x if MESH.get() is None else lax.with_sharding_constraint(x, NamedSharding(MESH.get(), P(*spec)))
 
 
-def check_inside(function, *args, sent_by=None, mesh=LINE, **tolerances):
+def check_inside(function, *args, sent_by=None, mesh=LINE, layouts="global", **tolerances):
     """The numbers of a function that splits its values itself, computed where every repeated operation is expensive.
 
     `sent_by` is an op that communicates by itself.
     """
-    partitioned = sdy.partition(function, mesh=mesh, costs=CostModel(flop=100.0), on_unknown="ignore")
+    options = {"costs": CostModel(flop=100.0), "on_unknown": "ignore", "layouts": layouts}
+    partitioned = sdy.partition(function, mesh=mesh, **options)
     token = MESH.set(mesh)
     plan, found = partitioned.plan(*args), partitioned(*args)
     MESH.reset(token)
@@ -174,10 +175,11 @@ def test_a_sort_exchanges_blocks_instead_of_gathering_them():
 
 
 def test_a_sort_moves_to_another_dimension_where_one_is_free():
-    plan = agreed(lambda x: jnp.sort(x, 1), normal(8, 64), spec=P(None, "x"), out=P(None, "x"))
-    assert [c.kind for c in plan.collectives] == ["all_to_all", "all_to_all"]
-    plan = agreed(lambda x: jnp.sort(x, 1), normal(8, 64), spec=P(None, "y"), out=P(None, "y"), mesh=PLANE)
-    assert [c.kind for c in plan.collectives] == ["all_to_all", "all_to_all"]
+    for axis, mesh in (("x", LINE), ("y", PLANE)):
+        options = {"spec": P(None, axis), "out": P(None, axis), "mesh": mesh}
+        plan = agreed(lambda x: jnp.sort(x, 1), normal(8, 64), **options, layouts="local")
+        assert [c.kind for c in plan.collectives] == ["all_to_all", "all_to_all"]
+        assert agreed(lambda x: jnp.sort(x, 1), normal(8, 64), **options).wire_bytes <= plan.wire_bytes
 
 
 @pytest.mark.parametrize("mesh", [LINE, PLANE, SIX], ids=["line", "plane", "six"])

@@ -115,9 +115,10 @@ def test_costs_and_compiled_programs(names, capsys):
 
 def test_layouts_of_the_whole_program(names):
     names["mlp_function"] = names["mlp"].__wrapped__
-    executed(block('layouts="global"'), names, "README.md")
-    found = names["frugal"](names["x"], names["weights"])
-    assert jnp.allclose(found, names["mlp_function"](names["x"], names["weights"]), rtol=1e-4, atol=1e-4)
+    executed(block('layouts="local"'), names, "README.md")
+    for name in ("frugal", "propagated"):
+        found = names[name](names["x"], names["weights"])
+        assert jnp.allclose(found, names["mlp_function"](names["x"], names["weights"]), rtol=1e-4, atol=1e-4)
 
 
 def test_why(capsys, monkeypatch):
@@ -237,7 +238,7 @@ state = jnp.eye(64)
 
 def test_some_of_a_thousand_calls(tmp_path):
     few = block("block_until_ready").replace("range(1000)", "range(20)")
-    assert "all_reduce" in output_of(f"{BEFORE}\nprint(train_step.plan(state))\n{few}", tmp_path, "train.py")
+    assert "on the wire per device" in output_of(f"{BEFORE}\nprint(train_step.plan(state))\n{few}", tmp_path, "train.py")
 
 
 @pytest.mark.slow

@@ -12,8 +12,11 @@ MESH = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,
 
 
 def check(function, specs, *arguments, out=P()):
-    plan = assert_same(function, *arguments, mesh=MESH, in_shardings=specs, out_shardings=out)
-    assert plan.stages["partitioned"].verify()
+    """The plan op by op, where values move or are made again; that of the whole program sends no more."""
+    options = {"mesh": MESH, "in_shardings": specs, "out_shardings": out}
+    plan, chosen = (assert_same(function, *arguments, **options, layouts=how) for how in ("local", "global"))
+    assert plan.stages["partitioned"].verify() and chosen.stages["partitioned"].verify()
+    assert chosen.wire_bytes <= plan.wire_bytes, chosen
     return plan
 
 

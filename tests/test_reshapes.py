@@ -32,14 +32,19 @@ def reshaped(before, source, after, target, mesh=LINE, dtype=np.int32):
 
 
 def run(function, args, mesh=LINE, **tolerances):
-    """The plan, whose bytes are those of the compiled program; the numbers are the plain function's."""
-    partitioned = sdy.partition(lambda *xs: function(*xs), mesh=mesh)
-    token = PARTITIONED.set(True)
-    plan, found, compiled = partitioned.plan(*args), partitioned(*args), partitioned.lower(*args).compile()
-    PARTITIONED.reset(token)
-    assert_close(found, function(*args), **tolerances)
-    assert plan.wire_bytes == pytest.approx(totals(collectives_in_hlo(compiled.as_text())).wire_bytes), plan
-    return plan
+    """The plan op by op. Its bytes, and those of the plan for the whole program, are those of the compiled program; the
+    numbers are the plain function's."""
+    plans = []
+    for layouts in ("local", "global"):
+        partitioned = sdy.partition(lambda *xs: function(*xs), mesh=mesh, layouts=layouts)
+        token = PARTITIONED.set(True)
+        plan, found, compiled = partitioned.plan(*args), partitioned(*args), partitioned.lower(*args).compile()
+        PARTITIONED.reset(token)
+        assert_close(found, function(*args), **tolerances)
+        assert plan.wire_bytes == pytest.approx(totals(collectives_in_hlo(compiled.as_text())).wire_bytes), plan
+        plans.append(plan)
+    assert plans[1].wire_bytes <= plans[0].wire_bytes, plans[1]
+    return plans[0]
 
 
 def strips(plan):

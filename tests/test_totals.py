@@ -88,8 +88,11 @@ def test_a_loop_in_an_inlined_function_in_a_scan_multiplies(mesh, bound):
     def outer(x):
         return jax.lax.scan(lambda c, _: (inner(c), None), x, None, length=4)[0]
 
-    plan = agreed(outer, f32(8, 8), mesh=mesh, in_shardings=P("data"), out_shardings=P("data"))
+    specs = {"in_shardings": P("data"), "out_shardings": P("data")}
+    plan = agreed(outer, f32(8, 8), mesh=mesh, **specs, layouts="local")
     assert {c.times for c in plan.collectives if c.wire_bytes} == {12}
+    chosen = agreed(outer, f32(8, 8), mesh=mesh, **specs)  # what the loop carries has moved before it
+    assert {c.times for c in chosen.collectives if c.wire_bytes} == {1, 12} and chosen.wire_bytes < plan.wire_bytes
 
 
 def doubled_until(limit):

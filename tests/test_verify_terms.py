@@ -324,7 +324,8 @@ def is_refused(module):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_change_of_one_statement_goes_unnoticed(name):
-    plan = sdy.partition(PROGRAMS[name], mesh=MESH, in_shardings=(P(None, "b"), P("b"))).plan(X, W)
+    options = {"mesh": MESH, "in_shardings": (P(None, "b"), P("b")), "layouts": "local"}  # with reductions in all
+    plan = sdy.partition(PROGRAMS[name], **options).plan(X, W)
     module = plan.stages["partitioned"]
     verify_partitioned(module)
     count, tried = sum(1 for op in Graph(module.clone().operation).ops if op.results), []

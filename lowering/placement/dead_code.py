@@ -6,14 +6,19 @@ returns, may be dead. A dead one is replaced by zeros there, so that the ops tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.stored_shardings import set_sharding
 
 _COMPUTATIONS = frozenset({"sdy.manual_computation", "sdy.named_computation"})
 _BRANCHING = frozenset({"stablehlo.case", "stablehlo.if"})
 _BY_VALUE = frozenset({"stablehlo.while", *_COMPUTATIONS, *_BRANCHING})
 """Ops whose results, and arguments of regions, are live or dead one by one."""
+
+_CONSTANTS = frozenset({"stablehlo.constant", "sdy.constant"})
 
 _EFFECTS = frozenset(
     {
@@ -29,11 +34,11 @@ def erase_dead_code(graph: Graph) -> Graph:
     live = _Live(graph)
     ops = list(graph.main.walk())
     dead = [op for op in ops if op not in live.ops]
-    if not dead:
+    places = [place for op in ops if op in live.ops for place in _dead_places(op, live)]
+    if not (dead or places):
         return graph
-    for op in ops:
-        if op in live.ops:
-            _fill_dead_places(op, live)
+    for op, index in places:
+        op.mlir.operands[index] = _zeros(op, index)
     gone = set(dead)
     for op in reversed(dead):  # users before what they use; what is in a region goes with the op that has it
         if op.parent not in gone:
@@ -41,18 +46,42 @@ def erase_dead_code(graph: Graph) -> Graph:
     return Graph(graph.module)
 
 
-def _fill_dead_places(op: Op, live: _Live) -> None:
+def _dead_places(op: Op, live: _Live) -> Iterator[tuple[Op, int]]:
+    """The operands that nobody reads: what dead ops make, and what is passed on to dead values alone."""
     for index, value in enumerate(op.operands):
         made_by = value.defining_op
         if made_by is not None and made_by not in live.ops:
-            op.mlir.operands[index] = _zeros(value, op)
+            yield op, index
+        elif made_by is None or made_by.name not in _CONSTANTS:
+            receivers = _receivers(op, index)
+            if receivers and value.shape is not None and live.values.isdisjoint(receivers):
+                yield op, index
 
 
-def _zeros(value: Value, before: Op) -> ir.Value:
+def _receivers(op: Op, index: int) -> list[Value]:
+    """The values to which an op passes an operand on; none where it reads it."""
+    if op.name in _COMPUTATIONS:
+        return [op.blocks[0].arguments[index]]
+    if op.name == "stablehlo.while":
+        return [op.results[index], *(block.arguments[index] for block in op.blocks)]
+    around = op.parent
+    if around is None or around.name not in _BY_VALUE or op not in [block.terminator for block in around.blocks]:
+        return []
+    if around.name != "stablehlo.while":
+        return [around.results[index]]
+    return _receivers(around, index) if op is around.blocks[1].terminator else []
+
+
+def _zeros(op: Op, index: int) -> ir.Value:
+    """Zeros in place of an operand, in the layout of what it is passed on as, so that they need not be moved."""
+    value = op.operands[index]
     # As text: the bindings do not give out elements of complex numbers.
     text = f'"stablehlo.constant"() <{{value = dense<{_zero(value.dtype)}> : {value.type}}}> : () -> {value.type}'
-    constant = ir.Operation.parse(text, context=before.mlir.context).operation
-    ir.InsertionPoint(before.mlir).insert(constant)
+    constant = ir.Operation.parse(text, context=op.mlir.context).operation
+    ir.InsertionPoint(op.mlir).insert(constant)
+    for receiver in _receivers(op, index)[:1]:
+        if receiver.sharding is not None and receiver.type == value.type:
+            set_sharding(constant.results[0], receiver.sharding)
     return constant.results[0]
 
 
@@ -73,7 +102,7 @@ class _Live:
         self.ops: set[Op] = {graph.main}
         self._new: list[Value] = []
         for op in graph.main.walk():
-            if _has_effect(op):
+            if has_effect(op):
                 self._need(op)
         while self._new:
             self._follow(self._new.pop())
@@ -131,5 +160,6 @@ class _Live:
         self._use(loop.operands[index], loop.blocks[1].terminator.operands[index])
 
 
-def _has_effect(op: Op) -> bool:
+def has_effect(op: Op) -> bool:
+    """Whether an op does more than compute its results."""
     return op.name in _EFFECTS or (op.name == "stablehlo.custom_call" and op.flag("has_side_effect"))

@@ -64,7 +64,7 @@ class MaterializedLayouts:
         report: PartitionReport,
     ):
         self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
-        self._known = RematerializationFacts(self._origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
+        self._known = RematerializationFacts(self.origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
         self._origins: dict[Value, Value] = {}
         self._free: dict[Value, bool] = {}
         self._by_layout: dict[Value, dict[object, MaterializedLayout]] = {}
@@ -73,6 +73,8 @@ class MaterializedLayouts:
         """The values that may exist in other layouts than the one in which users expect them."""
         self._spare: list[tuple[ir.Operation, CollectiveRecord | None]] = []
         """Ops to erase if they end up without users: collectives, rematerialized ops, and the originals of these."""
+        self._inside: dict[int, list[CollectiveRecord]] = {}
+        """What ops send themselves, which is dropped with them; by identity, as an op's hash is that of its content."""
         self._made: dict[ir.Operation, CollectiveRecord | None] = {}
         """The collectives (with their records) and the rematerialized ops (with None)."""
         self._erased: set[int] = set()
@@ -87,12 +89,12 @@ class MaterializedLayouts:
 
     def alias(self, value: Value, other: Value) -> None:
         """Tracks a value as an alias of another one, whose layouts it shares."""
-        self._origins[value] = self._origin(other)
+        self._origins[value] = self.origin(other)
         self.tracked.add(value)
 
     def take(self, value: Value, target: TensorSharding, user: Op) -> ir.Value:
         """The MLIR value in the target sharding, materialized by a reshard or rematerialization where there is none."""
-        origin = self._origin(value)
+        origin = self.origin(value)
         if value.shape is None:
             return origin.mlir
         copy = self.copies.number(origin, user)
@@ -104,7 +106,7 @@ class MaterializedLayouts:
         return found
 
     def _taken(self, value: Value, target: TensorSharding, user: Op, copy: int) -> ir.Value:
-        origin, layouts = self._origin(value), self._materialized(value)
+        origin, layouts = self.origin(value), self._materialized(value)
         if target.layout not in layouts:
             if self._has_to_be_reduced_first(value, target):
                 self.take(value, self._placed[value], user)
@@ -121,9 +123,10 @@ class MaterializedLayouts:
 
     def move(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> None:
         """Inserts the collectives that bring a value to the target sharding."""
-        nearest, producer = self._nearest(value, target), self._origin(value).defining_op
-        again = self._copy(self._origin(value)) > 1
-        self.state(self._origin(value))
+        origin = self.origin(value)
+        nearest, producer = self._nearest(value, target), origin.defining_op
+        again = self._copy(origin) > 1
+        self.state(origin)
         if nearest.sharding.unreduced_axes and producer is not None:
             cause = producer
         current = nearest.mlir
@@ -137,8 +140,12 @@ class MaterializedLayouts:
 
     def keep(self, op: Op, record: CollectiveRecord) -> None:
         """Records a collective that the program holds itself and that stays in its place."""
-        self.state(self._origin(op.operands[0]))
+        self.state(self.origin(op.operands[0]))
         self._spare.append((op.mlir, record))
+
+    def keep_inside(self, op: Op, record: CollectiveRecord) -> None:
+        """Records a collective that an op performs itself."""
+        self._inside.setdefault(id(op.mlir), []).append(record)
 
     def of(self, value: Value) -> tuple[TensorSharding, ...]:
         """The shardings from which a tracked value can be resharded."""
@@ -146,7 +153,7 @@ class MaterializedLayouts:
 
     def is_free(self, value: Value) -> bool:
         """Whether every device can compute a value in any sharding without communication."""
-        origin = self._origin(value)
+        origin = self.origin(value)
         if origin not in self._free:
             self._free[origin] = depends_on_no_input(origin)
         return self._free[origin]
@@ -168,6 +175,7 @@ class MaterializedLayouts:
                 continue
             self._erased.add(id(op))
             self._made.pop(op, None)
+            dropped += self._inside.pop(id(op), [])
             op.erase()
             if record is not None:
                 dropped.append(record)
@@ -185,12 +193,13 @@ class MaterializedLayouts:
         record = self._made[owner]
         return found if record is None else [*found, record]
 
-    def _origin(self, value: Value) -> Value:
+    def origin(self, value: Value) -> Value:
+        """The value that another one is an alias of; else itself."""
         return self._origins.get(value, value)
 
     def _materialized(self, value: Value) -> dict[object, MaterializedLayout]:
         """The layouts that there are for the present user; of a copy, those of no other."""
-        origin = self._origin(value)
+        origin = self.origin(value)
         if origin not in self._by_layout:
             self.track(origin, self._placed[origin], origin.mlir)
         copy = self._copy(origin)
@@ -207,7 +216,7 @@ class MaterializedLayouts:
         """The materialized layout from which the target costs least."""
         layouts = self._usable(value, target)
         nearest = min(layouts, key=lambda layout: self._plan(value, layout.sharding, target).cost)
-        origin = self._origin(value)
+        origin = self.origin(value)
         copy = self._copy(origin)
         if self._user is None or not self.copies.waits(copy) or nearest is not self._as_made(origin):
             return nearest
@@ -221,7 +230,7 @@ class MaterializedLayouts:
     def _usable(self, value: Value, target: TensorSharding | None = None) -> list[MaterializedLayout]:
         """The layouts to reshard from: unreduced ones only where there are no others. A later copy of what an op makes
         is not what the op made."""
-        layouts, origin = list(self._materialized(value).values()), self._origin(value)
+        layouts, origin = list(self._materialized(value).values()), self.origin(value)
         copy, made = self._copy(origin), self._as_made(origin)
         if copy and not (copy > 1 and target is not None and made.sharding.same_layout_as(target)):
             layouts.append(made)

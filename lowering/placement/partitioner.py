@@ -36,6 +36,7 @@ from sdy_jax.lowering.placement.report import Moved, PartitionReport
 from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
 from sdy_jax.lowering.placement.stacks import LOOP, Stacks
 from sdy_jax.lowering.placement.trips import executions
+from sdy_jax.lowering.placement.twins import Twins
 from sdy_jax.lowering.placement.unsplit import Unsplit
 from sdy_jax.lowering.placement.walked import LayoutPlan, Walked, WalkedEdge
 from sdy_jax.lowering.placement.written import as_written, is_reduction, is_written_collective
@@ -115,6 +116,7 @@ class Partitioner:
         self.unlike: list[Value] = []
         """Results of loops that come out in other shardings than declared: partial sums, stacks."""
         self.unneeded: list[Op] = []
+        self.twins, self.repeated = Twins(self.placement.origin), set[int]()
 
     def run(self) -> PartitionReport:
         """Rewrites the module, and says what was inserted."""
@@ -147,15 +149,18 @@ class Partitioner:
         work = 0.0
         for number, decision in self.walked.decided.items():
             op = self.graph.ops[number]
-            if all(depends_on_no_input(result) for result in op.results):
+            if number in self.repeated or all(depends_on_no_input(result) for result in op.results):
                 continue
             times = executions(op).estimate
             work += times * operations_done(decision.kind, decision.shardings, self.mesh)
-        sent = [
+        return self.costs.flop * work + self.sending()
+
+    def sending(self) -> float:
+        """The time of what the program sends, by the cost model."""
+        return sum(
             record.estimated_times * self.costs.sending_time(record.kind, record.axes, self.mesh, record.wire_bytes)
             for record in self.report.collectives
-        ]
-        return self.costs.flop * work + sum(sent)
+        )
 
     def _state_homes(self, plan: LayoutPlan) -> None:
         """Writes to the module where users of values expect them by the plan."""
@@ -294,15 +299,29 @@ class Partitioner:
         self.walked.decided[self.number[op]] = decision
         if decision.at_rest:
             self.placement.rest(op)
-            self._report_sent(op, decision.shardings)
+            if not self._is_repeated(op, decision):
+                self._report_sent(op, decision.shardings)
             return
-        self._report(op, decision)
         count = len(op.operands)
         for index, sharding in enumerate(decision.shardings[:count]):
             self.placement.require(op, index, sharding)
+        if self._is_repeated(op, decision):
+            return
+        self._report(op, decision)
         self._report_sent(op, decision.shardings)
         for result, sharding in zip(op.results, decision.shardings[count:], strict=True):
             self.placement.settle(op, result, sharding, following)
+
+    def _is_repeated(self, op: Op, decision: Decision) -> bool:
+        """Whether an op before computes the same; then the results of that one stand for its own."""
+        twin = self.twins.of(op, decision)
+        if twin is None:
+            return False
+        for result, other in zip(op.results, twin.results, strict=True):
+            self.placement.stand_in(result, other)
+        self.repeated.add(self.number[op])
+        self.unneeded.append(op)
+        return True
 
     def _visit_unruled(self, op: Op, following: Op) -> None:
         """No rule: free-standing producers take their declared sharding, everything else is computed replicated."""
@@ -352,7 +371,7 @@ class Partitioner:
             if not inside.is_exact:
                 sent = reduce_by_bytes(shape, value.itemsize, size, is_used=bool(value.uses))
             moved = Moved(CollectiveSummary(inside.kind, inside.axes, braces(inside.axes)), sharding, sent)
-            self.report.add(moved, value, op, op)
+            self.placement.keep_inside(op, self.report.add(moved, value, op, op))
 
     def _report_sent(self, op: Op, shardings: Sequence[TensorSharding]) -> None:
         """Reports an op that is a collective by itself, as the program's author wrote it."""

@@ -179,9 +179,22 @@ class Placement:
             self._layouts.track(result, target, self._layouts.take(operand, target, op))
         self._layouts.state(operand)
 
+    def origin(self, value: Value) -> Value:
+        """The value that another one is an alias of; else itself."""
+        return self._layouts.origin(value)
+
+    def stand_in(self, value: Value, other: Value) -> None:
+        """Lets another value stand for one, in the sharding in which its users expect it."""
+        self._placed[value] = self._placed[other]
+        self._layouts.alias(value, other)
+
     def keep(self, op: Op, record: CollectiveRecord) -> None:
         """Keeps a collective that the program holds itself, unless its result has no users in the end."""
         self._layouts.keep(op, record)
+
+    def keep_inside(self, op: Op, record: CollectiveRecord) -> None:
+        """Keeps a collective that an op performs itself, as long as the op is there."""
+        self._layouts.keep_inside(op, record)
 
     def settle(self, op: Op, result: Value, produced: TensorSharding, following: Op) -> None:
         """Records the sharding in which an op produces a result.

@@ -29,7 +29,7 @@ class Policy:
 
     optimize_collectives: bool = False
     uneven: str = "pad"
-    layouts: str = "local"
+    layouts: str = "global"
     memory: float | None = None
     device_memory: float = 0.0
     products_fuse: bool = False

@@ -2,7 +2,8 @@
 
 A copy is walked first, op by op, around the shardings that propagation gave. From there the layouts of the whole
 program are planned, and a second walk follows the plan. Where that program holds more than it may, holding gets a
-price, which rises until it fits. Of all programs that fit the cheapest one stays.
+price, which rises until it fits. Of all programs that fit the cheapest one stays. A program that sends nothing as it is
+proposed stays so: no plan could send less, and what every device computes was asked for.
 Source: spec of the planner, sections 9, 12 and 13.
 """
 
@@ -28,6 +29,10 @@ from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import bytes_text
 from sdy_jax.rules import RuleBook
+
+_LEAST_GAIN = 0.005
+"""The share of what the proposal sends that a plan has to save in all: a reader looks for few differences, each with
+its reason."""
 
 
 def partition(
@@ -56,12 +61,15 @@ def partition(
 
     proposed = walked(None)
     limit = policy.memory if policy.memory is not None else max(proposed.peak.total, policy.device_memory)
-    program = modelled(graph, proposed.walker, policy)
-    walks = tried(program, proposed, limit, walked)
+    walks = [proposed]
+    if proposed.sends or proposed.peak.total > limit:
+        walks = tried(modelled(graph, proposed.walker, policy), proposed, limit, walked)
     fitting = [walk for walk in walks if walk.peak.total <= limit]
     if not fitting:
         raise SdyError(_too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit))
     best = min(fitting, key=lambda walk: walk.cost)
+    if proposed in fitting and best.cost > proposed.cost - _LEAST_GAIN * proposed.walker.sending():
+        best = proposed
     best.report.layouts = LayoutChoice(best.cost, proposed.cost, tuple(_changed(graph, best.walker, proposed.walker)))
     replace_contents(module, best.walker.graph.module)
     return best.report

@@ -10,6 +10,7 @@ import numpy as np
 
 from sdy_jax.lowering.planning.routes import RoutePrices
 from sdy_jax.lowering.planning.routes.prices import PairPrice
+from sdy_jax.lowering.planning.steps import steps_between
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.axes import overlaps, set_difference
 from sdy_jax.representation.mesh import Axes, Mesh
@@ -70,7 +71,7 @@ def _without(axes: Axes, removed: Axes, mesh: Mesh) -> Axes:
 class Prices:
     """The prices of reshards between layouts, for all pairs of a class that were ever asked for.
 
-    What sends anything costs `least` beside its price: what saves next to nothing is not worth a collective.
+    Each collective of what sends anything costs `least` beside its price: what saves next to nothing is not worth one.
     """
 
     def __init__(self, table: LayoutTable, costs: CostModel, pair: PairPrice):
@@ -81,7 +82,7 @@ class Prices:
         self._bytes: dict[tuple[ValueClass, int], float] = {}
 
     def add_to_each(self, least: float) -> None:
-        """Sets what is added to the price of all that sends anything."""
+        """Sets what is added for each collective to the price of all that sends anything."""
         self._least = least
         self._known.clear()
 
@@ -95,7 +96,8 @@ class Prices:
             known.index[layout] = len(known.index)
         shardings = [self._table.shardings[layout] for layout in known.index]
         prices = self._priced(of, shardings)
-        known.matrix = np.where(prices > 0, prices + self._least, 0.0)
+        charged = self._least * steps_between(shardings, self._table.mesh) if self._least else 0.0
+        known.matrix = np.where(prices > 0, prices + charged, 0.0)
         np.fill_diagonal(known.matrix, 0.0)
         known.rows = known.matrix.tolist()
 

@@ -130,7 +130,7 @@ class ProgramModel:
         return node
 
     def charge_each_reshard(self, least: float) -> None:
-        """Adds to the price of every reshard that sends anything."""
+        """Adds to the price of every reshard that sends anything, for each of its collectives."""
         self.prices.add_to_each(least)
         self._spread.clear()
 
@@ -173,6 +173,12 @@ class ProgramModel:
         wanted = frozenset([layout for layout in taken if layout != made])
         paid = value.times * self.spread(value.shape, made, wanted) if wanted else 0.0
         return paid + self._held(value, made, taken) if self._held_before else paid
+
+    def mean_reshard(self, chosen: Sequence[int]) -> float:
+        """What bringing a value to where it is taken costs on average each time, of those for which it costs
+        anything."""
+        found = [(cost, value.times) for value in self.values if (cost := self.value_cost(value, chosen))]
+        return sum(cost for cost, _ in found) / sum(times for _, times in found) if found else 0.0
 
     def held(self, chosen: Sequence[int]) -> float:
         """What it costs to hold all values."""

@@ -55,7 +55,7 @@ class Options:
     on_unknown: str = "warn"
     optimize_collectives: bool = False
     uneven: str = "pad"
-    layouts: str = "local"
+    layouts: str = "global"
     memory: int | str | None = None
 
     def check(self) -> None:

@@ -46,7 +46,7 @@ def partition(
     on_unknown: str = "warn",
     optimize_collectives: bool = False,
     uneven: str = "pad",
-    layouts: str = "local",
+    layouts: str = "global",
     memory: int | str | None = None,
 ) -> Any:
     """Partitions a function over a mesh: like `jax.jit`, with explicit collectives chosen by cost and a readable plan.
@@ -72,8 +72,9 @@ def partition(
         uneven: what becomes of axes that do not divide a dimension. "pad": inside of the function it lies in equal
             blocks, the last ones padded (`plan.padding` lists them); arguments and results, as jax's arrays, keep the
             axes that divide. "replicate": only axes that divide are used. "error": they are refused.
-        layouts: how the layouts of values inside are chosen. "local": op by op, around those that propagation gave.
-            "global": all together, starting from these, by what the whole program sends and computes.
+        layouts: how the layouts of values inside are chosen. "global": all together, by what the whole program sends
+            and computes, starting from "local": op by op, around those that propagation gave. What sends nothing so
+            is left so, and a plan has to save half a percent.
         memory: with `layouts="global"`, the bytes that a device may hold (arguments, results and what is in between, by
             an estimate): a number, or a text such as `"16GiB"`. By default what "local" would need, or 0.9 of the
             device's memory where that is known and more.
