@@ -98,7 +98,9 @@ def test_zero_gathers_each_weight_once_per_direction_and_scatters_its_gradient()
 def test_the_whole_program_sends_less_where_work_is_cheap_and_shares_it_out_where_it_is_dear(weights):
     local = plan_of(train(loss), specs(weights))
     cheap = plan_of(train(loss), specs(weights), layouts="global", costs=sdy.CostModel())
-    assert cheap.wire_bytes <= 1.0001 * local.wire_bytes and sum(kinds(cheap).values()) <= 1.3 * sum(kinds(local).values())
+    assert cheap.wire_bytes <= 1.0001 * local.wire_bytes and sum(kinds(cheap).values()) <= 1.3 * sum(
+        kinds(local).values()
+    )
     chosen = plan_of(train(loss), specs(weights), layouts="global")
     assert chosen.layouts.cost < 0.92 * chosen.layouts.proposed_cost
     assert chosen.repeated_flops < 0.1 * local.repeated_flops  # along `model`, which nobody named

@@ -134,7 +134,8 @@ def random_spec(rng, axes):
     return P(*(tuple(dim) or None for dim in dims))
 
 
-def check(seed, count):
+def check(seed, count, **options):
+    """Options are those of `sdy.partition`."""
     rng = random.Random(seed)
     for number in range(count):
         shape, axes = rng.choice(MESHES)
@@ -143,32 +144,42 @@ def check(seed, count):
         specs = tuple(random_spec(rng, axes) if rng.random() < 0.8 and size == 8 else None for _ in range(3))
         matrices = np.random.default_rng([seed, number]).standard_normal((3, size, size))
         try:
-            assert_agreed(program, matrices, mesh, specs)
+            assert_agreed(program, matrices, mesh, specs, **options)
         except Exception as error:
             raise AssertionError(f"seed {seed}, program {number}, mesh {dict(mesh.shape)}, {specs}, {size}") from error
 
 
-def assert_agreed(program, matrices, mesh, specs):
+def assert_agreed(program, matrices, mesh, specs, **options):
     """In double precision, so that rounding decides no order."""
     with jax.enable_x64(True):
         wanted = jax.jit(lambda *xs: program(*xs))(*matrices)
         token = SHARDINGS.set(mesh)
         try:
-            found = sdy.partition(program, mesh=mesh, in_shardings=specs)(*matrices)
+            found = sdy.partition(program, mesh=mesh, in_shardings=specs, **options)(*matrices)
         finally:
             SHARDINGS.reset(token)
         for x, y in zip(found, wanted, strict=True):
             np.testing.assert_allclose(x, y, 1e-9, 1e-9 * np.abs(y).max(initial=1.0))
 
 
+OPTIONS = ({"layouts": "local"}, {"layouts": "global", "memory": "1GiB"}, {"layouts": "global"})
+"""Layouts chosen op by op, and for the whole program: with much memory, and with no more than op by op."""
+
+
 def fuzz(seed):
-    check(seed, 3)
+    check(seed, 3, **OPTIONS[seed % len(OPTIONS)])
 
 
 def test_random_programs():
-    check(0, 10)
+    check(0, 10, layouts="local")
+
+
+@pytest.mark.parametrize("options", OPTIONS[1:], ids=["much memory", "no more than op by op"])
+def test_random_programs_whose_layouts_are_chosen_together(options):
+    check(2, 5, **options)
 
 
 @pytest.mark.slow
-def test_many_random_programs():
-    check(1, 300)
+@pytest.mark.parametrize("options", OPTIONS, ids=["local", "much memory", "no more than op by op"])
+def test_many_random_programs(options):
+    check(1, 300, **options)

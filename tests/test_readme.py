@@ -238,7 +238,9 @@ state = jnp.eye(64)
 
 def test_some_of_a_thousand_calls(tmp_path):
     few = block("block_until_ready").replace("range(1000)", "range(20)")
-    assert "on the wire per device" in output_of(f"{BEFORE}\nprint(train_step.plan(state))\n{few}", tmp_path, "train.py")
+    assert "on the wire per device" in output_of(
+        f"{BEFORE}\nprint(train_step.plan(state))\n{few}", tmp_path, "train.py"
+    )
 
 
 @pytest.mark.slow

@@ -24,6 +24,9 @@ from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.whole_program import modelled
 from sdy_jax.lowering.placement.within_memory import best_choice, tried
+from sdy_jax.lowering.planning.steps import steps_between
+from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook
 from sdy_jax.testing import assert_same
 
@@ -109,6 +112,7 @@ def block_step(layers, x, y):
     return jax.tree.map(lambda w, g: w - 0.1 * g, layers, gradients), value
 
 
+ROWS, COLUMNS = (AxisRef("x"),), (AxisRef("y"),)
 LAYER = shapes((64, 256), (256, 64))
 BATCH = shapes((32, 64), (32, 64))
 BLOCK = shapes(*[(32, 8, 4)] * 3, (8, 4, 32), (32, 128), (128, 32))
@@ -386,6 +390,31 @@ def test_values_are_needed_after_they_are_made(function):
     program = Program(function, shapes((64, 64), (32, 64)), LINE, (P("x"), P("x")))
     needed = [(value.born, begin, end) for value in program.model.values for begin, end in value.needed]
     assert all(born <= begin <= end for born, begin, end in needed)
+
+
+def test_a_program_that_sends_nothing_as_proposed_is_not_planned(monkeypatch):
+    """Though devices along an axis that nobody named compute the same."""
+    monkeypatch.setattr(whole_program, "modelled", None)
+    weights, batch = np.ones((64, 16), np.float32), np.ones((32, 64), np.float32)
+    for spec in (P(), P("x")):
+        plan = assert_same(lambda x, w: jnp.tanh(x @ w), batch, weights, mesh=PLANE, in_shardings=(spec, P()))
+        assert not plan.collectives and not plan.layouts.changed and plan.repeated_flops
+
+
+def test_a_plan_has_to_save_half_a_percent(monkeypatch):
+    f = sdy.partition(step, mesh=LINE, in_shardings=(P("x"), P("x"), P("x")))
+    assert f.plan([LAYER] * 2, *BATCH).layouts.changed
+    monkeypatch.setattr(whole_program, "_LEAST_GAIN", 1.0)
+    g = sdy.partition(step, mesh=LINE, in_shardings=(P("x"), P("x"), P("x")))
+    assert not g.plan([LAYER] * 2, *BATCH).layouts.changed
+
+
+def test_reshards_of_several_collectives_are_charged_for_each():
+    sharded, partial, both, whole = (
+        TensorSharding.closed("mesh", [axes, ()], unreduced)
+        for axes, unreduced in ((ROWS, ()), ((), COLUMNS), (ROWS, COLUMNS), ((), ()))
+    )
+    assert steps_between([sharded, partial, both, whole], Mesh.of(x=2, y=4))[:, 3].tolist() == [1, 1, 2, 1]
 
 
 def test_a_program_that_holds_nothing_in_between():
