@@ -141,8 +141,12 @@ class Partitioner:
     @property
     def remaining(self) -> dict[ir.Operation, int]:
         """The numbers of the ops that the walk left in the module."""
-        gone = {*self.unneeded, *(op for op in self.number if self.placement.is_erased(op))}
-        return {op.mlir: number for op, number in self.number.items() if op not in gone}
+        unneeded, found = (
+            set(self.unneeded),
+            [op for function in self.graph.functions.values() for op in function.walk()],
+        )
+        left = (op for op in found if op not in unneeded and not self.placement.is_erased(op))
+        return {op.mlir: self.number[op] for op in left}
 
     def cost(self) -> float:
         """The time of what was inserted and of each device's own work, but for constants, by the cost model."""
