@@ -36,6 +36,12 @@ _DEARER = 4.0
 _CLOSER = 2
 """Prices that are tried between the lowest at which the program fits and the highest at which it does not."""
 
+_IDLE = 3
+"""Prices that are tried in a row though nothing holds less than before."""
+
+_LITTLE = 0.05
+"""The share of the best choice's cost that a program that fits may cost more before others are tried."""
+
 _FREED = 2
 """How often more copies are freed, where what was freed before was not enough."""
 
@@ -82,7 +88,7 @@ def tried(program: ModelledProgram, proposed: Walk, limit: float, walked: Walked
     search = _Search(program, proposed, limit, walked)
     best = best_choice(program)
     walk = search.follow(best)
-    if not search.fits(walk):
+    if not search.is_good(best):
         search.raise_prices(best, walk)
     return list(search.known.values())
 
@@ -120,24 +126,35 @@ class _Search:
             self.known[key] = self._walked(self._program.plan(chosen, copies))
         return self.known[key]
 
+    def is_good(self, best: Chosen) -> bool:
+        """Whether a program fits and costs little more than the best choice, which may not fit."""
+        return self._least <= (1 + _LITTLE) * self._with_copies(best, {}).cost
+
     @property
     def _least(self) -> float:
         """The least cost of those that fit."""
         return min([walk.cost for walk in self.known.values() if self.fits(walk)], default=math.inf)
 
+    @property
+    def _lowest(self) -> float:
+        """The least that a walk holds."""
+        return min(walk.peak.total for walk in self.known.values())
+
     def raise_prices(self, best: Chosen, walk: Walk) -> None:
         """Tries choices at rising prices of holding."""
         program = self._program
         prices = self._first_prices(best, walk)
-        low, high, closer = np.zeros_like(prices), None, 0
+        low, high, closer, idle = np.zeros_like(prices), None, 0, 0
         for _ in range(_TRIES if prices.any() else 0):
             program.charge_holding(prices.tolist())
+            before = self._lowest
             walk = self.follow(improved(program.model, program.start, program.table, program.atoms))
             fits = self.fits(walk)
             low, high = (low, prices) if fits else (prices, high)
-            if closer == _CLOSER or (not fits and walk.cost > self._least):
+            idle = 0 if fits or self._lowest < before else idle + 1
+            if self.is_good(best) or closer == _CLOSER or idle == _IDLE or (not fits and walk.cost > self._least):
                 break
-            closer += high is not None
+            closer += high is not None and low.any()
             prices = self._raised(prices, walk) if high is None else _between(low, high)
 
     def _first_prices(self, best: Chosen, walk: Walk) -> PerOp:
