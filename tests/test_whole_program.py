@@ -338,7 +338,7 @@ class Tried:
         for copy in self.copies:
             live[3:7] -= copy.bytes * (copies.get(copy.uses[1].planned, 1) - 1)
         peak = SimpleNamespace(total=live.max(), arguments=0.0, results=0.0)
-        return SimpleNamespace(cost=cost + again, peak=peak, live=lambda: live)
+        return SimpleNamespace(cost=cost + again, sent=cost + again, peak=peak, live=lambda: live)
 
 
 def test_no_price_is_tried_where_the_best_choice_fits(monkeypatch):

@@ -179,7 +179,7 @@ def test_limits_on_two_axes():
     spec = {"in_shardings": (P("x", "y"), FIRST, FIRST), "out_shardings": (P("x", "y"), P())}
     step = step_of(unrolled)
     f = sdy.partition(step, mesh=PLANE, **spec, layouts="global", memory="1GiB")
-    limit = f.plan(*arguments).memory.peak - size_of(arguments[0]) / 4
+    limit = f.plan(*arguments).memory.peak - size_of(arguments[0]) / 8
     plan = assert_same(step, *arguments, mesh=PLANE, **spec, layouts="global", memory=int(limit), rtol=1e-4)
     assert plan.memory.peak <= limit
 

@@ -28,6 +28,9 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import bytes_text
 from sdy_jax.rules import RuleBook
 
+_TOLERATED = 0.01
+"""The share of what the proposal holds that a plan may hold more, by default: the estimate is no better than that."""
+
 
 def partition(
     module: ir.Operation,
@@ -54,7 +57,9 @@ def partition(
         return Walk(walker, report, walker.cost(), peak_of(Graph(copy.module), products_fuse=policy.products_fuse))
 
     proposed = walked(None)
-    limit = policy.memory if policy.memory is not None else max(proposed.peak.total, policy.device_memory)
+    limit = policy.memory
+    if limit is None:
+        limit = max((1 + _TOLERATED) * proposed.peak.total, policy.device_memory)
     program = modelled(graph, proposed.walker, policy)
     walks = tried(program, proposed, limit, walked)
     fitting = [walk for walk in walks if walk.peak.total <= limit]

@@ -39,8 +39,8 @@ _CLOSER = 2
 _IDLE = 3
 """Prices that are tried in a row though nothing holds less than before."""
 
-_LITTLE = 0.05
-"""The share of the best choice's cost that a program that fits may cost more before others are tried."""
+_LITTLE = 0.1
+"""The share of the best choice's bytes that a program that fits may send more before others are tried."""
 
 _FREED = 2
 """How often more copies are freed, where what was freed before was not enough."""
@@ -59,6 +59,11 @@ class Walk(NamedTuple):
     report: PartitionReport
     cost: float
     peak: Peak
+
+    @property
+    def sent(self) -> float:
+        """The bytes that a device sends."""
+        return sum([record.wire_bytes * record.estimated_times for record in self.report.collectives])
 
     def live(self) -> PerOp:
         """The bytes that are live while an op runs, or what was inserted before it, arguments and results included."""
@@ -127,8 +132,11 @@ class _Search:
         return self.known[key]
 
     def is_good(self, best: Chosen) -> bool:
-        """Whether a program fits and costs little more than the best choice, which may not fit."""
-        return self._least <= (1 + _LITTLE) * self._with_copies(best, {}).cost
+        """Whether the cheapest program that fits sends little more than the best choice, which may not fit."""
+        fitting = [walk for walk in self.known.values() if self.fits(walk)]
+        if not fitting:
+            return False
+        return min(fitting, key=lambda walk: walk.cost).sent <= (1 + _LITTLE) * self._with_copies(best, {}).sent
 
     @property
     def _least(self) -> float:
@@ -154,7 +162,7 @@ class _Search:
             idle = 0 if fits or self._lowest < before else idle + 1
             if self.is_good(best) or closer == _CLOSER or idle == _IDLE or (not fits and walk.cost > self._least):
                 break
-            closer += high is not None and low.any()
+            closer += int(high is not None and bool(low.any()))
             prices = self._raised(prices, walk) if high is None else _between(low, high)
 
     def _first_prices(self, best: Chosen, walk: Walk) -> PerOp:
@@ -201,7 +209,7 @@ def _freed(held: Sequence[HeldCopy], over: PerOp, freed: set[tuple[int, int]]) -
     }
     order = sorted(gaps, key=lambda gap: (held[gap[0]].cost / held[gap[0]].bytes, gaps[gap][0] - gaps[gap][1], gap))
     while over.max(initial=0.0) > 0:
-        worst = int(over.argmax())
+        worst = over.argmax().item()
         gap = next((gap for gap in order if gap not in found and gaps[gap][0] <= worst < gaps[gap][1]), None)
         if gap is None:
             over[worst] = 0.0
