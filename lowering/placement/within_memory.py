@@ -151,9 +151,9 @@ class _Search:
     def raise_prices(self, best: Chosen, walk: Walk) -> None:
         """Tries choices at rising prices of holding."""
         program = self._program
-        prices = self._first_prices(best, walk)
+        prices = self._first_prices(walk)
         low, high, closer, idle = np.zeros_like(prices), None, 0, 0
-        for _ in range(_TRIES if prices.any() else 0):
+        for _ in range(_TRIES):
             program.charge_holding(prices.tolist())
             before = self._lowest
             walk = self.follow(improved(program.model, program.start, program.table, program.atoms))
@@ -165,16 +165,11 @@ class _Search:
             closer += int(high is not None and bool(low.any()))
             prices = self._raised(prices, walk) if high is None else _between(low, high)
 
-    def _first_prices(self, best: Chosen, walk: Walk) -> PerOp:
-        """The prices of holding at which the best choice would cost a quarter of what it saves beside the walk's more;
-        0 where it holds nothing that could be given up."""
-        model, start, tight = self._program.model, self._program.start, self._tight(walk)
-        self._program.charge_holding(tight.tolist())
-        held, before = model.held(best), model.held(start)
-        self._program.charge_holding(np.zeros_like(tight).tolist())
-        saved = max(model.cost(start) - model.cost(best), _LEAST_SAVING * model.cost(start))
-        more = held - before if held > before else held
-        return tight * (saved / more / _DEARER) if more else np.zeros_like(tight)
+    def _first_prices(self, walk: Walk) -> PerOp:
+        """The prices of holding at which what is live at all tight moments costs half as much as sending it does."""
+        tight, walker = self._tight(walk), walk.walker
+        slowest = min([walker.costs.bandwidth_of(axis.name) for axis in walker.mesh.axes], default=1.0)
+        return tight / (tight.sum() * slowest) / 2
 
     def _tight(self, walk: Walk) -> PerOp:
         """Per op, 1 where most is live, and less the less is, down to half of what may be."""
