@@ -1,8 +1,8 @@
 """Partitioning a program by a plan for all of it.
 
 A copy is walked first, op by op, around the shardings that propagation gave. From there the layouts of the whole
-program are planned, and a second walk follows the plan. Where that program holds more than it may, holding gets a
-price, which rises until it fits. Of all programs that fit the cheapest one stays.
+program are planned, and a second walk follows the plan. Where that program holds more than it may, others are tried
+that hold less (`within_memory.py`). Of all programs that fit the cheapest one stays.
 Source: spec of the planner, sections 9, 12 and 13.
 """
 
