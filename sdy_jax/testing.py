@@ -35,6 +35,7 @@ def assert_same(
     costs: CostModel | None = None,
     on_unknown: str = "ignore",
     layouts: str = "global",
+    memory: int | str | None = None,
     **kwargs: Any,
 ) -> Plan:
     """Asserts that a function returns the same partitioned over a mesh as it does on one device.
@@ -45,7 +46,7 @@ def assert_same(
     Args:
         fun: the function; called as `fun(*args, **kwargs)`.
         mesh: by default that of `jax.set_mesh`, or else all devices along one axis named `devices`.
-        in_shardings, out_shardings, costs, on_unknown, layouts: as in `sdy.partition`.
+        in_shardings, out_shardings, costs, on_unknown, layouts, memory: as in `sdy.partition`.
         rtol: relative tolerance; by default one that suits the leaf's dtype.
         atol: absolute tolerance, by default 0.
 
@@ -64,6 +65,7 @@ def assert_same(
         costs=costs,
         on_unknown=on_unknown,
         layouts=layouts,
+        memory=memory,
     )
     plan = ours.plan(*args, **kwargs)
     found, wanted = ours(*args, **kwargs), jax.jit(fun)(*args, **kwargs)

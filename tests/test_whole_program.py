@@ -20,6 +20,7 @@ from partitioned_ops import CUBE, LINE, PLANE
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement import whole_program, within_memory
+from sdy_jax.lowering.placement.copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.whole_program import modelled
@@ -312,7 +313,7 @@ class Tried:
 
     def __init__(self, monkeypatch, walks, copies=()):
         self.prices, self.walks, tries, self.price = [], walks, itertools.count(1), 0.0
-        self.copies = list(copies)
+        self.copies, self.most = list(copies), None
 
         def improved(*_):
             self.prices.append(self.price)
@@ -347,10 +348,13 @@ class Tried:
         cost, held = self.walks[number]
         again, live = len({copy for copy in copies.values() if copy > 1}), np.zeros(10)
         live[1:9] = held
+        live = np.array(self.most, float) if self.most else live
         for copy in self.copies:
             live[3:7] -= copy.bytes * (copies.get(copy.uses[1].planned, 1) - 1)
         peak = SimpleNamespace(total=live.max(), arguments=0.0, results=0.0)
-        return SimpleNamespace(cost=cost + again, peak=peak, live=lambda: live)
+        walker = SimpleNamespace(costs=sdy.CostModel(), mesh=SimpleNamespace(axes=()))
+        cost += again
+        return SimpleNamespace(cost=cost, sent=cost, peak=peak, live=lambda: live, walker=walker)
 
 
 def test_no_price_is_tried_where_the_best_choice_fits(monkeypatch):
@@ -374,6 +378,24 @@ def test_nothing_is_tried_beyond_what_costs_more_than_a_proposal_that_fits(monke
 def test_a_proposal_that_nothing_saves_beside_is_left_where_it_does_not_fit(monkeypatch):
     tried = Tried(monkeypatch, [(4, 9), (4, 9), (5, 5)])
     assert tried.found(limit=5)[-1] == (5, 5) and tried.prices[1] > 0
+
+
+def copy_used_at(first, last, size):
+    return HeldCopy([UseOfCopy((None, 0, op), op, op) for op in (first, last)], size, 1.0)
+
+
+def test_copies_are_made_again_before_holding_has_a_price(monkeypatch):
+    """Choice 1 holds too much between ops 2 and 7 only, where a copy is not needed."""
+    search = Tried(monkeypatch, [(100, 9), (80, 9)], copies=[copy_used_at(2, 7, 2.0)])
+    search.most = [0, 1, 1, 9, 9, 9, 9, 1, 1, 0]
+    assert search.found(limit=7)[1:] == [(80, 9), (81, 7)]
+    assert search.prices == [0]
+
+
+def test_prices_are_given_up_where_nothing_holds_less(monkeypatch):
+    tried = Tried(monkeypatch, [(10, 9), (4, 9), *[(5 + n, 9) for n in range(9)]])
+    tried.found(limit=5)
+    assert len(tried.prices) == 1 + 3
 
 
 def nested(weights, x):

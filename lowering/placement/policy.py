@@ -20,7 +20,7 @@ class Policy:
         layouts: "local": op by op, around the shardings that propagation gave. "global": layouts and strategies of the
             whole program are chosen together, by what all of it costs; never dearer than "local".
         memory: the bytes that a device may hold, with "global": arguments, results and what is in between. By default
-            what the "local" program needs, or `device_memory` where that is more.
+            what the "local" program needs and one percent, or `device_memory` where that is more.
         device_memory: the bytes of a device that may be used; 0 where that is not known.
         products_fuse: the devices' compiler fuses element-wise ops into products, so that these make no buffers.
         runs_early: the devices' compiler runs an op as soon as its operands are there, not when it is needed.

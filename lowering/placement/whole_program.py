@@ -1,9 +1,9 @@
 """Partitioning a program by a plan for all of it.
 
 A copy is walked first, op by op, around the shardings that propagation gave. From there the layouts of the whole
-program are planned, and a second walk follows the plan. Where that program holds more than it may, holding gets a
-price, which rises until it fits. Of all programs that fit the cheapest one stays. A program that sends nothing as it is
-proposed stays so: no plan could send less, and what every device computes was asked for.
+program are planned, and a second walk follows the plan. Where that program holds more than it may, others are tried
+that hold less (`within_memory.py`). Of all programs that fit the cheapest one stays. A program that sends nothing as it
+is proposed stays so: no plan could send less, and what every device computes was asked for.
 Source: spec of the planner, sections 9, 12 and 13.
 """
 
@@ -34,6 +34,9 @@ _LEAST_GAIN = 0.005
 """The share of what the proposal sends that a plan has to save in all: a reader looks for few differences, each with
 its reason."""
 
+_TOLERATED = 0.01
+"""The share of what the proposal holds that a plan may hold more, by default: the estimate is no better than that."""
+
 
 def partition(
     module: ir.Operation,
@@ -60,7 +63,9 @@ def partition(
         return Walk(walker, report, walker.cost(), peak_of(Graph(copy.module), products_fuse=policy.products_fuse))
 
     proposed = walked(None)
-    limit = policy.memory if policy.memory is not None else max(proposed.peak.total, policy.device_memory)
+    limit = policy.memory
+    if limit is None:
+        limit = max((1 + _TOLERATED) * proposed.peak.total, policy.device_memory)
     walks = [proposed]
     if proposed.sends or proposed.peak.total > limit:
         walks = tried(modelled(graph, proposed.walker, policy), proposed, limit, walked)

@@ -41,6 +41,12 @@ _DEARER = 4.0
 _CLOSER = 2
 """Prices that are tried between the lowest at which the program fits and the highest at which it does not."""
 
+_IDLE = 3
+"""Prices that are tried in a row though nothing holds less than before."""
+
+_LITTLE = 0.1
+"""The share of the best choice's bytes that a program that fits may send more before others are tried."""
+
 _FREED = 2
 """How often more copies are freed, where what was freed before was not enough."""
 
@@ -63,6 +69,11 @@ class Walk(NamedTuple):
     def sends(self) -> bool:
         """Whether anything is sent that the program does not send itself."""
         return any(record.wire_bytes and record.origin == "partitioner" for record in self.report.collectives)
+
+    @property
+    def sent(self) -> float:
+        """The bytes that a device sends."""
+        return sum([record.wire_bytes * record.estimated_times for record in self.report.collectives])
 
     def live(self) -> PerOp:
         """The bytes that are live while an op runs, or what was inserted before it, arguments and results included."""
@@ -92,7 +103,7 @@ def tried(program: ModelledProgram, proposed: Walk, limit: float, walked: Walked
     search = _Search(program, proposed, limit, walked)
     best = best_choice(program)
     walk = search.follow(best)
-    if not search.fits(walk):
+    if not search.is_good(best):
         search.raise_prices(best, walk)
     return list(search.known.values())
 
@@ -130,36 +141,45 @@ class _Search:
             self.known[key] = self._walked(self._program.plan(chosen, copies))
         return self.known[key]
 
+    def is_good(self, best: Chosen) -> bool:
+        """Whether the cheapest program that fits sends little more than the best choice, which may not fit."""
+        fitting = [walk for walk in self.known.values() if self.fits(walk)]
+        if not fitting:
+            return False
+        return min(fitting, key=lambda walk: walk.cost).sent <= (1 + _LITTLE) * self._with_copies(best, {}).sent
+
     @property
     def _least(self) -> float:
         """The least cost of those that fit."""
         return min([walk.cost for walk in self.known.values() if self.fits(walk)], default=math.inf)
 
+    @property
+    def _lowest(self) -> float:
+        """The least that a walk holds."""
+        return min(walk.peak.total for walk in self.known.values())
+
     def raise_prices(self, best: Chosen, walk: Walk) -> None:
         """Tries choices at rising prices of holding."""
         program = self._program
-        prices = self._first_prices(best, walk)
-        low, high, closer = np.zeros_like(prices), None, 0
-        for _ in range(_TRIES if prices.any() else 0):
+        prices = self._first_prices(walk)
+        low, high, closer, idle = np.zeros_like(prices), None, 0, 0
+        for _ in range(_TRIES):
             program.charge_holding(prices.tolist())
+            before = self._lowest
             walk = self.follow(improved(program.model, program.start, program.table, program.atoms))
             fits = self.fits(walk)
             low, high = (low, prices) if fits else (prices, high)
-            if closer == _CLOSER or (not fits and walk.cost > self._least):
+            idle = 0 if fits or self._lowest < before else idle + 1
+            if self.is_good(best) or closer == _CLOSER or idle == _IDLE or (not fits and walk.cost > self._least):
                 break
-            closer += high is not None
+            closer += int(high is not None and bool(low.any()))
             prices = self._raised(prices, walk) if high is None else _between(low, high)
 
-    def _first_prices(self, best: Chosen, walk: Walk) -> PerOp:
-        """The prices of holding at which the best choice would cost a quarter of what it saves beside the walk's more;
-        0 where it holds nothing that could be given up."""
-        model, start, tight = self._program.model, self._program.start, self._tight(walk)
-        self._program.charge_holding(tight.tolist())
-        held, before = model.held(best), model.held(start)
-        self._program.charge_holding(np.zeros_like(tight).tolist())
-        saved = max(model.cost(start) - model.cost(best), _LEAST_SAVING * model.cost(start))
-        more = held - before if held > before else held
-        return tight * (saved / more / _DEARER) if more else np.zeros_like(tight)
+    def _first_prices(self, walk: Walk) -> PerOp:
+        """The prices of holding at which what is live at all tight moments costs half as much as sending it does."""
+        tight, walker = self._tight(walk), walk.walker
+        slowest = min([walker.costs.bandwidth_of(axis.name) for axis in walker.mesh.axes], default=1.0)
+        return tight / (tight.sum() * slowest) / 2
 
     def _tight(self, walk: Walk) -> PerOp:
         """Per op, 1 where most is live, and less the less is, down to half of what may be."""
@@ -194,7 +214,7 @@ def _freed(held: Sequence[HeldCopy], over: PerOp, freed: set[tuple[int, int]]) -
     }
     order = sorted(gaps, key=lambda gap: (held[gap[0]].cost / held[gap[0]].bytes, gaps[gap][0] - gaps[gap][1], gap))
     while over.max(initial=0.0) > 0:
-        worst = int(over.argmax())
+        worst = over.argmax().item()
         gap = next((gap for gap in order if gap not in found and gaps[gap][0] <= worst < gaps[gap][1]), None)
         if gap is None:
             over[worst] = 0.0
