@@ -73,6 +73,8 @@ class ModelledProgram:
         self._decided: dict[int, int] = {}
         self._edges: dict[tuple[int, int], int] = {}
         self._constraints: dict[int, int] = {}
+        self._made_outside = set[int]()
+        """The edges whose last layout is that outside of a computation; of the others the first one is."""
         self._here = graph.main.blocks[0]
         self._block_of: list[Block] = []
         """Per node, the block that it is in."""
@@ -119,20 +121,22 @@ class ModelledProgram:
         self._here, self._free = op.block, outside
         for index, (edge, taken) in enumerate(zip(edges, walked, strict=True)):
             ways = self._stated.of_edge(op, edge, taken, self._free)
-            self._edges[self._number[op], index] = self._add(ways, times, edge.slots, edge.targets)
+            node = self._edges[self._number[op], index] = self._add(ways, times, edge.slots, edge.targets)
+            if op.name in COMPUTATIONS and edge.kind is EdgeKind.RESULT:
+                self._made_outside.add(node)
         self._extents[op] = first, len(self.model.nodes)
 
     def _constraint(self, op: Op, own: TensorSharding, times: float) -> None:
         """Adds an op that states a layout of its operand. Its users may take the value from before it, as the walk
         does, but from the one layout of a group, and from one that is unreduced on demand."""
-        (operand,), (result,), group = op.operands, op.results, group_of(op)
+        (result,), group = op.results, group_of(op)
         if group is not None:
             self._new_value(result, times)
             self._block_of.append(self._here)
             node = self.model.add_member(
                 self._stated.of_member(op, own, self._free),
                 times,
-                self._value(operand),
+                self._taken(op, 0),
                 self._values[result],
                 self._tie(group, result),
             )
@@ -140,7 +144,7 @@ class ModelledProgram:
             self._new_value(result, times)
             node = self._add(self._stated.of_constraint(op, own, self._free, makes=True), times, _slots(op), [result])
         else:
-            self._values[result] = self._value(operand)
+            self._values[result] = self._taken(op, 0)
             node = self._add(self._stated.of_constraint(op, own, self._free, makes=False), times, _slots(op), [])
         self._constraints[self._number[op]] = node
 
@@ -181,7 +185,7 @@ class ModelledProgram:
     def _add(self, ways: list[Way], times: float, slots: Sequence[tuple[Op, int]], makes: Sequence[Value]) -> int:
         """Adds a node that takes the operands at some slots and makes values."""
         self._block_of.append(self._here)
-        takes = [self._made_anew.get((op, i), self._value(op.operands[i])) for op, i in slots]
+        takes = [self._taken(op, i) for op, i in slots]
         node = self.model.add_node(ways, times, takes, [self._values[value] for value in makes])
         for slot, (op, i) in enumerate(slots):
             if takes[slot] == _FREE:
@@ -191,6 +195,10 @@ class ModelledProgram:
     def _new_value(self, value: Value, times: float) -> None:
         known = value.shape is not None
         self._values[value] = self.model.add_value(_class(value), times) if known else _FREE
+
+    def _taken(self, op: Op, index: int) -> int:
+        """The number of the value that an operand is."""
+        return self._made_anew.get((op, index), self._value(op.operands[index]))
 
     def _value(self, value: Value) -> int:
         """The number of a value; one that no node makes costs nothing in any layout."""
@@ -248,14 +256,10 @@ class ModelledProgram:
             taken = tuple([shardings[layout] for layout in way.layouts])
             ops[number] = PlannedOp(taken, way.inside, way.strategy, decision.choice.gathered)
         edges = dict[int, list[TensorSharding]]()
-        for (number, index), node in self._edges.items():
-            outer = self._outer_slot(self._graph.ops[number], index)
-            edges.setdefault(number, []).append(shardings[nodes[node].ways[chosen[node]].layouts[outer]])
+        for (number, _), node in self._edges.items():
+            layouts = nodes[node].ways[chosen[node]].layouts
+            edges.setdefault(number, []).append(shardings[layouts[-1 if node in self._made_outside else 0]])
         return LayoutPlan(ops, dict(self._homes(chosen)), edges)
-
-    def _outer_slot(self, op: Op, index: int) -> int:
-        """The slot with the layout of an edge outside of a computation; any for other ops."""
-        return -1 if op.name in COMPUTATIONS and edges_of(op)[index].kind is EdgeKind.RESULT else 0
 
     def _homes(self, chosen: Chosen) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
         """Per result of an op the layout in which several users expect it."""
