@@ -132,21 +132,14 @@ class ModelledProgram:
         (result,), group = op.results, group_of(op)
         if group is not None:
             self._new_value(result, times)
-            self._block_of.append(self._here)
-            node = self.model.add_member(
-                self._stated.of_member(op, own, self._free),
-                times,
-                self._taken(op, 0),
-                self._values[result],
-                self._tie(group, result),
-            )
+            ways, makes, tie = self._stated.of_member(op, own, self._free), [result], self._tie(group, result)
         elif own.unreduced_axes:
             self._new_value(result, times)
-            node = self._add(self._stated.of_constraint(op, own, self._free, makes=True), times, _slots(op), [result])
+            ways, makes, tie = self._stated.of_constraint(op, own, self._free, makes=True), [result], None
         else:
             self._values[result] = self._taken(op, 0)
-            node = self._add(self._stated.of_constraint(op, own, self._free, makes=False), times, _slots(op), [])
-        self._constraints[self._number[op]] = node
+            ways, makes, tie = self._stated.of_constraint(op, own, self._free, makes=False), [], None
+        self._constraints[self._number[op]] = self._add(ways, times, _slots(op), makes, tie)
 
     def _tie(self, group: int, member: Value) -> int:
         """The number of what ties the members of a group: in which layout it is costs nothing, that it has one does."""
@@ -182,11 +175,22 @@ class ModelledProgram:
         ways = [Way(tuple(map(self.table.number, shardings)), cost, 0.0)]
         self._add(ways, times, _slots(op) if op is not None else [], makes)
 
-    def _add(self, ways: list[Way], times: float, slots: Sequence[tuple[Op, int]], makes: Sequence[Value]) -> int:
-        """Adds a node that takes the operands at some slots and makes values."""
+    def _add(
+        self,
+        ways: list[Way],
+        times: float,
+        slots: Sequence[tuple[Op, int]],
+        makes: Sequence[Value],
+        tie: int | None = None,
+    ) -> int:
+        """Adds a node that takes the operands at some slots and makes values; a member of a group, if it has a tie."""
         self._block_of.append(self._here)
         takes = [self._taken(op, i) for op, i in slots]
-        node = self.model.add_node(ways, times, takes, [self._values[value] for value in makes])
+        made = [self._values[value] for value in makes]
+        if tie is None:
+            node = self.model.add_node(ways, times, takes, made)
+        else:
+            node = self.model.add_member(ways, times, takes, made, tie)
         for slot, (op, i) in enumerate(slots):
             if takes[slot] == _FREE:
                 self._free_uses.setdefault(op.operands[i], []).append(Port(node, slot))
