@@ -198,6 +198,16 @@ def test_groups_move_together():
     assert chosen and all(change.stated == "like its group" for change in chosen)
 
 
+def test_members_of_a_group_are_moved_to_its_layout_though_nobody_else_needs_it():
+    def function(x, y):
+        x, y = sdy.shard_alike(jnp.tanh(x), jnp.sin(y))
+        return x.sum(1), y.sum(0)
+
+    plan = planned(function, drawn((64, 64), (64, 64)), LINE, (P("x"), P(None, "x")))
+    assert [each.kind for each in plan.collectives if len(each.shape) == 2] == ["all_to_all"]
+    assert "sharding group" not in str(plan)
+
+
 def test_groups_across_loops_and_arguments():
     def function(x, w):
         x, w = sdy.sharding_group(x, 0), w
@@ -256,6 +266,7 @@ def test_manual_axes_at_borders_stay_and_free_ones_follow_what_is_around():
     (edges,) = program.modelled.plan(program.choice).edges.values()
     assert all(sharding.axes[0][:1] == edges[0].axes[0][:1] for sharding in (edges[0], edges[-1]))
     assert not any("x" in axis.name for axes in edges[1].axes for axis in axes)
+    assert program.walked_by_plan().cost() == pytest.approx(program.cost, rel=0.02)
     planned(function, (x, w), PLANE, (P("x"), P("y")), P("x"))
 
 

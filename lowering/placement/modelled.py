@@ -74,6 +74,8 @@ class ModelledProgram:
         self._decided: dict[int, int] = {}
         self._edges: dict[tuple[int, int], int] = {}
         self._constraints: dict[int, int] = {}
+        self._made_outside = set[int]()
+        """The edges whose last layout is that outside of a computation; of the others the first one is."""
         self._here, self._last = graph.main.blocks[0], 0
         self._block_of: list[Block] = []
         """Per node, the block that it is in."""
@@ -125,30 +127,25 @@ class ModelledProgram:
         self._here, self._free = op.block, outside
         for index, (edge, taken) in enumerate(zip(edges, walked, strict=True)):
             ways = self._stated.of_edge(op, edge, taken, self._free)
-            self._edges[self._number[op], index] = self._add(ways, times, edge.slots, edge.targets)
+            node = self._edges[self._number[op], index] = self._add(ways, times, edge.slots, edge.targets)
+            if op.name in COMPUTATIONS and edge.kind is EdgeKind.RESULT:
+                self._made_outside.add(node)
         self._extents[op] = first, len(self.model.nodes)
 
     def _constraint(self, op: Op, own: TensorSharding, times: float) -> None:
         """Adds an op that states a layout of its operand. Its users may take the value from before it, as the walk
         does, but from the one layout of a group, and from one that is unreduced on demand."""
-        (operand,), (result,), group = op.operands, op.results, group_of(op)
+        (result,), group = op.results, group_of(op)
         if group is not None:
             self._new_value(result, times)
-            self._block_of.append(self._here)
-            node = self.model.add_member(
-                self._stated.of_member(op, own, self._free),
-                times,
-                self._value(operand),
-                self._values[result],
-                self._tie(group, result),
-            )
+            ways, makes, tie = self._stated.of_member(op, own, self._free), [result], self._tie(group, result)
         elif own.unreduced_axes:
             self._new_value(result, times)
-            node = self._add(self._stated.of_constraint(op, own, self._free, makes=True), times, _slots(op), [result])
+            ways, makes, tie = self._stated.of_constraint(op, own, self._free, makes=True), [result], None
         else:
-            self._values[result] = self._value(operand)
-            node = self._add(self._stated.of_constraint(op, own, self._free, makes=False), times, _slots(op), [])
-        self._constraints[self._number[op]] = node
+            self._values[result] = self._taken(op, 0)
+            ways, makes, tie = self._stated.of_constraint(op, own, self._free, makes=False), [], None
+        self._constraints[self._number[op]] = self._add(ways, times, _slots(op), makes, tie=tie)
 
     def _tie(self, group: int, member: Value) -> int:
         """The number of what ties the members of a group: in which layout it is costs nothing, that it has one does."""
@@ -191,13 +188,19 @@ class ModelledProgram:
         slots: Sequence[tuple[Op, int]],
         makes: Sequence[Value],
         users: Sequence[Op] = (),
+        tie: int | None = None,
     ) -> int:
-        """Adds a node that takes the operands at some slots, for other users than their ops if so said."""
+        """Adds a node that takes the operands at some slots, for other users than their ops if so said, and makes
+        values; a member of a group, if it has a tie."""
         self._block_of.append(self._here)
         self._ops_of.append(list(users) or [op for op, _ in slots])
         self._until.append(self._last)
-        takes = [self._made_anew.get((op, i), self._value(op.operands[i])) for op, i in slots]
-        node = self.model.add_node(ways, times, takes, [self._values[value] for value in makes])
+        takes = [self._taken(op, i) for op, i in slots]
+        made = [self._values[value] for value in makes]
+        if tie is None:
+            node = self.model.add_node(ways, times, takes, made)
+        else:
+            node = self.model.add_member(ways, times, takes, made, tie)
         for slot, (op, i) in enumerate(slots):
             if takes[slot] == _FREE:
                 self._free_uses.setdefault(op.operands[i], []).append(Port(node, slot))
@@ -206,6 +209,10 @@ class ModelledProgram:
     def _new_value(self, value: Value, times: float) -> None:
         known = value.shape is not None
         self._values[value] = self.model.add_value(_class(value), times) if known else _FREE
+
+    def _taken(self, op: Op, index: int) -> int:
+        """The number of the value that an operand is."""
+        return self._made_anew.get((op, index), self._value(op.operands[index]))
 
     def _value(self, value: Value) -> int:
         """The number of a value; one that no node makes costs nothing in any layout."""
@@ -276,9 +283,9 @@ class ModelledProgram:
             taken = tuple([shardings[layout] for layout in way.layouts])
             ops[number] = PlannedOp(taken, way.inside, way.strategy, decision.choice.gathered)
         edges = dict[int, list[TensorSharding]]()
-        for (number, index), node in self._edges.items():
-            outer = self._outer_slot(self._graph.ops[number], index)
-            edges.setdefault(number, []).append(shardings[nodes[node].ways[chosen[node]].layouts[outer]])
+        for (number, _), node in self._edges.items():
+            layouts = nodes[node].ways[chosen[node]].layouts
+            edges.setdefault(number, []).append(shardings[layouts[-1 if node in self._made_outside else 0]])
         return LayoutPlan(ops, dict(self._homes(chosen)), edges, copies or {})
 
     def copies(self, chosen: Chosen) -> list[HeldCopy]:
@@ -321,10 +328,6 @@ class ModelledProgram:
             uses = [known.uses[0] for known in each]
             if len(uses) > 1:
                 yield self._held_copy(value, CopyInLayout(uses, model.prices.local_bytes(each[0].shape, taken), cost))
-
-    def _outer_slot(self, op: Op, index: int) -> int:
-        """The slot with the layout of an edge outside of a computation; any for other ops."""
-        return -1 if op.name in COMPUTATIONS and edges_of(op)[index].kind is EdgeKind.RESULT else 0
 
     def _homes(self, chosen: Chosen) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
         """Per result of an op the layout in which several users expect it."""

@@ -5,7 +5,7 @@ Source: spec of the planner, section 7.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
@@ -29,6 +29,7 @@ class StatedWays:
 
     def __init__(self, table: LayoutTable):
         self._table = table
+        self._known: dict[tuple[tuple[int, ...], ...], list[Way]] = {}
 
     def of_constraint(self, op: Op, own: TensorSharding, atoms: Atoms, makes: bool) -> list[Way]:
         """The ways of an op that states a layout of its operand, and may make a value in it: closed dimensions stay,
@@ -37,23 +38,30 @@ class StatedWays:
         nothing = op.name == "sdy.propagation_barrier" and not own.unreduced_axes
         stated = Openness.of_rank(result.rank) if nothing else self._openness(own, stated_for(result))
         found = self._layouts(result.shape or (), own, stated, atoms)
-        return [_way((layout,) * (1 + makes)) for layout in found]
+        return self._ways((layout,) * (1 + makes) for layout in found)
 
     def of_member(self, op: Op, own: TensorSharding, atoms: Atoms) -> list[Way]:
         """The ways of a member of a group; the third slot is what ties it to the others."""
         shape = op.results[0].shape or ()
-        return [_way((n, n, n)) for n in self._layouts(shape, own, Openness.of_rank(len(shape)), atoms)]
+        return self._ways((n, n, n) for n in self._layouts(shape, own, Openness.of_rank(len(shape)), atoms))
 
     def of_edge(self, op: Op, edge: DataFlowEdge, walked: WalkedEdge, atoms: Atoms) -> list[Way]:
         """The ways of a data-flow edge of an op, in layouts that are alike outside and inside of it."""
         stated, sides = stated_for(edge.owner), (len(edge.sources), len(edge.targets))
         if op.name in COMPUTATIONS:
-            return [_edge_way(ends, sides) for ends in self._ends(op, edge, walked, stated, atoms)]
+            return self._ways(_at_ends(ends, sides) for ends in self._ends(op, edge, walked, stated, atoms))
         own = self._table.number(walked.sources), self._table.number(walked.targets)
         open_ones = Openness.of_rank(edge.owner.rank) if stated is None else self._openness(walked.sources, stated)
         summed = stated is None and accumulator(edge) is not None and is_inexact(edge.owner)
         every = self._layouts(edge.owner.shape or (), walked.sources, open_ones, atoms, summed)
-        return [_edge_way(ends, sides) for ends in dict.fromkeys([own, *((n, n) for n in every)])]
+        return self._ways(_at_ends(ends, sides) for ends in dict.fromkeys([own, *((n, n) for n in every)]))
+
+    def _ways(self, layouts: Iterable[tuple[int, ...]]) -> list[Way]:
+        """Ways of these layouts, which cost nothing themselves; one list for all that have the same."""
+        key = tuple(layouts)
+        if key not in self._known:
+            self._known[key] = [Way(each, 0.0, 0.0) for each in key]
+        return self._known[key]
 
     def _ends(
         self, op: Op, edge: DataFlowEdge, walked: WalkedEdge, stated: TensorSharding | None, atoms: Atoms
@@ -109,10 +117,6 @@ def changed_statements(graph: Graph, chosen: Walked, proposed: Walked) -> Iterat
         yield ChangedLayout(name, op.mlir.location, result.dtype, result.shape or (), new, old, text)
 
 
-def _way(layouts: tuple[int, ...]) -> Way:
-    return Way(layouts, 0.0, 0.0)
-
-
-def _edge_way(ends: tuple[int, int], sides: tuple[int, int]) -> Way:
+def _at_ends(ends: tuple[int, int], sides: tuple[int, int]) -> tuple[int, ...]:
     (source, target), (sources, targets) = ends, sides
-    return _way((*(source,) * sources, *(target,) * targets))
+    return (*(source,) * sources, *(target,) * targets)

@@ -117,17 +117,14 @@ class ProgramModel:
                 self.values[value].maker = Port(number, slot)
         return number
 
-    def add_member(self, ways: list[Way], times: float, taken: int, made: int, tie: int) -> int:
-        """Adds a node that takes a value, makes another, and has the layout of all nodes with this tie: the first one
-        makes it."""
-        tied = self.values[tie]
-        takes, makes = ([taken, tie], [made]) if tied.maker is not None else ([taken], [made, tie])
-        node = self.add_node(ways, times, takes, makes)
-        if tied.maker is not None and tied.maker.node == node:
-            tied.born = node
-        else:
-            tied.needed.append((node, node))
-        return node
+    def add_member(self, ways: list[Way], times: float, takes: Sequence[int], makes: Sequence[int], tie: int) -> int:
+        """Adds a node that takes and makes these values, and then the tie, which the first node with it makes."""
+        tied, number = self.values[tie], len(self.nodes)
+        if tied.maker is None:
+            tied.born = number
+            return self.add_node(ways, times, takes, [*makes, tie])
+        tied.needed.append((number, number))
+        return self.add_node(ways, times, [*takes, tie], makes)
 
     def charge_each_reshard(self, least: float) -> None:
         """Adds to the price of every reshard that sends anything, for each of its collectives."""

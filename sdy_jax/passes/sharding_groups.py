@@ -61,6 +61,12 @@ def _note_number(op: ir.Operation, number: int) -> None:
         op.location = ir.Location.name(f"sharding group {group_id(op)}", op.location, op.context)
 
 
+def place_of_group(op: ir.Operation) -> ir.Location:
+    """An op's location without the note on its group."""
+    location = op.location
+    return location.child_loc if _NOTED.match(str(location).removeprefix("loc(")) else location
+
+
 def _own_number(op: ir.Operation) -> int:
     """The number that the user gave to a group; pairs that are to be sharded alike have negative ones."""
     recorded = _NOTED.search(str(op.location))

@@ -15,7 +15,7 @@ from sdy_jax.ir.statements import IN_GROUP, STATED, STATED_INSIDE
 from sdy_jax.ir.stored_shardings import list_of, sharding_of, stating
 from sdy_jax.passes.constraints import CONSTRAINT, current_sharding
 from sdy_jax.passes.data_flow_edges import block_argument_owners, edge_of
-from sdy_jax.passes.sharding_groups import GROUP, group_id
+from sdy_jax.passes.sharding_groups import GROUP, group_id, place_of_group
 from sdy_jax.representation.attributes import shardings_from_attribute, shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -71,7 +71,7 @@ def _reshard_alike(module: ir.Operation, members: Sequence[ir.Operation]) -> Non
     found = (sharding for sharding in map(current_sharding, values) if sharding is not None)
     alike = next(found, None) or TensorSharding.replicated(next(iter(module_meshes(module))), rank(values[0]))
     for op, value in zip(members, values, strict=True):
-        location = ir.Location.name("sharding_group", op.location, op.context)
+        location = ir.Location.name("sharding_group", place_of_group(op), op.context)
         reshard = stating("sdy.reshard", value, alike, location, just_after(value))
         reshard.attributes[IN_GROUP] = op.attributes["group_id"]
         value.replace_all_uses_except(reshard.results[0], reshard)
