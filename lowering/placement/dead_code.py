@@ -1,7 +1,8 @@
 """Dead code elimination, so that no reshard is inserted, or counted, for a value that is not used.
 
 Liveness is tracked per value, through regions as well: some of the values that a loop carries, or that a branch
-returns, may be dead. A dead one is replaced by zeros there, so that the ops that computed it can be erased.
+returns, may be dead. A loop then carries it unchanged, and elsewhere zeros are in its place, so that the ops that
+computed it can be erased.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def erase_dead_code(graph: Graph) -> Graph:
     if not (dead or places):
         return graph
     for op, index in places:
-        op.mlir.operands[index] = _zeros(op, index)
+        carried = _carried(op, index)
+        op.mlir.operands[index] = carried.mlir if carried is not None else _zeros(op, index)
     gone = set(dead)
     for op in reversed(dead):  # users before what they use; what is in a region goes with the op that has it
         if op.parent not in gone:
@@ -52,7 +54,7 @@ def _dead_places(op: Op, live: _Live) -> Iterator[tuple[Op, int]]:
         made_by = value.defining_op
         if made_by is not None and made_by not in live.ops:
             yield op, index
-        elif made_by is None or made_by.name not in _CONSTANTS:
+        elif (made_by is None or made_by.name not in _CONSTANTS) and value is not _carried(op, index):
             receivers = _receivers(op, index)
             if receivers and value.shape is not None and live.values.isdisjoint(receivers):
                 yield op, index
@@ -70,6 +72,14 @@ def _receivers(op: Op, index: int) -> list[Value]:
     if around.name != "stablehlo.while":
         return [around.results[index]]
     return _receivers(around, index) if op is around.blocks[1].terminator else []
+
+
+def _carried(op: Op, index: int) -> Value | None:
+    """What the body of a loop carries in place of the operand that it returns; None for other ops."""
+    loop = op.parent
+    if loop is None or loop.name != "stablehlo.while" or op is not loop.blocks[1].terminator:
+        return None
+    return loop.blocks[1].arguments[index]
 
 
 def _zeros(op: Op, index: int) -> ir.Value:

@@ -141,12 +141,14 @@ class Partitioner:
     @property
     def remaining(self) -> dict[ir.Operation, int]:
         """The numbers of the ops that the walk left in the module."""
-        unneeded, found = (
-            set(self.unneeded),
-            [op for function in self.graph.functions.values() for op in function.walk()],
-        )
-        left = (op for op in found if op not in unneeded and not self.placement.is_erased(op))
-        return {op.mlir: self.number[op] for op in left}
+        unneeded, found = set(self.unneeded), dict[ir.Operation, int]()
+        waiting = list(self.graph.functions.values())
+        while waiting:
+            op = waiting.pop()
+            if op not in unneeded and not self.placement.is_erased(op):
+                found[op.mlir] = self.number[op]
+                waiting += [inner for block in op.blocks for inner in block.ops]
+        return found
 
     def cost(self) -> float:
         """The time of what was inserted and of each device's own work, but for constants, by the cost model."""
