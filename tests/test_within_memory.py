@@ -136,7 +136,7 @@ def test_compiled_programs_gather_as_often_as_planned():
     assert sum(record.again for record in plan.collectives) > 5
     gathers = [found for found in collectives_in_hlo(text) if found.kind == "all-gather"]
     assert sum(found.count for found in gathers) == sum(c.kind == "all_gather" for c in plan.collectives)
-    assert "made again: not held since the use before" in str(plan)
+    assert "made again: the copy before was freed" in str(plan)
 
 
 def test_no_more_copies_are_freed_than_the_limit_asks_for():

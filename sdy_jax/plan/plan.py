@@ -226,7 +226,7 @@ class Plan:
         return "collectives (bytes per device)\n" + _table(rows)
 
     def _cause(self, record: CollectiveRecord) -> str:
-        again = ", made again: not held since the use before" if record.again else ""
+        again = ", made again: the copy before was freed" if record.again else ""
         return "the user's" if record.origin == "user" else f"for {record.cause}{again}"
 
     def _moves(self) -> str:
