@@ -70,7 +70,7 @@ class ModelledProgram:
         self._ways: dict[tuple[AxisRef, ...], Ways] = {}
         self._free = self.atoms
         """The atoms that are not manual here."""
-        self._stated, self._ties = StatedWays(self.table), dict[int, int]()
+        self._stated, self._ties = StatedWays(self.table, self._pads), dict[int, int]()
         self._decided: dict[int, int] = {}
         self._edges: dict[tuple[int, int], int] = {}
         self._constraints: dict[int, int] = {}

@@ -27,8 +27,8 @@ Atoms = Sequence[AxisRef]
 class StatedWays:
     """The ways of what only states layouts: the walk's own first, then all others that what is stated allows."""
 
-    def __init__(self, table: LayoutTable):
-        self._table = table
+    def __init__(self, table: LayoutTable, pads: bool):
+        self._table, self._pads = table, pads
         self._known: dict[tuple[tuple[int, ...], ...], list[Way]] = {}
 
     def of_constraint(self, op: Op, own: TensorSharding, atoms: Atoms, makes: bool) -> list[Way]:
@@ -73,18 +73,25 @@ class StatedWays:
         free = [atom for atom in atoms if atom.name not in manual]
         nothing = stated is None and not manual
         open_ones = Openness.of_rank(outside.rank) if nothing else self._openness(outer, stated)
-        for layout in self._layouts(outside.shape or (), outer, open_ones, free):
+        for layout in self._layouts(outside.shape or (), outer, open_ones, free, evenly=bool(manual)):
             inner = self._table.number(erase_manual_axes(self._table.shardings[layout], manual))
             yield (layout, inner) if inward else (inner, layout)
 
     def _layouts(
-        self, shape: Sequence[int], own: TensorSharding, stated: Openness, atoms: Atoms, summed: bool = False
+        self,
+        shape: Sequence[int],
+        own: TensorSharding,
+        stated: Openness,
+        atoms: Atoms,
+        summed: bool = False,
+        evenly: bool = False,
     ) -> list[int]:
         """The layouts that are allowed, the walk's own first."""
         first = self._table.number(own)
         if not shape or not any(stated.is_open):
             return [first]
-        return list(dict.fromkeys([first, *layouts_of_shape(shape, atoms, self._table, stated, summed)]))
+        every = layouts_of_shape(shape, atoms, self._table, stated, summed, self._pads and not evenly)
+        return list(dict.fromkeys([first, *every]))
 
     def _is_at_home(self, sharding: TensorSharding) -> bool:
         return sharding.layout[0] in (None, self._table.mesh_name)

@@ -78,9 +78,10 @@ class Openness(NamedTuple):
 
 
 def layouts_of_shape(
-    shape: Sequence[int], atoms: Sequence[AxisRef], table: LayoutTable, stated: Openness, summed: bool
+    shape: Sequence[int], atoms: Sequence[AxisRef], table: LayoutTable, stated: Openness, summed: bool, pads: bool
 ) -> Iterator[int]:
-    """The layouts of a tensor with each atom nowhere, in an open dimension that it divides or, if `summed`, a sum."""
+    """The layouts of a tensor with each atom nowhere, in an open dimension or, if `summed`, in a sum; atoms divide
+    their dimension, or if it `pads`, nearly do."""
     mesh = table.mesh
     free = [atom for atom in atoms if not any(overlaps(atom, axis) for axis in stated.kept)]
     dims = [dim for dim, is_open in enumerate(stated.is_open) if is_open]
@@ -89,8 +90,14 @@ def layouts_of_shape(
         by_place.pop(_NOWHERE, None)
         terms = (*stated.unreduced, *by_place.pop(_CARRIED, ()))
         axes = [canonical((*led, *by_place.get(dim, ())), mesh) for dim, led in enumerate(stated.fixed)]
-        if all(shape[dim] % axes_size(axes[dim], mesh) == 0 for dim in by_place):
+        if all(_divides(shape[dim], axes_size(axes[dim], mesh), pads) for dim in by_place):
             yield table.number_of_axes(tuple(axes), sort_and_merge(terms, mesh) if terms else (), stated.reduction)
+
+
+def _divides(size: int, shards: int, pads: bool) -> bool:
+    """Whether a dimension may be split into so many blocks: equal ones or, if it `pads`, with little padding."""
+    rest = -size % shards
+    return not rest or (pads and rest <= _MOST_PADDING * size)
 
 
 class _OfStrategy:
@@ -123,8 +130,7 @@ class _OfStrategy:
 
     def _fits(self, factor: int, axes: Axes) -> bool:
         size, shards = self._problem.rule.factor_sizes[factor], axes_size(axes, self._problem.mesh)
-        rest = -size % shards
-        return not rest or (factor not in self._even and rest <= _MOST_PADDING * size)
+        return _divides(size, shards, factor not in self._even)
 
     def _axes(self, atoms: Sequence[AxisRef]) -> Axes:
         key = tuple(atoms)
