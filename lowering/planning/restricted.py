@@ -66,9 +66,8 @@ class RestrictedProgram:
         problem = Problem(costs)
         for made, uses in enumerate(self._uses):
             if uses:
-                paid = self._add_edges(problem, numbers, made, homes.get(made))
-                if made in homes and (paid := paid + costs[homes[made].number]).min() < paid[start[homes[made].number]]:
-                    start[homes[made].number] = int(paid.argmin())
+                self._add_edges(problem, numbers, made, homes.get(made))
+        _settle(problem, start, sorted(set(range(len(costs))).difference(numbers)))
         choice = solve(problem, start).choice
         return [allowed[choice[number]] for allowed, number in zip(self._allowed, numbers, strict=True)]
 
@@ -160,20 +159,14 @@ class RestrictedProgram:
         moved = np.not_equal.outer(sources, targets)
         return prices + moved * self._held(value, targets, end - begin + 1) / value.times
 
-    def _add_edges(self, problem: Problem, numbers: list[int], made: int, home: _Home | None) -> Costs:
-        """Adds the reshards of a value: from its maker to its only use, or to its home and from there to all uses.
-
-        Returns:
-            Per candidate of the home, what the present choice of the others pays for them.
-        """
+    def _add_edges(self, problem: Problem, numbers: list[int], made: int, home: _Home | None) -> None:
+        """Adds the reshards of a value: from its maker to its only use, or to its home and from there to all uses."""
         value, maker = self._model.values[made], self._maker(made)
         sources, rows = self._column(maker)
-        paid = np.zeros(1)
         if home is not None:
             every = np.arange(len(home.layouts))
             to_home = Ports(rows, every, self._matrix(value.shape, sources, home.layouts), value.times)
             problem.add(numbers[maker.node], home.number, to_home)
-            paid = value.times * to_home.prices[rows[0]]
         for use in self._uses[made]:
             targets, columns = self._column(use)
             direct = self._prices_to(value, sources, use, targets)
@@ -184,5 +177,19 @@ class RestrictedProgram:
             if len(sources) == 1:  # what is always made in one layout may go to each user from there
                 prices = np.minimum(prices, direct)
             problem.add(home.number, numbers[use.node], Ports(every, columns, prices, value.times))
-            paid = paid + value.times * prices[:, columns[0]]
-        return paid
+
+
+def _settle(problem: Problem, start: list[int], homes: Sequence[int]) -> None:
+    """Gives each home, in place, the candidate that costs least beside those of its neighbours."""
+    edges: dict[int, list[tuple[int, Ports]]] = {home: [] for home in homes}
+    for edge in problem.edges:
+        if edge.first in edges:
+            edges[edge.first].append((edge.second, edge.ports))
+        if edge.second in edges:
+            edges[edge.second].append((edge.first, edge.ports.turned))
+    for home, around in edges.items():
+        costs = problem.costs[home]
+        for other, (rows, cols, prices, weight) in around:
+            costs = costs + weight * prices[rows, cols[start[other]]]
+        if costs.min() < costs[start[home]]:
+            start[home] = int(costs.argmin())
