@@ -77,6 +77,7 @@ class RestrictedProgram:
         for made, uses in enumerate(self._uses):
             if uses:
                 self._add_edges(problem, numbers, made, homes[made])
+        _settle(problem, start, sorted(set(range(len(costs))).difference(numbers)))
         choice = solve(problem, start).choice
         return [allowed[choice[number]] for allowed, number in zip(self._allowed, numbers, strict=True)]
 
@@ -227,3 +228,19 @@ def _phases(needed: Sequence[tuple[int, int]], holding: Callable[[int, int], flo
     widest = sorted(range(len(gaps)), key=lambda n: -gaps[n])[: _MOST_PHASES - 1]
     cuts = [0, *sorted(n + 1 for n in widest if gaps[n] > 0), len(order)]
     return [order[a:b] for a, b in pairwise(cuts)]
+
+
+def _settle(problem: Problem, start: list[int], homes: Sequence[int]) -> None:
+    """Gives each home, in place, the candidate that costs least beside those of its neighbours."""
+    edges: dict[int, list[tuple[int, Ports]]] = {home: [] for home in homes}
+    for edge in problem.edges:
+        if edge.first in edges:
+            edges[edge.first].append((edge.second, edge.ports))
+        if edge.second in edges:
+            edges[edge.second].append((edge.first, edge.ports.turned))
+    for home, around in edges.items():
+        costs = problem.costs[home]
+        for other, (rows, cols, prices, weight) in around:
+            costs = costs + weight * prices[rows, cols[start[other]]]
+        if costs.min() < costs[start[home]]:
+            start[home] = int(costs.argmin())

@@ -69,11 +69,21 @@ def solve(
     Solution(choice=[1, 1], cost=1.0, bound=1.0)
     """
     found = _solve(problem, start, largest_table, rounds, resolution)
-    if start is None or found.is_optimal or found.choice == list(start):
+    if start is None:
         return found
+    best = _no_worse(problem, found, start)
+    if best.is_optimal or found.choice == list(start):
+        return best
     both = restricted(problem, [list(dict.fromkeys(pair)) for pair in zip(found.choice, start, strict=True)])
-    fused = _solve(both.problem, both.choice_of(found.choice), largest_table, rounds, resolution)
+    known = both.choice_of(best.choice)
+    fused = _no_worse(both.problem, _solve(both.problem, known, largest_table, rounds, resolution), known)
     return Solution(both.chosen_from(fused.choice), fused.cost, min(fused.cost, found.bound))
+
+
+def _no_worse(problem: Problem, found: Solution, start: Sequence[int]) -> Solution:
+    """The solution, or the start where that costs no more."""
+    cost = problem.cost(start)
+    return found if found.cost < cost else Solution(list(start), cost, min(cost, found.bound))
 
 
 def _solve(
@@ -89,8 +99,6 @@ def _solve(
     choice, bound = _solved(graph, given / unit + raised, largest_table, rounds)
     found = [int(candidates.indices[choice[node]]) for node, candidates in enumerate(order)]
     cost = problem.cost(found)
-    if start is not None and cost >= given:
-        found, cost = list(start), given
     return Solution(found, cost, min(cost, (bound - raised) * unit if bound < LIMIT else math.inf))
 
 
