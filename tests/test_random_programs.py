@@ -134,7 +134,7 @@ def random_spec(rng, axes):
     return P(*(tuple(dim) or None for dim in dims))
 
 
-def check(seed, count):
+def check(seed, count, **options):
     rng = random.Random(seed)
     for number in range(count):
         shape, axes = rng.choice(MESHES)
@@ -143,18 +143,18 @@ def check(seed, count):
         specs = tuple(random_spec(rng, axes) if rng.random() < 0.8 and size == 8 else None for _ in range(3))
         matrices = np.random.default_rng([seed, number]).standard_normal((3, size, size))
         try:
-            assert_agreed(program, matrices, mesh, specs)
+            assert_agreed(program, matrices, mesh, specs, **options)
         except Exception as error:
             raise AssertionError(f"seed {seed}, program {number}, mesh {dict(mesh.shape)}, {specs}, {size}") from error
 
 
-def assert_agreed(program, matrices, mesh, specs):
+def assert_agreed(program, matrices, mesh, specs, **options):
     """In double precision, so that rounding decides no order."""
     with jax.enable_x64(True):
         wanted = jax.jit(lambda *xs: program(*xs))(*matrices)
         token = SHARDINGS.set(mesh)
         try:
-            found = sdy.partition(program, mesh=mesh, in_shardings=specs)(*matrices)
+            found = sdy.partition(program, mesh=mesh, in_shardings=specs, **options)(*matrices)
         finally:
             SHARDINGS.reset(token)
         for x, y in zip(found, wanted, strict=True):

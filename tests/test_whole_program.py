@@ -261,10 +261,11 @@ def test_too_little_memory_names_the_largest_values():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layouts": "all"}, "layouts='all'; expected 'local' or 'global'"),
+        ({"layouts": "all"}, "layouts='all'; expected 'local', 'propagated' or 'global'"),
         ({"layouts": "global", "memory": "much"}, "memory='much'; expected a number of bytes"),
         ({"layouts": "global", "memory": -1}, "memory=-1; expected a number of bytes"),
         ({"memory": "1GiB"}, "memory= needs layouts='global'"),
+        ({"memory": 1000, "layouts": "propagated"}, "the layouts of 'propagated' do not depend on it"),
     ],
 )
 def test_bad_options_are_refused(options, message):

@@ -96,13 +96,13 @@ class MaterializedLayouts:
             before = _ancestor_in(origin, user)
             plan = rematerialization(origin, target, self._known)
             if plan is None:
-                self.move(value, target, before, user)
+                self.moved(value, target, before, user)
             else:
                 layouts[target.layout] = MaterializedLayout(target, self._rematerialized(plan, target, before))
         return layouts[target.layout].mlir
 
-    def move(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> None:
-        """Inserts the collectives that bring a value to the target sharding."""
+    def moved(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
+        """The MLIR value behind the collectives, inserted here, that bring a value to the target sharding."""
         nearest, producer = self._nearest(value, target), self._origin(value).defining_op
         self.state(self._origin(value))
         if nearest.sharding.unreduced_axes and producer is not None:
@@ -115,6 +115,7 @@ class MaterializedLayouts:
             self._spare.append((current.owner, record))
             self._made[current.owner.operation] = record
         self._materialized(value)[target.layout] = MaterializedLayout(target, current)
+        return current
 
     def keep(self, op: Op, record: CollectiveRecord) -> None:
         """Records a collective that the program holds itself and that stays in its place."""

@@ -103,7 +103,8 @@ class Partitioner:
         self.graph, self.optimize_collectives = graph, policy.optimize_collectives
         self.costs = costs
         self.report = PartitionReport(inputs)
-        self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven)
+        keeps = policy.layouts == "propagated"
+        self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven, keeps)
         self.decisions = Decisions(self.placement, rules, costs, policy.halo_exchange)
         self.mesh = self.placement.meshes.base
         self.unsplit = Unsplit(self.placement, self.report, self.mesh)
@@ -180,11 +181,11 @@ class Partitioner:
         stated = placement.evenly if manual_axes(op) else placement.stated
         edges = settle_edges(self.graph, op, stated)
         for index, sided in enumerate(edges):
-            sided = self._planned_edge(op, index, sided) if self.plan is not None else self._settled_stack(op, sided)
+            sided = self._placed_edge(op, index, sided)
             placement.place(sided.edge.targets, sided.targets)
             wanted.update(dict.fromkeys(sided.edge.slots, sided.sources))
             adder = accumulator(sided.edge)
-            if adder is not None and self.plan is None:
+            if adder is not None and self.plan is None and not placement.keeps_declared:
                 self.accumulators[adder] = (sided.edge, wanted)
         for value in (*op.results, *(a for block in op.blocks for a in block.arguments)):
             if value not in placement:
@@ -199,6 +200,12 @@ class Partitioner:
         for result in op.results:
             if result in self.unlike:
                 placement.settle(op, result, placement[result], following)
+
+    def _placed_edge(self, op: Op, index: int, sided: EdgeSharding) -> EdgeSharding:
+        """An edge in the layout in which it is carried."""
+        if self.placement.keeps_declared:
+            return sided
+        return self._settled_stack(op, sided) if self.plan is None else self._planned_edge(op, index, sided)
 
     def _settled_stack(self, op: Op, sided: EdgeSharding) -> EdgeSharding:
         """An edge in another sharding, if it is that of a stack that had better be carried so."""

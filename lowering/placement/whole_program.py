@@ -58,7 +58,7 @@ def partition(
         SdyError: no program was found that keeps within the policy's memory.
     """
     rules = rules or RuleBook()
-    if policy.layouts == "local":
+    if policy.layouts != "global":
         return partitioner.partition(module, mesh_name, costs, rules, policy, inputs)
     graph = prepared(module, mesh_name, rules)
 

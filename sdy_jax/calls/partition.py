@@ -72,8 +72,12 @@ def partition(
         uneven: what becomes of axes that do not divide a dimension. "pad": inside of the function it lies in equal
             blocks, the last ones padded (`plan.padding` lists them); arguments and results, as jax's arrays, keep the
             axes that divide. "replicate": only axes that divide are used. "error": they are refused.
-        layouts: how the layouts of values inside are chosen. "local": op by op, around those that propagation gave.
-            "global": all together, starting from these, by what the whole program sends and computes.
+        layouts: how the layouts of values inside are chosen. "local": op by op, around those that propagation gave;
+            what one op makes in another layout, its only user may take so, and sums stay partial through linear ops.
+            "propagated": each op's results are brought to the layouts that propagation gave them (whole on every
+            device where it gave none) right where they are made, and taken from there: partial sums are reduced where
+            they arise, in their turn to that layout. Copies in other layouts are made for users that need them.
+            "global": all together, starting from "local", by what the whole program sends and computes.
         memory: with `layouts="global"`, the bytes that a device may hold (arguments, results and what is in between, by
             an estimate): a number, or a text such as `"16GiB"`. By default what "local" would need, or 0.9 of the
             device's memory where that is known and more.
