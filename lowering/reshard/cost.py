@@ -72,6 +72,9 @@ class CostModel:
     With bandwidth 1 the unit of time is a byte on the wire. The default `flop` is that of accelerators (400 TFLOP/s
     beside 450 GB/s); it decides between moving data and computing the same thing on several devices.
 
+    Products and convolutions do no more work per device in a plan for the whole program (`layouts="global"`) than op by
+    op. With `repeat_work` they may, where that costs less.
+
     `bandwidth` may be given as a mapping from axis name; axes that it does not name have bandwidth 1. It is kept as
     sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes.
 
@@ -82,6 +85,7 @@ class CostModel:
     latency: float = 0.0
     flop: float = 1e-3
     bandwidth: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+    repeat_work: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bandwidth", tuple(sorted(dict(self.bandwidth).items())))
