@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
@@ -38,6 +39,18 @@ _FREE = -1
 
 _MOST_USERS, _WIDENING = 16, 4
 """What is made anew for each user has at most so many, and is that many times as large as what it is made of."""
+
+
+class Ends(NamedTuple):
+    """What a node takes, as operands of ops, and the values that it makes."""
+
+    slots: tuple[tuple[Op, int], ...]
+    makes: tuple[Value, ...]
+
+    @property
+    def op(self) -> Op | None:
+        """The op that the node is, or to which it belongs; None for an argument of the program."""
+        return self.slots[0][0] if self.slots else self.makes[0].defining_op if self.makes else None
 
 
 class ModelledProgram:
@@ -71,6 +84,8 @@ class ModelledProgram:
         """Per node, the block that it is in."""
         self._extents: dict[Op, tuple[int, int]] = {}
         """Of data-flow ops, their first and last node."""
+        self.ends: list[Ends] = []
+        """Per node, what it takes and makes."""
         self._read()
         self._place_uses()
         self.start: Chosen = [0] * len(self.model.nodes)
@@ -142,6 +157,7 @@ class ModelledProgram:
     def _add(self, ways: list[Way], times: float, slots: Sequence[tuple[Op, int]], makes: Sequence[Value]) -> int:
         """Adds a node that takes the operands at some slots and makes values."""
         self._block_of.append(self._here)
+        self.ends.append(Ends(tuple(slots), tuple(makes)))
         takes = [self._made_anew.get((op, i), self._value(op.operands[i])) for op, i in slots]
         node = self.model.add_node(ways, times, takes, [self._values[value] for value in makes])
         for slot, (op, i) in enumerate(slots):
@@ -211,7 +227,7 @@ class ModelledProgram:
         edges = dict[int, list[TensorSharding]]()
         for (number, _), node in self._edges.items():
             edges.setdefault(number, []).append(shardings[nodes[node].ways[chosen[node]].layouts[0]])
-        return LayoutPlan(ops, dict(self._homes(chosen)), edges)
+        return LayoutPlan(ops, dict(self._homes(chosen)), edges, tuple(chosen))
 
     def _homes(self, chosen: Chosen) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
         """Per result of an op the layout in which several users expect it."""

@@ -133,15 +133,24 @@ class Partitioner:
 
     def cost(self) -> float:
         """The time of what was inserted and of each device's own work, by the cost model."""
+        return self.costs.flop * self._operations() + self.sending_time()
+
+    def _operations(self) -> float:
+        """The operations that one device performs."""
         work = 0.0
         for number, decision in self.walked.decided.items():
             times = executions(self.graph.ops[number]).estimate
             work += times * operations_done(decision.kind, decision.shardings, self.mesh)
-        sent = [
-            record.estimated_times * self.costs.sending_time(record.kind, record.axes, self.mesh, record.wire_bytes)
-            for record in self.report.collectives
-        ]
-        return self.costs.flop * work + sum(sent)
+        return work
+
+    def sending_time(self) -> float:
+        """The time of what was inserted."""
+        return sum(
+            [
+                record.estimated_times * self.costs.sending_time(record.kind, record.axes, self.mesh, record.wire_bytes)
+                for record in self.report.collectives
+            ]
+        )
 
     def _state_homes(self, plan: LayoutPlan) -> None:
         """Writes to the module where users of values expect them by the plan."""

@@ -42,8 +42,9 @@ class Walked:
 @dataclass(frozen=True, slots=True)
 class LayoutPlan:
     """What a walk is to follow: how ops run, per result of an op the layout in which several users expect it, and the
-    layouts of data-flow edges."""
+    layouts of data-flow edges. `chosen`: the choice in the model of the program that says so."""
 
     ops: Mapping[int, PlannedOp]
     homes: Mapping[tuple[int, int], TensorSharding]
     edges: Mapping[int, list[TensorSharding]]
+    chosen: tuple[int, ...] = ()

@@ -76,7 +76,7 @@ def partition(
     if not fitting:
         raise SdyError(_too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit))
     best = min(fitting, key=lambda walk: walk.cost)
-    best.report.layouts = LayoutChoice(best.cost, proposed.cost, tuple(_changed(graph, best.walker, proposed.walker)))
+    best.report.layouts = _choice(graph, best, proposed)
     replace_contents(module, best.walker.graph.module)
     return best.report
 
@@ -88,6 +88,12 @@ class _Walk(NamedTuple):
     report: PartitionReport
     cost: float
     peak: Peak
+
+
+def _choice(graph: Graph, best: _Walk, proposed: _Walk) -> LayoutChoice:
+    plan, changed = best.walker.plan, tuple(_changed(graph, best.walker, proposed.walker))
+    sent = best.walker.sending_time(), proposed.walker.sending_time()
+    return LayoutChoice(best.cost, proposed.cost, changed, *sent, plan.chosen if plan is not None else ())
 
 
 def _changed(graph: Graph, chosen: Partitioner, proposed: Partitioner) -> Iterator[ChangedLayout]:

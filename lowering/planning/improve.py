@@ -27,7 +27,7 @@ _LEAST = 1e-9
 
 def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atoms: Sequence[AxisRef]) -> Chosen:
     """A choice that costs no more than the start, and the start where none was found that costs less."""
-    moves = _moves(table, atoms)
+    moves = moves_of(table, atoms)
     best, failed = list(start), 0
     least = model.cost(best)
     for _, move in zip(range(_MOST_MOVES if len(moves) > 1 else 1), cycle(moves)):
@@ -43,7 +43,7 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
     return found if model.cost(found) < model.cost(start) * (1 - _LEAST) else list(start)
 
 
-def _moves(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Keeps]:
+def moves_of(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Keeps]:
     if len(atoms) < 2:
         return [lambda way, now: True]
 
