@@ -278,9 +278,9 @@ def test_plans_say_what_was_chosen_and_why():
     f = sdy.partition(step, mesh=LINE, in_shardings=(spec, spec, spec), layouts="global")
     plan = f.plan([LAYER] * 2, *BATCH)
     assert plan.layouts.cost < plan.layouts.proposed_cost
-    assert "layouts of the whole program (0." in str(plan)
+    assert "layouts: global (estimated 77.0 KiB, propagated 112.0 KiB, bound 77.0 KiB)" in str(plan)
     line = next(change.source.rsplit("/")[-1] for change in plan.layouts.changed)
-    assert "which costs the whole program less" in str(plan.why(line))
+    assert "chosen for the whole program" in str(plan.why(line))
     assert sdy.partition(step, mesh=LINE, in_shardings=(spec, spec, spec)).plan([LAYER] * 2, *BATCH).layouts is None
 
 
