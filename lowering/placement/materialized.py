@@ -46,6 +46,7 @@ class MaterializedLayouts:
     """The materialized layouts of a program's values.
 
     `placed`: the sharding in which users expect each value. A value that is not tracked here exists in that one only.
+    `keeps_declared`: values are moved, and not rematerialized, unless every device can compute them.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class MaterializedLayouts:
         mesh: Mesh,
         costs: CostModel,
         report: PartitionReport,
+        keeps_declared: bool = False,
     ):
+        self._keeps_declared = keeps_declared
         self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
         self._known = RematerializationFacts(self._origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
         self._origins: dict[Value, Value] = {}
@@ -94,7 +97,8 @@ class MaterializedLayouts:
                 self.take(value, self._placed[value], user)
             # In the block of the value, before the op that contains the user: loop invariants are resharded once.
             before = _ancestor_in(origin, user)
-            plan = rematerialization(origin, target, self._known)
+            may_run_again = not self._keeps_declared or self.is_free(value)
+            plan = rematerialization(origin, target, self._known) if may_run_again else None
             if plan is None:
                 self.moved(value, target, before, user)
             else:

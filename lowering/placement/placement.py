@@ -53,7 +53,9 @@ class Placement:
         self._declared: dict[Value, TensorSharding] = {}
         self._stated: dict[object, tuple[TensorSharding, TensorSharding, str | None]] = {}
         self._replicated: dict[int, TensorSharding] = {}
-        self._layouts = MaterializedLayouts(graph, self._placed, self._plan, rule_of, self._mesh, costs, report)
+        self._layouts = MaterializedLayouts(
+            graph, self._placed, self._plan, rule_of, self._mesh, costs, report, keeps_declared
+        )
 
     def __getitem__(self, value: Value) -> TensorSharding:
         return self._placed[value]

@@ -136,13 +136,14 @@ class CostModel:
         return hops + self.wire_bytes(kind, group, bytes_in, bytes_out) / bandwidth
 
     def sending_time(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wire: float) -> float:
-        """The time of a collective over `axes` in which each device sends `wire` bytes: over any axis of the mesh where
-        there are none, as devices are permuted."""
-        axes = tuple(axes)
+        """The time of a collective over `axes` in which each device sends `wire` bytes. Devices that are permuted may
+        send them along any axis."""
+        if not wire:
+            return 0.0
+        axes = tuple(axes) or tuple([AxisRef(axis.name) for axis in mesh.axes])
         group = axes_size(axes, mesh)
         hops = self.latency * _row(kind)[1](group) if self.latency and group > 1 and kind in _TABLE else 0.0
-        names = [axis.name for axis in axes or mesh.axes]
-        return hops + wire / min(map(self.bandwidth_of, names), default=1.0)
+        return hops + wire / min((self.bandwidth_of(axis.name) for axis in axes), default=1.0)
 
     def bandwidth_of(self, axis: str) -> float:
         """Bytes per second along a mesh axis."""

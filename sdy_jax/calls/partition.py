@@ -76,7 +76,8 @@ def partition(
             what one op makes in another layout, its only user may take so, and sums stay partial through linear ops.
             "propagated": each op's results are brought to the layouts that propagation gave them (whole on every
             device where it gave none) right where they are made, and taken from there: partial sums are reduced where
-            they arise, in their turn to that layout. Copies in other layouts are made for users that need them.
+            they arise, in their turn to that layout. Users that need another layout get a copy, by a reshard unless
+            every device can compute the value (constants, iotas).
             "global": all together, starting from "local", by what the whole program sends and computes.
         memory: with `layouts="global"`, the bytes that a device may hold (arguments, results and what is in between, by
             an estimate): a number, or a text such as `"16GiB"`. By default what "local" would need, or 0.9 of the
