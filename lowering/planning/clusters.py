@@ -8,6 +8,7 @@ Source: spec of the planner, section 14.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
@@ -73,12 +74,15 @@ def _joined(model: ProgramModel, start: Sequence[int], chosen: Sequence[int]) ->
 
 
 def around(model: ProgramModel, nodes: Collection[int], most: int = NEAR) -> set[int]:
-    """The nodes next to some others, and next to these, until there are so many beside them."""
-    found, edge = dict.fromkeys(nodes), list(nodes)
-    while edge and len(found) < len(nodes) + most:
-        edge = list(dict.fromkeys(other for node in edge for other in model.neighbours(node) if other not in found))
-        found.update(dict.fromkeys(edge))
-    return set(found) - set(nodes)
+    """At most so many nodes next to some others, and next to these, nearest first."""
+    found, members = dict.fromkeys(nodes), set(nodes)
+    waiting = deque(nodes)
+    while waiting and len(found) < len(members) + most:
+        for other in model.neighbours(waiting.popleft()):
+            if other not in found and len(found) < len(members) + most:
+                found[other] = None
+                waiting.append(other)
+    return set(found) - members
 
 
 def improved_near(model: ProgramModel, chosen: Sequence[int], near: Collection[int], moves: Sequence[Keeps]) -> Chosen:
