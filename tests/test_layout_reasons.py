@@ -216,6 +216,22 @@ def test_dear_constraints_are_noted():
     assert plan.layouts.sent - free.layouts.sent == pytest.approx(3.5 * 1024)
 
 
+def test_dear_results_are_noted():
+    """One that is wanted whole is gathered; where it is left open it stays split."""
+
+    def function(x, w):
+        return jnp.tanh(x @ w), x.sum()
+
+    args, shardings = shapes((64, 32), (32, 64)), {"mesh": LINE, "in_shardings": (P("x"), P())}
+    (note,) = plan_of(function, args, out_shardings=(P(), None), **shardings).dear_constraints
+    assert note.op == "out_shardings"
+    assert note.message == (
+        "that of `result[0]` costs 14.0 KiB per device: all_gather of the result of tanh at "
+        f"tests/{HERE}:{function.__code__.co_firstlineno + 1} (14.0 KiB)"
+    )
+    assert plan_of(function, args, **shardings).dear_constraints == ()
+
+
 def test_cheap_constraints_are_not_noted():
     def function(x, w):
         return sdy.sharding_constraint(jnp.tanh(x @ w), P("x")).sum(0)

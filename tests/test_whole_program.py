@@ -202,7 +202,8 @@ import sdy_jax as sdy
 from test_whole_program import PROGRAMS
 for name in ("fsdp", "weights of both", "scanned"):
     function, args, in_shardings, mesh = PROGRAMS[name]
-    print(sdy.partition(function, mesh=mesh, in_shardings=in_shardings, layouts="global").plan(*args))
+    plan = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, layouts="global").plan(*args)
+    print(plan, plan.bound, *(plan.why(argument.path) for argument in plan.arguments))
 """
 
 

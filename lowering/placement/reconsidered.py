@@ -6,7 +6,7 @@ once more when somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from jax.extend.mlir import ir
@@ -81,19 +81,46 @@ class Reconsidered:
         return list(dict.fromkeys(step.kind for plan in plans for step in plan.steps if step.wire_bytes))
 
     @contextmanager
-    def freed(self, nodes: Collection[int]) -> Iterator[None]:
-        """Nodes that state a layout may have any meanwhile."""
-        stated = {node: self.model.nodes[node].ways for node in nodes}
-        for node, ways in stated.items():
-            self.model.nodes[node].ways = [*ways, *self._other_layouts(node, ways[0])]
+    def freed(self, ways: Mapping[int, Sequence[Way]]) -> Iterator[None]:
+        """Nodes may meanwhile have further ways."""
+        stated = {node: self.model.nodes[node].ways for node in ways}
+        for node, others in ways.items():
+            self.model.nodes[node].ways = [*stated[node], *others]
         try:
             yield
         finally:
-            for node, ways in stated.items():
-                self.model.nodes[node].ways = ways
+            for node, own in stated.items():
+                self.model.nodes[node].ways = own
 
-    def _other_layouts(self, node: int, stated: Way) -> Iterator[Way]:
-        (shape, _), atoms = self.model.values[self.model.nodes[node].made[0]].shape, self.program.atoms
-        for layout in layouts_of_shape(shape, atoms, self.program.table, summed=False):
-            if (layout,) * len(stated.layouts) != stated.layouts:
-                yield Way((layout,) * len(stated.layouts), 0.0, 0.0)
+    def constraint_ways(self, nodes: Iterable[int]) -> dict[int, list[Way]]:
+        """The ways of constraints if they could have any layout."""
+        found = {}
+        for node in nodes:
+            slots = range(len(self.model.nodes[node].values))
+            found[node] = [self._stating(node, layout, slots) for layout in self._layouts(node, 0)]
+        return found
+
+    def result_ways(self, index: int) -> dict[int, list[Way]]:
+        """The ways of the program's end if one result could have any layout."""
+        node = len(self.model.nodes) - 1
+        return {node: [self._stating(node, layout, (index,)) for layout in self._layouts(node, index)]}
+
+    def result_cost(self, index: int) -> float:
+        """What it costs to bring a result to its layout, if nobody else took it there."""
+        node = len(self.model.nodes) - 1
+        number = self.model.nodes[node].values[index]
+        if number < 0:
+            return 0.0
+        value = self.model.values[number]
+        assert value.maker is not None
+        made, taken = (self.model.layout(self.chosen, port) for port in (value.maker, Port(node, index)))
+        return value.times * self.model.prices.cost(value.shape, made, taken)
+
+    def _layouts(self, node: int, slot: int) -> list[int]:
+        shape, _ = self.model.values[self.model.nodes[node].values[slot]].shape
+        return list(layouts_of_shape(shape, self.program.atoms, self.program.table, summed=False))
+
+    def _stating(self, node: int, layout: int, slots: Collection[int]) -> Way:
+        """The present way of a node, with a layout at some slots."""
+        now = self.model.nodes[node].ways[self.chosen[node]].layouts
+        return Way(tuple(layout if slot in slots else known for slot, known in enumerate(now)), 0.0, 0.0)

@@ -6,7 +6,7 @@ Planning keeps nothing of this but the choice itself: the first question builds 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -15,10 +15,13 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.locations import place_of, short_source
+from sdy_jax.ir.operations import main_function
+from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.reconsidered import Reconsidered
 from sdy_jax.lowering.placement.report import LayoutChoice, Note, PartitionReport, is_input
 from sdy_jax.lowering.planning.certificate import certified
 from sdy_jax.lowering.planning.clusters import Term, around, clusters, compared, improved_near, set_back
+from sdy_jax.lowering.planning.enumerated import Way
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.proposal import PlannedWith, input_names, to_partition
 from sdy_jax.representation.mesh import Mesh
@@ -338,8 +341,9 @@ class LayoutReasons:
         )
 
     def constraints(self) -> Iterator[Note]:
-        """Notes on the constraints, by source line, that cost more than a twentieth of the program: what would be saved
-        if the values had any layout there, and what is around them made the best of that.
+        """Notes on what the user says that costs more than a twentieth of the program: constraints, by source line, and
+        `out_shardings`. That is what would be saved if the values had any layout there, and what is around them made
+        the best of that.
 
         The walk takes a value from before a constraint where that is nearer; so much as the program sends less than in
         the model may have been saved already.
@@ -352,30 +356,43 @@ class LayoutReasons:
         cost = seen.model.cost(seen.chosen)
         least = _DEAR * cost + max(0.0, cost - self._work - self._choice.sent)
         for nodes in by_line.values():
-            saved, paid = self._freed(nodes, least)
-            if saved.cost - paid.cost > least:
-                op = seen.op(nodes[0])
-                assert op is not None
-                yield Note.at("sharding_constraint", op.mlir.location, self._constraint_text(len(nodes), saved, paid))
+            subject = "the constraint costs" if len(nodes) == 1 else f"the {len(nodes)} constraints cost"
+            price = self._stated_price(seen.constraint_ways(nodes), least)
+            if price:
+                yield self._note("sharding_constraint", nodes[0], f"{subject} {price}")
+        for index, name in self._stated_results:
+            if seen.result_cost(index) > least and (price := self._stated_price(seen.result_ways(index), least)):
+                yield self._note("out_shardings", len(seen.model.nodes) - 1, f"that of `{name}` costs {price}")
 
-    def _freed(self, nodes: Sequence[int], least: float) -> tuple[LayoutPrice, LayoutPrice]:
-        """What is saved and paid if nodes need not have the layouts that they state; beside what is saved around them
-        anyhow, where that may be more than the least."""
-        seen, near = self.seen, around(self.seen.model, nodes, _NEAR_CONSTRAINTS)
-        with seen.freed(nodes):
-            before, best = seen.chosen, improved_near(seen.model, seen.chosen, {*nodes, *near}, seen.moves)
+    def _note(self, what: str, node: int, message: str) -> Note:
+        op = self.seen.op(node)
+        assert op is not None
+        return Note.at(what, op.mlir.location, message)
+
+    @property
+    def _stated_results(self) -> Iterator[tuple[int, str]]:
+        """The results whose layouts the user stated, by index, with their paths."""
+        traced = self._given[1]
+        stated = function_shardings(main_function(traced.module), "res_attrs")
+        for index, (name, sharding) in enumerate(zip(traced.outputs, stated, strict=True)):
+            if sharding is not None:
+                yield index, name
+
+    def _stated_price(self, ways: Mapping[int, Sequence[Way]], least: float) -> str:
+        """What is saved if nodes have further ways, if that is more than the least; beside what is saved around them
+        anyhow."""
+        seen, near = self.seen, around(self.seen.model, ways, _NEAR_CONSTRAINTS)
+        with seen.freed(ways):
+            before, best = seen.chosen, improved_near(seen.model, seen.chosen, {*ways, *near}, seen.moves)
             if seen.model.cost(before) - seen.model.cost(best) > least and len(seen.moves) > 1:
                 before = improved_near(seen.model, seen.chosen, near, seen.moves)
-                best = improved_near(seen.model, before, {*nodes, *near}, seen.moves)
-            return self._difference(best, before)
-
-    def _constraint_text(self, count: int, saved: LayoutPrice, paid: LayoutPrice) -> str:
-        net = saved.sent - paid.sent
-        price = (
-            f"{self._sent(net)} per device" if net > 0 else f"{flops_text(saved.operations - paid.operations)} of work"
-        )
-        subject = "the constraint costs" if count == 1 else f"the {count} constraints cost"
-        return f"{subject} {price}: {', '.join(saved.largest)}"
+                best = improved_near(seen.model, before, {*ways, *near}, seen.moves)
+            saved, paid = self._difference(best, before)
+        if saved.cost - paid.cost <= least:
+            return ""
+        net, work = saved.sent - paid.sent, saved.operations - paid.operations
+        price = f"{self._sent(net)} per device" if net > 0 else f"{flops_text(work)} of work"
+        return f"{price}: {', '.join(saved.largest)}"
 
 
 def _total(terms: Iterable[Term]) -> tuple[float, float]:

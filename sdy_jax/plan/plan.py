@@ -169,8 +169,9 @@ class Plan:
 
     @property
     def dear_constraints(self) -> tuple[Note, ...]:
-        """Notes on the constraints that cost more than a twentieth of the whole program, by source line: what would be
-        saved if the values had any layout there. Nothing where layouts were not chosen for the whole program."""
+        """Notes on what costs more than a twentieth of the whole program because the user says so: constraints, by
+        source line, and `out_shardings`. That is what would be saved if the values had any layout there. Nothing where
+        layouts were not chosen for the whole program."""
         return self._findings.constraints
 
     def why_not(self, value: str, axis: str, dim: int | None = None) -> WhyNot:
