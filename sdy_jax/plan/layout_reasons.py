@@ -7,26 +7,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
+from sdy_jax.ir.graph import Value
 from sdy_jax.ir.locations import place_of, short_source
 from sdy_jax.ir.operations import main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.reconsidered import Reconsidered
 from sdy_jax.lowering.placement.report import LayoutChoice, Note, PartitionReport, is_input
-from sdy_jax.lowering.planning.certificate import certified
+from sdy_jax.lowering.planning.certificate import Certificate, certified
 from sdy_jax.lowering.planning.clusters import Term, around, clusters, compared, improved_near, set_back
 from sdy_jax.lowering.planning.enumerated import Way
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.plan.layout_reason import ChosenLayout, LayoutPrice, LayoutReason, listed, sent_text
 from sdy_jax.plan.proposal import PlannedWith, input_names, to_partition
-from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.type_text import bytes_text, flops_text, type_text
+from sdy_jax.representation.type_text import flops_text, type_text
 
 _LARGEST = 3
 """Parts of a price that are named."""
@@ -47,84 +48,7 @@ _NEAR_CONSTRAINTS = 100
 _CONSTRAINTS = frozenset({"sdy.reshard", "sdy.sharding_constraint"})
 
 Mark = tuple[str, int | str]
-
-
-def sent_text(costs: CostModel, mesh: Mesh, amount: float) -> str:
-    """What communication costs by a cost model: bytes where that is its unit, else time."""
-    if all(costs.bandwidth_of(axis.name) == 1.0 for axis in mesh.axes):
-        return bytes_text(amount)
-    for unit in ("s", "ms"):
-        if amount >= 1:
-            return f"{amount:.3g} {unit}"
-        amount *= 1000
-    return f"{amount:.3g} us"
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutPrice:
-    """What a choice saves, or costs.
-
-    Attributes:
-        cost: by the cost model, in all.
-        sent: the part of it that is communication: bytes per device, unless the model says how fast these are sent.
-        operations: of one device.
-        places: how many values or ops that concerns.
-        largest: the largest parts in words.
-        text: `sent` and `operations` in words.
-    """
-
-    cost: float
-    sent: float
-    operations: float
-    places: int
-    largest: tuple[str, ...]
-    text: str
-
-    def __str__(self) -> str:
-        return ": ".join([self.text, *([", ".join(self.largest)] if self.largest else [])])
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenLayout:
-    """The layout of some values of one line of the source, and the one that they have op by op, as types."""
-
-    values: str
-    chosen: str
-    proposed: str
-
-    def __str__(self) -> str:
-        return f"{self.chosen} instead of {self.proposed}: {self.values}"
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutReason:
-    """Why some values have another layout than op by op: one choice for all of them.
-
-    Attributes:
-        changed: the values that were asked for.
-        others: how many other values changed with them.
-        times: how many such choices there are, as in layers that are alike.
-        saves, costs: what the program would pay more, and less, if they and the others were as op by op, and what is
-            around them made the best of that. By the planner's model, which does not know that a value may be computed
-            again instead of sent: op by op the program may pay less than that.
-        origins: the annotations from which propagation gave them the layouts that they do not have.
-    """
-
-    changed: tuple[ChosenLayout, ...]
-    others: int
-    saves: LayoutPrice
-    costs: LayoutPrice
-    origins: tuple[str, ...] = ()
-    times: int = 1
-
-    def __str__(self) -> str:
-        with_others = f", with {self.others} other value{'s' if self.others > 1 else ''}" if self.others else ""
-        alike = f"{self.times} times " if self.times > 1 else ""
-        lines = [f"{alike}chosen for the whole program{with_others}", *(f"  {changed}" for changed in self.changed)]
-        lines += [f"  propagation had it from {origin}" for origin in self.origins]
-        if self.saves.cost <= self.costs.cost:
-            return "\n".join([*lines, "  by itself it saves nothing"])
-        return "\n".join([*lines, f"  saves {self.saves}", f"  costs {self.costs}"])
+"""What tells a value in another graph of the same program: see `Naming.mark`."""
 
 
 class Findings(NamedTuple):
@@ -172,8 +96,12 @@ class LayoutReasons:
 
     def bound(self) -> float:
         """What a choice that does no more work than this one sends at least, by the cost model."""
-        model, chosen = self.seen.model, self.seen.chosen
-        return max(0.0, certified(model, chosen).bound - self._work)
+        return max(0.0, self._best.bound - self._work)
+
+    @cached_property
+    def _best(self) -> Certificate:
+        """The best choice that was found where memory is no object, and the bound."""
+        return certified(self.seen.model, self.seen.chosen)
 
     @property
     def _work(self) -> float:
@@ -205,10 +133,17 @@ class LayoutReasons:
 
     # Values.
 
+    @cached_property
+    def _results(self) -> dict[Value, list[int]]:
+        """The indices of the results that values are."""
+        found: dict[Value, list[int]] = {}
+        for index, value in enumerate(self.seen.graph.outputs):
+            found.setdefault(value, []).append(index)
+        return found
+
     def _marks(self, number: int) -> frozenset[Mark]:
-        """What tells a value in another graph of the program: see `Naming.mark`."""
-        value, graph = self.seen.values[number], self.seen.graph
-        found: list[Mark] = [("result", i) for i, output in enumerate(graph.outputs) if output == value]
+        value = self.seen.values[number]
+        found: list[Mark] = [("result", index) for index in self._results.get(value, ())]
         op = value.defining_op
         if op is not None:
             found.append((place_of(op.mlir.location).line, type_text(value.dtype, value.shape, None)))
@@ -243,7 +178,7 @@ class LayoutReasons:
             what, _, where = self._name(number).removeprefix("the result of ").rpartition(" at ")
             found.setdefault((where, chosen, proposed), {})[what or where] = None
         for (where, chosen, proposed), names in found.items():
-            yield ChosenLayout(f"{_listed(list(names))} at {where}", chosen, proposed)
+            yield ChosenLayout(f"{listed(list(names))} at {where}", chosen, proposed)
 
     def _taken(self, number: int) -> ChosenLayout:
         chosen, proposed = (
@@ -279,14 +214,9 @@ class LayoutReasons:
         cost = sum(abs(term.change) for term in terms)
         sent = sum(abs(term.change) for term in terms if not term.operations)
         operations = sum(abs(term.operations) for term in terms)
-        parts = [self._sent(sent)] if sent or not operations else []
-        text = (
-            "nothing"
-            if not terms
-            else " and ".join([*parts, *([f"{flops_text(operations)} of work"] if operations else [])])
-        )
-        places = f" in {len(terms)} places" if len(terms) > 1 else ""
-        return LayoutPrice(cost, sent, operations, len(terms), tuple(self._largest(terms, paying)), text + places)
+        parts = [*([self._sent(sent)] if sent else []), *([f"{flops_text(operations)} of work"] if operations else [])]
+        text = (" and ".join(parts) or "nothing") + (f" in {len(terms)} places" if len(terms) > 1 else "")
+        return LayoutPrice(cost, sent, operations, len(terms), tuple(self._largest(terms, paying)), text)
 
     def _largest(self, terms: Sequence[Term], paying: Sequence[int]) -> Iterator[str]:
         """The largest terms, those that read alike together."""
@@ -304,7 +234,7 @@ class LayoutReasons:
             return f"work of {self._place(term.node)}"
         if term.value is None:
             return f"inside of {self._place(term.node)}"
-        kinds = _listed(self.seen.collectives(term.value, paying)) or "reshards"
+        kinds = listed(self.seen.collectives(term.value, paying)) or "reshards"
         return f"{kinds} of {self._name(term.value)}"
 
     def _place(self, node: int) -> str:
@@ -321,7 +251,7 @@ class LayoutReasons:
     def repeating(self) -> str:
         """What products and convolutions would save if they might do more work than op by op; empty where that is
         little, or nothing."""
-        costs, model, chosen = self.seen.costs, self.seen.model, self.seen.chosen
+        costs, model, capped = self.seen.costs, self.seen.model, self._best
         if costs.repeat_work:
             return ""
         free = self._modelled(replace(costs, repeat_work=True), ())
@@ -329,10 +259,10 @@ class LayoutReasons:
             return ""
         kept = [
             next(i for i, way in enumerate(after.ways) if way.layouts == before.ways[now].layouts)
-            for before, after, now in zip(model.nodes, free.model.nodes, chosen, strict=True)
+            for before, after, now in zip(model.nodes, free.model.nodes, capped.choice, strict=True)
         ]
         best = certified(free.model, kept)
-        if model.cost(chosen) - best.cost < _WORTH_REPEATING * model.cost(chosen):
+        if capped.cost - best.cost < _WORTH_REPEATING * capped.cost:
             return ""
         saved, paid = _total(compared(free.model, best.choice, kept))
         return (
@@ -400,9 +330,3 @@ def _total(terms: Iterable[Term]) -> tuple[float, float]:
     terms = list(terms)
     sent = sum(term.change for term in terms if not term.operations)
     return sent, -sum(term.operations for term in terms)
-
-
-def _listed(words: Sequence[str]) -> str:
-    """`a, b and c`."""
-    *others, last = words or [""]
-    return f"{', '.join(others)} and {last}" if others else last

@@ -18,7 +18,8 @@ from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, Note
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.border_moves import BorderMove
-from sdy_jax.plan.layout_reasons import Findings, LayoutReason, LayoutReasons, sent_text
+from sdy_jax.plan.layout_reason import LayoutReason, sent_text
+from sdy_jax.plan.layout_reasons import Findings, LayoutReasons
 from sdy_jax.plan.memory import MemoryUse, memory_of
 from sdy_jax.plan.padding import PaddedValue, padded_values
 from sdy_jax.plan.proposal import PlannedWith

@@ -16,7 +16,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.plan.annotation_origins import Annotations
-from sdy_jax.plan.layout_reasons import LayoutReason
+from sdy_jax.plan.layout_reason import LayoutReason
 from sdy_jax.plan.naming import Named, Naming
 from sdy_jax.plan.obstacle import ObstacleTexts
 from sdy_jax.plan.why_not import Obstacles, WhyNot
