@@ -134,6 +134,14 @@ def test_a_plan_that_stays_as_proposed_says_that_too():
     assert "layouts: global (estimated 7 B, propagated 7 B, bound 7 B)" in str(plan)
 
 
+def test_the_bound_counts_the_users_own_collectives():
+    def function(x):
+        return jax.shard_map(lambda a: jax.lax.psum(a.sum(0), "x"), mesh=LINE, in_specs=P("x"), out_specs=P())(x)
+
+    plan = plan_of(function, shapes((64, 32)), mesh=LINE, in_shardings=P("x"))
+    assert plan.bound == plan.layouts.sent == 224
+
+
 def test_models_of_machines_say_times():
     costs = sdy.CostModel.of_machine("h100", LINE.axis_names)
     plan = plan_of(attended, ATTENTION, costs=costs, **SEQUENCE)

@@ -11,7 +11,7 @@ of its results has, for all later users, its declared sharding.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from jax.extend.mlir import ir
@@ -143,12 +143,13 @@ class Partitioner:
             work += times * operations_done(decision.kind, decision.shardings, self.mesh)
         return work
 
-    def sending_time(self) -> float:
-        """The time of what was inserted."""
+    def sending_time(self, origins: Collection[str] = ("partitioner", "user")) -> float:
+        """The time of the collectives: of those that were inserted, and of those that the program holds itself."""
         return sum(
             [
                 record.estimated_times * self.costs.sending_time(record.kind, record.axes, self.mesh, record.wire_bytes)
                 for record in self.report.collectives
+                if record.origin in origins
             ]
         )
 

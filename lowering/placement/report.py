@@ -157,7 +157,8 @@ class LayoutChoice:
     around the propagated layouts, and where the two differ.
 
     `sent`, `proposed_sent`: the part of the costs that is not the devices' own work. `chosen`: the choice in the
-    program's model; empty where it stayed as it was proposed.
+    program's model; empty where it stayed as it was proposed. `written`: the part of `sent` that the user's own
+    collectives cost, which no choice changes.
     """
 
     cost: float
@@ -166,6 +167,7 @@ class LayoutChoice:
     sent: float = 0.0
     proposed_sent: float = 0.0
     chosen: tuple[int, ...] = ()
+    written: float = 0.0
 
 
 @dataclass(slots=True)

@@ -93,7 +93,8 @@ class _Walk(NamedTuple):
 def _choice(graph: Graph, best: _Walk, proposed: _Walk) -> LayoutChoice:
     plan, changed = best.walker.plan, tuple(_changed(graph, best.walker, proposed.walker))
     sent = best.walker.sending_time(), proposed.walker.sending_time()
-    return LayoutChoice(best.cost, proposed.cost, changed, *sent, plan.chosen if plan is not None else ())
+    written = best.walker.sending_time(("user",))
+    return LayoutChoice(best.cost, proposed.cost, changed, *sent, plan.chosen if plan is not None else (), written)
 
 
 def _changed(graph: Graph, chosen: Partitioner, proposed: Partitioner) -> Iterator[ChangedLayout]:

@@ -96,7 +96,7 @@ class LayoutReasons:
 
     def bound(self) -> float:
         """What a choice that does no more work than this one sends at least, by the cost model."""
-        return max(0.0, self._best.bound - self._work)
+        return max(0.0, self._best.bound - self._work) + self._choice.written
 
     @cached_property
     def _best(self) -> Certificate:
@@ -284,7 +284,7 @@ class LayoutReasons:
             if op is not None and op.name in _CONSTRAINTS:
                 by_line.setdefault(place_of(op.mlir.location).line, []).append(node)
         cost = seen.model.cost(seen.chosen)
-        least = _DEAR * cost + max(0.0, cost - self._work - self._choice.sent)
+        least = _DEAR * cost + max(0.0, cost - self._work + self._choice.written - self._choice.sent)
         for nodes in by_line.values():
             subject = "the constraint costs" if len(nodes) == 1 else f"the {len(nodes)} constraints cost"
             price = self._stated_price(seen.constraint_ways(nodes), least)
