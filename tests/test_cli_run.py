@@ -171,6 +171,12 @@ def test_callable_objects_are_functions(model):
         (("model_of_test:number",), 1, "model_of_test:number is a int; expected a function"),
         (("model_of_test:mlp",), 2, 'needs the types of its arguments: --args "f32[64,128], i32[]"'),
         (("model_of_test:partitioned", "--mesh", "x=2"), 2, "is partitioned already; leave out --mesh"),
+        (("model_of_test:partitioned", "--layouts", "global"), 2, "--optimize-collectives, --layouts and --memory"),
+        (
+            ("model_of_test:mlp", "--layouts", "all", "--args", "f32[8]"),
+            1,
+            "layouts='all'; expected 'local', 'propagated' or 'global'",
+        ),
         (("no_such_module:f",), 1, "error: there is no module 'no_such_module', neither installed nor in "),
         (("no_such_file.py:f",), 1, "No such file or directory"),
         (("model_of_test:wrong", "--args", "f32[8]"), 1, "model_of_test:wrong: error: KeyError: 'x' ("),

@@ -32,6 +32,13 @@ def test_a_group_of_one_costs_nothing():
     assert CostModel(latency=5).time("all_reduce", [], MESH, 64, 64) == 0
 
 
+def test_a_permute_of_devices_goes_over_any_axis():
+    model = CostModel(latency=10, bandwidth={"x": 8, "y": 2})
+    assert model.sending_time("collective_permute", [], MESH, 64) == 10 + 64 / 2
+    assert model.sending_time("all_gather", [AxisRef("x")], MESH, 64) == 10 + 64 / 8
+    assert model.sending_time("all_slice", [AxisRef("x")], MESH, 0) == 0
+
+
 def test_time_is_hops_and_bytes_over_the_slowest_axis():
     model = CostModel(latency=10, bandwidth={"x": 8, "y": 2})
     assert model.time("all_gather", [AxisRef("x")], MESH, 64, 128) == 10 + 64 / 8

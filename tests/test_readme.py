@@ -116,7 +116,7 @@ def test_costs_and_compiled_programs(names, capsys):
 def test_layouts_of_the_whole_program(names):
     names["mlp_function"] = names["mlp"].__wrapped__
     executed(block('layouts="local"'), names, "README.md")
-    for name in ("frugal", "propagated"):
+    for name in ("frugal", "op_by_op", "propagated"):
         found = names[name](names["x"], names["weights"])
         assert jnp.allclose(found, names["mlp_function"](names["x"], names["weights"]), rtol=1e-4, atol=1e-4)
 
@@ -134,8 +134,15 @@ plan = sdy.partition(gradients, mesh=mesh, in_shardings=(specs["params"], tokens
 """
     known = {"jax": jax, "sdy": sdy, "train_lm": train_lm, **locals()}
     names = executed(program, known, "train.py", line=9)
-    said = printed(capsys, lambda: executed(block("plan.why("), names, "train.py"))
+    said = printed(capsys, lambda: executed(block("qkv']\"))"), names, "train.py"))
     assert words(block("result['layers'][0]['qkv']  f32")) == words(said)
+
+
+def test_why_layouts_were_chosen(names, capsys):
+    known = executed(block("def attended"), dict(names), "attention.py")
+    said = printed(capsys, lambda: print(known["plan"].why("x").instead[0]))
+    assert words(block("chosen for the whole program")) == words(said)
+    assert block("layouts: global") in str(known["plan"])
 
 
 def test_why_not(names):
@@ -250,7 +257,7 @@ def test_a_thousand_calls_run_on_virtual_devices_as_it_says_they_do(tmp_path):
 
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
-    assert len(BLOCKS) == 20
+    assert len(BLOCKS) == 23
     assert {
         line for line in COMMANDS if not line.startswith((*ELSEWHERE, "sdy-jax plan mlp.bin", "sdy-jax opt"))
     } == set()

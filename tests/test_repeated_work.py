@@ -110,3 +110,57 @@ def test_the_plan_says_where_splitting_would_cost_more():
     plan = plan_of(whole, narrow, wide, in_shardings=(P("x"), P()), out_shardings=P(), costs=free)
     (line,) = [line for line in str(plan).splitlines() if "stablehlo.dot_general" in line and "Mflop" in line]
     assert line.endswith("the same on 8 devices; to split it costs more")
+
+
+def trained(weights, x, y):
+    def loss(weights):
+        h = x
+        for up, down in weights:
+            h = h + jax.nn.gelu(h @ up) @ down
+        return jnp.mean((h - y) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
+
+
+def measured(function, args, **options):
+    """Bytes on the wire, and the operations of one device in the compiled program."""
+    found = sdy.partition(function, mesh=LINE, on_unknown="ignore", **options)
+    return found.plan(*args).wire_bytes, found.lower(*args).compile().cost_analysis()["flops"]
+
+
+def test_products_are_repeated_only_where_the_costs_allow_it():
+    """Weights are small beside what gradients cost to reduce: without a cap every device would compute everything."""
+    layer, batch = (jnp.ones((64, 256)), jnp.ones((256, 64))), (jnp.ones((32, 64)), jnp.ones((32, 64)))
+    shardings = {"in_shardings": (P(), P("x"), P("x")), "out_shardings": P()}
+    args, planned = ([layer] * 2, *batch), {"layouts": "global", "memory": "1GiB", **shardings}
+    walked, walked_flops = measured(trained, args, layouts="local", costs=sdy.CostModel(), **shardings)
+    capped, capped_flops = measured(trained, args, costs=sdy.CostModel(), **planned)
+    free, free_flops = measured(trained, args, costs=sdy.CostModel(repeat_work=True), **planned)
+    assert capped <= walked and capped_flops == pytest.approx(walked_flops, rel=0.01)
+    assert free < 0.2 * capped and free_flops > 2 * capped_flops
+
+
+def convolved(groups):
+    def function(x, kernel):
+        dims = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", None, None, dims, feature_group_count=groups)
+
+    return function
+
+
+@pytest.mark.parametrize("flop", [1e-6, 0.0])
+@pytest.mark.parametrize("groups", [1, 8])
+def test_convolutions_are_not_repeated_either(groups, flop):
+    """Nor those by channel, where nothing is contracted but the windows; nor where work costs nothing.
+
+    The result is four times as large as the operand, so that to gather the operand sends less.
+    """
+    args = jnp.ones((8, 2, 2, 8)), jnp.ones((3, 3, 8 // groups, 32))
+    shardings, planned = {"in_shardings": (P("x"), P()), "out_shardings": P()}, {"layouts": "global", "memory": "1GiB"}
+    _, walked = measured(convolved(groups), args, layouts="local", **shardings)
+    _, capped = measured(convolved(groups), args, costs=sdy.CostModel(flop=flop), **planned, **shardings)
+    _, free = measured(
+        convolved(groups), args, costs=sdy.CostModel(flop=flop, repeat_work=True), **planned, **shardings
+    )
+    assert capped <= walked < free

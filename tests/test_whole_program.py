@@ -170,8 +170,9 @@ for name in ("fsdp", "weights of both", "scanned", "blocks of both"):
     for share in (None, 0.9):
         memory = share and share * peak_of(name)
         try:
-            plan = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, layouts="global", memory=memory)
-            print(plan.plan(*args))
+            f = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, layouts="global", memory=memory)
+            plan = f.plan(*args)
+            print(plan, plan.bound, *(plan.why(argument.path) for argument in plan.arguments))
         except sdy.SdyError as error:
             print(error)
 """
@@ -271,10 +272,11 @@ def test_too_little_memory_names_the_largest_values():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layouts": "all"}, "layouts='all'; expected 'local' or 'global'"),
+        ({"layouts": "all"}, "layouts='all'; expected 'local', 'propagated' or 'global'"),
         ({"layouts": "global", "memory": "much"}, "memory='much'; expected a number of bytes"),
         ({"layouts": "global", "memory": -1}, "memory=-1; expected a number of bytes"),
         ({"layouts": "local", "memory": "1GiB"}, "memory= needs layouts='global'"),
+        ({"memory": 1000, "layouts": "propagated"}, "the layouts of 'propagated' do not depend on it"),
     ],
 )
 def test_bad_options_are_refused(options, message):
@@ -287,9 +289,9 @@ def test_plans_say_what_was_chosen_and_why():
     f = sdy.partition(step, mesh=LINE, in_shardings=(spec, spec, spec), layouts="global")
     plan = f.plan([LAYER] * 2, *BATCH)
     assert plan.layouts.cost < plan.layouts.proposed_cost
-    assert "layouts of the whole program (0." in str(plan)
+    assert "layouts: global (estimated 77.0 KiB, propagated 112.0 KiB, bound 77.0 KiB)" in str(plan)
     line = next(change.source.rsplit("/")[-1] for change in plan.layouts.changed)
-    assert "which costs the whole program less" in str(plan.why(line))
+    assert "chosen for the whole program" in str(plan.why(line))
     local = sdy.partition(step, mesh=LINE, in_shardings=(spec, spec, spec), layouts="local")
     assert local.plan([LAYER] * 2, *BATCH).layouts is None
 

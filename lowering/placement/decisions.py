@@ -73,7 +73,7 @@ class Decisions:
             self._placement.materialized_layouts_of(op.operands),
         )
         free = self._placement.free_among(op.operands) | _given_before(op.operands, kind)
-        ahead = _only_moves(kind) and self._has_user_ahead(op)
+        ahead = _only_moves(kind) and not self._placement.keeps_declared and self._has_user_ahead(op)
         key = (kind, carried, executions, around, materialized, free, op if ahead else None)
         made = self._made.get(key)
         if made is None:

@@ -51,6 +51,7 @@ class MaterializedLayouts:
     """The materialized layouts of a program's values.
 
     `placed`: the sharding in which users expect each value. A value that is not tracked here exists in that one only.
+    `keeps_declared`: values are moved, and not rematerialized, unless every device can compute them.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class MaterializedLayouts:
         mesh: Mesh,
         costs: CostModel,
         report: PartitionReport,
+        keeps_declared: bool = False,
     ):
+        self._keeps_declared = keeps_declared
         self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
         self._known = RematerializationFacts(self.origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
         self._origins: dict[Value, Value] = {}
@@ -112,17 +115,18 @@ class MaterializedLayouts:
                 self.take(value, self._placed[value], user)
             # In the block of the value, before the op that contains the user: loop invariants are resharded once.
             before = _ancestor_in(origin, user)
-            plan = rematerialization(origin, target, self._known)
+            may_run_again = not self._keeps_declared or self.is_free(value)
+            plan = rematerialization(origin, target, self._known) if may_run_again else None
             if plan is not None:
                 layouts[target.layout] = MaterializedLayout(target, self._rematerialized(plan, target, before))
             elif copy and self._as_made(origin).sharding.same_layout_as(target):
                 return self._as_made(origin).mlir
             else:
-                self.move(value, target, before, user)
+                self.moved(value, target, before, user)
         return layouts[target.layout].mlir
 
-    def move(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> None:
-        """Inserts the collectives that bring a value to the target sharding."""
+    def moved(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
+        """The MLIR value behind the collectives, inserted here, that bring a value to the target sharding."""
         origin = self.origin(value)
         nearest, producer = self._nearest(value, target), origin.defining_op
         again = self._copy(origin) > 1
@@ -137,6 +141,7 @@ class MaterializedLayouts:
             self._spare.append((current.owner, record))
             self._made[current.owner.operation] = record
         self._materialized(value)[target.layout] = MaterializedLayout(target, current)
+        return current
 
     def keep(self, op: Op, record: CollectiveRecord) -> None:
         """Records a collective that the program holds itself and that stays in its place."""

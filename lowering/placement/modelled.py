@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
@@ -41,6 +42,18 @@ _FREE = -1
 
 _MOST_USERS, _WIDENING = 16, 4
 """What is made anew for each user has at most so many, and is that many times as large as what it is made of."""
+
+
+class Ends(NamedTuple):
+    """What a node takes, as operands of ops, and the values that it makes."""
+
+    slots: tuple[tuple[Op, int], ...]
+    makes: tuple[Value, ...]
+
+    @property
+    def op(self) -> Op | None:
+        """The op that the node is, or to which it belongs; None for an argument of the program."""
+        return self.slots[0][0] if self.slots else self.makes[0].defining_op if self.makes else None
 
 
 class ModelledProgram:
@@ -85,6 +98,8 @@ class ModelledProgram:
         """Per node, the number of its op, or of the last op before it."""
         self._extents: dict[Op, tuple[int, int]] = {}
         """Of data-flow ops, their first and last node."""
+        self.ends: list[Ends] = []
+        """Per node, what it takes and makes."""
         self._read()
         self._place_uses()
         self.start: Chosen = [0] * len(self.model.nodes)
@@ -195,6 +210,7 @@ class ModelledProgram:
         self._block_of.append(self._here)
         self._ops_of.append(list(users) or [op for op, _ in slots])
         self._until.append(self._last)
+        self.ends.append(Ends(tuple(slots), tuple(makes)))
         takes = [self._taken(op, i) for op, i in slots]
         made = [self._values[value] for value in makes]
         if tie is None:
@@ -286,7 +302,7 @@ class ModelledProgram:
         for (number, _), node in self._edges.items():
             layouts = nodes[node].ways[chosen[node]].layouts
             edges.setdefault(number, []).append(shardings[layouts[-1 if node in self._made_outside else 0]])
-        return LayoutPlan(ops, dict(self._homes(chosen)), edges, copies or {})
+        return LayoutPlan(ops, dict(self._homes(chosen)), edges, copies or {}, tuple(chosen))
 
     def copies(self, chosen: Chosen) -> list[HeldCopy]:
         """The copies of values in other layouts that several ops use, and that could be made again for each."""

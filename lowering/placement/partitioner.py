@@ -11,7 +11,7 @@ of its results has, for all later users, its declared sharding.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from jax.extend.mlir import ir
@@ -107,7 +107,8 @@ class Partitioner:
         self.graph, self.optimize_collectives = graph, policy.optimize_collectives
         self.costs, self.all_copies_wait = costs, policy.runs_early
         self.report = PartitionReport(inputs)
-        self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven)
+        keeps = policy.layouts == "propagated"
+        self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven, keeps)
         self.decisions = Decisions(self.placement, rules, costs, policy.halo_exchange)
         self.mesh = self.placement.meshes.base
         self.unsplit = Unsplit(self.placement, self.report, self.mesh)
@@ -151,7 +152,11 @@ class Partitioner:
         return found
 
     def cost(self) -> float:
-        """The time of what was inserted and of each device's own work, but for constants, by the cost model."""
+        """The time of what was inserted and of each device's own work, by the cost model."""
+        return self.costs.flop * self._operations() + self.sending_time()
+
+    def _operations(self) -> float:
+        """The operations that one device performs, but for those of constants."""
         work = 0.0
         for number, decision in self.walked.decided.items():
             op = self.graph.ops[number]
@@ -159,13 +164,16 @@ class Partitioner:
                 continue
             times = executions(op).estimate
             work += times * operations_done(decision.kind, decision.shardings, self.mesh)
-        return self.costs.flop * work + self.sending()
+        return work
 
-    def sending(self) -> float:
-        """The time of what the program sends, by the cost model."""
+    def sending_time(self, origins: Collection[str] = ("partitioner", "user")) -> float:
+        """The time of the collectives: of those that were inserted, and of those that the program holds itself."""
         return sum(
-            record.estimated_times * self.costs.sending_time(record.kind, record.axes, self.mesh, record.wire_bytes)
-            for record in self.report.collectives
+            [
+                record.estimated_times * self.costs.sending_time(record.kind, record.axes, self.mesh, record.wire_bytes)
+                for record in self.report.collectives
+                if record.origin in origins
+            ]
         )
 
     def _state_homes(self, plan: LayoutPlan) -> None:
@@ -208,11 +216,11 @@ class Partitioner:
             state_edges(self.graph, op, self.plan.edges.get(self.number[op], ()))
         edges = settle_edges(self.graph, op, stated)
         for index, sided in enumerate(edges):
-            sided = self._planned_edge(op, index, sided) if self.plan is not None else self._settled_stack(op, sided)
+            sided = self._placed_edge(op, index, sided)
             placement.place(sided.edge.targets, sided.targets)
             wanted.update(dict.fromkeys(sided.edge.slots, sided.sources))
             adder = accumulator(sided.edge)
-            if adder is not None and self.plan is None:
+            if adder is not None and self.plan is None and not placement.keeps_declared:
                 self.accumulators[adder] = (sided.edge, wanted)
         for value in (*op.results, *(a for block in op.blocks for a in block.arguments)):
             if value not in placement:
@@ -229,6 +237,12 @@ class Partitioner:
                 placement.settle(op, result, placement[result], following)
         for name in STATEMENTS.intersection(op.mlir.attributes):
             del op.mlir.attributes[name]
+
+    def _placed_edge(self, op: Op, index: int, sided: EdgeSharding) -> EdgeSharding:
+        """An edge in the layout in which it is carried."""
+        if self.placement.keeps_declared:
+            return sided
+        return self._settled_stack(op, sided) if self.plan is None else self._planned_edge(op, index, sided)
 
     def _settled_stack(self, op: Op, sided: EdgeSharding) -> EdgeSharding:
         """An edge in another sharding, if it is that of a stack that had better be carried so."""

@@ -42,8 +42,11 @@ class Placement:
         rule_of: Callable[[Op], OpShardingRule | None],
         report: PartitionReport,
         uneven: str = "pad",
+        keeps_declared: bool = False,
     ):
         self._uneven = uneven
+        self.keeps_declared = keeps_declared
+        """Each value is brought to its declared sharding right where it is made, and exists in no other before."""
         self.meshes = ProgramMeshes(graph, mesh_name)
         self._graph, self._costs, self._report = graph, costs, report
         self._mesh_name, self._mesh = mesh_name, self.meshes.base
@@ -51,7 +54,9 @@ class Placement:
         self._declared: dict[Value, TensorSharding] = {}
         self._stated: dict[object, tuple[TensorSharding, TensorSharding, str | None]] = {}
         self._replicated: dict[int, TensorSharding] = {}
-        self._layouts = MaterializedLayouts(graph, self._placed, self._plan, rule_of, self._mesh, costs, report)
+        self._layouts = MaterializedLayouts(
+            graph, self._placed, self._plan, rule_of, self._mesh, costs, report, keeps_declared
+        )
 
     def __getitem__(self, value: Value) -> TensorSharding:
         return self._placed[value]
@@ -173,7 +178,8 @@ class Placement:
         meant `strictly`, they take it from there only."""
         (operand,), (result,) = op.operands, op.results
         self._placed[result] = target
-        if not strictly and set(target.unreduced_axes) <= set(self._placed[operand].unreduced_axes):
+        shared = set(target.unreduced_axes) <= set(self._placed[operand].unreduced_axes)
+        if shared and not (strictly or self.keeps_declared):
             self._layouts.alias(result, operand)
         else:  # the members of a group; what is unreduced along more axes than the operand: the user asks for it
             self._layouts.track(result, target, self._layouts.take(operand, target, op))
@@ -201,6 +207,8 @@ class Placement:
 
         A single user takes the result in that sharding. Several users expect the declared one: an unreduced result is
         then reduced once for all of them, right before the op `following`.
+
+        Where values keep their declared sharding, every result is moved there before that op, and taken from there.
         """
         declared = self.declared(result)
         if produced.same_layout_as(declared):
@@ -208,11 +216,13 @@ class Placement:
             return
         self._graph.set_sharding(result, produced)
         self._placed[result] = produced
-        if has_one_user(op, result):
+        if has_one_user(op, result) and not self.keeps_declared:
             return
         self._layouts.track(result, produced, result.mlir)
-        if produced.unreduced_axes:
-            self._layouts.move(result, declared, following, op)
+        if self.keeps_declared:
+            self._layouts.track(result, declared, self._layouts.moved(result, declared, following, op))
+        elif produced.unreduced_axes:
+            self._layouts.moved(result, declared, following, op)
         self._placed[result] = declared
 
     def follow_copies(self, planned: Mapping[PlannedUse, int], all_wait: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 UNEVEN = ("pad", "replicate", "error")
-LAYOUTS = ("local", "global")
+LAYOUTS = ("local", "propagated", "global")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,9 @@ class Policy:
         uneven: what becomes of axes that do not divide a dimension. "pad": inside of the program the dimension lies in
             equal blocks, the last ones padded; arguments and results keep the axes that divide. "replicate": only axes
             that divide are used. "error": they are refused.
-        layouts: "local": op by op, around the shardings that propagation gave. "global": layouts and strategies of the
-            whole program are chosen together, by what all of it costs; never dearer than "local".
+        layouts: "local": op by op, around the shardings that propagation gave. "propagated": likewise, and each value
+            is brought to its propagated sharding right where it is made. "global": layouts and strategies of the whole
+            program are chosen together, by what all of it costs; never dearer than "local".
         memory: the bytes that a device may hold, with "global": arguments, results and what is in between. By default
             what the "local" program needs and one percent, or `device_memory` where that is more.
         device_memory: the bytes of a device that may be used; 0 where that is not known.

@@ -158,11 +158,20 @@ class ChangedLayout:
 @dataclass(frozen=True, slots=True)
 class LayoutChoice:
     """The choice of layouts for a whole program: what it costs by the cost model, what it would have cost op by op
-    around the propagated layouts, and where the two differ."""
+    around the propagated layouts, and where the two differ.
+
+    `sent`, `proposed_sent`: the part of the costs that is not the devices' own work. `chosen`: the choice in the
+    program's model; empty where it stayed as it was proposed. `written`: the part of `sent` that the user's own
+    collectives cost, which no choice changes.
+    """
 
     cost: float
     proposed_cost: float
     changed: tuple[ChangedLayout, ...]
+    sent: float = 0.0
+    proposed_sent: float = 0.0
+    chosen: tuple[int, ...] = ()
+    written: float = 0.0
 
 
 @dataclass(slots=True)

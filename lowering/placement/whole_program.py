@@ -52,7 +52,7 @@ def partition(
         SdyError: no program was found that keeps within the policy's memory.
     """
     rules = rules or RuleBook()
-    if policy.layouts == "local":
+    if policy.layouts != "global":
         return partitioner.partition(module, mesh_name, costs, rules, policy, inputs)
     graph = prepared(module, mesh_name, rules)
 
@@ -73,11 +73,18 @@ def partition(
     if not fitting:
         raise SdyError(_too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit))
     best = min(fitting, key=lambda walk: walk.cost)
-    if proposed in fitting and best.cost > proposed.cost - _LEAST_GAIN * proposed.walker.sending():
+    if proposed in fitting and best.cost > proposed.cost - _LEAST_GAIN * proposed.walker.sending_time():
         best = proposed
-    best.report.layouts = LayoutChoice(best.cost, proposed.cost, tuple(_changed(graph, best.walker, proposed.walker)))
+    best.report.layouts = _choice(graph, best, proposed)
     replace_contents(module, best.walker.graph.module)
     return best.report
+
+
+def _choice(graph: Graph, best: Walk, proposed: Walk) -> LayoutChoice:
+    plan, changed = best.walker.plan, tuple(_changed(graph, best.walker, proposed.walker))
+    sent = best.walker.sending_time(), proposed.walker.sending_time()
+    written = best.walker.sending_time(("user",))
+    return LayoutChoice(best.cost, proposed.cost, changed, *sent, plan.chosen if plan is not None else (), written)
 
 
 def _changed(graph: Graph, chosen: Partitioner, proposed: Partitioner) -> Iterator[ChangedLayout]:

@@ -26,12 +26,12 @@ _MOST_PADDING = 1 / 8
 
 
 class Way(NamedTuple):
-    """A way to run an op: the numbers of the layouts of operands, then results; its time, and the part of it that is
-    one device's own work; what its strategy sends; and the strategy."""
+    """A way to run an op: the numbers of the layouts of operands, then results; its time; the operations that one
+    device performs; what its strategy sends; and the strategy."""
 
     layouts: tuple[int, ...]
     cost: float
-    work: float
+    operations: float
     inside: tuple[InsideCollective, ...] = ()
     strategy: Strategy | None = None
 
@@ -55,7 +55,7 @@ def every_way(
             for way in _OfStrategy(own, strategy, together, table, pads).ways(atoms):
                 if way.layouts not in found or way.cost < found[way.layouts].cost:
                     found[way.layouts] = way
-    return sorted(found.values(), key=lambda way: way.work)
+    return sorted(found.values(), key=lambda way: way.operations)
 
 
 class Openness(NamedTuple):
@@ -152,9 +152,9 @@ class _OfStrategy:
         if problem.rule.joint_factors and not is_contiguous(assignment, problem.rule, problem.mesh):
             return None
         candidate = Candidate(strategy, assignment, carried)
-        work = problem.costs.flop * operations_per_device(problem, candidate)
-        inside = inside_collectives(problem, candidate)
-        return Way(self._layouts(assignment, carried), work + sum(c.time for c in inside), work, inside, strategy)
+        operations, inside = operations_per_device(problem, candidate), inside_collectives(problem, candidate)
+        cost = problem.costs.flop * operations + sum(c.time for c in inside)
+        return Way(self._layouts(assignment, carried), cost, operations, inside, strategy)
 
     def _layouts(self, assignment: Assignment, carried: Axes) -> tuple[int, ...]:
         problem, strategy = self._problem, self._strategy

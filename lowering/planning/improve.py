@@ -28,12 +28,12 @@ _LEAST = 1e-9
 
 def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atoms: Sequence[AxisRef]) -> Chosen:
     """A choice that costs no more than the start, and the start where none was found that costs less."""
-    moves = _moves(table, atoms)
+    moves = moves_of(table, atoms)
     best = _moved(model, list(start), moves)
-    freed = RestrictedProgram(model, best, _everything).solved()
+    freed = RestrictedProgram(model, best, everything).solved()
     if _is_cheaper(model, freed, best):
         best = _moved(model, freed, moves)
-    found = _improve_locally(model, best, moves[-len(atoms) :] or [_everything])
+    found = _improve_locally(model, best, moves[-len(atoms) :] or [everything])
     return found if _is_cheaper(model, found, start) else list(start)
 
 
@@ -52,7 +52,8 @@ def _moved(model: ProgramModel, start: Chosen, moves: Sequence[Keeps]) -> Chosen
     return best
 
 
-def _everything(way: Way, now: Way) -> bool:
+def everything(way: Way, now: Way) -> bool:
+    """The move that leaves every node all ways."""
     return True
 
 
@@ -60,7 +61,7 @@ def _is_cheaper(model: ProgramModel, found: Sequence[int], other: Sequence[int])
     return model.cost(found) < model.cost(other) * (1 - _LEAST)
 
 
-def _moves(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Keeps]:
+def moves_of(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Keeps]:
     """The moves that leave each node a few ways of many; none along one atom, where nodes have few."""
     if len(atoms) < 2:
         return []

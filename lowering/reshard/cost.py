@@ -72,6 +72,9 @@ class CostModel:
     With bandwidth 1 the unit of time is a byte on the wire. The default `flop` is that of accelerators (400 TFLOP/s
     beside 450 GB/s); it decides between moving data and computing the same thing on several devices.
 
+    Products and convolutions do no more work per device in a plan for the whole program (`layouts="global"`) than op by
+    op. With `repeat_work` they may, where that costs less.
+
     `bandwidth` may be given as a mapping from axis name; axes that it does not name have bandwidth 1. It is kept as
     sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes.
 
@@ -82,6 +85,7 @@ class CostModel:
     latency: float = 0.0
     flop: float = 1e-3
     bandwidth: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+    repeat_work: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bandwidth", tuple(sorted(dict(self.bandwidth).items())))
@@ -132,8 +136,11 @@ class CostModel:
         return hops + self.wire_bytes(kind, group, bytes_in, bytes_out) / bandwidth
 
     def sending_time(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wire: float) -> float:
-        """The time of a collective over `axes` in which each device sends `wire` bytes."""
-        axes = tuple(axes)
+        """The time of a collective over `axes` in which each device sends `wire` bytes. Devices that are permuted may
+        send them along any axis."""
+        if not wire:
+            return 0.0
+        axes = tuple(axes) or tuple([AxisRef(axis.name) for axis in mesh.axes])
         group = axes_size(axes, mesh)
         hops = self.latency * _row(kind)[1](group) if self.latency and group > 1 and kind in _TABLE else 0.0
         return hops + wire / min((self.bandwidth_of(axis.name) for axis in axes), default=1.0)

@@ -68,11 +68,12 @@ class Options:
         if self.uneven not in UNEVEN:
             raise SdyError(f"uneven={self.uneven!r}; expected 'pad', 'replicate' or 'error'")
         if self.layouts not in LAYOUTS:
-            raise SdyError(f"layouts={self.layouts!r}; expected 'local' or 'global'")
+            *others, last = map(repr, LAYOUTS)
+            raise SdyError(f"layouts={self.layouts!r}; expected {', '.join(others)} or {last}")
         if self.memory is not None and self._memory is None:
             raise SdyError(f"memory={self.memory!r}; expected a number of bytes per device, or a text such as '16GiB'")
         if self.memory is not None and self.layouts != "global":
-            raise SdyError("memory= needs layouts='global': the layouts of 'local' do not depend on it")
+            raise SdyError(f"memory= needs layouts='global': the layouts of {self.layouts!r} do not depend on it")
         if self.costs is not None and not isinstance(self.costs, CostModel):
             raise SdyError(f"costs is {with_article(type(self.costs))}; expected a CostModel")
         if self.compiler_options is not None and not isinstance(self.compiler_options, dict):

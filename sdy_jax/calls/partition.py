@@ -73,8 +73,13 @@ def partition(
             blocks, the last ones padded (`plan.padding` lists them); arguments and results, as jax's arrays, keep the
             axes that divide. "replicate": only axes that divide are used. "error": they are refused.
         layouts: how the layouts of values inside are chosen. "global": all together, by what the whole program sends
-            and computes, starting from "local": op by op, around those that propagation gave. What sends nothing so
-            is left so, and a plan has to save half a percent.
+            and computes, starting from "local". What sends nothing so is left so, and a plan has to save half a percent
+            of what that sends. "local": op by op, around those that propagation gave; what one op makes in another
+            layout, its only user may take so, and sums stay partial through linear ops.
+            "propagated": each op's results are brought to the layouts that propagation gave them (whole on every
+            device where it gave none) right where they are made, and taken from there: partial sums are reduced where
+            they arise, in their turn to that layout. Users that need another layout get a copy, by a reshard unless
+            every device can compute the value (constants, iotas).
         memory: with `layouts="global"`, the bytes that a device may hold (arguments, results and what is in between, by
             an estimate): a number, or a text such as `"16GiB"`. By default what "local" would need, or 0.9 of the
             device's memory where that is known and more.

@@ -214,6 +214,14 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let cheaper collectives take the place of those that the program holds itself",
     )
+    parser.add_argument(
+        "--layouts",
+        metavar="HOW",
+        help="how layouts inside of the program are chosen: local, propagated or global, as in sdy_jax.partition",
+    )
+    parser.add_argument(
+        "--memory", metavar="BYTES", help="with --layouts global, what a device may hold: a number, or 16GiB"
+    )
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:

@@ -38,6 +38,10 @@ from sdy_jax.shard.passes.mesh_annotations import annotated_mesh
 from sdy_jax.shard.resolution import program_mesh
 from sdy_jax.shard.scalars import dtype_of
 
+_CHOICES = ("optimize_collectives", "layouts", "memory")
+_PARTITIONING = ("in_shardings", "out_shardings", *_CHOICES)
+"""The options that are those of `partition`, by its names; `_CHOICES` are given to it as they are."""
+
 _FUNCTION = re.compile(r"(?P<module>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
@@ -105,11 +109,9 @@ def _file_job(options: argparse.Namespace) -> Job:
 
 def _local_job(program: Program, options: argparse.Namespace) -> Job:
     """Arguments and results have a leading dimension, with an entry for every device."""
-    for option in ("in_shardings", "out_shardings", "optimize_collectives"):
+    for option in _PARTITIONING:
         if getattr(options, option):
-            raise UsageError(
-                f"--{option.replace('_', '-')} is not for programs on local arrays, as {options.program} is"
-            )
+            raise UsageError(f"{_flag(option)} is not for programs on local arrays, as {options.program} is")
     with explained(_file_name(options)):
         named = program_mesh(program.module)
         given = parse_mesh(options.mesh) if options.mesh else None
@@ -143,6 +145,10 @@ def _stacked(value: Value, count: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((count, *shape), dtype_of(value))
 
 
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
 def _file_name(options: argparse.Namespace) -> str:
     return "<stdin>" if options.program == "-" else str(options.program)
 
@@ -165,11 +171,10 @@ def _partitioned(fun: Any, mesh: Mesh, options: argparse.Namespace) -> Partition
         )
         if text
     }
+    chosen = {name: value for name in _CHOICES if (value := getattr(options, name))}
     on_devices = devices.mesh_on(mesh, options.devices or mesh.size)
     with hidden_frames.called_from("the command line" if given else _file_name(options)):
-        found: PartitionedFunction = partition(
-            fun, mesh=on_devices, on_unknown="ignore", optimize_collectives=options.optimize_collectives, **given
-        )
+        found: PartitionedFunction = partition(fun, mesh=on_devices, on_unknown="ignore", **given, **chosen)
     return found
 
 
@@ -183,11 +188,9 @@ def _function_job(module: str, name: str, options: argparse.Namespace) -> Job:
         function = _found(module, name)
     if not isinstance(function, PartitionedFunction):
         function = _partitioned(function, _mesh(options), options)
-    elif options.mesh or options.in_shardings or options.out_shardings or options.optimize_collectives:
-        raise UsageError(
-            f"{options.program} is partitioned already; leave out --mesh, --in-shardings, --out-shardings and "
-            "--optimize-collectives"
-        )
+    elif any(getattr(options, name) for name in ("mesh", *_PARTITIONING)):
+        *others, last = map(_flag, ("mesh", *_PARTITIONING))
+        raise UsageError(f"{options.program} is partitioned already; leave out {', '.join(others)} and {last}")
     if not options.args:
         raise UsageError(f'{options.program} needs the types of its arguments: --args "f32[64,128], i32[]"')
     return Job(function, parse_types(options.args, "--args"), {}, options.program)

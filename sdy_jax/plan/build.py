@@ -13,8 +13,8 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import shape_and_dtype
-from sdy_jax.ir.operations import body_of, function_type, main_function, terminator_of
-from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings
+from sdy_jax.ir.operations import function_type, main_function
+from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.lowering.placement.uneven import uneven
@@ -24,8 +24,8 @@ from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import put_on_mesh
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
 from sdy_jax.plan.dump import dump_of
-from sdy_jax.plan.even_results import put_results_on_whole_axes
 from sdy_jax.plan.plan import Plan, boundary_values
+from sdy_jax.plan.proposal import PlannedWith, input_names, to_partition
 from sdy_jax.rules import RuleBook
 
 NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []
@@ -88,11 +88,8 @@ def _build(name: str, program: Program, costs: CostModel, source: str, policy: P
     run_pipeline(module, PLAN_EXPORT, after=dump)
     stages["propagated"] = module
 
-    module = module.clone().operation
-    _keep_arguments_whole(module, program)
-    notes = [] if inner else put_results_on_whole_axes(module, program, source)
-    _locate_return(module, source)
-    inputs = [*(f"constant {i}" for i in range(len(program.constants))), *program.inputs]
+    module, notes = to_partition(module, program, source, inner)
+    inputs = input_names(program)
     uneven_ones = list(_uneven_arguments(main_function(program.module), main_function(module), program, inputs, source))
     if uneven_ones and policy.uneven == "error":
         raise ShardingError(f"{source}: {uneven_ones[0].message}, or leave uneven='pad'")
@@ -115,6 +112,7 @@ def _build(name: str, program: Program, costs: CostModel, source: str, policy: P
         stages,
         source,
         layouts=report.layouts,
+        planned_with=PlannedWith(costs, policy, inner),
     )
 
 
@@ -135,27 +133,3 @@ def _notes_of_dialects(module: ir.Operation) -> Iterator[Note]:
     load_extensions()
     for source in NOTE_SOURCES:
         yield from source(module)
-
-
-def _locate_return(module: ir.Operation, source: str) -> None:
-    """What moves at the end of a function moves for the shardings of its results; jax says the line of its call."""
-    last = terminator_of(body_of(main_function(module)))
-    file, _, line = source.rpartition(":")
-    if file and line.isdigit():
-        last.location = ir.Location.file(file, int(line), 0)
-    elif source:
-        last.location = ir.Location.name(source)
-
-
-def _keep_arguments_whole(module: ir.Operation, program: Program) -> None:
-    """Removes unreduced axes from arguments whose types have none: arrays that are passed are not unreduced.
-
-    Such axes are stated by the user or come from a constraint; the value becomes unreduced inside of the program.
-    """
-    main = main_function(module)
-    whole = {
-        i: replace(sharding, unreduced_axes=(), reduction="sum")
-        for i, sharding in enumerate(function_shardings(main, "arg_attrs"), -len(program.constants))
-        if sharding is not None and sharding.unreduced_axes and i not in program.unreduced_arguments
-    }
-    set_function_shardings(main, "arg_attrs", {i + len(program.constants): s for i, s in whole.items()})

@@ -178,6 +178,17 @@ class Naming:
         value = self._value(value_id)
         return type_text(value.dtype, value.shape, self.final(value_id))
 
+    def mark(self, named: Named) -> tuple[str, int | str]:
+        """What tells a value in another graph of the same program: `("argument", 0)`, `("result", 1)`, or the source
+        line at which it is made and its type without axes."""
+        where = self._engine.value_ids.values[named.value_id]
+        if not named.line and isinstance(where, FunctionResult):
+            return "result", where.index
+        if not named.line and isinstance(where, Value) and self.is_input(where):
+            return "argument", where.index
+        value = self._value(named.value_id)
+        return named.line, type_text(value.dtype, value.shape, None)
+
     def shape_of(self, value_id: int) -> tuple[int, ...]:
         return self._value(value_id).shape or ()
 

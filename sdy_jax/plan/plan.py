@@ -16,9 +16,13 @@ from sdy_jax.ir.locations import short_source
 from sdy_jax.ir.operations import function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, Note
+from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.border_moves import BorderMove
+from sdy_jax.plan.layout_reason import LayoutReason, sent_text
+from sdy_jax.plan.layout_reasons import Findings, LayoutReasons
 from sdy_jax.plan.memory import MemoryUse, memory_of
 from sdy_jax.plan.padding import PaddedValue, padded_values
+from sdy_jax.plan.proposal import PlannedWith
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
@@ -71,6 +75,7 @@ class Plan:
     moves: tuple[BorderMove, ...] = ()
     as_passed: frozenset[str] = frozenset()
     layouts: LayoutChoice | None = None
+    planned_with: PlannedWith | None = None
 
     @property
     def wire_bytes(self) -> float:
@@ -142,7 +147,33 @@ class Plan:
         Example:
             print(plan.why("result"))
         """
-        return replace(self._explanation.why(value), instead=tuple(self._chosen_instead(value)))
+        why = self._explanation.why(value)
+        return replace(why, instead=tuple(self._chosen_instead(value, why)))
+
+    @cached_property
+    def bound(self) -> float | None:
+        """What a plan that does no more work than this one sends at least, whatever its layouts and strategies: bytes
+        per device, or time where the cost model says how fast these are sent. None where layouts were not chosen for
+        the whole program.
+
+        It is a bound by the planner's model, which does not know that values may be computed again instead of sent,
+        and knows no limit of memory. On one mesh axis the model is solved exactly; on several the bound may be far
+        below the best plan, and takes some times as long as the plan did.
+
+        Example:
+            assert plan.layouts.sent <= 1.1 * plan.bound
+        """
+        if self.layouts is None:
+            return None
+        found = self._findings.bound
+        return min(self.layouts.sent, self._layout_reasons().bound() if found is None else found)
+
+    @property
+    def dear_constraints(self) -> tuple[Note, ...]:
+        """Notes on what costs more than a twentieth of the whole program because the user says so: constraints, by
+        source line, and `out_shardings`. That is what would be saved if the values had any layout there. Nothing where
+        layouts were not chosen for the whole program."""
+        return self._findings.constraints
 
     def why_not(self, value: str, axis: str, dim: int | None = None) -> WhyNot:
         """What keeps a value from being split along a mesh axis.
@@ -171,6 +202,21 @@ class Plan:
         passed = frozenset(i for i, path in enumerate(inputs) if path in self.as_passed)
         source = short_source(self.source)
         return Explanation(self.stages["imported"], given, inputs, outputs, source, as_passed=passed)
+
+    @cached_property
+    def _findings(self) -> Findings:
+        """What the program's model says about all of it; the model itself is kept only for `why`."""
+        sends = self.layouts is not None and self.layouts.sent > 0
+        return self._layout_reasons().findings() if sends else Findings(0.0, (), "")
+
+    @cached_property
+    def _reasons(self) -> LayoutReasons:
+        return self._layout_reasons()
+
+    def _layout_reasons(self) -> LayoutReasons:
+        assert self.layouts is not None and self.planned_with is not None
+        traced = self.program.with_module(self.stages["traced"])
+        return LayoutReasons(self.stages["propagated"], traced, self.source, self.layouts, self.planned_with)
 
     def summary(self) -> str:
         """One line per kind of collective: how many executions, how many bytes."""
@@ -234,8 +280,9 @@ class Plan:
         return "moves at the border (bytes that a device receives, at least)\n" + _table(rows) if rows else ""
 
     def _layouts(self) -> str:
-        """What the choice for the whole program saves, and the largest values that it lays out otherwise."""
-        if self.layouts is None or not self.layouts.changed:
+        """What the plan sends beside the op by op plan and the bound, and the largest values that it lays out
+        otherwise."""
+        if self.layouts is None or not self.layouts.sent:
             return ""
         found: dict[tuple[str, ...], list[float]] = {}
         for change in self.layouts.changed:
@@ -247,17 +294,34 @@ class Plan:
             for (chosen, proposed, stated, source), each in sorted(found.items(), key=lambda item: -sum(item[1]))
         ]
         more = f"\n  and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
-        share = self.layouts.cost / self.layouts.proposed_cost
-        return f"layouts of the whole program ({share:.2f} of the cost op by op)\n{_table(rows[:_LISTED])}{more}"
+        tables = [_table(rows[:_LISTED]) + more] if rows else []
+        repeating = [f"  {self._findings.repeating}"] if self._findings.repeating else []
+        return "\n".join([self._layout_headline(self.layouts), *tables, *repeating])
 
-    def _chosen_instead(self, line: str) -> Iterator[str]:
-        """What is laid out otherwise than propagation says, of the values made at a line of the source."""
-        changes = self.layouts.changed if self.layouts is not None else ()
-        here = [change for change in changes if f"/{short_source(change.source)}".endswith(f"/{line}")]
-        for change in here:
-            chosen, proposed = (type_text(change.dtype, change.shape, s, self.program.mesh_name) for s in _both(change))
-            stated = _as_stated(change.stated)
-            yield f"{change.op}: {chosen} instead of {proposed}{stated}, which costs the whole program less"
+    def _layout_headline(self, choice: LayoutChoice) -> str:
+        """What the plan sends, what the op by op plan around the propagated layouts does, and the bound, where that is
+        known soon; and the devices' own work, where it differs."""
+        costs = self.planned_with.costs if self.planned_with is not None else CostModel()
+        amounts = [("estimated", choice.sent), ("propagated", choice.proposed_sent)]
+        if self._findings.bound is not None:
+            amounts.append(("bound", min(choice.sent, self._findings.bound)))
+        texts = [f"{name} {sent_text(costs, self.program.mesh, amount)}" for name, amount in amounts]
+        work, proposed_work = choice.cost - choice.sent, choice.proposed_cost - choice.proposed_sent
+        if abs(work - proposed_work) > 0.01 * proposed_work > 0:
+            texts.append(f"{work / proposed_work:.2f} of the work")
+        if self._findings.bound is None:
+            texts.append("plan.bound says the least")
+        return f"layouts: global ({', '.join(texts)})"
+
+    def _chosen_instead(self, value: str, why: Why) -> Iterator[LayoutReason]:
+        """Why values that were asked for have other layouts than propagation says."""
+        if self.layouts is None or not self.layouts.chosen:
+            return
+        found = self._explanation.naming.find(value)
+        origins = {chain.type: chain.links[-1].text for chain in why.chains if chain.links}
+        for reason in self._reasons.of(frozenset(map(self._explanation.naming.mark, found))):
+            texts = (origins[change.proposed] for change in reason.changed if change.proposed in origins)
+            yield replace(reason, origins=tuple(dict.fromkeys(texts)))
 
     def _padding(self) -> str:
         """The largest padded values, one line for those of one type and line of the source."""
@@ -285,7 +349,8 @@ class Plan:
         return "repeated work (operations per device that others perform as well)\n" + _table(rows) if rows else ""
 
     def _notes(self) -> str:
-        return "\n".join(["notes", *(f"  {note}" for note in self.notes)]) if self.notes else ""
+        notes = [*self.notes, *self.dear_constraints]
+        return "\n".join(["notes", *(f"  {note}" for note in notes)]) if notes else ""
 
 
 def _as_stated(stated: str) -> str:
