@@ -102,7 +102,7 @@ def test_the_plan_lists_much_repeated_work_with_line_type_and_reason():
 
 def test_the_plan_says_where_splitting_would_cost_more():
     narrow, wide = np.ones((128, 32), np.float32), np.ones((32, 512), np.float32)
-    free = sdy.CostModel(flop=1e-9)
+    free = sdy.CostModel(flop=1e-9, repeat_work=True)
 
     def whole(x, w):
         return jax.lax.with_sharding_constraint(x @ w, NamedSharding(LINE, P(None, None)))
@@ -137,7 +137,9 @@ def test_products_are_repeated_only_where_the_costs_allow_it():
     walked, walked_flops = measured(trained, args, layouts="local", costs=sdy.CostModel(), **shardings)
     capped, capped_flops = measured(trained, args, costs=sdy.CostModel(), **planned)
     free, free_flops = measured(trained, args, costs=sdy.CostModel(repeat_work=True), **planned)
-    assert capped <= walked and capped_flops == pytest.approx(walked_flops, rel=0.01)
+    jit = jax.jit(trained, in_shardings=[NamedSharding(LINE, s) for s in shardings["in_shardings"]])
+    assert capped <= walked and capped_flops <= walked_flops * 1.01
+    assert walked_flops <= 1.1 * jit.lower(*args).compile().cost_analysis()["flops"]
     assert free < 0.2 * capped and free_flops > 2 * capped_flops
 
 

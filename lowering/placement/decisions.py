@@ -110,7 +110,7 @@ class Decisions:
             tensors[index] = tensors[index]._replace(materialized=_on_mesh(found, mesh))
         if ahead and mesh == self._meshes.base_name:
             tensors[-1] = tensors[-1]._replace(onward=self._onward(op, _LOOKAHEAD))
-        problem = OpProblem(kind.rule, kind.strategies, tuple(tensors), mesh, self._meshes.base, self._costs, carried)
+        problem = self._problem(kind, tensors, mesh, carried)
         choice = choose(problem)
         shardings = choice.shardings
         if mesh != self._meshes.base_name:
@@ -162,7 +162,12 @@ class Decisions:
         ]
         if depth and around[-1].is_fully_replicated and self._has_user_ahead(op):
             tensors[-1] = tensors[-1]._replace(onward=self._onward(op, depth))
-        return OpProblem(kind.rule, kind.strategies, tuple(tensors), mesh, self._meshes.base, self._costs, carried)
+        return self._problem(kind, tensors, mesh, carried)
+
+    def _problem(self, kind: Kind, tensors: Sequence[Tensor], mesh: str, carried: frozenset[int]) -> OpProblem:
+        shares = kind.multiplies and not self._costs.repeat_work
+        base, costs = self._meshes.base, self._costs
+        return OpProblem(kind.rule, kind.strategies, tuple(tensors), mesh, base, costs, carried, shares)
 
     def _executions_per_operand(self, op: Op) -> tuple[int, ...]:
         """Per operand, the op's executions for each time that it is computed; empty where all are 1.

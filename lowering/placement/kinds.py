@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,12 +21,14 @@ from sdy_jax.rules.registry import depends_on_signature_only
 class Kind:
     """An op without its shardings: ops of one kind have equal decisions under equal shardings.
 
-    `tensors`: shape and bytes per element of operands, then results. Compared by identity, so that keys are cheap.
+    `tensors`: shape and bytes per element of operands, then results. `multiplies`: whether the op is a product or a
+    convolution, or as dear, so that its work may not be repeated. Compared by identity, so that keys are cheap.
     """
 
     rule: OpShardingRule
     strategies: tuple[Strategy, ...]
     tensors: tuple[tuple[tuple[int, ...], float], ...]
+    multiplies: bool
 
 
 def operations_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> float:
@@ -72,8 +75,23 @@ class Kinds:
         """
         tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
         strategies = strategies_of(op, rule)
-        kind = Kind(rule, strategies if self._halo_exchange else _without_halos(strategies), tensors)
+        strategies = strategies if self._halo_exchange else _without_halos(strategies)
+        kind = Kind(rule, strategies, tensors, _multiplies(rule, strategies, tensors))
         return self._shared.setdefault((kind.rule, kind.strategies, tensors), kind)
+
+
+def _multiplies(
+    rule: OpShardingRule, strategies: Sequence[Strategy], tensors: Sequence[tuple[tuple[int, ...], float]]
+) -> bool:
+    """Whether an op contracts a dimension that its operands share, or computes with each element of its largest tensor
+    more than once."""
+    if any(sum(any(f in dim for dim in m) for m in rule.operand_mappings) > 1 for f in rule.reduction):
+        return True
+    if any(strategy.operations is not None or strategy.rule is not None for strategy in strategies):
+        return False
+    whole = (1,) * len(rule.factor_sizes)
+    least = min([operations_in_shards(strategy, rule, whole) for strategy in strategies], default=0.0)
+    return least > max([math.prod(shape) for shape, _ in tensors])
 
 
 def _without_halos(strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:

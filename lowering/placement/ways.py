@@ -5,13 +5,11 @@ Source: spec of the planner, section 2.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.placement.decisions import Decision
 from sdy_jax.lowering.placement.kinds import Kind, operations_done
-from sdy_jax.lowering.planning.candidates import operations_in_shards
 from sdy_jax.lowering.planning.choice import OpProblem, Tensor
 from sdy_jax.lowering.planning.enumerated import Way, every_way
 from sdy_jax.lowering.planning.layout_table import LayoutTable
@@ -42,7 +40,7 @@ class Ways:
         key = kind, layouts, decision.choice.inside, carried, sends
         if key not in self._ways:
             own = self._own_way(kind, decision, layouts)
-            found = _ordered(own, self._every_way(kind, carried), _multiplies(kind) and not self._costs.repeat_work)
+            found = _ordered(own, self._every_way(kind, carried), kind.multiplies and not self._costs.repeat_work)
             self._ways[key] = [self._with_sent(op, way) for way in found] if sends else found
         return self._ways[key]
 
@@ -91,19 +89,6 @@ def _ordered(own: Way, every: Sequence[Way], capped: bool) -> list[Way]:
     most = max(first.operations, own.operations)
     others = (way for way in every if way.layouts != own.layouts)
     return [first, *(way for way in others if not capped or way.operations <= most * _PADDED_WORK)]
-
-
-def _multiplies(kind: Kind) -> bool:
-    """Whether the op is a product or a convolution, or as dear: it contracts a dimension that its operands share, or
-    computes with each element of its largest tensor more than once."""
-    mappings, strategies = kind.rule.operand_mappings, kind.strategies
-    if any(sum(any(f in dim for dim in m) for m in mappings) > 1 for f in kind.rule.reduction):
-        return True
-    if any(strategy.operations is not None or strategy.rule is not None for strategy in strategies):
-        return False
-    whole = (1,) * len(kind.rule.factor_sizes)
-    least = min([operations_in_shards(strategy, kind.rule, whole) for strategy in strategies], default=0.0)
-    return least > max([math.prod(shape) for shape, _ in kind.tensors])
 
 
 def is_inexact(value: Value) -> bool:

@@ -24,6 +24,10 @@ SLACK = 1 + 1e-9
 """A tolerance for rounding: a candidate is not dropped if its cost may equal the limit."""
 
 
+_MOST_REPEATED = 1.5
+"""Work is repeated where it is that many times the least: less is padding, or rows that shards compute both."""
+
+
 class BoundedCandidate(NamedTuple):
     """A candidate with a lower bound for its cost.
 
@@ -61,17 +65,32 @@ class Candidates:
             for strategy, listed in zip(problem.strategies, numbered, strict=True)
             for partial in dict.fromkeys([(), partial_axes])
         ]
+        self._problem = problem
+        least = min(map(self._operations, self._within(math.inf))) if problem.shares_work else math.inf
+        self._most_operations = _MOST_REPEATED * least
 
     def candidates(self, limit: float) -> list[BoundedCandidate]:
         """The candidates whose lower bound is within the limit."""
-        return [
-            candidate for mode, found in self._modes for space in found for candidate in mode.candidates(space, limit)
-        ]
+        return self._sharing(self._within(limit))
 
     def with_assignment(self, assignment: Assignment) -> list[BoundedCandidate]:
         """The candidates with these axes per factor, one for each strategy that allows them."""
         prefix = tuple([self._lists.number[axes] for axes in assignment])
-        return [mode.candidate(prefix) for mode, _ in self._modes if mode.allows(prefix)]
+        return self._sharing([mode.candidate(prefix) for mode, _ in self._modes if mode.allows(prefix)])
+
+    def _within(self, limit: float) -> list[BoundedCandidate]:
+        return [
+            candidate for mode, found in self._modes for space in found for candidate in mode.candidates(space, limit)
+        ]
+
+    def _sharing(self, found: list[BoundedCandidate]) -> list[BoundedCandidate]:
+        """Those that repeat no work, where it has to be shared."""
+        if not self._problem.shares_work:
+            return found
+        return [bounded for bounded in found if self._operations(bounded) <= self._most_operations]
+
+    def _operations(self, bounded: BoundedCandidate) -> float:
+        return operations_per_device(self._problem, bounded.candidate)
 
 
 class _Mode:

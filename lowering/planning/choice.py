@@ -79,7 +79,7 @@ class OpProblem(NamedTuple):
     """One op with the shardings around it. `tensors`: operands, then results with their declared shardings.
 
     `carried`: the indices of the operands that must be unreduced for the results to be unreduced; empty where unreduced
-    operands must be reduced before the op.
+    operands must be reduced before the op. `shares_work`: whether no work is repeated that some candidate shares out.
     """
 
     rule: OpShardingRule
@@ -89,6 +89,7 @@ class OpProblem(NamedTuple):
     mesh: Mesh
     costs: CostModel
     carried: frozenset[int] = frozenset()
+    shares_work: bool = False
 
     @property
     def partial_axes(self) -> Axes:

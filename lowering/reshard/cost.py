@@ -72,8 +72,9 @@ class CostModel:
     With bandwidth 1 the unit of time is a byte on the wire. The default `flop` is that of accelerators (400 TFLOP/s
     beside 450 GB/s); it decides between moving data and computing the same thing on several devices.
 
-    Products and convolutions do no more work per device in a plan for the whole program (`layouts="global"`) than op by
-    op. With `repeat_work` they may, where that costs less.
+    Products and convolutions never repeat work on several devices that the axes of their operands and results share
+    out, and do no more per device in a plan for the whole program (`layouts="global"`) than op by op. With
+    `repeat_work` they may, where that costs less.
 
     `bandwidth` may be given as a mapping from axis name; axes that it does not name have bandwidth 1. It is kept as
     sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes.
