@@ -237,6 +237,19 @@ def test_collectives_in_manual_regions_are_priced_with_their_layouts(name):
     assert whole < 0.7 * local
 
 
+def test_partial_sums_that_all_users_take_are_not_reduced_before():
+    def function(x, w):
+        h = x @ w
+        return (h.sum() + (2 * h[:32]).sum()) * jnp.ones((2,))
+
+    args = drawn(SQUARE, SQUARE), LINE, (P(None, "x"), P("x"))
+    whole, _ = checked(function, *args)
+    assert whole <= 16  # one number is reduced
+    program = Program(function, *args)
+    product = next(n for n, op in enumerate(program.graph.ops) if op.name == "stablehlo.dot_general")
+    assert program.modelled.plan(best_choice(program.modelled)).homes[product, 0].unreduced_axes
+
+
 # Uneven sizes and halos.
 
 
