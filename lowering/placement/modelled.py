@@ -366,7 +366,7 @@ class ModelledProgram:
         whole = [layout for layout in taken if not self.table.shardings[layout].unreduced_axes]
         return self.table.shardings[max(whole, key=whole.count)] if whole else None
 
-    def _home(self, number: int, chosen: Chosen) -> TensorSharding | None:
+    def _home(self, number: int, chosen: Chosen) -> TensorSharding:
         """The layout in which several users of a value expect it: the one in which it is made or, if that is unreduced,
         the one through which it goes to them most cheaply."""
         value, shardings = self.model.values[number], self.table.shardings
@@ -376,8 +376,8 @@ class ModelledProgram:
             return shardings[made]
         wanted = sorted({self.model.layout(chosen, use) for use in value.uses} - {made})
         whole = [layout for layout in wanted if not shardings[layout].unreduced_axes]
-        if not whole:
-            return None
+        if not whole:  # nobody waits for the reduction
+            return shardings[made]
         cost, spread = self.model.prices.cost, self.model.spread
 
         def through(layout: int) -> float:
