@@ -16,9 +16,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from test_collective_ops import workloads
 from test_orders import sorted_downwards
+from test_within_memory import step_of, unrolled
 from tpu_plugin import assert_compiles, failure, shapes, tpu_mesh
 
 import sdy_jax as sdy
+from sdy_jax.plan.hlo import collectives_in_hlo
 
 LAYOUTS = {"8": ((8,), ("a",)), "2x4": ((2, 4), ("a", "b")), "2x2x2": ((2, 2, 2), ("a", "b", "c"))}
 WORDS = np.zeros((64, 32), np.float32)
@@ -271,3 +273,24 @@ def test_manual_computations():
         return lax.psum(jnp.sin(x) @ x.T, "y") + lax.axis_index("x")
 
     assert not failure(sdy.partition(lambda x: inner(x * 2), mesh=mesh, in_shardings=P("x", "y")), *shapes([WORDS]))
+
+
+def test_weights_that_are_freed_are_gathered_again():
+    """Arrays that no chip keeps in its scratch memory, and a limit that holding the weights is above."""
+    mesh, d, rows = tpu_mesh(8, names=("x",)), 2048, 65536
+    arguments = [tuple(jax.ShapeDtypeStruct(size, jnp.float32) for size in ((d, 2 * d), (2 * d, d)))] * 6
+    batch = [jax.ShapeDtypeStruct((rows, d), jnp.float32)] * 2
+    spec = {"in_shardings": P("x"), "out_shardings": (P("x"), P()), "costs": sdy.CostModel.of_platform("tpu")}
+
+    def found(memory):
+        """The copies that are made again, the gathers of the compiled program, and its temporaries."""
+        step = sdy.partition(step_of(unrolled), mesh=mesh, **spec, layouts="global", memory=memory)
+        compiled, plan = step.lower(arguments, *batch).compile(), step.plan(arguments, *batch)
+        gathers = [c for c in collectives_in_hlo(compiled.as_text()) if c.kind == "all-gather"]
+        temporaries = compiled.memory_analysis().temp_size_in_bytes
+        return sum(c.again for c in plan.collectives), sum(c.count for c in gathers), temporaries, plan.memory.peak
+
+    none, held, much, peak = found("64GiB")
+    again, gathered, less, _ = found(int(0.915 * peak))
+    assert none == 0 < again
+    assert gathered == held + again and less < much

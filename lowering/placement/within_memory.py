@@ -103,7 +103,7 @@ def tried(program: ModelledProgram, proposed: Walk, limit: float, walked: Walked
     search = _Search(program, proposed, limit, walked)
     best = best_choice(program)
     walk = search.follow(best)
-    if not search.is_good(best):
+    if not search.fits(walk):
         search.raise_prices(best, walk)
     return list(search.known.values())
 
