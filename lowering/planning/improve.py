@@ -31,8 +31,7 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
     moves = moves_of(table, atoms)
     best = _moved(model, list(start), moves)
     freed = RestrictedProgram(model, best, everything).solved()
-    if _is_cheaper(model, freed, best):
-        best = _moved(model, freed, moves)
+    best = freed if _is_cheaper(model, freed, best) else best
     found = _improve_locally(model, best, moves[-len(atoms) :] or [everything])
     return found if _is_cheaper(model, found, start) else list(start)
 
