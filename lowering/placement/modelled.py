@@ -72,7 +72,7 @@ class ModelledProgram:
         self._graph, self._walked, self._products_fuse = graph, walked, policy.products_fuse
         self._number = {op: n for n, op in enumerate(graph.ops)}
         self.table = LayoutTable(mesh_name, mesh)
-        self.atoms = _atoms(walked, mesh)
+        self.atoms = atoms_of(walked, mesh)
         self.model = ProgramModel(Prices(self.table, costs, price))
         self._values: dict[Value, int] = {}
         self._made_anew: dict[tuple[Op, int], int] = {}
@@ -415,7 +415,7 @@ def _class(value: Value) -> ValueClass:
     return value.shape or (), value.itemsize
 
 
-def _atoms(walked: Walked, mesh: Mesh) -> tuple[AxisRef, ...]:
+def atoms_of(walked: Walked, mesh: Mesh) -> tuple[AxisRef, ...]:
     """The mesh axes in mesh order, cut where the walk cut them."""
     edges = {axis.name: {1, axis.size} for axis in mesh.axes if axis.size > 1}
     shardings = itertools.chain(

@@ -3,7 +3,7 @@
 A copy is walked first, op by op, around the shardings that propagation gave. From there the layouts of the whole
 program are planned, and a second walk follows the plan. Where that program holds more than it may, others are tried
 that hold less (`within_memory.py`). Of all programs that fit the cheapest one stays. A program that sends nothing as it
-is proposed stays so: no plan could send less, and what every device computes was asked for.
+is proposed stays so: no plan could send less, and what every device computes was asked for. So does one on many axes.
 Source: spec of the planner, sections 9, 12 and 13.
 """
 
@@ -18,7 +18,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import body_of
 from sdy_jax.lowering.placement import partitioner
 from sdy_jax.lowering.placement.live_bytes import Peak, peak_of
-from sdy_jax.lowering.placement.modelled import ModelledProgram
+from sdy_jax.lowering.placement.modelled import ModelledProgram, atoms_of
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import ChangedLayout, LayoutChoice, PartitionReport
@@ -36,6 +36,9 @@ its reason."""
 
 _TOLERATED = 0.01
 """The share of what the proposal holds that a plan may hold more, by default: the estimate is no better than that."""
+
+_MOST_ATOMS = 4
+"""Axes, or parts of axes, up to which a program is planned: each more makes about five times as many layouts."""
 
 
 def partition(
@@ -66,8 +69,9 @@ def partition(
     limit = policy.memory
     if limit is None:
         limit = max((1 + _TOLERATED) * proposed.peak.total, policy.device_memory)
-    walks = [proposed]
-    if proposed.sends or proposed.peak.total > limit:
+    walks, mesh = [proposed], proposed.walker.placement.meshes.base
+    is_planned = len(atoms_of(proposed.walker.walked, mesh)) <= _MOST_ATOMS
+    if is_planned and (proposed.sends or proposed.peak.total > limit):
         walks = tried(modelled(graph, proposed.walker, policy), proposed, limit, walked)
     fitting = [walk for walk in walks if walk.peak.total <= limit]
     if not fitting:
@@ -75,7 +79,8 @@ def partition(
     best = min(fitting, key=lambda walk: walk.cost)
     if proposed in fitting and best.cost > proposed.cost - _LEAST_GAIN * proposed.walker.sending_time():
         best = proposed
-    best.report.layouts = _choice(graph, best, proposed)
+    if is_planned:
+        best.report.layouts = _choice(graph, best, proposed)
     replace_contents(module, best.walker.graph.module)
     return best.report
 

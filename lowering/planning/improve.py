@@ -22,6 +22,9 @@ from sdy_jax.representation.mesh import AxisRef
 _MOST_MOVES, _ROUNDS = 12, 10
 """Moves that are tried, and rounds of local improvement."""
 
+_MOST_AT_ONCE = 600
+"""Ways of a node up to which all ways are left to all nodes: those of three axes, but not of four."""
+
 _LEAST = 1e-9
 """The share of the program's cost below which nothing is changed."""
 
@@ -30,8 +33,9 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
     """A choice that costs no more than the start, and the start where none was found that costs less."""
     moves = moves_of(table, atoms)
     best = _moved(model, list(start), moves)
-    freed = RestrictedProgram(model, best, everything).solved()
-    best = freed if _is_cheaper(model, freed, best) else best
+    if max(len(node.ways) for node in model.nodes) <= _MOST_AT_ONCE:
+        freed = RestrictedProgram(model, best, everything).solved()
+        best = freed if _is_cheaper(model, freed, best) else best
     found = _improve_locally(model, best, moves[-len(atoms) :] or [everything])
     return found if _is_cheaper(model, found, start) else list(start)
 

@@ -73,8 +73,9 @@ def partition(
             blocks, the last ones padded (`plan.padding` lists them); arguments and results, as jax's arrays, keep the
             axes that divide. "replicate": only axes that divide are used. "error": they are refused.
         layouts: how the layouts of values inside are chosen. "global": all together, by what the whole program sends
-            and computes, starting from "local". What sends nothing so is left so, and a plan has to save half a percent
-            of what that sends. "local": op by op, around those that propagation gave; what one op makes in another
+            and computes, starting from "local". What sends nothing so is left so, as are programs on more than four
+            axes (of more than one device each, or parts of axes), and a plan has to save half a percent of what "local"
+            sends. "local": op by op, around those that propagation gave; what one op makes in another
             layout, its only user may take so, and sums stay partial through linear ops.
             "propagated": each op's results are brought to the layouts that propagation gave them (whole on every
             device where it gave none) right where they are made, and taken from there: partial sums are reduced where
