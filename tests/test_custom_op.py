@@ -76,7 +76,7 @@ def test_reductions_that_do_not_divide(padding, whole):
     def split(x):
         return total(jax.lax.with_sharding_constraint(x * 2, NamedSharding(LINE, P("x"))))
 
-    found = sdy.partition(split, mesh=LINE)(normal(13, 8))
+    found = sdy.partition(split, mesh=LINE, layouts="local")(normal(13, 8))
     (block,) = SEEN[-1]
     np.testing.assert_allclose(found, total(normal(13, 8) * 2), rtol=1e-5)
     assert block == ((13, 1) if whole else (2, 8))

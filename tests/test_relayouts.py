@@ -153,7 +153,7 @@ def run(function, x, spec, mesh=PLANE):
     """The plan of a function of `x`, which comes longer, in even blocks; its bytes are those of the program."""
     size = len(x)
     long = jnp.concatenate([x, jnp.zeros((-size % 8, *x.shape[1:]), x.dtype)])
-    partitioned = sdy.partition(lambda long: function(long[:size]), mesh=mesh, in_shardings=P(*spec))
+    partitioned = sdy.partition(lambda long: function(long[:size]), mesh=mesh, in_shardings=P(*spec), layouts="local")
     token = PARTITIONED.set(True)
     plan, found, compiled = partitioned.plan(long), partitioned(long), partitioned.lower(long).compile()
     PARTITIONED.reset(token)

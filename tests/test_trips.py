@@ -77,7 +77,8 @@ def layers(xs, w):
 def test_a_weight_is_gathered_before_the_loop_rather_than_its_product_reduced_in_every_iteration():
     mesh = jax.make_mesh((8,), ("m",), axis_types=(jax.sharding.AxisType.Auto,))
     specs = {"in_shardings": (P(), P("m", None)), "out_shardings": P()}
-    partitioned = sdy.partition(layers, mesh=mesh, costs=sdy.CostModel(), **specs, layouts="local")
+    costs = sdy.CostModel(repeat_work=True)  # without it the product stays split
+    partitioned = sdy.partition(layers, mesh=mesh, costs=costs, **specs, layouts="local")
     rng = np.random.default_rng(0)
     xs, w = rng.normal(size=(20, 16, 64)).astype("f"), rng.normal(size=(64, 512)).astype("f")
     moved = {(c.kind, c.depth): c.wire_bytes for c in partitioned.plan(xs, w).collectives if c.wire_bytes}

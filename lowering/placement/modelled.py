@@ -25,6 +25,7 @@ from sdy_jax.lowering.placement.stated import StatedWays
 from sdy_jax.lowering.placement.trips import trips
 from sdy_jax.lowering.placement.walked import LayoutPlan, Walked
 from sdy_jax.lowering.placement.ways import Ways
+from sdy_jax.lowering.placement.written import is_written_collective
 from sdy_jax.lowering.planning.choice import PlannedOp
 from sdy_jax.lowering.planning.enumerated import Way
 from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ValueClass
@@ -302,7 +303,13 @@ class ModelledProgram:
         for (number, _), node in self._edges.items():
             layouts = nodes[node].ways[chosen[node]].layouts
             edges.setdefault(number, []).append(shardings[layouts[-1 if node in self._made_outside else 0]])
-        return LayoutPlan(ops, dict(self._homes(chosen)), edges, copies or {}, tuple(chosen))
+        return LayoutPlan(ops, dict(self._homes(chosen)), edges, copies or {}, tuple(chosen), dict(self._written()))
+
+    def _written(self) -> Iterator[tuple[int, TensorSharding]]:
+        """The layouts of operands of the user's collectives, which run as they do in the walk."""
+        for number, shardings in self._walked.fixed.items():
+            if is_written_collective(self._graph.ops[number]):
+                yield number, shardings[0]
 
     def copies(self, chosen: Chosen) -> list[HeldCopy]:
         """The copies of values in other layouts that several ops use, and that could be made again for each."""

@@ -288,7 +288,9 @@ class Partitioner:
         placement, operand, result = self.placement, op.operands[0], op.results[0]
         declared = () if operand.sharding is None else (placement.declared(operand),)
         target = placement.declared(result)
-        written = as_written(op, (*declared, placement[operand]), target, self.mesh)
+        planned = self.plan.written.get(self.number[op]) if self.plan is not None else None
+        sources = (*([planned] if planned is not None else []), *declared, placement[operand])
+        written = as_written(op, sources, target, self.mesh)
         if written is None:
             self._note_replaced(op)
             self._forward(op)

@@ -44,10 +44,12 @@ class Walked:
 class LayoutPlan:
     """What a walk is to follow: how ops run, per result of an op the layout in which several users expect it, the
     layouts of data-flow edges, and which copy of a value serves a use, where copies are freed and made again. `chosen`:
-    the choice in the model of the program that says so."""
+    the choice in the model of the program that says so.
+    `written`: from which layout of its operand a collective of the user's runs."""
 
     ops: Mapping[int, PlannedOp]
     homes: Mapping[tuple[int, int], TensorSharding]
     edges: Mapping[int, list[TensorSharding]]
     copies: Mapping[PlannedUse, int] = field(default_factory=dict)
     chosen: tuple[int, ...] = ()
+    written: Mapping[int, TensorSharding] = field(default_factory=dict)

@@ -51,6 +51,10 @@ Mark = tuple[str, int | str]
 """What tells a value in another graph of the same program: see `Naming.mark`."""
 
 
+RESULTS = "out_shardings"
+"""What notes on results are at; they are not printed with a plan, whose results somebody wants where they are."""
+
+
 class Findings(NamedTuple):
     """What can be said about all of a program: `LayoutReasons.bound`, None where that takes longer than the plan did;
     `constraints`; and `repeating`."""
@@ -292,7 +296,7 @@ class LayoutReasons:
                 yield self._note("sharding_constraint", nodes[0], f"{subject} {price}")
         for index, name in self._stated_results:
             if seen.result_cost(index) > least and (price := self._stated_price(seen.result_ways(index), least)):
-                yield self._note("out_shardings", len(seen.model.nodes) - 1, f"that of `{name}` costs {price}")
+                yield self._note(RESULTS, len(seen.model.nodes) - 1, f"that of `{name}` costs {price}")
 
     def _note(self, what: str, node: int, message: str) -> Note:
         op = self.seen.op(node)

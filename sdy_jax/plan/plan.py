@@ -19,7 +19,7 @@ from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, L
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.layout_reason import LayoutReason, sent_text
-from sdy_jax.plan.layout_reasons import Findings, LayoutReasons
+from sdy_jax.plan.layout_reasons import RESULTS, Findings, LayoutReasons
 from sdy_jax.plan.memory import MemoryUse, memory_of
 from sdy_jax.plan.padding import PaddedValue, padded_values
 from sdy_jax.plan.proposal import PlannedWith
@@ -284,6 +284,8 @@ class Plan:
         otherwise."""
         if self.layouts is None or not self.layouts.sent:
             return ""
+        if not self.layouts.changed and self._findings.bound is None:
+            return ""
         found: dict[tuple[str, ...], list[float]] = {}
         for change in self.layouts.changed:
             types = (type_text(change.dtype, change.shape, s, self.program.mesh_name) for s in _both(change))
@@ -349,7 +351,8 @@ class Plan:
         return "repeated work (operations per device that others perform as well)\n" + _table(rows) if rows else ""
 
     def _notes(self) -> str:
-        notes = [*self.notes, *self.dear_constraints]
+        dear = (note for note in self.dear_constraints if note.op != RESULTS)
+        notes = [*self.notes, *dear]
         return "\n".join(["notes", *(f"  {note}" for note in notes)]) if notes else ""
 
 
