@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sdy_jax.lowering.planning.columns import Column, different
 from sdy_jax.lowering.planning.layout_table import ValueClass
 from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Port, ProgramModel
 from sdy_jax.lowering.planning.solver import Ports, Problem, solve
@@ -56,13 +57,6 @@ def _cheaper(model: ProgramModel, one: Sequence[int], other: Sequence[int]) -> C
     return list(other if model.cost(other) < model.cost(one) else one)
 
 
-class _Column(NamedTuple):
-    """The layouts that a port may have, in order, and for each way of its node the index of its own."""
-
-    layouts: list[int]
-    of_way: NDArray[np.intp]
-
-
 class _Supplies(NamedTuple):
     """The sets of layouts in which a value may exist.
 
@@ -93,7 +87,7 @@ class _Exact:
         ends = (port.node for value in self._values for port in (_maker(value), *value.uses))
         self._allowed = {node: allowed.get(node, (chosen[node],)) for node in sorted({*allowed, *ends})}
         self._number = {node: number for number, node in enumerate(self._allowed)}
-        self._columns: dict[tuple[int, object, int], _Column] = {}
+        self._columns: dict[tuple[int, object, int], Column] = {}
         self._supplies: dict[object, _Supplies] = {}
         self._prices: dict[object, Costs] = {}
 
@@ -103,7 +97,7 @@ class _Exact:
         for node, ways in self._allowed.items():
             own.append(self._model.nodes[node].times * np.array([self._model.nodes[node].ways[w].cost for w in ways]))
             start.append(list(ways).index(self._chosen[node]))
-        used = [(value, self._different_uses(value)) for value in self._values]
+        used = [(value, different(value.uses, self._column)) for value in self._values]
         shared = [(value, uses, self._supplies_of(value, uses)) for value, uses in used if len(uses) > 1]
         problem = Problem([*own, *(np.zeros(len(supplies.reached)) for *_, supplies in shared)])
         for value, uses in used:
@@ -117,22 +111,12 @@ class _Exact:
             choice[node] = ways[way]
         return choice, solution.bound
 
-    def _column(self, port: Port) -> _Column:
+    def _column(self, port: Port) -> Column:
         ways, allowed = self._model.nodes[port.node].ways, self._allowed[port.node]
         key = id(ways), len(ways) if isinstance(allowed, range) else tuple(allowed), port.slot
         if key not in self._columns:
-            each = [ways[way].layouts[port.slot] for way in allowed]
-            index = {layout: i for i, layout in enumerate(sorted(set(each)))}
-            self._columns[key] = _Column(list(index), np.array([index[layout] for layout in each]))
+            self._columns[key] = Column.of(ways, allowed, port.slot)
         return self._columns[key]
-
-    def _different_uses(self, value: ModelValue) -> list[Port]:
-        """The uses of a value, one for all slots of a node that take it in equal layouts."""
-        found: dict[object, Port] = {}
-        for use in value.uses:
-            column = self._column(use)
-            found.setdefault((use.node, tuple(column.layouts), column.of_way.tobytes()), use)
-        return list(found.values())
 
     def _add_reshard(self, problem: Problem, value: ModelValue, use: Port) -> None:
         maker = _maker(value)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sdy_jax.lowering.planning.columns import Column, different
 from sdy_jax.lowering.planning.enumerated import Way
 from sdy_jax.lowering.planning.layout_table import ValueClass
 from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Port, ProgramModel
@@ -28,13 +29,6 @@ Costs = NDArray[np.float64]
 
 _MOST_PHASES = 3
 """Phases of a value's uses: forward, backward, update."""
-
-
-class _Column(NamedTuple):
-    """The layouts that a port may have, in order, and for each way of its node the index of its own."""
-
-    layouts: list[int]
-    of_way: NDArray[np.intp]
 
 
 class _Home(NamedTuple):
@@ -54,7 +48,7 @@ class RestrictedProgram:
     def __init__(self, model: ProgramModel, now: Sequence[int], keeps: Keeps):
         self._model, self._now = model, now
         self._kept: dict[tuple[int, int], list[int]] = {}
-        self._columns: dict[tuple[int, int], _Column] = {}
+        self._columns: dict[tuple[int, int], Column] = {}
         self._matrices: dict[object, Costs] = {}
         self._allowed = [self._allowed_ways(node, keeps) for node in range(len(model.nodes))]
         self._uses = [self._different_uses(value) for value in model.values]
@@ -91,23 +85,16 @@ class RestrictedProgram:
             self._kept[key] = [now, *others]
         return self._kept[key]
 
-    def _column(self, port: Port) -> _Column:
+    def _column(self, port: Port) -> Column:
         allowed, ways = self._allowed[port.node], self._model.nodes[port.node].ways
         key = id(allowed), port.slot
         if key not in self._columns:
-            each = [ways[way].layouts[port.slot] for way in allowed]
-            index = {layout: i for i, layout in enumerate(sorted(set(each)))}
-            self._columns[key] = _Column(list(index), np.array([index[layout] for layout in each]))
+            self._columns[key] = Column.of(ways, allowed, port.slot)
         return self._columns[key]
 
     def _different_uses(self, value: ModelValue) -> list[Port]:
-        """The places where a value is taken, one for all slots of a node that take it in equal layouts; none where
-        nobody makes it."""
-        found: dict[object, Port] = {}
-        for use in value.uses if value.maker is not None else ():
-            column = self._column(use)
-            found.setdefault((use.node, tuple(column.layouts), column.of_way.tobytes()), use)
-        return list(found.values())
+        """The places where a value is taken; none where nobody makes it."""
+        return different(value.uses if value.maker is not None else (), self._column)
 
     def _maker(self, made: int) -> Port:
         return self._maker_of(self._model.values[made])
