@@ -74,3 +74,16 @@ def test_a_machine_gives_seconds():
 def test_an_unknown_machine_is_refused_with_the_names():
     with pytest.raises(SdyError, match=r"no machine is called 'h9000'; known are tpu v4, .*b200"):
         CostModel.of_machine("h9000", [])
+
+
+def test_in_a_full_bucket_latency_is_a_tenth_of_the_time():
+    model = CostModel(latency=3e-6, bandwidth={"x": 50e9, "y": 2e9})
+    for kind in ("all_gather", "all_reduce", "collective_permute"):
+        full = model.bucket_bytes(kind, [AxisRef("x"), AxisRef("y")], MESH)
+        time = model.sending_time(kind, [AxisRef("x"), AxisRef("y")], MESH, full)
+        assert full > 0
+        assert full / 2e9 == pytest.approx(0.9 * time)
+
+
+def test_without_latency_nothing_is_gained_by_combining():
+    assert CostModel().bucket_bytes("all_gather", [AxisRef("x")], MESH) == 0

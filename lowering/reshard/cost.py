@@ -146,6 +146,19 @@ class CostModel:
         hops = self.latency * _row(kind)[1](group) if self.latency and group > 1 and kind in _TABLE else 0.0
         return hops + wire / min((self.bandwidth_of(axis.name) for axis in axes), default=1.0)
 
+    def bucket_bytes(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh) -> float:
+        """The size at which latency is a tenth of a collective's time, in bytes that each device sends.
+
+        Smaller collectives of one kind and group are worth combining, up to this size; larger ones gain little. Without
+        latency it is 0: nothing is gained by combining.
+
+        >>> CostModel(latency=1e-6, bandwidth={"x": 90e9}).bucket_bytes("all_gather", [AxisRef("x")], Mesh.of(x=4))
+        2430000.0
+        """
+        axes = tuple(axes)
+        slowest = min((self.bandwidth_of(axis.name) for axis in axes), default=1.0)
+        return 9 * self.group_time(kind, axes_size(axes, mesh), slowest, 0.0, 0.0) * slowest
+
     def bandwidth_of(self, axis: str) -> float:
         """Bytes per second along a mesh axis."""
         return dict(self.bandwidth).get(axis, 1.0) if self.bandwidth else 1.0
