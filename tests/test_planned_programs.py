@@ -10,6 +10,7 @@ from partitioned_ops import CUBE, LINE, PLANE
 from test_whole_program import Program
 
 import sdy_jax as sdy
+from sdy_jax.lowering.placement.layout_plans import plan_of
 from sdy_jax.lowering.placement.within_memory import best_choice
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
@@ -249,7 +250,7 @@ def test_partial_sums_that_all_users_take_are_not_reduced_before():
     assert whole <= 16  # one number is reduced
     program = Program(function, *args)
     product = next(n for n, op in enumerate(program.graph.ops) if op.name == "stablehlo.dot_general")
-    assert program.modelled.plan(best_choice(program.modelled)).homes[product, 0].unreduced_axes
+    assert plan_of(program.modelled, best_choice(program.modelled)).homes[product, 0].unreduced_axes
 
 
 # Uneven sizes and halos.

@@ -11,6 +11,7 @@ from test_whole_program import Program, shapes
 
 import sdy_jax as sdy
 from sdy_jax.lowering.placement import stated
+from sdy_jax.lowering.placement.layout_plans import plan_of
 from sdy_jax.lowering.placement.within_memory import best_choice
 from sdy_jax.testing import assert_same
 
@@ -47,14 +48,14 @@ class Chosen(Program):
     def constraints(self):
         """Per constraint that is left after export, the layouts that it may have, the chosen one first."""
         shardings = self.modelled.table.shardings
-        for node in self.modelled._constraints.values():
+        for node in self.modelled.constraints.values():
             ways = self.model.nodes[node].ways
             chosen = ways[self.choice[node]]
             yield [str(shardings[way.layouts[0]]) for way in (chosen, *(way for way in ways if way != chosen))]
 
     def layouts(self, name):
         """Per op of a name, the chosen layouts of its operands and results."""
-        for number, node in self.modelled._decided.items():
+        for number, node in self.modelled.decided.items():
             if self.graph.ops[number].name == name:
                 way = self.model.nodes[node].ways[self.choice[node]]
                 yield [str(self.modelled.table.shardings[layout]) for layout in way.layouts]
@@ -134,7 +135,7 @@ def test_edges_and_computations_keep_what_is_stated():
         return named(looped)
 
     program = Chosen(function, shapes((64, 64), (64, 64)), LINE, (P("x"), P("x")))
-    edges = program.modelled.plan(program.choice).edges
+    edges = plan_of(program.modelled, program.choice).edges
     names = {program.graph.ops[number].name: number for number in edges}
     loop = {str(sharding) for sharding in edges[names["stablehlo.while"]] if sharding.rank}
     part = [str(sharding) for sharding in edges[names["sdy.named_computation"]] if sharding.rank]
@@ -265,7 +266,7 @@ def test_manual_axes_at_borders_stay_and_free_ones_follow_what_is_around():
 
     x, w = drawn((64, 64), (64, 64))
     program = Chosen(function, (x, w), PLANE, (P("x"), P("y")), P("x"))
-    (edges,) = program.modelled.plan(program.choice).edges.values()
+    (edges,) = plan_of(program.modelled, program.choice).edges.values()
     assert all(sharding.axes[0][:1] == edges[0].axes[0][:1] for sharding in (edges[0], edges[-1]))
     assert not any("x" in axis.name for axes in edges[1].axes for axis in axes)
     assert program.walked_by_plan().cost() == pytest.approx(program.cost, rel=0.02)

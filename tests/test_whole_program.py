@@ -21,6 +21,7 @@ import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement import whole_program, within_memory
 from sdy_jax.lowering.placement.copies import HeldCopy, UseOfCopy
+from sdy_jax.lowering.placement.layout_plans import plan_of
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.whole_program import modelled
@@ -44,7 +45,8 @@ class Program:
             self.graph = prepared(module, plan.program.mesh_name, rules)
             self.rules, self.mesh_name = rules, plan.program.mesh_name
             self.walk = self.walked()
-            self.modelled = modelled(self.graph, self.walk, Policy())
+            atoms = self.walk.walked.atoms(self.walk.placement.meshes.base)
+            self.modelled = modelled(self.graph, self.walk, atoms, Policy())
         self.model = self.modelled.model
 
     def walked(self, plan=None):
@@ -56,12 +58,12 @@ class Program:
     def walked_by_plan(self):
         module = self.graph.module
         with module.context, ir.Location.unknown(module.context):
-            return self.walked(self.modelled.plan(best_choice(self.modelled)))
+            return self.walked(plan_of(self.modelled, best_choice(self.modelled)))
 
     def walked_by_its_own_choices(self):
         module = self.graph.module
         with module.context, ir.Location.unknown(module.context):
-            return self.walked(self.modelled.plan(self.modelled.start))
+            return self.walked(plan_of(self.modelled, self.modelled.start))
 
 
 def shapes(*sizes):
@@ -302,7 +304,7 @@ def test_what_is_fused_takes_no_memory_and_its_operands_live_until_it_is_read():
         return h.sum(0), jnp.tanh(h * 2 + 1) @ v
 
     program = Program(function, shapes((32, 64), (64, 64), (64, 64)), LINE, (P("x"), P(), P()))
-    values = {value: program.model.values[n] for value, n in program.modelled._values.items() if n >= 0}
+    values = {value: program.model.values[n] for value, n in program.modelled.values.items() if n >= 0}
     products = [value for value in values if value.defining_op and value.defining_op.name == "stablehlo.dot_general"]
     (scaled,) = [value for value in values if value.defining_op and value.defining_op.name == "stablehlo.multiply"]
     assert values[scaled].is_at_hand and not values[products[0]].is_at_hand
@@ -325,21 +327,15 @@ class Tried:
             self.price = max(prices)
 
         monkeypatch.setattr(within_memory, "improved", improved)
+        monkeypatch.setattr(within_memory, "plan_of", lambda _, chosen, copies: (chosen[0], copies))
+        monkeypatch.setattr(within_memory, "held_copies", lambda *_: self.copies)
         model = SimpleNamespace(
             cost=lambda c: walks[c[0]][0],
             held=lambda c: walks[c[0]][1],
             charge_each_reshard=lambda _: None,
             mean_reshard=lambda _: 0.0,
         )
-        self.program = SimpleNamespace(
-            model=model,
-            start=[0],
-            table=None,
-            atoms=(),
-            plan=lambda chosen, copies: (chosen[0], copies),
-            copies=lambda chosen: self.copies,
-            charge_holding=charge_holding,
-        )
+        self.program = SimpleNamespace(model=model, start=[0], table=None, atoms=(), charge_holding=charge_holding)
 
     def found(self, limit):
         return [(walk.cost, walk.peak.total) for walk in tried(self.program, self.walk((0, {})), limit, self.walk)]

@@ -39,7 +39,7 @@ class Reconsidered:
         walker = Partitioner(Graph(self.graph.module.clone().operation), mesh_name, costs, rules, policy, ())
         walker.run()
         self._meshes, self.costs = walker.placement.meshes, costs
-        self.program = modelled(self.graph, walker, policy)
+        self.program = modelled(self.graph, walker, walker.walked.atoms(self._meshes.base), policy)
         self.model, self.start = self.program.model, self.program.start
         self.chosen: Chosen = list(chosen) or list(self.start)
         if len(self.chosen) != len(self.start):
@@ -49,14 +49,14 @@ class Reconsidered:
 
     def _numbered(self) -> Iterator[tuple[int, Value]]:
         """The values by number. Values that only state another layout share their operand's."""
-        for node, ends in reversed(list(zip(self.model.nodes, self.program.ends, strict=True))):
+        for node, part in reversed(list(zip(self.model.nodes, self.program.parts, strict=True))):
             made = node.values[node.takes :]
-            both = zip(made, ends.makes, strict=False)  # the tie of a group is no value of the program
+            both = zip(made, part.makes, strict=False)  # the tie of a group is no value of the program
             yield from ((number, value) for number, value in both if number >= 0)
 
     def op(self, node: int) -> Op | None:
         """The op of a node; None for an argument."""
-        return self.program.ends[node].op
+        return self.program.parts[node].op
 
     def made(self, number: int, choice: Sequence[int]) -> TensorSharding:
         """The layout in which a choice makes a value."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from sdy_jax.lowering.placement.copies import PlannedUse
 from sdy_jax.lowering.placement.decisions import Decision, Shardings
 from sdy_jax.lowering.planning.choice import PlannedOp
+from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -38,6 +40,25 @@ class Walked:
     edges: dict[int, list[WalkedEdge]] = field(default_factory=dict)
     arguments: list[TensorSharding] = field(default_factory=list)
     results: list[TensorSharding] = field(default_factory=list)
+
+    def atoms(self, mesh: Mesh) -> tuple[AxisRef, ...]:
+        """The mesh axes in mesh order, cut where the walk cut them."""
+        edges = {axis.name: {1, axis.size} for axis in mesh.axes if axis.size > 1}
+        decided = (decision.shardings for decision in self.decided.values())
+        shardings = chain(
+            self.arguments, self.results, *decided, *self.fixed.values(), *chain.from_iterable(self.edges.values())
+        )
+        for sharding in dict.fromkeys(shardings):
+            for axis in chain(*sharding.axes, sharding.unreduced_axes):
+                if axis.name in edges:
+                    edges[axis.name].update((axis.pre_size, axis.next_pre_size(mesh)))
+        return tuple(
+            [
+                AxisRef.canonical(name, low, high // low, mesh)
+                for name, cuts in edges.items()
+                for low, high in pairwise(sorted(cuts))
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,18 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import body_of
-from sdy_jax.lowering.placement import partitioner
+from sdy_jax.lowering.placement import model_builder, partitioner
 from sdy_jax.lowering.placement.live_bytes import Peak, peak_of
-from sdy_jax.lowering.placement.modelled import ModelledProgram, atoms_of
+from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import ChangedLayout, LayoutChoice, PartitionReport
 from sdy_jax.lowering.placement.stated import changed_statements
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.placement.within_memory import Walk, tried
+from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import bytes_text
 from sdy_jax.rules import RuleBook
@@ -70,9 +72,10 @@ def partition(
     if limit is None:
         limit = max((1 + _TOLERATED) * proposed.peak.total, policy.device_memory)
     walks, mesh = [proposed], proposed.walker.placement.meshes.base
-    is_planned = len(atoms_of(proposed.walker.walked, mesh)) <= _MOST_ATOMS
+    atoms = proposed.walker.walked.atoms(mesh)
+    is_planned = len(atoms) <= _MOST_ATOMS
     if is_planned and (proposed.sends or proposed.peak.total > limit):
-        walks = tried(modelled(graph, proposed.walker, policy), proposed, limit, walked)
+        walks = tried(modelled(graph, proposed.walker, atoms, policy), proposed, limit, walked)
     fitting = [walk for walk in walks if walk.peak.total <= limit]
     if not fitting:
         raise SdyError(_too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit))
@@ -103,14 +106,16 @@ def _changed(graph: Graph, chosen: Partitioner, proposed: Partitioner) -> Iterat
                 yield ChangedLayout(op.name, op.mlir.location, value.dtype, value.shape, new, old)
 
 
-def modelled(graph: Graph, proposed: Partitioner, policy: Policy) -> ModelledProgram:
-    """The model of a program of which a copy was walked; `graph` is that of the program itself."""
+def modelled(graph: Graph, proposed: Partitioner, atoms: tuple[AxisRef, ...], policy: Policy) -> ModelledProgram:
+    """The model of a program of which a copy was walked; `graph` is that of the program itself, `atoms` the parts of
+    mesh axes that the walk knows."""
     meshes, costs = proposed.placement.meshes, proposed.costs
 
     def price(shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding) -> float:
         return meshes.plan(shape, itemsize, source, target, costs).cost
 
-    return ModelledProgram(graph, proposed.walked, meshes.base_name, meshes.base, costs, price, policy)
+    table = LayoutTable(meshes.base_name, meshes.base)
+    return model_builder.modelled(graph, proposed.walked, table, atoms, costs, price, policy)
 
 
 def _too_large(peak: Peak, limit: float) -> str:

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdy_jax.lowering.placement.copies import HeldCopy, PlannedUse
+from sdy_jax.lowering.placement.held_copies import held_copies
+from sdy_jax.lowering.placement.layout_plans import plan_of
 from sdy_jax.lowering.placement.live_bytes import Peak
 from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner
@@ -123,7 +125,7 @@ class _Search:
         walk = self._with_copies(chosen, {})
         if self.fits(walk):
             return walk
-        held = self._program.copies(chosen)
+        held = held_copies(self._program, chosen)
         freed = set[tuple[int, int]]()
         for _ in range(_FREED if held else 0):
             more = _freed(held, walk.live() - self._limit, freed)
@@ -138,7 +140,7 @@ class _Search:
     def _with_copies(self, chosen: Chosen, copies: dict[PlannedUse, int]) -> Walk:
         key = (*chosen, *copies.items())
         if key not in self.known:
-            self.known[key] = self._walked(self._program.plan(chosen, copies))
+            self.known[key] = self._walked(plan_of(self._program, chosen, copies))
         return self.known[key]
 
     def is_good(self, best: Chosen) -> bool:

@@ -1,0 +1,58 @@
+"""When values are needed: from which node of the model to which, so that holding them can have a price.
+
+Source: spec of the planner, section 9.
+"""
+
+from __future__ import annotations
+
+from sdy_jax.ir.graph import Block, Op, Value
+from sdy_jax.lowering.placement.live_bytes import can_fuse
+from sdy_jax.lowering.placement.modelled import FREE, ModelledProgram
+from sdy_jax.lowering.planning.program_model import ModelValue
+
+
+def place_uses(program: ModelledProgram, products_fuse: bool) -> None:
+    """Says of each use from which node to which the value is needed for it: all of a loop, if the use is inside; what
+    is fused reads its operands when its users run. `products_fuse`: users compute products, too."""
+    main, returned = program.graph.main.blocks[0], frozenset(program.graph.outputs)
+    found = [*program.values.items(), *((op.operands[i], n) for (op, i), n in program.made_anew.items())]
+    values = {number: value for value, number in reversed(found) if number != FREE}
+    anew, runs = set(program.made_anew.values()), [(node, node) for node in range(len(program.model.nodes))]
+    for number in sorted(values, key=program.maker, reverse=True):
+        value, known = values[number], program.model.values[number]
+        op, home = value.defining_op, value.owner if isinstance(value.owner, Block) else value.owner.block
+        known.born = _born(program, value, known)
+        known.needed = [_needed(program, use.node, runs[use.node], home, known.born) for use in known.uses]
+        fused = op is not None and value not in returned and _is_fused(op, products_fuse)
+        known.is_at_hand = fused or (home is main and op is None)
+        if not known.uses:
+            continue
+        begins, ends = zip(*known.needed, strict=True)
+        if fused:
+            runs[program.maker(number)] = min(begins), max(ends)
+        elif number in anew:  # runs just before its user
+            known.born, runs[program.maker(number)] = min(begins), (min(begins), min(begins))
+
+
+def _is_fused(op: Op, products_fuse: bool) -> bool:
+    """Whether the users of an op compute its result."""
+    return can_fuse(op, products_fuse) and all(user.block is op.block for user, _ in op.results[0].uses)
+
+
+def _born(program: ModelledProgram, value: Value, known: ModelValue) -> int:
+    """The node from which on a value is there: what a loop carries, from the first node inside."""
+    block = value.owner
+    if isinstance(block, Block) and block.parent in program.extents:
+        return program.extents[block.parent][0]
+    return known.maker.node if known.maker is not None else 0
+
+
+def _needed(
+    program: ModelledProgram, node: int, extent: tuple[int, int], home: Block | None, born: int
+) -> tuple[int, int]:
+    """From when to when what a node takes is needed, which it reads between two nodes of its own block; a loop reads
+    what it carries on after its body has made it."""
+    block = program.parts[node].block
+    while block is not home and block.parent.block is not None:
+        extent, block = program.extents.get(block.parent, extent), block.parent.block
+    return max(extent[0], born), max(extent[1], born)
