@@ -57,3 +57,19 @@ def usable_memory(mesh: jax.sharding.Mesh) -> float:
     except (jax.errors.JaxRuntimeError, NotImplementedError):  # a topology without devices, such as TPUs compiled for
         stats = None
     return _USABLE * (stats or {}).get("bytes_limit", 0)
+
+
+def network_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
+    """The axes along which neighbours reach each other over the data-centre network only: TPUs of several slices, other
+    devices of several processes. Virtual CPU devices have none."""
+    if mesh.devices.flat[0].platform == "cpu":
+        return ()
+    place = np.vectorize(_place, otypes=[int])(mesh.devices)
+    return tuple(name for dim, name in enumerate(mesh.axis_names) if np.diff(place, axis=dim).any())
+
+
+def _place(device: jax.Device) -> int:
+    """The number of what a device's own links reach: its slice or process."""
+    if device.platform == "tpu":
+        return getattr(device, "slice_index", None) or 0
+    return device.process_index

@@ -1,5 +1,7 @@
 """The cost model: bytes on the wire and time per collective."""
 
+import dataclasses
+
 import pytest
 
 from sdy_jax.errors import InternalError, SdyError
@@ -42,8 +44,64 @@ def test_a_permute_of_devices_goes_over_any_axis():
 def test_time_is_hops_and_bytes_over_the_slowest_axis():
     model = CostModel(latency=10, bandwidth={"x": 8, "y": 2})
     assert model.time("all_gather", [AxisRef("x")], MESH, 64, 128) == 10 + 64 / 8
-    assert model.time("all_reduce", [AxisRef("x"), AxisRef("y")], MESH, 64, 64) == 10 * 14 + 112 / 2
-    assert model.time("all_to_all", [AxisRef.sub("y", 1, 2)], MESH, 64, 64) == 10 + 32 / 2
+    assert model.time("all_reduce", [AxisRef("x"), AxisRef("y")], MESH, 64, 64) == 2 * 10 * (1 + 3) + 112 / 2
+    assert model.time("all_to_all", [AxisRef.sub("y", 2, 2)], MESH, 64, 64) == 10 + 32 / 2
+
+
+def test_neighbours_along_a_part_of_an_axis_are_as_far_apart_as_they_are():
+    model, mesh = CostModel(latency=1, bandwidth={"x": 1e9}), Mesh.of(x=8)
+    hops = [model.rate("all_gather", (AxisRef.sub("x", *part),), mesh).fixed for part in ((1, 2), (2, 2), (4, 2))]
+    assert hops == [4, 2, 1]
+    assert model.rate("all_gather", (AxisRef("x"),), mesh).fixed == sum(hops)
+    assert model.link(AxisRef("x"), mesh).cut([2, 4]) == (
+        model.link(AxisRef.sub("x", 1, 2), mesh),
+        model.link(AxisRef.sub("x", 2, 4), mesh),
+    )
+
+
+def test_a_collective_starts_once():
+    model = CostModel(latency={"x": 1}, start={"x": 100, "y": 1000})
+    assert model.time("all_reduce", [AxisRef("x")], MESH, 64, 64) == 64 + 100 + 2
+    assert model.time("all_reduce", [AxisRef("x"), AxisRef("y")], MESH, 64, 64) == 112 + 1000 + 2
+    assert model.time("collective_permute", [AxisRef("x")], MESH, 64, 64) == 64 + 100 + 1
+    assert model.time("all_gather", [AxisRef("x")], MESH, 0, 0) == 0
+    assert model.time("all_slice", [AxisRef("x")], MESH, 64, 32) == 0
+
+
+def test_combined_collectives_share_the_latency_of_a_bucket():
+    alone = CostModel(latency=9, bandwidth={"x": 2, "y": 2})
+    shared = dataclasses.replace(alone, combines=True)
+    full = shared.bucket_bytes("all_gather", [AxisRef("x")], MESH)
+    assert full == 9 * 9 * 2
+    small, large = (shared.sending_time("all_gather", [AxisRef("x")], MESH, part * full) for part in (1 / 3, 3))
+    assert small == pytest.approx(full / 3 / 2 * 10 / 9)
+    assert large == alone.sending_time("all_gather", [AxisRef("x")], MESH, 3 * full)
+
+
+@pytest.mark.parametrize(("size", "slower"), [(2, 1), (4, 4 / 3), (8, 16 / 7), (16, 64 / 15)])
+def test_through_a_ring_an_exchange_passes_devices_in_between(size, slower):
+    """A quarter of what a gather of as much takes."""
+    mesh, x = Mesh.of(x=size), [AxisRef("x")]
+    ring, switch = (CostModel(bandwidth={"x": 10.0}, torus=torus) for torus in (("x",), ()))
+    assert ring.time("all_to_all", x, mesh, 64, 64) == pytest.approx(
+        slower * switch.time("all_to_all", x, mesh, 64, 64)
+    )
+    gathered = ring.time("all_gather", x, mesh, 64 / size, 64)
+    whole = 64 * size / (size - 1)
+    assert ring.time("all_to_all", x, mesh, whole, whole) >= gathered / 4
+    assert ring.time("all_gather", x, mesh, 64, 64) == switch.time("all_gather", x, mesh, 64, 64)
+
+
+def test_work_takes_as_long_as_its_operations_or_its_bytes():
+    model = CostModel(flop=2.0, memory=0.5)
+    assert model.work_time(10, 4) == 20
+    assert model.work_time(10, 400) == 200
+    assert CostModel(flop=2.0).work_time(10, 400) == 20
+
+
+def test_the_unit_is_seconds_where_bandwidths_are_given():
+    assert CostModel(latency=5).unit == "bytes"
+    assert CostModel(bandwidth={"x": 1e9}).unit == "seconds"
 
 
 def test_a_model_is_hashable_and_orders_its_axes():
@@ -67,8 +125,10 @@ def test_a_machine_gives_seconds():
     model = CostModel.of_machine("h100", ["data", "model"], {"data": 25e9})
     mesh = Mesh.of(data=2, model=8)
     fast = model.time("all_gather", [AxisRef("model")], mesh, 1e6, 8e6)
-    assert fast == pytest.approx(7e6 / 450e9 + 7 * 3e-6)
-    assert model.time("all_gather", [AxisRef("data")], mesh, 1e6, 2e6) == pytest.approx(1e6 / 25e9 + 3e-6)
+    assert fast == pytest.approx(7e6 / 450e9 * 10 / 9)
+    assert model.time("all_gather", [AxisRef("data")], mesh, 1e7, 2e7) == pytest.approx(1e7 / 25e9 + 7e-6 + 5e-6)
+    assert model.work_time(1e12, 0) == pytest.approx(2e12 / 989e12)
+    assert model.work_time(1, 3.35e9) == pytest.approx(1e-3)
 
 
 def test_an_unknown_machine_is_refused_with_the_names():

@@ -126,8 +126,68 @@ SINGLE = [  # source, target, kind, axes, shards of the source
 def test_single_collectives_cost_what_the_model_says(source, target, kind, axes, shards, bandwidth):
     costs, shape, ends = CostModel(bandwidth=bandwidth), (8, 16), (layout(*source), layout(*target))
     price = RoutePrices("m", TWO_BY_FOUR, costs).matrix(shape, 4.0, [ends[0]], [ends[1]])[0, 0]
-    assert price == costs.time(kind, map(AxisRef, axes), TWO_BY_FOUR, 4.0 * 8 * 16 / shards, 0)
     assert price == plan_reshard(shape, 4.0, *ends, TWO_BY_FOUR, costs).cost
+    at_once = costs.time(kind, map(AxisRef, axes), TWO_BY_FOUR, 4.0 * 8 * 16 / shards, 0)
+    by_speed = bandwidth and len(axes) > 1 and kind in ("all_gather", "reduce_scatter", "all_reduce")
+    assert price < at_once if by_speed else price == at_once
+
+
+FAST_AND_SLOW = CostModel(latency={"x": 2e-6, "y": 1e-6}, bandwidth={"x": 1e9, "y": 100e9}, start=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "kinds"),
+    [
+        ((",", "xy"), (",", ""), ["reduce_scatter", "all_reduce", "all_gather"]),
+        ((",", "xy"), ("x,y", ""), ["reduce_scatter", "reduce_scatter"]),
+        ((",yx", ""), (",", ""), ["all_gather", "all_gather"]),
+        (("xy,", ""), (",", ""), ["all_to_all", "all_gather", "all_gather"]),
+    ],
+)
+def test_the_fast_axis_goes_first_and_last_where_bytes_matter(source, target, kinds):
+    """8 MiB over an axis at 100 GB/s and one at 1 GB/s: over the slow one goes what the fast one leaves."""
+    shape, ends = (1024, 2048), (layout(*source), layout(*target))
+    plan = plan_reshard(shape, 4.0, *ends, TWO_BY_FOUR, FAST_AND_SLOW)
+    assert [step.kind for step in plan.steps] == kinds
+    price = RoutePrices("m", TWO_BY_FOUR, FAST_AND_SLOW).matrix(shape, 4.0, [ends[0]], [ends[1]])[0, 0]
+    assert price == pytest.approx(plan.cost)
+    if kinds[1] == "all_reduce":
+        part = 4.0 * 1024 * 2048 / 4
+        assert price == pytest.approx(2 * 3 * part / 100e9 + part / 1e9 + 2 * (3e-6 + 3e-6) + 3e-6 + 2 * 2e-6)
+
+
+def test_a_small_value_is_reduced_over_a_fast_and_a_slow_axis_at_once():
+    """Three collectives would wait three times."""
+    ends = layout(",", "xy"), layout(",")
+    plan = plan_reshard((8, 4), 4.0, *ends, TWO_BY_FOUR, FAST_AND_SLOW)
+    assert [step.kind for step in plan.steps] == ["all_reduce"]
+    price = RoutePrices("m", TWO_BY_FOUR, FAST_AND_SLOW).matrix((8, 4), 4.0, [ends[0]], [ends[1]])[0, 0]
+    assert price == pytest.approx(plan.cost)
+
+
+@pytest.mark.parametrize("combines", [False, True])
+@pytest.mark.parametrize("rows", [8, 100, 1000, 10_000, 100_000])
+def test_with_latency_sizes_between_powers_of_four_are_priced_within_a_few_percent(rows, combines):
+    costs = CostModel(latency=1e-6, bandwidth={"x": 50e9, "y": 50e9}, start=5e-6, combines=combines)
+    given, shape = layouts(TWO_BY_FOUR, (8, 16)), (8 * rows, 16)
+    prices = RoutePrices("m", TWO_BY_FOUR, costs).matrix(shape, 4.0, given, given)
+    pairs = random.Random(0).sample(list(itertools.product(range(len(given)), repeat=2)), 60)
+    for i, j in pairs:
+        planned = plan_reshard(shape, 4.0, given[i], given[j], TWO_BY_FOUR, costs)
+        if len(planned.steps) == 1:
+            assert 0.96 * planned.cost <= prices[i, j] <= planned.cost * (1 + 1e-9)
+
+
+def test_with_latency_sizes_between_two_powers_share_their_paths(monkeypatch):
+    classes._routes.cache_clear()
+    searches = []
+    monkeypatch.setattr(classes, "shortest", lambda *args, found=classes.shortest: searches.append(1) or found(*args))
+    costs, given = CostModel(latency=5.0), layouts(TWO_BY_FOUR, (8, 16))
+    book = RoutePrices("m", TWO_BY_FOUR, costs)
+    book.matrix((40, 16), 4.0, given, given)
+    count = len(searches)
+    book.matrix((56, 16), 4.0, given, given)
+    assert len(searches) == count > 0
 
 
 def test_nothing_on_the_way_is_larger_than_both_ends():

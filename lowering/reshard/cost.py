@@ -1,19 +1,25 @@
-"""What a collective costs: bytes on the wire per device, and time.
+"""What a collective costs: bytes on the wire per device, and time; and what a device's own work does.
 
 Ring algorithms over a group of g devices. With the default model (no latency, bandwidth 1) time equals wire bytes.
+Source: spec of the planner, section 15.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import jax
 
 from sdy_jax.errors import InternalError, SdyError
+from sdy_jax.lowering.reshard.machines import MACHINES, machine_name
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.runtime.devices import network_axes
 
 _Bytes = Callable[[int, float, float], float]
-_Hops = Callable[[int], int]
 
 
 def _kept(g: int) -> float:
@@ -21,53 +27,109 @@ def _kept(g: int) -> float:
     return (g - 1) / g
 
 
-_TABLE: dict[str, tuple[_Bytes, _Hops]] = {
-    # kind: wire bytes per device from (group, local bytes before, local bytes after), hops from the group
-    "all_gather": (lambda g, b_in, b_out: (g - 1.0) * b_in, lambda g: g - 1),
-    "reduce_scatter": (lambda g, b_in, b_out: _kept(g) * b_in, lambda g: g - 1),
-    "all_reduce": (lambda g, b_in, b_out: 2 * _kept(g) * b_in, lambda g: 2 * (g - 1)),
-    "all_to_all": (lambda g, b_in, b_out: _kept(g) * b_in, lambda g: g - 1),
-    "collective_permute": (lambda g, b_in, b_out: b_in, lambda g: 1),
-    "gather_and_reduce": (lambda g, b_in, b_out: (g - 1) * b_in, lambda g: g - 1),
-    "all_slice": (lambda g, b_in, b_out: 0.0, lambda g: 0),
-    "replicated_to_unreduced": (lambda g, b_in, b_out: 0.0, lambda g: 0),
-    "sharded_to_unreduced": (lambda g, b_in, b_out: 0.0, lambda g: 0),
+_TABLE: dict[str, tuple[_Bytes, int]] = {
+    # kind: wire bytes per device from (group, local bytes before, local bytes after), and how often around each axis
+    "all_gather": (lambda g, b_in, b_out: (g - 1.0) * b_in, 1),
+    "reduce_scatter": (lambda g, b_in, b_out: _kept(g) * b_in, 1),
+    "all_reduce": (lambda g, b_in, b_out: 2 * _kept(g) * b_in, 2),
+    "all_to_all": (lambda g, b_in, b_out: _kept(g) * b_in, 1),
+    "collective_permute": (lambda g, b_in, b_out: b_in, 0),  # to a neighbour
+    "gather_and_reduce": (lambda g, b_in, b_out: (g - 1) * b_in, 1),
+    "all_slice": (lambda g, b_in, b_out: 0.0, 0),
+    "replicated_to_unreduced": (lambda g, b_in, b_out: 0.0, 0),
+    "sharded_to_unreduced": (lambda g, b_in, b_out: 0.0, 0),
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Peak rates of one device: floating-point operations per second (bfloat16), bytes per second that it sends along
-    one mesh axis, and seconds per hop."""
-
-    flops: float
-    bandwidth: float
-    latency: float
+IN_A_BUCKET = 1 / 9
+"""Latency for each second of sending in a bucket: a tenth of the time in all."""
 
 
-MACHINES: Mapping[str, Machine] = {
-    # TPUs: a mesh axis is a ring of the torus, with two links of a chip
-    "tpu v4": Machine(275e12, 90e9, 1e-6),
-    "tpu v5e": Machine(197e12, 90e9, 1e-6),
-    "tpu v5p": Machine(459e12, 180e9, 1e-6),
-    "tpu v6e": Machine(918e12, 180e9, 1e-6),
-    # GPUs: NVLink within one server, one direction
-    "a100": Machine(312e12, 300e9, 3e-6),
-    "h100": Machine(989e12, 450e9, 3e-6),
-    "h200": Machine(989e12, 450e9, 3e-6),
-    "b200": Machine(2250e12, 900e9, 3e-6),
-}
-"""Published peaks, rounded; latencies are orders of magnitude. For anything finer give `CostModel` your own."""
+class Link(NamedTuple):
+    """A mesh axis, or a part of one, as collectives see it.
+
+    Attributes:
+        size: the devices along it.
+        bandwidth: bytes per second that a device sends along it.
+        hop: seconds from one device to the next.
+        start: seconds before a collective along it sends anything.
+        is_torus: its devices reach only their neighbours, as a ring, so that an all_to_all passes through others.
+    """
+
+    size: int
+    bandwidth: float = 1.0
+    hop: float = 0.0
+    start: float = 0.0
+    is_torus: bool = False
+
+    def cut(self, sizes: Sequence[int]) -> tuple[Link, ...]:
+        """Its parts of these sizes, major to minor. Going around all of them takes as long as going around the whole.
+
+        >>> [link.hop for link in Link(8, hop=1.0).cut([2, 4])]
+        [4.0, 1.0]
+        """
+        strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+        return tuple([self._replace(size=n, hop=self.hop * far) for n, far in zip(sizes, strides, strict=True)])
+
+
+class Rate(NamedTuple):
+    """The time of collectives of one kind over one group: seconds whatever is sent, and per byte that a device sends.
+
+    `is_shared`: collectives are combined, so that a small one has its share of what a full bucket waits.
+    """
+
+    fixed: float
+    per_byte: float
+    is_shared: bool = False
+
+    def time(self, wire: float) -> float:
+        """The time of one collective in which each device sends `wire` bytes; nothing where that is none."""
+        sending = wire * self.per_byte
+        if not wire or not self.fixed:
+            return sending
+        return sending + (min(self.fixed, IN_A_BUCKET * sending) if self.is_shared else self.fixed)
+
+    @property
+    def bucket(self) -> float:
+        """The bytes at which latency is a tenth of the time."""
+        return self.fixed / self.per_byte / IN_A_BUCKET
+
+
+def rate(kind: str, links: Sequence[Link], is_shared: bool = False) -> Rate:
+    """The rate of a kind of collective over links.
+
+    Hops add up along each link; the slowest one decides about bytes. Through a ring of g devices the blocks of an
+    all_to_all pass g/4 links on average in either direction.
+    """
+    links = [link for link in links if link.size > 1]
+    if not links:
+        return Rate(0.0, 0.0)
+    per_byte = 1 / min([link.bandwidth for link in links])
+    if kind == "all_to_all" and any(link.is_torus for link in links):
+        group = math.prod([link.size for link in links])
+        turned = [link.size / 4 / _kept(group) / link.bandwidth for link in links if link.is_torus]
+        per_byte = max(per_byte, *turned)
+    return Rate(_fixed(kind, links), per_byte, is_shared)
+
+
+def _fixed(kind: str, links: Sequence[Link]) -> float:
+    start = max([link.start for link in links])
+    if kind == "collective_permute":
+        return start + min([link.hop for link in links])
+    turns = _row(kind)[1]
+    return start + turns * sum([link.hop * (link.size - 1) for link in links]) if turns else 0.0
 
 
 # A guess. With the value of accelerators the example's step on 2 x 4 virtual devices moved 0.96 of jit's bytes in 1.05
 # of its time, with this one 1.00 of the bytes in 1.01 of the time (2026-11, medians of 10 pairs on two cores).
 _CPU_FLOP = 0.1
 
+PerAxis = float | Mapping[str, float] | tuple[tuple[str, float], ...]
+"""One number for every mesh axis, or one by axis name."""
+
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds per hop, seconds per floating-point operation, and bytes per second per mesh axis.
+    """What communication and work cost: seconds per hop and per operation, bytes per second per mesh axis.
 
     With bandwidth 1 the unit of time is a byte on the wire. The default `flop` is that of accelerators (400 TFLOP/s
     beside 450 GB/s); it decides between moving data and computing the same thing on several devices.
@@ -79,22 +141,63 @@ class CostModel:
     `bandwidth` may be given as a mapping from axis name; axes that it does not name have bandwidth 1. It is kept as
     sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes.
 
+    Attributes:
+        latency: seconds per hop from device to device, of all axes or by axis name.
+        flop: seconds per operation of a device; a multiplication with an addition is one.
+        bandwidth: bytes per second that a device sends, by axis name.
+        repeat_work: whether products and convolutions may be repeated.
+        start: seconds that every collective takes beside, of all axes or by axis name.
+        memory: seconds per byte that a device reads from its memory or writes to it. Ops take that long at least; what
+            compilers fuse is not read or written.
+        combines: small collectives are combined to buckets, so that each has a share of their latency.
+        torus: the axes along which devices reach only their neighbours.
+        origin: where the numbers are from, in words.
+
     >>> CostModel().wire_bytes("all_gather", 4, 256, 1024)
     768.0
     """
 
-    latency: float = 0.0
+    latency: PerAxis = 0.0
     flop: float = 1e-3
     bandwidth: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
     repeat_work: bool = False
+    start: PerAxis = 0.0
+    memory: float = 0.0
+    combines: bool = False
+    torus: tuple[str, ...] = ()
+    origin: str = field(default="", compare=False)
+    is_default: bool = field(init=False, repr=False, compare=False, default=True)
+    """Time is the number of bytes."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bandwidth", tuple(sorted(dict(self.bandwidth).items())))
+        for name in ("latency", "bandwidth", "start"):
+            given = getattr(self, name)
+            if not isinstance(given, (int, float)):
+                object.__setattr__(self, name, tuple(sorted(dict(given).items())))
+        object.__setattr__(self, "torus", tuple(sorted(self.torus)))
+        is_free = not any(value for value in (*_numbers(self.latency), *_numbers(self.start)))
+        plain = is_free and not self.torus and all(value == 1.0 for value in _numbers(self.bandwidth))
+        object.__setattr__(self, "is_default", plain)
 
     @classmethod
     def of_platform(cls, platform: str) -> CostModel:
-        """The default for devices of a platform: on virtual CPU devices replicated work competes for the same cores."""
+        """Bytes, for devices of a platform: on virtual CPU devices replicated work competes for the same cores."""
         return cls(flop=_CPU_FLOP) if platform == "cpu" else cls()
+
+    @classmethod
+    def of_mesh(cls, mesh: jax.sharding.Mesh) -> CostModel:
+        """The default for a mesh: the model of its devices' machine, in seconds, where that is in `MACHINES`. Axes
+        along which devices are of several slices, or of several processes, run over the network.
+
+        >>> CostModel.of_mesh(jax.make_mesh((1,), ("x",), devices=jax.devices("cpu")[:1])).unit
+        'bytes'
+        """
+        first = mesh.devices.flat[0]
+        name = machine_name(first.device_kind)
+        if name is None:
+            return replace(cls.of_platform(first.platform), origin=f"nothing is known of {first.device_kind!r} devices")
+        slow = dict.fromkeys(network_axes(mesh), MACHINES[name].network)
+        return cls.of_machine(name, mesh.axis_names, slow)
 
     @classmethod
     def of_machine(cls, name: str, axes: Iterable[str], bandwidth: Mapping[str, float] | None = None) -> CostModel:
@@ -115,8 +218,22 @@ class CostModel:
             raise SdyError(
                 f"no machine is called {name!r}; known are {', '.join(MACHINES)}. Or give CostModel your own"
             )
-        machine = MACHINES[name]
-        return cls(machine.latency, 1 / machine.flops, dict.fromkeys(axes, machine.bandwidth) | dict(bandwidth or {}))
+        machine, slow, axes = MACHINES[name], dict(bandwidth or {}), tuple(axes)
+        return cls(
+            {axis: machine.network_latency if axis in slow else machine.latency for axis in axes},
+            2 / machine.flops,
+            dict.fromkeys(axes, machine.bandwidth) | slow,
+            start=machine.start,
+            memory=1 / machine.memory,
+            combines=True,
+            torus=tuple(axis for axis in axes if machine.is_torus and axis not in slow),
+            origin=f"{name}, by its published rates",
+        )
+
+    @property
+    def unit(self) -> str:
+        """The unit of all times: "seconds" where bandwidths are given, else "bytes"."""
+        return "seconds" if any(value != 1.0 for value in _numbers(self.bandwidth)) else "bytes"
 
     def wire_bytes(self, kind: str, group: int, bytes_in: float, bytes_out: float) -> float:
         """Bytes that each device sends, from the local bytes before and after a collective over `group` devices.
@@ -128,23 +245,26 @@ class CostModel:
     def time(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, bytes_in: float, bytes_out: float) -> float:
         """The time of a collective over `axes`: latency per hop, and its bytes over the slowest of the axes."""
         axes = tuple(axes)
-        slowest = min((self.bandwidth_of(axis.name) for axis in axes), default=1.0)
-        return self.group_time(kind, axes_size(axes, mesh), slowest, bytes_in, bytes_out)
-
-    def group_time(self, kind: str, group: int, bandwidth: float, bytes_in: float, bytes_out: float) -> float:
-        """`time` where the group's size and bandwidth are known."""
-        hops = self.latency * _row(kind)[1](group) if self.latency and group > 1 else 0.0
-        return hops + self.wire_bytes(kind, group, bytes_in, bytes_out) / bandwidth
+        wire = wire_bytes(kind, axes_size(axes, mesh), bytes_in, bytes_out)
+        return wire if self.is_default else self.rate(kind, axes, mesh).time(wire)
 
     def sending_time(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wire: float) -> float:
         """The time of a collective over `axes` in which each device sends `wire` bytes. Devices that are permuted may
         send them along any axis."""
-        if not wire:
-            return 0.0
+        if self.is_default or not wire:
+            return wire
         axes = tuple(axes) or tuple([AxisRef(axis.name) for axis in mesh.axes])
-        group = axes_size(axes, mesh)
-        hops = self.latency * _row(kind)[1](group) if self.latency and group > 1 and kind in _TABLE else 0.0
-        return hops + wire / min((self.bandwidth_of(axis.name) for axis in axes), default=1.0)
+        return self.rate(kind if kind in _TABLE else "collective_permute", axes, mesh).time(wire)
+
+    def work_time(self, operations: float, touched: float) -> float:
+        """The time of a device's own work.
+
+        Args:
+            operations: how many it performs.
+            touched: the bytes that it reads from its memory and writes to it.
+        """
+        computing = self.flop * operations
+        return max(computing, self.memory * touched) if self.memory else computing
 
     def bucket_bytes(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh) -> float:
         """The size at which latency is a tenth of a collective's time, in bytes that each device sends.
@@ -155,18 +275,37 @@ class CostModel:
         >>> CostModel(latency=1e-6, bandwidth={"x": 90e9}).bucket_bytes("all_gather", [AxisRef("x")], Mesh.of(x=4))
         2430000.0
         """
-        axes = tuple(axes)
-        slowest = min((self.bandwidth_of(axis.name) for axis in axes), default=1.0)
-        return 9 * self.group_time(kind, axes_size(axes, mesh), slowest, 0.0, 0.0) * slowest
+        found = self.rate(kind, tuple(axes), mesh)
+        return float(round(found.bucket)) if found.fixed else 0.0
+
+    def rate(self, kind: str, axes: tuple[AxisRef, ...], mesh: Mesh) -> Rate:
+        """The rate of a kind of collective over axes."""
+        return _rate(self, kind, axes, mesh)
+
+    def link(self, axis: AxisRef, mesh: Mesh) -> Link:
+        """An axis, or a part of one, as collectives see it."""
+        name, size = axis.name, axis.size(mesh)
+        far = mesh.sizes[name] // (axis.pre_size * size)
+        return Link(
+            size, self.bandwidth_of(name), far * _of(self.latency, name), _of(self.start, name), name in self.torus
+        )
 
     def bandwidth_of(self, axis: str) -> float:
         """Bytes per second along a mesh axis."""
-        return dict(self.bandwidth).get(axis, 1.0) if self.bandwidth else 1.0
+        return _of(self.bandwidth, axis, 1.0) if self.bandwidth else 1.0
 
-    @property
-    def is_default(self) -> bool:
-        """Time is the number of bytes."""
-        return not self.latency and all(value == 1.0 for value in dict(self.bandwidth).values())
+
+def _of(given: PerAxis, axis: str, default: float = 0.0) -> float:
+    return given if isinstance(given, (int, float)) else dict(given).get(axis, default)
+
+
+def _numbers(given: PerAxis) -> Sequence[float]:
+    return [given] if isinstance(given, (int, float)) else list(dict(given).values())
+
+
+@lru_cache(maxsize=1 << 12)
+def _rate(model: CostModel, kind: str, axes: tuple[AxisRef, ...], mesh: Mesh) -> Rate:
+    return rate(kind, [model.link(axis, mesh) for axis in axes], model.combines)
 
 
 def wire_bytes(kind: str, group: int, bytes_in: float, bytes_out: float) -> float:
@@ -174,7 +313,7 @@ def wire_bytes(kind: str, group: int, bytes_in: float, bytes_out: float) -> floa
     return _row(kind)[0](group, bytes_in, bytes_out) if group > 1 else 0.0
 
 
-def _row(kind: str) -> tuple[_Bytes, _Hops]:
+def _row(kind: str) -> tuple[_Bytes, int]:
     if kind not in _TABLE:
         raise InternalError(f"no cost is known for collective {kind!r}; known are {', '.join(_TABLE)}")
     return _TABLE[kind]

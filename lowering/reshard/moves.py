@@ -183,6 +183,6 @@ def _gathers_undone(problem: ReshardProblem, state: State) -> Iterator[ReshardSt
     sorts: dict[tuple, int] = {}
     for atom in atoms_of(problem.all_atoms & ~problem.used(state)):
         role = (problem.to_reduce >> atom & 1, problem.to_unreduce >> atom & 1)
-        sorts.setdefault((problem.sizes[atom], problem.bandwidths[atom], role), atom)
+        sorts.setdefault((problem.links[atom], role), atom)
     for atom in sorts.values():
         yield from (ReshardStep("all_gather", 1 << atom, s) for s in _appended(problem, state, atom, state.unreduced))

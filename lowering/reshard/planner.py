@@ -196,11 +196,11 @@ def _problem(
         *dims, unreduced = [tuple([numbers[a] for p in axes for a in _cut(p, edges)]) for axes in lists]
         return State(tuple(dims), mask_of(unreduced))
 
-    states, sizes = (state(ends[0]), state(ends[1])), tuple([size for *_, size in atoms])
+    states, sizes = (state(ends[0]), state(ends[1])), [size for *_, size in atoms]
     min_shards = min([math.prod([sizes[atom] for axes in dims for atom in axes]) for dims, _ in states])
-    bandwidths = tuple([costs.bandwidth_of(name) for name, *_ in atoms])
+    links = tuple([costs.link(AxisRef.canonical(*atom, mesh), mesh) for atom in atoms])
     reorders = source.mesh != target.mesh
-    return ReshardProblem(shape, itemsize, sizes, bandwidths, costs.latency, *states, min_shards, reorders), atoms
+    return ReshardProblem(shape, itemsize, links, costs.combines, *states, min_shards, reorders), atoms
 
 
 def _parts(atom: Piece, sizes: tuple[int, ...]) -> list[Piece]:
@@ -226,16 +226,24 @@ def _solve(problem: ReshardProblem) -> ReshardSolution:
     if problem.source == problem.target and not problem.reorders:
         return whole, (), FREE
     one = _single_step(problem)
-    if one is not None:
+    if one is not None and problem.is_of_one_speed(one.group):
         return whole, (one,), _priced(problem, one, problem.source)
     cuts = _fine_cuts(problem)
     best = _direct(problem, cuts[0])
     least = problem.bound(problem.source)
     for cut in dict.fromkeys([whole, *(cuts if sum(map(len, cuts[0])) <= MAX_PARTS else _coarse_cuts(problem))]):
-        if best and same_cost(best[2].wire_bytes, least) and same_cost(best[2].time, least / problem.fastest):
+        if best and _is_best(problem, best[2], least):
             break
         best = _better(best, _searched(_refined(problem, cut), cut, best))
     return best or _uncapped(problem)
+
+
+def _is_best(problem: ReshardProblem, price: Price, least: float) -> bool:
+    """Whether a plan sends the least bytes that there are, over the fastest atoms, in one collective."""
+    quickest = same_cost(price.time, least / problem.fastest)
+    return same_cost(price.wire_bytes, least) and (
+        quickest or (price.communicating == 1 and problem.is_of_one_speed(problem.all_atoms))
+    )
 
 
 def _single_step(problem: ReshardProblem) -> ReshardStep | None:
@@ -356,9 +364,8 @@ def _refined(problem: ReshardProblem, cut: AtomCut) -> ReshardProblem:
     return ReshardProblem(
         problem.shape,
         problem.itemsize,
-        tuple(n for sizes in cut for n in sizes),
-        tuple(b for b, sizes in zip(problem.bandwidths, cut, strict=True) for _ in sizes),
-        problem.latency,
+        tuple(part for link, sizes in zip(problem.links, cut, strict=True) for part in link.cut(sizes)),
+        problem.combines,
         state(problem.source),
         state(problem.target),
         problem.min_shards,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.reshard.cost import Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.reshard.relayout import Atoms, Change, change, is_relaid
 from sdy_jax.lowering.reshard.strips import block_length
 from sdy_jax.representation.sdy_collectives import BY_STRIPS
@@ -88,7 +88,8 @@ def padded_block(shape: Sequence[int], before: Sequence[int], after: Sequence[in
 class ReshardProblem:
     """Take a tensor of `shape` from `source` to `target`.
 
-    `sizes` and `bandwidths` are per atom. `min_shards` is the memory cap: no state may have fewer shards in all.
+    `links` are per atom; `combines` as in a cost model. `min_shards` is the memory cap: no state may have fewer shards
+    in all.
     `reorders`: the target is on a mesh with the same axes and the devices in another order, to which one of the
     permutes leads. Its price is that of any permute, but a value that all devices have whole changes for nothing.
     `divides`: whether steps may use parts of atoms. `strips`: whether dimensions may be relaid by strips.
@@ -96,9 +97,8 @@ class ReshardProblem:
 
     shape: tuple[int, ...]
     itemsize: float
-    sizes: tuple[int, ...]
-    bandwidths: tuple[float, ...]
-    latency: float
+    links: tuple[Link, ...]
+    combines: bool
     source: State
     target: State
     min_shards: int = 1
@@ -106,6 +106,12 @@ class ReshardProblem:
     divides: bool = True
     strips: bool = True
     _products: dict[Atoms, int] = field(default_factory=dict, compare=False, repr=False)
+    _rates: dict[tuple[str, int], Rate] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Devices along each atom."""
+        return tuple([link.size for link in self.links])
 
     @cached_property
     def total_bytes(self) -> float:
@@ -129,16 +135,19 @@ class ReshardProblem:
         return mask_of(a for axes in self.target.dims for a in axes)
 
     @cached_property
-    def model(self) -> CostModel:
-        return CostModel(self.latency)
-
-    @cached_property
-    def slowest(self) -> float:
-        return min(self.bandwidths, default=1.0)
-
-    @cached_property
     def fastest(self) -> float:
-        return max(self.bandwidths, default=1.0)
+        return max([link.bandwidth for link in self.links], default=1.0)
+
+    def rate(self, kind: str, group: int) -> Rate:
+        """The rate of a kind of collective over the atoms in the mask `group`."""
+        key = kind, group
+        if key not in self._rates:
+            self._rates[key] = rate(kind, [self.links[a] for a in atoms_of(group)], self.combines)
+        return self._rates[key]
+
+    def is_of_one_speed(self, group: int) -> bool:
+        """Whether the atoms in a mask are equally fast, so that nothing is gained by taking one before the others."""
+        return len({self.links[a].bandwidth for a in atoms_of(group)}) < 2
 
     def used(self, state: State) -> int:
         """Atoms that shard a dimension or are unreduced."""
@@ -211,11 +220,10 @@ class ReshardProblem:
             return self._price_of_strips(before, after)
         b_in, b_out = self._bytes_before(before, after), self.local_bytes(after)
         size = math.prod(self.sizes[a] for a in atoms_of(group))
-        wire = self.model.wire_bytes(kind, size, b_in, b_out)
+        wire = wire_bytes(kind, size, b_in, b_out)
         if not wire and kind in ("all_slice", "replicated_to_unreduced", "sharded_to_unreduced"):
             return Price(0.0, 0.0, 0, 1)
-        slowest = min((self.bandwidths[a] for a in atoms_of(group)), default=1.0)
-        return Price(self.model.group_time(kind, size, slowest, b_in, b_out), wire, 1, 1)
+        return Price(self.rate(kind, group).time(wire), wire, 1, 1)
 
     def _price_of_strips(self, before: State, after: State) -> Price:
         done = self.change(before, after)
@@ -225,8 +233,8 @@ class ReshardProblem:
             block_length(n, count) for d, (n, count) in enumerate(zip(self.shape, counts, strict=True)) if d != done.dim
         )
         wire = self.itemsize * row * found.wire_elements
-        slowest = min(self.bandwidths[atom] for atom in found.group)
-        return Price(found.rounds * self.latency + wire / slowest, wire, 1, 1)
+        each = self.rate("collective_permute", mask_of(found.group))
+        return Price(found.rounds * each.fixed + wire * each.per_byte, wire, 1, 1)
 
     def _bytes_before(self, before: State, after: State) -> float:
         """The bytes of a block before a step, with the padding that the step needs to cut it."""
@@ -239,7 +247,7 @@ class ReshardProblem:
         if self.reorders and self.shards(state) == 1 and not state.unreduced:
             return Price(0.0, 0.0, 0, 1)
         wire = self.local_bytes(state)
-        return Price(self.latency + wire / self.slowest, wire, 1, 1)
+        return Price(self.rate("collective_permute", self.all_atoms).time(wire), wire, 1, 1)
 
     def bound(self, state: State) -> float:
         """Bytes that some device has still to receive whatever the plan.

@@ -51,7 +51,7 @@ class _Half:
 
 @dataclass
 class _Limit:
-    """What a plan may cost: not more than the best one known, nor more bytes than the greedy one."""
+    """What a plan may cost: not more than the best one known, nor more bytes where all atoms are equally fast."""
 
     time: float
     wire_bytes: float
@@ -63,7 +63,9 @@ class _Limit:
 def search(problem: ReshardProblem, known: Price | None = None, budget: int = BUDGET) -> list[ReshardStep] | None:
     """The cheapest steps from source to target; None where there are none within the cap, `known` or the budget."""
     infinite = float("inf")
-    limit = _Limit(known.time, known.wire_bytes) if known else _Limit(infinite, infinite)
+    limit = _Limit(infinite, infinite)
+    if known is not None:
+        limit = _Limit(known.time, known.wire_bytes if problem.is_of_one_speed(problem.all_atoms) else infinite)
     backward, table = _continuations(problem, limit, budget)
     forward = _Half()
     end = _forward(problem, limit, forward, table, backward, budget)

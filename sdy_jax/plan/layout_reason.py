@@ -6,14 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.type_text import bytes_text
 
 
-def sent_text(costs: CostModel, mesh: Mesh, amount: float) -> str:
+def sent_text(costs: CostModel, amount: float) -> str:
     """What communication costs by a cost model: bytes where that is its unit, else time."""
-    if all(costs.bandwidth_of(axis.name) == 1.0 for axis in mesh.axes):
-        return bytes_text(amount)
+    return bytes_text(amount) if costs.unit == "bytes" else seconds_text(amount)
+
+
+def seconds_text(amount: float) -> str:
+    """A time with its unit.
+
+    >>> [seconds_text(amount) for amount in (2.0, 0.0125, 3e-6)]
+    ['2 s', '12.5 ms', '3 us']
+    """
     for unit in ("s", "ms"):
         if amount >= 1:
             return f"{amount:.3g} {unit}"

@@ -248,7 +248,7 @@ class LayoutReasons:
         return f"{place.primitive or op.name} at {short_source(place.line)}"
 
     def _sent(self, amount: float) -> str:
-        return sent_text(self.seen.costs, self._mesh, amount)
+        return sent_text(self.seen.costs, amount)
 
     # The cap on repeated work, and constraints.
 

@@ -307,7 +307,7 @@ class Plan:
         amounts = [("estimated", choice.sent), ("propagated", choice.proposed_sent)]
         if self._findings.bound is not None:
             amounts.append(("bound", min(choice.sent, self._findings.bound)))
-        texts = [f"{name} {sent_text(costs, self.program.mesh, amount)}" for name, amount in amounts]
+        texts = [f"{name} {sent_text(costs, amount)}" for name, amount in amounts]
         work, proposed_work = choice.cost - choice.sent, choice.proposed_cost - choice.proposed_sent
         if abs(work - proposed_work) > 0.01 * proposed_work > 0:
             texts.append(f"{work / proposed_work:.2f} of the work")

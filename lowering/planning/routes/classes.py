@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from sdy_jax.lowering.planning.routes.paths import Matrix, shortest
 from sdy_jax.lowering.planning.routes.space import Space, is_small, space_of
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.reshard.cost import CostModel, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.reshard.problem import State, atoms_of, mask_of
-from sdy_jax.representation.mesh import Axes, Mesh
+from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
+
+_STEP = 4
+"""Tensors of sizes between powers of this are priced alike, but for their bytes, where collectives have latency."""
 
 Atom = tuple[str, int, int]
 """A piece of a mesh axis that no layout at hand cuts further: axis name, pre-size, size."""
@@ -43,6 +46,10 @@ class ShapeClass:
             spare = [dim for dim in self._dims if dim not in used]
             self._dims = sorted({*used, *sorted(spare, key=lambda dim: -blocks[dim])[:1]})
         self.blocks = tuple([blocks[dim] for dim in self._dims])
+
+    def links(self, costs: CostModel) -> tuple[Link, ...]:
+        """The atoms as collectives see them."""
+        return tuple([costs.link(AxisRef.canonical(*atom, self._mesh), self._mesh) for atom in self.atoms])
 
     def state(self, layout: TensorSharding) -> State:
         """A layout by its atoms."""
@@ -78,15 +85,25 @@ def times_between(
 ) -> Matrix:
     """The times from some layouts of a class to others.
 
-    Without latency, time is linear in bytes, and all tensors of a class share their paths.
+    Without latency, time is linear in bytes, and all tensors of a class share their paths. With it, those between two
+    powers of `_STEP` share the paths of both: the time of a path is linear between them but for a few percent where
+    one of its collectives just fills a bucket, and the cheapest one is not below the mean.
     """
     total = shape_class.items * itemsize
     ends = [shape_class.state(s) for s in sources], [shape_class.state(t) for t in targets]
     others = () if is_small(len(shape_class.blocks), len(shape_class.sizes)) else _unordered([*ends[0], *ends[1]])
-    bandwidths = tuple([costs.bandwidth_of(name) for name, *_ in shape_class.atoms])
-    unit, scale = (total, 1.0) if costs.latency else (1.0, total)
-    found = _routes(shape_class.blocks, shape_class.sizes, others, bandwidths, costs.latency, unit).matrix(*ends)
-    return np.multiply(found, scale, out=found, where=np.isfinite(found))
+    routes = _routes(shape_class.blocks, shape_class.links(costs), others, costs.combines)
+    if routes.are_linear or total <= 1:
+        return _scaled(routes.matrix(1.0, *ends), total)
+    below = float(_STEP ** math.floor(math.log(total, _STEP)))
+    share = (total - below) / ((_STEP - 1) * below)
+    low, high = routes.matrix(below, *ends), routes.matrix(_STEP * below, *ends)
+    return _scaled(low, 1 - share) + _scaled(high, share)
+
+
+def _scaled(times: Matrix, factor: float) -> Matrix:
+    """The times multiplied by a factor; what is infinite stays so."""
+    return np.multiply(times, factor, out=np.full_like(times, np.inf), where=np.isfinite(times))
 
 
 def _unordered(states: Sequence[State]) -> tuple[State, ...]:
@@ -94,57 +111,65 @@ def _unordered(states: Sequence[State]) -> tuple[State, ...]:
 
 
 class _Routes:
-    """The times to states from all others, computed when a state is first asked for."""
+    """The times to states from all others, by the bytes of a tensor, computed when a state is first asked for."""
 
-    def __init__(self, space: Space, bandwidths: tuple[float, ...], latency: float, total: float):
-        self._space, self._bandwidths, self._total = space, bandwidths, total
-        self._costs = CostModel(latency)
-        self._is_uniform = not latency and len(set(bandwidths)) < 2
-        self._times = space.times(total, latency, bandwidths)
-        self._known: dict[State, NDArray[np.float64]] = {}
+    def __init__(self, space: Space, links: tuple[Link, ...], combines: bool):
+        self._space, self._links, self._combines = space, links, combines
+        self._rates = space.rates(links, combines)
+        self._are_alike = self.are_linear and len({link.bandwidth for link in links}) < 2
+        self._known: dict[tuple[float, State], NDArray[np.float64]] = {}
+        self._steps: dict[tuple[State, State], tuple[float, Rate] | None] = {}
 
-    def matrix(self, sources: Sequence[State], targets: Sequence[State]) -> Matrix:
+    @property
+    def are_linear(self) -> bool:
+        """Whether times are proportional to bytes."""
+        return self._rates.are_linear
+
+    def matrix(self, total: float, sources: Sequence[State], targets: Sequence[State]) -> Matrix:
+        """The times from some states (rows) to others, for a tensor of `total` bytes."""
         rows = [self._space.index[s] for s in sources]
-        self._learn([t for t in dict.fromkeys(targets) if t not in self._known])
-        made = np.array([self._known[t][rows] for t in targets]).T
-        if not self._is_uniform:
-            self._join_steps(made, sources, targets)
+        self._learn(total, [t for t in dict.fromkeys(targets) if (total, t) not in self._known])
+        made = np.array([self._known[total, t][rows] for t in targets]).T
+        if not self._are_alike:
+            self._join_steps(total, made, sources, targets)
         return made
 
-    def _learn(self, targets: Sequence[State]) -> None:
+    def _learn(self, total: float, targets: Sequence[State]) -> None:
         alike: dict[bytes, list[State]] = {}
         for target in targets:
             alike.setdefault(self._space.arcs_to(target).tobytes(), []).append(target)
+        times = self._rates.times(total)
         for states in alike.values():
             numbers = np.array([self._space.index[state] for state in states])
-            found = shortest(self._space, self._times, numbers, self._space.arcs_to(states[0]))
-            self._known.update(zip(states, found, strict=True))
+            found = shortest(self._space, times, numbers, self._space.arcs_to(states[0]))
+            self._known.update({(total, state): row for state, row in zip(states, found, strict=True)})
 
-    def _join_steps(self, made: Matrix, sources: Sequence[State], targets: Sequence[State]) -> None:
-        """Where one collective does it all, the planner takes that one, over all axes at once."""
+    def _join_steps(self, total: float, made: Matrix, sources: Sequence[State], targets: Sequence[State]) -> None:
+        """Where one collective does it all, over all axes at once, it may take less than one after another."""
         for i, source in enumerate(sources):
             for j, target in enumerate(targets):
-                found = _single_step(source, target)
-                if found and source != target:
-                    made[i, j] = self._time_of(*found, source, target)
+                step = self._step(source, target)
+                if step is not None:
+                    sent, each = step
+                    made[i, j] = min(made[i, j], each.time(sent * total))
 
-    def _time_of(self, kind: str, group: int, source: State, target: State) -> float:
-        atoms, shards, index = atoms_of(group), self._space.shards, self._space.index
-        before, after = (self._total / int(shards[index[state]]) for state in (source, target))
-        size = math.prod(self._space.sizes[a] for a in atoms)
-        return self._costs.group_time(kind, size, min(self._bandwidths[a] for a in atoms), before, after)
+    def _step(self, source: State, target: State) -> tuple[float, Rate] | None:
+        """What one collective from one state to another sends of a tensor, and its rate."""
+        if (source, target) not in self._steps:
+            found = _single_step(source, target) if source != target else None
+            self._steps[source, target] = self._rate_of(*found, source) if found else None
+        return self._steps[source, target]
+
+    def _rate_of(self, kind: str, group: int, source: State) -> tuple[float, Rate]:
+        links = [self._links[a] for a in atoms_of(group)]
+        block = 1 / int(self._space.shards[self._space.index[source]])
+        sent = wire_bytes(kind, math.prod([link.size for link in links]), block, 0.0)
+        return sent, rate(kind, links, self._combines)
 
 
 @lru_cache(maxsize=1 << 9)
-def _routes(
-    blocks: tuple[int, ...],
-    sizes: tuple[int, ...],
-    others: tuple[State, ...],
-    bandwidths: tuple[float, ...],
-    latency: float,
-    total: float,
-) -> _Routes:
-    return _Routes(space_of(blocks, sizes, others), bandwidths, latency, total)
+def _routes(blocks: tuple[int, ...], links: tuple[Link, ...], others: tuple[State, ...], combines: bool) -> _Routes:
+    return _Routes(space_of(blocks, tuple([link.size for link in links]), others), links, combines)
 
 
 def _single_step(source: State, target: State) -> tuple[str, int] | None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sdy_jax.lowering.reshard.cost import CostModel, wire_bytes
+from sdy_jax.lowering.reshard.cost import IN_A_BUCKET, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.reshard.moves import MAX_PARAMS
 from sdy_jax.lowering.reshard.problem import State, atoms_of, mask_of
 from sdy_jax.lowering.reshard.relayout import Atoms
@@ -74,21 +74,42 @@ class Space:
         useless = (self.sliced & ~wanted) | (self.reduced & target.unreduced) | (self.unreduced & ~target.unreduced)
         return np.flatnonzero(useless == 0)
 
-    def times(self, total: float, latency: float, bandwidths: Sequence[float]) -> NDArray[np.float64]:
-        """Per arc, the time that it takes for a tensor of `total` bytes; `bandwidths` are per atom."""
-        per_byte = np.array([self._wire_per_byte(arc.kind, arc.group) for arc in self.arcs])
-        slowest = np.array([min((bandwidths[a] for a in atoms_of(arc.group)), default=1.0) for arc in self.arcs])
-        times: NDArray[np.float64] = per_byte * (total / self.shards[self.sources]) / slowest
-        if latency:
-            times += [CostModel(latency).group_time(a.kind, self._devices(a.group), 1.0, 0.0, 0.0) for a in self.arcs]
-        return times
+    def rates(self, links: Sequence[Link], combines: bool) -> Rates:
+        """The rates of the arcs; `links` are per atom."""
+        known: dict[tuple[str, int], tuple[float, Rate]] = {}
+        for arc in self.arcs:
+            key = arc.kind, arc.group
+            if key not in known:
+                group = [links[a] for a in atoms_of(arc.group)]
+                sent = wire_bytes(arc.kind, math.prod([link.size for link in group]), 1.0, 0.0)
+                known[key] = sent, rate(arc.kind, group)
+        found = [known[arc.kind, arc.group] for arc in self.arcs]
+        sending = np.array([sent * each.per_byte for sent, each in found]) / self.shards[self.sources]
+        return Rates(sending, np.array([each.fixed if sent else 0.0 for sent, each in found]), combines)
 
-    def _wire_per_byte(self, kind: str, group: int) -> float:
-        """The bytes sent for each byte that a device has before."""
-        return wire_bytes(kind, self._devices(group), 1.0, 0.0)
 
-    def _devices(self, group: int) -> int:
-        return math.prod([self.sizes[a] for a in atoms_of(group)])
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per arc, its seconds for each byte of the whole tensor, and those that it takes whatever the size.
+
+    `are_shared`: as `cost.Rate.is_shared`.
+    """
+
+    sending: NDArray[np.float64]
+    fixed: NDArray[np.float64]
+    are_shared: bool
+
+    @property
+    def are_linear(self) -> bool:
+        """Whether times are proportional to bytes."""
+        return not self.fixed.any()
+
+    def times(self, total: float) -> NDArray[np.float64]:
+        """Per arc, the time that it takes for a tensor of `total` bytes."""
+        sending = self.sending * total
+        if self.are_linear:
+            return sending
+        return sending + (np.minimum(self.fixed, IN_A_BUCKET * sending) if self.are_shared else self.fixed)
 
 
 @lru_cache(maxsize=1 << 8)

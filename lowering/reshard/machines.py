@@ -1,0 +1,90 @@
+"""Machines: what is published of the rates of one device, by the kind that the device reports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Peak rates of one device.
+
+    Attributes:
+        flops: floating-point operations per second (bfloat16; a multiplication and an addition are two).
+        bandwidth: bytes per second that it sends along one mesh axis over the machine's own links.
+        latency: seconds per hop over these.
+        memory: bytes per second of its memory.
+        network: bytes per second that it sends over the data-centre network.
+        start: seconds before a collective sends anything.
+        network_latency: seconds per hop over the network.
+        is_torus: the links lead to neighbours only.
+    """
+
+    flops: float
+    bandwidth: float
+    latency: float
+    memory: float
+    network: float
+    start: float
+    network_latency: float
+    is_torus: bool = False
+
+
+def _tpu(flops: float, memory: float, bandwidth: float, network: float) -> Machine:
+    return Machine(flops, bandwidth, 1e-6, memory, network, 1e-6, 10e-6, is_torus=True)
+
+
+def _gpu(flops: float, memory: float, bandwidth: float, network: float) -> Machine:
+    return Machine(flops, bandwidth, 0.6e-6, memory, network, 7e-6, 5e-6)
+
+
+MACHINES: Mapping[str, Machine] = {
+    # TPUs: a mesh axis is a ring of the torus, with two links of a chip
+    "tpu v4": _tpu(275e12, 1.2e12, 90e9, 6.25e9),
+    "tpu v5e": _tpu(197e12, 0.82e12, 90e9, 3.125e9),
+    "tpu v5p": _tpu(459e12, 2.8e12, 180e9, 6.25e9),
+    "tpu v6e": _tpu(918e12, 1.6e12, 180e9, 12.5e9),
+    "tpu7x": _tpu(1153e12, 3.7e12, 100e9, 6.25e9),  # a device is one of the chip's two cores
+    # GPUs: NVLink within one server, one direction; the network of NVIDIA's own servers, one port per device
+    "v100": _gpu(125e12, 0.9e12, 150e9, 6.25e9),
+    "a100": _gpu(312e12, 2.0e12, 300e9, 25e9),
+    "h100": _gpu(989e12, 3.35e12, 450e9, 50e9),
+    "h200": _gpu(989e12, 4.8e12, 450e9, 50e9),
+    "b200": _gpu(2250e12, 8.0e12, 900e9, 50e9),
+}
+"""Published peaks, rounded; for anything finer measure, or give `CostModel` your own.
+
+Sources. TPUs: "How to Scale Your Model" (jax-ml.github.io/scaling-book, chapter "How to Think About TPUs": operations,
+memory, links and network per chip, 1 microsecond per hop); of TPU7x, and as a check of the others, Google Cloud's pages
+on each version (2307 TFLOP/s, 7380 GB/s and 1200 GB/s over six links in both directions per chip of two devices).
+GPUs: NVIDIA's data sheets of the SXM modules (dense bfloat16, of V100 float16; memory; half of NVLink's total) and of
+DGX-1V, A100, H100, H200 and B200 (four ports of 100 Gb/s for eight devices, then a port of 200 or 400 Gb/s for each).
+Latencies are orders of magnitude: of GPUs those with which NCCL tunes rings over NVLink, 7 microseconds and 0.6 per
+hop; of networks 5 and 10.
+"""
+
+_KINDS = {
+    # pattern of `device_kind`, in small letters: name in MACHINES
+    r"tpu v4": "tpu v4",
+    r"tpu v5( lite|e)": "tpu v5e",
+    r"tpu v5p?": "tpu v5p",
+    r"tpu v6( lite|e)": "tpu v6e",
+    r"tpu ?(v?7x?)": "tpu7x",
+    r".*\bv100\b.*": "v100",
+    r".*\ba100\b.*": "a100",
+    r".*\bh100\b.*": "h100",
+    r".*\bh200\b.*": "h200",
+    r".*\bb200\b.*": "b200",
+}
+
+
+def machine_name(device_kind: str) -> str | None:
+    """The name in `MACHINES` of a kind of device, as `jax.Device.device_kind` says it; None where it is not there.
+
+    >>> [machine_name(kind) for kind in ("TPU v5 lite", "NVIDIA H100 80GB HBM3", "cpu")]
+    ['tpu v5e', 'h100', None]
+    """
+    kind = device_kind.lower().strip()
+    return next((name for pattern, name in _KINDS.items() if re.fullmatch(pattern, kind)), None)
