@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sdy_jax import passes, shard, testing
+    from sdy_jax.annotate.automatic import AUTO
     from sdy_jax.annotate.barrier import propagation_barrier
     from sdy_jax.annotate.collectives import (
         all_gather,
@@ -35,7 +36,15 @@ if TYPE_CHECKING:
     from sdy_jax.annotate.ruled import with_sharding_rule
     from sdy_jax.calls.partition import partition
     from sdy_jax.calls.partitioned_function import PartitionedFunction
-    from sdy_jax.errors import ArgumentError, InternalError, ParseError, SdyError, ShardingError, UnsupportedError
+    from sdy_jax.errors import (
+        ArgumentError,
+        InternalError,
+        MemoryLimitError,
+        ParseError,
+        SdyError,
+        ShardingError,
+        UnsupportedError,
+    )
     from sdy_jax.loading.load import load, loads
     from sdy_jax.lowering.reshard.cost import CostModel
     from sdy_jax.plan.plan import Plan
@@ -45,11 +54,13 @@ if TYPE_CHECKING:
     from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 
 __all__ = [
+    "AUTO",
     "ArgumentError",
     "AxisRef",
     "CostModel",
     "DimensionSharding",
     "InternalError",
+    "MemoryLimitError",
     "Mesh",
     "MeshAxis",
     "OpShardingRule",
@@ -90,6 +101,7 @@ __all__ = [
 
 # Names are imported when they are first used, so that the command line's `--help` need not wait for jax.
 _MODULES = {
+    "sdy_jax.annotate.automatic": ("AUTO",),
     "sdy_jax.annotate.barrier": ("propagation_barrier",),
     "sdy_jax.annotate.collectives": (
         "all_gather",
@@ -110,7 +122,15 @@ _MODULES = {
     "sdy_jax.annotate.ruled": ("with_sharding_rule",),
     "sdy_jax.calls.partition": ("partition",),
     "sdy_jax.calls.partitioned_function": ("PartitionedFunction",),
-    "sdy_jax.errors": ("ArgumentError", "InternalError", "ParseError", "SdyError", "ShardingError", "UnsupportedError"),
+    "sdy_jax.errors": (
+        "ArgumentError",
+        "InternalError",
+        "MemoryLimitError",
+        "ParseError",
+        "SdyError",
+        "ShardingError",
+        "UnsupportedError",
+    ),
     "sdy_jax.loading.load": ("load", "loads"),
     "sdy_jax.lowering.reshard.cost": ("CostModel",),
     "sdy_jax.plan.plan": ("Plan",),

@@ -27,6 +27,10 @@ class UnsupportedError(SdyError, NotImplementedError):
     """Something that is valid but cannot be partitioned, raised where falling back silently was not wanted."""
 
 
+class MemoryLimitError(SdyError):
+    """No program was found that keeps within `memory=`."""
+
+
 class InternalError(SdyError, AssertionError):
     """A broken invariant of sdy_jax itself."""
 

@@ -121,6 +121,13 @@ def test_layouts_of_the_whole_program(names):
         assert jnp.allclose(found, names["mlp_function"](names["x"], names["weights"]), rtol=1e-4, atol=1e-4)
 
 
+def test_automatic_layouts(names, capsys):
+    names["mlp_function"] = names["mlp"].__wrapped__
+    program = block("sdy.AUTO")
+    text = printed(capsys, lambda: executed(program, names, "README.md"))
+    assert re.search(r"automatic layouts\n *(in_shardings=.*)", text)[1].startswith(program.split("layouts: ")[1][:40])
+
+
 def test_why(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     config, mesh = train_lm.Config(layers=1), jax.make_mesh((2, 4), ("data", "model"))
@@ -258,7 +265,7 @@ def test_a_thousand_calls_run_on_virtual_devices_as_it_says_they_do(tmp_path):
 
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
-    assert len(BLOCKS) == 23
+    assert len(BLOCKS) == 24
     assert {
         line for line in COMMANDS if not line.startswith((*ELSEWHERE, "sdy-jax plan mlp.bin", "sdy-jax opt"))
     } == set()

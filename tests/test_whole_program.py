@@ -267,7 +267,15 @@ def test_layers_are_gathered_one_by_one_where_memory_asks_for_it():
 
 
 def test_too_little_memory_names_the_largest_values():
-    with pytest.raises(sdy.SdyError, match=r"memory=1000 B is not enough.*f32.*test_whole_program"):
+    used = stacked_step(layouts="global")[0].memory
+    with pytest.raises(sdy.MemoryLimitError, match=r"is not enough: the least.*f32.*test_whole_program"):
+        stacked_step(layouts="global", memory=used.arguments + used.results + 1000)
+
+
+def test_arguments_that_are_too_large_are_named():
+    with pytest.raises(
+        sdy.MemoryLimitError, match=r"memory=1000 B is not enough: arguments.*`weights\[1\]` \(\d.*AUTO"
+    ):
         stacked_step(layouts="global", memory=1000)
 
 
@@ -275,6 +283,7 @@ def test_too_little_memory_names_the_largest_values():
     ("options", "message"),
     [
         ({"layouts": "all"}, "layouts='all'; expected 'local', 'propagated' or 'global'"),
+        ({"layouts": "global", "memory": np.int64(-1)}, "expected a number of bytes"),
         ({"layouts": "global", "memory": "much"}, "memory='much'; expected a number of bytes"),
         ({"layouts": "global", "memory": -1}, "memory=-1; expected a number of bytes"),
         ({"layouts": "local", "memory": "1GiB"}, "memory= needs layouts='global'"),

@@ -11,6 +11,7 @@ from itertools import chain
 from sdy_jax.ir.graph import Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.placement.copies import PlannedUse
+from sdy_jax.lowering.placement.free_border import BorderLayouts
 from sdy_jax.lowering.placement.modelled import FREE, ModelledProgram
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.placement.written import is_written_collective
@@ -25,7 +26,8 @@ def plan_of(program: ModelledProgram, chosen: Chosen, copies: Mapping[PlannedUse
     """What a walk has to do to run a program so; `copies` as in the plan."""
     reader = _Reader(program, chosen)
     homes = dict(chain(reader.stated(), reader.homes()))
-    return LayoutPlan(reader.ops(), homes, reader.edges(), copies or {}, tuple(chosen), dict(reader.written()))
+    written, border = dict(reader.written()), reader.border()
+    return LayoutPlan(reader.ops(), homes, reader.edges(), copies or {}, tuple(chosen), written, border)
 
 
 class _Reader:
@@ -62,6 +64,17 @@ class _Reader:
         for number, shardings in self._program.walked.fixed.items():
             if is_written_collective(self._program.graph.ops[number]):
                 yield number, shardings[0]
+
+    def border(self) -> BorderLayouts:
+        """The layouts of arguments and results that may have any."""
+        arguments, results = dict[int, TensorSharding](), dict[int, TensorSharding]()
+        for node, argument, result in self._program.free_ends:
+            layouts = self._way(node).layouts
+            if argument is not None:
+                arguments[argument] = self._shardings[layouts[-1]]
+            if result is not None:
+                results[result] = self._shardings[layouts[0]]
+        return BorderLayouts(arguments, results)
 
     def stated(self) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
         """The layouts of constraints."""

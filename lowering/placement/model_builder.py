@@ -15,6 +15,7 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.ir.statements import group_of
 from sdy_jax.lowering.placement.decisions import Decision
+from sdy_jax.lowering.placement.free_border import FreeBorder, FreeEnd
 from sdy_jax.lowering.placement.modelled import FREE, ModelledProgram, Part
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
@@ -46,6 +47,7 @@ def modelled(
     costs: CostModel,
     price: PairPrice,
     policy: Policy,
+    border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
 ) -> ModelledProgram:
     """The model of a program, of which a copy was walked.
 
@@ -54,9 +56,10 @@ def modelled(
         table, atoms: of the program's mesh: its layouts, and its axes, cut where the walk cut them.
         costs, price: of work and what is sent, and of the reshards whose prices no table has.
         policy: which dimensions are padded, and what is fused.
+        border: the arguments and results that may have any layout.
     """
     program = ModelledProgram(graph, walked, table, atoms, ProgramModel(Prices(table, costs, price)))
-    _Builder(program, costs, policy.uneven == "pad").read()
+    _Builder(program, costs, policy.uneven == "pad", border).read()
     place_uses(program, policy.products_fuse)
     return program
 
@@ -64,7 +67,8 @@ def modelled(
 class _Builder:
     """Adds nodes and values in program order."""
 
-    def __init__(self, program: ModelledProgram, costs: CostModel, pads: bool):
+    def __init__(self, program: ModelledProgram, costs: CostModel, pads: bool, border: FreeBorder):
+        self._border = border
         self._program, self._walked, self._model = program, program.walked, program.model
         self._costs, self._pads = costs, pads
         self._ways: dict[tuple[AxisRef, ...], Ways] = {}
@@ -76,10 +80,35 @@ class _Builder:
     def read(self) -> None:
         main = self._program.graph.main.blocks[0]
         for argument, sharding in zip(main.arguments, self._walked.arguments, strict=True):
-            if argument.shape is not None:
+            if argument.shape is None:
+                continue
+            if argument.index in self._border.carried:
+                self._new_value(argument, 1.0)
+            elif argument.index in self._border.arguments:
+                self._free_end(main, argument.index, None)
+            else:
                 self._fixed(None, [argument], [sharding], 1.0)
         self._block(main, 1.0)
-        self._fixed(main.terminator, [], self._walked.results, 1.0)
+        self._here = main
+        for argument_index, result in self._border.carried.items():
+            self._free_end(main, argument_index, result)
+        for result in sorted(self._border.results - set(self._border.carried.values())):
+            self._free_end(main, None, result)
+        stated = [index for index in range(len(self._walked.results)) if index not in self._border.results]
+        slots = [(main.terminator, index) for index in stated]
+        self._add([self._only_way([self._walked.results[index] for index in stated])], 1.0, slots, [])
+
+    def _free_end(self, main: Block, argument: int | None, result: int | None) -> None:
+        """Adds an argument that may have any layout, a result, or both as one that comes back as it went in."""
+        slots = [] if result is None else [(main.terminator, result)]
+        makes = [] if argument is None else [main.arguments[argument]]
+        taken = [] if result is None else [self._walked.results[result]]
+        made = [] if argument is None else [self._walked.arguments[argument]]
+        value = makes[0] if makes else main.terminator.operands[slots[0][1]]
+        if argument is not None and result is None:
+            self._new_value(value, 1.0)
+        ways = self._stated.of_border(value.shape or (), [*taken, *made], self._program.atoms)
+        self._program.free_ends.append(FreeEnd(self._add(ways, 1.0, slots, makes), argument, result))
 
     def _block(self, block: Block, times: float) -> None:
         for op in block.ops[:-1]:
@@ -158,12 +187,14 @@ class _Builder:
         return self._ways[self._free]
 
     def _fixed(self, op: Op | None, makes: Sequence[Value], shardings: Sequence[TensorSharding], times: float) -> None:
-        """Adds an op, or the border, that takes and makes values in these layouts and no others."""
+        """Adds an op, or an argument, that takes and makes values in these layouts and no others."""
         for value in makes:
             self._new_value(value, times)
         cost = self._ways_here().sent(op, shardings) if op is not None else 0.0
-        ways = [Way(tuple(map(self._program.table.number, shardings)), cost, 0.0)]
-        self._add(ways, times, _slots(op) if op is not None else [], makes)
+        self._add([self._only_way(shardings, cost)], times, _slots(op) if op is not None else [], makes)
+
+    def _only_way(self, shardings: Sequence[TensorSharding], cost: float = 0.0) -> Way:
+        return Way(tuple(map(self._program.table.number, shardings)), cost, 0.0)
 
     def _add(
         self,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.lowering.placement.free_border import FreeEnd
 from sdy_jax.lowering.placement.walked import Walked
 from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.planning.program_model import Chosen, Port, ProgramModel
@@ -48,7 +49,8 @@ class ModelledProgram:
 
     The nodes of ops by the ops' numbers: `decided`, those with a rule; `constraints`, those that state a layout; and
     `edges`, by the index of the edge, too. The last layout of the edges in `made_outside` is that outside of a
-    computation; of others the first one is. `extents`: of data-flow ops, their first and last node.
+    computation; of others the first one is. `free_ends`: arguments and results that may have any layout. `extents`: of
+    data-flow ops, their first and last node.
     """
 
     graph: Graph
@@ -64,6 +66,7 @@ class ModelledProgram:
     constraints: dict[int, int] = field(default_factory=dict)
     edges: dict[tuple[int, int], int] = field(default_factory=dict)
     made_outside: set[int] = field(default_factory=set)
+    free_ends: list[FreeEnd] = field(default_factory=list)
     extents: dict[Op, tuple[int, int]] = field(default_factory=dict)
     numbers: dict[Op, int] = field(init=False)
 
@@ -96,3 +99,14 @@ class ModelledProgram:
             found.append(max(prices[min(before + 1, part.until) : part.until + 1], default=0.0))
             before = part.until
         self.model.charge_holding(found)
+        for end in self.free_ends:
+            self._charge_border(end)
+
+    def _charge_border(self, end: FreeEnd) -> None:
+        """Sets what it costs to hold an argument and a result all the time."""
+        model, node = self.model, self.model.nodes[end.node]
+        always = model.holding(0, len(model.nodes) - 1) if model.holding_costs else 0.0
+        sizes = [model.values[number].shape for number in node.values if number >= 0]
+        if sizes:
+            held = ([model.prices.local_bytes(sizes[0], layout) for layout in way.layouts] for way in node.ways)
+            node.ways = [way._replace(cost=always * sum(each)) for way, each in zip(node.ways, held, strict=True)]

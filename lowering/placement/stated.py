@@ -18,6 +18,7 @@ from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.representation.manual_axes import erase_manual_axes
 from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.named import has_sub_axes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import DataFlowEdge, EdgeKind, accumulator
 
@@ -44,6 +45,14 @@ class StatedWays:
         """The ways of a member of a group; the third slot is what ties it to the others."""
         shape = op.results[0].shape or ()
         return self._ways((n, n, n) for n in self._layouts(shape, own, Openness.of_rank(len(shape)), atoms))
+
+    def of_border(self, shape: Sequence[int], ends: Sequence[TensorSharding], atoms: Atoms) -> list[Way]:
+        """The ways of an argument or a result that may have any layout of jax's arrays, or of both where it is carried
+        from one to the other, in layouts that are alike at both ends."""
+        layouts = self._layouts(shape, ends[0], Openness.of_rank(len(shape)), atoms, evenly=True)
+        every = (layout for layout in layouts if not has_sub_axes(self._table.shardings[layout]))
+        own = tuple(map(self._table.number, ends))
+        return self._ways(dict.fromkeys([own, *((n,) * len(ends) for n in every)]))
 
     def of_edge(self, op: Op, edge: DataFlowEdge, walked: WalkedEdge, atoms: Atoms) -> list[Way]:
         """The ways of a data-flow edge of an op, in layouts that are alike outside and inside of it."""

@@ -18,7 +18,8 @@ def place_uses(program: ModelledProgram, products_fuse: bool) -> None:
     found = [*program.values.items(), *((op.operands[i], n) for (op, i), n in program.made_anew.items())]
     values = {number: value for value, number in reversed(found) if number != FREE}
     anew, runs = set(program.made_anew.values()), [(node, node) for node in range(len(program.model.nodes))]
-    for number in sorted(values, key=program.maker, reverse=True):
+    given = {number for number, value in values.items() if value.owner is main}
+    for number in sorted(values, key=lambda n: -1 if n in given else program.maker(n), reverse=True):
         value, known = values[number], program.model.values[number]
         op, home = value.defining_op, value.owner if isinstance(value.owner, Block) else value.owner.block
         known.born = _born(program, value, known)
@@ -42,6 +43,8 @@ def _is_fused(op: Op, products_fuse: bool) -> bool:
 def _born(program: ModelledProgram, value: Value, known: ModelValue) -> int:
     """The node from which on a value is there: what a loop carries, from the first node inside."""
     block = value.owner
+    if block is program.graph.main.blocks[0]:
+        return 0
     if isinstance(block, Block) and block.parent in program.extents:
         return program.extents[block.parent][0]
     return known.maker.node if known.maker is not None else 0

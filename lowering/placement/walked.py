@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from sdy_jax.lowering.placement.copies import PlannedUse
 from sdy_jax.lowering.placement.decisions import Decision, Shardings
+from sdy_jax.lowering.placement.free_border import BorderLayouts
 from sdy_jax.lowering.planning.choice import PlannedOp
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -66,7 +67,8 @@ class LayoutPlan:
     """What a walk is to follow: how ops run, per result of an op the layout in which several users expect it, the
     layouts of data-flow edges, and which copy of a value serves a use, where copies are freed and made again. `chosen`:
     the choice in the model of the program that says so.
-    `written`: from which layout of its operand a collective of the user's runs."""
+    `written`: from which layout of its operand a collective of the user's runs. `border`: the layouts of arguments and
+    results that may have any."""
 
     ops: Mapping[int, PlannedOp]
     homes: Mapping[tuple[int, int], TensorSharding]
@@ -74,3 +76,4 @@ class LayoutPlan:
     copies: Mapping[PlannedUse, int] = field(default_factory=dict)
     chosen: tuple[int, ...] = ()
     written: Mapping[int, TensorSharding] = field(default_factory=dict)
+    border: BorderLayouts = BorderLayouts()  # noqa: RUF009 - immutable

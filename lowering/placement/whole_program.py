@@ -9,15 +9,18 @@ Source: spec of the planner, sections 9, 12 and 13.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from jax.extend.mlir import ir
 
-from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph
-from sdy_jax.ir.operations import body_of
+from sdy_jax.ir.operations import body_of, main_function
+from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.lowering.placement import model_builder, partitioner
-from sdy_jax.lowering.placement.live_bytes import Peak, peak_of
+from sdy_jax.lowering.placement.free_border import BorderLayouts, FreeBorder
+from sdy_jax.lowering.placement.live_bytes import peak_of
+from sdy_jax.lowering.placement.memory_errors import border_too_large, too_large
 from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
@@ -29,7 +32,6 @@ from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.type_text import bytes_text
 from sdy_jax.rules import RuleBook
 
 _LEAST_GAIN = 0.005
@@ -54,38 +56,115 @@ def partition(
     """As `partitioner.partition`, with the layouts of the whole program chosen together where the policy says so.
 
     Raises:
-        SdyError: no program was found that keeps within the policy's memory.
+        MemoryLimitError: no program was found that keeps within the policy's memory.
     """
-    rules = rules or RuleBook()
     if policy.layouts != "global":
         return partitioner.partition(module, mesh_name, costs, rules, policy, inputs)
-    graph = prepared(module, mesh_name, rules)
-
-    def walked(plan: LayoutPlan | None) -> Walk:
-        copy = Graph(graph.module.clone().operation)
-        walker = Partitioner(copy, mesh_name, costs, rules, policy, inputs, plan)
-        report = walker.run()
-        return Walk(walker, report, walker.cost(), peak_of(Graph(copy.module), products_fuse=policy.products_fuse))
-
-    proposed = walked(None)
-    limit = policy.memory
+    walks = _Walks(module, mesh_name, costs, rules or RuleBook(), policy, inputs)
+    proposed, limit = walks.proposed, policy.memory
     if limit is None:
         limit = max((1 + _TOLERATED) * proposed.peak.total, policy.device_memory)
-    walks, mesh = [proposed], proposed.walker.placement.meshes.base
-    atoms = proposed.walker.walked.atoms(mesh)
-    is_planned = len(atoms) <= _MOST_ATOMS
-    if is_planned and (proposed.sends or proposed.peak.total > limit):
-        walks = tried(modelled(graph, proposed.walker, atoms, policy), proposed, limit, walked)
-    fitting = [walk for walk in walks if walk.peak.total <= limit]
-    if not fitting:
-        raise SdyError(_too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit))
+    walks.check_border(limit)
+    must_plan = proposed.sends or proposed.peak.total > limit
+    fitting = walks.fitting(walks.planned(limit) if must_plan else [proposed], limit)
     best = min(fitting, key=lambda walk: walk.cost)
     if proposed in fitting and best.cost > proposed.cost - _LEAST_GAIN * proposed.walker.sending_time():
         best = proposed
-    if is_planned:
-        best.report.layouts = _choice(graph, best, proposed)
+    if walks.can_be_planned:
+        best.report.layouts = _choice(walks.graph, best, proposed)
     replace_contents(module, best.walker.graph.module)
     return best.report
+
+
+def best_border(
+    module: ir.Operation, mesh_name: str, costs: CostModel, border: FreeBorder, rules: RuleBook, policy: Policy
+) -> BorderLayouts:
+    """The layouts of arguments and results with which a program costs least, of those that may have any.
+
+    Args:
+        module: a propagated module, from whose border the search starts. It is rewritten.
+        mesh_name, costs, rules, policy: as for `partition`; there is no limit of memory but the policy's, and that of
+            the device.
+        border: what is free.
+
+    Raises:
+        MemoryLimitError: no program was found that keeps within the policy's memory.
+    """
+    walks = _Walks(module, mesh_name, costs, rules, policy, (), border)
+    limit = policy.memory or policy.device_memory or math.inf
+    best = min(walks.fitting(walks.planned(limit), limit), key=lambda walk: walk.cost)
+    if best.walker.plan is not None:
+        return best.walker.plan.border
+    walked = best.walker.walked
+    return BorderLayouts(
+        {n: walked.arguments[n] for n in border.arguments}, {n: walked.results[n] for n in border.results}
+    )
+
+
+class _Walks:
+    """The walks over copies of a program; the first one proposes."""
+
+    def __init__(
+        self,
+        module: ir.Operation,
+        mesh_name: str,
+        costs: CostModel,
+        rules: RuleBook,
+        policy: Policy,
+        inputs: Sequence[str],
+        border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
+    ):
+        self._mesh_name, self._costs, self._rules, self._policy = mesh_name, costs, rules, policy
+        self._inputs, self._border = inputs, border
+        self.graph = prepared(module, mesh_name, rules)
+        self.proposed = self._walk(None)
+        self._mesh = self.proposed.walker.mesh
+        self._atoms = self.proposed.walker.walked.atoms(self._mesh)
+
+    def _walk(self, plan: LayoutPlan | None) -> Walk:
+        copy = self.graph.module.clone().operation
+        if plan is not None:
+            main = main_function(copy)
+            set_function_shardings(main, "arg_attrs", plan.border.arguments)
+            set_function_shardings(main, "res_attrs", plan.border.results)
+        graph = Graph(copy)
+        walker = Partitioner(graph, self._mesh_name, self._costs, self._rules, self._policy, self._inputs, plan)
+        report = walker.run()
+        peak = peak_of(Graph(graph.module), products_fuse=self._policy.products_fuse)
+        return Walk(walker, report, walker.cost(), peak)
+
+    def check_border(self, limit: float) -> None:
+        """
+        Raises:
+            MemoryLimitError: arguments and results alone, where they are stated, hold more than the limit.
+        """
+        peak = self.proposed.peak
+        if peak.arguments + peak.results > limit:
+            raise border_too_large(self.graph, self.proposed.walker.walked, self._inputs, self._mesh, limit)
+
+    @property
+    def can_be_planned(self) -> bool:
+        """Whether the program is on few enough axes."""
+        return len(self._atoms) <= _MOST_ATOMS
+
+    def planned(self, limit: float) -> list[Walk]:
+        """The walks by plans that were tried, the proposal first."""
+        if not self.can_be_planned:
+            return [self.proposed]
+        program = modelled(self.graph, self.proposed.walker, self._atoms, self._policy, self._border)
+        return tried(program, self.proposed, limit, self._walk)
+
+    @staticmethod
+    def fitting(walks: Sequence[Walk], limit: float) -> list[Walk]:
+        """Those that keep within the limit.
+
+        Raises:
+            MemoryLimitError: there are none.
+        """
+        found = [walk for walk in walks if walk.peak.total <= limit]
+        if not found:
+            raise too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit)
+        return found
 
 
 def _choice(graph: Graph, best: Walk, proposed: Walk) -> LayoutChoice:
@@ -106,26 +185,22 @@ def _changed(graph: Graph, chosen: Partitioner, proposed: Partitioner) -> Iterat
                 yield ChangedLayout(op.name, op.mlir.location, value.dtype, value.shape, new, old)
 
 
-def modelled(graph: Graph, proposed: Partitioner, atoms: tuple[AxisRef, ...], policy: Policy) -> ModelledProgram:
+def modelled(
+    graph: Graph,
+    proposed: Partitioner,
+    atoms: tuple[AxisRef, ...],
+    policy: Policy,
+    border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
+) -> ModelledProgram:
     """The model of a program of which a copy was walked; `graph` is that of the program itself, `atoms` the parts of
-    mesh axes that the walk knows."""
+    mesh axes that the walk knows, `border` what may have any layout."""
     meshes, costs = proposed.placement.meshes, proposed.costs
 
     def price(shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding) -> float:
         return meshes.plan(shape, itemsize, source, target, costs).cost
 
     table = LayoutTable(meshes.base_name, meshes.base)
-    return model_builder.modelled(graph, proposed.walked, table, atoms, costs, price, policy)
-
-
-def _too_large(peak: Peak, limit: float) -> str:
-    largest = "; ".join(f"{bytes_text(live.bytes)} of {live.value.type} at {live.source}" for live in peak.live[:5])
-    return (
-        f"memory={bytes_text(limit)} is not enough: the least that was found is {bytes_text(peak.total)} per device "
-        f"({bytes_text(peak.arguments)} of arguments, {bytes_text(peak.results)} of results, {bytes_text(peak.bytes)} "
-        f"in between). The largest values at the peak: {largest}; to fix: split these, or compute them again "
-        "(jax.checkpoint)"
-    )
+    return model_builder.modelled(graph, proposed.walked, table, atoms, costs, price, policy, border)
 
 
 def replace_contents(module: ir.Operation, other: ir.Operation) -> None:

@@ -1,7 +1,8 @@
 """Matching what the user says about shardings with the arguments, by jit's pytree-prefix rules and key paths.
 
 A specification is None (propagation decides), a `PartitionSpec`, a `NamedSharding`, the text of an SDY sharding
-(`'[{"data"}, {"model", ?}p1]'`) or a `TensorSharding`. It stands for every leaf of the tree that it is given for.
+(`'[{"data"}, {"model", ?}p1]'`), a `TensorSharding`, or `AUTO` (the planner decides). It stands for every leaf of the
+tree that it is given for.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, flatten_one_level_with_keys, keystr, tree_flatten_with_path
 
 from sdy_jax.annotate.argument_errors import array_for_tree, no_array, no_entries, no_specification, other_tree
+from sdy_jax.annotate.automatic import Automatic
 from sdy_jax.annotate.user_function import function_name, function_signature
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.named import from_named_sharding, unreduced_by
 from sdy_jax.representation.sharding import TensorSharding
 
 Spec = Any
-"""None, PartitionSpec, NamedSharding, str or TensorSharding."""
+"""None, PartitionSpec, NamedSharding, str, TensorSharding or AUTO."""
 
-SPEC_TYPES = (type(None), PartitionSpec, jax.sharding.Sharding, str, TensorSharding)
+SPEC_TYPES = (type(None), PartitionSpec, jax.sharding.Sharding, str, TensorSharding, Automatic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from sdy_jax.annotate.arguments import Leaf, match_prefix
+from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.identity import PrimitiveParameters, identity_primitive
 from sdy_jax.annotate.site import (
     Site,
@@ -130,6 +131,8 @@ def stated_here(spec: Any, rank: int, place: str) -> Stated:
 
 def constrained(leaf: Leaf, where: str) -> Any:
     """The value of a leaf under the constraint that its specification states, if it states one."""
+    if leaf.spec is AUTO:
+        return leaf.value
     return _annotated(sharding_constraint_p, leaf, where, {"border": None})
 
 

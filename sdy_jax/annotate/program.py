@@ -13,6 +13,7 @@ from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate import scans  # noqa: F401  (registers how they are written)
 from sdy_jax.annotate.arguments import Leaf, match_prefix
+from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
@@ -42,7 +43,8 @@ class Program:
     brings it to that form. The mesh of a loaded program is the one that its shardings are on, empty if it has none.
 
     `jaxpr` is the function that was traced, of the tracers among `constants` and of the input leaves.
-    `unreduced_arguments` are the indices of the input leaves that are unreduced by their types (`Leaf.unreduced`).
+    `unreduced_arguments` are the indices of the input leaves that are unreduced by their types (`Leaf.unreduced`),
+    `automatic_arguments` and `automatic_results` those of the leaves whose layout the planner chooses (`AUTO`).
     """
 
     module: ir.Operation
@@ -59,6 +61,13 @@ class Program:
     exported: Exported | None = None
     jaxpr: Any = None
     unreduced_arguments: frozenset[int] = frozenset()
+    automatic_arguments: frozenset[int] = frozenset()
+    automatic_results: frozenset[int] = frozenset()
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the layouts of some arguments or results are left to the planner."""
+        return bool(self.automatic_arguments or self.automatic_results)
 
     def with_module(self, module: ir.Operation) -> Program:
         """The same program at another stage."""
@@ -135,9 +144,15 @@ def from_function(
             out_tree,
             jaxpr=jaxpr,
             unreduced_arguments=frozenset(i for i, leaf in enumerate(leaves) if leaf.unreduced),
+            automatic_arguments=_automatic(leaves),
+            automatic_results=_automatic(outputs),
         )
         _annotate(program, leaves, outputs, jax_mesh)
     return program
+
+
+def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:
+    return frozenset(i for i, leaf in enumerate(leaves) if leaf.spec is AUTO)
 
 
 def _refuse_ordered_effects(module: ir.Operation) -> None:

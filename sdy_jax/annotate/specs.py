@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate.argument_errors import no_sharding_text
 from sdy_jax.annotate.arguments import Leaf
+from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.site import Site
 from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
@@ -70,6 +71,8 @@ def specification(spec: Any, place: str) -> Stated:
             return parse_sharding(spec, PARTITION)
         except ParseError as error:
             raise no_sharding_text(spec, place, error) from None
+    if spec is AUTO:
+        raise ShardingError(f"{place} is AUTO, which only in_shardings and out_shardings of partition can be; state it")
     if not isinstance(spec, Stated):
         raise ShardingError(f"{place} is a {type(spec).__name__}, which names no mesh axes; give a PartitionSpec")
     return spec
@@ -124,7 +127,7 @@ def resolve(
         ShardingError: unknown axis, axis used twice, wrong rank, or a sharding that only another mesh can say.
     """
     place = f"{where} for `{leaf.path}`"
-    if leaf.spec is None:
+    if leaf.spec is None or leaf.spec is AUTO:
         return None
     sharding = resolved(specification(leaf.spec, place), rank, mesh, mesh_name, place, jax_mesh)
     if isinstance(sharding.mesh, str):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import jax
+import numpy as np
 
 from sdy_jax.errors import SdyError, with_article
 from sdy_jax.lowering.placement.policy import LAYOUTS, UNEVEN, Policy
@@ -99,8 +100,9 @@ class Options:
     def _memory(self) -> float | None:
         if isinstance(self.memory, str):
             return bytes_of_text(self.memory)
-        is_number = isinstance(self.memory, (int, float)) and not isinstance(self.memory, bool) and self.memory > 0
-        return float(self.memory) if is_number and self.memory is not None else None
+        given: Any = self.memory
+        is_number = isinstance(given, (int, float, np.integer, np.floating)) and not isinstance(given, bool)
+        return float(given) if is_number and given > 0 else None
 
     @property
     def of_jit(self) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jax.extend.mlir import ir
 
@@ -15,16 +16,19 @@ from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
+from sdy_jax.lowering.placement.free_border import FreeBorder
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.lowering.placement.uneven import uneven
-from sdy_jax.lowering.placement.whole_program import partition
+from sdy_jax.lowering.placement.whole_program import best_border, partition
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import put_on_mesh
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
+from sdy_jax.plan.automatic import Border, automatic_plan
 from sdy_jax.plan.dump import dump_of
 from sdy_jax.plan.plan import Plan, boundary_values
+from sdy_jax.plan.progress import progress_of
 from sdy_jax.plan.proposal import PlannedWith, input_names, to_partition
 from sdy_jax.rules import RuleBook
 
@@ -55,7 +59,8 @@ def build_plan(
     """
     context = program.module.context
     with _collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
-        return _build(name, program, costs, source, policy, inner)
+        making = _Making(name, costs, source, policy, inner)
+        return making.searched(program) if program.is_automatic else making.plan(program)
 
 
 @contextmanager
@@ -71,49 +76,84 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _build(name: str, program: Program, costs: CostModel, source: str, policy: Policy, inner: bool) -> Plan:
-    dump = dump_of(name)
-    stages = {"traced": program.module}
-    dump("traced", program.module)
-    module = program.module.clone().operation
-    run_pipeline(module, plan_import(), after=dump)
-    put_on_mesh(module, program.mesh_name)
-    dump("imported", module)
-    stages["imported"] = module
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """How plans of a function are made."""
 
-    module = module.clone().operation
-    rules = RuleBook()
-    _PROPAGATE(module, rules)
-    dump(_PROPAGATE, module)
-    run_pipeline(module, PLAN_EXPORT, after=dump)
-    stages["propagated"] = module
+    name: str
+    costs: CostModel
+    source: str
+    policy: Policy
+    inner: bool
 
-    module, notes = to_partition(module, program, source, inner)
-    inputs = input_names(program)
-    uneven_ones = list(_uneven_arguments(main_function(program.module), main_function(module), program, inputs, source))
-    if uneven_ones and policy.uneven == "error":
-        raise ShardingError(f"{source}: {uneven_ones[0].message}, or leave uneven='pad'")
-    report = partition(module, program.mesh_name, costs, rules, policy, inputs)
-    dump("partitioned", module)
-    stages["partitioned"] = module
+    def plan(self, program: Program) -> Plan:
+        """The plan of a program whose border is stated."""
+        stages, rules = self._propagated(program)
+        dump = dump_of(self.name)
+        module, notes = to_partition(stages["propagated"], program, self.source, self.inner)
+        inputs = input_names(program)
+        mains = main_function(program.module), main_function(module)
+        uneven_ones = list(_uneven_arguments(*mains, program, inputs, self.source))
+        if uneven_ones and self.policy.uneven == "error":
+            raise ShardingError(f"{self.source}: {uneven_ones[0].message}, or leave uneven='pad'")
+        report = partition(module, program.mesh_name, self.costs, rules, self.policy, inputs)
+        dump("partitioned", module)
+        stages["partitioned"] = module
 
-    notes = [*_notes_of_dialects(program.module), *notes, *uneven_ones, *report.notes]
-    program = program.with_module(module)
-    arguments, results = boundary_values(program)
-    count = len(program.constants)
-    return Plan(
-        name,
-        program,
-        tuple(arguments[count:]),
-        tuple(arguments[:count]),
-        tuple(results),
-        tuple(report.collectives),
-        tuple(dict.fromkeys(note if note.source else replace(note, source=source) for note in notes)),
-        stages,
-        source,
-        layouts=report.layouts,
-        planned_with=PlannedWith(costs, policy, inner),
-    )
+        notes = [*_notes_of_dialects(program.module), *notes, *uneven_ones, *report.notes]
+        program = program.with_module(module)
+        arguments, results = boundary_values(program)
+        count = len(program.constants)
+        return Plan(
+            self.name,
+            program,
+            tuple(arguments[count:]),
+            tuple(arguments[:count]),
+            tuple(results),
+            tuple(report.collectives),
+            tuple(dict.fromkeys(note if note.source else replace(note, source=self.source) for note in notes)),
+            stages,
+            self.source,
+            layouts=report.layouts,
+            planned_with=PlannedWith(self.costs, self.policy, self.inner),
+        )
+
+    def searched(self, program: Program) -> Plan:
+        """The plan of a program whose border is left to the planner, in part at least."""
+        imported = program.module.clone().operation
+        run_pipeline(imported, plan_import())
+        with progress_of(self.name) as tell:
+            return automatic_plan(program, imported, self.plan, self._limited().plan, self._freed, tell)
+
+    def _limited(self) -> _Making:
+        """The same, where only the user and the devices set limits of memory."""
+        policy = self.policy
+        return replace(self, policy=replace(policy, memory=policy.memory or policy.device_memory or math.inf))
+
+    def _freed(self, program: Program, border: FreeBorder) -> Border:
+        stages, rules = self._propagated(program)
+        module, _ = to_partition(stages["propagated"], program, self.source, self.inner)
+        found = best_border(module, program.mesh_name, self.costs, border, rules, self.policy)
+        first = len(program.constants)
+        return {number - first: sharding for number, sharding in found.arguments.items()}, found.results
+
+    def _propagated(self, program: Program) -> tuple[dict[str, ir.Operation], RuleBook]:
+        """The module after each stage, and the rules that propagation used."""
+        dump, rules = dump_of(self.name), RuleBook()
+        stages = {"traced": program.module}
+        dump("traced", program.module)
+        module = program.module.clone().operation
+        run_pipeline(module, plan_import(), after=dump)
+        put_on_mesh(module, program.mesh_name)
+        dump("imported", module)
+        stages["imported"] = module
+
+        module = module.clone().operation
+        _PROPAGATE(module, rules)
+        dump(_PROPAGATE, module)
+        run_pipeline(module, PLAN_EXPORT, after=dump)
+        stages["propagated"] = module
+        return stages, rules
 
 
 def _uneven_arguments(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from jax.extend.mlir import ir
 
@@ -17,7 +18,9 @@ from sdy_jax.ir.operations import function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, Note
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.plan.automatic_layouts import AutomaticLayouts, Measured
 from sdy_jax.plan.border_moves import BorderMove
+from sdy_jax.plan.border_specs import pasted, specs_of
 from sdy_jax.plan.layout_reason import LayoutReason, sent_text
 from sdy_jax.plan.layout_reasons import RESULTS, Findings, LayoutReasons
 from sdy_jax.plan.memory import MemoryUse, memory_of
@@ -61,6 +64,8 @@ class Plan:
         as_passed: the arguments whose shardings are those of the arrays that were passed.
         source: the source line at which the shardings of arguments and results are given; may be empty.
         layouts: the choice of layouts for the whole program; None where they were decided op by op.
+        automatic: which arguments and results were left to the planner, and what the usual layouts would have cost;
+            None where all are stated.
     """
 
     name: str
@@ -76,6 +81,30 @@ class Plan:
     as_passed: frozenset[str] = frozenset()
     layouts: LayoutChoice | None = None
     planned_with: PlannedWith | None = None
+    automatic: AutomaticLayouts | None = None
+
+    @property
+    def input_specs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The `PartitionSpec`s of positional and of keyword arguments, in trees like theirs: as the `in_shardings` of
+        another function, or to place arrays by.
+
+        Raises:
+            UnsupportedError: an argument is split by a part of a mesh axis.
+
+        Example:
+            args, _ = plan.input_specs
+            step = sdy.partition(step, mesh=mesh, in_shardings=args, out_shardings=plan.output_specs)
+        """
+        return specs_of(self.program.in_tree, [(v.path, v.sharding) for v in self.arguments])  # type: ignore[no-any-return]
+
+    @property
+    def output_specs(self) -> Any:
+        """The `PartitionSpec`s of the results, in a tree like theirs.
+
+        Raises:
+            UnsupportedError: a result is split by a part of a mesh axis.
+        """
+        return specs_of(self.program.out_tree, [(v.path, v.sharding) for v in self.results])
 
     @property
     def wire_bytes(self) -> float:
@@ -236,6 +265,7 @@ class Plan:
             _values("arguments", self.arguments),
             _values("closed-over arrays", self.constants),
             _values("results", self.results),
+            self._automatic(),
             self._moves(),
             self._collectives(),
             self._layouts(),
@@ -254,6 +284,26 @@ class Plan:
             f"plan of {self.name} on mesh {axes} ({self.program.mesh.size} devices): {count} "
             f"collective{'' if count == 1 else 's'}, {least}{bytes_text(self.wire_bytes)} on the wire per device"
         )
+
+    def _automatic(self) -> str:
+        """The layouts that were chosen for arguments and results, as they can be stated, beside the usual ones."""
+        if self.automatic is None:
+            return ""
+        arguments, named = self.input_specs
+        stated = [f"  in_shardings={pasted(arguments, 2)}"] if self.automatic.arguments and arguments else []
+        stated += [f"  {name}: {pasted(specs, 2)}" for name, specs in named.items() if self.automatic.arguments]
+        stated += [f"  out_shardings={pasted(self.output_specs, 2)}"] if self.automatic.results else []
+        costs = self.planned_with.costs if self.planned_with is not None else CostModel()
+        both = {"chosen": self.automatic.chosen, **self.automatic.usual}
+        rows = [(name, *self._measured(costs, each)) for name, each in both.items()]
+        return "\n".join(["automatic layouts", *stated, _table(rows)])
+
+    def _measured(self, costs: CostModel, of: Measured | None) -> tuple[str, str, str]:
+        """What a plan sends, holds, and costs beside the chosen one."""
+        if of is None or self.automatic is None:
+            return "does not keep within the memory", "", ""
+        beside = f"{of.cost / self.automatic.chosen.cost:.2f} of the cost" if self.automatic.chosen.cost else ""
+        return f"sends {sent_text(costs, of.sent)}", f"holds {bytes_text(of.peak)}", beside
 
     def _collectives(self) -> str:
         if not self.collectives:

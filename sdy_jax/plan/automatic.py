@@ -1,0 +1,146 @@
+"""Automatic layouts: arguments and results that the user leaves to the planner (`AUTO`).
+
+The usual layouts are planned first, each as if the user had stated it. From the best of them that fits, the program is
+planned once more with a free border: an argument is made in any layout, and what is carried from step to step comes
+back in the layout in which it went in. What was found is then stated, and the program planned as any other, so that
+stating it by hand gives the same plan.
+Source: spec of the planner, sections 1 and 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from jax.extend.mlir import ir
+
+from sdy_jax.annotate.program import Program
+from sdy_jax.annotate.specs import padded
+from sdy_jax.errors import MemoryLimitError
+from sdy_jax.ir.operations import body_of, main_function, returned_by
+from sdy_jax.ir.stored_shardings import set_function_shardings
+from sdy_jax.lowering.placement.free_border import FreeBorder
+from sdy_jax.plan.automatic_layouts import AutomaticLayouts, Measured
+from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.progress import Tell
+from sdy_jax.plan.usual_layouts import UsualLayouts, carried
+from sdy_jax.representation.sharding import TensorSharding
+
+_SEARCH = 3
+"""How much longer the search with a free border, and the plan after it, take than a plan with usual layouts, about."""
+
+Border = tuple[Mapping[int, TensorSharding], Mapping[int, TensorSharding]]
+"""The shardings of argument leaves, and those of result leaves, by index."""
+
+
+def automatic_plan(
+    program: Program,
+    imported: ir.Operation,
+    planned: Callable[[Program], Plan],
+    tried: Callable[[Program], Plan],
+    freed: Callable[[Program, FreeBorder], Border],
+    tell: Tell,
+) -> Plan:
+    """The plan of a program with automatic arguments or results.
+
+    Args:
+        program: the traced program.
+        imported: its module after import.
+        planned: plans a program whose border is stated.
+        tried: likewise, but holding more than the op by op plan is no matter.
+        freed: the best border of a program with a free one, found from the one that is stated.
+        tell: is told what is tried, and how much of the search is done.
+
+    Raises:
+        MemoryLimitError: no border was found whose plan keeps within the memory.
+    """
+    search = _Search(program, planned, tried, freed, tell)
+    return search.run(program.with_module(imported))
+
+
+class _Search:
+    def __init__(
+        self,
+        program: Program,
+        planned: Callable[[Program], Plan],
+        tried: Callable[[Program], Plan],
+        freed: Callable[[Program, FreeBorder], Border],
+        tell: Tell,
+    ):
+        self._program, self._planned, self._tried, self._freed, self._tell = program, planned, tried, freed, tell
+        back = carried(program).items()
+        free = program.automatic_arguments, program.automatic_results
+        self._carried = {argument: result for argument, result in back if argument in free[0] and result in free[1]}
+
+    def run(self, imported: Program) -> Plan:
+        program, plans = self._program, dict[str, Plan | None]()
+        usual = UsualLayouts(imported, sorted(program.automatic_arguments), sorted(self._carried))
+        borders = dict(usual.borders())
+        for name, border in borders.items():
+            self._tell(name, len(plans) / (len(borders) + _SEARCH))
+            plans[name] = self._tried_with((border, self._results_of(border)))
+        fitting = [plan for plan in plans.values() if plan is not None]
+        best = min(fitting, key=_cost, default=None)
+        self._tell("a free border", len(plans) / (len(plans) + _SEARCH))
+        start = program if best is None else self._stated(self._border_of(best))
+        found = self._stated(self._freed(start, self._free_border()))
+        chosen = self._planned(found)
+        if best is not None and _cost(best) < _cost(chosen):
+            chosen = min(chosen, self._planned(start), key=_cost)
+        return replace(chosen, automatic=self._record(chosen, plans))
+
+    def _tried_with(self, border: Border) -> Plan | None:
+        try:
+            return self._tried(self._stated(border))
+        except MemoryLimitError:
+            return None
+
+    def _record(self, chosen: Plan, usual: Mapping[str, Plan | None]) -> AutomaticLayouts:
+        inputs = frozenset(self._program.inputs[i] for i in self._program.automatic_arguments)
+        outputs = frozenset(self._program.outputs[i] for i in self._program.automatic_results)
+        measured = {name: None if plan is None else _measured(plan) for name, plan in usual.items()}
+        return AutomaticLayouts(inputs, outputs, _measured(chosen), measured)
+
+    def _results_of(self, arguments: Mapping[int, TensorSharding]) -> dict[int, TensorSharding]:
+        """The layouts in which arguments come back."""
+        return {result: arguments[argument] for argument, result in self._carried.items()}
+
+    def _border_of(self, plan: Plan) -> Border:
+        program = self._program
+        arguments = {i: plan.arguments[i].sharding for i in program.automatic_arguments}
+        return arguments, {i: plan.results[i].sharding for i in program.automatic_results}
+
+    def _free_border(self) -> FreeBorder:
+        program, first = self._program, len(self._program.constants)
+        arguments = frozenset(first + i for i in program.automatic_arguments)
+        back = {first + argument: result for argument, result in self._carried.items()}
+        return FreeBorder(arguments, program.automatic_results, back)
+
+    def _stated(self, border: Border) -> Program:
+        """The program with such a border, which is no longer automatic."""
+        module = self._program.module.clone().operation
+        main, first = main_function(module), len(self._program.constants)
+        arguments, results = border
+        at_arguments = {first + i: sharding for i, sharding in arguments.items()}
+        set_function_shardings(main, "arg_attrs", dict(_fitting(at_arguments, list(body_of(main).arguments))))
+        set_function_shardings(main, "res_attrs", dict(_fitting(results, list(returned_by(main)))))
+        none = frozenset[int]()
+        return replace(self._program, module=module, automatic_arguments=none, automatic_results=none)
+
+
+def _fitting(
+    shardings: Mapping[int, TensorSharding], values: Sequence[ir.Value]
+) -> Iterator[tuple[int, TensorSharding]]:
+    """The shardings with the ranks of the values: raw words of random keys have a dimension more."""
+    for number, sharding in shardings.items():
+        yield number, padded(sharding, ir.RankedTensorType(values[number].type).rank)
+
+
+def _measured(plan: Plan) -> Measured:
+    sent = plan.layouts.sent if plan.layouts is not None else plan.wire_bytes
+    return Measured(_cost(plan), sent, plan.memory.peak)
+
+
+def _cost(plan: Plan) -> float:
+    """What a plan costs; of one on many axes, which is made op by op, what it sends."""
+    return plan.layouts.cost if plan.layouts is not None else plan.wire_bytes

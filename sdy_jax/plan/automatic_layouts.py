@@ -1,0 +1,31 @@
+"""What a plan says of the arguments and results that were left to the planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a plan costs in all and sends, by the cost model, and the bytes that a device holds."""
+
+    cost: float
+    sent: float
+    peak: float
+
+
+@dataclass(frozen=True, slots=True)
+class AutomaticLayouts:
+    """What the planner chose for the border.
+
+    Attributes:
+        arguments, results: the paths of those that were left to it.
+        chosen: what the plan costs.
+        usual: what plans with the usual layouts cost, by their names; None where such a plan would not keep within the
+            memory.
+    """
+
+    arguments: frozenset[str]
+    results: frozenset[str]
+    chosen: Measured
+    usual: dict[str, Measured | None]

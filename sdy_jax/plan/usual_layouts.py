@@ -1,0 +1,144 @@
+"""The layouts that people give arguments by hand: data parallel, fully sharded, tensor parallel.
+
+They are where the search for automatic layouts starts, and what it is compared with. An argument that comes back as a
+result, such as weights and what an optimizer keeps of them, is *state*; the others are taken to be the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import jax
+
+from sdy_jax.annotate.program import Program
+from sdy_jax.ir.graph import Graph
+from sdy_jax.plan.tensor_parallel import tensor_parallel
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.sharding import CLOSED, DimensionSharding, TensorSharding
+from sdy_jax.rules import RuleBook
+
+Border = Mapping[int, TensorSharding]
+"""The shardings of argument leaves, by index."""
+
+
+def carried(program: Program) -> dict[int, int]:
+    """The argument leaves that come back as results, with the result leaves: those of an argument with the structure
+    and the types of all results, or of one of them."""
+    arguments = jax.tree.unflatten(program.in_tree, range(len(program.inputs)))
+    results = jax.tree.unflatten(program.out_tree, range(len(program.outputs)))
+    free = [results, *(_children(results) if not jax.tree_util.all_leaves([results]) else ())]
+    found = dict[int, int]()
+    for argument in [*arguments[0], *arguments[1].values()]:
+        result = next((each for each in free if _are_alike(program, argument, each)), None)
+        if result is not None:
+            free = [each for each in free if each is not result]
+            found.update(zip(jax.tree.leaves(argument), jax.tree.leaves(result), strict=True))
+    return found
+
+
+def _children(tree: Any) -> list[Any]:
+    return jax.tree.leaves(tree, is_leaf=lambda node: node is not tree)
+
+
+def _are_alike(program: Program, argument: Any, result: Any) -> bool:
+    structures: list[Any] = [jax.tree.structure(argument), jax.tree.structure(result)]
+    if structures[0] != structures[1]:
+        return False
+    pairs = zip(jax.tree.leaves(argument), jax.tree.leaves(result), strict=True)
+    both = [(program.in_info[i], program.out_info[j]) for i, j in pairs]
+    return bool(both) and all(a.shape == b.shape and a.dtype == b.dtype for a, b in both)
+
+
+@dataclass(frozen=True, slots=True)
+class UsualLayouts:
+    """The usual layouts of some arguments of a program.
+
+    Attributes:
+        program: the program; its module is that after import.
+        free: the argument leaves whose layouts are asked for.
+        state: those of them that are state.
+    """
+
+    program: Program
+    free: Sequence[int]
+    state: Sequence[int]
+
+    def borders(self) -> Iterator[tuple[str, Border]]:
+        """The layouts by name; those that the mesh cannot tell apart once."""
+        if not self.state:
+            return
+        axes = tuple(AxisRef(axis.name) for axis in self.program.mesh.axes if axis.size > 1)
+        *others, last = axes
+        yield "data", self._border(axes, {})
+        yield "fsdp", self._fully_sharded(axes, {})
+        tensor = self._tensor(last)
+        if tensor:
+            yield "megatron", self._border(tuple(others), tensor)
+        if tensor and others:
+            yield "fsdp+megatron", self._fully_sharded(tuple(others), tensor)
+
+    def _border(self, batch: Sequence[AxisRef], state: Mapping[int, Mapping[int, Sequence[AxisRef]]]) -> Border:
+        """The batch split along its first dimension, state as given per dimension."""
+        found = {}
+        for leaf in self.free:
+            dims = state.get(leaf, {}) if leaf in self.state else self._along(leaf, 0, batch)
+            found[leaf] = self._sharding(leaf, dims)
+        return found
+
+    def _fully_sharded(self, axes: Sequence[AxisRef], tensor: Mapping[int, Mapping[int, Sequence[AxisRef]]]) -> Border:
+        """State split along the largest dimension that is free and can be, too."""
+        state = {}
+        for leaf in self.state:
+            own, shape = dict(tensor.get(leaf, {})), self._shape(leaf)
+            able = [dim for dim in range(len(shape)) if dim not in own and self._along(leaf, dim, axes)]
+            if able:
+                own |= self._along(leaf, max(able, key=lambda dim: shape[dim]), axes)
+            state[leaf] = own
+        return self._border(axes, state)
+
+    def _tensor(self, axis: AxisRef) -> dict[int, dict[int, Sequence[AxisRef]]]:
+        """The weights that tensor parallelism splits, and state of their shape whose path ends as theirs does."""
+        first, size = len(self.program.constants), axes_size((axis,), self.program.mesh)
+        graph = Graph(self.program.module)
+        weights = tensor_parallel(graph, [first + leaf for leaf in self.state], size, RuleBook())
+        split = {number - first: dim for number, dim in weights.items()}
+        found = {}
+        for leaf in self.state:
+            like = leaf if leaf in split else self._alike(leaf, split)
+            if like is not None:
+                found[leaf] = self._along(leaf, split[like], (axis,))
+        return found
+
+    def _alike(self, leaf: int, weights: Mapping[int, int]) -> int | None:
+        able = [w for w in weights if self._shape(w) == self._shape(leaf) and self._suffix(w, leaf)]
+        return max(able, key=lambda w: self._suffix(w, leaf), default=None)
+
+    def _suffix(self, leaf: int, other: int) -> int:
+        """How much of two paths is equal at their ends."""
+        ends = zip(*(reversed(self.program.inputs[n]) for n in (leaf, other)), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], ends))
+
+    def _along(self, leaf: int, dim: int, axes: Sequence[AxisRef]) -> dict[int, Sequence[AxisRef]]:
+        """A dimension split along as many of the axes as divide it, the first ones; nothing where none do."""
+        shape, count = self._shape(leaf), 0
+        if dim >= len(shape) or not shape[dim]:
+            return {}
+        while count < len(axes) and shape[dim] % axes_size(axes[: count + 1], self._mesh) == 0:
+            count += 1
+        return {dim: axes[:count]} if count else {}
+
+    def _sharding(self, leaf: int, dims: Mapping[int, Sequence[AxisRef]]) -> TensorSharding:
+        entries = [
+            DimensionSharding(tuple(dims[dim])) if dim in dims else CLOSED for dim in range(len(self._shape(leaf)))
+        ]
+        return TensorSharding(self.program.mesh_name, tuple(entries))
+
+    def _shape(self, leaf: int) -> tuple[int, ...]:
+        return tuple(self.program.in_info[leaf].shape)
+
+    @property
+    def _mesh(self) -> Mesh:
+        return self.program.mesh

@@ -1,0 +1,222 @@
+"""`AUTO`: layouts of arguments and results that the planner chooses."""
+
+import pickle
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from partitioned_ops import LINE, PLANE
+
+import sdy_jax as sdy
+from sdy_jax.plan.border_specs import pasted
+
+AXES = {"line": LINE, "plane": PLANE}
+OPTIMIZER = optax.adamw(1e-2)
+
+
+def forward(weights, x):
+    for layer in weights:
+        x = x + jnp.tanh(x @ layer["up"] + layer["bias"]) @ layer["down"]
+    return x
+
+
+def loss(weights, x, y):
+    return jnp.mean((forward(weights, x) - y) ** 2)
+
+
+def step(state, x, y):
+    value, gradients = jax.value_and_grad(loss)(state["weights"], x, y)
+    updates, optimizer = OPTIMIZER.update(gradients, state["optimizer"], state["weights"])
+    return {"weights": optax.apply_updates(state["weights"], updates), "optimizer": optimizer}, value
+
+
+def arguments(batch=32, width=32, layers=2):
+    keys = iter(jax.random.split(jax.random.key(0), 3 * layers + 2))
+
+    def normal(*shape):
+        return jax.random.normal(next(keys), shape) / np.sqrt(shape[0])
+
+    weights = [
+        {"up": normal(width, 4 * width), "bias": jnp.zeros(4 * width), "down": normal(4 * width, width)}
+        for _ in range(layers)
+    ]
+    return {"weights": weights, "optimizer": OPTIMIZER.init(weights)}, normal(batch, width), normal(batch, width)
+
+
+def assert_close(found, expected):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def spec_leaves(tree):
+    return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, P))
+
+
+def test_there_is_one_auto():
+    assert type(sdy.AUTO)() is sdy.AUTO
+    assert pickle.loads(pickle.dumps(sdy.AUTO)) is sdy.AUTO
+    assert repr(sdy.AUTO) == "AUTO"
+
+
+@pytest.mark.parametrize("mesh", AXES)
+@pytest.mark.parametrize("batch", [32, 512])
+def test_a_training_step_is_as_plain_and_as_cheap_as_the_usual_layouts(mesh, batch):
+    args = arguments(batch)
+    auto = sdy.partition(step, mesh=AXES[mesh], in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, on_unknown="ignore")
+    plan = auto.plan(*args)
+    assert plan.automatic is not None
+    costs = [each.cost for each in plan.automatic.usual.values()]
+    assert len(costs) == (3 if mesh == "line" else 4)
+    assert plan.automatic.chosen.cost <= 1.0001 * min(costs)
+    assert_close(auto(*args), step(*args))
+
+
+@pytest.mark.parametrize("mesh", AXES)
+def test_what_was_chosen_gives_the_same_plan_when_it_is_stated(mesh):
+    args = arguments()
+    plan = sdy.partition(step, mesh=AXES[mesh], in_shardings=sdy.AUTO, out_shardings=sdy.AUTO).plan(*args)
+    given, named = plan.input_specs
+    assert not named
+    again = sdy.partition(step, mesh=AXES[mesh], in_shardings=given, out_shardings=plan.output_specs).plan(*args)
+    assert again.automatic is None
+    assert again.mlir() == plan.mlir()
+    assert again.layouts.cost == plan.automatic.chosen.cost
+
+
+def test_the_text_of_a_plan_states_what_was_chosen():
+    args = arguments()
+    plan = sdy.partition(step, mesh=PLANE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO).plan(*args)
+    text = str(plan)
+    assert "automatic layouts" in text
+    start = text.index("in_shardings=") + len("in_shardings=")
+    stated = text[start : text.index("\n  out_shardings=")]
+    names = {"P": P, **{name: getattr(optax, name) for name in ("ScaleByAdamState", "EmptyState")}}
+    given = eval(stated, names)
+    again = sdy.partition(step, mesh=PLANE, in_shardings=given, out_shardings=plan.output_specs).plan(*args)
+    assert again.mlir() == plan.mlir()
+    for name in ("data", "fsdp", "megatron", "fsdp+megatron"):
+        assert f"  {name} " in text
+
+
+def test_what_is_carried_comes_back_as_it_went_in():
+    args = arguments()
+    plan = sdy.partition(step, mesh=PLANE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO).plan(*args)
+    (state, *_), _ = plan.input_specs
+    assert spec_leaves(state) == spec_leaves(plan.output_specs[0])
+
+
+def test_the_optimizer_is_split_as_its_parameters_are():
+    args = arguments(batch=64)
+    plan = sdy.partition(step, mesh=PLANE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, memory=3e5).plan(*args)
+    (state, *_), _ = plan.input_specs
+    adam = state["optimizer"][0]
+    assert spec_leaves(adam.mu) == spec_leaves(adam.nu) == spec_leaves(state["weights"])
+
+
+def test_a_limit_of_memory_splits_what_it_must():
+    args = arguments(batch=16, width=64)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(args[0]))
+    limit = held  # arguments and results alone are twice as much where they are whole
+    auto = sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, memory=limit)
+    plan = auto.plan(*args)
+    assert plan.memory.peak <= limit
+    assert plan.automatic.usual["data"] is None
+    assert "data" in str(plan) and "does not keep within the memory" in str(plan)
+    assert_close(auto(*args), step(*args))
+
+
+def test_what_no_layout_can_hold_is_refused():
+    auto = sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, memory=1000)
+    with pytest.raises(sdy.MemoryLimitError, match="memory=1000 B is not enough"):
+        auto.plan(*arguments())
+
+
+def test_single_leaves_and_stated_ones():
+    x, w = jnp.ones((64, 16)), jnp.ones((16, 32))
+    auto = sdy.partition(lambda x, w: jnp.tanh(x @ w), mesh=LINE, in_shardings=(P("x"), sdy.AUTO))
+    plan = auto.plan(x, w)
+    (of_x, _), _ = plan.input_specs
+    assert of_x == P("x")
+    assert plan.automatic.arguments == {"w"} and not plan.automatic.results
+    assert not plan.collectives
+    assert_close(auto(x, w), jnp.tanh(x @ w))
+
+
+def test_results_alone():
+    x, w = jnp.ones((8, 512)), jnp.ones((512, 8))
+    auto = sdy.partition(
+        lambda x, w: x @ w, mesh=LINE, in_shardings=(P(None, "x"), P("x", None)), out_shardings=sdy.AUTO
+    )
+    plan = auto.plan(x, w)
+    assert [record.kind for record in plan.collectives] == ["reduce_scatter"]
+    assert_close(auto(x, w), x @ w)
+
+
+def test_arrays_that_lie_otherwise_are_moved():
+    x, w = jnp.ones((64, 16)), jnp.ones((16, 32))
+    placed = jax.device_put(x, NamedSharding(LINE, P(None, "x")))
+    auto = sdy.partition(
+        lambda x, w: jnp.tanh(x @ w), mesh=LINE, in_shardings=(sdy.AUTO, P()), out_shardings=P("x"), on_unknown="ignore"
+    )
+    assert auto.plan(placed, w).input_specs[0][0] == P("x")
+    assert_close(auto(placed, w), jnp.tanh(x @ w))
+
+
+def test_keys_and_scalars():
+    def noisy(key, x, scale):
+        return x + scale * jax.random.normal(key, x.shape)
+
+    args = jax.random.key(1), jnp.ones((32, 8)), jnp.float32(0.5)
+    auto = sdy.partition(noisy, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO)
+    assert_close(auto(*args), noisy(*args))
+
+
+def test_derivatives_of_automatic_functions():
+    args = arguments()
+    auto = sdy.partition(loss, mesh=LINE, in_shardings=sdy.AUTO)
+    weights, x, y = args[0]["weights"], *args[1:]
+    assert_close(jax.grad(auto)(weights, x, y), jax.grad(loss)(weights, x, y))
+
+
+def test_within_another_function_nothing_is_stated():
+    inner = sdy.partition(lambda x: x * 2, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO)
+    outer = sdy.partition(lambda x: inner(x) + 1, mesh=LINE, in_shardings=P("x"))
+    assert outer.plan(jnp.ones(16)).results[0].type == "f32[16@x]"
+
+
+def test_only_borders_can_be_automatic():
+    constrained = sdy.partition(lambda x: sdy.sharding_constraint(x, sdy.AUTO), mesh=LINE)
+    with pytest.raises(sdy.ShardingError, match=r"AUTO.*in_shardings"):
+        constrained.plan(jnp.ones(8))
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+@pytest.mark.parametrize(
+    ("specs", "text"),
+    [
+        ({"a": P("x"), "b": P("x")}, "P('x')"),
+        ({"a": P("x"), "b": P()}, "{'a': P('x'), 'b': P()}"),
+        ((P(("x", "y")),), "P(('x', 'y'))"),
+        ([P(), {"a": P(None, "x")}], "[P(), P(None, 'x')]"),
+        (Pair(P("x"), P()), "Pair(first=P('x'), second=P())"),
+        ((P("x"), None), "P('x')"),
+    ],
+)
+def test_specifications_as_text(specs, text):
+    assert pasted(specs) == text
+
+
+def test_long_texts_have_a_line_per_entry():
+    specs = {f"weight_{i}": P("data", "model") if i % 2 else P() for i in range(6)}
+    text = pasted(specs, 2)
+    assert text.splitlines()[0] == "{" and len(text.splitlines()) == 8
+    assert eval(text, {"P": P}) == specs
