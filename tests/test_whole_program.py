@@ -273,9 +273,7 @@ def test_too_little_memory_names_the_largest_values():
 
 
 def test_arguments_that_are_too_large_are_named():
-    with pytest.raises(
-        sdy.MemoryLimitError, match=r"1000 B is not enough: arguments.*`weights\[1\]` \(\d.*AUTO"
-    ):
+    with pytest.raises(sdy.MemoryLimitError, match=r"1000 B is not enough: arguments.*`weights\[1\]` \(\d.*AUTO"):
         stacked_step(layouts="global", memory=1000)
 
 

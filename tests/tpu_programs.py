@@ -294,3 +294,22 @@ def test_weights_that_are_freed_are_gathered_again():
     again, gathered, less, _ = found(int(0.915 * peak))
     assert none == 0 < again
     assert gathered == held + again and less < much
+
+
+def test_products_run_beside_the_permutes_of_their_rings():
+    """Half of the products of a ring at least run between the start and the end of a permute."""
+    mesh, rows, weight = tpu_mesh(2, 4, names=("data", "model")), P(("data", "model")), jnp.bfloat16
+    args = [jax.ShapeDtypeStruct(shape, weight) for shape in ((8192, 2048), (2048, 2048), (2048, 8192), (8192, 2048))]
+    step = sdy.partition(
+        lambda x, first, up, down: jax.nn.gelu(jnp.tanh(x @ first) @ up) @ down,
+        mesh=mesh,
+        in_shardings=(rows, P(), P(None, "model"), P("model")),
+        out_shardings=rows,
+        costs=sdy.CostModel.of_machine("tpu v5e", mesh.axis_names),
+    )
+    assert [record.kind for record in step.plan(*args).collectives if record.hidden] == ["all_gather", "reduce_scatter"]
+    sent, beside = 0, 0
+    for line in step.lower(*args).compile().as_text().partition("\nENTRY ")[2].splitlines():
+        sent += ("collective-permute-start(" in line) - ("collective-permute-done(" in line)
+        beside += sent > 0 and "estimated_cycles" in line and "kOutput" in line
+    assert beside >= 6

@@ -186,6 +186,11 @@ class MaterializedLayouts:
                 dropped.append(record)
         self._report.drop(dropped)
 
+    @property
+    def inserted(self) -> dict[ir.Operation, CollectiveRecord]:
+        """The collectives that were inserted and are there, but for those that the program holds itself."""
+        return {op: record for op, record in self._made.items() if record is not None}
+
     def is_erased(self, op: Op) -> bool:
         return id(op.mlir) in self._erased
 

@@ -237,6 +237,11 @@ class Placement:
         """The collectives that produced a value as its user takes it."""
         return self._layouts.records_behind(value)
 
+    @property
+    def inserted(self) -> dict[ir.Operation, CollectiveRecord]:
+        """The collectives that were inserted and are there."""
+        return self._layouts.inserted
+
     def is_erased(self, op: Op) -> bool:
         """Whether an op was erased because nothing used it."""
         return self._layouts.is_erased(op)

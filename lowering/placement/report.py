@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -62,6 +62,9 @@ class CollectiveRecord:
     """The branches of conditionals around the collective, outermost first."""
     again: bool = False
     """Whether it makes a copy of a value again, so that the one before need not be held until then."""
+    hidden: float = 0.0
+    """The time that is saved, by the cost model, because it runs as a ring with the product that takes or makes what it
+    moves. It is sent by permutes then, which are as many bytes."""
 
     @property
     def kind(self) -> str:
@@ -216,6 +219,10 @@ class PartitionReport:
         """Removes the records of collectives that were erased."""
         dropped = set(map(id, records))
         self.collectives = [record for record in self.collectives if id(record) not in dropped]
+
+    def exchange(self, records: Mapping[int, CollectiveRecord]) -> None:
+        """Puts records in the place of others, which are given by their identities."""
+        self.collectives = [records.get(id(record), record) for record in self.collectives]
 
     def note(self, op: Op, message: str) -> None:
         """Notes an op that could not be split."""

@@ -25,6 +25,7 @@ from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import ChangedLayout, LayoutChoice, PartitionReport
+from sdy_jax.lowering.placement.rings import form_rings
 from sdy_jax.lowering.placement.stated import changed_statements
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.placement.within_memory import Walk, tried
@@ -72,6 +73,7 @@ def partition(
         best = proposed
     if walks.can_be_planned:
         best.report.layouts = _choice(walks.graph, best, proposed)
+    form_rings(best.walker.graph.module, best.walker.placement.inserted, best.report, walks.mesh, costs)
     replace_contents(module, best.walker.graph.module)
     return best.report
 
@@ -118,8 +120,8 @@ class _Walks:
         self._inputs, self._border = inputs, border
         self.graph = prepared(module, mesh_name, rules)
         self.proposed = self._walk(None)
-        self._mesh = self.proposed.walker.mesh
-        self._atoms = self.proposed.walker.walked.atoms(self._mesh)
+        self.mesh = self.proposed.walker.mesh
+        self._atoms = self.proposed.walker.walked.atoms(self.mesh)
 
     def _walk(self, plan: LayoutPlan | None) -> Walk:
         copy = self.graph.module.clone().operation
@@ -140,7 +142,7 @@ class _Walks:
         """
         peak = self.proposed.peak
         if peak.arguments + peak.results > limit:
-            raise border_too_large(self.graph, self.proposed.walker.walked, self._inputs, self._mesh, limit)
+            raise border_too_large(self.graph, self.proposed.walker.walked, self._inputs, self.mesh, limit)
 
     @property
     def can_be_planned(self) -> bool:

@@ -11,16 +11,19 @@ from jax import lax
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.redistribute import relaid
+from sdy_jax.lowering.emission.rings import Gathered, Product, Ring
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.lowering.strategies.shards import lengthened
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.mesh import axes_size
-from sdy_jax.representation.sdy_collectives import BY_STRIPS, KINDS, UNREDUCING, collective_from_attributes
+from sdy_jax.representation.sdy_collectives import BY_STRIPS, KINDS, RING, UNREDUCING, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 
 
 @emitter(*(f"sdy.{kind}" for kind in KINDS if kind != "collective_permute"))
-def _collective(local: LocalOp, x: jax.Array) -> jax.Array:
+def _collective(local: LocalOp, x: jax.Array) -> jax.Array | Gathered:
+    if RING in local.op.attributes:
+        return _in_ring(local, x)
     if not x.size:
         return lax.full(local.result_shape(), 0, x.dtype)  # lax does not gather what has no elements
     said = collective_from_attributes(local.op.name.removeprefix("sdy."), local.op.attributes)
@@ -28,6 +31,14 @@ def _collective(local: LocalOp, x: jax.Array) -> jax.Array:
     if said.kind in UNREDUCING and result is not None:
         reduction = result.reduction
     return _trimmed(local, lax_collectives.run_collective(said, _padded(local, x), reduction, local.mesh))
+
+
+def _in_ring(local: LocalOp, x: jax.Array | Product) -> jax.Array | Gathered:
+    """What a product takes, or has made, in a ring."""
+    said = collective_from_attributes(local.op.name.removeprefix("sdy."), local.op.attributes)
+    dim = next(dim for dim, axes in enumerate(said.axes) if axes)
+    ring = Ring(said.axes[dim], local.mesh)
+    return x.scattered(dim, ring) if isinstance(x, Product) else Gathered(x, dim, ring)
 
 
 @emitter("sdy.collective_permute")

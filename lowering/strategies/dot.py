@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -9,10 +12,12 @@ from jax import lax
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
+from sdy_jax.lowering.emission.rings import Gathered, Numbers, Product
 from sdy_jax.lowering.strategies.monoids import sum_kind
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
 from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sdy_collectives import RING
 from sdy_jax.rules.op_attributes import dot_dimension_numbers
 
 
@@ -40,15 +45,35 @@ def _dot(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> list[jax.Array]:
 
 
 @emitter("stablehlo.dot_general")
-def _dot_general(local: LocalOp, lhs: jax.Array, rhs: jax.Array) -> jax.Array | list[jax.Array]:
+def _dot_general(local: LocalOp, lhs: jax.Array | Gathered, rhs: jax.Array | Gathered) -> Any:
     op, numbers = local.op, dot_dimension_numbers(local.op)
     contracting = (numbers.lhs_contracting, numbers.rhs_contracting)
+    if isinstance(lhs, Gathered) or isinstance(rhs, Gathered) or RING in op.attributes:
+        return _in_ring(local, lhs, rhs)
     lhs, rhs = without_padding(local, lhs, rhs, *contracting)
     dtype = numpy_dtype(op.results[0].dtype)
     if "algorithm" in op.attributes or not lhs.dtype == rhs.dtype == dtype or op.results[0].dtype == "i1":
         return re_emit(local, lhs, rhs)
     batching = (numbers.lhs_batching, numbers.rhs_batching)
     return lax.dot_general(lhs, rhs, (contracting, batching), precision=precision(op), preferred_element_type=dtype)
+
+
+def _in_ring(local: LocalOp, lhs: jax.Array | Gathered, rhs: jax.Array | Gathered) -> jax.Array | Product:
+    """A product of whole blocks, one operand of which comes through a ring, or whose result goes through one."""
+    found = dot_dimension_numbers(local.op)
+    numbers = Numbers((found.lhs_contracting, found.rhs_contracting), (found.lhs_batching, found.rhs_batching))
+    multiply = partial(
+        lax.dot_general,
+        dimension_numbers=(numbers.contracting, numbers.batching),
+        precision=precision(local.op),
+        preferred_element_type=numpy_dtype(local.op.results[0].dtype),
+    )
+    if isinstance(lhs, Gathered):
+        assert isinstance(rhs, jax.Array)
+        return lhs.times(rhs, 0, numbers, multiply)
+    if isinstance(rhs, Gathered):
+        return rhs.times(lhs, 1, numbers, multiply)
+    return Product(lhs, rhs, numbers, multiply)
 
 
 def precision(op: Op) -> tuple[lax.Precision, lax.Precision] | None:

@@ -247,6 +247,10 @@ class Plan:
         traced = self.program.with_module(self.stages["traced"])
         return LayoutReasons(self.stages["propagated"], traced, self.source, self.layouts, self.planned_with)
 
+    @property
+    def _costs(self) -> CostModel:
+        return self.planned_with.costs if self.planned_with is not None else CostModel()
+
     def summary(self) -> str:
         """One line per kind of collective: how many executions, how many bytes."""
         lines = [self.headline]
@@ -293,17 +297,16 @@ class Plan:
         stated = [f"  in_shardings={pasted(arguments, 2)}"] if self.automatic.arguments and arguments else []
         stated += [f"  {name}: {pasted(specs, 2)}" for name, specs in named.items() if self.automatic.arguments]
         stated += [f"  out_shardings={pasted(self.output_specs, 2)}"] if self.automatic.results else []
-        costs = self.planned_with.costs if self.planned_with is not None else CostModel()
         both = {"chosen": self.automatic.chosen, **self.automatic.usual}
-        rows = [(name, *self._measured(costs, each)) for name, each in both.items()]
+        rows = [(name, *self._measured(each)) for name, each in both.items()]
         return "\n".join(["automatic layouts", *stated, _table(rows)])
 
-    def _measured(self, costs: CostModel, of: Measured | None) -> tuple[str, str, str]:
+    def _measured(self, of: Measured | None) -> tuple[str, str, str]:
         """What a plan sends, holds, and costs beside the chosen one."""
         if of is None or self.automatic is None:
             return "does not keep within the memory", "", ""
         beside = f"{of.cost / self.automatic.chosen.cost:.2f} of the cost" if self.automatic.chosen.cost else ""
-        return f"sends {sent_text(costs, of.sent)}", f"holds {bytes_text(of.peak)}", beside
+        return f"sends {sent_text(self._costs, of.sent)}", f"holds {bytes_text(of.peak)}", beside
 
     def _collectives(self) -> str:
         if not self.collectives:
@@ -323,6 +326,7 @@ class Plan:
 
     def _cause(self, record: CollectiveRecord) -> str:
         again = ", made again: the copy before was freed" if record.again else ""
+        again += f", in a ring with it ({sent_text(self._costs, record.hidden)} hidden)" if record.hidden else ""
         return "the user's" if record.origin == "user" else f"for {record.cause}{again}"
 
     def _moves(self) -> str:
@@ -353,11 +357,10 @@ class Plan:
     def _layout_headline(self, choice: LayoutChoice) -> str:
         """What the plan sends, what the op by op plan around the propagated layouts does, and the bound, where that is
         known soon; and the devices' own work, where it differs."""
-        costs = self.planned_with.costs if self.planned_with is not None else CostModel()
         amounts = [("estimated", choice.sent), ("propagated", choice.proposed_sent)]
         if self._findings.bound is not None:
             amounts.append(("bound", min(choice.sent, self._findings.bound)))
-        texts = [f"{name} {sent_text(costs, amount)}" for name, amount in amounts]
+        texts = [f"{name} {sent_text(self._costs, amount)}" for name, amount in amounts]
         work, proposed_work = choice.cost - choice.sent, choice.proposed_cost - choice.proposed_sent
         if abs(work - proposed_work) > 0.01 * proposed_work > 0:
             texts.append(f"{work / proposed_work:.2f} of the work")

@@ -44,6 +44,9 @@ AXES_ATTRIBUTE = {
 BY_STRIPS = "reshard"
 """The kind of a step of which no collective is capable; what runs is permutes."""
 
+RING = "sdy_jax.ring"
+"""An attribute of a collective, and of a product: they run as one, block after block."""
+
 KINDS = (*AXES_ATTRIBUTE, "all_to_all", "collective_permute")
 
 FLAT = frozenset({"all_reduce", "replicated_to_unreduced"})

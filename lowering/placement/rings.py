@@ -1,0 +1,199 @@
+"""Which products run as rings with the collectives around them (`emission/rings.py`).
+
+    %1 = sdy.all_gather [{"x"}, {}] %a       {sdy_jax.ring}
+    %2 = stablehlo.dot_general %1, %w
+
+A product alone that takes what is gathered along one dimension, or alone makes what is scattered along one, may take as
+long as the slower of both instead of their sum. That is done where it takes less time by the cost model, which has to
+know time. What is gathered from arguments alone waits for nothing and is left to the compiler's scheduler. Layouts are
+chosen before and do not depend on it: else all that is hidden would be free.
+Source: spec of the planner, section 15.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.emission.emit import value_shardings
+from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.representation.attributes import reduction_from_attributes
+from sdy_jax.representation.mesh import Axes, Mesh, axes_size
+from sdy_jax.representation.sdy_collectives import RING, collective_from_attributes
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.rules.op_attributes import dot_dimension_numbers
+
+_LARGEST = 32
+"""Devices up to which a ring is made: each is a product of its own in the program."""
+
+_LEAST_SAVING = 0.1
+"""The share of the collective's time that a ring has to save: the estimate is no better than that."""
+
+_DOT = "stablehlo.dot_general"
+
+
+class _Pair(NamedTuple):
+    """A collective along one dimension, of an operand of a product or of its result, and that dimension."""
+
+    collective: Op
+    product: Op
+    dim: int
+    axes: Axes
+
+    @property
+    def marked(self) -> list[Op]:
+        """The ops that are marked: the product, too, where it is scattered, since it comes first."""
+        return [self.collective, self.product] if self.collective.name == "sdy.reduce_scatter" else [self.collective]
+
+
+def form_rings(
+    module: ir.Operation,
+    inserted: Mapping[ir.Operation, CollectiveRecord],
+    report: PartitionReport,
+    mesh: Mesh,
+    costs: CostModel,
+) -> dict[ir.Operation, CollectiveRecord]:
+    """Marks products and collectives of a partitioned module that run as rings, and says so in their records.
+
+    Args:
+        module: a `builtin.module` whose collectives are all there.
+        inserted: those that the partitioner made.
+        report: where their records are.
+        mesh: the program's.
+        costs: what decides.
+
+    Returns:
+        `inserted` without the collectives that run as rings.
+    """
+    graph = Graph(module)
+    for op in graph.ops:
+        if RING in op.mlir.attributes:  # from a program that was partitioned before
+            del op.mlir.attributes[RING]
+    if costs.unit != "seconds":
+        return dict(inserted)
+    times, others, hidden = _Times(graph, mesh, costs), dict(inserted), dict[int, CollectiveRecord]()
+    busy = set[Op]()
+    for pair in _pairs(graph, inserted, mesh):
+        saved = times.saved(pair)
+        if pair.product in busy or saved < _LEAST_SAVING * times.of_collective(pair):
+            continue
+        busy.add(pair.product)
+        record = others.pop(pair.collective.mlir)
+        hidden[id(record)] = replace(record, hidden=saved)
+        for op in pair.marked:
+            op.mlir.attributes[RING] = ir.UnitAttr.get(graph.context)
+    report.exchange(hidden)
+    return others
+
+
+def _pairs(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], mesh: Mesh) -> Iterator[_Pair]:
+    """The collectives that could run as rings with products, in program order."""
+    shardings, given = value_shardings(graph), _from_arguments(graph)
+    for op in graph.ops:
+        if op.mlir not in inserted or op.name not in ("sdy.all_gather", "sdy.reduce_scatter"):
+            continue
+        found = _along_one_dimension(op)
+        if found is None or not _is_even(op, found[0], shardings, mesh):
+            continue
+        if op.name == "sdy.all_gather":
+            uses = op.results[0].uses
+            if len(uses) == 1 and _is_plain(uses[0][0], shardings, mesh) and op.operands[0] not in given:
+                yield _Pair(op, uses[0][0], *found)
+        else:
+            product = op.operands[0].defining_op
+            if product is None or len(product.results[0].uses) != 1 or product.block is not op.block:
+                continue
+            if _adds(op) and _is_plain(product, shardings, mesh) and _is_free(product, found[0]):
+                yield _Pair(op, product, *found)
+
+
+def _along_one_dimension(op: Op) -> tuple[int, Axes] | None:
+    lists = collective_from_attributes(op.name.removeprefix("sdy."), op.attributes).axes
+    split = [(dim, axes) for dim, axes in enumerate(lists) if axes]
+    return split[0] if len(split) == 1 else None
+
+
+def _is_even(op: Op, dim: int, shardings: Mapping[Value, TensorSharding], mesh: Mesh) -> bool:
+    """Whether the blocks are equal, before and after, on the program's own mesh."""
+    both = [shardings.get(value) for value in (op.operands[0], op.results[0])]
+    shape = op.results[0].shape
+    if shape is None or any(sharding is None for sharding in both):
+        return False
+    counts = [sharding.shard_counts(mesh)[dim] for sharding in both if sharding is not None]
+    own = both[1].mesh if both[1] is not None else None
+    return shape[dim] > 0 and all(shape[dim] % count == 0 for count in counts) and isinstance(own, str)
+
+
+def _is_plain(op: Op, shardings: Mapping[Value, TensorSharding], mesh: Mesh) -> bool:
+    """Whether an op is a product of numbers of one type, in which no padding is contracted."""
+    if op.name != _DOT or "algorithm" in op.attributes:
+        return False
+    types, (lhs, *_) = {value.dtype for value in (*op.operands, *op.results)}, op.operands
+    if len(types) != 1 or types == {"i1"} or lhs.shape is None:
+        return False
+    counts = shardings[lhs].shard_counts(mesh) if lhs in shardings else (1,) * lhs.rank
+    return all(lhs.shape[dim] % counts[dim] == 0 for dim in dot_dimension_numbers(op).lhs_contracting)
+
+
+def _is_free(product: Op, dim: int) -> bool:
+    """Whether a dimension of a product's result is one of an operand alone."""
+    return dim >= len(dot_dimension_numbers(product).lhs_batching)
+
+
+def _adds(op: Op) -> bool:
+    return reduction_from_attributes(op.attributes) == "sum"
+
+
+def _from_arguments(graph: Graph) -> set[Value]:
+    """The values that are made of arguments of the program alone, without products."""
+    found = set(graph.arguments)
+    for op in graph.main.blocks[0].ops:
+        if op.name != _DOT and not op.blocks and all(operand in found for operand in op.operands):
+            found.update(op.results)
+    return found
+
+
+class _Times:
+    """How long products and collectives take, one after the other and in a ring."""
+
+    def __init__(self, graph: Graph, mesh: Mesh, costs: CostModel):
+        self._shardings, self._mesh, self._costs = value_shardings(graph), mesh, costs
+
+    def of_collective(self, pair: _Pair) -> float:
+        kind = pair.collective.name.removeprefix("sdy.")
+        before, after = (self._bytes(v) for v in (pair.collective.operands[0], pair.collective.results[0]))
+        return self._costs.time(kind, pair.axes, self._mesh, before, after)
+
+    def saved(self, pair: _Pair) -> float:
+        """The time that a ring saves; less than nothing where it takes longer."""
+        count = axes_size(pair.axes, self._mesh)
+        if count > _LARGEST:
+            return -math.inf
+        work, touched = self._of_product(pair.product)
+        whole = self._costs.work_time(work, sum(touched))
+        # Every step reads what does not travel once more; what is added up is written once more.
+        travels = min(map(self._bytes, (pair.collective.operands[0], pair.collective.results[0])))
+        step = self._costs.work_time(work / count, max(touched) + 2 * travels)
+        hop = self._costs.rate("collective_permute", tuple(pair.axes), self._mesh)
+        ring = (hop.fixed + hop.per_byte * travels) * (count - 1)
+        return self.of_collective(pair) + whole - (step + max(ring, step * (count - 1)))
+
+    def _of_product(self, product: Op) -> tuple[float, list[float]]:
+        """A product's operations on one device, and the bytes of its operands and its result there."""
+        contracted = dot_dimension_numbers(product).lhs_contracting
+        lhs = self._local(product.operands[0])
+        operations = math.prod(self._local(product.results[0])) * math.prod(lhs[dim] for dim in contracted)
+        return operations, [self._bytes(value) for value in (*product.operands, *product.results)]
+
+    def _bytes(self, value: Value) -> float:
+        return math.prod(self._local(value)) * value.itemsize
+
+    def _local(self, value: Value) -> tuple[int, ...]:
+        sharding, shape = self._shardings.get(value), value.shape or ()
+        return sharding.local_shape(shape, self._mesh) if sharding is not None else shape
