@@ -10,6 +10,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,32 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh
 from workloads import MESHES
 
 from sdy_jax.plan.hlo import HloTotals, collectives_in_hlo, totals
 
 Tree = Any
+SLICE = "v5e:2x4"
+"""The TPUs that programs are compiled for, though none is there."""
+IN_HBM = {"xla_msa_enable": False}
+"""XLA's options for TPUs: no memory space assignment."""
 
 
 def mesh_of(name: str) -> jax.sharding.Mesh:
     """The mesh of this name, for functions that jax itself partitions."""
     sizes, axes = MESHES[name]
     return jax.make_mesh(sizes, axes, axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
+
+
+def chips_of(name: str) -> Mesh:
+    """The mesh of this name, of chips that programs can be compiled for, though none is there."""
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    sizes, axes = MESHES[name]
+    chips = np.array(topologies.get_topology_desc(platform="tpu", topology_name=SLICE).devices)
+    return Mesh(chips.reshape(sizes), axes, axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +88,12 @@ def _of_call(name: str, operands: str) -> float:
 def ratio(found: float, other: float) -> float:
     """`found / other`; 1 where both are 0."""
     return found / other if other else math.inf if found else 1.0
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's correlation: that of the ranks of both sides."""
+    ranks = [np.argsort(np.argsort(side)) for side in zip(*pairs, strict=True)]
+    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def largest_difference(found: Tree, wanted: Tree, least: float = 1e-30) -> float:

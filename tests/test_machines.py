@@ -1,5 +1,6 @@
 """Cost models of machines: from the devices of a mesh, with slow axes where these are over a network."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -75,7 +76,7 @@ def test_an_axis_over_slices_of_tpus_is_slow_and_one_over_hosts_of_a_slice_is_no
 def test_of_unknown_devices_bytes_count_and_the_model_says_so():
     costs = sdy.CostModel.of_mesh(mesh_of("Abacus 3", "abacus", np.zeros((8,), int), ("x",)))
     assert costs == sdy.CostModel() and costs.unit == "bytes"
-    assert costs.origin == "nothing is known of 'Abacus 3' devices"
+    assert costs.origin == "the rates of 'Abacus 3' devices are not known"
 
 
 def loss(x, w):
@@ -100,3 +101,64 @@ def test_a_gradient_is_reduced_over_the_slow_axis_on_shards():
         ("all_gather", '"fast"'),
     ]
     np.testing.assert_allclose(partitioned(x, w), jax.jit(step)(x, w), rtol=1e-5, atol=1e-5)
+
+
+MESH = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
+SLOW_MEMORY = sdy.CostModel(bandwidth={"data": 1e9, "model": 1e9}, flop=1e-15, memory=1e-9, launch=1e-3)
+
+
+def time_of(fun, *args, specs, costs=SLOW_MEMORY, **options):
+    return sdy.partition(fun, mesh=MESH, in_shardings=specs, costs=costs, **options).plan(*args).time
+
+
+def test_ops_that_fuse_read_and_write_memory_once():
+    x = np.zeros((64, 64), np.float32)
+    time = time_of(lambda x: jnp.tanh(x * 2) + 1, x, specs=(P("data"),), layouts="local")
+    assert time.unit == "seconds" and time.communication == 0
+    assert time.compute == pytest.approx(1e-9 * 2 * 4 * 64 * 64 / 2 + 1e-3)
+
+
+def test_a_product_takes_as_long_as_its_operations_or_its_bytes():
+    x, w = np.zeros((64, 32), np.float32), np.zeros((32, 16), np.float32)
+    specs = (P("data"), P(None, "model"))
+    blocks = 4 * (32 * 32 + 32 * 4 + 32 * 4)
+    assert time_of(jnp.matmul, x, w, specs=specs).compute == pytest.approx(1e-9 * blocks + 1e-3)
+    quick = dataclasses.replace(SLOW_MEMORY, flop=1e-6)
+    assert time_of(jnp.matmul, x, w, specs=specs, costs=quick).compute == pytest.approx(1e-6 * 32 * 32 * 4 + 1e-3)
+
+
+def test_slices_read_what_they_take_and_loops_count_trips():
+    stack, x = np.zeros((8, 16, 16), np.float32), np.zeros((32, 16), np.float32)
+
+    def layers(stack, x):
+        return jax.lax.scan(lambda x, w: (x @ w, None), x, stack)[0]
+
+    per_trip = 4 * (16 * 16 + 16 * 16) + 4 * (16 * 16 + 16 * 16 + 16 * 16)  # the slice, then the product
+    found = time_of(layers, stack, x, specs=(P(), P("data")))
+    assert found.compute == pytest.approx(8 * (1e-9 * per_trip + 2e-3), rel=1e-2)
+
+
+def test_the_time_of_a_plan_is_that_of_its_collectives_one_by_one():
+    x, w = np.zeros((64, 32), np.float32), np.zeros((32, 16), np.float32)
+    costs = sdy.CostModel.of_machine("h100", MESH.axis_names)
+    specs = (P(None, "model"), P("model"))
+    options = {"in_shardings": specs, "out_shardings": P(), "costs": costs, "layouts": "local"}
+    plan = sdy.partition(jnp.matmul, mesh=MESH, **options).plan(x, w)
+    (record,) = plan.collectives
+    assert record.kind == "all_reduce"
+    whole = 4 * 64 * 16
+    assert plan.time.communication == pytest.approx(2 * 3 / 4 * whole / 450e9 + 7e-6 + 2 * 3 * 0.6e-6)
+    assert plan.headline.endswith(f"on the wire per device, estimated {plan.time}")
+    assert "costs in seconds: h100, by its published rates" in str(plan)
+
+
+def test_a_plan_in_bytes_says_no_time():
+    plan = sdy.partition(jnp.tanh, mesh=MESH, in_shardings=P("data")).plan(np.zeros((64, 32), np.float32))
+    assert plan.time.unit == "bytes" and plan.headline.endswith("per device")
+    assert "costs in" not in str(plan)
+
+
+def test_plans_for_unknown_devices_say_that_bytes_count():
+    costs = sdy.CostModel.of_mesh(mesh_of("Abacus 3", "abacus", np.zeros((8,), int), ("x",)))
+    plan = sdy.partition(jnp.tanh, mesh=MESH, in_shardings=P("data"), costs=costs).plan(np.zeros((64,), np.float32))
+    assert "costs in bytes: the rates of 'Abacus 3' devices are not known" in str(plan)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from typing import NamedTuple
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.placement.fusion import touched
 from sdy_jax.lowering.placement.kinds import Kind, Kinds
 from sdy_jax.lowering.placement.placement import Placement, has_one_user
+from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
 from sdy_jax.lowering.placement.trips import times_as_often
-from sdy_jax.lowering.planning.choice import Choice, OpProblem, PlannedOp, Tensor
+from sdy_jax.lowering.planning.choice import Choice, OpProblem, PlannedOp, Tensor, Touched
 from sdy_jax.lowering.planning.choose import choose, gathered_factors, price
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
@@ -53,9 +55,9 @@ class Decision(NamedTuple):
 class Decisions:
     """The decisions for the ops of one program."""
 
-    def __init__(self, placement: Placement, rules: RuleBook, costs: CostModel, halo_exchange: bool = True):
+    def __init__(self, placement: Placement, rules: RuleBook, costs: CostModel, policy: Policy):
         self._placement, self._meshes = placement, placement.meshes
-        self._costs, self._kinds = costs, Kinds(rules, halo_exchange)
+        self._costs, self._kinds = costs, Kinds(rules, policy.halo_exchange, _touches(costs, policy))
         self._made: dict[object, Decision] = {}
 
     def of(self, op: Op, planned: PlannedOp | None = None) -> Decision | None:
@@ -167,7 +169,7 @@ class Decisions:
     def _problem(self, kind: Kind, tensors: Sequence[Tensor], mesh: str, carried: frozenset[int]) -> OpProblem:
         shares = kind.multiplies and not self._costs.repeat_work
         base, costs = self._meshes.base, self._costs
-        return OpProblem(kind.rule, kind.strategies, tuple(tensors), mesh, base, costs, carried, shares)
+        return OpProblem(kind.rule, kind.strategies, tuple(tensors), mesh, base, costs, carried, shares, kind.touched)
 
     def _executions_per_operand(self, op: Op) -> tuple[int, ...]:
         """Per operand, the op's executions for each time that it is computed; empty where all are 1.
@@ -198,6 +200,11 @@ class Decisions:
 def _decision(kind: Kind, choice: Choice, around: Shardings, shardings: Shardings) -> Decision:
     alike = all(a is b or a.same_layout_as(b) for a, b in zip(around, shardings, strict=True))
     return Decision(kind, choice, shardings, alike and not choice.gathered and not choice.inside)
+
+
+def _touches(costs: CostModel, policy: Policy) -> Callable[[Op], tuple[Touched, ...]] | None:
+    """What ops read from memory and write to it, where that has a price."""
+    return partial(touched, products_fuse=policy.products_fuse) if costs.memory else None
 
 
 def _only_moves(kind: Kind) -> bool:

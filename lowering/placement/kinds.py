@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.planning.candidates import operations_in_shards
+from sdy_jax.lowering.planning.candidates import operations_in_shards, touched_bytes
+from sdy_jax.lowering.planning.choice import Touched
 from sdy_jax.lowering.planning.factors import factor_axes
+from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import Strategy, strategies_of
 from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
@@ -22,13 +24,21 @@ class Kind:
     """An op without its shardings: ops of one kind have equal decisions under equal shardings.
 
     `tensors`: shape and bytes per element of operands, then results. `multiplies`: whether the op is a product or a
-    convolution, or as dear, so that its work may not be repeated. Compared by identity, so that keys are cheap.
+    convolution, or as dear, so that its work may not be repeated. `touched`: what ops of the kind read from memory and
+    write to it, where that has a price. Compared by identity, so that keys are cheap.
     """
 
     rule: OpShardingRule
     strategies: tuple[Strategy, ...]
     tensors: tuple[tuple[tuple[int, ...], float], ...]
     multiplies: bool
+    touched: tuple[Touched, ...] = ()
+
+    @property
+    def writes(self) -> bool:
+        """Whether ops of the kind write results to memory, as far as that is known; numbers of their own are none."""
+        written = any(index >= len(self.rule.operand_mappings) for index, _ in self.touched)
+        return written and any(shape for shape, _ in self.tensors)
 
 
 def operations_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> float:
@@ -44,12 +54,26 @@ def operations_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh)
     return min(operations_in_shards(strategy, rule, tuple(shards)) for strategy in able)
 
 
+def work_time(
+    kind: Kind, operations: float, shardings: Sequence[TensorSharding], costs: CostModel, mesh: Mesh
+) -> float:
+    """The time of one device's own work, which are so many operations, where an op has its tensors in these
+    shardings."""
+    if not kind.touched:
+        return costs.flop * operations
+    tensors = zip(kind.tensors, shardings, strict=True)
+    blocks = [itemsize * math.prod(sharding.local_shape(shape, mesh)) for (shape, itemsize), sharding in tensors]
+    return costs.work_time(operations, touched_bytes(kind.touched, blocks))
+
+
 class Kinds:
     """The kinds of a program's ops; without `halo_exchange`, dimensions are whole along which ops would need elements
-    of other shards."""
+    of other shards. `touches`: what an op reads from memory and writes to it; None where that has no price."""
 
-    def __init__(self, rules: RuleBook, halo_exchange: bool = True):
-        self._rules, self._halo_exchange = rules, halo_exchange
+    def __init__(
+        self, rules: RuleBook, halo_exchange: bool = True, touches: Callable[[Op], tuple[Touched, ...]] | None = None
+    ):
+        self._rules, self._halo_exchange, self._touches = rules, halo_exchange, touches
         self._by_op: dict[object, Kind | None] = {}
         self._shared: dict[object, Kind] = {}
 
@@ -61,14 +85,15 @@ class Kinds:
             if rule is None:
                 return None
         signature = op.signature
-        key = (signature, op.attribute("sdy.sharding_rule"), rule)
+        touched = self._touches(op) if self._touches is not None else ()
+        key = (signature, op.attribute("sdy.sharding_rule"), rule, touched)
         kind = self._by_op.get(key)
         if kind is None:
             rule = rule or self._rules.rule_of(op, signature)
-            kind = self._by_op[key] = self._new_kind(op, rule) if rule else None
+            kind = self._by_op[key] = self._new_kind(op, rule, touched) if rule else None
         return kind
 
-    def _new_kind(self, op: Op, rule: OpShardingRule) -> Kind:
+    def _new_kind(self, op: Op, rule: OpShardingRule, touched: tuple[Touched, ...]) -> Kind:
         """The kind of an op with this rule.
 
         Different ops share one if rule, strategies and tensors are equal: an addition and a subtraction, say.
@@ -76,8 +101,8 @@ class Kinds:
         tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
         strategies = strategies_of(op, rule)
         strategies = strategies if self._halo_exchange else _without_halos(strategies)
-        kind = Kind(rule, strategies, tensors, _multiplies(rule, strategies, tensors))
-        return self._shared.setdefault((kind.rule, kind.strategies, tensors), kind)
+        kind = Kind(rule, strategies, tensors, _multiplies(rule, strategies, tensors), touched)
+        return self._shared.setdefault((kind.rule, kind.strategies, tensors, touched), kind)
 
 
 def _multiplies(

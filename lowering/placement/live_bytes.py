@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -40,12 +40,11 @@ from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.emission.emit import value_shardings
-from sdy_jax.lowering.strategies.after import AFTER
-from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
+from sdy_jax.lowering.placement.fusion import UPDATES, can_fuse, fuses, readers
+from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import is_data_flow
 from sdy_jax.rules.elementwise_table import ELEMENTWISE
-from sdy_jax.rules.linearity import LINEAR, Linear
 
 _LOOP, _BARRIER = "stablehlo.while", "stablehlo.optimization_barrier"
 _STEP = 2.0**-10
@@ -124,60 +123,6 @@ class _Sizes:
             return (0,)
         mesh = self._meshes.get(str(sharding.mesh)) if sharding is not None else None
         return value.shape if sharding is None or mesh is None else sharding.local_shape(value.shape, mesh)
-
-
-# What fuses.
-
-
-def _moves(op: Op) -> bool:
-    """Whether each element of the result is one of an operand."""
-    return op.name in REMATERIALIZABLE or _linear(op) in (Linear.DATA, Linear.EVERY, Linear.SUMMANDS)
-
-
-def _linear(op: Op) -> Linear | None:
-    """How partial sums pass through an op."""
-    passes = LINEAR.get(op.key)
-    return None if passes is None else passes.get("*") or passes.get("sum")
-
-
-def _fuses(op: Op) -> bool:
-    """Whether the op can be a part of its user's loop."""
-    return op.name in ELEMENTWISE or op.name in _LOCAL or _moves(op)
-
-
-def _absorbs(op: Op, index: int, products_fuse: bool) -> bool:
-    """Whether the op can compute its operand of this index element by element as it reads it."""
-    if _fuses(op) or (op.key == AFTER and index > 0):
-        return True
-    linear = _linear(op)
-    if linear is Linear.ONE_FACTOR:
-        return products_fuse
-    return linear is Linear.SUMMED or (linear is Linear.UPDATED and index > 0)
-
-
-def can_fuse(op: Op, products_fuse: bool) -> bool:
-    """Whether all that reads the op's result can compute it."""
-    if len(op.results) != 1 or not _fuses(op):
-        return False
-    return all(_absorbs(user, i, products_fuse) for user, i in _readers(op.results[0]))
-
-
-_UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
-"""Ops that may write into the buffer of their first operand."""
-
-_LOCAL = frozenset(("sdy.all_slice", "sdy.replicated_to_unreduced", "sdy.sharded_to_unreduced"))
-"""Changes of sharding without communication: parts of values, or masked ones."""
-
-
-def _readers(value: Value) -> Iterator[tuple[Op, int]]:
-    """The uses of a value, those behind the borders of computations in the place of the border."""
-    for op, index in value.uses:
-        if op.name in COMPUTATIONS:
-            yield from _readers(op.blocks[0].arguments[index])
-        elif op.name == "sdy.return" and op.parent is not None:
-            yield from _readers(op.parent.results[index])
-        else:
-            yield op, index
 
 
 # Live ranges.
@@ -283,7 +228,7 @@ class _LiveRanges:
         early: dict[Op, float] = {}
         for op in main.ops[:-1]:
             time = self._end[op]
-            if _fuses(op):
+            if fuses(op):
                 time = max((ready.get(self._root(v), -1.0) for v in op.operands), default=-1.0)
                 if op.results[0] in self._returned:
                     early[op] = time + _STEP
@@ -309,7 +254,7 @@ class _LiveRanges:
                     self._read(op, op.operands, time)
         else:
             time = self._time(op)
-            self._make(op, time, op.name in ELEMENTWISE or op.name in _UPDATES)
+            self._make(op, time, op.name in ELEMENTWISE or op.name in UPDATES)
             self._read(op, op.operands, time)
 
     def _visit_terminator(self, op: Op) -> None:
@@ -344,7 +289,7 @@ class _LiveRanges:
         if not can_fuse(op, self._products_fuse) or op.results[0] in self._returned:
             return False
         block = self._inlined_block(op)
-        return all(self._inlined_block(user) is block for user, _ in _readers(op.results[0]))
+        return all(self._inlined_block(user) is block for user, _ in readers(op.results[0]))
 
     def _inlined_block(self, op: Op) -> Block | None:
         return self._inlined[op.block] if op.block is not None else None
@@ -353,7 +298,7 @@ class _LiveRanges:
         """When an op that is not fused runs."""
         time = self._early.get(op, self._position[op])
         firsts = [self._first[v] for v in op.results if v in self._first]
-        if op in self._early or not firsts or not (_fuses(op) or is_forwarding(op)):
+        if op in self._early or not firsts or not (fuses(op) or is_forwarding(op)):
             return time
         first = min(firsts) - _STEP
         return max(time, first) if all(self._lives(v, op, first) for v in map(self._root, op.operands)) else time
@@ -368,7 +313,7 @@ class _LiveRanges:
     # Buffers.
 
     def _make(self, op: Op, time: float, takes_over: bool) -> None:
-        if not op.operands and _fuses(op):
+        if not op.operands and fuses(op):
             return
         for result in op.results:
             self._add(result, time, time, takes_over)

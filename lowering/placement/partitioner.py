@@ -28,7 +28,7 @@ from sdy_jax.lowering.placement.decisions import Decision, Decisions
 from sdy_jax.lowering.placement.fold import fold
 from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
 from sdy_jax.lowering.placement.joined import join_pieces
-from sdy_jax.lowering.placement.kinds import operations_done
+from sdy_jax.lowering.placement.kinds import operations_done, work_time
 from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
@@ -109,7 +109,7 @@ class Partitioner:
         self.report = PartitionReport(inputs)
         keeps = policy.layouts == "propagated"
         self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven, keeps)
-        self.decisions = Decisions(self.placement, rules, costs, policy.halo_exchange)
+        self.decisions = Decisions(self.placement, rules, costs, policy)
         self.mesh = self.placement.meshes.base
         self.unsplit = Unsplit(self.placement, self.report, self.mesh)
         self.accumulators: dict[Op, tuple[DataFlowEdge, dict[OperandSlot, TensorSharding]]] = {}
@@ -135,6 +135,7 @@ class Partitioner:
             op.mlir.erase()
         self.placement.sweep()
         self.unsplit.report_notes()
+        self.report.work = self._work_time()
         if self.plan is not None and self.plan.copies:
             tie(self.graph.module)
         return self.report
@@ -153,17 +154,19 @@ class Partitioner:
 
     def cost(self) -> float:
         """The time of what was inserted and of each device's own work, by the cost model."""
-        return self.costs.flop * self._operations() + self.sending_time()
+        return self.report.work + self.sending_time()
 
-    def _operations(self) -> float:
-        """The operations that one device performs, but for those of constants."""
+    def _work_time(self) -> float:
+        """The time of the operations that one device performs, but for those of constants."""
         work = 0.0
         for number, decision in self.walked.decided.items():
             op = self.graph.ops[number]
             if number in self.repeated or all(depends_on_no_input(result) for result in op.results):
                 continue
             times = executions(op).estimate
-            work += times * operations_done(decision.kind, decision.shardings, self.mesh)
+            operations = operations_done(decision.kind, decision.shardings, self.mesh)
+            work += times * work_time(decision.kind, operations, decision.shardings, self.costs, self.mesh)
+            work += times * self.costs.launch * decision.kind.writes
         return work
 
     def sending_time(self, origins: Collection[str] = ("partitioner", "user")) -> float:

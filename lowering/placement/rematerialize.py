@@ -82,7 +82,8 @@ def _by_producer(
     needed = _operand_shardings(op, target, facts)
     if needed is None:
         return None
-    cost = facts.costs.flop * math.prod(target.local_shape(value.shape or (), facts.mesh))
+    items = math.prod(target.local_shape(value.shape or (), facts.mesh))
+    cost = facts.costs.work_time(items, value.itemsize * items)
     for operand, sharding in zip(op.operands, needed, strict=True):
         if cost >= limit:
             return None

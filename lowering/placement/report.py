@@ -188,6 +188,8 @@ class PartitionReport:
     """In order, each once."""
     layouts: LayoutChoice | None = None
     """The choice of layouts, where they were chosen for the whole program."""
+    work: float = 0.0
+    """The time of one device's own work, by the cost model."""
     _conditionals: dict[Op, int] = field(default_factory=dict)
 
     def add(

@@ -6,7 +6,7 @@ Source: spec of the planner, section 9.
 from __future__ import annotations
 
 from sdy_jax.ir.graph import Block, Op, Value
-from sdy_jax.lowering.placement.live_bytes import can_fuse
+from sdy_jax.lowering.placement.fusion import can_fuse
 from sdy_jax.lowering.placement.modelled import FREE, ModelledProgram
 from sdy_jax.lowering.planning.program_model import ModelValue
 

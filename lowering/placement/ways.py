@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.placement.decisions import Decision
-from sdy_jax.lowering.placement.kinds import Kind, operations_done
+from sdy_jax.lowering.placement.kinds import Kind, operations_done, work_time
 from sdy_jax.lowering.planning.choice import OpProblem, Tensor
 from sdy_jax.lowering.planning.enumerated import Way, every_way
 from sdy_jax.lowering.planning.layout_table import LayoutTable
@@ -66,12 +66,14 @@ class Ways:
     def _problem(self, kind: Kind) -> OpProblem:
         whole = [TensorSharding.replicated(self._mesh_name, len(shape)) for shape, _ in kind.tensors]
         tensors = tuple([Tensor(*shaped, s) for shaped, s in zip(kind.tensors, whole, strict=True)])
-        return OpProblem(kind.rule, kind.strategies, tensors, self._mesh_name, self._mesh, self._costs)
+        problem = OpProblem(kind.rule, kind.strategies, tensors, self._mesh_name, self._mesh, self._costs)
+        return problem._replace(touched=kind.touched)
 
     def _own_way(self, kind: Kind, decision: Decision, layouts: tuple[int, ...]) -> Way:
         inside = decision.choice.inside
         operations = operations_done(kind, decision.shardings, self._mesh)
-        return Way(layouts, self._costs.flop * operations + sum(c.time for c in inside), operations, inside)
+        work = work_time(kind, operations, decision.shardings, self._costs, self._mesh)
+        return Way(layouts, work + sum(c.time for c in inside), operations, inside, work=work)
 
     def _carried(self, op: Op) -> Iterator[frozenset[int]]:
         """The sets of operands that may be partial sums together, so that the results are."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sdy_jax.lowering.planning.assignments import Space, considered_lists, spaces
-from sdy_jax.lowering.planning.choice import Candidate, InsideCollective, OpProblem
+from sdy_jax.lowering.planning.choice import Candidate, InsideCollective, OpProblem, Touched
 from sdy_jax.lowering.planning.factors import Assignment, is_contiguous
 from sdy_jax.lowering.planning.tensor_views import NumberedLists, Prefix, TensorView, views
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
@@ -139,7 +139,7 @@ class _Mode:
         problem = self._problem
         candidate = Candidate(self._strategy, tuple(self._lists.assignment(prefix)), self._partial)
         work, inside = (
-            problem.costs.flop * operations_per_device(problem, candidate),
+            work_time(problem, candidate, operations_per_device(problem, candidate)),
             inside_collectives(problem, candidate),
         )
         bounds = [tensor.bound(prefix) for tensor in self._tensors]
@@ -187,6 +187,23 @@ def operations_per_device(problem: OpProblem, candidate: Candidate) -> float:
     """The number of operations that one device performs."""
     shards = tuple([axes_size(axes, problem.mesh) for axes in candidate.assignment])
     return operations_in_shards(candidate.strategy, problem.rule, shards)
+
+
+def work_time(problem: OpProblem, candidate: Candidate, operations: float) -> float:
+    """The time of one device's own work, which are so many operations."""
+    if not problem.touched:
+        return problem.costs.flop * operations
+    shards = tuple([axes_size(axes, problem.mesh) for axes in candidate.assignment])
+    blocks = [
+        tensor.itemsize * math.prod(block_shape(tensor.shape, mapping, shards))
+        for tensor, mapping in zip(problem.tensors, problem.rule.mappings, strict=True)
+    ]
+    return problem.costs.work_time(operations, touched_bytes(problem.touched, blocks))
+
+
+def touched_bytes(touched: Iterable[Touched], blocks: Sequence[float]) -> float:
+    """The bytes that an op reads and writes, from those of its tensors' blocks."""
+    return sum([min(blocks[i], blocks[most]) for i, most in touched])
 
 
 def operations_in_shards(strategy: Strategy, rule: OpShardingRule, shards: Shards) -> float:

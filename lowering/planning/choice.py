@@ -14,6 +14,9 @@ from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 
+Touched = tuple[int, int]
+"""A tensor of an op, operands first, of which it reads or writes as much as it has, or as another one has, if less."""
+
 
 class Tensor(NamedTuple):
     """An operand or result: its shape, bytes per element and sharding.
@@ -80,6 +83,7 @@ class OpProblem(NamedTuple):
 
     `carried`: the indices of the operands that must be unreduced for the results to be unreduced; empty where unreduced
     operands must be reduced before the op. `shares_work`: whether no work is repeated that some candidate shares out.
+    `touched`: what the op reads from memory and writes to it.
     """
 
     rule: OpShardingRule
@@ -90,6 +94,7 @@ class OpProblem(NamedTuple):
     costs: CostModel
     carried: frozenset[int] = frozenset()
     shares_work: bool = False
+    touched: tuple[Touched, ...] = ()
 
     @property
     def partial_axes(self) -> Axes:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sdy_jax.lowering.planning.candidates import MOVING, inside_collectives, operations_per_device
+from sdy_jax.lowering.planning.candidates import MOVING, inside_collectives, operations_per_device, work_time
 from sdy_jax.lowering.planning.choice import Candidate, InsideCollective, OpProblem
 from sdy_jax.lowering.planning.factors import Assignment, canonical, dividing_factors, is_contiguous, joined_axes
 from sdy_jax.lowering.planning.layout_table import LayoutTable
@@ -27,13 +27,14 @@ _MOST_PADDING = 1 / 8
 
 class Way(NamedTuple):
     """A way to run an op: the numbers of the layouts of operands, then results; its time; the operations that one
-    device performs; what its strategy sends; and the strategy."""
+    device performs; what its strategy sends; the strategy; and of its time, that of a device's own work."""
 
     layouts: tuple[int, ...]
     cost: float
     operations: float
     inside: tuple[InsideCollective, ...] = ()
     strategy: Strategy | None = None
+    work: float = 0.0
 
 
 def every_way(
@@ -153,8 +154,9 @@ class _OfStrategy:
             return None
         candidate = Candidate(strategy, assignment, carried)
         operations, inside = operations_per_device(problem, candidate), inside_collectives(problem, candidate)
-        cost = problem.costs.flop * operations + sum(c.time for c in inside)
-        return Way(self._layouts(assignment, carried), cost, operations, inside, strategy)
+        work = work_time(problem, candidate, operations)
+        cost = work + sum(c.time for c in inside)
+        return Way(self._layouts(assignment, carried), cost, operations, inside, strategy, work)
 
     def _layouts(self, assignment: Assignment, carried: Axes) -> tuple[int, ...]:
         problem, strategy = self._problem, self._strategy

@@ -7,8 +7,9 @@ Source: spec of the planner, section 15.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -149,6 +150,8 @@ class CostModel:
         start: seconds that every collective takes beside, of all axes or by axis name.
         memory: seconds per byte that a device reads from its memory or writes to it. Ops take that long at least; what
             compilers fuse is not read or written.
+        launch: seconds that every op takes beside that is not fused into another one. It is a part of estimated times;
+            no choice depends on it, as every plan has these ops.
         combines: small collectives are combined to buckets, so that each has a share of their latency.
         torus: the axes along which devices reach only their neighbours.
         origin: where the numbers are from, in words.
@@ -163,6 +166,7 @@ class CostModel:
     repeat_work: bool = False
     start: PerAxis = 0.0
     memory: float = 0.0
+    launch: float = 0.0
     combines: bool = False
     torus: tuple[str, ...] = ()
     origin: str = field(default="", compare=False)
@@ -193,9 +197,11 @@ class CostModel:
         'bytes'
         """
         first = mesh.devices.flat[0]
+        if first.platform == "cpu":
+            return cls.of_platform("cpu")
         name = machine_name(first.device_kind)
         if name is None:
-            return replace(cls.of_platform(first.platform), origin=f"nothing is known of {first.device_kind!r} devices")
+            return cls(origin=f"the rates of {first.device_kind!r} devices are not known")
         slow = dict.fromkeys(network_axes(mesh), MACHINES[name].network)
         return cls.of_machine(name, mesh.axis_names, slow)
 
@@ -225,10 +231,36 @@ class CostModel:
             dict.fromkeys(axes, machine.bandwidth) | slow,
             start=machine.start,
             memory=1 / machine.memory,
+            launch=machine.launch,
             combines=True,
             torus=tuple(axis for axis in axes if machine.is_torus and axis not in slow),
             origin=f"{name}, by its published rates",
         )
+
+    @classmethod
+    def calibrate(
+        cls, mesh: jax.sharding.Mesh, *, path: str | os.PathLike[str] | None = None, again: bool = False
+    ) -> CostModel:
+        """The model of the machine at hand, in seconds, from a file or measured: collectives of several sizes along
+        each axis, a product and element-wise ops. That takes some seconds, on slow machines a minute, in which nothing
+        else should run.
+
+        Args:
+            mesh: whose devices are measured, all at once.
+            path: the file, which is written where there is none; default: one by kind of devices and axes in
+                `$SDY_JAX_CACHE`, or in the user's directory for caches.
+            again: measure, whatever is in the file.
+
+        Raises:
+            SdyError: the devices are only described, or the file is none of this mesh, or cannot be read or written.
+
+        Example:
+            costs = sdy.CostModel.calibrate(mesh)
+            step = sdy.partition(step, mesh=mesh, in_shardings=P("data"), costs=costs)
+        """
+        from sdy_jax.lowering.reshard.calibration import Sizes, calibrated  # which makes models
+
+        return calibrated(mesh, path, again, Sizes())
 
     @property
     def unit(self) -> str:

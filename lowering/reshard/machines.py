@@ -19,6 +19,7 @@ class Machine:
         network: bytes per second that it sends over the data-centre network.
         start: seconds before a collective sends anything.
         network_latency: seconds per hop over the network.
+        launch: seconds between two ops.
         is_torus: the links lead to neighbours only.
     """
 
@@ -29,15 +30,16 @@ class Machine:
     network: float
     start: float
     network_latency: float
+    launch: float
     is_torus: bool = False
 
 
 def _tpu(flops: float, memory: float, bandwidth: float, network: float) -> Machine:
-    return Machine(flops, bandwidth, 1e-6, memory, network, 1e-6, 10e-6, is_torus=True)
+    return Machine(flops, bandwidth, 1e-6, memory, network, 1e-6, 10e-6, 1.2e-6, is_torus=True)
 
 
 def _gpu(flops: float, memory: float, bandwidth: float, network: float) -> Machine:
-    return Machine(flops, bandwidth, 0.6e-6, memory, network, 7e-6, 5e-6)
+    return Machine(flops, bandwidth, 0.6e-6, memory, network, 7e-6, 5e-6, 2.5e-6)
 
 
 MACHINES: Mapping[str, Machine] = {
@@ -62,7 +64,7 @@ on each version (2307 TFLOP/s, 7380 GB/s and 1200 GB/s over six links in both di
 GPUs: NVIDIA's data sheets of the SXM modules (dense bfloat16, of V100 float16; memory; half of NVLink's total) and of
 DGX-1V, A100, H100, H200 and B200 (four ports of 100 Gb/s for eight devices, then a port of 200 or 400 Gb/s for each).
 Latencies are orders of magnitude: of GPUs those with which NCCL tunes rings over NVLink, 7 microseconds and 0.6 per
-hop; of networks 5 and 10.
+hop; of networks 5 and 10. The compiler for v5e states 1.2 microseconds for an op that does next to nothing.
 """
 
 _KINDS = {

@@ -297,7 +297,7 @@ class PartitionedFunction(Generic[P, R]):
             mesh_from_jax(mesh),
             auto_mesh(mesh),
         )
-        costs = self._options.costs or CostModel.of_platform(mesh.devices.flat[0].platform)
+        costs = self._options.costs or CostModel.of_mesh(mesh)
         plan = build_plan(
             self._name,
             program,

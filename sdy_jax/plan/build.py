@@ -116,6 +116,7 @@ class _Making:
             self.source,
             layouts=report.layouts,
             planned_with=PlannedWith(self.costs, self.policy, self.inner),
+            work_cost=report.work,
         )
 
     def searched(self, program: Program) -> Plan:

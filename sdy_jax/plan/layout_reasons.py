@@ -111,7 +111,7 @@ class LayoutReasons:
     def _work(self) -> float:
         """The time of each device's own work, as the model knows it."""
         ways = [(node.times, node.ways[way]) for node, way in zip(self.seen.model.nodes, self.seen.chosen, strict=True)]
-        return self.seen.costs.flop * sum(times * way.operations for times, way in ways)
+        return sum(times * way.work for times, way in ways)
 
     def of(self, marks: Collection[Mark]) -> Iterator[LayoutReason]:
         """The reasons for the layouts of the values with these marks: one per cluster, those with most of the values

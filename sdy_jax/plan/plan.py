@@ -21,7 +21,7 @@ from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.automatic_layouts import AutomaticLayouts, Measured
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.border_specs import pasted, specs_of
-from sdy_jax.plan.layout_reason import LayoutReason, sent_text
+from sdy_jax.plan.layout_reason import LayoutReason, seconds_text, sent_text
 from sdy_jax.plan.layout_reasons import RESULTS, Findings, LayoutReasons
 from sdy_jax.plan.memory import MemoryUse, memory_of
 from sdy_jax.plan.padding import PaddedValue, padded_values
@@ -49,6 +49,24 @@ class BoundaryValue:
     sharding: TensorSharding
 
 
+@dataclass(frozen=True, slots=True)
+class EstimatedTime:
+    """What a program takes by a cost model: each device's own work, and its collectives; `unit`: seconds or bytes."""
+
+    compute: float
+    communication: float
+    unit: str
+
+    @property
+    def total(self) -> float:
+        """Both, one after the other."""
+        return self.compute + self.communication
+
+    def __str__(self) -> str:
+        text = seconds_text if self.unit == "seconds" else bytes_text
+        return f"{text(self.total)} ({text(self.compute)} compute, {text(self.communication)} communication)"
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """What `PartitionedFunction.plan` returns. Printing it is like SQL's EXPLAIN; its `repr` is the first line.
@@ -66,6 +84,8 @@ class Plan:
         layouts: the choice of layouts for the whole program; None where they were decided op by op.
         automatic: which arguments and results were left to the planner, and what the usual layouts would have cost;
             None where all are stated.
+        planned_with: the costs and decisions that the plan was made with; None of a program on local arrays.
+        work_cost: the time of one device's own work, by the cost model.
     """
 
     name: str
@@ -82,6 +102,7 @@ class Plan:
     layouts: LayoutChoice | None = None
     planned_with: PlannedWith | None = None
     automatic: AutomaticLayouts | None = None
+    work_cost: float = 0.0
 
     @property
     def input_specs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -118,6 +139,24 @@ class Plan:
     def totals(self) -> PlanTotals:
         """The sums over `collectives`."""
         return PlanTotals.of(self.collectives)
+
+    @property
+    def costs(self) -> CostModel:
+        """The cost model that the plan was made with."""
+        return self.planned_with.costs if self.planned_with is not None else CostModel()
+
+    @cached_property
+    def time(self) -> EstimatedTime:
+        """How long the program takes by the cost model, for collectives and for each device's own work one after the
+        other: in seconds where the model is one of time (`unit`), else in bytes. Of a program on local arrays only the
+        collectives count.
+
+        Example:
+            assert plan.time.communication < 0.1 * plan.time.compute
+        """
+        costs, mesh = replace(self.costs, combines=False), self.program.mesh
+        sent = sum(r.estimated_times * costs.sending_time(r.kind, r.axes, mesh, r.wire_bytes) for r in self.collectives)
+        return EstimatedTime(self.work_cost, sent, costs.unit)
 
     @cached_property
     def padding(self) -> tuple[PaddedValue, ...]:
@@ -247,10 +286,6 @@ class Plan:
         traced = self.program.with_module(self.stages["traced"])
         return LayoutReasons(self.stages["propagated"], traced, self.source, self.layouts, self.planned_with)
 
-    @property
-    def _costs(self) -> CostModel:
-        return self.planned_with.costs if self.planned_with is not None else CostModel()
-
     def summary(self) -> str:
         """One line per kind of collective: how many executions, how many bytes."""
         lines = [self.headline]
@@ -271,6 +306,7 @@ class Plan:
             _values("results", self.results),
             self._automatic(),
             self._moves(),
+            self._costs(),
             self._collectives(),
             self._layouts(),
             self._padding(),
@@ -281,12 +317,13 @@ class Plan:
 
     @property
     def headline(self) -> str:
-        """The first line of the plan's text: name, mesh, number of collectives, bytes."""
+        """The first line of the plan's text: name, mesh, number of collectives, bytes, and the estimated time."""
         axes = ", ".join(f"{axis.name}={axis.size}" for axis in self.program.mesh.axes)
         count, least = len(self.collectives), "" if self.totals.known else "at least "
         return (
             f"plan of {self.name} on mesh {axes} ({self.program.mesh.size} devices): {count} "
             f"collective{'' if count == 1 else 's'}, {least}{bytes_text(self.wire_bytes)} on the wire per device"
+            + (f", estimated {least}{self.time}" if self.costs.unit == "seconds" else "")
         )
 
     def _automatic(self) -> str:
@@ -306,7 +343,10 @@ class Plan:
         if of is None or self.automatic is None:
             return "does not keep within the memory", "", ""
         beside = f"{of.cost / self.automatic.chosen.cost:.2f} of the cost" if self.automatic.chosen.cost else ""
-        return f"sends {sent_text(self._costs, of.sent)}", f"holds {bytes_text(of.peak)}", beside
+        return f"sends {sent_text(self.costs, of.sent)}", f"holds {bytes_text(of.peak)}", beside
+
+    def _costs(self) -> str:
+        return f"costs in {self.costs.unit}: {self.costs.origin}" if self.costs.origin else ""
 
     def _collectives(self) -> str:
         if not self.collectives:
@@ -326,7 +366,7 @@ class Plan:
 
     def _cause(self, record: CollectiveRecord) -> str:
         again = ", made again: the copy before was freed" if record.again else ""
-        again += f", in a ring with it ({sent_text(self._costs, record.hidden)} hidden)" if record.hidden else ""
+        again += f", in a ring with it ({sent_text(self.costs, record.hidden)} hidden)" if record.hidden else ""
         return "the user's" if record.origin == "user" else f"for {record.cause}{again}"
 
     def _moves(self) -> str:
@@ -360,7 +400,7 @@ class Plan:
         amounts = [("estimated", choice.sent), ("propagated", choice.proposed_sent)]
         if self._findings.bound is not None:
             amounts.append(("bound", min(choice.sent, self._findings.bound)))
-        texts = [f"{name} {sent_text(self._costs, amount)}" for name, amount in amounts]
+        texts = [f"{name} {sent_text(self.costs, amount)}" for name, amount in amounts]
         work, proposed_work = choice.cost - choice.sent, choice.proposed_cost - choice.proposed_sent
         if abs(work - proposed_work) > 0.01 * proposed_work > 0:
             texts.append(f"{work / proposed_work:.2f} of the work")

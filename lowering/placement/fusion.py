@@ -1,0 +1,79 @@
+"""What compilers fuse: ops whose results make no buffers, and what the others read from memory and write to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.operations import COMPUTATIONS
+from sdy_jax.lowering.planning.choice import Touched
+from sdy_jax.lowering.strategies.after import AFTER
+from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
+from sdy_jax.rules.elementwise_table import ELEMENTWISE
+from sdy_jax.rules.linearity import LINEAR, Linear
+
+UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
+"""Ops that may write into the buffer of their first operand."""
+
+
+def _moves(op: Op) -> bool:
+    """Whether each element of the result is one of an operand."""
+    return op.name in REMATERIALIZABLE or _linear(op) in (Linear.DATA, Linear.EVERY, Linear.SUMMANDS)
+
+
+def _linear(op: Op) -> Linear | None:
+    """How partial sums pass through an op."""
+    passes = LINEAR.get(op.key)
+    return None if passes is None else passes.get("*") or passes.get("sum")
+
+
+def fuses(op: Op) -> bool:
+    """Whether the op can be a part of its user's loop."""
+    return op.name in ELEMENTWISE or op.name in _LOCAL or _moves(op)
+
+
+def _absorbs(op: Op, index: int, products_fuse: bool) -> bool:
+    """Whether the op can compute its operand of this index element by element as it reads it."""
+    if fuses(op) or (op.key == AFTER and index > 0):
+        return True
+    linear = _linear(op)
+    if linear is Linear.ONE_FACTOR:
+        return products_fuse
+    return linear is Linear.SUMMED or (linear is Linear.UPDATED and index > 0)
+
+
+def can_fuse(op: Op, products_fuse: bool) -> bool:
+    """Whether all that reads the op's result can compute it."""
+    if len(op.results) != 1 or not fuses(op):
+        return False
+    return all(_absorbs(user, i, products_fuse) for user, i in readers(op.results[0]))
+
+
+_LOCAL = frozenset(("sdy.all_slice", "sdy.replicated_to_unreduced", "sdy.sharded_to_unreduced"))
+"""Changes of sharding without communication: parts of values, or masked ones."""
+
+
+def readers(value: Value) -> Iterator[tuple[Op, int]]:
+    """The uses of a value, those behind the borders of computations in the place of the border."""
+    for op, index in value.uses:
+        if op.name in COMPUTATIONS:
+            yield from readers(op.blocks[0].arguments[index])
+        elif op.name == "sdy.return" and op.parent is not None:
+            yield from readers(op.parent.results[index])
+        else:
+            yield op, index
+
+
+def touched(op: Op, products_fuse: bool) -> tuple[Touched, ...]:
+    """What an op reads from memory and writes to it: operands that are not computed as they are read, and results that
+    are not computed by their readers. Slices read what they take, updates write what they put."""
+    count = len(op.operands)
+    if op.name in UPDATES:
+        return ((1, 1), (1, 1))
+    read = [i for i, value in enumerate(op.operands) if not _is_fused(value, products_fuse)]
+    written = [] if can_fuse(op, products_fuse) else range(count, count + len(op.results))
+    return (*((i, count if fuses(op) else i) for i in read), *((i, i) for i in written))
+
+
+def _is_fused(value: Value, products_fuse: bool) -> bool:
+    return value.defining_op is not None and can_fuse(value.defining_op, products_fuse)

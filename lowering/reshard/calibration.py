@@ -1,0 +1,272 @@
+"""The rates of a machine as they were measured: the fit, and the file in which they are kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from numpy.typing import NDArray
+
+from sdy_jax.errors import SdyError
+from sdy_jax.lowering.reshard.cost import CostModel, Link, rate, wire_bytes
+from sdy_jax.runtime.measuring import CollectiveTime, check_runs, collective_times, elementwise_time, product_time
+
+VERSION = 1
+"""Of the file. A file of another version is measured anew."""
+
+COLLECTIVE_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
+PRODUCT_SIZE = 1024
+MEMORY_SIZE = 1 << 25
+
+_LEAST = 1e-15
+"""Seconds per byte or operation that no device is below: noise can make them nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is measured: bytes of collectives, rows of square matrices, bytes of element-wise ops."""
+
+    collectives: tuple[int, ...] = COLLECTIVE_SIZES
+    product: int = PRODUCT_SIZE
+    memory: int = MEMORY_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class AxisRates:
+    """Of a mesh axis: bytes per second, seconds per hop, and seconds per collective."""
+
+    size: int
+    bandwidth: float
+    latency: float
+    start: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured of a mesh, in seconds per operation, byte of memory, and op."""
+
+    device_kind: str
+    axes: Mapping[str, AxisRates]
+    flop: float
+    memory: float
+    launch: float
+
+    @classmethod
+    def measured(cls, mesh: jax.sharding.Mesh, sizes: Sizes) -> Calibration:
+        """Measures a mesh; takes some seconds, on slow machines a minute.
+
+        Raises:
+            SdyError: the devices are only described.
+        """
+        check_runs(mesh)
+        axes = fitted(mesh.shape, list(collective_times(mesh, sizes.collectives)))
+        dtype = np.dtype(np.float32) if mesh.devices.flat[0].platform == "cpu" else jnp.dtype(jnp.bfloat16)
+        launch = elementwise_time(mesh, 4)
+        flop = max(product_time(mesh, sizes.product, dtype) - launch, 0.0) / sizes.product**3
+        memory = max(elementwise_time(mesh, sizes.memory) - launch, 0.0) / (2 * sizes.memory)
+        return cls(mesh.devices.flat[0].device_kind, axes, max(flop, _LEAST), max(memory, _LEAST), launch)
+
+    def costs(self, origin: str) -> CostModel:
+        """The cost model with these rates."""
+        return CostModel(
+            {name: axis.latency for name, axis in self.axes.items()},
+            self.flop,
+            {name: axis.bandwidth for name, axis in self.axes.items()},
+            start={name: axis.start for name, axis in self.axes.items()},
+            memory=self.memory,
+            launch=self.launch,
+            combines=True,
+            origin=origin,
+        )
+
+    def text(self) -> str:
+        """The file's."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def of_text(cls, text: str) -> Calibration:
+        """
+        Raises:
+            ValueError: the text is none of a file of this version.
+        """
+        found = json.loads(text)
+        if not isinstance(found, dict) or found.get("version") != VERSION:
+            raise ValueError(f"version {found.get('version') if isinstance(found, dict) else None!r}, not {VERSION}")
+        axes = {name: AxisRates(int(of["size"]), *map(_rate_of, _of(of))) for name, of in found["axes"].items()}
+        return cls(str(found["device_kind"]), axes, *(_rate_of(found[name]) for name in ("flop", "memory", "launch")))
+
+    def numbers(self) -> list[float]:
+        """All rates, those of the axes in their order."""
+        return [self.flop, self.memory, self.launch, *(n for axis in self.axes.values() for n in _of(asdict(axis)))]
+
+    def with_numbers(self, numbers: Sequence[float]) -> Calibration:
+        """The same axes with other rates, in the order of `numbers`."""
+        flop, memory, launch, *rest = numbers
+        axes = {
+            name: AxisRates(axis.size, *rest[3 * i : 3 * i + 3]) for i, (name, axis) in enumerate(self.axes.items())
+        }
+        return Calibration(self.device_kind, axes, flop, memory, launch)
+
+
+def _of(axis: Mapping[str, Any]) -> tuple[Any, ...]:
+    return axis["bandwidth"], axis["latency"], axis["start"]
+
+
+def _rate_of(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{value!r} is no rate")
+    return float(value)
+
+
+def fitted(sizes: Mapping[str, int], times: Iterable[CollectiveTime]) -> dict[str, AxisRates]:
+    """The rates of each axis, by least squares of relative errors, none of them negative.
+
+    Axes of one device, along which nothing is sent, are as fast as the fastest.
+    """
+    of_axis: dict[str, list[CollectiveTime]] = {}
+    for time in times:
+        of_axis.setdefault(time.axis, []).append(time)
+    found = {name: _fitted(sizes[name], of_axis[name]) for name in sizes if name in of_axis}
+    fastest = max([axis.bandwidth for axis in found.values()], default=1 / _LEAST)
+    return {name: found.get(name, AxisRates(count, fastest, 0.0, 0.0)) for name, count in sizes.items()}
+
+
+def _fitted(count: int, times: Sequence[CollectiveTime]) -> AxisRates:
+    """Seconds of start, of a hop and of a byte, whose sums are nearest to the times."""
+    of_hop = Link(count, hop=1.0)
+    rows = [
+        (1.0, rate(time.kind, [of_hop]).fixed, wire_bytes(time.kind, count, time.bytes, time.bytes)) for time in times
+    ]
+    weights = np.array([1 / max(time.seconds, 1e-9) for time in times])
+    matrix = np.array(rows) * weights[:, None]
+    scale = np.abs(matrix).max(axis=0)
+    start, hop, byte = _least_squares(matrix / scale)
+    return AxisRates(
+        count, float(scale[2] / max(byte, _LEAST * scale[2])), float(hop / scale[1]), float(start / scale[0])
+    )
+
+
+def _least_squares(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The factors, none negative, by which the columns sum up to rows nearest to 1: of every choice of columns that are
+    not left out."""
+    found = []
+    for chosen in product((True, False), repeat=matrix.shape[1]):
+        factors = np.zeros(matrix.shape[1])
+        factors[list(chosen)] = np.linalg.lstsq(matrix[:, chosen], np.ones(len(matrix)))[0]
+        if (factors >= 0).all():
+            found.append(factors)
+    return min(found, key=lambda factors: float(np.square(matrix @ factors - 1).sum()))
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def default_path(mesh: jax.sharding.Mesh) -> Path:
+    """Where the calibration of a mesh is kept, by its kind of devices, processes, and axes.
+
+    In `$SDY_JAX_CACHE`, else in the user's directory for caches: `$XDG_CACHE_HOME` or `~/.cache`, on macOS
+    `~/Library/Caches`, on Windows `%LOCALAPPDATA%`.
+    """
+    axes = "_".join(f"{name}{size}" for name, size in mesh.shape.items())
+    name = f"{mesh.devices.flat[0].device_kind}_{jax.process_count()}p_{axes}"
+    return _directory() / (re.sub(r"[^\w.+-]+", "-", name) + ".json")
+
+
+def _directory() -> Path:
+    own = os.environ.get("SDY_JAX_CACHE")
+    if own:
+        return Path(own)
+    home = Path.home()
+    if sys.platform == "darwin":
+        base = home / "Library" / "Caches"
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return base / "sdy_jax"
+
+
+def calibrated(mesh: jax.sharding.Mesh, path: str | os.PathLike[str] | None, again: bool, sizes: Sizes) -> CostModel:
+    """As `CostModel.calibrate`; `sizes`: what is measured."""
+    file = default_path(mesh) if path is None else Path(path)
+    known = None if again else _agreed(mesh, read(file, mesh))
+    if known is None:
+        known = _agreed(mesh, Calibration.measured(mesh, sizes))
+        assert known is not None, "it was measured in all processes"
+        _write(file, known)
+    return known.costs(f"measured, {file}")
+
+
+def read(file: Path, mesh: jax.sharding.Mesh) -> Calibration | None:
+    """What a file says; None where there is none.
+
+    Raises:
+        SdyError: it cannot be read, or is of another mesh.
+    """
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SdyError(
+            f"the calibration in {file} cannot be read: {error.strerror}; to fix: give another path"
+        ) from None
+    try:
+        found = Calibration.of_text(text)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise SdyError(
+            f"{file} is no calibration of this version: {what}; to fix: measure again, by again=True"
+        ) from None
+    wanted = mesh.devices.flat[0].device_kind, dict(mesh.shape)
+    given = found.device_kind, {name: axis.size for name, axis in found.axes.items()}
+    if given != wanted:
+        raise SdyError(
+            f"{file} is of {given[0]!r} devices with axes {given[1]}, the mesh has {wanted[0]!r} devices with axes "
+            f"{wanted[1]}; to fix: give another path, or measure again, by again=True"
+        )
+    return found
+
+
+def _agreed(mesh: jax.sharding.Mesh, found: Calibration | None) -> Calibration | None:
+    """What the first process has: plans must be equal in all."""
+    if jax.process_count() == 1:
+        return found
+    kind = mesh.devices.flat[0].device_kind
+    blank = Calibration(
+        kind, {name: AxisRates(size, 0.0, 0.0, 0.0) for name, size in mesh.shape.items()}, 0.0, 0.0, 0.0
+    )
+    numbers = np.array([float(found is not None), *(found or blank).numbers()])
+    is_there, *agreed = multihost_utils.broadcast_one_to_all(numbers).tolist()
+    return blank.with_numbers(agreed) if is_there else None
+
+
+def _write(file: Path, found: Calibration) -> None:
+    """Writes the file as a whole or not at all.
+
+    Raises:
+        SdyError: it cannot be written.
+    """
+    if jax.process_index():
+        return
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(found.text())
+        part.replace(file)
+    except OSError as error:
+        raise SdyError(
+            f"the calibration in {file} cannot be written: {error.strerror}; to fix: give another path"
+        ) from None
