@@ -39,6 +39,9 @@ class LocalOp:
     array: Callable[[Value], Any] | None = None
     """What a value before the op has become, for an op that reads more than its operands."""
 
+    run_ops: Callable[[Sequence[Op], dict[Value, Any], Sequence[Value]], list[Any]] | None = None
+    """Computes some ops of a block from given values, and returns others."""
+
     def operand_axes(self, operand: int, dim: int) -> tuple[AxisRef, ...]:
         sharding = self.operand_shardings[operand]
         return sharding.axes[dim] if sharding else ()

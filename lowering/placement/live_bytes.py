@@ -42,6 +42,7 @@ from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.placement.fusion import UPDATES, can_fuse, fuses, readers
 from sdy_jax.lowering.strategies.registry import is_forwarding
+from sdy_jax.representation.sdy_collectives import PREFETCHED
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules.dataflow import is_data_flow
 from sdy_jax.rules.elementwise_table import ELEMENTWISE
@@ -166,6 +167,15 @@ class _LiveRanges:
         self._early = self._computed_early(main)
         for op in reversed(self._order):
             self._visit(op)
+        self._hold_prefetched()
+
+    def _hold_prefetched(self) -> None:
+        """What is fetched one trip ahead of a loop is there twice."""
+        for op in self._order:
+            loop = self._loop[op.block] if PREFETCHED in op.mlir.attributes and op.block is not None else None
+            if loop is not None:
+                size = self._sizes.of(op.results[0])
+                self.buffers.append(_Buffer(op.results[0], size, self._position[loop], self._end[loop], True, False))
 
     def held_at(self) -> tuple[list[ir.Operation], list[float]]:
         """All ops, and the bytes of temporaries that are live at each."""

@@ -22,6 +22,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
+from sdy_jax.lowering.placement.work_times import WorkTimes
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.mesh import Axes, Mesh, axes_size
@@ -159,15 +160,15 @@ def _from_arguments(graph: Graph) -> set[Value]:
     return found
 
 
-class _Times:
+class _Times(WorkTimes):
     """How long products and collectives take, one after the other and in a ring."""
 
     def __init__(self, graph: Graph, mesh: Mesh, costs: CostModel):
-        self._shardings, self._mesh, self._costs = value_shardings(graph), mesh, costs
+        super().__init__(graph, value_shardings(graph), mesh, costs)
 
     def of_collective(self, pair: _Pair) -> float:
         kind = pair.collective.name.removeprefix("sdy.")
-        before, after = (self._bytes(v) for v in (pair.collective.operands[0], pair.collective.results[0]))
+        before, after = (self.bytes(v) for v in (pair.collective.operands[0], pair.collective.results[0]))
         return self._costs.time(kind, pair.axes, self._mesh, before, after)
 
     def saved(self, pair: _Pair) -> float:
@@ -175,25 +176,11 @@ class _Times:
         count = axes_size(pair.axes, self._mesh)
         if count > _LARGEST:
             return -math.inf
-        work, touched = self._of_product(pair.product)
+        work, touched = self.operations(pair.product), self.touched(pair.product)
         whole = self._costs.work_time(work, sum(touched))
         # Every step reads what does not travel once more; what is added up is written once more.
-        travels = min(map(self._bytes, (pair.collective.operands[0], pair.collective.results[0])))
+        travels = min(map(self.bytes, (pair.collective.operands[0], pair.collective.results[0])))
         step = self._costs.work_time(work / count, max(touched) + 2 * travels)
         hop = self._costs.rate("collective_permute", tuple(pair.axes), self._mesh)
         ring = (hop.fixed + hop.per_byte * travels) * (count - 1)
         return self.of_collective(pair) + whole - (step + max(ring, step * (count - 1)))
-
-    def _of_product(self, product: Op) -> tuple[float, list[float]]:
-        """A product's operations on one device, and the bytes of its operands and its result there."""
-        contracted = dot_dimension_numbers(product).lhs_contracting
-        lhs = self._local(product.operands[0])
-        operations = math.prod(self._local(product.results[0])) * math.prod(lhs[dim] for dim in contracted)
-        return operations, [self._bytes(value) for value in (*product.operands, *product.results)]
-
-    def _bytes(self, value: Value) -> float:
-        return math.prod(self._local(value)) * value.itemsize
-
-    def _local(self, value: Value) -> tuple[int, ...]:
-        sharding, shape = self._shardings.get(value), value.shape or ()
-        return sharding.local_shape(shape, self._mesh) if sharding is not None else shape

@@ -24,6 +24,7 @@ from sdy_jax.lowering.placement.memory_errors import border_too_large, too_large
 from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.prefetched import prefetch
 from sdy_jax.lowering.placement.report import ChangedLayout, LayoutChoice, PartitionReport
 from sdy_jax.lowering.placement.rings import form_rings
 from sdy_jax.lowering.placement.stated import changed_statements
@@ -73,7 +74,9 @@ def partition(
         best = proposed
     if walks.can_be_planned:
         best.report.layouts = _choice(walks.graph, best, proposed)
-    form_rings(best.walker.graph.module, best.walker.placement.inserted, best.report, walks.mesh, costs)
+    made, inserted = best.walker.graph.module, best.walker.placement.inserted
+    inserted = prefetch(made, inserted, best.report, walks.mesh, costs, limit, policy.products_fuse)
+    form_rings(made, inserted, best.report, walks.mesh, costs)
     replace_contents(module, best.walker.graph.module)
     return best.report
 

@@ -12,11 +12,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.prefetched import prefetched_in, run_ahead
 
 
 @emitter("stablehlo.while")
 def _while(local: LocalOp, *carried: jax.Array) -> list[jax.Array]:
     condition, body = local.op.blocks
+    fetched = prefetched_in(local.op)
+    if fetched:
+        return run_ahead(local, fetched, carried)
     return list(
         lax.while_loop(
             lambda values: local.run_block(condition, list(values))[0],

@@ -366,7 +366,9 @@ class Plan:
 
     def _cause(self, record: CollectiveRecord) -> str:
         again = ", made again: the copy before was freed" if record.again else ""
-        again += f", in a ring with it ({sent_text(self.costs, record.hidden)} hidden)" if record.hidden else ""
+        if record.hidden:
+            how = "one trip ahead" if record.is_ahead else "in a ring with it"
+            again += f", {how} ({sent_text(self.costs, record.hidden)} hidden)"
         return "the user's" if record.origin == "user" else f"for {record.cause}{again}"
 
     def _moves(self) -> str:

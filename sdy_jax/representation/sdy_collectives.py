@@ -47,6 +47,9 @@ BY_STRIPS = "reshard"
 RING = "sdy_jax.ring"
 """An attribute of a collective, and of a product: they run as one, block after block."""
 
+PREFETCHED = "sdy_jax.prefetched"
+"""An attribute of a collective inside of a loop, which runs one trip ahead: the number of trips."""
+
 KINDS = (*AXES_ATTRIBUTE, "all_to_all", "collective_permute")
 
 FLAT = frozenset({"all_reduce", "replicated_to_unreduced"})
