@@ -61,9 +61,11 @@ class RoutePrices:
             found[np.ix_(rows, cols)] = times_between(shape_class, self._costs, itemsize, *ends)
         for i, j in np.argwhere(~np.logical_and.outer(rows, cols)):
             found[i, j] = self._pair(shape, itemsize, sources[i], targets[j])
+        others = [i for i, source in enumerate(sources) if not _adds(source)]
         for j, target in enumerate(targets):
             if target.unreduced_axes:
-                found[[not may_become_unreduced(source, target) for source in sources], j] = np.inf
+                asked = others if target.reduction == "sum" else range(len(sources))
+                found[[i for i in asked if not may_become_unreduced(sources[i], target)], j] = np.inf
         return found
 
     def of_pair(self, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding) -> float:

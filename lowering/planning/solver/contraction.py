@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 
+from sdy_jax.lowering.planning.solver.dominance import undominated
 from sdy_jax.lowering.planning.solver.graph import Best, Graph
-from sdy_jax.lowering.planning.solver.reductions import Reduction, reduction
+from sdy_jax.lowering.planning.solver.problem import Indices
 
 ELIMINATED = 2
 """Nodes with at most that many neighbours are minimised out: no table with more than two dimensions arises."""
 
 
-def contract(graph: Graph, nodes: Iterable[int]) -> None:
+def contract(graph: Graph, nodes: Iterable[int], most: float = math.inf) -> None:
     """Removes nodes and candidates, each step keeping an optimum, until no step applies.
 
-    Nodes with few neighbours are minimised out first. Of others the candidates that are never needed go; and nodes that
-    provably follow a neighbour become functions of it. A node is looked at again when its costs or edges change.
+    Nodes with few neighbours are minimised out first. Of others the candidates that are never needed go, where these
+    are at most so many. A node is looked at again when its costs or edges change.
     """
     work = _Worklist(graph, nodes)
     while (node := work.next()) is not None:
-        remove = _eliminate if len(graph.tables[node]) <= ELIMINATED else _reduce
-        work.add(remove(graph, node))
+        if len(graph.tables[node]) <= ELIMINATED:
+            work.add(_eliminate(graph, node))
+        elif len(graph.vectors[node]) <= most:
+            work.add(_reduce(graph, node))
 
 
 class _Worklist:
@@ -67,15 +71,11 @@ def _reduce(graph: Graph, node: int) -> list[int]:
     others, pool, own = graph.neighbours(node), graph.pool, graph.vectors[node]
     tables = [graph.tables[node][other] for other in others]
 
-    def found() -> Reduction:
-        return reduction(own.values, tables, [pool.excess(table) for table in tables])
+    def found() -> Indices:
+        return undominated(own.values, [pool.excess(table) for table in tables])
 
-    kept, followed = pool.once(("reduction", own, *tables), found)
-    if kept is not None:
-        graph.keep(node, pool.choices(kept))
-        return [node, *others]
-    if followed is not None:
-        index, candidates = followed
-        graph.follow(node, others[index], pool.choices(candidates))
-        return others
-    return []
+    kept = pool.once(("undominated", own, *tables), found)
+    if len(kept) == len(own):
+        return []
+    graph.keep(node, pool.choices(kept))
+    return [node, *others]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdy_jax.lowering.planning.solver.problem import Costs, Edge, Problem, identity
+from sdy_jax.lowering.planning.solver.problem import Costs, Edge, Problem
 from sdy_jax.lowering.planning.solver.tables import IMPOSSIBLE, Choices, Pool, Table, Vector
 
 
@@ -16,14 +16,6 @@ class Kept(NamedTuple):
 
     node: int
     kept: Choices
-
-
-class Follows(NamedTuple):
-    """A node's candidate is a function of another node's."""
-
-    node: int
-    leader: int
-    candidates: Choices
 
 
 class Best(NamedTuple):
@@ -42,7 +34,7 @@ class Beside(NamedTuple):
     arrays: tuple[tuple[tuple[int, ...], Costs], ...]
 
 
-Step = Kept | Follows | Best | Beside
+Step = Kept | Best | Beside
 
 
 class Graph:
@@ -98,19 +90,6 @@ class Graph:
         for other in self.neighbours(node):
             self.set_edge(node, other, self.pool.rows_of(self.tables[node][other], kept))
 
-    def follow(self, node: int, leader: int, candidates: Choices) -> None:
-        """Removes a node whose candidate is a function of the leader's; its edges move there."""
-        self.steps.append(Follows(node, leader, candidates))
-        pool, link = self.pool, self.tables[node][leader]
-        moved = {k: self.tables[node][k] for k in self.neighbours(node) if k != leader}
-        own, vector = pool.picked(self.vectors[node], candidates), self.vectors[leader]
-        both = link.dense()[candidates.indices, identity(len(vector))]
-        self.remove(node)
-        self.add_cost(leader, own)
-        self.add_cost(leader, pool.vector(np.ascontiguousarray(both)))
-        for other, table in moved.items():
-            self.add_edge(leader, other, pool.rows_of(table, candidates))
-
     def remove(self, node: int) -> None:
         for other in self.neighbours(node):
             del self.tables[other][node]
@@ -127,8 +106,6 @@ class Graph:
             match step:
                 case Kept(node, kept):
                     chosen[node] = int(kept.indices[chosen[node]])
-                case Follows(node, leader, candidates):
-                    chosen[node] = int(candidates.indices[chosen[leader]])
                 case Best(node, own, tables):
                     costs = sum((table.column(chosen[other]) for other, table in tables), own.values)
                     chosen[node] = int(np.argmin(costs))

@@ -40,7 +40,7 @@ class Vector:
 
 
 class Choices:
-    """A list of candidate indices: those kept, or those that follow another node's candidates."""
+    """A list of candidate indices: those kept."""
 
     __slots__ = ("indices",)
 

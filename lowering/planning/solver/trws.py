@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sdy_jax.lowering.planning.solver.graph import Graph
-from sdy_jax.lowering.planning.solver.problem import Costs
-from sdy_jax.lowering.planning.solver.tables import IMPOSSIBLE, Table, least_per_port
+from sdy_jax.lowering.planning.solver.problem import Costs, Indices
+from sdy_jax.lowering.planning.solver.tables import IMPOSSIBLE, Pool, Table, least_per_port
 
 GAP = 1e-6
 """The gap between a choice and the bound, relative to the choice, at which passing stops."""
@@ -23,16 +23,29 @@ IMPROVED = 5
 """Every so many rounds the choice is improved node by node: gaps of 4 % and 0.2 % became 1 % and 0.2 % (2026-11)."""
 
 
+CHECKED = 4
+"""Every so many rounds it is seen which candidates can still matter. Half of the solves of all ways of the benchmarks'
+nodes end after 12 to 20 rounds so, with few candidates left, which contraction solves (2026-11)."""
+
+FEWER = 0.7
+"""The share of candidates from which on it is worth to go on with these alone, without those that are not needed."""
+
+FEW = 3
+"""Candidates per node, on average, with which a graph is likely to be solved exactly."""
+
+
 class Decoded(NamedTuple):
     """The best choice found for the nodes that are left, its cost and a lower bound, with the graph's constant.
 
-    `least`: per node that is left and candidate, a lower bound for all choices with that candidate.
+    `kept`: per node that is left, the candidates with which a choice may cost no more than what is known to suffice.
+    `rounds`: how many there were.
     """
 
     choice: dict[int, int]
     cost: float
     bound: float
-    least: dict[int, Costs]
+    kept: dict[int, Indices]
+    rounds: int
 
 
 @dataclass(slots=True)
@@ -68,8 +81,11 @@ class _Link:
 
 @dataclass(slots=True)
 class _Node:
+    """A node that is left, with the candidates in `kept`."""
+
     number: int
     costs: Costs
+    kept: Indices
     earlier: list[_Link]
     later: list[_Link]
 
@@ -78,33 +94,89 @@ class _Node:
         """The part of the node's costs that each message carries on."""
         return 1 / max(len(self.earlier), len(self.later), 1)
 
+    @property
+    def links(self) -> list[_Link]:
+        return [*self.earlier, *self.later]
+
     def gathered(self) -> Costs:
         costs = self.costs
-        for link in (*self.earlier, *self.later):
+        for link in self.links:
             costs = costs + link.received
         return costs
 
+    def keep(self, pool: Pool, indices: Indices) -> None:
+        """Drops all other candidates."""
+        self.costs, self.kept = self.costs[indices], self.kept[indices]
+        choices = pool.choices(indices)
+        for link in self.links:
+            assert link.back is not None
+            link.table, link.back.sent = pool.rows_of(link.table, choices), link.back.sent[indices]
+            link.back.table = pool.turned(link.table)
 
-def pass_messages(graph: Graph, rounds: int) -> Decoded:
-    """At most so many rounds, forward and backward over the nodes that are left in their order."""
-    nodes = _nodes(graph)
-    best, bound = Decoded({}, math.inf, -math.inf, {}), -math.inf
-    waited = 0
+
+def pass_messages(graph: Graph, rounds: int, most: float) -> Decoded:
+    """At most so many rounds, forward and backward over the nodes that are left in their order. Candidates that occur
+    only in choices above `most`, or above the best one, are dropped; where few are left, that ends it."""
+    passing, number = _Passing(graph, most), 0
     for number in range(1, rounds + 1):
-        choice, cost = _forward(nodes)
-        if number % IMPROVED == 0 or number == rounds:
-            cost += _improve(nodes, choice)
-        latest = _backward(nodes)
-        raised = max(bound, latest)
-        is_still = cost >= best.cost and raised - bound < 1e-4 * abs(raised)
-        waited = waited + 1 if is_still else 0
-        bound = raised
-        if cost < best.cost:
-            best = Decoded(choice, cost, bound, {})
-        if best.cost - bound <= GAP * (graph.constant + best.cost) or waited >= PATIENCE:
+        passing.run(improves=number % IMPROVED == 0 or number == rounds)
+        if passing.is_done or (number % CHECKED == 0 and passing.has_few_left()):
             break
-    least = {node.number: graph.constant + latest + _excess(node) for node in nodes}
-    return Decoded(best.choice, graph.constant + best.cost, graph.constant + bound, least)
+    return passing.decoded(number)
+
+
+class _Passing:
+    """The nodes with their messages, and what was found so far, without the graph's constant."""
+
+    def __init__(self, graph: Graph, most: float):
+        self._graph, self._most, self._nodes = graph, most - graph.constant, _nodes(graph)
+        self._size = sum(len(node.costs) for node in self._nodes)
+        self._choice, self._cost = dict[int, int](), math.inf
+        self._bound = self._latest = -math.inf
+        self._waited = 0
+
+    def run(self, improves: bool) -> None:
+        """One round; its choice is improved node by node if so said."""
+        chosen, cost = _forward(self._nodes)
+        if improves:
+            cost += _improve(self._nodes, chosen)
+        self._latest = _backward(self._nodes)
+        raised = max(self._bound, self._latest)
+        is_still = cost >= self._cost and raised - self._bound < 1e-4 * abs(raised)
+        self._waited, self._bound = self._waited + 1 if is_still else 0, raised
+        if cost < self._cost:
+            self._choice, self._cost = {n.number: int(n.kept[chosen[n.number]]) for n in self._nodes}, cost
+
+    @property
+    def is_done(self) -> bool:
+        """Whether choice and bound are close, or have not changed for long."""
+        gap = self._cost - self._bound
+        return gap <= GAP * (self._graph.constant + self._cost) or self._waited >= PATIENCE
+
+    def has_few_left(self) -> bool:
+        """Goes on with the candidates that are needed, if these are fewer; whether they are few."""
+        needed = self._needed()
+        left = sum(map(len, needed))
+        if left <= FEWER * self._size:
+            self._size = left
+            for node, indices in zip(self._nodes, needed, strict=True):
+                if len(indices) < len(node.costs):
+                    node.keep(self._graph.pool, indices)
+        return left <= FEW * len(self._nodes)
+
+    def _needed(self) -> list[Indices]:
+        """Per node, the candidates with which the bound stays below what is known; all where that is none."""
+        gap = min(self._most, self._cost) * (1 + GAP / 1000) - self._latest
+        found = []
+        for node in self._nodes:
+            indices = np.flatnonzero(_excess(node) <= gap)
+            found.append(indices if len(indices) else np.arange(len(node.costs)))
+        return found
+
+    def decoded(self, rounds: int) -> Decoded:
+        kept = {node.number: node.kept[found] for node, found in zip(self._nodes, self._needed(), strict=True)}
+        constant = self._graph.constant
+        return Decoded(self._choice, constant + self._cost, constant + self._bound, kept, rounds)
 
 
 def _nodes(graph: Graph) -> list[_Node]:
@@ -112,9 +184,9 @@ def _nodes(graph: Graph) -> list[_Node]:
     for number in graph.remaining():
         costs = graph.vectors[number].values
         links = [_Link(k, graph.tables[number][k], np.zeros(len(graph.vectors[k]))) for k in graph.neighbours(number)]
-        node = _Node(number, costs, [k for k in links if k.other < number], [k for k in links if k.other > number])
-        found[number] = node
-        for link in node.earlier:
+        earlier, later = [k for k in links if k.other < number], [k for k in links if k.other > number]
+        found[number] = _Node(number, costs, np.arange(len(costs)), earlier, later)
+        for link in earlier:
             link.back = next(k for k in found[link.other].later if k.other == number)
             link.back.back = link
     return list(found.values())
