@@ -162,13 +162,15 @@ class _Search:
 
     def raise_prices(self, best: Chosen, walk: Walk) -> None:
         """Tries choices at rising prices of holding."""
-        program = self._program
+        program, chosen = self._program, best
         prices = self._first_prices(walk)
         low, high, closer, idle = np.zeros_like(prices), None, 0, 0
         for _ in range(_TRIES):
             program.charge_holding(prices.tolist())
             before = self._lowest
-            walk = self.follow(improved(program.model, program.start, program.table, program.atoms))
+            cheaper = min(program.start, chosen, key=program.model.cost)
+            chosen = improved(program.model, cheaper, program.table, program.atoms)
+            walk = self.follow(chosen)
             fits = self.fits(walk)
             low, high = (low, prices) if fits else (prices, high)
             idle = 0 if fits or self._lowest < before else idle + 1

@@ -41,16 +41,17 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
 
 
 def _moved(model: ProgramModel, start: Chosen, moves: Sequence[Keeps]) -> Chosen:
-    """What the moves lead to, one after the other, until all of them have failed in a row."""
-    best, least, failed = start, model.cost(start), 0
+    """What the moves lead to, one after the other, until none leads further: all have failed in a row, or all others
+    since one did not, which left nothing of its own kind to be found."""
+    best, least, failed, others = start, model.cost(start), 0, len(moves)
     for _, move in zip(range(_MOST_MOVES), cycle(moves)):
         found = RestrictedProgram(model, best, move).solved()
         cost = model.cost(found)
         if cost < least * (1 - _LEAST):
-            best, least, failed = found, cost, 0
+            best, least, failed, others = found, cost, 0, len(moves) - 1
         else:
             failed += 1
-        if failed == len(moves):
+        if failed == others:
             break
     return best
 
