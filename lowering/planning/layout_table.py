@@ -115,9 +115,7 @@ class Prices:
         nested = ((few == 1) | ((many % few == 0) & (blocks * (many // few) == -(-lengths // few)))).all(-1)
         padded = np.where(nested[..., None], blocks * many, 0)
         prices = np.zeros(nested.shape)
-        numbers = (
-            padded @ np.cumprod([1, *padded.max((0, 1)) + 1])[:-1]
-        )  # one per shape: rows take long
+        numbers = padded @ np.cumprod([1, *padded.max((0, 1)) + 1])[:-1]  # one per shape: rows take long
         for number, first in zip(*np.unique(numbers[nested], return_index=True), strict=True):
             whole, alike = padded[nested][first], nested & (numbers == number)
             rows, columns = np.flatnonzero(alike.any(1)), np.flatnonzero(alike.any(0))
