@@ -281,3 +281,25 @@ def test_layers_that_are_gathered_one_by_one_take_less_than_a_gathered_stack():
     assert one.found.temp_size_in_bytes < 0.8 * stack.found.temp_size_in_bytes
     assert one.peak.bytes < 0.8 * stack.peak.bytes
     assert 1 / 1.5 < one.ratio < 1.5 and 1 / 1.5 < stack.ratio < 1.5
+
+
+@pytest.mark.parametrize("donated", [{"donate_argnums": 1}, {"donate_argnames": "state"}])
+def test_results_in_the_memory_of_donated_arguments_count_once(donated):
+    def step(kind, state, x):
+        return {"w": state["w"] - jnp.sum(x), "v": state["v"] * kind}, x
+
+    args, out = ({"w": jnp.ones((64, 64)), "v": jnp.ones(64)}, jnp.ones(8)), ({"w": P("x"), "v": P()}, P("x"))
+    f = sdy.partition(step, mesh=LINE, static_argnums=0, in_shardings=P("x"), out_shardings=out, **donated)
+    memory, found = f.plan(2, *args).memory, f.lower(2, *args).compile().memory_analysis()
+    assert memory.shared == found.alias_size_in_bytes == 64 * 64 * 4 / 8  # `v` comes back whole
+    assert memory.peak == memory.arguments + memory.results - memory.shared + memory.temporaries
+
+
+def test_what_is_donated_need_not_fit_twice():
+    for donated, fits in ((None, False), (0, True)):
+        f = sdy.partition(lambda w: w + 1, mesh=LINE, in_shardings=P("x"), donate_argnums=donated, memory=3000)
+        if fits:
+            assert f.plan(jnp.ones((64, 64))).memory.peak == 2048
+        else:
+            with pytest.raises(sdy.MemoryLimitError, match="is not enough: arguments"):
+                f.plan(jnp.ones((64, 64)))

@@ -40,6 +40,7 @@ from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.emission.emit import value_shardings
+from sdy_jax.lowering.placement.donated import shared_bytes
 from sdy_jax.lowering.placement.fusion import UPDATES, can_fuse, fuses, readers
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.representation.sdy_collectives import PREFETCHED
@@ -72,6 +73,7 @@ class Peak:
     Attributes:
         bytes: temporaries at the peak: buffers of values made inside of the program that are not its results.
         arguments, results: bytes of the program's arguments and results.
+        shared: bytes of results that lie in the memory of donated arguments.
         live: the temporaries at the peak, largest first.
     """
 
@@ -82,10 +84,17 @@ class Peak:
     at: tuple[tuple[ir.Operation, float], ...] = ()
     """The ops of the program in order, with the bytes of temporaries that are live while each runs, about."""
 
+    shared: float = 0.0
+
+    @property
+    def border(self) -> float:
+        """Bytes of arguments and results together."""
+        return self.arguments + self.results - self.shared
+
     @property
     def total(self) -> float:
         """Bytes of arguments, results and temporaries together."""
-        return self.arguments + self.results + self.bytes
+        return self.border + self.bytes
 
 
 def peak_of(graph: Graph, *, products_fuse: bool = False) -> Peak:
@@ -102,7 +111,8 @@ def peak_of(graph: Graph, *, products_fuse: bool = False) -> Peak:
     live, most = _most_live(ranges.buffers)
     found = sorted((LiveValue(b.value, b.bytes) for b in live), key=lambda one: -one.bytes)
     arguments, results = (sum(map(sizes.of, values)) for values in (graph.arguments, graph.outputs))
-    return Peak(most, arguments, results, tuple(found), tuple(zip(*ranges.held_at(), strict=True)))
+    at = tuple(zip(*ranges.held_at(), strict=True))
+    return Peak(most, arguments, results, tuple(found), at, shared_bytes(graph, sizes.of))
 
 
 class _Sizes:

@@ -143,8 +143,7 @@ class _Walks:
         Raises:
             MemoryLimitError: arguments and results alone, where they are stated, hold more than the limit.
         """
-        peak = self.proposed.peak
-        if peak.arguments + peak.results > limit:
+        if self.proposed.peak.border > limit:
             raise border_too_large(self.graph, self.proposed.walker.walked, self._inputs, self.mesh, limit)
 
     @property

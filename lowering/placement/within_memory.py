@@ -85,7 +85,7 @@ class Walk(NamedTuple):
             most = max(most, live)
             if op in numbers:
                 found[numbers[op]], most = max(found[numbers[op]], most), 0.0
-        return found + (self.peak.arguments + self.peak.results)
+        return found + self.peak.border
 
 
 Walked = Callable[[LayoutPlan], Walk]
@@ -187,7 +187,7 @@ class _Search:
 
     def _tight(self, walk: Walk) -> PerOp:
         """Per op, 1 where most is live, and less the less is, down to half of what may be."""
-        live, beside = walk.live(), walk.peak.arguments + walk.peak.results
+        live, beside = walk.live(), walk.peak.border
         least = beside + _NEARLY * max(self._limit - beside, 0.0)
         over = np.maximum(live - least, 0.0)
         return over / over.max() if over.any() else (live == live.max()).astype(float)

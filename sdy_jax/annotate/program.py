@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import body_of, main_function, pre_order, returned_by
-from sdy_jax.ir.stored_shardings import set_function_shardings
+from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
 from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -72,6 +72,15 @@ class Program:
     def with_module(self, module: ir.Operation) -> Program:
         """The same program at another stage."""
         return replace(self, module=module)
+
+    def mark_donated(self, leaves: Collection[int]) -> None:
+        """Says of argument leaves that results may take over their memory."""
+        main = main_function(self.module)
+        with self.module.context:
+            entries = entries_of(main, "arg_attrs")
+            for leaf in leaves:
+                entries[len(self.constants) + leaf]["jax.buffer_donor"] = ir.BoolAttr.get(True)
+            set_entries(main, "arg_attrs", entries)
 
     @staticmethod
     def from_text(text: str) -> Program:

@@ -20,6 +20,7 @@ from sdy_jax.annotate.user_function import check_call, function_name, function_s
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.derivatives import Partition, Planned
 from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
+from sdy_jax.calls.donated import donated_leaves
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.statics import StaticParameters, Statics
@@ -297,6 +298,9 @@ class PartitionedFunction(Generic[P, R]):
             mesh_from_jax(mesh),
             auto_mesh(mesh),
         )
+        donated = donated_leaves(self._fun, self._options, arguments.tree, arguments.statics)
+        if donated:
+            program.mark_donated(donated)
         costs = self._options.costs or CostModel.of_mesh(mesh)
         plan = build_plan(
             self._name,

@@ -26,21 +26,22 @@ class MemoryUse(NamedTuple):
     """Bytes that a device holds, by estimate.
 
     Attributes:
-        arguments, results: of the program's arguments, closed-over arrays included, and results. Donated arguments are
-            in both, though results may lie in their memory.
+        arguments, results: of the program's arguments, closed-over arrays included, and results.
         temporaries: of values made in between, when most is live.
         largest: the temporaries that are live then, largest first.
+        shared: of results that lie in the memory of donated arguments.
     """
 
     arguments: float
     results: float
     temporaries: float
     largest: tuple[HeldValue, ...]
+    shared: float = 0.0
 
     @property
     def peak(self) -> float:
         """All that a device holds at most."""
-        return self.arguments + self.results + self.temporaries
+        return self.arguments + self.results - self.shared + self.temporaries
 
 
 def memory_of(module: ir.Operation) -> MemoryUse:
@@ -48,7 +49,7 @@ def memory_of(module: ir.Operation) -> MemoryUse:
     graph = Graph(module)
     peak, shardings = peak_of(graph), value_shardings(graph)
     held = [HeldValue(_type(live.value, shardings), live.source, live.bytes) for live in peak.live]
-    return MemoryUse(peak.arguments, peak.results, peak.bytes, tuple(held))
+    return MemoryUse(peak.arguments, peak.results, peak.bytes, tuple(held), peak.shared)
 
 
 def _type(value: Value, shardings: Mapping[Value, TensorSharding]) -> str:
