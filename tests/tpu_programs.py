@@ -301,7 +301,7 @@ def test_products_run_beside_the_permutes_of_their_rings():
     mesh, rows, weight = tpu_mesh(2, 4, names=("data", "model")), P(("data", "model")), jnp.bfloat16
     args = [jax.ShapeDtypeStruct(shape, weight) for shape in ((8192, 2048), (2048, 2048), (2048, 8192), (8192, 2048))]
     step = sdy.partition(
-        lambda x, first, up, down: jax.nn.gelu(jnp.tanh(x @ first) @ up) @ down,
+        lambda x, around, up, down: jax.nn.gelu(jnp.tanh(x @ around) @ up) @ down @ around,
         mesh=mesh,
         in_shardings=(rows, P(), P(None, "model"), P("model")),
         out_shardings=rows,
@@ -313,3 +313,22 @@ def test_products_run_beside_the_permutes_of_their_rings():
         sent += ("collective-permute-start(" in line) - ("collective-permute-done(" in line)
         beside += sent > 0 and "estimated_cycles" in line and "kOutput" in line
     assert beside >= 6
+
+
+def test_weights_of_the_next_layer_are_gathered_beside_the_products_of_this_one():
+    mesh, layers = tpu_mesh(8, names=("x",)), 4
+    row, weight = (jax.ShapeDtypeStruct((n, 4096), jnp.bfloat16) for n in (8192, 4096))
+
+    def deep(weights, x):
+        for w in weights:
+            x = x + jax.nn.gelu(x @ w)
+        return x
+
+    step = sdy.partition(deep, mesh=mesh, in_shardings=([P("x")] * layers, P("x")), out_shardings=P("x"))
+    text = step.lower([weight] * layers, row).compile().as_text().partition("\nENTRY ")[2]
+    running, beside = 0, 0
+    for line in text.splitlines():
+        running += "async-collective-start" in line.partition(" = ")[0]
+        running -= "async-collective-done" in line.partition(" = ")[0]
+        beside += running > 0 and "estimated_cycles" in line and "kOutput" in line
+    assert beside >= layers - 1

@@ -5,8 +5,9 @@
 
 A product alone that takes what is gathered along one dimension, or alone makes what is scattered along one, may take as
 long as the slower of both instead of their sum. That is done where it takes less time by the cost model, which has to
-know time. What is gathered from arguments alone waits for nothing and is left to the compiler's scheduler. Layouts are
-chosen before and do not depend on it: else all that is hidden would be free.
+know time. What is gathered of arguments waits for no product, no product waits for gradients that are scattered, and
+both are left to the compiler's scheduler. Layouts are chosen before and do not depend on it: else all that is hidden
+would be free.
 Source: spec of the planner, section 15.
 """
 
@@ -21,6 +22,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.emission.emit import value_shardings
+from sdy_jax.lowering.placement.critical import Critical
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.placement.work_times import WorkTimes
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -95,7 +97,8 @@ def form_rings(
 
 def _pairs(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], mesh: Mesh) -> Iterator[_Pair]:
     """The collectives that could run as rings with products, in program order."""
-    shardings, given = value_shardings(graph), _from_arguments(graph)
+    shardings = value_shardings(graph)
+    critical = Critical(graph, (op for op in graph.ops if op.name == _DOT))
     for op in graph.ops:
         if op.mlir not in inserted or op.name not in ("sdy.all_gather", "sdy.reduce_scatter"):
             continue
@@ -104,11 +107,13 @@ def _pairs(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], mesh
             continue
         if op.name == "sdy.all_gather":
             uses = op.results[0].uses
-            if len(uses) == 1 and _is_plain(uses[0][0], shardings, mesh) and op.operands[0] not in given:
+            if len(uses) == 1 and _is_plain(uses[0][0], shardings, mesh) and op.operands[0] in critical.after:
                 yield _Pair(op, uses[0][0], *found)
         else:
             product = op.operands[0].defining_op
             if product is None or len(product.results[0].uses) != 1 or product.block is not op.block:
+                continue
+            if op.results[0] not in critical.before:
                 continue
             if _adds(op) and _is_plain(product, shardings, mesh) and _is_free(product, found[0]):
                 yield _Pair(op, product, *found)
@@ -149,15 +154,6 @@ def _is_free(product: Op, dim: int) -> bool:
 
 def _adds(op: Op) -> bool:
     return reduction_from_attributes(op.attributes) == "sum"
-
-
-def _from_arguments(graph: Graph) -> set[Value]:
-    """The values that are made of arguments of the program alone, without products."""
-    found = set(graph.arguments)
-    for op in graph.main.blocks[0].ops:
-        if op.name != _DOT and not op.blocks and all(operand in found for operand in op.operands):
-            found.update(op.results)
-    return found
 
 
 class _Times(WorkTimes):
