@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from jax.extend.mlir import ir
 
@@ -78,22 +79,25 @@ class _Search:
         borders = dict(usual.borders())
         for name, border in borders.items():
             self._tell(name, len(plans) / (len(borders) + _SEARCH))
-            plans[name] = self._tried_with((border, self._results_of(border)))
-        fitting = [plan for plan in plans.values() if plan is not None]
-        best = min(fitting, key=_cost, default=None)
+            stated = self._stated((border, self._results_of(border)))
+            plans[name] = _unless_too_large(partial(self._tried, stated))
+        best = min([plan for plan in plans.values() if plan is not None], key=_cost, default=None)
         self._tell("a free border", len(plans) / (len(plans) + _SEARCH))
-        start = program if best is None else self._stated(self._border_of(best))
-        found = self._stated(self._freed(start, self._free_border()))
-        chosen = self._planned(found)
-        if best is not None and _cost(best) < _cost(chosen):
-            chosen = min(chosen, self._planned(start), key=_cost)
+        chosen = self._searched(program) if best is None else self._improved(best)
         return replace(chosen, automatic=self._record(chosen, plans))
 
-    def _tried_with(self, border: Border) -> Plan | None:
-        try:
-            return self._tried(self._stated(border))
-        except MemoryLimitError:
-            return None
+    def _searched(self, start: Program) -> Plan:
+        """The plan with the border that is found from a stated one."""
+        return self._planned(self._stated(self._freed(start, self._free_border())))
+
+    def _improved(self, best: Plan) -> Plan:
+        """The best plan that is found from the best one with usual layouts."""
+        start = self._stated(self._border_of(best))
+        found = _unless_too_large(partial(self._searched, start))
+        if found is not None and _cost(found) <= _cost(best):
+            return found
+        usual = self._planned(start)
+        return usual if found is None else min(found, usual, key=_cost)
 
     def _record(self, chosen: Plan, usual: Mapping[str, Plan | None]) -> AutomaticLayouts:
         inputs = frozenset(self._program.inputs[i] for i in self._program.automatic_arguments)
@@ -134,6 +138,13 @@ def _fitting(
     """The shardings with the ranks of the values: raw words of random keys have a dimension more."""
     for number, sharding in shardings.items():
         yield number, padded(sharding, ir.RankedTensorType(values[number].type).rank)
+
+
+def _unless_too_large(made: Callable[[], Plan]) -> Plan | None:
+    try:
+        return made()
+    except MemoryLimitError:
+        return None
 
 
 def _measured(plan: Plan) -> Measured:
