@@ -36,6 +36,7 @@ def assert_same(
     on_unknown: str = "ignore",
     layouts: str = "global",
     memory: int | str | None = None,
+    combine: bool | int | str | None = None,
     **kwargs: Any,
 ) -> Plan:
     """Asserts that a function returns the same partitioned over a mesh as it does on one device.
@@ -46,7 +47,7 @@ def assert_same(
     Args:
         fun: the function; called as `fun(*args, **kwargs)`.
         mesh: by default that of `jax.set_mesh`, or else all devices along one axis named `devices`.
-        in_shardings, out_shardings, costs, on_unknown, layouts, memory: as in `sdy.partition`.
+        in_shardings, out_shardings, costs, on_unknown, layouts, memory, combine: as in `sdy.partition`.
         rtol: relative tolerance; by default one that suits the leaf's dtype.
         atol: absolute tolerance, by default 0.
 
@@ -66,6 +67,7 @@ def assert_same(
         on_unknown=on_unknown,
         layouts=layouts,
         memory=memory,
+        combine=combine,
     )
     plan = ours.plan(*args, **kwargs)
     found, wanted = ours(*args, **kwargs), jax.jit(fun)(*args, **kwargs)

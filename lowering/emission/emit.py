@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.mesh import AxisRef
-from sdy_jax.representation.sdy_collectives import KINDS, collective_from_attributes
+from sdy_jax.representation.sdy_collectives import BUCKET, KINDS, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
@@ -138,6 +139,18 @@ def used_axes(graph: Graph) -> list[AxisRef]:
     return list(axes)
 
 
+def _together(ops: Sequence[Op]) -> Iterator[list[Op]]:
+    """Ops that follow each other and run as one; most of them alone."""
+
+    def bucket(numbered: tuple[int, Op]) -> tuple[bool, int]:
+        number, op = numbered
+        is_member = op.name in _COLLECTIVES and op.attribute(BUCKET) is not None
+        return is_member, op.int(BUCKET) if is_member else number
+
+    for _, found in groupby(enumerate(ops), bucket):
+        yield [op for _, op in found]
+
+
 def _collective_axes(op: Op) -> Iterable[AxisRef]:
     return collective_from_attributes(op.name.removeprefix("sdy."), op.attributes).all_axes
 
@@ -158,9 +171,10 @@ class _Emission:
     def run_ops(self, ops: Sequence[Op], given: Mapping[Value, Any], wanted: Sequence[Value]) -> list[jax.Array]:
         """Computes ops of given arrays and returns those that are wanted."""
         self._arrays.update(given)
-        for op in ops:
-            with _noted_scope(op):
-                self._arrays.update(zip(op.results, self._compute(op), strict=True))
+        for found in _together(ops):
+            results = [result for op in found for result in op.results]
+            with _noted_scope(found[0]):
+                self._arrays.update(zip(results, self._compute(found), strict=True))
         return [self._arrays[v] for v in wanted]
 
     def _mesh_of(self, shardings: Iterable[TensorSharding | None]) -> RefinedMesh:
@@ -168,14 +182,25 @@ class _Emission:
         views = (self._mesh.on(s.mesh) for s in shardings if s is not None) if self._mesh.others else ()
         return next((view for view in views if view.device_permutation), self._mesh)
 
-    def _compute(self, op: Op) -> Sequence[Any]:
-        known = self._shardings.get
-        operand_shardings, result_shardings = tuple(map(known, op.operands)), tuple(map(known, op.results))
-        view, known_arrays = self._mesh_of(result_shardings + operand_shardings), self._arrays.__getitem__
-        local = LocalOp(op, view, operand_shardings, result_shardings, self.run_block, known_arrays, self.run_ops)
-        operands = [self._arrays[v] for v in op.operands]
+    def _compute(self, ops: Sequence[Op]) -> Sequence[Any]:
+        op, *others = ops
+        local, operands = self._local(op), [self._arrays[v] for v in op.operands]
+        if others:
+            with jax.named_scope(f"bucket_{op.int(BUCKET)}_{_scope(op)}"):
+                return EMITTERS[BUCKET](list(map(self._local, ops)), [self._arrays[each.operands[0]] for each in ops])
         if op.name in _COLLECTIVES:
-            with jax.named_scope(scope_name(op.name, _collective_axes(op), op.source)):
+            with jax.named_scope(_scope(op)):
                 return (EMITTERS[op.name](local, *operands),)
         results = EMITTERS.get(op.key, reemitted.re_emit)(local, *operands)
         return results if isinstance(results, (tuple, list)) else (results,)
+
+    def _local(self, op: Op) -> LocalOp:
+        known = self._shardings.get
+        operand_shardings, result_shardings = tuple(map(known, op.operands)), tuple(map(known, op.results))
+        view, known_arrays = self._mesh_of(result_shardings + operand_shardings), self._arrays.__getitem__
+        return LocalOp(op, view, operand_shardings, result_shardings, self.run_block, known_arrays, self.run_ops)
+
+
+def _scope(op: Op) -> str:
+    """What profilers show for a collective."""
+    return scope_name(op.name, _collective_axes(op), op.source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from jax.extend.mlir import ir
@@ -11,6 +11,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.locations import SourcePlace, place_of, short_source
 from sdy_jax.lowering.placement.trips import UNKNOWN, executions
+from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
@@ -67,6 +68,10 @@ class CollectiveRecord:
     moves (by permutes then, which are as many bytes), or one trip of a loop ahead."""
     is_ahead: bool = False
     """Whether it runs one trip ahead of its loop."""
+    bucket: int | None = None
+    """The number of the bucket, if it is several collectives that run as one: `members`. Profilers show it as well."""
+    members: tuple[CollectiveRecord, ...] = ()
+    """The collectives of a bucket. Its own location and cause are those of the first one, its shape is no value's."""
 
     @property
     def kind(self) -> str:
@@ -228,6 +233,14 @@ class PartitionReport:
         """Puts records in the place of others, which are given by their identities."""
         self.collectives = [records.get(id(record), record) for record in self.collectives]
 
+    def combine(self, buckets: Sequence[Sequence[CollectiveRecord]]) -> None:
+        """Makes one record of those of each bucket, in the place of its first one."""
+        place = {id(record): n for n, record in enumerate(self.collectives)}
+        firsts = [min(members, key=lambda record: place[id(record)]) for members in buckets]
+        found = {id(first): _bucket(n, buckets[n]) for n, first in enumerate(firsts)}
+        self.drop(member for members in buckets for member in members if id(member) not in found)
+        self.exchange(found)
+
     def note(self, op: Op, message: str) -> None:
         """Notes an op that could not be split."""
         self.notes[Note.at(op.name, op.mlir.location, message)] = None
@@ -249,6 +262,18 @@ class PartitionReport:
         place = place_of(op.mlir.location)
         made = f"{place.primitive or op.name} at {short_source(place.line)}"
         return f"the result of {made}" if op is value.owner else f"a value that {made} passes into its body"
+
+
+def _bucket(number: int, members: Sequence[CollectiveRecord]) -> CollectiveRecord:
+    """The record of collectives that run as one."""
+    first = members[0]
+    moved = Moved(
+        CollectiveSummary(first.kind, first.axes, braces(first.axes)),
+        TensorSharding.replicated(first.result.mesh, 0),
+        sum(member.wire_bytes for member in members),
+    )
+    again = any(member.again for member in members)
+    return replace(first, moved=moved, shape=(), again=again, bucket=number, members=tuple(members))
 
 
 def is_input(value: Value) -> bool:

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.ir.operations import body_of, main_function
+from sdy_jax.ir.operations import main_function, replace_contents
 from sdy_jax.ir.stored_shardings import set_function_shardings
-from sdy_jax.lowering.placement import model_builder, partitioner
+from sdy_jax.lowering.placement import model_builder
+from sdy_jax.lowering.placement.combined import combine_collectives
 from sdy_jax.lowering.placement.free_border import BorderLayouts, FreeBorder
 from sdy_jax.lowering.placement.live_bytes import peak_of
 from sdy_jax.lowering.placement.memory_errors import border_too_large, too_large
@@ -60,9 +61,21 @@ def partition(
     Raises:
         MemoryLimitError: no program was found that keeps within the policy's memory.
     """
+    rules = rules or RuleBook()
     if policy.layouts != "global":
-        return partitioner.partition(module, mesh_name, costs, rules, policy, inputs)
-    walks = _Walks(module, mesh_name, costs, rules or RuleBook(), policy, inputs)
+        walker = Partitioner(prepared(module, mesh_name, rules), mesh_name, costs, rules, policy, inputs)
+        walker.run()
+    else:
+        walker = _planned(_Walks(module, mesh_name, costs, rules, policy, inputs), costs, policy)
+    made = walker.graph.module
+    combine_collectives(made, walker.placement.inserted, walker.report, walker.mesh, costs, policy)
+    if made is not module:
+        replace_contents(module, made)
+    return walker.report
+
+
+def _planned(walks: _Walks, costs: CostModel, policy: Policy) -> Partitioner:
+    """The walk that follows the best plan for the whole program, its collectives beside what hides them."""
     proposed, limit = walks.proposed, policy.memory
     if limit is None:
         limit = max((1 + _TOLERATED) * proposed.peak.total, policy.device_memory)
@@ -77,8 +90,7 @@ def partition(
     made, inserted = best.walker.graph.module, best.walker.placement.inserted
     inserted = prefetch(made, inserted, best.report, walks.mesh, costs, limit, policy.products_fuse)
     form_rings(made, inserted, best.report, walks.mesh, costs)
-    replace_contents(module, best.walker.graph.module)
-    return best.report
+    return best.walker
 
 
 def best_border(
@@ -205,13 +217,3 @@ def modelled(
 
     table = LayoutTable(meshes.base_name, meshes.base)
     return model_builder.modelled(graph, proposed.walked, table, atoms, costs, price, policy, border)
-
-
-def replace_contents(module: ir.Operation, other: ir.Operation) -> None:
-    """Puts what `other` holds in the place of what `module` holds."""
-    block = body_of(module)
-    for op in list(block.operations)[::-1]:
-        op.operation.erase()
-    for op in list(body_of(other).operations):
-        op.operation.detach_from_parent()
-        block.append(op)

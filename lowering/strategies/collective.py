@@ -5,18 +5,29 @@ A dimension that does not divide is padded before it is cut into blocks, and rid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 from jax import lax
 
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.packed import Member, run_together
 from sdy_jax.lowering.emission.redistribute import relaid
 from sdy_jax.lowering.emission.rings import Gathered, Product, Ring
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.lowering.strategies.shards import lengthened
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.mesh import axes_size
-from sdy_jax.representation.sdy_collectives import BY_STRIPS, KINDS, RING, UNREDUCING, collective_from_attributes
+from sdy_jax.representation.sdy_collectives import (
+    BUCKET,
+    BY_STRIPS,
+    KINDS,
+    RING,
+    UNREDUCING,
+    SdyCollective,
+    collective_from_attributes,
+)
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -26,7 +37,7 @@ def _collective(local: LocalOp, x: jax.Array) -> jax.Array | Gathered:
         return _in_ring(local, x)
     if not x.size:
         return lax.full(local.result_shape(), 0, x.dtype)  # lax does not gather what has no elements
-    said = collective_from_attributes(local.op.name.removeprefix("sdy."), local.op.attributes)
+    said = _said(local)
     result, reduction = local.result_shardings[0], reduction_from_attributes(local.op.attributes)
     if said.kind in UNREDUCING and result is not None:
         reduction = result.reduction
@@ -43,11 +54,30 @@ def _in_ring(local: LocalOp, x: jax.Array | Product) -> jax.Array | Gathered:
 
 @emitter("sdy.collective_permute")
 def _collective_permute(local: LocalOp, x: jax.Array) -> jax.Array:
-    source, target = local.operand_shardings[0], local.result_shardings[0]
+    return lax_collectives.collective_permute(x, *_ends(local), local.mesh)
+
+
+@emitter(BUCKET)
+def _bucket(members: Sequence[LocalOp], operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Collectives that run as one."""
+    reduction = reduction_from_attributes(members[0].op.attributes)
+    pairs = list(zip(members, operands, strict=True))
+    given = [Member(_padded(local, x), _said(local), *_ends(local)) for local, x in pairs]
+    found = run_together(given, reduction, members[0].mesh)
+    return [_trimmed(local, x) for local, x in zip(members, found, strict=True)]
+
+
+def _said(local: LocalOp) -> SdyCollective:
+    return collective_from_attributes(local.op.name.removeprefix("sdy."), local.op.attributes)
+
+
+def _ends(local: LocalOp) -> tuple[TensorSharding, TensorSharding]:
+    """The shardings between which a collective runs, with blocks of their own for devices that hold other values."""
+    target = local.result_shardings[0]
     assert target is not None
-    source = source or TensorSharding.replicated(target.mesh, target.rank)
-    apart = manual_axes_around(local.op)  # along these, devices hold values of their own
-    return lax_collectives.collective_permute(x, apart_along(source, apart), apart_along(target, apart), local.mesh)
+    source = local.operand_shardings[0] or TensorSharding.replicated(target.mesh, target.rank)
+    apart = manual_axes_around(local.op)
+    return apart_along(source, apart), apart_along(target, apart)
 
 
 @emitter(f"sdy.{BY_STRIPS}")

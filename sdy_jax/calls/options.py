@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 import jax
@@ -36,6 +36,7 @@ class Keywords(TypedDict, total=False):
     uneven: str
     layouts: str
     memory: int | str | None
+    combine: bool | int | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Options:
     uneven: str = "pad"
     layouts: str = "global"
     memory: int | str | None = None
+    combine: bool | int | str | None = None
 
     def check(self) -> None:
         """
@@ -71,6 +73,8 @@ class Options:
         if self.layouts not in LAYOUTS:
             *others, last = map(repr, LAYOUTS)
             raise SdyError(f"layouts={self.layouts!r}; expected {', '.join(others)} or {last}")
+        if self.combine is not None and self._combine is None:
+            raise SdyError(f"combine={self.combine!r}; expected True, False, or the bytes of a bucket, such as '4MiB'")
         if self.memory is not None and self._memory is None:
             raise SdyError(f"memory={self.memory!r}; expected a number of bytes per device, or a text such as '16GiB'")
         if self.memory is not None and self.layouts != "global":
@@ -83,6 +87,11 @@ class Options:
         if self.mesh is not None:
             concrete_mesh(self.mesh)
 
+    def cost_model(self, mesh: jax.sharding.Mesh) -> CostModel:
+        """What communication and work cost on a mesh."""
+        costs: CostModel = self.costs or CostModel.of_mesh(mesh)
+        return replace(costs, combines=costs.combines and self.combine is not False)
+
     def policy(self, mesh: jax.sharding.Mesh) -> Policy:
         """Those of the partitioner, for a mesh."""
         platform = mesh.devices.flat[0].platform
@@ -94,18 +103,27 @@ class Options:
             device_memory=usable_memory(mesh),
             products_fuse=platform == "tpu",
             runs_early=platform == "cpu",
+            combine=self._combine,
         )
 
     @property
     def _memory(self) -> float | None:
-        if isinstance(self.memory, str):
-            return bytes_of_text(self.memory)
-        given: Any = self.memory
-        is_number = isinstance(given, (int, float, np.integer, np.floating)) and not isinstance(given, bool)
-        return float(given) if is_number and given > 0 else None
+        return _bytes(self.memory)
+
+    @property
+    def _combine(self) -> bool | float | None:
+        return self.combine if isinstance(self.combine, bool) else _bytes(self.combine)
 
     @property
     def of_jit(self) -> dict[str, Any]:
         """Those that are left to jit."""
         names = ("donate_argnums", "donate_argnames", "keep_unused", "inline", "compiler_options")
         return {name: getattr(self, name) for name in names}
+
+
+def _bytes(given: Any) -> float | None:
+    """A positive number of bytes, or the text of one; None for anything else."""
+    if isinstance(given, str):
+        return bytes_of_text(given)
+    is_number = isinstance(given, (int, float, np.integer, np.floating)) and not isinstance(given, bool)
+    return float(given) if is_number and given > 0 else None

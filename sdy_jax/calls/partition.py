@@ -48,6 +48,7 @@ def partition(
     uneven: str = "pad",
     layouts: str = "global",
     memory: int | str | None = None,
+    combine: bool | int | str | None = None,
 ) -> Any:
     """Partitions a function over a mesh: like `jax.jit`, with explicit collectives chosen by cost and a readable plan.
 
@@ -85,6 +86,10 @@ def partition(
         memory: with `layouts="global"`, the bytes that a device may hold (arguments, results and what is in between, by
             an estimate): a number, or a text such as `"16GiB"`. By default what "local" would need, or 0.9 of the
             device's memory where that is known and more.
+        combine: whether small collectives of one kind, group of devices and element type, none of which waits for
+            another, run as one; by default where `costs` know latency. A number, or a text such as `"4MiB"`: what such
+            a bucket sends at most. Else that is the size at which latency is a tenth of the time, or 4 MiB where
+            `costs` know none; the blocks of a bucket have an eighth of what a device holds, at most.
 
     Returns:
         A `PartitionedFunction`; with `fun=None`, a decorator that makes one.
@@ -115,6 +120,7 @@ def partition(
         uneven,
         layouts,
         memory,
+        combine,
     )
     if fun is None:
         return lambda f: PartitionedFunction(f, options)

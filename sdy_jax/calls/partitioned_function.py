@@ -29,7 +29,6 @@ from sdy_jax.ir import hidden_frames
 from sdy_jax.ir.locations import short_source
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.loading.loaded_function import LoadedFunction
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.calls import CallPlan
@@ -281,6 +280,7 @@ class PartitionedFunction(Generic[P, R]):
                 uneven=self._options.uneven,
                 layouts=self._options.layouts,
                 memory=self._options.memory,
+                combine=self._options.combine,
             )
             made = _InnerFunction(fun, options)
             made._name = f"{self._name} ({role})"
@@ -301,11 +301,10 @@ class PartitionedFunction(Generic[P, R]):
         donated = donated_leaves(self._fun, self._options, arguments.tree, arguments.statics)
         if donated:
             program.mark_donated(donated)
-        costs = self._options.costs or CostModel.of_mesh(mesh)
         plan = build_plan(
             self._name,
             program,
-            costs,
+            self._options.cost_model(mesh),
             self._source,
             policy=self._options.policy(mesh),
             inner=self._is_inner,

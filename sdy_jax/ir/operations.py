@@ -215,3 +215,13 @@ def text_of_constant(op: ir.Operation) -> str:
     text = str(copy.get_asm(print_generic_op_form=True))
     copy.erase()
     return text
+
+
+def replace_contents(module: ir.Operation, other: ir.Operation) -> None:
+    """Puts what `other` holds in the place of what `module` holds."""
+    block = body_of(module)
+    for op in list(block.operations)[::-1]:
+        op.operation.erase()
+    for op in list(body_of(other).operations):
+        op.operation.detach_from_parent()
+        block.append(op)

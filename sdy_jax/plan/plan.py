@@ -75,7 +75,8 @@ class Plan:
         name: the function's name.
         program: the partitioned program.
         arguments, results: the boundary values, closed-over arrays excluded.
-        collectives: one record per collective of the partitioned program, the user's own included.
+        collectives: one record per collective of the partitioned program, the user's own included; several that run as
+            one are the `members` of its record.
         notes: what moves or is computed whole because it cannot be split, by op, source line and name scope.
         stages: the module after each stage of planning.
         moves: the arguments that are passed in another layout than they enter in, if the plan was made from arrays.
@@ -352,17 +353,21 @@ class Plan:
         if not self.collectives:
             return "collectives: none"
         counted = set(map(id, self.totals.counted))
-        rows = [
-            (
-                f"{c.kind} {c.detail}".strip(),
-                type_text(c.dtype, c.shape, c.result, self.program.mesh_name),
-                _sent(c, id(c) in counted),
-                place.lines,
-                self._cause(c) + (f" in {place.scope}" if place.scope else ""),
-            )
-            for c, place in ((c, c.place) for c in self.collectives)
-        ]
+        rows = []
+        for record in self.collectives:
+            is_counted = id(record) in counted
+            rows += [self._row(record, is_counted), *(self._row(m, is_counted, "  ") for m in record.members)]
         return "collectives (bytes per device)\n" + _table(rows)
+
+    def _row(self, record: CollectiveRecord, is_counted: bool, indent: str = "") -> tuple[str, ...]:
+        """A line on a collective."""
+        said, sent = f"{indent}{record.kind} {record.detail}".rstrip(), _sent(record, is_counted)
+        if record.members:
+            return f"{said} bucket {record.bucket}", f"{len(record.members)} of {record.dtype}", sent, "", ""
+        place = record.place
+        type_ = type_text(record.dtype, record.shape, record.result, self.program.mesh_name)
+        cause = self._cause(record) + (f" in {place.scope}" if place.scope else "")
+        return said, type_, sent, place.lines, cause
 
     def _cause(self, record: CollectiveRecord) -> str:
         again = ", made again: the copy before was freed" if record.again else ""

@@ -66,6 +66,10 @@ UNREDUCING = frozenset({"replicated_to_unreduced", "sharded_to_unreduced"})
 """The kinds that combine what devices hold along their axes, and those that leave that to be done."""
 
 
+BUCKET = "sdy_jax.bucket"
+"""An attribute of collectives that follow each other and run as one: the number of their bucket."""
+
+
 class CollectiveSummary(NamedTuple):
     """A collective in short: its kind, all axes that it runs over, and in `detail` what it moves, as the
     dialect writes it (`{"model"}`, `[{"x"}: 0->1]`).

@@ -1,0 +1,246 @@
+"""Small collectives that run as one: numbers, bytes, counts in compiled programs, memory, and what stays apart."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from partitioned_ops import LINE, PLANE
+from test_within_memory import FIRST, PROGRAMS, drawn, size_of, specs, step_of, transformer
+
+import sdy_jax as sdy
+from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
+from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.testing import assert_same
+
+SHAPES = [(16, 8), (8, 24), (32, 8, 2), (8,), (24, 16)]
+
+
+def arrays(shapes=SHAPES, dtype=np.float32):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.integers(0, 2 if dtype is bool else 9, shape), dtype) for shape in shapes]
+
+
+def sent(function, args, **options):
+    """What the compiled program sends: executions by kind, and bytes."""
+    text = sdy.partition(function, **options).lower(*args).compile().as_text()
+    found = totals(collectives_in_hlo(text))
+    return {kind: count for kind, (count, _) in found.by_kind.items()}, found.wire_bytes
+
+
+def both(function, args, combine="1MiB", rtol=None, atol=None, **options):
+    """The plans without and with buckets, after a comparison of numbers and bytes; and what the latter runs."""
+    apart = sdy.partition(function, combine=False, **options).plan(*args)
+    together = assert_same(function, *args, combine=combine, rtol=rtol, atol=atol, **options)
+    verify_partitioned(together.stages["partitioned"])
+    assert together.stages["partitioned"].verify()
+    assert together.wire_bytes == pytest.approx(apart.wire_bytes)
+    found, wire = sent(function, args, combine=combine, **options)
+    assert wire == pytest.approx(sent(function, args, combine=False, **options)[1])
+    return apart, together, found
+
+
+def buckets(plan):
+    """The numbers of members."""
+    return [len(record.members) for record in plan.collectives if record.members]
+
+
+def each(f):
+    return lambda xs: [f(x) for x in xs]
+
+
+def changed(x):
+    return x * x if x.dtype != bool else ~x
+
+
+def total(x):
+    return x.any(0) if x.dtype == bool else x.sum(0)
+
+
+def summed(x):
+    return x.T @ x
+
+
+CASES = {
+    "gathers": (changed, SHAPES, LINE, P("x"), P(), "all_gather"),
+    "gathers of both axes": (changed, [(16, 8), (8, 3)], PLANE, P(("y", "x")), P(), "all_gather"),
+    "gathers of one axis": (changed, [(8, 8), (16, 4)], PLANE, P("x", "y"), P("x"), "all_gather"),
+    "gathers of dimensions": (changed, [(8, 8), (16, 4), (2, 8)], PLANE, P("x", "y"), P(), "all_gather"),
+    "exchanges": (changed, [(16, 8), (8, 24), (8, 8, 3)], LINE, P("x"), P(None, "x"), "all_to_all"),
+    "permutes": (changed, [(16, 8), (8, 3)], PLANE, P(("x", "y")), P(("y", "x")), "collective_permute"),
+    "scatters": (total, [(16, 8), (24, 24), (32, 16)], LINE, P("x"), P("x"), "reduce_scatter"),
+    "scatters of a dimension": (total, [(16, 3, 8), (24, 2, 24)], LINE, P("x"), P(None, "x"), "reduce_scatter"),
+    "scatters of dimensions": (total, [(16, 4, 2), (8, 8, 6)], PLANE, P(("x", "y")), P("y", "x"), "reduce_scatter"),
+    "sums": (summed, [(16, 8), (8, 24), (32, 16)], LINE, P("x"), P(), "all_reduce"),
+    "maxima": (lambda x: x.max(0), [(16, 8), (8, 24), (32, 16)], LINE, P("x"), P(), "all_reduce"),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int32, bool])
+@pytest.mark.parametrize("case", CASES)
+def test_collectives_of_one_kind_run_as_one(case, dtype):
+    function, shapes, mesh, before, after, kind = CASES[case]
+    if dtype is bool and function is summed:
+        pytest.skip("products are of numbers")
+    xs = arrays(shapes, dtype)
+    options = {"mesh": mesh, "in_shardings": ([before] * len(xs),), "out_shardings": [after] * len(xs)}
+    apart, together, found = both(each(function), (xs,), layouts="local", **options)
+    assert {c.kind for c in apart.collectives if c.wire_bytes} == {kind}
+    (bucket,) = [record for record in together.collectives if record.wire_bytes]
+    assert bucket.kind == kind and len(bucket.members) == len(xs)
+    assert bucket.wire_bytes == sum(member.wire_bytes for member in bucket.members)
+    assert "sdy_jax.bucket = 0" in together.mlir()
+    assert sum(found.values()) == 1
+
+
+def test_sizes_that_do_not_divide():
+    xs = arrays([(10, 3), (7, 5), (13,), (9, 8)])
+
+    def function(xs):
+        inner = [jax.lax.with_sharding_constraint(jnp.tanh(x), NamedSharding(LINE, P("x"))) for x in xs]
+        return [jnp.cos(jax.lax.with_sharding_constraint(x, NamedSharding(LINE, P()))) for x in inner]
+
+    plan, found = both(function, (xs,), mesh=LINE, in_shardings=P(), out_shardings=P(), layouts="propagated")[1:]
+    assert buckets(plan) == [4] and found == {"all-gather": 1}
+
+
+def test_a_collective_that_waits_for_another_runs_after_it():
+    """The second gather needs the first one's result; the third needs neither."""
+
+    def function(x, y):
+        whole = jax.lax.with_sharding_constraint(jnp.tanh(x), NamedSharding(LINE, P()))
+        parts = jax.lax.with_sharding_constraint(jnp.sin(whole) * whole.sum(), NamedSharding(LINE, P("x")))
+        return jax.lax.with_sharding_constraint(jnp.cos(parts), NamedSharding(LINE, P())), changed(y)
+
+    args = arrays([(16, 8), (8, 2)])
+    options = {"mesh": LINE, "in_shardings": P("x"), "out_shardings": P(), "layouts": "propagated"}
+    together = both(function, args, **options)[1]
+    gathers = [record for record in together.collectives if record.kind == "all_gather"]
+    assert sorted(len(record.members) for record in gathers) == [0, 2], together
+
+
+def test_loops_and_branches_have_buckets_of_their_own():
+    def function(xs, n):
+        whole = [x * x for x in xs]
+
+        def body(_, carried):
+            return [jnp.sin(c) + (jnp.tanh(c) * x).sum(0) for c, x in zip(carried, xs, strict=True)]
+
+        looped = jax.lax.fori_loop(0, 3, body, whole)
+        taken = jax.lax.cond(n > 0, lambda xs: [x.sum(0) for x in xs], lambda xs: [x.max(0) for x in xs], xs)
+        return looped, taken
+
+    xs = arrays([(16, 8), (24, 8), (32, 4)])
+    options = {"mesh": LINE, "in_shardings": (P("x"), P()), "out_shardings": ([P("x")] * 3, [P()] * 3)}
+    plan, found = both(function, (xs, jnp.int32(1)), layouts="local", rtol=1e-4, **options)[1:]
+    assert sum(found.values()) == sum(record.times for record in plan.totals.counted if record.wire_bytes)
+    assert max(record.depth for record in plan.collectives if record.members) == 1
+    assert any(record.branches for record in plan.collectives if record.members)
+
+
+def test_nothing_moves_across_the_users_collectives():
+    def function(x, y):
+        first = jax.lax.with_sharding_constraint(jnp.cos(x), NamedSharding(LINE, P()))
+        own = jax.shard_map(lambda v: jax.lax.psum(v, "x"), mesh=LINE, in_specs=P(), out_specs=P())(first @ first.T)
+        return own, jnp.cos(jax.lax.with_sharding_constraint(jnp.sin(y), NamedSharding(LINE, P()))) * own.sum()
+
+    args = arrays([(16, 8), (8, 2)])
+    plan = both(function, args, mesh=LINE, in_shardings=P("x"), out_shardings=P(), layouts="propagated")[1]
+    assert not buckets(plan)
+    assert [record.origin for record in plan.collectives if record.wire_bytes] == ["partitioner", "user", "partitioner"]
+
+
+def test_freed_copies_stay_freed():
+    blocks, arguments, spec = PROGRAMS["unrolled"]
+    step = step_of(blocks)
+    options = {"mesh": LINE, **specs(spec), "memory": size_of(arguments[0]) * 2}
+    apart, together, _ = both(step, arguments, rtol=1e-4, combine=True, **options)
+    again = [record for record in apart.collectives if record.again]
+    assert len(again) > 5
+    assert len([m for record in together.collectives for m in record.members or [record] if m.again]) == len(again)
+    assert together.memory.peak <= options["memory"]
+    assert len(together.collectives) < len(apart.collectives)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_limits_of_memory_hold(name):
+    blocks, arguments, spec = PROGRAMS[name]
+    options = {"mesh": LINE, **specs(spec)}
+    peak = sdy.partition(step_of(blocks), combine=False, **options).plan(*arguments).memory.peak
+    plan = assert_same(step_of(blocks), *arguments, memory=int(peak), combine=True, rtol=1e-4, **options)
+    assert plan.memory.peak <= peak
+
+
+def test_a_bucket_is_as_large_as_was_asked_for():
+    xs = arrays([(64, 64)] * 8)
+    options = {"mesh": LINE, "in_shardings": P("x"), "out_shardings": P()}
+    one = 7 / 8 * xs[0].nbytes
+    sizes = {False: [], "1MiB": [8], int(4 * one): [4, 4], int(3.5 * one): [3, 3, 2], int(one): []}
+    for combine, wanted in sizes.items():
+        assert buckets(sdy.partition(each(changed), combine=combine, **options).plan(xs)) == wanted
+
+
+def test_buckets_by_the_cost_model():
+    """Up to the size at which latency is a tenth of the time, of members that are copied in less than it takes."""
+    xs = arrays([(64, 64)] * 64)
+    options = {"mesh": LINE, "in_shardings": P("x"), "out_shardings": P(), "combine": True}
+    one = 7 / 8 * xs[0].nbytes
+    fixed, copied = 8 * one / 9, 2 * 9 / 8 * xs[0].nbytes
+    for bucket, memory, most in (
+        (1, 0, 8),
+        (1 / 2, 0, 4),
+        (1 / 9, 0, 0),
+        (1, fixed / copied, 8),
+        (1, 1.1 * fixed / copied, 0),
+    ):
+        costs = sdy.CostModel(latency=bucket * fixed / 7, memory=memory)
+        assert max(buckets(sdy.partition(each(changed), costs=costs, **options).plan(xs)), default=0) == most
+
+
+@pytest.mark.parametrize("given", [-1, "many", 0.0, [1]])
+def test_sizes_that_are_none(given):
+    with pytest.raises(sdy.SdyError, match=r"combine=.*; expected True, False, or the bytes of a bucket"):
+        sdy.partition(changed, mesh=LINE, combine=given)(jnp.ones((8, 8)))
+
+
+def test_derivatives_and_donated_arguments():
+    blocks, arguments, spec = PROGRAMS["unrolled"]
+    options = {"mesh": LINE, "in_shardings": (spec, FIRST), "out_shardings": FIRST}
+    f = sdy.partition(blocks, combine="1MiB", **options)
+    found = jax.grad(lambda w: jnp.sum(f(w, arguments[1]) ** 2))(arguments[0])
+    wanted = jax.grad(lambda w: jnp.sum(blocks(w, arguments[1]) ** 2))(arguments[0])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-3), found, wanted)
+
+    step = step_of(blocks)
+    wanted = jax.jit(step)(*arguments)
+    donated = sdy.partition(step, mesh=LINE, **specs(spec), donate_argnums=0, combine="1MiB")
+    mine = jax.tree.map(lambda w: jax.device_put(np.asarray(w), NamedSharding(LINE, spec)), arguments[0])
+    weights, value = donated(mine, *arguments[1:])
+    np.testing.assert_allclose(value, wanted[1], rtol=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), weights, wanted[0])
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(mine))
+
+
+def test_plans_and_profiles_show_buckets():
+    xs = arrays([(16, 8), (8, 24)])
+    f = sdy.partition(each(changed), mesh=LINE, in_shardings=P("x"), out_shardings=P(), combine="1MiB")
+    text = str(f.plan(xs))
+    assert 'all_gather {"x"} bucket 0' in text and "2 of f32" in text
+    assert text.count("  all_gather [{") == 2
+    assert "1 collective," in text
+    assert "bucket_0_sdy.all_gather[x]" in f.lower(xs).compile().as_text()
+
+
+def test_training_steps_run_less_than_a_third_of_the_collectives():
+    """Of a transformer with weights split over all devices, and copied to all."""
+    d, weights = 64, []
+    for _ in range(3):
+        weights.append(tuple(drawn((3 * d, d), (d, d), (4 * d, d), (d, 4 * d))))
+    arguments = weights, *drawn((32, 32, d), (32, 32, d))
+    for spec in (P("x"), P()):
+        options = {"mesh": LINE, "in_shardings": (spec, FIRST, FIRST), "out_shardings": (spec, P())}
+        apart, together, found = both(step_of(transformer), arguments, combine=True, rtol=3e-2, atol=1e-2, **options)
+        assert 3 * len(together.collectives) < len(apart.collectives)
+        assert sum(found.values()) <= len(together.collectives)
+        assert together.memory.peak <= 9 / 8 * apart.memory.peak
