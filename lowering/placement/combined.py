@@ -272,7 +272,8 @@ class _BlockOrder:
         self._waiting: dict[object, list[_Member]] = {}
         for member in candidates.of(block):
             if size.gains(member.record, member.held, mesh):
-                alike = (member.key, member.grows, member.held <= _SMALL * size.held)
+                is_small = member.record.kind in PACKED and member.held <= _SMALL * size.held
+                alike = (member.key, member.grows, is_small)
                 self._waiting.setdefault(alike, []).append(member)
         self._order = list(block.ops)
         self._is_barrier = {op: candidates.is_barrier(op) for op in block.ops}
