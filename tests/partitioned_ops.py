@@ -31,9 +31,11 @@ def check(
     mesh: jax.sharding.Mesh = PLANE,
     kinds: str | None = None,
     wire_bytes: float | None = None,
+    layouts: str = "local",
     **tolerances: float,
 ) -> Plan:
-    """Asserts that the numbers are the plain function's, and which collectives that send anything are planned op by op.
+    """Asserts that the numbers are the plain function's, and which collectives that send anything are planned: op by op
+    unless `layouts` says otherwise.
 
     How one op runs is decided op by op. The layouts of the whole program may be others, such as those that share the
     op's work out over an axis that nobody named: then its numbers are compared as well.
@@ -43,12 +45,14 @@ def check(
         wire_bytes: what a device sends in all of them, at most.
 
     Returns:
-        The plan op by op.
+        The plan.
     """
     options = {"mesh": mesh, "in_shardings": tuple(in_shardings), "out_shardings": out_shardings}
-    plan = assert_same(function, *args, **options, layouts="local", **tolerances)
+    plan = assert_same(function, *args, **options, layouts=layouts, **tolerances)
     assert wire_bytes is None or plan.wire_bytes <= wire_bytes, plan
     assert kinds is None or sorted(c.kind for c in plan.collectives if c.wire_bytes) == sorted(kinds.split()), plan
+    if layouts == "global":
+        return plan
     chosen = sdy.partition(function, **options, on_unknown="ignore").plan(*args)
     if chosen.layouts.cost < chosen.layouts.proposed_cost:
         assert_same(function, *args, **options, **tolerances)

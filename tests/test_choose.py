@@ -123,3 +123,21 @@ def test_an_op_runs_in_the_layout_in_which_its_operand_is_materialized():
     with mlir.make_ir_context() as context:
         report = partition(ir.Module.parse(TWO_USERS, context).operation, "mesh", CostModel())
     assert [(c.kind, c.wire_bytes) for c in report.collectives] == [("all_gather", 1536)]
+
+
+AGREED = """
+  sdy.mesh @mesh = <["x"=2, "y"=4]>
+  func.func @main(%a: tensor<256x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x", "y"}]>},
+                  %b: tensor<8x256xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x", "y"}, {}]>}) -> tensor<256x256xf32> {
+    %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+        : (tensor<256x8xf32>, tensor<8x256xf32>) -> tensor<256x256xf32>
+    return %0 : tensor<256x256xf32>
+  }"""
+
+
+def test_an_op_runs_as_all_around_it_agree():
+    """Rows of the result could be made and gathered for half of the bytes, but whether its users want them gathered is a
+    question for the whole program."""
+    with mlir.make_ir_context() as context:
+        report = partition(ir.Module.parse(AGREED, context).operation, "mesh", CostModel())
+    assert [(c.kind, c.wire_bytes) for c in report.collectives] == [("all_reduce", 2 * 7 / 8 * 256 * 256 * 4)]

@@ -156,5 +156,6 @@ def test_no_stage_sends_more_than_jaxlibs_own(stage: str, oracle: Oracle) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_stage_sends_more_than_jaxlibs_own_over_many_programs(stage: str, oracle: Oracle) -> None:
-    """Without a program that MLIR prints so that nobody reads it: a dynamic_slice without indices."""
-    assert check(stage, set(range(200)) - {102}, oracle) >= 80
+    """Without a program that MLIR prints so that nobody reads it, a dynamic_slice without indices, and one of which
+    jaxlib's passes gather a dimension without elements."""
+    assert check(stage, set(range(200)) - {8, 102}, oracle) >= 80

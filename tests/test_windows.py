@@ -293,6 +293,7 @@ LEFT_OUT = {
     "convolution": {
         142: "XLA (jaxlib 0.10 to 0.12) ends the process at such a convolution on one device, too",
         170: "all but the padding is multiplied by nothing, so that XLA sends less than planned",
+        184: "two permutes send what XLA finds to be equal, so that it sends one",
     },
     "pool": {100: "all windows lie in the padding, so that XLA sends less than planned"},
 }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -14,24 +13,19 @@ from sdy_jax.lowering.placement.fusion import touched
 from sdy_jax.lowering.placement.kinds import Kind, Kinds
 from sdy_jax.lowering.placement.placement import Placement, has_one_user
 from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
 from sdy_jax.lowering.placement.trips import times_as_often
 from sdy_jax.lowering.planning.choice import Choice, OpProblem, PlannedOp, Tensor, Touched
-from sdy_jax.lowering.planning.choose import choose, gathered_factors, price
+from sdy_jax.lowering.planning.choose import choose, gathered_factors
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
-from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.rules import RuleBook
-from sdy_jax.rules.dataflow import is_data_flow
 
 Shardings = tuple[TensorSharding, ...]
 """The shardings of an op's operands, then of its results."""
 
 _NONE: frozenset[int] = frozenset()
-_LOOKAHEAD = 4
-"""The longest chain of ops whose cost counts where a look-up is decided: a mask, a scaling and a scatter follow one."""
 
 _UNREDUCED = attrgetter("unreduced_axes")
 
@@ -75,11 +69,10 @@ class Decisions:
             self._placement.materialized_layouts_of(op.operands),
         )
         free = self._placement.free_among(op.operands) | _given_before(op.operands, kind)
-        ahead = _only_moves(kind) and not self._placement.keeps_declared and self._has_user_ahead(op)
-        key = (kind, carried, executions, around, materialized, free, op if ahead else None)
+        key = (kind, carried, executions, around, materialized, free)
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = self._decided(op, kind, around, carried, executions, materialized, free, ahead)
+            made = self._made[key] = self._decided(op, kind, around, carried, executions, materialized, free)
         return made
 
     def _as_planned(self, kind: Kind, around: Shardings, planned: PlannedOp) -> Decision:
@@ -100,7 +93,6 @@ class Decisions:
         executions: tuple[int, ...],
         materialized: tuple[Shardings, ...],
         free: frozenset[int],
-        ahead: bool,
     ) -> Decision:
         mesh = self._mesh_of(op, around)
         tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, _on_mesh(around, mesh), strict=True)]
@@ -110,61 +102,12 @@ class Decisions:
             tensors[index] = tensors[index]._replace(share=0.0)
         for index, found in enumerate(materialized):
             tensors[index] = tensors[index]._replace(materialized=_on_mesh(found, mesh))
-        if ahead and mesh == self._meshes.base_name:
-            tensors[-1] = tensors[-1]._replace(onward=self._onward(op, _LOOKAHEAD))
         problem = self._problem(kind, tensors, mesh, carried)
         choice = choose(problem)
         shardings = choice.shardings
         if mesh != self._meshes.base_name:
             shardings = tuple([self._meshes.settled(s, s.rank) for s in shardings])
         return _decision(kind, choice, around, shardings)
-
-    def _has_user_ahead(self, op: Op) -> bool:
-        """Whether an op's result has one user, whose use of it in any layout can be priced."""
-        if op.block is None or len(op.results) != 1 or not has_one_user(op, op.results[0]):
-            return False
-        user = op.results[0].uses[0][0]
-        plain = not (user is op.block.terminator or is_data_flow(user) or is_forwarding(user))
-        return plain and self._kinds.of(user) is not None
-
-    def _onward(self, op: Op, depth: int) -> Callable[[TensorSharding], float]:
-        """By how much the only use of an op's result costs more in a layout than in the declared one.
-
-        Where propagation split the result, its users expect that, unless they take unreduced values.
-        """
-        (result,), user = op.results, op.results[0].uses[0][0]
-        declared = self._placement.declared(result)
-
-        @cache
-        def price_in(sharding: TensorSharding) -> float:
-            return price(self._ahead(user, result, sharding, depth - 1))
-
-        def onward(sharding: TensorSharding) -> float:
-            if not (declared.is_fully_replicated or sharding.unreduced_axes):
-                return math.inf
-            return max(0.0, price_in(sharding) - price_in(declared))
-
-        return onward
-
-    def _ahead(self, op: Op, given: Value, sharding: TensorSharding, depth: int) -> OpProblem:
-        """The problem of an op that is not reached yet, if one operand has this sharding, the others those they have
-        now or are declared to have. What follows counts on, while nothing is declared for results."""
-        placement, kind = self._placement, self._kinds.of(op)
-        assert kind is not None
-        known = {v: placement[v] if v in placement else placement.declared(v) for v in op.operands} | {given: sharding}
-        placed = [known[value] for value in op.operands]
-        around = (*placed, *map(placement.declared, op.results))
-        carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
-        mesh, free = self._meshes.base_name, _given_before(op.operands, kind)
-        tensors = [
-            Tensor(
-                *shaped, s, share=0.0 if i in free or (i < len(placed) and depends_on_no_input(op.operands[i])) else 1.0
-            )
-            for i, (shaped, s) in enumerate(zip(kind.tensors, _on_mesh(around, mesh), strict=True))
-        ]
-        if depth and around[-1].is_fully_replicated and self._has_user_ahead(op):
-            tensors[-1] = tensors[-1]._replace(onward=self._onward(op, depth))
-        return self._problem(kind, tensors, mesh, carried)
 
     def _problem(self, kind: Kind, tensors: Sequence[Tensor], mesh: str, carried: frozenset[int]) -> OpProblem:
         shares = kind.multiplies and not self._costs.repeat_work
@@ -205,11 +148,6 @@ def _decision(kind: Kind, choice: Choice, around: Shardings, shardings: Sharding
 def _touches(costs: CostModel, policy: Policy) -> Callable[[Op], tuple[Touched, ...]] | None:
     """What ops read from memory and write to it, where that has a price."""
     return partial(touched, products_fuse=policy.products_fuse) if costs.memory else None
-
-
-def _only_moves(kind: Kind) -> bool:
-    """Whether ops of a kind compute nothing. How they run is decided by what moves alone, with what follows."""
-    return all(strategy.work is not None and not strategy.work for strategy in kind.strategies)
 
 
 def _given_before(operands: Sequence[Value], kind: Kind) -> frozenset[int]:

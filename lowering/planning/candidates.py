@@ -1,16 +1,17 @@
-"""The candidates for running an op, each with a lower bound for its cost."""
+"""The candidates for running an op, each with a lower bound for its cost, so that few have to be priced."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from sdy_jax.lowering.planning.assignments import Space, considered_lists, spaces
 from sdy_jax.lowering.planning.choice import Candidate, InsideCollective, OpProblem, Touched
 from sdy_jax.lowering.planning.factors import Assignment, is_contiguous
-from sdy_jax.lowering.planning.tensor_views import NumberedLists, Prefix, TensorView, views
+from sdy_jax.lowering.planning.tensor_views import NumberedLists, Numbers, TensorView, views
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import Axes, axes_size
@@ -19,10 +20,6 @@ from sdy_jax.representation.sharding import TensorSharding
 
 MOVING = frozenset({"all_gather", "all_to_all", "collective_permute"})
 """The kinds of collectives that move terms of a sum like any other data."""
-
-SLACK = 1 + 1e-9
-"""A tolerance for rounding: a candidate is not dropped if its cost may equal the limit."""
-
 
 _MOST_REPEATED = 1.5
 """Work is repeated where it is that many times the least: less is padding, or rows that shards compute both."""
@@ -66,28 +63,25 @@ class Candidates:
             for partial in dict.fromkeys([(), partial_axes])
         ]
         self._problem = problem
-        least = min(map(self._operations, self._within(math.inf))) if problem.shares_work else math.inf
-        self._most_operations = _MOST_REPEATED * least
 
-    def candidates(self, limit: float) -> list[BoundedCandidate]:
-        """The candidates whose lower bound is within the limit."""
-        return self._sharing(self._within(limit))
+    def all(self) -> list[BoundedCandidate]:
+        """All candidates; where work has to be shared, those that repeat none."""
+        return self._sharing(self._every)
 
     def with_assignment(self, assignment: Assignment) -> list[BoundedCandidate]:
         """The candidates with these axes per factor, one for each strategy that allows them."""
-        prefix = tuple([self._lists.number[axes] for axes in assignment])
-        return self._sharing([mode.candidate(prefix) for mode, _ in self._modes if mode.allows(prefix)])
+        numbers = tuple([self._lists.number[axes] for axes in assignment])
+        return self._sharing([mode.candidate(numbers) for mode, _ in self._modes if mode.allows(numbers)])
 
-    def _within(self, limit: float) -> list[BoundedCandidate]:
-        return [
-            candidate for mode, found in self._modes for space in found for candidate in mode.candidates(space, limit)
-        ]
+    @cached_property
+    def _every(self) -> list[BoundedCandidate]:
+        return [found for mode, spaces in self._modes for space in spaces for found in mode.candidates(space)]
 
     def _sharing(self, found: list[BoundedCandidate]) -> list[BoundedCandidate]:
-        """Those that repeat no work, where it has to be shared."""
         if not self._problem.shares_work:
             return found
-        return [bounded for bounded in found if self._operations(bounded) <= self._most_operations]
+        most = _MOST_REPEATED * min(map(self._operations, self._every))
+        return [bounded for bounded in found if self._operations(bounded) <= most]
 
     def _operations(self, bounded: BoundedCandidate) -> float:
         return operations_per_device(self._problem, bounded.candidate)
@@ -99,33 +93,28 @@ class _Mode:
     def __init__(self, problem: OpProblem, lists: NumberedLists, strategy: Strategy, partial: Axes):
         self._problem, self._lists, self._strategy, self._partial = problem, lists, strategy, partial
         self._tensors = views(problem, lists, strategy, partial)
-        self._due: list[list[TensorView]] = [[] for _ in range(len(problem.rule.factor_sizes) + 1)]
-        for tensor in self._tensors:
-            self._due[tensor.factors[-1] + 1 if tensor.factors else 0].append(tensor)
         self._whole = frozenset(range(len(problem.rule.factor_sizes))) - strategy.splittable
-        self._least_work = problem.costs.flop * _least_operations(problem, strategy)
         reduces = any(inside.kind not in MOVING for inside in strategy.inside)
         if partial and (strategy.reduction != problem.partial_kind or reduces):
             # Where the op itself reduces along some factors, by another kind, no other axes may stay unreduced.
             self._whole |= strategy.partial.union(*(inside.factors for inside in strategy.inside))
 
-    def candidates(self, space: Sequence[Sequence[int]], limit: float) -> list[BoundedCandidate]:
-        """The candidates within the limit; `space` has the numbers of the lists that each factor may have."""
-        problem = self._problem
-        prefixes = self._prefixes(space, limit)
-        if problem.rule.joint_factors:
-            prefixes = [h for h in prefixes if is_contiguous(self._lists.assignment(h), problem.rule, problem.mesh)]
-        return [self.candidate(prefix) for prefix in prefixes]
+    def candidates(self, space: Sequence[Sequence[int]]) -> list[BoundedCandidate]:
+        """The candidates; `space` has the numbers of the lists that each factor may have."""
+        rule, mesh, found = self._problem.rule, self._problem.mesh, self._apart(space)
+        if rule.joint_factors:
+            found = [numbers for numbers in found if is_contiguous(self._lists.assignment(numbers), rule, mesh)]
+        return [self.candidate(numbers) for numbers in found]
 
-    def allows(self, prefix: Prefix) -> bool:
+    def allows(self, numbers: Numbers) -> bool:
         """Whether the strategy can run the op with these lists, one per factor, none sharing a mesh digit."""
         used = self._lists.masks[self._lists.number[self._partial]]
-        for factor, number in enumerate(prefix):
+        for factor, number in enumerate(numbers):
             mask = self._lists.masks[number]
             if used & mask or not self._may_have(factor, number):
                 return False
             used |= mask
-        return is_contiguous(self._lists.assignment(prefix), self._problem.rule, self._problem.mesh)
+        return is_contiguous(self._lists.assignment(numbers), self._problem.rule, self._problem.mesh)
 
     def _may_have(self, factor: int, number: int) -> bool:
         """Whether a factor may be sharded along the list of this number."""
@@ -134,53 +123,31 @@ class _Mode:
         shards = axes_size(self._lists.axes[number], self._problem.mesh)
         return factor not in self._strategy.dividing or not self._problem.rule.factor_sizes[factor] % shards
 
-    def candidate(self, prefix: Prefix) -> BoundedCandidate:
+    def candidate(self, numbers: Numbers) -> BoundedCandidate:
         """The candidate with these lists, one per factor."""
         problem = self._problem
-        candidate = Candidate(self._strategy, tuple(self._lists.assignment(prefix)), self._partial)
+        candidate = Candidate(self._strategy, tuple(self._lists.assignment(numbers)), self._partial)
         work, inside = (
             work_time(problem, candidate, operations_per_device(problem, candidate)),
             inside_collectives(problem, candidate),
         )
-        bounds = [tensor.bound(prefix) for tensor in self._tensors]
+        bounds = [tensor.bound(numbers) for tensor in self._tensors]
         least = work + sum([bound or 0.0 for bound in bounds]) + sum([c.time for c in inside])
         return BoundedCandidate(candidate, work, inside, self._tensors, bounds, least)
 
-    def _prefixes(self, space: Sequence[Sequence[int]], limit: float) -> list[Prefix]:
-        """The combinations of lists that use no axis twice and whose lower bound is within the limit.
-
-        Prefixes grow factor by factor. The bound of a tensor is added once all of its factors have a list, so most
-        prefixes are dropped before they are complete.
-        """
-        masks, most = self._lists.masks, limit * SLACK - self._least_work
-        start = sum([tensor.bound(()) or 0.0 for tensor in self._due[0]])
-        prefixes: list[tuple[Prefix, int, float]] = [((), masks[self._lists.number[self._partial]], start)]
+    def _apart(self, space: Sequence[Sequence[int]]) -> list[Numbers]:
+        """The combinations of lists that use no axis twice."""
+        masks = self._lists.masks
+        found: list[tuple[Numbers, int]] = [((), masks[self._lists.number[self._partial]])]
         for factor, numbers in enumerate(space):
             allowed = [n for n in numbers if self._may_have(factor, n)]
-            prefixes = [
-                ((*prefix, number), used | masks[number], least)
-                for prefix, used, least in prefixes
+            found = [
+                ((*before, number), used | masks[number])
+                for before, used in found
                 for number in allowed
                 if not used & masks[number]
             ]
-            for tensor in self._due[factor + 1]:
-                prefixes = [
-                    (prefix, used, more)
-                    for prefix, used, least in prefixes
-                    if (more := least + (tensor.bound(prefix) or 0.0)) <= most
-                ]
-        return [prefix for prefix, _, _ in prefixes]
-
-
-def _shared_factors(problem: OpProblem, strategy: Strategy) -> Iterable[int]:
-    return range(len(problem.rule.factor_sizes)) if strategy.work is None else strategy.work
-
-
-def _least_operations(problem: OpProblem, strategy: Strategy) -> float:
-    """A lower bound for the operations that one device performs, whatever the assignment."""
-    if strategy.operations is not None:
-        return 0.0
-    return math.prod([problem.rule.factor_sizes[f] for f in _shared_factors(problem, strategy)]) / problem.mesh.size
+        return [numbers for numbers, _ in found]
 
 
 def operations_per_device(problem: OpProblem, candidate: Candidate) -> float:

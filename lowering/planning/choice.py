@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,8 +23,6 @@ class Tensor(NamedTuple):
     `share`: reshards per execution of the op. Below 1 for a value that enters a loop, as it is resharded once before
     the loop; 0 for a value that every device can compute without communication.
     `materialized`: the shardings in which an operand is materialized, if they are not just `sharding`.
-    `onward`: of a result with one user, by how much its use costs more in another sharding than in `sharding`, where
-    that is known; else its reshard to `sharding` stands for it.
     """
 
     shape: tuple[int, ...]
@@ -33,7 +30,6 @@ class Tensor(NamedTuple):
     sharding: TensorSharding
     share: float = 1.0
     materialized: tuple[TensorSharding, ...] = ()
-    onward: Callable[[TensorSharding], float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

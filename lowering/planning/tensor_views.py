@@ -1,9 +1,8 @@
 """The layouts of one op's tensors under assignments, and a lower bound for the cost of their reshards.
 
 A search tries hundreds of assignments, most of which differ in one factor only. So the lists of axes of a problem are
-numbered (0 is the empty list). A *prefix* is a tuple of such numbers, one for each of the first factors of the rule.
-The layout and the bound of a tensor are computed once for all prefixes with the same numbers at the factors of the
-tensor.
+numbered (0 is the empty list), and an assignment is a tuple of such numbers, one per factor of the rule. The bound of a
+tensor is computed once for all assignments with the same numbers at the factors of the tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
-Prefix = tuple[int, ...]
+Numbers = tuple[int, ...]
+"""An assignment as the numbers of its lists of axes, or the part of one."""
+
 E = TypeVar("E")
 
 _NONE: frozenset[int] = frozenset()
@@ -38,7 +39,7 @@ to another dimension this sends half as much again on two devices, an eighth on 
 without another dimension to be split along are gathered at once: as partial sums they would send twice as much. Small
 stacks are gathered at once wherever that sends less; where it sends as much nothing is kept."""
 
-_Shares = dict[Prefix, tuple[bool, tuple[int, int]]]
+_Shares = dict[Numbers, tuple[bool, tuple[int, int]]]
 """A memo for one dimension of a tensor. Key: the list numbers of the dimension's factors. Value: whether the axes
 equal the given ones, and the result of `shares` for the two."""
 
@@ -57,9 +58,9 @@ class NumberedLists:
         bits = digits([a for axes in self.axes for a in axes], mesh)
         self.masks = [sum({bits[axis] for axis in axes}) for axes in self.axes]
 
-    def assignment(self, prefix: Prefix) -> list[Axes]:
-        """The lists of axes that the numbers of a prefix stand for."""
-        return [self.axes[number] for number in prefix]
+    def assignment(self, numbers: Numbers) -> list[Axes]:
+        """The lists of axes that the numbers stand for."""
+        return [self.axes[number] for number in numbers]
 
 
 class TensorView:
@@ -78,44 +79,43 @@ class TensorView:
         self._summed, self._partial, self._kind = summed, partial, kind
         self.around = self._tensor.materialized or (self._tensor.sharding,)
         self._never_partial = not partial and not any(s.unreduced_axes for s in self.around)
-        self.factors = sorted(problem.rule.factors_of[tensor] | summed)
-        self._bounds: dict[Prefix, float | None] = {}
+        self._factors = sorted(problem.rule.factors_of[tensor] | summed)
+        self._bounds: dict[Numbers, float | None] = {}
         self._dims: list[_Dims] = [
             [({}, axes, factors) for axes, factors in zip(around.axes, self._mapping, strict=False)]
             for around in self.around
         ]
 
-    def bound(self, prefix: Prefix) -> float | None:
+    def bound(self, numbers: Numbers) -> float | None:
         """A lower bound for the reshard between the op's layout and the one around it; None where they are equal."""
-        key = tuple([prefix[f] for f in self.factors])
+        key = tuple([numbers[f] for f in self._factors])
         if key not in self._bounds:
-            is_whole = self._never_partial and not any(map(prefix.__getitem__, self._summed))
+            is_whole = self._never_partial and not any(map(numbers.__getitem__, self._summed))
             pairs = zip(self.around, self._dims, strict=True)
-            least = [self._least_of_whole(prefix, dims) if is_whole else self._least(prefix, s) for s, dims in pairs]
+            least = [self._least_of_whole(numbers, dims) if is_whole else self._least(numbers, s) for s, dims in pairs]
             apart = [cost for cost in least if cost is not None]
-            share = 0.0 if self._tensor.onward else self._tensor.share
-            self._bounds[key] = share * min(apart) if len(apart) == len(least) else None
+            self._bounds[key] = self._tensor.share * min(apart) if len(apart) == len(least) else None
         return self._bounds[key]
 
-    def _least(self, prefix: Prefix, given: TensorSharding) -> float | None:
+    def _least(self, numbers: Numbers, given: TensorSharding) -> float | None:
         tensor, problem = self._tensor, self._problem
-        layout = self._layout(self._lists.assignment(prefix))
+        layout = self._layout(self._lists.assignment(numbers))
         kind = given.reduction if given.unreduced_axes else "sum"
         if layout == (given.axes, given.unreduced_axes, kind):
             return None
         ends: tuple[AnyLayout, AnyLayout] = self._ends(given, AxisLayout(*layout[:2]))
         return least_time(tensor.shape, tensor.itemsize, *ends, problem.mesh, problem.costs)
 
-    def _least_of_whole(self, prefix: Prefix, dims: _Dims) -> float | None:
+    def _least_of_whole(self, numbers: Numbers, dims: _Dims) -> float | None:
         """`_least` where nothing is unreduced: the bound is then a product over dimensions, each remembered."""
         tensor, problem = self._tensor, self._problem
         found, alike = [], True
         for known, given, factors in dims:
-            numbers = tuple([prefix[f] for f in factors])
-            if numbers not in known:
-                axes = joined_axes(self._lists.assignment(prefix), factors, problem.mesh)
-                known[numbers] = axes == given, shares(*self._ends(given, axes), problem.mesh)
-            same, share = known[numbers]
+            key = tuple([numbers[f] for f in factors])
+            if key not in known:
+                axes = joined_axes(self._lists.assignment(numbers), factors, problem.mesh)
+                known[key] = axes == given, shares(*self._ends(given, axes), problem.mesh)
+            same, share = known[key]
             found.append(share)
             alike = alike and same
         if alike:
@@ -128,7 +128,7 @@ class TensorView:
         mesh = self._problem.mesh
         summed = [a for f in sorted(self._summed) for a in assignment[f]]
         if summed:
-            assignment = {f: () if f in self._summed else assignment[f] for f in self.factors}
+            assignment = {f: () if f in self._summed else assignment[f] for f in self._factors}
         left = sort_and_merge([*self._partial, *summed], mesh) if summed else self._partial
         return dimension_axes(assignment, self._mapping, mesh), left, self._kind if left else "sum"
 
@@ -148,8 +148,6 @@ class TensorView:
             source, target = self._ends(around, inside)
             plans.append(plan_reshard(tensor.shape, tensor.itemsize, source, target, problem.mesh, problem.costs))
         plan = min(plans, key=_COST)
-        if tensor.onward and plan.cost and (used := tensor.onward(inside)) < plan.cost:
-            return used, int(used > 0)
         cost = plan.cost + self._kept(inside) if plan.cost and tensor.share < 1 else plan.cost
         return tensor.share * cost, sum([1 for step in plan.steps if step.wire_bytes and tensor.share])
 
