@@ -22,7 +22,7 @@ ROOMS = {
     "verification": "representation ir",
     "text": "errors representation ir verification",
     "lowering.reshard": "errors representation runtime",
-    "lowering.emission": "errors representation ir runtime propagation lowering.reshard",
+    "lowering.emission": "errors representation ir runtime rules propagation lowering.reshard",
     "lowering.strategies": "errors representation ir runtime rules propagation lowering.reshard lowering.emission",
     "lowering.planning": "errors representation lowering.reshard lowering.strategies",
     "lowering.placement": (

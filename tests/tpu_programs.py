@@ -332,3 +332,20 @@ def test_weights_of_the_next_layer_are_gathered_beside_the_products_of_this_one(
         running -= "async-collective-done" in line.partition(" = ")[0]
         beside += running > 0 and "estimated_cycles" in line and "kOutput" in line
     assert beside >= layers - 1
+
+
+def test_gradients_that_are_gathered_leave_weights_and_moments_in_place():
+    """The compiler would gather columns into a transposed gradient, and copy what is updated with it there and back."""
+    weight = jax.ShapeDtypeStruct((512, 1536), jnp.float32)
+    x, y = (jax.ShapeDtypeStruct((1024, d), jnp.float32) for d in weight.shape)
+    spec = {"in_shardings": ((P(),) * 3, P(), P(None, "x")), "out_shardings": (P(),) * 3, "donate_argnums": 0}
+
+    def step(state, x, y):
+        weight, *moments = state
+        gradient = x.T @ y
+        first, second = 0.9 * moments[0] + 0.1 * gradient, 0.9 * moments[1] + 0.1 * gradient**2
+        return weight - 0.1 * first / (jnp.sqrt(second) + 1e-8), first, second
+
+    options = {"xla_msa_enable": False}
+    compiled = sdy.partition(step, mesh=tpu_mesh(8, names=("x",)), layouts="local", **spec).lower((weight,) * 3, x, y)
+    assert compiled.compile(options).memory_analysis().temp_size_in_bytes < 3 * 4 * np.prod(weight.shape)

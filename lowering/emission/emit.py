@@ -21,6 +21,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.emission import reemitted
+from sdy_jax.lowering.emission.border_layout import as_at_border, combined_with_arguments
 from sdy_jax.lowering.emission.lax_collectives import collective_permute
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.emission.names import scope_name
@@ -73,9 +74,13 @@ def _noted_scope(op: Op) -> AbstractContextManager[Any]:
 _COLLECTIVES = frozenset(f"sdy.{kind}" for kind in KINDS)
 
 
-def local_function(graph: Graph, mesh: RefinedMesh) -> Callable[..., tuple[jax.Array, ...]]:
-    """The per-device function of the main function of a partitioned module."""
+def local_function(
+    graph: Graph, mesh: RefinedMesh, device: jax.Device | None = None
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """The per-device function of the main function of a partitioned module; `device` is one of those it runs on, where
+    they are known."""
     load_extensions()
+    at_border = combined_with_arguments(graph) if device is not None else frozenset()
     shardings, mesh = value_shardings(graph), mesh.with_meshes(graph.meshes)
     arguments, results = [v.sharding for v in graph.arguments], graph.result_shardings(graph.main)
 
@@ -83,7 +88,7 @@ def local_function(graph: Graph, mesh: RefinedMesh) -> Callable[..., tuple[jax.A
         # jax lowers some ops of 32-bit programs through 64-bit integers (the counters of random bits).
         with jax.enable_x64(True):
             inner = [_from_border(x, s, mesh) for x, s in zip(given, arguments, strict=True)]
-            outer = _Emission(mesh, shardings).run_block(graph.main.blocks[0], inner)
+            outer = _Emission(mesh, shardings, at_border, device).run_block(graph.main.blocks[0], inner)
             return tuple(_to_border(x, s, mesh) for x, s in zip(outer, results, strict=True))
 
     return run
@@ -158,8 +163,14 @@ def _collective_axes(op: Op) -> Iterable[AxisRef]:
 class _Emission:
     """One run of the function: the arrays that values have so far."""
 
-    def __init__(self, mesh: RefinedMesh, shardings: dict[Value, TensorSharding]):
-        self._mesh, self._shardings = mesh, shardings
+    def __init__(
+        self,
+        mesh: RefinedMesh,
+        shardings: dict[Value, TensorSharding],
+        at_border: frozenset[Value] = frozenset(),
+        device: jax.Device | None = None,
+    ):
+        self._mesh, self._shardings, self._at_border, self._device = mesh, shardings, at_border, device
         self._arrays: dict[Value, Any] = {}
 
     def run_block(self, block: Block, arguments: Sequence[jax.Array]) -> list[jax.Array]:
@@ -172,10 +183,14 @@ class _Emission:
         """Computes ops of given arrays and returns those that are wanted."""
         self._arrays.update(given)
         for found in _together(ops):
-            results = [result for op in found for result in op.results]
+            values = [value for op in found for value in op.results]
             with _noted_scope(found[0]):
-                self._arrays.update(zip(results, self._compute(found), strict=True))
+                results = zip(values, self._compute(found), strict=True)
+                self._arrays.update((value, self._laid_out(value, x)) for value, x in results)
         return [self._arrays[v] for v in wanted]
+
+    def _laid_out(self, value: Value, x: Any) -> Any:
+        return as_at_border(x, self._device) if self._device is not None and value in self._at_border else x
 
     def _mesh_of(self, shardings: Iterable[TensorSharding | None]) -> RefinedMesh:
         """The view of the mesh that an op runs on; values of other meshes have the same layout on it."""

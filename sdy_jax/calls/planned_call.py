@@ -92,7 +92,7 @@ class PlannedCall:
             [v.sharding for v in plan.results],
             [False] * len(plan.constants) + [i in program.unreduced_arguments for i in range(len(plan.arguments))],
         )
-        function = local_function(graph, refined)
+        function = local_function(graph, refined, self._mesh.devices.flat[0])
 
         def run(*operands: Any) -> list[Any]:
             rest = iter(operands)

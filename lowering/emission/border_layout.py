@@ -1,0 +1,77 @@
+"""How a device lays out the dimensions of what is combined with arguments.
+
+Arrays have one layout at the border of a program. Inside, a compiler chooses what suits an op best: what is gathered
+has the gathered dimension outermost, what a product makes may be transposed, and what is computed with that element by
+element lies likewise. So one gradient has a weight and both its moments copied into its layout, before anything else,
+and the new ones copied back. What results are computed of together with arguments, element by element, is therefore
+laid out as arrays are at the border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import jax
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from sdy_jax.ir.graph import Graph, Value
+from sdy_jax.representation.sdy_collectives import KINDS
+from sdy_jax.rules.elementwise_table import ELEMENTWISE
+
+_MOVING = frozenset(f"sdy.{kind}" for kind in KINDS)
+_FREE = frozenset(("stablehlo.broadcast_in_dim", "sdy.all_slice"))
+"""Ops whose results lie as what they are combined with, or as their operand, for nothing."""
+
+
+def combined_with_arguments(graph: Graph) -> frozenset[Value]:
+    """What ops that are not element-wise make, and results, or what is moved to be results, are computed of together
+    with arguments, or with slices of these."""
+    beside: dict[Value, list[Value]] = {}
+    stack = [value for result in graph.outputs for value in _before_moves(result)]
+    while stack:
+        value = stack.pop()
+        if value not in beside:
+            beside[value] = [v for v in _element_wise_operands(value) if v.rank == value.rank]
+            stack += beside[value]
+    for value, operands in [(value, tuple(operands)) for value, operands in beside.items()]:
+        for operand in operands:
+            beside[operand].append(value)
+    found, stack = set[Value](), [v for v in beside if v.rank > 1 and _is_argument(v)]
+    while stack:
+        value = stack.pop()
+        if value not in found:
+            found.add(value)
+            stack += beside[value]
+    return frozenset(filter(_has_layout_of_its_own, found))
+
+
+def _before_moves(result: Value) -> Iterator[Value]:
+    """A result, and what collectives make it of."""
+    yield result
+    while result.defining_op is not None and result.defining_op.name in _MOVING:
+        result = result.defining_op.operands[0]
+        yield result
+
+
+def _element_wise_operands(value: Value) -> Sequence[Value]:
+    op = value.defining_op
+    return op.operands if op is not None and op.name in ELEMENTWISE else ()
+
+
+def _is_argument(value: Value) -> bool:
+    op = value.defining_op
+    return op is None or (op.name == "sdy.all_slice" and _is_argument(op.operands[0]))
+
+
+def _has_layout_of_its_own(value: Value) -> bool:
+    op = value.defining_op
+    return op is not None and bool(op.operands) and op.name not in ELEMENTWISE and op.name not in _FREE
+
+
+def as_at_border(x: jax.Array, device: jax.Device) -> jax.Array:
+    """The array, laid out as arrays of its shape are where they enter or leave programs."""
+    try:
+        layout = Layout.from_pjrt_layout(device.client.get_default_layout(x.dtype, x.shape, device))
+    except jax.errors.JaxRuntimeError:  # not known there
+        return x
+    return with_layout_constraint(x, Layout(layout.major_to_minor))
