@@ -149,12 +149,11 @@ def combine_collectives(
         if op.name in _COLLECTIVES and op.attribute(BUCKET) is not None:  # from a program that was partitioned before
             del op.mlir.attributes[BUCKET]
     records = {n: inserted[op.mlir] for n, op in enumerate(graph.ops) if op.mlir in inserted}
-    wanted = not costs.is_default if policy.combine is None else policy.combine
-    if not wanted or len(records) < 2:
+    if not policy.combine or len(records) < 2:
         return
     before = peak_of(graph, products_fuse=policy.products_fuse)
     peak, live = before.total, {id(op): held + before.total - before.bytes for op, held in before.at}
-    stated = None if wanted is True else float(wanted)
+    stated = None if policy.combine is True else float(policy.combine)
     held = _SHARE_OF_MEMORY * peak if stated is None else _BLOCKS * stated
     for smaller in _TRIED:
         copy = Graph(module.clone().operation)

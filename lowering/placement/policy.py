@@ -26,8 +26,8 @@ class Policy:
         products_fuse: the devices' compiler fuses element-wise ops into products, so that these make no buffers.
         runs_early: the devices' compiler runs an op as soon as its operands are there, not when it is needed.
         halo_exchange: ops may take elements of other shards of a dimension that they cut or shift; else it is whole.
-        combine: small collectives of one kind and group run as one, by default where the cost model knows latency; a
-            number: the bytes that such a bucket sends at most, else what the cost model says.
+        combine: small collectives of one kind and group run as one; a number: the bytes that such a bucket sends at
+            most, else what the cost model says.
     """
 
     optimize_collectives: bool = False
@@ -38,4 +38,4 @@ class Policy:
     products_fuse: bool = False
     runs_early: bool = False
     halo_exchange: bool = True
-    combine: bool | float | None = None
+    combine: bool | float = False

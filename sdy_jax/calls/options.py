@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import jax
@@ -36,7 +36,7 @@ class Keywords(TypedDict, total=False):
     uneven: str
     layouts: str
     memory: int | str | None
-    combine: bool | int | str | None
+    combine: bool | int | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Options:
     uneven: str = "pad"
     layouts: str = "global"
     memory: int | str | None = None
-    combine: bool | int | str | None = None
+    combine: bool | int | str = False
 
     def check(self) -> None:
         """
@@ -73,7 +73,7 @@ class Options:
         if self.layouts not in LAYOUTS:
             *others, last = map(repr, LAYOUTS)
             raise SdyError(f"layouts={self.layouts!r}; expected {', '.join(others)} or {last}")
-        if self.combine is not None and self._combine is None:
+        if self._combine is None:
             raise SdyError(f"combine={self.combine!r}; expected True, False, or the bytes of a bucket, such as '4MiB'")
         if self.memory is not None and self._memory is None:
             raise SdyError(f"memory={self.memory!r}; expected a number of bytes per device, or a text such as '16GiB'")
@@ -87,11 +87,6 @@ class Options:
         if self.mesh is not None:
             concrete_mesh(self.mesh)
 
-    def cost_model(self, mesh: jax.sharding.Mesh) -> CostModel:
-        """What communication and work cost on a mesh."""
-        costs: CostModel = self.costs or CostModel.of_mesh(mesh)
-        return replace(costs, combines=costs.combines and self.combine is not False)
-
     def policy(self, mesh: jax.sharding.Mesh) -> Policy:
         """Those of the partitioner, for a mesh."""
         platform = mesh.devices.flat[0].platform
@@ -103,7 +98,7 @@ class Options:
             device_memory=usable_memory(mesh),
             products_fuse=platform == "tpu",
             runs_early=platform == "cpu",
-            combine=self._combine,
+            combine=self._combine or False,
         )
 
     @property

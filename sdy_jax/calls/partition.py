@@ -48,7 +48,7 @@ def partition(
     uneven: str = "pad",
     layouts: str = "global",
     memory: int | str | None = None,
-    combine: bool | int | str | None = None,
+    combine: bool | int | str = False,
 ) -> Any:
     """Partitions a function over a mesh: like `jax.jit`, with explicit collectives chosen by cost and a readable plan.
 
@@ -87,9 +87,10 @@ def partition(
             an estimate): a number, or a text such as `"16GiB"`. By default what "local" would need, or 0.9 of the
             device's memory where that is known and more.
         combine: whether small collectives of one kind, group of devices and element type, none of which waits for
-            another, run as one; by default where `costs` know latency. A number, or a text such as `"4MiB"`: what such
-            a bucket sends at most. Else that is the size at which latency is a tenth of the time, or 4 MiB where
-            `costs` know none; the blocks of a bucket have an eighth of what a device holds, at most.
+            another, run as one. A number, or a text such as `"4MiB"`: what such a bucket sends at most. With True that
+            is the size at which latency is a tenth of the time by `costs`, or 4 MiB where they know no latency; the
+            blocks of a bucket have an eighth of what a device holds, at most. By default that is left to XLA, which
+            joins all-reduces: what else is joined is copied, on TPUs for more than is won.
 
     Returns:
         A `PartitionedFunction`; with `fun=None`, a decorator that makes one.

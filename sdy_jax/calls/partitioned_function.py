@@ -29,6 +29,7 @@ from sdy_jax.ir import hidden_frames
 from sdy_jax.ir.locations import short_source
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.loading.loaded_function import LoadedFunction
+from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.calls import CallPlan
@@ -304,7 +305,7 @@ class PartitionedFunction(Generic[P, R]):
         plan = build_plan(
             self._name,
             program,
-            self._options.cost_model(mesh),
+            self._options.costs or CostModel.of_mesh(mesh),
             self._source,
             policy=self._options.policy(mesh),
             inner=self._is_inner,
