@@ -1,17 +1,23 @@
-"""What a compiled program takes by its own compiler's estimate."""
+"""What compiled programs take: by the compiler's own estimate for TPUs, or measured on the devices at hand."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from jax.sharding import Mesh
+import jax
+import numpy as np
 
-from sdy_jax import CostModel
 from sdy_jax.lowering.reshard.cost import Link, rate
 from sdy_jax.plan.hlo import HloCollective, collectives_in_hlo, estimated_cycles
 
 CLOCK = 1.5e9
 """Cycles per second of a TPU v5e: 197 TFLOP/s are what its four units of 128 x 128 multiply-adds do in so many."""
+
+LINK = Link(2, bandwidth=90e9, hop=1e-6, start=1e-6, is_torus=True)
+"""Along an axis of a slice: what the ops around a collective take is among the cycles of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +32,35 @@ class CompilerTime:
         return self.work + self.sent
 
 
-def compiler_time(hlo: str, costs: CostModel, mesh: Mesh) -> CompilerTime:
-    """The time of a compiled program.
-
-    Args:
-        hlo: its text.
-        costs: how fast the links are along the mesh's axes, all of which have to be equally fast.
-        mesh: the axes.
-    """
-    name = mesh.axis_names[0]
-    link = Link(1, costs.bandwidth_of(name), *(of[0][1] for of in (costs.latency,)), costs.start, name in costs.torus)
-    sent = sum(found.count * _seconds(found, link) for found in collectives_in_hlo(hlo))
+def compiler_time(hlo: str) -> CompilerTime:
+    """The time of a compiled program for v5e, from its text."""
+    sent = sum(found.count * _seconds(found) for found in collectives_in_hlo(hlo))
     return CompilerTime(estimated_cycles(hlo) / CLOCK, sent)
 
 
-def _seconds(found: HloCollective, link: Link) -> float:
-    kind = found.kind.replace("-", "_")
-    return rate(kind, [link._replace(size=max(found.group_size, 2))]).time(found.wire_bytes)
+def _seconds(found: HloCollective) -> float:
+    links = [LINK._replace(size=max(found.group_size, 2))]
+    return rate(found.kind.replace("-", "_"), links).time(found.wire_bytes)
+
+
+def paired_ratio(programs: Sequence[Any], arguments: tuple[Any, ...], donates: bool, pairs: int) -> float:
+    """The median of the ratios of the times of two programs, run in turns.
+
+    Args:
+        programs: both take the same arguments in their own layouts.
+        arguments: on the host.
+        donates: the first argument is given away, and the first result takes its place.
+        pairs: runs of each, after two that warm up.
+    """
+    placed = [list(jax.device_put(arguments, program.input_shardings[0])) for program in programs]
+    ratios = []
+    for number in range(pairs + 2):
+        seconds = [0.0, 0.0]
+        for side in (0, 1) if number % 2 else (1, 0):
+            start = time.perf_counter()
+            results = jax.block_until_ready(programs[side](*placed[side]))
+            seconds[side] = time.perf_counter() - start
+            if donates:
+                placed[side][0] = results[0]
+        ratios.append(seconds[0] / seconds[1])
+    return float(np.median(ratios[2:]))

@@ -8,11 +8,12 @@ import pytest
 from benchmarks import loaded  # makes the scripts importable
 
 # isort: split
-from comparing import Cost
+from comparing import Cost, rank_correlation
+from timing import compiler_time, paired_ratio
 from training import FAST, MODELS, ROWS, training_rows
 from workloads import MESHES
 
-from sdy_jax.plan.hlo import HloTotals
+from sdy_jax.plan.hlo import HloTotals, estimated_cycles
 
 bench_bytes = loaded("bench_bytes")
 LISTED = list(training_rows())
@@ -41,6 +42,73 @@ def row(layouts, apart=(), **ours):
 def test_rows_say_which_goals_they_miss(ours, misses):
     assert row("global", **ours).misses == misses
     assert str(row("global", **ours)).endswith(f"! {', '.join(misses)}" if misses else "0.00")
+
+
+@pytest.mark.parametrize(
+    ("times", "misses"),
+    [
+        ({"compile": 1.1, "step": 1.05}, []),
+        ({"compile": 1.2, "step": 1.06}, ["compile", "step"]),
+        ({"compiler's time": 1.03}, ["compiler's time"]),
+    ],
+)
+def test_rows_say_which_times_are_too_long(times, misses):
+    found = row("global")
+    found.times = times
+    assert found.misses == misses
+    assert bench_bytes.summary("global", [found]).endswith(", ".join(f"{n} {t:.3f}" for n, t in times.items()))
+
+
+def test_the_compilers_time_is_its_cycles_and_its_collectives():
+    text = """HloModule m, num_partitions=8
+%body (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %f = f32[8]{0} fusion(%p), kind=kLoop, backend_config={"estimated_cycles":"3000"}
+}
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+%condition (p: f32[8]) -> pred[] {
+  %p.1 = f32[8]{0} parameter(0)
+  ROOT %c = pred[] constant(true)
+}
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %w = f32[8]{0} while(%x), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  ROOT %r = f32[8]{0} all-reduce(%w), replica_groups=[2,4]<=[8], to_apply=%add
+}
+"""
+    assert estimated_cycles(text) == 15000
+    found = compiler_time(text)
+    assert found.work == pytest.approx(10e-6)
+    assert found.sent == pytest.approx(1e-6 + 2 * 1.5e-6 + 2 * 3 / 4 * 32 / 90e9)
+    assert found.total == found.work + found.sent
+
+
+def test_rank_correlation_does_not_ask_how_far_apart_values_are():
+    assert rank_correlation([(1, 10), (2, 1000), (3, 1001)]) == pytest.approx(1)
+    assert rank_correlation([(1, 30), (2, 20), (3, 10)]) == pytest.approx(-1)
+
+
+def test_steps_are_run_in_turns_and_feed_themselves():
+    calls = []
+
+    class Program:
+        input_shardings = ((jax.devices()[0], jax.devices()[0]),)
+
+        def __init__(self, name):
+            self.name = name
+
+        def __call__(self, state, batch):
+            calls.append((self.name, float(state)))
+            return state + batch, 0.0
+
+    both = [Program("ours"), Program("jit")]
+    assert paired_ratio(both, (np.float32(0), np.float32(1)), donates=True, pairs=2) > 0
+    assert sorted(calls) == [(name, float(n)) for name in ("jit", "ours") for n in range(4)]
+    assert [name for name, _ in calls[:4]] == ["jit", "ours", "ours", "jit"]
 
 
 def test_what_is_planned_op_by_op_promises_bytes_only():

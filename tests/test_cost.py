@@ -78,6 +78,18 @@ def test_combined_collectives_share_the_latency_of_a_bucket():
     assert large == alone.sending_time("all_gather", [AxisRef("x")], MESH, 3 * full)
 
 
+def test_a_ring_is_gone_round_in_both_directions():
+    ring, line = (CostModel(latency=1, bandwidth={"x": 10.0}, torus=torus) for torus in (("x",), ()))
+    mesh, x = Mesh.of(x=9), (AxisRef("x"),)
+    assert ring.rate("all_gather", x, mesh).fixed == line.rate("all_gather", x, mesh).fixed / 2 == 4
+
+
+def test_what_is_sent_is_copied():
+    model = CostModel(bandwidth={"x": 10.0}, copies=0.4)
+    assert model.time("all_gather", [AxisRef("x")], Mesh.of(x=2), 100, 200) == pytest.approx(100 / 10 + 0.4 * 100)
+    assert not CostModel(copies=0.4).is_default
+
+
 @pytest.mark.parametrize(("size", "slower"), [(2, 1), (4, 4 / 3), (8, 16 / 7), (16, 64 / 15)])
 def test_through_a_ring_an_exchange_passes_devices_in_between(size, slower):
     """A quarter of what a gather of as much takes."""
@@ -125,8 +137,10 @@ def test_a_machine_gives_seconds():
     model = CostModel.of_machine("h100", ["data", "model"], {"data": 25e9})
     mesh = Mesh.of(data=2, model=8)
     fast = model.time("all_gather", [AxisRef("model")], mesh, 1e6, 8e6)
-    assert fast == pytest.approx(7e6 / 450e9 * 10 / 9)
-    assert model.time("all_gather", [AxisRef("data")], mesh, 1e7, 2e7) == pytest.approx(1e7 / 25e9 + 7e-6 + 5e-6)
+    assert fast == pytest.approx(7e6 * (1 / 450e9 + 2 / 3.35e12) * 10 / 9)
+    assert model.time("all_gather", [AxisRef("data")], mesh, 1e7, 2e7) == pytest.approx(
+        1e7 * (1 / 25e9 + 2 / 3.35e12) + 7e-6 + 5e-6
+    )
     assert model.work_time(1e12, 0) == pytest.approx(2e12 / 989e12)
     assert model.work_time(1, 3.35e9) == pytest.approx(1e-3)
 

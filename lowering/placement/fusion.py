@@ -70,10 +70,16 @@ def touched(op: Op, products_fuse: bool) -> tuple[Touched, ...]:
     count = len(op.operands)
     if op.name in UPDATES:
         return ((1, 1), (1, 1))
-    read = [i for i, value in enumerate(op.operands) if not _is_fused(value, products_fuse)]
+    read = [i for i, value in enumerate(op.operands) if not _is_at_hand(value, op, products_fuse)]
     written = [] if can_fuse(op, products_fuse) else range(count, count + len(op.results))
     return (*((i, count if fuses(op) else i) for i in read), *((i, i) for i in written))
 
 
-def _is_fused(value: Value, products_fuse: bool) -> bool:
-    return value.defining_op is not None and can_fuse(value.defining_op, products_fuse)
+def _is_at_hand(value: Value, user: Op, products_fuse: bool) -> bool:
+    """Whether a user computes a value itself, or is computed with it: what is returned, as the moments of an optimizer,
+    is made in one loop with what follows from it."""
+    made = value.defining_op
+    if made is None:
+        return False
+    is_returned = any(op.block is not None and op is op.block.terminator for op, _ in value.uses)
+    return can_fuse(made, products_fuse) or (is_returned and fuses(made) and fuses(user))

@@ -34,12 +34,6 @@ class Kind:
     multiplies: bool
     touched: tuple[Touched, ...] = ()
 
-    @property
-    def writes(self) -> bool:
-        """Whether ops of the kind write results to memory, as far as that is known; numbers of their own are none."""
-        written = any(index >= len(self.rule.operand_mappings) for index, _ in self.touched)
-        return written and any(shape for shape, _ in self.tensors)
-
 
 def operations_done(kind: Kind, shardings: Sequence[TensorSharding], mesh: Mesh) -> float:
     """The operations that one device performs where an op of the kind has its tensors in these shardings."""
@@ -64,6 +58,14 @@ def work_time(
     tensors = zip(kind.tensors, shardings, strict=True)
     blocks = [itemsize * math.prod(sharding.local_shape(shape, mesh)) for (shape, itemsize), sharding in tensors]
     return costs.work_time(operations, touched_bytes(kind.touched, blocks))
+
+
+def launch_time(kind: Kind, costs: CostModel) -> float:
+    """What an op of a kind takes beside its work, if it writes results to memory. Numbers of their own are none."""
+    written = any(index >= len(kind.rule.operand_mappings) for index, _ in kind.touched)
+    if not written or not any(shape for shape, _ in kind.tensors):
+        return 0.0
+    return costs.product_launch if kind.multiplies else costs.launch
 
 
 class Kinds:

@@ -28,7 +28,7 @@ from sdy_jax.lowering.placement.decisions import Decision, Decisions
 from sdy_jax.lowering.placement.fold import fold
 from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
 from sdy_jax.lowering.placement.joined import join_pieces
-from sdy_jax.lowering.placement.kinds import operations_done, work_time
+from sdy_jax.lowering.placement.kinds import launch_time, operations_done, work_time
 from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
@@ -166,7 +166,7 @@ class Partitioner:
             times = executions(op).estimate
             operations = operations_done(decision.kind, decision.shardings, self.mesh)
             work += times * work_time(decision.kind, operations, decision.shardings, self.costs, self.mesh)
-            work += times * self.costs.launch * decision.kind.writes
+            work += times * launch_time(decision.kind, self.costs)
         return work
 
     def sending_time(self, origins: Collection[str] = ("partitioner", "user")) -> float:

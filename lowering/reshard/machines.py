@@ -20,6 +20,7 @@ class Machine:
         start: seconds before a collective sends anything.
         network_latency: seconds per hop over the network.
         launch: seconds between two ops.
+        product_launch: seconds that a product or convolution takes beside its work.
         is_torus: the links lead to neighbours only.
     """
 
@@ -31,15 +32,16 @@ class Machine:
     start: float
     network_latency: float
     launch: float
+    product_launch: float
     is_torus: bool = False
 
 
 def _tpu(flops: float, memory: float, bandwidth: float, network: float) -> Machine:
-    return Machine(flops, bandwidth, 1e-6, memory, network, 1e-6, 10e-6, 1.2e-6, is_torus=True)
+    return Machine(flops, bandwidth, 1e-6, memory, network, 5e-6, 10e-6, 1.2e-6, 4e-6, is_torus=True)
 
 
 def _gpu(flops: float, memory: float, bandwidth: float, network: float) -> Machine:
-    return Machine(flops, bandwidth, 0.6e-6, memory, network, 7e-6, 5e-6, 2.5e-6)
+    return Machine(flops, bandwidth, 0.6e-6, memory, network, 7e-6, 5e-6, 2.5e-6, 2.5e-6)
 
 
 MACHINES: Mapping[str, Machine] = {
@@ -64,7 +66,8 @@ on each version (2307 TFLOP/s, 7380 GB/s and 1200 GB/s over six links in both di
 GPUs: NVIDIA's data sheets of the SXM modules (dense bfloat16, of V100 float16; memory; half of NVLink's total) and of
 DGX-1V, A100, H100, H200 and B200 (four ports of 100 Gb/s for eight devices, then a port of 200 or 400 Gb/s for each).
 Latencies are orders of magnitude: of GPUs those with which NCCL tunes rings over NVLink, 7 microseconds and 0.6 per
-hop; of networks 5 and 10. The compiler for v5e states 1.2 microseconds for an op that does next to nothing.
+hop; of networks 5 and 10. Of TPUs those that the compiler for v5e states: 1.2 microseconds for an op that does next to
+nothing, about 4 for a small product, about 5 for what it puts around a collective (`scripts/bench_model`, 2026-11).
 """
 
 _KINDS = {
