@@ -26,7 +26,7 @@ from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.prefetched import prefetch
-from sdy_jax.lowering.placement.report import ChangedLayout, LayoutChoice, PartitionReport
+from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, PartitionReport
 from sdy_jax.lowering.placement.rings import form_rings
 from sdy_jax.lowering.placement.stated import changed_statements
 from sdy_jax.lowering.placement.walked import LayoutPlan
@@ -65,17 +65,21 @@ def partition(
     if policy.layouts != "global":
         walker = Partitioner(prepared(module, mesh_name, rules), mesh_name, costs, rules, policy, inputs)
         walker.run()
+        movable = walker.placement.inserted
     else:
-        walker = _planned(_Walks(module, mesh_name, costs, rules, policy, inputs), costs, policy)
+        walker, movable = _planned(_Walks(module, mesh_name, costs, rules, policy, inputs), costs, policy)
     made = walker.graph.module
-    combine_collectives(made, walker.placement.inserted, walker.report, walker.mesh, costs, policy)
+    combine_collectives(made, movable, walker.report, walker.mesh, costs, policy)
     if made is not module:
         replace_contents(module, made)
     return walker.report
 
 
-def _planned(walks: _Walks, costs: CostModel, policy: Policy) -> Partitioner:
-    """The walk that follows the best plan for the whole program, its collectives beside what hides them."""
+def _planned(
+    walks: _Walks, costs: CostModel, policy: Policy
+) -> tuple[Partitioner, dict[ir.Operation, CollectiveRecord]]:
+    """The walk that follows the best plan for the whole program, with collectives beside what hides them; and those
+    that are hidden by nothing."""
     proposed, limit = walks.proposed, policy.memory
     if limit is None:
         limit = max((1 + _TOLERATED) * proposed.peak.total, policy.device_memory)
@@ -89,8 +93,7 @@ def _planned(walks: _Walks, costs: CostModel, policy: Policy) -> Partitioner:
         best.report.layouts = _choice(walks.graph, best, proposed)
     made, inserted = best.walker.graph.module, best.walker.placement.inserted
     inserted = prefetch(made, inserted, best.report, walks.mesh, costs, limit, policy.products_fuse)
-    form_rings(made, inserted, best.report, walks.mesh, costs)
-    return best.walker
+    return best.walker, form_rings(made, inserted, best.report, walks.mesh, costs)
 
 
 def best_border(
