@@ -139,16 +139,26 @@ def test_loops_and_branches_have_buckets_of_their_own():
     assert any(record.branches for record in plan.collectives if record.members)
 
 
-def test_nothing_moves_across_the_users_collectives():
+def by_shard_map(x):
+    return jax.shard_map(lambda v: jax.lax.psum(v, "x"), mesh=LINE, in_specs=P(), out_specs=P())(x)
+
+
+def by_sdy(x):
+    return sdy.all_gather(sdy.reshard(x, P("x")), [["x"], []])
+
+
+@pytest.mark.parametrize("collective", [by_shard_map, by_sdy])
+def test_nothing_moves_across_the_users_collectives(collective):
     def function(x, y):
         first = jax.lax.with_sharding_constraint(jnp.cos(x), NamedSharding(LINE, P()))
-        own = jax.shard_map(lambda v: jax.lax.psum(v, "x"), mesh=LINE, in_specs=P(), out_specs=P())(first @ first.T)
+        own = collective(first @ first.T)
         return own, jnp.cos(jax.lax.with_sharding_constraint(jnp.sin(y), NamedSharding(LINE, P()))) * own.sum()
 
     args = arrays([(16, 8), (8, 2)])
     plan = both(function, args, mesh=LINE, in_shardings=P("x"), out_shardings=P(), layouts="propagated")[1]
     assert not buckets(plan)
-    assert [record.origin for record in plan.collectives if record.wire_bytes] == ["partitioner", "user", "partitioner"]
+    sent = [record.origin for record in plan.collectives if record.wire_bytes]
+    assert sent == ["partitioner", "user", "partitioner"]
 
 
 def test_freed_copies_stay_freed():
