@@ -83,7 +83,7 @@ class Copies:
         """From what a copy is made: the value in the layout in which it is made, once its users need it."""
         key = value, number
         if key not in self._starts:
-            self._starts[key] = _create([mlir], sharding, before.mlir.location, ir.InsertionPoint(before.mlir))
+            self._starts[key] = create_after([mlir], sharding, before.mlir.location, ir.InsertionPoint(before.mlir))
         return self._starts[key]
 
 
@@ -99,14 +99,15 @@ def tie(module: ir.Operation) -> None:
         if awaited is not None:
             assert result.sharding is not None
             point = ir.InsertionPoint(op.mlir)
-            source = _create([operand.mlir, awaited.mlir], result.sharding, op.mlir.location, point)
+            source = create_after([operand.mlir, awaited.mlir], result.sharding, op.mlir.location, point)
         result.mlir.replace_all_uses_with(source)
         op.mlir.erase()
 
 
-def _create(
+def create_after(
     operands: list[ir.Value], sharding: TensorSharding, location: ir.Location, point: ir.InsertionPoint
 ) -> ir.Value:
+    """The first operand, of this sharding, once the others are there."""
     context = operands[0].context
     attributes = {
         "call_target_name": ir.StringAttr.get(AFTER, context),

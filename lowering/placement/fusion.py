@@ -42,6 +42,16 @@ def _absorbs(op: Op, index: int, products_fuse: bool) -> bool:
     return linear is Linear.SUMMED or (linear is Linear.UPDATED and index > 0)
 
 
+def is_product(op: Op) -> bool:
+    """Whether the op is a product of arrays, or a convolution."""
+    return op.name not in ELEMENTWISE and _linear(op) is Linear.ONE_FACTOR
+
+
+def computes(op: Op) -> bool:
+    """Whether the op is a product or a reduction: it makes a buffer of what it reads element by element."""
+    return is_product(op) or _linear(op) is Linear.SUMMED
+
+
 def can_fuse(op: Op, products_fuse: bool) -> bool:
     """Whether all that reads the op's result can compute it."""
     if len(op.results) != 1 or not fuses(op):

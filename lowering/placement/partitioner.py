@@ -31,6 +31,7 @@ from sdy_jax.lowering.placement.joined import join_pieces
 from sdy_jax.lowering.placement.kinds import launch_time, operations_done, work_time
 from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.promptly import compute_promptly
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
 from sdy_jax.lowering.placement.report import Moved, PartitionReport
 from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
@@ -105,7 +106,7 @@ class Partitioner:
         rules = rules.without_overrides()
         self.plan, self.walked, self.number = plan, Walked(), {op: n for n, op in enumerate(graph.ops)}
         self.graph, self.optimize_collectives = graph, policy.optimize_collectives
-        self.costs, self.all_copies_wait = costs, policy.runs_early
+        self.costs, self.all_copies_wait, self._runs_late = costs, policy.runs_early, policy.runs_late
         self.report = PartitionReport(inputs)
         keeps = policy.layouts == "propagated"
         self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven, keeps)
@@ -138,6 +139,8 @@ class Partitioner:
         self.report.work = self._work_time()
         if self.plan is not None and self.plan.copies:
             tie(self.graph.module)
+        if self._runs_late:
+            compute_promptly(self.graph.module)
         return self.report
 
     @property

@@ -99,6 +99,7 @@ class Options:
             products_fuse=platform == "tpu",
             runs_early=platform == "cpu",
             combine=self._combine or False,
+            runs_late=platform == "tpu",
         )
 
     @property

@@ -1,0 +1,93 @@
+"""The program's order, where compilers put off what only results need.
+
+Compilers for TPUs run an op no sooner than its result is needed. The gradient of a weight is needed last of all, so
+what it is computed of would live until the end: activations, and their gradients, of every layer. In the program it is
+computed at once, and that is what estimates of memory count on. So where a gradient is smaller than what it is computed
+of, a product that runs after it waits for it.
+
+    %g = dot %x, %dy                   the gradient of a weight
+    %d = multiply %dy, %s
+    %e = sdy_jax.after %d, %g
+    %f = dot %e, %v
+"""
+
+from __future__ import annotations
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.placement.copies import create_after
+from sdy_jax.lowering.placement.fusion import computes, is_product
+from sdy_jax.lowering.placement.live_bytes import LocalBytes
+from sdy_jax.rules.dataflow import is_data_flow
+
+_MUCH = 0.25
+"""The share of the largest array that products read, from which on it matters how long arrays are kept."""
+
+
+def compute_promptly(module: ir.Operation) -> None:
+    """Lets products of the main function's own block wait for what is to be computed before them."""
+    graph = Graph(module)
+    order = _Order(graph)
+    pending: list[Value] = []
+    for op in graph.main.blocks[0].ops:
+        if order.is_last(op):
+            pending += op.results if order.frees(op) else ()
+            continue
+        index = order.waiting_operand(op) if pending else None
+        if index is not None:
+            operand = op.operands[index]
+            assert operand.sharding is not None
+            awaited = [operand.mlir, *(value.mlir for value in pending)]
+            op.mlir.operands[index] = create_after(
+                awaited, operand.sharding, op.mlir.location, ir.InsertionPoint(op.mlir)
+            )
+            pending = []
+
+
+class _Order:
+    """What the ops of a program's main block are computed for."""
+
+    def __init__(self, graph: Graph):
+        self._sizes, self._ops = LocalBytes(graph), graph.main.blocks[0].ops
+        self._needed = self._read_by_products()
+        self._computed = self._made_by_products()
+        read = [v for op in self._ops if computes(op) for v in op.operands if v.defining_op is not None]
+        self._largest = max(map(self._sizes.of, read), default=0.0)
+
+    def _read_by_products(self) -> set[Value]:
+        """What products, loops and branches are computed of."""
+        needed = set[Value]()
+        for op in reversed(self._ops):
+            if is_product(op) or is_data_flow(op) or not needed.isdisjoint(op.results):
+                needed.update(op.operands)
+        return needed
+
+    def _made_by_products(self) -> set[Value]:
+        """What is computed of products, or of what loops and branches make."""
+        made = set[Value]()
+        for op in self._ops:
+            if is_product(op) or is_data_flow(op) or not made.isdisjoint(op.operands):
+                made.update(op.results)
+        return made
+
+    def is_last(self, op: Op) -> bool:
+        """Whether an op reads arrays, and only results of the program are computed of what it makes."""
+        return computes(op) and self._needed.isdisjoint(op.results)
+
+    def frees(self, op: Op) -> bool:
+        """Whether what an op is computed of is larger than what it makes, and not small beside what else there is."""
+        kept = sum([self._sizes.of(v) for v in dict.fromkeys(op.operands) if v in self._computed])
+        return kept > sum(map(self._sizes.of, op.results)) and kept >= _MUCH * self._largest
+
+    def waiting_operand(self, op: Op) -> int | None:
+        """The operand of a product that others have to be computed before: not a copy of an argument, whose gathering
+        would be held up, and nothing that was just gathered."""
+        if not is_product(op):
+            return None
+        return next((i for i, value in enumerate(op.operands) if value in self._computed and _can_wait(value)), None)
+
+
+def _can_wait(value: Value) -> bool:
+    op, sharding = value.defining_op, value.sharding
+    return op is not None and not op.name.startswith("sdy.") and sharding is not None and not sharding.unreduced_axes

@@ -1,0 +1,111 @@
+"""Gradients of weights are computed where they stand in the program, though only results need them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from partitioned_ops import LINE
+from sharding_dump import parse
+
+import sdy_jax as sdy
+from sdy_jax.calls import options
+from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.promptly import compute_promptly
+from sdy_jax.testing import assert_same
+
+LONG, SQUARE = "tensor<64x8xf32>", "tensor<8x8xf32>"
+SPLIT = 'sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a"}, {}]>]>'
+
+
+def product(result, left, right, kind):
+    """`kind`: "gradient" of a weight, or "step" through one."""
+    contracting, types, sharding = {
+        "gradient": ("[0] x [0]", f"({LONG}, {LONG}) -> {SQUARE}", '<@mesh, [{}, {}], unreduced={"a"}>'),
+        "step": ("[1] x [0]", f"({LONG}, {SQUARE}) -> {LONG}", '<@mesh, [{"a"}, {}]>'),
+    }[kind]
+    attribute = f"{{sdy.sharding = #sdy.sharding_per_value<[{sharding}]>}}"
+    return (
+        f"%{result} = stablehlo.dot_general %{left}, %{right}, contracting_dims = {contracting} {attribute} : {types}\n"
+    )
+
+
+def tanh(result, operand):
+    return f"%{result} = stablehlo.tanh %{operand} {{{SPLIT}}} : {LONG}\n"
+
+
+def awaited(body, results, width=8):
+    """Per product that waits, the kinds of the ops whose results it waits for."""
+    argument = f'%x: {LONG} {{sdy.sharding = #sdy.sharding<@mesh, [{{"a"}}, {{}}]>}}, %w: {SQUARE}'
+    types = ", ".join(SQUARE if name.startswith("g") else LONG for name in results)
+    text = f"""
+        sdy.mesh @mesh = <["a"=4]>
+        func.func @main({argument}) -> ({types}) {{
+        {body}
+        return {", ".join("%" + name for name in results)} : {types}
+        }}"""
+    module = parse(text.replace("8x8xf32", f"{width}x{width}xf32").replace("64x8xf32", f"64x{width}xf32"))
+    compute_promptly(module.operation)
+    assert module.operation.verify()
+    found = [op for op in Graph(module.operation).ops if op.key == "sdy_jax.after"]
+    return [(op.results[0].uses[0][0].name, [v.defining_op.name for v in op.operands[1:]]) for op in found]
+
+
+STEP = product("h", "x", "w", "step") + tanh("t", "h")
+
+
+AFTER_IT = product("v", "u", "w", "step") + product("r", "v", "w", "step")
+
+
+def test_a_product_waits_for_the_gradient_before_it():
+    body = STEP + tanh("u", "h") + product("g", "t", "t", "gradient") + AFTER_IT
+    assert awaited(body, ["g", "r"]) == [("stablehlo.dot_general", ["stablehlo.dot_general"])]
+
+
+def test_the_last_gradient_holds_nothing_up():
+    body = STEP + tanh("u", "h") + AFTER_IT + product("g", "t", "t", "gradient")
+    assert awaited(body, ["g", "r"]) == []
+
+
+def test_a_gradient_that_is_larger_than_what_it_is_computed_of_may_come_later():
+    body = STEP + tanh("u", "h") + product("g", "t", "t", "gradient") + AFTER_IT
+    assert awaited(body, ["g", "r"], width=16) == []
+
+
+def test_arguments_are_no_reason_to_wait():
+    body = product("g", "x", "x", "gradient") + STEP + product("r", "t", "w", "step")
+    assert awaited(body, ["g", "r"]) == []
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Programs are for compilers that put ops off."""
+    made = functools.partial(Policy)
+    monkeypatch.setattr(options, "Policy", lambda **given: made(**{**given, "runs_late": True}))
+
+
+def loss(weights, x):
+    for weight in weights:
+        x = jnp.tanh(x @ weight)
+    return jnp.sum(x**2)
+
+
+def step(weights, x):
+    value, gradients = jax.value_and_grad(loss)(weights, x)
+    return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
+
+
+@pytest.mark.parametrize("layouts", ("local", "global"))
+@pytest.mark.parametrize("spec", (P(), P("x"), P(None, "x")))
+def test_the_numbers_are_the_plain_functions(late, spec, layouts):
+    rng = np.random.default_rng(0)
+    weights = [jnp.asarray(rng.normal(0, 0.3, (16, 16)), jnp.float32) for _ in range(3)]
+    x = jnp.asarray(rng.normal(size=(256, 16)), jnp.float32)
+    shardings = {"in_shardings": ([spec] * 3, P("x")), "out_shardings": ([spec] * 3, P())}
+    plan = sdy.partition(step, mesh=LINE, layouts=layouts, **shardings).plan(weights, x)
+    waiting = [op for op in Graph(plan.stages["partitioned"]).ops if op.key == "sdy_jax.after"]
+    assert waiting, "the gradients of the second and the third weight are smaller than what they are computed of"
+    assert_same(step, weights, x, mesh=LINE, layouts=layouts, atol=1e-4, rtol=1e-4, **shardings)
