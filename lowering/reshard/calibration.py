@@ -87,7 +87,7 @@ class Calibration:
             start={name: axis.start for name, axis in self.axes.items()},
             memory=self.memory,
             launch=self.launch,
-            combines=True,
+            combines=self.device_kind != "cpu",  # other compilers combine small collectives themselves
             origin=origin,
         )
 

@@ -162,7 +162,8 @@ class CostModel:
             no choice depends on it, as every plan has these ops.
         product_launch: likewise of products and convolutions.
         copies: seconds per byte sent in which devices rearrange what they send and receive.
-        combines: small collectives are combined to buckets, so that each has a share of their latency.
+        combines: small collectives are combined to buckets, by the compiler if not here, so that each has a share of
+            their latency.
         torus: the axes along which devices reach only their neighbours.
         origin: where the numbers are from, in words.
 
