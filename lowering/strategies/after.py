@@ -9,6 +9,8 @@ depends on an element of the other value: a comparison that never holds, which n
 
 from __future__ import annotations
 
+from functools import reduce
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -20,8 +22,11 @@ AFTER = "sdy_jax.after"
 
 @emitter(AFTER)
 def _after(local: LocalOp, x: jax.Array, *awaited: jax.Array) -> jax.Array:
-    for other in awaited:
-        first = lax.squeeze(lax.slice(other, (0,) * other.ndim, (1,) * other.ndim), range(other.ndim))
-        never = jnp.real(first).astype(jnp.float32) < -jnp.inf
-        x = jnp.where(never, jnp.zeros((), x.dtype), x)
-    return x
+    nevers = [_never(other) for other in awaited]
+    return jnp.where(reduce(jnp.logical_or, nevers), jnp.zeros((), x.dtype), x) if nevers else x
+
+
+def _never(other: jax.Array) -> jax.Array:
+    """A condition that does not hold, and is known once the array is there."""
+    first = lax.squeeze(lax.slice(other, (0,) * other.ndim, (1,) * other.ndim), range(other.ndim))
+    return jnp.real(first).astype(jnp.float32) < -jnp.inf
