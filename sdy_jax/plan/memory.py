@@ -44,10 +44,10 @@ class MemoryUse(NamedTuple):
         return self.arguments + self.results - self.shared + self.temporaries
 
 
-def memory_of(module: ir.Operation) -> MemoryUse:
-    """What a device holds for a partitioned module."""
+def memory_of(module: ir.Operation, products_fuse: bool = False) -> MemoryUse:
+    """What a device holds for a partitioned module; `products_fuse` as for the planner."""
     graph = Graph(module)
-    peak, shardings = peak_of(graph), value_shardings(graph)
+    peak, shardings = peak_of(graph, products_fuse=products_fuse), value_shardings(graph)
     held = [HeldValue(_type(live.value, shardings), live.source, live.bytes) for live in peak.live]
     return MemoryUse(peak.arguments, peak.results, peak.bytes, tuple(held), peak.shared)
 

@@ -178,7 +178,8 @@ class Plan:
         Example:
             assert plan.memory.peak < 16 * 2**30
         """
-        return memory_of(self.stages["partitioned"])
+        fuse = self.planned_with is not None and self.planned_with.policy.products_fuse
+        return memory_of(self.stages["partitioned"], fuse)
 
     @cached_property
     def work(self) -> tuple[Work, ...]:
