@@ -125,6 +125,9 @@ def test_a_layer_whose_rows_are_gathered_and_scattered(mesh):
     plan = f.plan(*args)
     assert rings_of(plan) == ["all_gather", "reduce_scatter"]
     assert "in a ring with it" in str(plan)
+    assert plan.time.hidden == sum(record.hidden for record in plan.collectives) > 0
+    assert plan.time.total == plan.time.compute + plan.time.communication - plan.time.hidden
+    assert " of it hidden)" in plan.headline
     np.testing.assert_allclose(f(*args), f.__wrapped__(*args), rtol=1e-4, atol=1e-4)
     text = f.lower(*args).compile().as_text()
     assert totals(collectives_in_hlo(text)).wire_bytes == plan.wire_bytes

@@ -51,20 +51,23 @@ class BoundaryValue:
 
 @dataclass(frozen=True, slots=True)
 class EstimatedTime:
-    """What a program takes by a cost model: each device's own work, and its collectives; `unit`: seconds or bytes."""
+    """What a program takes by a cost model: each device's own work, and its collectives, of which so much is `hidden`
+    behind work; `unit`: seconds or bytes."""
 
     compute: float
     communication: float
     unit: str
+    hidden: float = 0.0
 
     @property
     def total(self) -> float:
-        """Both, one after the other."""
-        return self.compute + self.communication
+        """Both, one after the other but for what is hidden."""
+        return self.compute + self.communication - self.hidden
 
     def __str__(self) -> str:
         text = seconds_text if self.unit == "seconds" else bytes_text
-        return f"{text(self.total)} ({text(self.compute)} compute, {text(self.communication)} communication)"
+        hidden = f", {text(self.hidden)} of it hidden" if self.hidden else ""
+        return f"{text(self.total)} ({text(self.compute)} compute, {text(self.communication)} communication{hidden})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,15 +152,16 @@ class Plan:
     @cached_property
     def time(self) -> EstimatedTime:
         """How long the program takes by the cost model, for collectives and for each device's own work one after the
-        other: in seconds where the model is one of time (`unit`), else in bytes. Of a program on local arrays only the
-        collectives count.
+        other, but for what rings and gathers one trip ahead hide: in seconds where the model is one of time (`unit`),
+        else in bytes. Of a program on local arrays only the collectives count.
 
         Example:
             assert plan.time.communication < 0.1 * plan.time.compute
         """
         costs, mesh = replace(self.costs, combines=False), self.program.mesh
         sent = sum(r.estimated_times * costs.sending_time(r.kind, r.axes, mesh, r.wire_bytes) for r in self.collectives)
-        return EstimatedTime(self.work_cost, sent, costs.unit)
+        hidden = sum(record.estimated_times * record.hidden for record in self.collectives)
+        return EstimatedTime(self.work_cost, sent, costs.unit, hidden)
 
     @cached_property
     def padding(self) -> tuple[PaddedValue, ...]:
