@@ -40,6 +40,7 @@ def automatic_plan(
     planned: Callable[[Program], Plan],
     tried: Callable[[Program], Plan],
     freed: Callable[[Program, FreeBorder], Border],
+    limit: float,
     tell: Tell,
 ) -> Plan:
     """The plan of a program with automatic arguments or results.
@@ -48,14 +49,15 @@ def automatic_plan(
         program: the traced program.
         imported: its module after import.
         planned: plans a program whose border is stated.
-        tried: likewise, but holding more than the op by op plan is no matter.
+        tried: likewise, whatever memory that takes.
         freed: the best border of a program with a free one, found from the one that is stated.
+        limit: the bytes that a device may hold by what the user says, or else its own.
         tell: is told what is tried, and how much of the search is done.
 
     Raises:
         MemoryLimitError: no border was found whose plan keeps within the memory.
     """
-    search = _Search(program, planned, tried, freed, tell)
+    search = _Search(program, planned, tried, freed, limit, tell)
     return search.run(program.with_module(imported))
 
 
@@ -66,44 +68,49 @@ class _Search:
         planned: Callable[[Program], Plan],
         tried: Callable[[Program], Plan],
         freed: Callable[[Program, FreeBorder], Border],
+        limit: float,
         tell: Tell,
     ):
-        self._program, self._planned, self._tried, self._freed, self._tell = program, planned, tried, freed, tell
+        self._program, self._planned, self._tried, self._freed = program, planned, tried, freed
+        self._limit, self._tell = limit, tell
         back = carried(program).items()
         free = program.automatic_arguments, program.automatic_results
         self._carried = {argument: result for argument, result in back if argument in free[0] and result in free[1]}
 
     def run(self, imported: Program) -> Plan:
-        program, plans = self._program, dict[str, Plan | None]()
+        program, plans = self._program, dict[str, Plan]()
         usual = UsualLayouts(imported, sorted(program.automatic_arguments), sorted(self._carried))
         borders = dict(usual.borders())
         for name, border in borders.items():
             self._tell(name, len(plans) / (len(borders) + _SEARCH))
-            stated = self._stated((border, self._results_of(border)))
-            plans[name] = _unless_too_large(partial(self._tried, stated))
-        best = min([plan for plan in plans.values() if plan is not None], key=_cost, default=None)
+            plans[name] = self._tried(self._stated((border, self._results_of(border))))
         self._tell("a free border", len(plans) / (len(plans) + _SEARCH))
-        chosen = self._searched(program) if best is None else self._improved(best)
+        chosen = self._chosen(sorted(plans.values(), key=_cost))
         return replace(chosen, automatic=self._record(chosen, plans))
+
+    def _chosen(self, usual: Sequence[Plan]) -> Plan:
+        """The plan with the border that is found from the cheapest usual one that leaves room for anything else, or the
+        cheapest usual one that keeps within the memory; they come in order of their costs."""
+        start = next((plan for plan in usual if plan.memory.border <= self._limit), None)
+        best = next((plan for plan in usual if plan.memory.peak <= self._limit), None)
+        searched = partial(self._searched, self._program if start is None else self._stated(self._border_of(start)))
+        if best is None:
+            return searched()
+        found = _unless_too_large(searched)
+        if found is not None and _cost(found) <= _cost(best):
+            return found
+        stated = self._planned(self._stated(self._border_of(best)))
+        return stated if found is None else min(found, stated, key=_cost)
 
     def _searched(self, start: Program) -> Plan:
         """The plan with the border that is found from a stated one."""
         return self._planned(self._stated(self._freed(start, self._free_border())))
 
-    def _improved(self, best: Plan) -> Plan:
-        """The best plan that is found from the best one with usual layouts."""
-        start = self._stated(self._border_of(best))
-        found = _unless_too_large(partial(self._searched, start))
-        if found is not None and _cost(found) <= _cost(best):
-            return found
-        usual = self._planned(start)
-        return usual if found is None else min(found, usual, key=_cost)
-
-    def _record(self, chosen: Plan, usual: Mapping[str, Plan | None]) -> AutomaticLayouts:
+    def _record(self, chosen: Plan, usual: Mapping[str, Plan]) -> AutomaticLayouts:
         inputs = frozenset(self._program.inputs[i] for i in self._program.automatic_arguments)
         outputs = frozenset(self._program.outputs[i] for i in self._program.automatic_results)
-        measured = {name: None if plan is None else _measured(plan) for name, plan in usual.items()}
-        return AutomaticLayouts(inputs, outputs, _measured(chosen), measured)
+        measured = {name: _measured(plan) for name, plan in usual.items()}
+        return AutomaticLayouts(inputs, outputs, _measured(chosen), measured, self._limit)
 
     def _results_of(self, arguments: Mapping[int, TensorSharding]) -> dict[int, TensorSharding]:
         """The layouts in which arguments come back."""

@@ -21,11 +21,12 @@ class AutomaticLayouts:
     Attributes:
         arguments, results: the paths of those that were left to it.
         chosen: what the plan costs.
-        usual: what plans with the usual layouts cost, by their names; None where such a plan would not keep within the
-            memory.
+        usual: what plans with the usual layouts cost, by their names, whatever memory they take.
+        limit: the bytes that a device may hold; infinite where nobody says.
     """
 
     arguments: frozenset[str]
     results: frozenset[str]
     chosen: Measured
-    usual: dict[str, Measured | None]
+    usual: dict[str, Measured]
+    limit: float

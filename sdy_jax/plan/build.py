@@ -123,13 +123,10 @@ class _Making:
         """The plan of a program whose border is left to the planner, in part at least."""
         imported = program.module.clone().operation
         run_pipeline(imported, plan_import())
+        limit = self.policy.memory or self.policy.device_memory or math.inf
+        unlimited = replace(self, policy=replace(self.policy, memory=math.inf))
         with progress_of(self.name) as tell:
-            return automatic_plan(program, imported, self.plan, self._limited().plan, self._freed, tell)
-
-    def _limited(self) -> _Making:
-        """The same, where only the user and the devices set limits of memory."""
-        policy = self.policy
-        return replace(self, policy=replace(policy, memory=policy.memory or policy.device_memory or math.inf))
+            return automatic_plan(program, imported, self.plan, unlimited.plan, self._freed, limit, tell)
 
     def _freed(self, program: Program, border: FreeBorder) -> Border:
         stages, rules = self._propagated(program)

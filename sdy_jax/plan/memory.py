@@ -39,9 +39,14 @@ class MemoryUse(NamedTuple):
     shared: float = 0.0
 
     @property
+    def border(self) -> float:
+        """Arguments and results together."""
+        return self.arguments + self.results - self.shared
+
+    @property
     def peak(self) -> float:
         """All that a device holds at most."""
-        return self.arguments + self.results - self.shared + self.temporaries
+        return self.border + self.temporaries
 
 
 def memory_of(module: ir.Operation, products_fuse: bool = False) -> MemoryUse:

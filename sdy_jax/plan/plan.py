@@ -341,15 +341,14 @@ class Plan:
         stated += [f"  {name}: {pasted(specs, 2)}" for name, specs in named.items() if self.automatic.arguments]
         stated += [f"  out_shardings={pasted(self.output_specs, 2)}"] if self.automatic.results else []
         both = {"chosen": self.automatic.chosen, **self.automatic.usual}
-        rows = [(name, *self._measured(each)) for name, each in both.items()]
+        rows = [(name, *self._measured(each, self.automatic)) for name, each in both.items()]
         return "\n".join(["automatic layouts", *stated, _table(rows)])
 
-    def _measured(self, of: Measured | None) -> tuple[str, str, str]:
+    def _measured(self, of: Measured, beside: AutomaticLayouts) -> tuple[str, str, str]:
         """What a plan sends, holds, and costs beside the chosen one."""
-        if of is None or self.automatic is None:
-            return "does not keep within the memory", "", ""
-        beside = f"{of.cost / self.automatic.chosen.cost:.2f} of the cost" if self.automatic.chosen.cost else ""
-        return f"sends {sent_text(self.costs, of.sent)}", f"holds {bytes_text(of.peak)}", beside
+        holds = f"holds {bytes_text(of.peak)}{', too much' if of.peak > beside.limit else ''}"
+        share = f"{of.cost / beside.chosen.cost:.2f} of the cost" if beside.chosen.cost else ""
+        return f"sends {sent_text(self.costs, of.sent)}", holds, share
 
     def _costs(self) -> str:
         return f"costs in {self.costs.unit}: {self.costs.origin}" if self.costs.origin else ""
