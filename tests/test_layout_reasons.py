@@ -159,12 +159,11 @@ def test_why_says_what_a_choice_saves_and_costs():
 GOLDEN = """
 chosen for the whole program, with 5 other values
   f32[8@x,8,16,16] instead of f32[8,8@x,16,16]: dot_general at here:2
-  f32[8@x,8,16] instead of f32[8,8@x,16]: reduce_max at here:2
-  f32[8@x,8,16] instead of f32[8,8,16@x]: max and reduce_sum at here:2
+  f32[8@x,8,16] instead of f32[8,8,16@x]: reduce_max, max and reduce_sum at here:2
   f32[8@x,8,16,1] instead of f32[8,8,16@x,1]: broadcast_in_dim at here:2
   f32[8@x,8,16,16] instead of f32[8,8,16@x,16]: sub, exp and div at here:2
   propagation had it from in_shardings of x: P(None, 'x'), given at here:LINE
-  saves 19.7 KiB in 6 places: all_to_all of the result of dot_general at here:2 (7.0 KiB), \
+  saves 19.2 KiB in 5 places: all_to_all of the result of dot_general at here:2 (7.0 KiB), \
 all_to_all of the result of div at here:2 (7.0 KiB), all_to_all of the result of dot_general at here:1 (5.2 KiB in 3)
   costs 1.8 KiB: all_to_all of `x` (1.8 KiB)
 """

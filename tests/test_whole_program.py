@@ -356,7 +356,7 @@ class Tried:
         live = np.array(self.most, float) if self.most else live
         for copy in self.copies:
             live[3:7] -= copy.bytes * (copies.get(copy.uses[1].planned, 1) - 1)
-        peak = SimpleNamespace(total=live.max(), arguments=0.0, results=0.0)
+        peak = SimpleNamespace(total=live.max(), border=0.0)
         walker = SimpleNamespace(costs=sdy.CostModel(), mesh=SimpleNamespace(axes=()))
         cost += again
         return SimpleNamespace(cost=cost, sent=cost, peak=peak, live=lambda: live, walker=walker)

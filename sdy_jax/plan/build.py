@@ -26,7 +26,7 @@ from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import put_on_mesh
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
 from sdy_jax.plan.automatic import Border, automatic_plan
-from sdy_jax.plan.dump import dump_of
+from sdy_jax.plan.dump import Dump, dump_of
 from sdy_jax.plan.plan import Plan, boundary_values
 from sdy_jax.plan.progress import progress_of
 from sdy_jax.plan.proposal import PlannedWith, input_names, to_partition
@@ -88,8 +88,8 @@ class _Making:
 
     def plan(self, program: Program) -> Plan:
         """The plan of a program whose border is stated."""
-        stages, rules = self._propagated(program)
         dump = dump_of(self.name)
+        stages, rules = self._propagated(program, dump)
         module, notes = to_partition(stages["propagated"], program, self.source, self.inner)
         inputs = input_names(program)
         mains = main_function(program.module), main_function(module)
@@ -129,16 +129,15 @@ class _Making:
             return automatic_plan(program, imported, self.plan, unlimited.plan, self._freed, limit, tell)
 
     def _freed(self, program: Program, border: FreeBorder) -> Border:
-        stages, rules = self._propagated(program)
+        stages, rules = self._propagated(program, dump_of(self.name))
         module, _ = to_partition(stages["propagated"], program, self.source, self.inner)
         found = best_border(module, program.mesh_name, self.costs, border, rules, self.policy)
         first = len(program.constants)
         return {number - first: sharding for number, sharding in found.arguments.items()}, found.results
 
-    def _propagated(self, program: Program) -> tuple[dict[str, ir.Operation], RuleBook]:
+    def _propagated(self, program: Program, dump: Dump) -> tuple[dict[str, ir.Operation], RuleBook]:
         """The module after each stage, and the rules that propagation used."""
-        dump, rules = dump_of(self.name), RuleBook()
-        stages = {"traced": program.module}
+        stages, rules = {"traced": program.module}, RuleBook()
         dump("traced", program.module)
         module = program.module.clone().operation
         run_pipeline(module, plan_import(), after=dump)
