@@ -10,8 +10,8 @@ Source: spec of the planner, sections 1 and 9.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 from jax.extend.mlir import ir
 
@@ -89,18 +89,27 @@ class _Search:
         return replace(chosen, automatic=self._record(chosen, plans))
 
     def _chosen(self, usual: Sequence[Plan]) -> Plan:
-        """The plan with the border that is found from the cheapest usual one that leaves room for anything else, or the
-        cheapest usual one that keeps within the memory; they come in order of their costs."""
-        start = next((plan for plan in usual if plan.memory.border <= self._limit), None)
-        best = next((plan for plan in usual if plan.memory.peak <= self._limit), None)
-        searched = partial(self._searched, self._program if start is None else self._stated(self._border_of(start)))
-        if best is None:
-            return searched()
-        found = _unless_too_large(searched)
-        if found is not None and _cost(found) <= _cost(best):
-            return found
-        stated = self._planned(self._stated(self._border_of(best)))
-        return stated if found is None else min(found, stated, key=_cost)
+        """The plan with the border that is found from the cheapest usual one that leaves room for anything else; or
+        with that one, or the next, where it costs less and keeps within the memory. They come in order of their costs.
+        """
+        found, problem = None, None
+        roomy = [plan for plan in usual if plan.memory.border <= self._limit]
+        borders = [self._stated(self._border_of(plan)) for plan in roomy]
+        try:
+            found = self._searched(borders[0] if borders else self._program)
+        except MemoryLimitError as error:
+            problem = error
+        for plan, border in zip(roomy, borders, strict=True):
+            if found is not None and _cost(found) <= _cost(plan):
+                break
+            with suppress(MemoryLimitError):
+                stated = self._planned(border)
+                found = stated if found is None else min(found, stated, key=_cost)
+                break
+        if found is None:
+            assert problem is not None
+            raise problem
+        return found
 
     def _searched(self, start: Program) -> Plan:
         """The plan with the border that is found from a stated one."""
@@ -145,13 +154,6 @@ def _fitting(
     """The shardings with the ranks of the values: raw words of random keys have a dimension more."""
     for number, sharding in shardings.items():
         yield number, padded(sharding, ir.RankedTensorType(values[number].type).rank)
-
-
-def _unless_too_large(made: Callable[[], Plan]) -> Plan | None:
-    try:
-        return made()
-    except MemoryLimitError:
-        return None
 
 
 def _measured(plan: Plan) -> Measured:
