@@ -13,7 +13,10 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
+from sdy_jax.ir.graph import Graph
 from sdy_jax.plan.border_specs import pasted
+from sdy_jax.plan.tensor_parallel import tensor_parallel
+from sdy_jax.rules import RuleBook
 
 AXES = {"line": LINE, "plane": PLANE}
 OPTIMIZER = optax.adamw(1e-2)
@@ -220,3 +223,24 @@ def test_long_texts_have_a_line_per_entry():
     text = pasted(specs, 2)
     assert text.splitlines()[0] == "{" and len(text.splitlines()) == 8
     assert eval(text, {"P": P}) == specs
+
+
+def attended(weights, x):
+    q, k, v = (jnp.einsum("bsd,dhe->bshe", x, weights[name]) for name in ("q", "k", "v"))
+    scores = jax.nn.softmax(jnp.einsum("bshe,bthe->bhst", q, k))
+    x = x + jnp.einsum("bhst,bthe,hed->bsd", scores, v, weights["out"])
+    return x + jax.nn.gelu(x @ weights["up"] + weights["bias"]) @ weights["down"] + weights["last"]
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_column_by_row(with_gradient):
+    """Heads and hidden units are split; what adds to whole activations is not."""
+    shapes = {"q": (16, 8, 4), "k": (16, 8, 4), "v": (16, 8, 4), "out": (8, 4, 16)}
+    shapes |= {"up": (16, 64), "bias": (64,), "down": (64, 16), "last": (16,)}
+    weights = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    function = jax.grad(lambda *args: jnp.sum(attended(*args) ** 2)) if with_gradient else attended
+    plan = sdy.partition(function, mesh=LINE).plan(weights, jnp.ones((2, 8, 16)))
+    graph = Graph(plan.stages["imported"])
+    found = tensor_parallel(graph, range(len(weights)), 8, RuleBook())
+    named = {plan.arguments[number].path.split("'")[1]: dim for number, dim in found.items()}
+    assert named == {"q": 1, "k": 1, "v": 1, "out": 0, "up": 1, "bias": 0, "down": 0}
