@@ -140,7 +140,7 @@ def test_rings_inside_of_loops_and_derivatives(mesh):
 
     specs = (P(None, None, "model"), P(None, "model")), P("model")
     f = sdy.partition(jax.grad(loss), mesh=mesh, in_shardings=specs, costs=FAST)
-    assert {"all_gather", "reduce_scatter"} <= set(rings_of(f.plan((UP, DOWN), ROWS)))
+    assert "reduce_scatter" in rings_of(f.plan((UP, DOWN), ROWS))
     for found, wanted in zip(f((UP, DOWN), ROWS), jax.grad(loss)((UP, DOWN), ROWS), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
 
