@@ -7,11 +7,13 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE
+from partitioned_text import partitioned
 from test_whole_program import Program, shapes
 
 import sdy_jax as sdy
 from sdy_jax.lowering.placement import stated
 from sdy_jax.lowering.placement.layout_plans import plan_of
+from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.within_memory import best_choice
 from sdy_jax.testing import assert_same
 
@@ -287,3 +289,21 @@ def test_nested_regions_and_loops_in_regions():
         )(x, w)
 
     planned(function, drawn((32, 64), (64, 64)), CUBE, (P("x"), P("z", "y")))
+
+
+def test_results_of_computations_that_are_stated_to_be_on_one_device():
+    """Such a sharding has no dimensions."""
+    text = """
+sdy.mesh @mesh = <["a"=2, "b"=4]>
+sdy.mesh @single = <[], device_ids=[0]>
+func.func @main(%x: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {"b"}]>}) -> tensor<8x8xf32> {
+  %0:2 = sdy.named_computation<"f">(%x) in_shardings=[<@mesh, [{"a", ?}, {?}]>] out_shardings=[<@mesh, [{?}, {?}]>, <@single, []>] (%y: tensor<8x8xf32>) {
+    %1 = stablehlo.dot_general %y, %y, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    %2 = stablehlo.tanh %y : tensor<8x8xf32>
+    sdy.return %1, %2 : tensor<8x8xf32>, tensor<8x8xf32>
+  } : (tensor<8x8xf32>) -> (tensor<8x8xf32>, tensor<8x8xf32>)
+  %3 = stablehlo.add %0#0, %0#1 : tensor<8x8xf32>
+  return %3 : tensor<8x8xf32>
+}
+"""  # noqa: E501
+    assert "sdy.mesh @single" in str(partitioned(text, Policy()))

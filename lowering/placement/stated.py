@@ -107,7 +107,8 @@ class StatedWays:
 
     def _openness(self, own: TensorSharding, stated: TensorSharding | None) -> Openness:
         """What is stated, as far as the walk followed it; closed where it did not."""
-        followed = stated is not None and stated.unreduced_axes == own.unreduced_axes
+        # On a single device a sharding has no dimensions, whatever its value's rank.
+        followed = stated is not None and (stated.rank, stated.unreduced_axes) == (own.rank, own.unreduced_axes)
         if stated is None or not (followed and self._is_at_home(stated) and self._is_at_home(own)):
             return Openness(own.axes, (False,) * own.rank, ())
         is_open = tuple(
