@@ -144,12 +144,11 @@ def combine_collectives(
         costs: what collectives cost, which says how large buckets are.
         policy: whether collectives are combined, and what a device may hold.
     """
+    if not policy.combine:
+        return
     graph = Graph(module)
-    for op in graph.ops:
-        if op.name in _COLLECTIVES and op.attribute(BUCKET) is not None:  # from a program that was partitioned before
-            del op.mlir.attributes[BUCKET]
     records = {n: inserted[op.mlir] for n, op in enumerate(graph.ops) if op.mlir in inserted}
-    if not policy.combine or len(records) < 2:
+    if len(records) < 2:
         return
     before = peak_of(graph, products_fuse=policy.products_fuse)
     peak, live = before.total, {id(op): held + before.total - before.bytes for op, held in before.at}

@@ -51,12 +51,10 @@ def prefetch(
     Returns:
         `inserted` without those that are marked.
     """
-    graph, others = Graph(module), dict(inserted)
-    for op in graph.ops:
-        if PREFETCHED in op.mlir.attributes:  # from a program that was partitioned before
-            del op.mlir.attributes[PREFETCHED]
+    others = dict(inserted)
     if costs.unit != "seconds":
         return others
+    graph = Graph(module)
     held, exchanged = peak_of(graph, products_fuse=products_fuse).total, dict[int, CollectiveRecord]()
     for op, count, hidden, size in _exposed(graph, inserted, mesh, costs):
         if held + size > limit:

@@ -74,13 +74,11 @@ def form_rings(
     Returns:
         `inserted` without the collectives that run as rings.
     """
-    graph = Graph(module)
-    for op in graph.ops:
-        if RING in op.mlir.attributes:  # from a program that was partitioned before
-            del op.mlir.attributes[RING]
+    others = dict(inserted)
     if costs.unit != "seconds":
-        return dict(inserted)
-    times, others, hidden = _Times(graph, mesh, costs), dict(inserted), dict[int, CollectiveRecord]()
+        return others
+    graph = Graph(module)
+    times, hidden = _Times(graph, mesh, costs), dict[int, CollectiveRecord]()
     busy = set[Op]()
     for pair in _pairs(graph, inserted, mesh):
         saved = times.saved(pair)

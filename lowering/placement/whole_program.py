@@ -21,6 +21,7 @@ from sdy_jax.lowering.placement import model_builder
 from sdy_jax.lowering.placement.combined import combine_collectives
 from sdy_jax.lowering.placement.free_border import BorderLayouts, FreeBorder
 from sdy_jax.lowering.placement.live_bytes import peak_of
+from sdy_jax.lowering.placement.marks import erase_marks
 from sdy_jax.lowering.placement.memory_errors import border_too_large, too_large
 from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
@@ -62,6 +63,7 @@ def partition(
         MemoryLimitError: no program was found that keeps within the policy's memory.
     """
     rules = rules or RuleBook()
+    erase_marks(module)
     if policy.layouts != "global":
         walker = Partitioner(prepared(module, mesh_name, rules), mesh_name, costs, rules, policy, inputs)
         walker.run()
