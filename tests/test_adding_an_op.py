@@ -16,9 +16,9 @@ from partitioned_text import partition_module, run_partitioned
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp, emitter
+from sdy_jax.op_rules.builder import NEED_REPLICATION, RuleBuilder, shape_of
+from sdy_jax.op_rules.registry import RULES, rule
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, shape_of
-from sdy_jax.rules.registry import RULES, rule
 
 ROOT = Path(__file__).parent.parent
 
@@ -83,7 +83,7 @@ class Loader(SourceFileLoader):
 class Finder:
     @staticmethod
     def find_spec(name, path, target=None):
-        if name != "sdy_jax.rules.elementwise_table":
+        if name != "sdy_jax.op_rules.elementwise_table":
             return None
         spec = PathFinder.find_spec(name, path)
         spec.loader = Loader(name, spec.origin)

@@ -17,30 +17,30 @@ ROOMS = {
     "ir": "errors representation",
     "runtime": "errors jax_internals representation",
     "annotate": "errors jax_internals representation ir runtime",
-    "rules": "representation ir",
-    "propagation": "representation ir rules",
+    "op_rules": "representation ir",
+    "propagation": "representation ir op_rules",
     "verification": "representation ir",
     "text": "errors representation ir verification",
     "lowering.reshard": "errors representation runtime",
-    "lowering.emission": "errors representation ir runtime rules propagation lowering.reshard",
-    "lowering.strategies": "errors representation ir runtime rules propagation lowering.reshard lowering.emission",
+    "lowering.emission": "errors representation ir runtime op_rules propagation lowering.reshard",
+    "lowering.strategies": "errors representation ir runtime op_rules propagation lowering.reshard lowering.emission",
     "lowering.planning": "errors representation lowering.reshard lowering.strategies",
     "lowering.placement": (
-        "errors representation ir runtime annotate rules propagation verification lowering.reshard "
+        "errors representation ir runtime annotate op_rules propagation verification lowering.reshard "
         "lowering.emission lowering.strategies lowering.planning"
     ),
     "lowering": "",
-    "passes": "errors representation ir runtime annotate rules propagation text",
+    "passes": "errors representation ir runtime annotate op_rules propagation text",
     "partitioning": (
-        "errors jax_internals representation ir runtime rules propagation verification lowering.reshard "
+        "errors jax_internals representation ir runtime op_rules propagation verification lowering.reshard "
         "lowering.emission lowering.strategies lowering.placement passes"
     ),
     "plan": (
-        "errors representation ir runtime annotate rules propagation text lowering.reshard lowering.emission "
+        "errors representation ir runtime annotate op_rules propagation text lowering.reshard lowering.emission "
         "lowering.planning lowering.placement passes"
     ),
     "shard": (
-        "errors representation ir runtime annotate rules verification text lowering.reshard lowering.emission "
+        "errors representation ir runtime annotate op_rules verification text lowering.reshard lowering.emission "
         "lowering.strategies lowering.placement lowering passes plan"
     ),
     "loading": (

@@ -14,9 +14,9 @@ from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
+from sdy_jax.op_rules import RuleBook
 from sdy_jax.plan.border_specs import pasted
 from sdy_jax.plan.tensor_parallel import tensor_parallel
-from sdy_jax.rules import RuleBook
 
 AXES = {"line": LINE, "plane": PLANE}
 OPTIMIZER = optax.adamw(1e-2)

@@ -17,9 +17,9 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.emission import reemitted
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.strategies import strategies_of
+from sdy_jax.op_rules.registry import RuleBook
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.registry import RuleBook
 from sdy_jax.runtime.mesh import RefinedMesh
 
 ONE = RefinedMesh.of(Mesh(()))

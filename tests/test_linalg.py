@@ -17,9 +17,9 @@ from test_rules import assert_same_rules, function_of, our_rule
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
+from sdy_jax.op_rules.linalg import batch_dimensions, batch_rule
+from sdy_jax.op_rules.registry import RuleBook
 from sdy_jax.representation.attributes import rule_from_attribute
-from sdy_jax.rules.linalg import batch_dimensions, batch_rule
-from sdy_jax.rules.registry import RuleBook
 
 RNG = np.random.default_rng(11)
 linalg = lax.linalg

@@ -16,10 +16,10 @@ from sharding_dump import parse, plain_text
 
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph
+from sdy_jax.op_rules.dataflow import calls_by_callee
 from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.pipeline_text import written_passes
 from sdy_jax.passes.pipelines import Passes, export_pipeline, import_pipeline, propagation_pipeline
-from sdy_jax.rules.dataflow import calls_by_callee
 
 needs_new_oracle = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason="older passes propagate no constraint to calls and nothing to main's results"

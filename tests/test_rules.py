@@ -21,13 +21,13 @@ from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.lowering.emission.local_op import EMITTERS
 from sdy_jax.lowering.strategies import STRATEGIES
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
+from sdy_jax.op_rules import RuleBook, has_no_rule_silently
+from sdy_jax.op_rules.dataflow import edges_of
+from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
+from sdy_jax.op_rules.linearity import LINEAR
+from sdy_jax.op_rules.predicates import is_elementwise
+from sdy_jax.op_rules.registry import RULES
 from sdy_jax.representation.attributes import rule_from_attribute
-from sdy_jax.rules import RuleBook, has_no_rule_silently
-from sdy_jax.rules.dataflow import edges_of
-from sdy_jax.rules.elementwise_table import ELEMENTWISE
-from sdy_jax.rules.linearity import LINEAR
-from sdy_jax.rules.predicates import is_elementwise
-from sdy_jax.rules.registry import RULES
 
 
 def function_of(case: Case, number: int) -> str:

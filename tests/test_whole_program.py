@@ -27,9 +27,9 @@ from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.whole_program import modelled
 from sdy_jax.lowering.placement.within_memory import best_choice, tried
 from sdy_jax.lowering.planning.steps import steps_between
+from sdy_jax.op_rules import RuleBook
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules import RuleBook
 from sdy_jax.testing import assert_same
 
 

@@ -15,8 +15,8 @@ import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from sdy_jax.ir.graph import Graph, Value
+from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.representation.sdy_collectives import KINDS
-from sdy_jax.rules.elementwise_table import ELEMENTWISE
 
 _MOVING = frozenset(f"sdy.{kind}" for kind in KINDS)
 _FREE = frozenset(("stablehlo.broadcast_in_dim", "sdy.all_slice"))

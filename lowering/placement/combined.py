@@ -38,6 +38,7 @@ from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.lowering.strategies.registry import SENT
+from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
@@ -50,7 +51,6 @@ from sdy_jax.representation.sdy_collectives import (
     collective_from_attributes,
 )
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import is_data_flow
 from sdy_jax.runtime.mesh import RefinedMesh
 
 BUCKET_BYTES = 4 * 2.0**20

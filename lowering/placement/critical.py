@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.rules.dataflow import edges_of, is_data_flow
+from sdy_jax.op_rules.dataflow import edges_of, is_data_flow
 
 
 class Critical:

@@ -18,9 +18,9 @@ from sdy_jax.lowering.planning.choice import Choice, OpProblem, PlannedOp, Tenso
 from sdy_jax.lowering.planning.choose import choose, gathered_factors
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
+from sdy_jax.op_rules import RuleBook
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules import RuleBook
 
 Shardings = tuple[TensorSharding, ...]
 """The shardings of an op's operands, then of its results."""

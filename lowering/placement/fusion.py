@@ -9,8 +9,8 @@ from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.planning.choice import Touched
 from sdy_jax.lowering.strategies.after import AFTER
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
-from sdy_jax.rules.elementwise_table import ELEMENTWISE
-from sdy_jax.rules.linearity import LINEAR, Linear
+from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
+from sdy_jax.op_rules.linearity import LINEAR, Linear
 
 UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
 """Ops that may write into the buffer of their first operand."""

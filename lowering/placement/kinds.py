@@ -12,11 +12,11 @@ from sdy_jax.lowering.planning.choice import Touched
 from sdy_jax.lowering.planning.factors import factor_axes
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import Strategy, strategies_of
+from sdy_jax.op_rules import RuleBook
+from sdy_jax.op_rules.registry import depends_on_signature_only
 from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules import RuleBook
-from sdy_jax.rules.registry import depends_on_signature_only
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,8 +18,8 @@ from sdy_jax.lowering.placement.written import is_written_collective
 from sdy_jax.lowering.planning.choice import PlannedOp
 from sdy_jax.lowering.planning.enumerated import Way
 from sdy_jax.lowering.planning.program_model import Chosen
+from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import is_data_flow
 
 
 def plan_of(program: ModelledProgram, chosen: Chosen, copies: Mapping[PlannedUse, int] | None = None) -> LayoutPlan:

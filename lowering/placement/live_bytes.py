@@ -45,10 +45,10 @@ from sdy_jax.lowering.emission.packed import PACKED
 from sdy_jax.lowering.placement.donated import shared_bytes
 from sdy_jax.lowering.placement.fusion import UPDATES, can_fuse, fuses, readers
 from sdy_jax.lowering.strategies.registry import is_forwarding
+from sdy_jax.op_rules.dataflow import is_data_flow
+from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.representation.sdy_collectives import BUCKET, PREFETCHED
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import is_data_flow
-from sdy_jax.rules.elementwise_table import ELEMENTWISE
 
 _LOOP, _BARRIER = "stablehlo.while", "stablehlo.optimization_barrier"
 _STEP = 2.0**-10

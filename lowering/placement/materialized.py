@@ -29,13 +29,13 @@ from sdy_jax.lowering.placement.rematerialize import (
 from sdy_jax.lowering.placement.report import CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan
+from sdy_jax.op_rules.dataflow import edges_of
 from sdy_jax.propagation.edge_shardings import state_body_arguments
 from sdy_jax.representation.attributes import attribute_from_text, sharding_to_attribute, shardings_to_attribute
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sdy_collectives import BY_STRIPS
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import edges_of
 
 ReshardPlanner = Callable[[Value, TensorSharding, TensorSharding], ReshardPlan]
 

@@ -30,10 +30,10 @@ from sdy_jax.lowering.planning.program_model import Port, ProgramModel
 from sdy_jax.lowering.planning.routes.prices import PairPrice
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
+from sdy_jax.op_rules.dataflow import EdgeKind, edges_of, is_data_flow
+from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import EdgeKind, edges_of, is_data_flow
-from sdy_jax.rules.predicates import is_elementwise
 
 _MOST_USERS, _WIDENING = 16, 4
 """What is made anew for each user has at most so many, and is that many times as large as what it is made of."""

@@ -43,14 +43,14 @@ from sdy_jax.lowering.placement.walked import LayoutPlan, Walked, WalkedEdge
 from sdy_jax.lowering.placement.written import as_written, is_reduction, is_written_collective
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import is_forwarding, rejection, sent_by
+from sdy_jax.op_rules import RuleBook, has_no_rule_silently
+from sdy_jax.op_rules.dataflow import DataFlowEdge, accumulator, is_data_flow
 from sdy_jax.propagation.edge_shardings import EdgeSharding, settle_edges, state_edges
 from sdy_jax.representation.attributes import attribute_from_text
 from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules import RuleBook, has_no_rule_silently
-from sdy_jax.rules.dataflow import DataFlowEdge, accumulator, is_data_flow
 
 OperandSlot = tuple[Op, int]
 """An operand: the op and the operand's index."""

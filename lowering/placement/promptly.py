@@ -19,7 +19,7 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.placement.copies import create_after
 from sdy_jax.lowering.placement.fusion import computes, is_product
 from sdy_jax.lowering.placement.live_bytes import LocalBytes
-from sdy_jax.rules.dataflow import is_data_flow
+from sdy_jax.op_rules.dataflow import is_data_flow
 
 _MUCH = 0.25
 """The share of the largest array that products read, from which on it matters how long arrays are kept."""

@@ -20,8 +20,8 @@ from sdy_jax.lowering.planning.enumerated import Openness, Way, layouts_of_shape
 from sdy_jax.lowering.planning.improve import everything, moves_of
 from sdy_jax.lowering.planning.program_model import Chosen, Port
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.op_rules import RuleBook
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules import RuleBook
 
 
 class Reconsidered:

@@ -16,10 +16,10 @@ from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.planning.factors import Assignment, are_apart, dimension_axes, factor_axes, is_contiguous
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, strategies_of
+from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.predicates import is_elementwise
 
 # The longest chain of ops that is rematerialized: a mask made of two iotas is four ops deep.
 _MAX_CHAIN = 6

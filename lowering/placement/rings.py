@@ -26,11 +26,11 @@ from sdy_jax.lowering.placement.critical import Critical
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.placement.work_times import WorkTimes
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.op_rules.op_attributes import dot_dimension_numbers
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.mesh import Axes, Mesh, axes_size
 from sdy_jax.representation.sdy_collectives import RING, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.op_attributes import dot_dimension_numbers
 
 _LARGEST = 32
 """Devices up to which a ring is made: each is a product of its own in the program."""

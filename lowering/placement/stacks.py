@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.lowering.placement.trips import trips
 from sdy_jax.lowering.strategies.registry import PARTIAL_ACCESS
+from sdy_jax.op_rules.dataflow import DataFlowEdge
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import Axes, Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
-from sdy_jax.rules.dataflow import DataFlowEdge
 
 LOOP = "stablehlo.while"
 _DEPTH = 6

@@ -16,11 +16,11 @@ from sdy_jax.lowering.placement.ways import is_inexact
 from sdy_jax.lowering.planning.enumerated import Openness, Way, layouts_of_shape
 from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.strategies.registry import is_forwarding
+from sdy_jax.op_rules.dataflow import DataFlowEdge, EdgeKind, accumulator
 from sdy_jax.representation.manual_axes import erase_manual_axes
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import has_sub_axes
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import DataFlowEdge, EdgeKind, accumulator
 
 Atoms = Sequence[AxisRef]
 

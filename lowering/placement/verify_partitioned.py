@@ -18,6 +18,8 @@ from sdy_jax.lowering.planning.factors import factor_axes
 from sdy_jax.lowering.strategies import strategies_of
 from sdy_jax.lowering.strategies.linearity import carries
 from sdy_jax.lowering.strategies.registry import is_forwarding
+from sdy_jax.op_rules import RuleBook
+from sdy_jax.op_rules.dataflow import edges_of_calls, is_data_flow
 from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.axes import overlaps, set_difference, sort_and_merge
 from sdy_jax.representation.dialect_rules import RuleError, fail
@@ -25,8 +27,6 @@ from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify_collectives import STRICT_RULES
-from sdy_jax.rules import RuleBook
-from sdy_jax.rules.dataflow import edges_of_calls, is_data_flow
 from sdy_jax.verification.module import verify_collectives_strictly
 from sdy_jax.verification.values import location_text
 

@@ -34,9 +34,9 @@ from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.placement.within_memory import Walk, tried
 from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.op_rules import RuleBook
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules import RuleBook
 
 _LEAST_GAIN = 0.005
 """The share of what the proposal sends that a plan has to save in all: a reader looks for few differences, each with

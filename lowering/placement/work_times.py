@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.op_rules.op_attributes import dot_dimension_numbers
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.op_attributes import dot_dimension_numbers
 
 
 class WorkTimes:

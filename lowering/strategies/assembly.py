@@ -17,8 +17,8 @@ from typing import TypeGuard
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.emission.joint import Pieces
 from sdy_jax.lowering.emission.wants import Piece
-from sdy_jax.rules.predicates import is_elementwise
-from sdy_jax.rules.slicing import CONSTANT_OPS
+from sdy_jax.op_rules.predicates import is_elementwise
+from sdy_jax.op_rules.slicing import CONSTANT_OPS
 
 _MAX_PIECES = 64
 """Per dimension. A bound on the time of planning: longer ones are rather tables than shifts."""

@@ -21,8 +21,8 @@ from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.linalg import blocked_dim, is_blocked
 from sdy_jax.lowering.strategies.shards import has_padding, lengthened, mask_padding
+from sdy_jax.op_rules.linalg import TriangularSystem, cholesky_is_lower, triangular_system
 from sdy_jax.representation.mesh import Axes, axes_size
-from sdy_jax.rules.linalg import TriangularSystem, cholesky_is_lower, triangular_system
 
 Factor = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 """From a matrix to its lower factor, and where it is not positive: 1 for its first row, 0 if it is positive."""

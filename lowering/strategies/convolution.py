@@ -37,8 +37,12 @@ from sdy_jax.lowering.strategies.split_window import (
     read_by_windows,
     whole_window,
 )
+from sdy_jax.op_rules.op_attributes import (
+    ConvolutionDimensionNumbers,
+    convolution_dimension_numbers,
+    convolution_window,
+)
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.op_attributes import ConvolutionDimensionNumbers, convolution_dimension_numbers, convolution_window
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.strategies.monoids import expression, identity, is_identity, reduction_kind
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors
 from sdy_jax.lowering.strategies.shards import block_shape, mask_padding
+from sdy_jax.op_rules.op_attributes import WindowDimension, window
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.op_attributes import WindowDimension, window
 from sdy_jax.runtime.apart import apart
 
 

@@ -23,9 +23,9 @@ from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_
 from sdy_jax.lowering.strategies.shards import mask_padding
 from sdy_jax.lowering.strategies.tall_qr import reflector_strategies, tall
 from sdy_jax.lowering.strategies.top_k import approximate_strategies, approximate_top_k
+from sdy_jax.op_rules.linalg import independent_columns
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.linalg import independent_columns
 
 _OF_WHOLE_MATRICES = frozenset(
     ["Cholesky", "CompactWyHelper", "Eigh", "InvertDiagBlocksLowerTriangular", "InvertDiagBlocksUpperTriangular"]

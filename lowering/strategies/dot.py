@@ -16,9 +16,9 @@ from sdy_jax.lowering.emission.rings import Gathered, Numbers, Product
 from sdy_jax.lowering.strategies.monoids import sum_kind
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
+from sdy_jax.op_rules.op_attributes import dot_dimension_numbers
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sdy_collectives import RING
-from sdy_jax.rules.op_attributes import dot_dimension_numbers
 
 
 @strategies("stablehlo.dot", "stablehlo.dot_general")

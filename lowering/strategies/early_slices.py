@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.rules.predicates import is_elementwise
+from sdy_jax.op_rules.predicates import is_elementwise
 
 _SLICE, _PAD, _BROADCAST = "stablehlo.slice", "stablehlo.pad", "stablehlo.broadcast_in_dim"
 _PADDINGS = ("edge_padding_low", "edge_padding_high", "interior_padding")

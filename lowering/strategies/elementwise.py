@@ -9,7 +9,7 @@ from jax import lax
 
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
-from sdy_jax.rules.elementwise_table import ELEMENTWISE, NUMBERS
+from sdy_jax.op_rules.elementwise_table import ELEMENTWISE, NUMBERS
 
 
 @emitter(*(name for name, known in ELEMENTWISE.items() if known.lax))

@@ -13,8 +13,8 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import block_shape
+from sdy_jax.op_rules.linalg import cholesky_is_lower, triangular_system
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.linalg import cholesky_is_lower, triangular_system
 
 _LARGE = 1 << 16
 """Bytes of a matrix from which it is worth while to compute blocks of it one after the other: a guess."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.strategies.monoids import is_identity, reduction_kind
-from sdy_jax.rules.linearity import LINEAR, Linear
+from sdy_jax.op_rules.linearity import LINEAR, Linear
 
 Operands = frozenset[int]
 

@@ -18,7 +18,7 @@ from sdy_jax.lowering.strategies.monoids import identity, is_identity, known_sca
 from sdy_jax.lowering.strategies.registry import folds
 from sdy_jax.lowering.strategies.split_window import array_text, padding_text
 from sdy_jax.lowering.strategies.window import fill_of_selected
-from sdy_jax.rules.op_attributes import (
+from sdy_jax.op_rules.op_attributes import (
     WindowDimension,
     convolution_dimension_numbers,
     convolution_window,

@@ -26,9 +26,9 @@ from sdy_jax.lowering.emission.wants import Piece
 from sdy_jax.lowering.reshard.strips import Source
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import block_shape
+from sdy_jax.op_rules.slicing import PIECES
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.slicing import PIECES
 
 
 def attributes(

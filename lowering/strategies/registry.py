@@ -22,12 +22,12 @@ from functools import lru_cache
 
 from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op
+from sdy_jax.op_rules.registry import names
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.registry import names
 
 Shards = tuple[int, ...]
 """Per factor of a rule, in how many shards it is."""

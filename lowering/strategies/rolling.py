@@ -28,9 +28,9 @@ from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.strategies.monoids import is_identity
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, folds, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import block_shape, clamped, factors_of_dims
+from sdy_jax.op_rules.slicing import ROLL, rolled_dim
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.slicing import ROLL, rolled_dim
 
 
 @folds("stablehlo.dynamic_slice")

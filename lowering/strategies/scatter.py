@@ -25,9 +25,9 @@ from sdy_jax.lowering.strategies.indexing import component, padded, with_compone
 from sdy_jax.lowering.strategies.monoids import identity, reduction_kind, returns_new
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import factors_of_dims, has_padding, is_leader, offset
+from sdy_jax.op_rules.op_attributes import ScatterDimensionNumbers, scatter_dimension_numbers
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.op_attributes import ScatterDimensionNumbers, scatter_dimension_numbers
 
 
 @strategies("stablehlo.scatter")

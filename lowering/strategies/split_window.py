@@ -19,9 +19,9 @@ from sdy_jax.lowering.emission.wants import Reads, Window, contracted_reads, win
 from sdy_jax.lowering.reshard.strips import StripPlan
 from sdy_jax.lowering.strategies.registry import Inside, Shards
 from sdy_jax.lowering.strategies.shards import block_shape
+from sdy_jax.op_rules.op_attributes import WindowDimension
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import TensorMapping
-from sdy_jax.rules.op_attributes import WindowDimension
 
 
 @dataclass(frozen=True, slots=True)

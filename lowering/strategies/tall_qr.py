@@ -26,9 +26,9 @@ from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
 from sdy_jax.lowering.strategies.shards import block_shape, mask_padding
+from sdy_jax.op_rules.linalg import is_householder_product, is_qr
 from sdy_jax.representation.mesh import Axes
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.linalg import is_householder_product, is_qr
 
 _matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 

@@ -35,9 +35,9 @@ from sdy_jax.lowering.strategies.split_window import (
     read_by_windows,
     whole_window,
 )
+from sdy_jax.op_rules.op_attributes import padding, window
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.op_attributes import padding, window
 
 
 def _windows(op: Op) -> dict[int, Window]:

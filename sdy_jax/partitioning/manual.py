@@ -28,6 +28,7 @@ from sdy_jax.lowering.placement.partitioner import partition
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import strategies_of
+from sdy_jax.op_rules import RuleBook
 from sdy_jax.partitioning.chains import COLLECTIVES
 from sdy_jax.partitioning.local import check_numbering, lowered_on_blocks
 from sdy_jax.partitioning.numbering import number_devices
@@ -36,7 +37,6 @@ from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.representation.attributes import attribute_from_text, shardings_to_attribute
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules import RuleBook
 from sdy_jax.runtime.mesh import RefinedMesh
 
 _POLICY = Policy()

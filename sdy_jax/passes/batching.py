@@ -17,9 +17,9 @@ from jax.extend.mlir.dialects import stablehlo
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import named
+from sdy_jax.op_rules.op_attributes import Dims, gather_dimension_numbers, scatter_dimension_numbers
 from sdy_jax.passes.ramps import At, Ramps
 from sdy_jax.propagation.liveness import is_removable
-from sdy_jax.rules.op_attributes import Dims, gather_dimension_numbers, scatter_dimension_numbers
 
 _GATHER, _SCATTER, _CONCATENATE = "stablehlo.gather", "stablehlo.scatter", "stablehlo.concatenate"
 _RULE = "sdy.sharding_rule"

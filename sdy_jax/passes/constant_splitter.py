@@ -13,8 +13,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import CALL, TERMINATORS, callee_of, functions, named, renamed, replace_op, symbol, users
+from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.passes.call_graph import FunctionCopies, callees_first
-from sdy_jax.rules.predicates import is_elementwise
 
 _LEAVES = ("sdy.constant", "stablehlo.constant", "stablehlo.iota")
 _PRESERVING = ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.slice")

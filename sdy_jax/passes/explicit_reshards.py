@@ -18,6 +18,7 @@ from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import CALL, TERMINATORS, callee_of, functions, just_after, manual_axes, module_meshes
 from sdy_jax.ir.stored_shardings import filled, function_shardings, list_of, mesh_of, sharding_of
+from sdy_jax.op_rules.dataflow import EdgeKind, edges_of, is_data_flow
 from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.passes.func_shardings import are_equivalent
 from sdy_jax.representation.attributes import attribute_from_text, sharding_attributes
@@ -26,7 +27,6 @@ from sdy_jax.representation.manual_axes import erase_manual_axes
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.sdy_collectives import KINDS, REDUCING, UNREDUCING, SdyCollective
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
-from sdy_jax.rules.dataflow import EdgeKind, edges_of, is_data_flow
 
 StatedStep = tuple[SdyCollective | None, TensorSharding]
 """A collective, or a reshard where there is none, and the sharding that it makes."""

@@ -12,9 +12,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.operations import body_of, calls_in, functions, main_function
 from sdy_jax.ir.stored_shardings import function_shardings, list_of, set_function_shardings, set_list
+from sdy_jax.op_rules.dataflow import FUNC_EDGE
 from sdy_jax.passes.data_flow_edges import edge_of, insert_edges, take_edges
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import FUNC_EDGE
 
 _SHARDING = "sdy.sharding"
 

@@ -8,12 +8,12 @@ from typing import Literal
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
+from sdy_jax.op_rules import RuleBook
 from sdy_jax.passes.debug_info import DebugInfo
 from sdy_jax.passes.sharding_groups import synchronize_groups
 from sdy_jax.passes.sharding_rules import drop_rules, write_rules
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.engine import Engine
-from sdy_jax.rules import RuleBook
 
 StrategyName = Literal["aggressive", "basic", "basic-then-aggressive"]
 

@@ -9,9 +9,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import has_static_shape, pre_order
+from sdy_jax.op_rules import RuleBook
 from sdy_jax.propagation.edges import identity_rule
 from sdy_jax.representation.attributes import rule_from_attribute, rule_to_attribute
-from sdy_jax.rules import RuleBook
 
 RULE = "sdy.sharding_rule"
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.op_rules.dataflow import EdgeKind
 from sdy_jax.plan.naming import Naming
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.record import FunctionResult
 from sdy_jax.propagation.value_ids import EdgeOp
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import EdgeKind
 
 _CONSTRAINTS = ("sdy.sharding_constraint", "sdy.reshard")
 _MANUAL = "sdy.manual_computation"

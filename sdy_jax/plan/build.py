@@ -22,6 +22,7 @@ from sdy_jax.lowering.placement.report import Note
 from sdy_jax.lowering.placement.uneven import uneven
 from sdy_jax.lowering.placement.whole_program import best_border, partition
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.op_rules import RuleBook
 from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import put_on_mesh
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
@@ -30,7 +31,6 @@ from sdy_jax.plan.dump import Dump, dump_of
 from sdy_jax.plan.plan import Plan, boundary_values
 from sdy_jax.plan.progress import progress_of
 from sdy_jax.plan.proposal import PlannedWith, input_names, to_partition
-from sdy_jax.rules import RuleBook
 
 NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []
 """Functions from a traced module to notes for its plan, registered by dialects."""

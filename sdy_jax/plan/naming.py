@@ -15,6 +15,7 @@ from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.locations import SourcePlace, place_of, short_source
 from sdy_jax.ir.operations import functions, pre_order
+from sdy_jax.op_rules.dataflow import EdgeKind
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT
 from sdy_jax.propagation.engine import Engine
@@ -22,7 +23,6 @@ from sdy_jax.propagation.record import FunctionResult
 from sdy_jax.propagation.value_ids import NOWHERE
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
-from sdy_jax.rules.dataflow import EdgeKind
 
 _NUMBER = re.compile(r'loc\("(\d+)"\)')
 

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.op_rules import RuleBook
+from sdy_jax.op_rules.dataflow import edges_of, is_data_flow
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
-from sdy_jax.rules import RuleBook
-from sdy_jax.rules.dataflow import edges_of, is_data_flow
 
 
 def tensor_parallel(graph: Graph, weights: Collection[int], devices: int, rules: RuleBook) -> dict[int, int]:

@@ -15,10 +15,10 @@ import jax
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.graph import Graph
+from sdy_jax.op_rules import RuleBook
 from sdy_jax.plan.tensor_parallel import tensor_parallel
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import CLOSED, DimensionSharding, TensorSharding
-from sdy_jax.rules import RuleBook
 
 Border = Mapping[int, TensorSharding]
 """The shardings of argument leaves, by index."""

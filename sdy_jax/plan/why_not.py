@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sdy_jax.errors import ParseError, SdyError
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import manual_axes
+from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.plan.naming import Named
 from sdy_jax.plan.obstacle import Obstacle, ObstacleTexts
 from sdy_jax.propagation.blockers import Blockage
@@ -20,7 +21,6 @@ from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_axis
 from sdy_jax.representation.type_text import axis_name
-from sdy_jax.rules.dataflow import is_data_flow
 
 _MOST = 8
 """The most obstacles that an answer names."""

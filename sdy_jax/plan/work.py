@@ -14,14 +14,14 @@ from sdy_jax.ir.operations import manual_axes
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.placement.trips import Executions, executions
 from sdy_jax.lowering.planning.factors import factor_axes
+from sdy_jax.op_rules import RuleBook
+from sdy_jax.op_rules.dataflow import is_data_flow
+from sdy_jax.op_rules.flops import operations_of
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh, axes_size
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
-from sdy_jax.rules import RuleBook
-from sdy_jax.rules.dataflow import is_data_flow
-from sdy_jax.rules.flops import operations_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from itertools import groupby
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
+from sdy_jax.op_rules.dataflow import DataFlowEdge, EdgeKind, edges_of
 from sdy_jax.representation.attributes import shardings_from_attribute, shardings_to_attribute
 from sdy_jax.representation.manual_axes import erase_manual_axes
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import DataFlowEdge, EdgeKind, edges_of
 
 _STATED = {EdgeKind.BODY_ARGUMENT: "in_shardings", EdgeKind.RESULT: "out_shardings"}
 """Where a computation states the sharding of an edge, in outer terms."""

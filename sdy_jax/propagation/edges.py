@@ -13,12 +13,12 @@ from functools import cache
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.operations import manual_axes
+from sdy_jax.op_rules.dataflow import DataFlowEdge, EdgeKind
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.manual_axes import add_free_axes, erase_manual_axes
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import DataFlowEdge, EdgeKind
 
 
 @dataclass(frozen=True, slots=True)

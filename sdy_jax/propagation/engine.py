@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import TERMINATORS
+from sdy_jax.op_rules import RuleBook
+from sdy_jax.op_rules.dataflow import EdgeKind, calls_by_callee
 from sdy_jax.propagation.groups import peers
 from sdy_jax.propagation.liveness import Liveness
 from sdy_jax.propagation.priorities import LEVELS, NEITHER_WAY, WITHOUT_LEVELS, Directions
@@ -20,8 +22,6 @@ from sdy_jax.propagation.value_ids import NOWHERE, ValueIds
 from sdy_jax.propagation.worklist import EntryFactory, WorklistEntry
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules import RuleBook
-from sdy_jax.rules.dataflow import EdgeKind, calls_by_callee
 
 
 class Engine:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import cache
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.propagation.basic import Direction
-from sdy_jax.rules.predicates import is_elementwise
 
 LEVELS = 5
 WITHOUT_LEVELS = LEVELS

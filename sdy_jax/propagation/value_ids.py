@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.ir.stored_shardings import set_sharding, sharding_of
+from sdy_jax.op_rules.dataflow import FUNC_EDGE, DataFlowEdge, edges_of, edges_of_calls
 from sdy_jax.propagation.record import FunctionResult, ShardedValue
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.dataflow import FUNC_EDGE, DataFlowEdge, edges_of, edges_of_calls
 
 NOWHERE = 0
 EDGE = "sdy.data_flow_edge"

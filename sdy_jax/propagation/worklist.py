@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.op_rules import RuleBook
+from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.propagation.basic import Direction
 from sdy_jax.propagation.edges import View, identity_rule, view_of
 from sdy_jax.propagation.priorities import Directions, at_every_level, by_level, early_direction
 from sdy_jax.propagation.solver import Solver
 from sdy_jax.propagation.value_ids import EDGES, EdgeOp, ValueIds
-from sdy_jax.rules import RuleBook
-from sdy_jax.rules.predicates import is_elementwise
 
 _BARRIER = "sdy.propagation_barrier"
 _BROADCAST = "stablehlo.broadcast_in_dim"

@@ -14,9 +14,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.operations import main_function, pre_order, update_function_type
+from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.named import mesh_from_jax
-from sdy_jax.rules.elementwise_table import ELEMENTWISE
 from sdy_jax.runtime.devices import mesh_on_devices
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard.emitters import parts_of

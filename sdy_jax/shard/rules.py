@@ -6,10 +6,10 @@ Send and recv have none: what is received has the sharding of an operand that is
 from __future__ import annotations
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.op_rules.builder import NEED_REPLICATION, RuleBuilder, result_shape
+from sdy_jax.op_rules.collective import exchanging
+from sdy_jax.op_rules.registry import names, rule
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape
-from sdy_jax.rules.collective import exchanging
-from sdy_jax.rules.registry import names, rule
 from sdy_jax.shard.result_shapes import CHANGED_DIMENSIONS
 from sdy_jax.shard.view import view
 

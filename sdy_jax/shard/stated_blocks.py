@@ -22,9 +22,9 @@ from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.lowering.emission.wants import Piece
 from sdy_jax.lowering.strategies.pieces import attributes
 from sdy_jax.lowering.strategies.registry import folds
+from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.rules.elementwise_table import ELEMENTWISE
 from sdy_jax.shard.passes.mesh_shards import LAYOUT
 from sdy_jax.text.kinds import GAP
 

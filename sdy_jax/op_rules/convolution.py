@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.op_rules.builder import NEED_REPLICATION, PERMUTATION, REDUCTION, Dim, RuleBuilder, result_shape, shape_of
+from sdy_jax.op_rules.linearity import Linear, passes_unreduced
+from sdy_jax.op_rules.op_attributes import (
+    ConvolutionDimensionNumbers,
+    convolution_dimension_numbers,
+    convolution_window,
+)
+from sdy_jax.op_rules.registry import rule
 from sdy_jax.representation.rule import FactorType, OpShardingRule
-from sdy_jax.rules.builder import NEED_REPLICATION, PERMUTATION, REDUCTION, Dim, RuleBuilder, result_shape, shape_of
-from sdy_jax.rules.linearity import Linear, passes_unreduced
-from sdy_jax.rules.op_attributes import ConvolutionDimensionNumbers, convolution_dimension_numbers, convolution_window
-from sdy_jax.rules.registry import rule
 
 _AddSpace = Callable[[RuleBuilder, Op, ConvolutionDimensionNumbers], None]
 

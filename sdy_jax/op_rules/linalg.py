@@ -16,9 +16,9 @@ from typing import NamedTuple
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.op_rules.builder import NEED_REPLICATION, PASS_THROUGH, Dim, RuleBuilder, result_shape, shape_of
+from sdy_jax.op_rules.registry import WRITTEN_BY_JAX, rule
 from sdy_jax.representation.rule import FactorType, OpShardingRule
-from sdy_jax.rules.builder import NEED_REPLICATION, PASS_THROUGH, Dim, RuleBuilder, result_shape, shape_of
-from sdy_jax.rules.registry import WRITTEN_BY_JAX, rule
 
 
 @rule("stablehlo.cholesky")

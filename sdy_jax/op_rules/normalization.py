@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.op_rules.builder import NEED_REPLICATION, PASS_THROUGH, Dim, RuleBuilder
+from sdy_jax.op_rules.registry import rule
 from sdy_jax.representation.rule import FactorType, OpShardingRule
-from sdy_jax.rules.builder import NEED_REPLICATION, PASS_THROUGH, Dim, RuleBuilder
-from sdy_jax.rules.registry import rule
 
 
 @rule("stablehlo.batch_norm_inference")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import jax
 from jax import lax
 
-from sdy_jax.rules.linearity import Linear
+from sdy_jax.op_rules.linearity import Linear
 
 INTEGERS = frozenset({"i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64"})
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.op_rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
+from sdy_jax.op_rules.registry import rule
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
-from sdy_jax.rules.registry import rule
 
 
 @rule("stablehlo.sort")

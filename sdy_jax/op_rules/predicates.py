@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.rules.elementwise_table import ELEMENTWISE
-from sdy_jax.rules.registry import names
+from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
+from sdy_jax.op_rules.registry import names
 
 _ANNOTATIONS = names("sdy", "sharding_constraint reshard propagation_barrier")
 _EARLY = frozenset((*_ANNOTATIONS, *(name for name, known in ELEMENTWISE.items() if known.early)))

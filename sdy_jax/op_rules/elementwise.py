@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.op_rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
+from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
+from sdy_jax.op_rules.linearity import passes_unreduced
+from sdy_jax.op_rules.registry import rule
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
-from sdy_jax.rules.elementwise_table import ELEMENTWISE
-from sdy_jax.rules.linearity import passes_unreduced
-from sdy_jax.rules.registry import rule
 
 
 def elementwise(op: Op, conservative: bool) -> OpShardingRule:

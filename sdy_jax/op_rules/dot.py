@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.op_rules.builder import REDUCTION, RuleBuilder, result_shape, shape_of
+from sdy_jax.op_rules.linearity import Linear, passes_unreduced
+from sdy_jax.op_rules.op_attributes import Dims, DotDimensionNumbers, dot_dimension_numbers
+from sdy_jax.op_rules.registry import rule
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.builder import REDUCTION, RuleBuilder, result_shape, shape_of
-from sdy_jax.rules.linearity import Linear, passes_unreduced
-from sdy_jax.rules.op_attributes import Dims, DotDimensionNumbers, dot_dimension_numbers
-from sdy_jax.rules.registry import rule
 
 
 @rule("stablehlo.dot")

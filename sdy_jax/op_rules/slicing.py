@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.representation.rule import FactorType, OpShardingRule
-from sdy_jax.rules.builder import (
+from sdy_jax.op_rules.builder import (
     NEED_REPLICATION,
     PASS_THROUGH,
     PERMUTATION,
@@ -15,8 +14,9 @@ from sdy_jax.rules.builder import (
     result_shape,
     shape_of,
 )
-from sdy_jax.rules.linearity import Linear, passes_unreduced
-from sdy_jax.rules.registry import rule
+from sdy_jax.op_rules.linearity import Linear, passes_unreduced
+from sdy_jax.op_rules.registry import rule
+from sdy_jax.representation.rule import FactorType, OpShardingRule
 
 PIECES = "sdy_jax.pieces"
 """The target of custom calls that make pieces of operands along one dimension; `lowering/strategies/pieces.py`."""

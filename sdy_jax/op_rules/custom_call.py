@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.op_rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
+from sdy_jax.op_rules.linalg import householder_product, library_call, qr, with_batch
+from sdy_jax.op_rules.registry import rule
+from sdy_jax.op_rules.slicing import PIECES, ROLL, changed_sizes_blocked, pieces, roll
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
-from sdy_jax.rules.linalg import householder_product, library_call, qr, with_batch
-from sdy_jax.rules.registry import rule
-from sdy_jax.rules.slicing import PIECES, ROLL, changed_sizes_blocked, pieces, roll
 
 
 def _elementwise(op: Op) -> OpShardingRule:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sdy_jax.ir.graph import Block, Op, Value
-from sdy_jax.representation.rule import FactorType, OpShardingRule
-from sdy_jax.rules.builder import (
+from sdy_jax.op_rules.builder import (
     NEED_REPLICATION,
     PASS_THROUGH,
     REDUCTION,
@@ -20,9 +19,10 @@ from sdy_jax.rules.builder import (
     result_shape,
     shape_of,
 )
-from sdy_jax.rules.linearity import Linear, passes_unreduced
-from sdy_jax.rules.op_attributes import Dims, gather_dimension_numbers, scatter_dimension_numbers
-from sdy_jax.rules.registry import rule
+from sdy_jax.op_rules.linearity import Linear, passes_unreduced
+from sdy_jax.op_rules.op_attributes import Dims, gather_dimension_numbers, scatter_dimension_numbers
+from sdy_jax.op_rules.registry import rule
+from sdy_jax.representation.rule import FactorType, OpShardingRule
 
 _REDUCERS = frozenset(f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum"))
 _BOOLEAN_REDUCERS = frozenset({"stablehlo.and", "stablehlo.or"})

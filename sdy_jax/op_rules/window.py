@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.builder import (
+from sdy_jax.op_rules.builder import (
     NEED_REPLICATION,
     PASS_THROUGH,
     PERMUTATION,
@@ -13,9 +12,10 @@ from sdy_jax.rules.builder import (
     result_shape,
     shape_of,
 )
-from sdy_jax.rules.linearity import Linear, passes_unreduced
-from sdy_jax.rules.op_attributes import window
-from sdy_jax.rules.registry import rule
+from sdy_jax.op_rules.linearity import Linear, passes_unreduced
+from sdy_jax.op_rules.op_attributes import window
+from sdy_jax.op_rules.registry import rule
+from sdy_jax.representation.rule import OpShardingRule
 
 
 @rule("stablehlo.reduce_window")

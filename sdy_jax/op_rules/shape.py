@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.op_rules.builder import RuleBuilder, Shape, result_shape, shape_of
+from sdy_jax.op_rules.linearity import Linear, passes_unreduced
+from sdy_jax.op_rules.registry import rule
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.rules.builder import RuleBuilder, Shape, result_shape, shape_of
-from sdy_jax.rules.linearity import Linear, passes_unreduced
-from sdy_jax.rules.registry import rule
 
 
 @rule("stablehlo.transpose")

@@ -1,6 +1,6 @@
 """Op sharding rules: importing this package registers the rules of all families."""
 
-from sdy_jax.rules import (  # noqa: F401  (each registers its rules)
+from sdy_jax.op_rules import (  # noqa: F401  (each registers its rules)
     collective,
     convolution,
     custom_call,
@@ -16,6 +16,6 @@ from sdy_jax.rules import (  # noqa: F401  (each registers its rules)
     sorting,
     window,
 )
-from sdy_jax.rules.registry import RuleBook, has_no_rule_silently, rule
+from sdy_jax.op_rules.registry import RuleBook, has_no_rule_silently, rule
 
 __all__ = ["RuleBook", "has_no_rule_silently", "rule"]

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.rules.linalg import cholesky_is_lower, is_householder_product, is_qr, triangular_system
-from sdy_jax.rules.op_attributes import convolution_dimension_numbers, dot_dimension_numbers, window
-from sdy_jax.rules.predicates import is_elementwise
+from sdy_jax.op_rules.linalg import cholesky_is_lower, is_householder_product, is_qr, triangular_system
+from sdy_jax.op_rules.op_attributes import convolution_dimension_numbers, dot_dimension_numbers, window
+from sdy_jax.op_rules.predicates import is_elementwise
 
 Count = Callable[[Op], float]
 
