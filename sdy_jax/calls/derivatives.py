@@ -22,8 +22,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding
 
+from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.calls import CallPlan
-from sdy_jax.plan.plan import BoundaryValue, Plan
+from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.named import on_whole_axes
 from sdy_jax.representation.sharding import TensorSharding
 

@@ -31,9 +31,10 @@ from sdy_jax.jax_internals import context_mesh
 from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.border_moves import BorderMove
+from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.calls import CallPlan
-from sdy_jax.plan.plan import BoundaryValue, Plan
+from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.warn import report_notes, warn_of
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.runtime.boundary import auto_mesh, check_devices, concrete_mesh, splits_by_parts

@@ -27,8 +27,9 @@ from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import put_on_mesh
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
 from sdy_jax.plan.automatic import Border, automatic_plan
+from sdy_jax.plan.boundary import boundary_values
 from sdy_jax.plan.dump import Dump, dump_of
-from sdy_jax.plan.plan import Plan, boundary_values
+from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import progress_of
 from sdy_jax.plan.proposal import PlannedWith, input_names, to_partition
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,62 +11,25 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.graph import itemsize, shape_and_dtype
 from sdy_jax.ir.locations import short_source
-from sdy_jax.ir.operations import function_type, main_function
-from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, Note
+from sdy_jax.lowering.placement.report import CollectiveRecord, LayoutChoice, Note
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.plan.automatic_layouts import AutomaticLayouts, Measured
+from sdy_jax.plan.automatic_layouts import AutomaticLayouts
 from sdy_jax.plan.border_moves import BorderMove
-from sdy_jax.plan.border_specs import pasted, specs_of
-from sdy_jax.plan.layout_reason import LayoutReason, seconds_text, sent_text
-from sdy_jax.plan.layout_reasons import RESULTS, Findings, LayoutReasons
+from sdy_jax.plan.border_specs import specs_of
+from sdy_jax.plan.boundary import BoundaryValue
+from sdy_jax.plan.estimated_time import EstimatedTime
+from sdy_jax.plan.layout_reason import LayoutReason
+from sdy_jax.plan.layout_reasons import Findings, LayoutReasons
 from sdy_jax.plan.memory import MemoryUse, memory_of
 from sdy_jax.plan.padding import PaddedValue, padded_values
+from sdy_jax.plan.plan_text import plan_text
 from sdy_jax.plan.proposal import PlannedWith
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.plan.work import Work, flops, work_of
-from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.type_text import bytes_text, flops_text, type_text
-
-_REPEATED, _REPEATED_SHARE = 1e6, 0.01
-"""The least repeated operations that a plan lists, and their least share of all that a device performs."""
-
-_LISTED = 5
-"""Lines of a plan on padded values; `Plan.padding` has all."""
-
-
-@dataclass(frozen=True, slots=True)
-class BoundaryValue:
-    """An argument or a result: its path, its type with axes, and its sharding."""
-
-    path: str
-    type: str
-    sharding: TensorSharding
-
-
-@dataclass(frozen=True, slots=True)
-class EstimatedTime:
-    """What a program takes by a cost model: each device's own work, and its collectives, of which so much is `hidden`
-    behind work; `unit`: seconds or bytes."""
-
-    compute: float
-    communication: float
-    unit: str
-    hidden: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Both, one after the other but for what is hidden."""
-        return self.compute + self.communication - self.hidden
-
-    def __str__(self) -> str:
-        text = seconds_text if self.unit == "seconds" else bytes_text
-        hidden = f", {text(self.hidden)} of it hidden" if self.hidden else ""
-        return f"{text(self.total)} ({text(self.compute)} compute, {text(self.communication)} communication{hidden})"
+from sdy_jax.representation.type_text import bytes_text
 
 
 @dataclass(frozen=True, repr=False)
@@ -239,7 +201,7 @@ class Plan:
         """
         if self.layouts is None:
             return None
-        found = self._findings.bound
+        found = self.findings.bound
         return min(self.layouts.sent, self._layout_reasons().bound() if found is None else found)
 
     @property
@@ -247,7 +209,7 @@ class Plan:
         """Notes on what costs more than a twentieth of the whole program because the user says so: constraints, by
         source line, and `out_shardings`. That is what would be saved if the values had any layout there. Nothing where
         layouts were not chosen for the whole program."""
-        return self._findings.constraints
+        return self.findings.constraints
 
     def why_not(self, value: str, axis: str, dim: int | None = None) -> WhyNot:
         """What keeps a value from being split along a mesh axis.
@@ -278,8 +240,9 @@ class Plan:
         return Explanation(self.stages["imported"], given, inputs, outputs, source, as_passed=passed)
 
     @cached_property
-    def _findings(self) -> Findings:
-        """What the program's model says about all of it; the model itself is kept only for `why`."""
+    def findings(self) -> Findings:
+        """What the program's model says about all of it: the bound where it is known soon, dear constraints, and what
+        repeating work would save."""
         sends = self.layouts is not None and self.layouts.sent > 0
         return self._layout_reasons().findings() if sends else Findings(0.0, (), "")
 
@@ -291,6 +254,16 @@ class Plan:
         assert self.layouts is not None and self.planned_with is not None
         traced = self.program.with_module(self.stages["traced"])
         return LayoutReasons(self.stages["propagated"], traced, self.source, self.layouts, self.planned_with)
+
+    def _chosen_instead(self, value: str, why: Why) -> Iterator[LayoutReason]:
+        """Why values that were asked for have other layouts than propagation says."""
+        if self.layouts is None or not self.layouts.chosen:
+            return
+        found = self._explanation.naming.find(value)
+        origins = {chain.type: chain.links[-1].text for chain in why.chains if chain.links}
+        for reason in self._reasons.of(frozenset(map(self._explanation.naming.mark, found))):
+            texts = (origins[change.proposed] for change in reason.changed if change.proposed in origins)
+            yield replace(reason, origins=tuple(dict.fromkeys(texts)))
 
     def summary(self) -> str:
         """One line per kind of collective: how many executions, how many bytes."""
@@ -305,21 +278,7 @@ class Plan:
         return f"<{self.headline}>"
 
     def __str__(self) -> str:
-        sections = [
-            self.headline,
-            _values("arguments", self.arguments),
-            _values("closed-over arrays", self.constants),
-            _values("results", self.results),
-            self._automatic(),
-            self._moves(),
-            self._costs(),
-            self._collectives(),
-            self._layouts(),
-            self._padding(),
-            self._repeated(),
-            self._notes(),
-        ]
-        return "\n\n".join(section for section in sections if section)
+        return plan_text(self)
 
     @property
     def headline(self) -> str:
@@ -331,179 +290,3 @@ class Plan:
             f"collective{'' if count == 1 else 's'}, {least}{bytes_text(self.wire_bytes)} on the wire per device"
             + (f", estimated {least}{self.time}" if self.costs.unit == "seconds" else "")
         )
-
-    def _automatic(self) -> str:
-        """The layouts that were chosen for arguments and results, as they can be stated, beside the usual ones."""
-        if self.automatic is None:
-            return ""
-        arguments, named = self.input_specs
-        stated = [f"  in_shardings={pasted(arguments, 2)}"] if self.automatic.arguments and arguments else []
-        stated += [f"  {name}: {pasted(specs, 2)}" for name, specs in named.items() if self.automatic.arguments]
-        stated += [f"  out_shardings={pasted(self.output_specs, 2)}"] if self.automatic.results else []
-        both = {"chosen": self.automatic.chosen, **self.automatic.usual}
-        rows = [(name, *self._measured(each, self.automatic)) for name, each in both.items()]
-        return "\n".join(["automatic layouts", *stated, _table(rows)])
-
-    def _measured(self, of: Measured, beside: AutomaticLayouts) -> tuple[str, str, str]:
-        """What a plan sends, holds, and costs beside the chosen one."""
-        holds = f"holds {bytes_text(of.peak)}{', too much' if of.peak > beside.limit else ''}"
-        share = f"{of.cost / beside.chosen.cost:.2f} of the cost" if beside.chosen.cost else ""
-        return f"sends {sent_text(self.costs, of.sent)}", holds, share
-
-    def _costs(self) -> str:
-        return f"costs in {self.costs.unit}: {self.costs.origin}" if self.costs.origin else ""
-
-    def _collectives(self) -> str:
-        if not self.collectives:
-            return "collectives: none"
-        counted = set(map(id, self.totals.counted))
-        rows = []
-        for record in self.collectives:
-            is_counted = id(record) in counted
-            rows += [self._row(record, is_counted), *(self._row(m, is_counted, "  ") for m in record.members)]
-        return "collectives (bytes per device)\n" + _table(rows)
-
-    def _row(self, record: CollectiveRecord, is_counted: bool, indent: str = "") -> tuple[str, ...]:
-        """A line on a collective."""
-        said, sent = f"{indent}{record.kind} {record.detail}".rstrip(), _sent(record, is_counted)
-        if record.members:
-            return f"{said} bucket {record.bucket}", f"{len(record.members)} of {record.dtype}", sent, "", ""
-        place = record.place
-        type_ = type_text(record.dtype, record.shape, record.result, self.program.mesh_name)
-        cause = self._cause(record) + (f" in {place.scope}" if place.scope else "")
-        return said, type_, sent, place.lines, cause
-
-    def _cause(self, record: CollectiveRecord) -> str:
-        again = ", made again: the copy before was freed" if record.again else ""
-        if record.hidden:
-            how = "one trip ahead" if record.is_ahead else "in a ring with it"
-            again += f", {how} ({sent_text(self.costs, record.hidden)} hidden)"
-        return "the user's" if record.origin == "user" else f"for {record.cause}{again}"
-
-    def _moves(self) -> str:
-        rows = [(move.path, f"{move.before} -> {move.after}", bytes_text(move.bytes)) for move in self.moves]
-        return "moves at the border (bytes that a device receives, at least)\n" + _table(rows) if rows else ""
-
-    def _layouts(self) -> str:
-        """What the plan sends beside the op by op plan and the bound, and the largest values that it lays out
-        otherwise."""
-        if self.layouts is None or not self.layouts.sent:
-            return ""
-        if not self.layouts.changed and self._findings.bound is None:
-            return ""
-        found: dict[tuple[str, ...], list[float]] = {}
-        for change in self.layouts.changed:
-            types = (type_text(change.dtype, change.shape, s, self.program.mesh_name) for s in _both(change))
-            key = (*types, change.stated, short_source(change.source))
-            found.setdefault(key, []).append(math.prod(change.shape) * itemsize(change.dtype))
-        rows = [
-            (chosen, f"for {proposed}" + (f" x {len(each)}" if len(each) > 1 else "") + _as_stated(stated), source)
-            for (chosen, proposed, stated, source), each in sorted(found.items(), key=lambda item: -sum(item[1]))
-        ]
-        more = f"\n  and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
-        tables = [_table(rows[:_LISTED]) + more] if rows else []
-        repeating = [f"  {self._findings.repeating}"] if self._findings.repeating else []
-        return "\n".join([self._layout_headline(self.layouts), *tables, *repeating])
-
-    def _layout_headline(self, choice: LayoutChoice) -> str:
-        """What the plan sends, what the op by op plan around the propagated layouts does, and the bound, where that is
-        known soon; and the devices' own work, where it differs."""
-        amounts = [("estimated", choice.sent), ("propagated", choice.proposed_sent)]
-        if self._findings.bound is not None:
-            amounts.append(("bound", min(choice.sent, self._findings.bound)))
-        texts = [f"{name} {sent_text(self.costs, amount)}" for name, amount in amounts]
-        work, proposed_work = choice.cost - choice.sent, choice.proposed_cost - choice.proposed_sent
-        if abs(work - proposed_work) > 0.01 * proposed_work > 0:
-            texts.append(f"{work / proposed_work:.2f} of the work")
-        if self._findings.bound is None:
-            texts.append("plan.bound says the least")
-        return f"layouts: global ({', '.join(texts)})"
-
-    def _chosen_instead(self, value: str, why: Why) -> Iterator[LayoutReason]:
-        """Why values that were asked for have other layouts than propagation says."""
-        if self.layouts is None or not self.layouts.chosen:
-            return
-        found = self._explanation.naming.find(value)
-        origins = {chain.type: chain.links[-1].text for chain in why.chains if chain.links}
-        for reason in self._reasons.of(frozenset(map(self._explanation.naming.mark, found))):
-            texts = (origins[change.proposed] for change in reason.changed if change.proposed in origins)
-            yield replace(reason, origins=tuple(dict.fromkeys(texts)))
-
-    def _padding(self) -> str:
-        """The largest padded values, one line for those of one type and line of the source."""
-        sums: dict[tuple[str, str], list[float]] = {}
-        for value in self.padding:
-            sums.setdefault((value.type, short_source(value.source)), []).append(value.bytes)
-        rows = [
-            (type_ + (f" x {len(each)}" if len(each) > 1 else ""), bytes_text(sum(each)), source)
-            for (type_, source), each in sorted(sums.items(), key=lambda item: -sum(item[1]))
-        ]
-        more = f"\n  and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
-        return "padding (bytes per device)\n" + _table(rows[:_LISTED]) + more if rows else ""
-
-    def _repeated(self) -> str:
-        """The ops that repeat much, one line for those of one type and line of the source."""
-        least = max(_REPEATED, _REPEATED_SHARE * flops(self.work))
-        sums: dict[tuple[str, ...], float] = {}
-        for work in self.work:
-            if work.repeated * work.runs.times < least:
-                continue
-            why = "to split it costs more" if work.is_choice else "nothing around it is split further"
-            key = (work.op, work.type, short_source(work.source), f"the same on {work.alike} devices; {why}")
-            sums[key] = sums.get(key, 0.0) + work.repeated * work.runs.times
-        rows = [(op, type_, flops_text(count), *rest) for (op, type_, *rest), count in sums.items()]
-        return "repeated work (operations per device that others perform as well)\n" + _table(rows) if rows else ""
-
-    def _notes(self) -> str:
-        dear = (note for note in self.dear_constraints if note.op != RESULTS)
-        notes = [*self.notes, *dear]
-        return "\n".join(["notes", *(f"  {note}" for note in notes)]) if notes else ""
-
-
-def _as_stated(stated: str) -> str:
-    return f", stated {stated}" if stated else ""
-
-
-def _both(change: ChangedLayout) -> tuple[TensorSharding, TensorSharding]:
-    return change.chosen, change.proposed
-
-
-def boundary_values(program: Program) -> tuple[list[BoundaryValue], list[BoundaryValue]]:
-    """The arguments (closed-over arrays first) and results of a partitioned program."""
-    main = main_function(program.module)
-    type_ = function_type(main)
-    paths = [*(f"constant {i}" for i in range(len(program.constants))), *program.inputs]
-    return (
-        _boundary(paths, type_.inputs, function_shardings(main, "arg_attrs"), program),
-        _boundary(program.outputs, type_.results, function_shardings(main, "res_attrs"), program),
-    )
-
-
-def _boundary(
-    paths: Sequence[str], types: Sequence[ir.Type], shardings: Sequence[TensorSharding | None], program: Program
-) -> list[BoundaryValue]:
-    found = []
-    for path, type_, stated in zip(paths, types, shardings, strict=True):
-        shape, dtype = shape_and_dtype(type_)
-        sharding = stated or TensorSharding.replicated(program.mesh_name, len(shape or ()))
-        found.append(BoundaryValue(path, type_text(dtype, shape, sharding), sharding))
-    return found
-
-
-def _sent(record: CollectiveRecord, is_counted: bool) -> str:
-    """`3.0 KiB x 12`: bytes and executions, with a `?` where there may be more of them."""
-    times = f" x {record.times}" if record.times != 1 else ""
-    more = "" if record.times_known else " x ?"
-    return f"{bytes_text(record.wire_bytes)}{times}{more}{'' if is_counted else ' in a smaller branch'}"
-
-
-def _values(title: str, values: Sequence[BoundaryValue]) -> str:
-    return f"{title}\n{_table([(v.path, v.type) for v in values])}" if values else ""
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows in aligned columns, indented by two."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

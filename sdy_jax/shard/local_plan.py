@@ -21,8 +21,9 @@ from sdy_jax.lowering.emission.emit import NotedOp, noted_index, noting_ops
 from sdy_jax.lowering.placement.report import Branch, CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.strategies.registry import sent_by
 from sdy_jax.passes.inline_calls import inline_calls
+from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.memory import MemoryUse
-from sdy_jax.plan.plan import BoundaryValue, Plan
+from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.why import Why
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.representation.mesh import Mesh
