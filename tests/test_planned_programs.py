@@ -52,6 +52,27 @@ def on(mesh, x, *spec):
     return sdy.sharding_constraint(x, NamedSharding(mesh, P(*spec)))
 
 
+# Orders of axes.
+
+
+def update_of_experts(weights, tokens):
+    """A step of descent for two weights [expert, ., .], with tokens [group, expert, slot, .]."""
+
+    def loss(weights):
+        hidden = jnp.tanh(jnp.einsum("gecd,edf->gecf", tokens, weights[0]))
+        return jnp.mean(jnp.einsum("gecf,efd->gecd", hidden, weights[1]) ** 2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+
+def test_the_axes_of_a_dimension_may_be_in_another_order_than_those_of_the_mesh():
+    w, v, tokens = drawn((8, 32, 64), (8, 64, 32), (16, 8, 2, 32))
+    sent, walked = checked(update_of_experts, ((w, v), tokens), PLANE, (P("y"), P(("x", "y"))), P("y"))
+    to_experts = (3 + 2) * 1024  # tokens along "y", then "x": experts are split along "y" where they are stored
+    assert sent == to_experts + w.nbytes / 8 + v.nbytes / 8
+    assert walked > 1.5 * sent
+
+
 # Several meshes.
 
 

@@ -6,15 +6,16 @@ in the graph, which a copy of the module shares.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain, combinations, pairwise
 from typing import NamedTuple
 
 from sdy_jax.lowering.placement.copies import PlannedUse
 from sdy_jax.lowering.placement.decisions import Decision, Shardings
 from sdy_jax.lowering.placement.free_border import BorderLayouts
 from sdy_jax.lowering.planning.choice import PlannedOp
+from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -45,11 +46,7 @@ class Walked:
     def atoms(self, mesh: Mesh) -> tuple[AxisRef, ...]:
         """The mesh axes in mesh order, cut where the walk cut them."""
         edges = {axis.name: {1, axis.size} for axis in mesh.axes if axis.size > 1}
-        decided = (decision.shardings for decision in self.decided.values())
-        shardings = chain(
-            self.arguments, self.results, *decided, *self.fixed.values(), *chain.from_iterable(self.edges.values())
-        )
-        for sharding in dict.fromkeys(shardings):
+        for sharding in self._shardings():
             for axis in chain(*sharding.axes, sharding.unreduced_axes):
                 if axis.name in edges:
                     edges[axis.name].update((axis.pre_size, axis.next_pre_size(mesh)))
@@ -59,6 +56,28 @@ class Walked:
                 for name, cuts in edges.items()
                 for low, high in pairwise(sorted(cuts))
             ]
+        )
+
+    def inverted(self, atoms: Sequence[AxisRef]) -> frozenset[tuple[AxisRef, AxisRef]]:
+        """The pairs of atoms that follow each other in a dimension, but not in mesh order, somewhere."""
+        place = {atom: number for number, atom in enumerate(atoms)}
+        lists = dict.fromkeys(axes for sharding in self._shardings() for axes in sharding.axes if len(axes) > 1)
+        return frozenset(
+            (a, b)
+            for axes in lists
+            for first, second in combinations(axes, 2)
+            for a in atoms
+            for b in atoms
+            if overlaps(a, first) and overlaps(b, second) and place[a] > place[b]
+        )
+
+    def _shardings(self) -> Iterable[TensorSharding]:
+        """All layouts of the walk, each once."""
+        decided = (decision.shardings for decision in self.decided.values())
+        return dict.fromkeys(
+            chain(
+                self.arguments, self.results, *decided, *self.fixed.values(), *chain.from_iterable(self.edges.values())
+            )
         )
 
 

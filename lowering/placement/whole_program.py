@@ -220,5 +220,5 @@ def modelled(
     def price(shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding) -> float:
         return meshes.plan(shape, itemsize, source, target, costs).cost
 
-    table = LayoutTable(meshes.base_name, meshes.base)
+    table = LayoutTable(meshes.base_name, meshes.base, proposed.walked.inverted(atoms))
     return model_builder.modelled(graph, proposed.walked, table, atoms, costs, price, policy, border)

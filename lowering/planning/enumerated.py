@@ -90,9 +90,16 @@ def layouts_of_shape(
         by_place = {p: [a for a, at in zip(free, placed, strict=True) if at == p] for p in dict.fromkeys(placed)}
         by_place.pop(_NOWHERE, None)
         terms = (*stated.unreduced, *by_place.pop(_CARRIED, ()))
-        axes = [canonical((*led, *by_place.get(dim, ())), mesh) for dim, led in enumerate(stated.fixed)]
-        if all(_divides(shape[dim], axes_size(axes[dim], mesh), pads) for dim in by_place):
-            yield table.number_of_axes(tuple(axes), sort_and_merge(terms, mesh) if terms else (), stated.reduction)
+        unreduced = sort_and_merge(terms, mesh) if terms else ()
+        lists = [_continued(led, tuple(by_place.get(dim, ())), table) for dim, led in enumerate(stated.fixed)]
+        if all(_divides(shape[dim], axes_size(lists[dim][0], mesh), pads) for dim in by_place):
+            for axes in itertools.product(*lists):
+                yield table.number_of_axes(axes, unreduced, stated.reduction)
+
+
+def _continued(led: Axes, atoms: tuple[AxisRef, ...], table: LayoutTable) -> list[Axes]:
+    """The axes of a dimension that some lead and these atoms follow."""
+    return [canonical((*led, *order), table.mesh) for order in table.orders(atoms)]
 
 
 def _divides(size: int, shards: int, pads: bool) -> bool:
@@ -115,16 +122,13 @@ class _OfStrategy:
             # The op reduces along these factors itself, by another kind or at once: no other terms may be left.
             whole = strategy.partial.union(*(inside.factors for inside in strategy.inside))
         self._splittable = [f for f in sorted(strategy.splittable - whole) if rule.factor_sizes[f] > 1]
-        self._joined: dict[tuple[AxisRef, ...], Axes] = {}
 
     def ways(self, atoms: Sequence[AxisRef]) -> Iterator[Way]:
         places = [[_NOWHERE, *self._fitting(atom), *([_CARRIED] if self._carried else [])] for atom in atoms]
         for placed in sorted(itertools.product(*places), key=lambda p: p.count(_NOWHERE)):
             if self._carried and _CARRIED not in placed:
                 continue
-            way = self._way(atoms, placed)
-            if way is not None:
-                yield way
+            yield from self._placed(atoms, placed)
 
     def _fitting(self, atom: AxisRef) -> list[int]:
         return [f for f in self._splittable if self._fits(f, (atom,))]
@@ -133,25 +137,26 @@ class _OfStrategy:
         size, shards = self._problem.rule.factor_sizes[factor], axes_size(axes, self._problem.mesh)
         return _divides(size, shards, factor not in self._even)
 
-    def _axes(self, atoms: Sequence[AxisRef]) -> Axes:
-        key = tuple(atoms)
-        if key not in self._joined:
-            self._joined[key] = canonical(key, self._problem.mesh)
-        return self._joined[key]
-
-    def _way(self, atoms: Sequence[AxisRef], placed: Sequence[int]) -> Way | None:
-        problem, strategy = self._problem, self._strategy
+    def _placed(self, atoms: Sequence[AxisRef], placed: Sequence[int]) -> Iterator[Way]:
+        """The ways with each atom at its place: those of a factor in each order that dimensions may have."""
         by_factor: dict[int, list[AxisRef]] = {}
         for atom, place in zip(atoms, placed, strict=True):
             by_factor.setdefault(place, []).append(atom)
         by_factor.pop(_NOWHERE, None)
-        carried = self._axes(by_factor.pop(_CARRIED, ()))
-        split = {factor: self._axes(found) for factor, found in by_factor.items()}
-        if not all(self._fits(factor, axes) for factor, axes in split.items()):
-            return None
-        assignment = tuple([split.get(f, ()) for f in range(len(problem.rule.factor_sizes))])
-        if problem.rule.joint_factors and not is_contiguous(assignment, problem.rule, problem.mesh):
-            return None
+        carried = self._table.orders(tuple(by_factor.pop(_CARRIED, ())))[0]
+        lists = [self._table.orders(tuple(found)) for found in by_factor.values()]
+        if not all(self._fits(factor, axes[0]) for factor, axes in zip(by_factor, lists, strict=True)):
+            return
+        for chosen in itertools.product(*lists):
+            split = dict(zip(by_factor, chosen, strict=True))
+            assignment = tuple([split.get(f, ()) for f in range(len(self._problem.rule.factor_sizes))])
+            if not self._problem.rule.joint_factors or is_contiguous(
+                assignment, self._problem.rule, self._problem.mesh
+            ):
+                yield self._way(assignment, carried)
+
+    def _way(self, assignment: Assignment, carried: Axes) -> Way:
+        problem, strategy = self._problem, self._strategy
         candidate = Candidate(strategy, assignment, carried)
         operations, inside = operations_per_device(problem, candidate), inside_collectives(problem, candidate)
         work = work_time(problem, candidate, operations)

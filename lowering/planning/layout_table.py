@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations, permutations
 
 import numpy as np
 
+from sdy_jax.lowering.planning.factors import canonical
 from sdy_jax.lowering.planning.routes import RoutePrices
 from sdy_jax.lowering.planning.routes.prices import PairPrice
 from sdy_jax.lowering.planning.steps import steps_between
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.axes import overlaps, set_difference
-from sdy_jax.representation.mesh import Axes, Mesh
+from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
 ValueClass = tuple[tuple[int, ...], float]
@@ -22,11 +24,19 @@ bytes is only taken in the layout in which it is made: it ties nodes to each oth
 
 
 class LayoutTable:
-    """The numbers of layouts. Shardings that place data alike have one number."""
+    """The numbers of layouts. Shardings that place data alike have one number.
 
-    def __init__(self, mesh_name: str, mesh: Mesh):
+    Args:
+        mesh_name, mesh: the mesh that layouts are on.
+        inverted: the pairs of atoms of which the first one may also be major to the second one, which comes before it
+            in mesh order.
+    """
+
+    def __init__(self, mesh_name: str, mesh: Mesh, inverted: frozenset[tuple[AxisRef, AxisRef]] = frozenset()):
         self.mesh = mesh
         self.mesh_name = mesh_name
+        self._inverted = inverted
+        self._orders: dict[Axes, tuple[Axes, ...]] = {}
         self._numbers: dict[object, int] = {}
         self._by_axes: dict[object, int] = {}
         self._without: dict[tuple[int, Axes], int] = {}
@@ -50,6 +60,24 @@ class LayoutTable:
             sharding = TensorSharding.closed(self.mesh_name, axes, unreduced, reduction if unreduced else "sum")
             found = self._by_axes[key] = self.number(sharding)
         return found
+
+    def orders(self, atoms: Axes) -> tuple[Axes, ...]:
+        """The lists in which a dimension may have these atoms, which are in mesh order: that is the first.
+
+        >>> x, y = AxisRef("x"), AxisRef("y")
+        >>> table = LayoutTable("mesh", Mesh.of(x=2, y=2), frozenset([(y, x)]))
+        >>> [[str(axis) for axis in order] for order in table.orders((x, y))]
+        [['"x"', '"y"'], ['"y"', '"x"']]
+        """
+        if atoms not in self._orders:
+            place = {atom: number for number, atom in enumerate(atoms)}
+            allowed = [
+                canonical(order, self.mesh)
+                for order in permutations(atoms)
+                if all(place[a] < place[b] or (a, b) in self._inverted for a, b in combinations(order, 2))
+            ]
+            self._orders[atoms] = tuple(dict.fromkeys(allowed))
+        return self._orders[atoms]
 
     def without(self, number: int, axes: Axes) -> int:
         """The layout that is left if some axes are taken out of it."""
