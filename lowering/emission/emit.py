@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any, NamedTuple
 
 import jax
@@ -75,20 +75,30 @@ _COLLECTIVES = frozenset(f"sdy.{kind}" for kind in KINDS)
 
 
 def local_function(
-    graph: Graph, mesh: RefinedMesh, device: jax.Device | None = None
+    graph: Graph, mesh: RefinedMesh, device: jax.Device | None = None, used: Sequence[bool] | None = None
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """The per-device function of the main function of a partitioned module; `device` is one of those it runs on, where
-    they are known."""
+    """The per-device function of the main function of a partitioned module.
+
+    Args:
+        graph: the module.
+        mesh: the refined mesh.
+        device: one of those it runs on, where they are known.
+        used: which arguments the function takes, all by default; the others have no users.
+    """
     load_extensions()
     at_border = combined_with_arguments(graph) if device is not None else frozenset()
     shardings, mesh = value_shardings(graph), mesh.with_meshes(graph.meshes)
-    arguments, results = [v.sharding for v in graph.arguments], graph.result_shardings(graph.main)
+    arguments = graph.arguments if used is None else list(compress(graph.arguments, used))
+    results = graph.result_shardings(graph.main)
 
     def run(*given: jax.Array) -> tuple[jax.Array, ...]:
         # jax lowers some ops of 32-bit programs through 64-bit integers (the counters of random bits).
         with jax.enable_x64(True):
-            inner = [_from_border(x, s, mesh) for x, s in zip(given, arguments, strict=True)]
-            outer = _Emission(mesh, shardings, at_border, device).run_block(graph.main.blocks[0], inner)
+            inner = {v: _from_border(x, v.sharding, mesh) for x, v in zip(given, arguments, strict=True)}
+            body = graph.main.blocks[0]
+            outer = _Emission(mesh, shardings, at_border, device).run_ops(
+                body.ops[:-1], inner, body.terminator.operands
+            )
             return tuple(_to_border(x, s, mesh) for x, s in zip(outer, results, strict=True))
 
     return run

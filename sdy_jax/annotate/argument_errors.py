@@ -9,19 +9,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from sdy_jax.errors import ArgumentError, ParseError, SdyError, ShardingError, with_article
+from sdy_jax.errors import ArgumentError, ParseError, ShardingError, with_article
 
 _SPECS = "None, a PartitionSpec, a NamedSharding, the text of an SDY sharding"
 
 
-def no_array(path: str, value: Any) -> SdyError:
+def no_array(path: str, value: Any) -> ArgumentError:
     """A leaf of the arguments that jax cannot trace."""
     if isinstance(value, np.ndarray):
-        return SdyError(
+        return ArgumentError(
             f"`{path}` is an array of numpy's dtype {value.dtype}; expected an array of a dtype that jax has"
         )
     given = f"`{path}` is {with_article(type(value))} ({value!r:.60})"
-    return SdyError(f"{given}; expected an array or a number. {_remedy(path, value)}")
+    return ArgumentError(f"{given}; expected an array or a number. {_remedy(path, value)}")
 
 
 def _remedy(path: str, value: Any) -> str:
@@ -48,13 +48,13 @@ def no_values(path: str, name: str) -> ArgumentError:
     )
 
 
-def unhashable(name: str, value: Any) -> SdyError:
+def unhashable(name: str, value: Any) -> ArgumentError:
     """A static argument that no plan can be kept for."""
     if any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(value)):
         remedy = "It holds arrays; to fix: let it be an ordinary argument"
     else:
         remedy = "To fix: give something hashable (a tuple for a list)"
-    return SdyError(
+    return ArgumentError(
         f"the static argument {name} is {with_article(type(value))}, which cannot be hashed, and a plan is kept per "
         f"value of the static arguments. {remedy}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import jax
@@ -12,9 +13,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate.arguments import Leaf, Spec, abstracted
+from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.statics import Statics
 from sdy_jax.plan.border_moves import BorderMove, moves_at_border
-from sdy_jax.plan.plan import Plan
 from sdy_jax.runtime.layouts import as_specification, is_on, layout_of
 
 Layouts = tuple[Spec, ...]
@@ -67,9 +68,12 @@ class Arguments:
         types = tuple((x.value.shape, x.value.dtype, x.value.weak_type, x.spec, x.unreduced) for x in self.leaves)
         return (self.mesh, self.tree, types, self.statics.key)
 
-    def moves(self, plan: Plan) -> tuple[BorderMove, ...]:
-        """The arguments whose layouts differ from those that `plan` takes."""
-        return moves_at_border(self.given, [value.sharding for value in plan.arguments], self.mesh)
+    def moves(self, call: PlannedCall) -> tuple[BorderMove, ...]:
+        """The arguments whose layouts differ from those that `call` takes, as far as it uses them."""
+        unused = call.unused
+        used = [i not in unused for i in range(len(self.given))]
+        entering = (value.sharding for value in call.plan.arguments)
+        return moves_at_border(compress(self.given, used), compress(entering, used), self.mesh)
 
     @property
     def as_passed(self) -> frozenset[str]:

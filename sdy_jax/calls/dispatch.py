@@ -1,8 +1,8 @@
 """The jitted function for a call, by the layouts of its arguments: jit's types leave those on Auto axes out.
 
-The look-up must cost next to nothing. A call's key is the tree of its arguments and, per leaf, the sharding of an array
-or the class of anything else. A call like the one before it compares two lists, mostly by identity, because arrays of
-one origin share their sharding object.
+jit's C++ asks for it once per kind of call, and at each call of functions with effects, so the look-up costs little.
+A call's key is the tree of its arguments and, per leaf, the sharding of an array or the class of anything else. A call
+like the one before it compares two lists, mostly by identity, because arrays of one origin share their sharding object.
 """
 
 from __future__ import annotations

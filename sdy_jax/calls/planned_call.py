@@ -12,6 +12,7 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 
 from sdy_jax.calls.derivatives import Flat, Partition, Planned, differentiable, specs
+from sdy_jax.calls.live import LiveFunction
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.plan.plan import Plan
@@ -60,18 +61,41 @@ class PlannedCall:
 
     def __call__(self, *leaves: Any) -> Any:
         """The results, in the function's tree."""
-        return jax.tree.unflatten(self.plan.program.out_tree, self._call(*self.outer, *leaves))
+        operands = compress((*self.outer, *leaves), self._live.used)
+        return jax.tree.unflatten(self.plan.program.out_tree, self._call(*operands))
+
+    @property
+    def unused(self) -> frozenset[int]:
+        """The indices of the leaves on which no result depends."""
+        first = len(self.outer)
+        return frozenset(i - first for i, is_used in enumerate(self._live.used) if i >= first and not is_used)
+
+    @cached_property
+    def _graph(self) -> Graph:
+        return Graph(self.plan.program.module)
+
+    @cached_property
+    def _live(self) -> LiveFunction:
+        """The function of the outer values and leaves that it uses."""
+        has_users = compress([bool(value.uses) for value in self._graph.arguments], self._is_operand)
+        return LiveFunction.of(self.plan.program.jaxpr, list(has_users))
+
+    @property
+    def _is_operand(self) -> list[bool]:
+        """Per argument of the program's main function: an outer value or a leaf, not an array that is closed over."""
+        return [*self._closed_over, *(True for _ in self.plan.arguments)]
 
     @cached_property
     def _call(self) -> Flat:
-        """The function of the outer values, then of the leaves."""
-        plan, program = self.plan, self.plan.program
+        """The function of the outer values and leaves that are used."""
         if self._partition is None:
             return self._run
-        outer = compress(plan.constants, self._closed_over)
-        inputs = specs((*outer, *plan.arguments), (*self.outer, *program.in_info))
+        plan, program = self.plan, self.plan.program
+        operands = [*compress(plan.constants, self._closed_over), *plan.arguments]
+        types = [*self.outer, *program.in_info]
+        inputs = specs(*(compress(all_, self._live.used) for all_ in (operands, types)))
         outputs = specs(plan.results, program.out_info)
-        return differentiable(self._run, jaxpr_as_fun(program.jaxpr), inputs, outputs, self._derivative)
+        return differentiable(self._run, jaxpr_as_fun(self._live.jaxpr), inputs, outputs, self._derivative)
 
     def _derivative(self, fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str) -> Planned:
         """A function of the derivatives, partitioned and kept."""
@@ -82,22 +106,33 @@ class PlannedCall:
 
     @cached_property
     def _run(self) -> Flat:
-        plan, program = self.plan, self.plan.program
-        graph = Graph(program.module)
+        plan, program, graph = self.plan, self.plan.program, self._graph
         refined = RefinedMesh.of(program.mesh, used_axes(graph))
+        used = self._used
+        unreduced = [False] * len(plan.constants) + [
+            i in program.unreduced_arguments for i in range(len(plan.arguments))
+        ]
         boundary = Boundary(
             self._mesh,
             refined,
-            [v.sharding for v in (*plan.constants, *plan.arguments)],
+            [v.sharding for v in compress((*plan.constants, *plan.arguments), used)],
             [v.sharding for v in plan.results],
-            [False] * len(plan.constants) + [i in program.unreduced_arguments for i in range(len(plan.arguments))],
+            list(compress(unreduced, used)),
         )
-        function = local_function(graph, refined, self._mesh.devices.flat[0])
+        function = local_function(graph, refined, self._mesh.devices.flat[0], used)
+        fixed = [*compress((*program.constants, *plan.arguments), used)]
+        is_operand = [*compress(self._is_operand, used)]
 
         def run(*operands: Any) -> list[Any]:
             rest = iter(operands)
-            pairs = zip(program.constants, self._closed_over, strict=True)
-            constants = [next(rest) if is_outer else constant for constant, is_outer in pairs]
-            return boundary(function, [*constants, *rest], program.out_info)
+            values = [next(rest) if is_given else x for x, is_given in zip(fixed, is_operand, strict=True)]
+            return boundary(function, values, program.out_info)
 
         return run
+
+    @property
+    def _used(self) -> list[bool]:
+        """Per argument of the program's main function, whether it is passed to it."""
+        live = iter(self._live.used)
+        pairs = zip(self._graph.arguments, self._is_operand, strict=True)
+        return [next(live) if is_operand else bool(value.uses) for value, is_operand in pairs]
