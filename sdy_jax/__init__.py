@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
     from sdy_jax.representation.rule import OpShardingRule
     from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
+    from sdy_jax.spec_trees.fsdp import fsdp
+    from sdy_jax.spec_trees.like import like
+    from sdy_jax.spec_trees.rules import rules
+    from sdy_jax.spec_trees.tensor_parallel import tensor_parallel
 
 __all__ = [
     "AUTO",
@@ -80,6 +84,8 @@ __all__ = [
     "collective_permute",
     "custom_op",
     "data_flow_edge",
+    "fsdp",
+    "like",
     "load",
     "loads",
     "manual_computation",
@@ -90,11 +96,13 @@ __all__ = [
     "reduce_scatter",
     "replicated_to_unreduced",
     "reshard",
+    "rules",
     "shard",
     "shard_alike",
     "sharded_to_unreduced",
     "sharding_constraint",
     "sharding_group",
+    "tensor_parallel",
     "testing",
     "with_sharding_rule",
 ]
@@ -138,6 +146,10 @@ _MODULES = {
     "sdy_jax.representation.mesh": ("AxisRef", "Mesh", "MeshAxis"),
     "sdy_jax.representation.rule": ("OpShardingRule",),
     "sdy_jax.representation.sharding": ("DimensionSharding", "TensorSharding"),
+    "sdy_jax.spec_trees.fsdp": ("fsdp",),
+    "sdy_jax.spec_trees.like": ("like",),
+    "sdy_jax.spec_trees.rules": ("rules",),
+    "sdy_jax.spec_trees.tensor_parallel": ("tensor_parallel",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

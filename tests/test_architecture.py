@@ -50,10 +50,11 @@ ROOMS = {
         "errors jax_internals representation ir runtime annotate lowering.reshard lowering.emission "
         "lowering.placement lowering plan shard loading"
     ),
+    "spec_trees": "errors jax_internals representation annotate",
     "testing": "lowering.reshard plan calls",
     "commands": "errors representation ir runtime annotate verification text lowering passes plan shard loading calls",
     "__main__": "commands",
-    "__init__": "errors representation annotate lowering.reshard passes plan shard loading calls testing",
+    "__init__": "errors representation annotate lowering.reshard passes plan shard loading calls spec_trees testing",
 }
 
 

@@ -165,6 +165,16 @@ def block(x):
     assert words(str(plan.why_not("%1", "data"))) == words(block("sharding_constraint at model.py:20"))
 
 
+def test_trees_of_specifications_for_whole_models(names, capsys):
+    known = dict(names) | {"mlp_function": lambda x, w: jax.nn.gelu(x @ w["up"]) @ w["down"]}
+    program = block("ScaleByAdamState(count").strip()
+    assert words(printed(capsys, lambda: executed(block("sdy.tensor_parallel(weights"), known, "step.py"))) == words(
+        program.replace("(count=P(),\n    ", "(count=P(), ")
+    )
+    weights, moments = known["trained"](known["weights"], known["optimizer"].init(known["weights"]), known["x"])
+    assert moments[0].mu["up"].sharding.spec == weights["up"].sharding.spec == P("data", "model")
+
+
 def test_a_step_is_partitioned_whole(names):
     def loss(weights, x):
         return jnp.sum(names["mlp"].__wrapped__(x, weights))
@@ -265,7 +275,7 @@ def test_a_thousand_calls_run_on_virtual_devices_as_it_says_they_do(tmp_path):
 
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
-    assert len(BLOCKS) == 24
+    assert len(BLOCKS) == 26
     assert {
         line for line in COMMANDS if not line.startswith((*ELSEWHERE, "sdy-jax plan mlp.bin", "sdy-jax opt"))
     } == set()

@@ -2,7 +2,7 @@
 
 A specification is None (propagation decides), a `PartitionSpec`, a `NamedSharding`, the text of an SDY sharding
 (`'[{"data"}, {"model", ?}p1]'`), a `TensorSharding`, or `AUTO` (the planner decides). It stands for every leaf of the
-tree that it is given for.
+tree that it is given for; or it is a `SpecRule`, which makes a tree of specifications from that tree.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from jax.tree_util import GetAttrKey, flatten_one_level_with_keys, keystr, tree_
 
 from sdy_jax.annotate.argument_errors import array_for_tree, no_array, no_entries, no_specification, other_tree
 from sdy_jax.annotate.automatic import Automatic
+from sdy_jax.annotate.spec_rule import SpecRule
 from sdy_jax.annotate.user_function import function_name, function_signature
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.named import from_named_sharding, unreduced_by
 from sdy_jax.representation.sharding import TensorSharding
 
 Spec = Any
-"""None, PartitionSpec, NamedSharding, str, TensorSharding or AUTO."""
+"""None, PartitionSpec, NamedSharding, str, TensorSharding, AUTO or a SpecRule."""
 
-SPEC_TYPES = (type(None), PartitionSpec, jax.sharding.Sharding, str, TensorSharding, Automatic)
+SPEC_TYPES = (type(None), PartitionSpec, jax.sharding.Sharding, str, TensorSharding, Automatic, SpecRule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,8 @@ def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:
     Raises:
         ShardingError: names the first path where the two trees differ.
     """
+    if isinstance(specs, SpecRule):
+        specs = specs.for_tree(tree, root)
     if isinstance(specs, SPEC_TYPES):
         return [Leaf(root + keystr(path), leaf, specs) for path, leaf in tree_flatten_with_path(tree)[0]]
     given, given_type = _children(specs, root, where)
