@@ -31,6 +31,10 @@ class MemoryLimitError(SdyError):
     """No program was found that keeps within `memory=`."""
 
 
+class ProcessError(SdyError, RuntimeError):
+    """The processes of a program do not run the same, or some of them do not come."""
+
+
 class InternalError(SdyError, AssertionError):
     """A broken invariant of sdy_jax itself."""
 

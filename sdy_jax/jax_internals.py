@@ -14,6 +14,7 @@
   parameters of its primitive.
 * `use_rgv3`: jax 0.12 lowers a collective's groups to axes of a mesh, which other tools and jax 0.10 do not know; its
   switch for one thread is private.
+* `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
 * `_cache_miss` of jitted functions: what jit's C++ asks for a call that it has not seen. Ours is asked instead, for the
   layouts of arrays, which are in the key of that cache and not in the types that jit traces by; so a call that was seen
@@ -33,7 +34,7 @@ from typing import Any
 
 import jax
 from jax import export
-from jax._src import config
+from jax._src import config, distributed
 from jax._src.core import jaxpr_const_args
 from jax._src.custom_partitioning import custom_partitioning_p as custom_partitioning_p
 from jax._src.custom_partitioning_sharding_rule import sdy_sharding_rule_to_mlir, str_to_sdy_sharding_rule
@@ -200,6 +201,11 @@ def with_cache_miss(jitted: Any, cache_miss: Callable[..., tuple[Any, Any, bool]
 def context_mesh() -> jax.sharding.Mesh | None:
     """The mesh of `jax.set_mesh`, under a trace as well; empty or None if there is none."""
     return get_concrete_mesh()
+
+
+def distributed_client() -> Any:
+    """The client of the service that `jax.distributed.initialize` starts; None without one."""
+    return distributed.global_state.client
 
 
 def primal_of(x: Any) -> Any:

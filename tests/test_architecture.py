@@ -46,9 +46,10 @@ ROOMS = {
     "loading": (
         "errors jax_internals representation ir runtime annotate verification text lowering.emission passes shard"
     ),
+    "processes": "errors jax_internals ir plan",
     "calls": (
         "errors jax_internals representation ir runtime annotate lowering.reshard lowering.emission "
-        "lowering.placement lowering plan shard loading"
+        "lowering.placement lowering plan shard loading processes"
     ),
     "spec_trees": "errors jax_internals representation annotate",
     "testing": "lowering.reshard plan calls",

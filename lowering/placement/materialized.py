@@ -34,7 +34,7 @@ from sdy_jax.propagation.edge_shardings import state_body_arguments
 from sdy_jax.representation.attributes import attribute_from_text, sharding_to_attribute, shardings_to_attribute
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.representation.sdy_collectives import BY_STRIPS
+from sdy_jax.representation.sdy_collectives import BY_STRIPS, REDUCING
 from sdy_jax.representation.sharding import TensorSharding
 
 ReshardPlanner = Callable[[Value, TensorSharding, TensorSharding], ReshardPlan]
@@ -135,7 +135,8 @@ class MaterializedLayouts:
             cause = producer
         current = nearest.mlir
         for step in self._plan(value, nearest.sharding, target).steps:
-            moved = Moved(step.op.summary, step.result, sent_by_step(step, value, self._mesh))
+            reduction = step.reduction if step.op.kind in REDUCING else ""
+            moved = Moved(step.op.summary, step.result, sent_by_step(step, value, self._mesh), reduction)
             record = self._report.add(moved, value, before, cause, again=again)
             current = create_collective(step, current, cause.mlir.location, ir.InsertionPoint(before.mlir))
             self._spare.append((current.owner, record))

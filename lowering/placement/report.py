@@ -28,11 +28,13 @@ Origin = Literal["partitioner", "user"]
 
 
 class Moved(NamedTuple):
-    """What a collective says, the sharding of its result, and the bytes that a device sends in one execution."""
+    """What a collective says, the sharding of its result, the bytes that a device sends in one execution, and how it
+    combines values, where it does and that is known: `sum`, `max`."""
 
     summary: CollectiveSummary
     result: TensorSharding
     wire_bytes: float
+    reduction: str = ""
 
 
 @dataclass(frozen=True, slots=True)

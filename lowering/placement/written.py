@@ -55,7 +55,8 @@ class Written:
         )
         wire = wire_bytes(collective.kind, axes_size(axes, mesh), before, after)
         step = Collective(collective, self.target, wire, self.source.reduction)
-        return Moved(collective.summary, self.target, sent_by_step(step, value, mesh))
+        reduction = step.reduction if collective.kind in REDUCING else ""
+        return Moved(collective.summary, self.target, sent_by_step(step, value, mesh), reduction)
 
 
 def is_written_collective(op: Op) -> bool:

@@ -24,7 +24,7 @@ from sdy_jax.calls.donated import donated_leaves
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.statics import StaticParameters, Statics
-from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError, with_article
+from sdy_jax.errors import ArgumentError, ProcessError, SdyError, ShardingError, UnsupportedError, with_article
 from sdy_jax.ir import hidden_frames
 from sdy_jax.ir.locations import short_source
 from sdy_jax.jax_internals import CACHE_MISS, context_mesh, with_cache_miss
@@ -36,6 +36,8 @@ from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.warn import report_notes, warn_of
+from sdy_jax.processes.comparison import are_several
+from sdy_jax.processes.lowered import ComparedLowered
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.runtime.boundary import auto_mesh, check_devices, concrete_mesh, splits_by_parts
 
@@ -112,8 +114,15 @@ class PartitionedFunction(Generic[P, R]):
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `jax.jit(fun).lower`; the result's `compile()` gives the executable."""
+        if are_several():
+            return self._lowered_alone(args, kwargs)
         lowered: jax.stages.Lowered = self._through_jit("lower", args, kwargs)
         return lowered
+
+    def _lowered_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
+        """Of several processes one may lower alone. They compare when they compile."""
+        lowered = self._through_jit("lower", args, kwargs)
+        return ComparedLowered.of(lowered, self._planned(self._arguments(args, kwargs)).compare)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The shapes and dtypes of the results; nothing is planned or run."""
@@ -189,7 +198,11 @@ class PartitionedFunction(Generic[P, R]):
     def _through_jit(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a method of the jitted function. Errors about arguments that jit refuses name their paths."""
         try:
-            return getattr(self._dispatch(args, kwargs), method)(*args, **kwargs)
+            is_alone = method == "lower" and are_several()
+            jitted = self._choice(args, kwargs, is_alone).jitted if is_alone else self._dispatch(args, kwargs)
+            return getattr(jitted, method)(*args, **kwargs)
+        except ProcessError as error:
+            raise error from None  # without jax's account of where it was raised
         except SdyError:
             raise
         except (TypeError, ValueError):
@@ -209,14 +222,15 @@ class PartitionedFunction(Generic[P, R]):
             return error
         return None
 
-    def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DispatchChoice:
+    def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_alone: bool = False) -> DispatchChoice:
         """The jitted function for a call. Warns of arguments that will be moved on entry, once for each."""
         call = self._arguments(args, kwargs)
         if call.may_move and not self._is_inner:
             self._report(call.moves(self._planned(call)))
         must_name = self._is_inner or call.bring_other_meshes or _states_parts(self._out, call.mesh)
         results = self._planned(call).results if must_name else None
-        return DispatchChoice(self._jitted_for(call.layouts, results, call.mesh), results is None or self._is_inner)
+        jitted = self._jitted_for(call.layouts, results, call.mesh, is_alone)
+        return DispatchChoice(jitted, results is None or self._is_inner)
 
     def _report(self, moves: Iterable[BorderMove]) -> None:
         new = [move for move in moves if move.path not in self._moved]
@@ -225,17 +239,18 @@ class PartitionedFunction(Generic[P, R]):
             source = short_source(self._source)
             warn_of([f"{source}: argument: {move.message(self._name)}" for move in new])
 
-    def _jitted_for(self, layouts: Layouts, results: Any, mesh: jax.sharding.Mesh) -> Any:
+    def _jitted_for(self, layouts: Layouts, results: Any, mesh: jax.sharding.Mesh, is_alone: bool) -> Any:
         """The jitted function for arguments with these layouts.
 
         `results`: the tree of result shardings, where jit cannot infer them from the traced function; else None.
+        `is_alone`: other processes do not lower it.
         """
         leaves, tree = jax.tree.flatten(results)
-        key = (mesh, layouts, tree, tuple(leaves))
+        key = (mesh, layouts, tree, tuple(leaves), is_alone)
         if key not in self._jitted:
 
             def run(*args: Any, **kwargs: Any) -> Any:
-                return self._run(args, kwargs, layouts)
+                return self._run(args, kwargs, layouts, is_alone)
 
             self._jitted[key] = self._jit(run, **({} if results is None else {"out_shardings": results}))
         return self._jitted[key]
@@ -255,9 +270,10 @@ class PartitionedFunction(Generic[P, R]):
             subject = f"{self._name}()" if is_about_fun else f"the options of {self._name}:"
             raise ArgumentError(f"{subject} {problem}") from None
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts, is_alone: bool) -> Any:
         """The function that jit traces: it plans, then runs the per-device program on shards."""
         call = self._planned(self._arguments(args, kwargs, layouts))
+        call = call.alone if is_alone else call
         _check_whole(call.plan.results)
         return call(*jax.tree.leaves(self._split(args, kwargs)[:2]))
 

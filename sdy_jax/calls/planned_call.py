@@ -16,6 +16,8 @@ from sdy_jax.calls.live import LiveFunction
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.plan.plan import Plan
+from sdy_jax.processes.compared import compared
+from sdy_jax.processes.comparison import are_several, compare
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.layouts import named
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -26,19 +28,20 @@ def with_dialect_collectives(plan: Plan, mesh: jax.sharding.Mesh) -> Plan:
     """The plan with the collectives of mesh and shard dialect ops, which are known once the program is lowered."""
     if not has_dialect_collectives(plan.program.module):
         return plan
-    found = dialect_collectives(PlannedCall(plan, mesh, None).lower, plan.program.mesh)
+    found = dialect_collectives(PlannedCall(plan, mesh, None, is_alone=True).lower, plan.program.mesh)
     return replace(plan, collectives=(*plan.collectives, *found))
 
 
 class PlannedCall:
     """A plan, called with the leaves of its arguments on a mesh.
 
-    Its derivatives are partitioned by `partition`; without one they are those of the partitioned program.
+    Its derivatives are partitioned by `partition`; without one they are those of the partitioned program. When it is
+    lowered, all processes compare it, unless it `is_alone`.
     """
 
-    def __init__(self, plan: Plan, mesh: jax.sharding.Mesh, partition: Partition | None):
+    def __init__(self, plan: Plan, mesh: jax.sharding.Mesh, partition: Partition | None, is_alone: bool = False):
         self.plan = plan
-        self._mesh, self._partition = mesh, partition
+        self._mesh, self._partition, self._is_alone = mesh, partition, is_alone
         self.derivatives: list[Planned] = []
         """The functions that compute derivatives. They are planned when they run."""
         self._closed_over = [isinstance(c, jax.core.Tracer) for c in plan.program.constants]
@@ -52,6 +55,15 @@ class PlannedCall:
         """The call lowered, as `jax.jit` lowers it."""
         program = self.plan.program
         return jax.jit(lambda *xs: self._run(*xs)).lower(*map(jax.typeof, self.outer), *program.in_info)
+
+    @cached_property
+    def alone(self) -> PlannedCall:
+        """The same call, to be looked at in one process."""
+        return PlannedCall(self.plan, self._mesh, self._partition, is_alone=True)
+
+    def compare(self) -> None:
+        """Waits until all processes are about to run this. Raises `ProcessError` where they are not."""
+        compare(self.plan, self._mesh)
 
     @property
     def results(self) -> Any:
@@ -126,7 +138,8 @@ class PlannedCall:
         def run(*operands: Any) -> list[Any]:
             rest = iter(operands)
             values = [next(rest) if is_given else x for x, is_given in zip(fixed, is_operand, strict=True)]
-            return boundary(function, values, program.out_info)
+            results = boundary(function, values, program.out_info)
+            return results if self._is_alone or not are_several() else compared(results, self.compare)
 
         return run
 

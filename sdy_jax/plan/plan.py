@@ -19,6 +19,7 @@ from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.border_specs import specs_of
 from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.estimated_time import EstimatedTime
+from sdy_jax.plan.fingerprint import fingerprint_of
 from sdy_jax.plan.layout_reason import LayoutReason
 from sdy_jax.plan.layout_reasons import Findings, LayoutReasons
 from sdy_jax.plan.memory import MemoryUse, memory_of
@@ -159,6 +160,17 @@ class Plan:
         Loops count once per trip (a loop with an unknown count as one trip), conditionals as their largest branch.
         """
         return flops(self.work, repeated=True)
+
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that say which collectives run: their order, kinds, axes and types, the loops and
+        branches they stand in, and the mesh. Equal plans have the same in every process and run, whatever the seed of
+        hashes; source lines and costs do not matter. In programs of several processes, where these compare what they
+        are about to run, it must be the same in all of them.
+
+        Example:
+            assert step.plan(state, batch).fingerprint() == "5d1c2f0be1a24b6a9d0c7f3a52c1e8f4"  # in a test
+        """
+        return fingerprint_of(self.program.mesh, self.collectives)
 
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""

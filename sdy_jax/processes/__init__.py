@@ -1,0 +1,1 @@
+"""Several processes: they agree that all of them run the same program before it runs."""

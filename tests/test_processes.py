@@ -1,0 +1,75 @@
+"""Several processes on one machine: they train as one does, and what goes wrong in one of them all of them say."""
+
+import re
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from process_programs import HEARTBEAT, batch, ended, initial, loss, mesh_of, reports, start, trained
+
+TWO_OR_FOUR = pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+
+
+@pytest.fixture(scope="module")
+def one_process() -> list[float]:
+    return trained(mesh_of(jax.devices()), initial())
+
+
+@TWO_OR_FOUR
+def test_processes_train_as_one(count: int, tmp_path: Path, one_process: list[float]) -> None:
+    found = reports("train", count, tmp_path)
+    value, slopes = jax.value_and_grad(loss)(initial(), batch(0))
+    for report in found:
+        np.testing.assert_allclose(report["losses"], one_process, rtol=1e-5)
+        np.testing.assert_allclose(report["slopes"], slopes["up"], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose([report["doubled"] / 2, report["compiled"]], value, rtol=1e-5)
+    np.testing.assert_allclose(found[-1]["alone"], value, rtol=1e-5)
+    assert len({report["fingerprint"] for report in found}) == 1
+
+
+@TWO_OR_FOUR
+def test_every_process_says_which_one_runs_something_else(count: int, tmp_path: Path) -> None:
+    found = reports("differ", count, tmp_path, SDY_JAX_PROCESS_TIMEOUT="3")
+    odd = f"process {count - 1}"
+    for report in found:
+        message, seconds = report["collectives"]
+        others = "process 0" if count == 2 else "processes 0, 1 and 2"
+        assert message.startswith(
+            f"{odd} is about to run another program than {others}, `program`: collective 2 differs"
+        )
+        assert re.search(
+            rf"process 0 has all_reduce sum .* of \S*process_programs\.py:\d+; {odd} has all_slice", message
+        )
+        assert seconds < 20
+        for name in ("ops", "compiled"):
+            assert "the collectives are equal, the op differs: process 0 has `%" in report[name][0], name
+        assert "collective 2 differs" in report["jitted"][0]
+        np.testing.assert_allclose(report["then"], batch(0).sum(), rtol=1e-4)
+    for report in found[:-1]:
+        message, seconds = report["missing"]
+        assert message.startswith(f"{odd} did not come to `program` within 3 s")
+        assert "SDY_JAX_PROCESS_TIMEOUT" in message and seconds < 20
+
+
+@TWO_OR_FOUR
+def test_survivors_say_who_died_and_a_restart_goes_on(count: int, tmp_path: Path, one_process: list[float]) -> None:
+    started = time.monotonic()
+    *survivors, killed = ended(start("die", count, tmp_path, VICTIM=str(count - 1)))
+    assert killed[0] == -9 and time.monotonic() - started < 60 + HEARTBEAT
+    for status, output in survivors:
+        assert status != 0
+        gone = rf"stopped sending heartbeats\):\n{count - 1}\b|Task {count - 1} heartbeat timeout"
+        assert re.search(gone, output), output
+    for report in reports("resume", count, tmp_path):
+        assert 0 < report["first"] <= 3
+        np.testing.assert_allclose(report["losses"], one_process[report["first"] :], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_without_its_coordinator_nobody_waits(tmp_path: Path) -> None:
+    """Process 0 serves the others, which end as soon as it is gone."""
+    killed, *survivors = ended(start("die", 2, tmp_path, VICTIM="0"))
+    assert killed[0] == -9
+    assert all(status != 0 and "the leader task was preempted/died" in output for status, output in survivors)
