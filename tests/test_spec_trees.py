@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import jax
@@ -388,3 +389,81 @@ def test_the_trees_compose_and_run_where_specifications_are_taken(mesh: Any) -> 
     assert specs["up"] == {"kernel": P("data", "model"), "bias": P()}
     run = sdy.partition(model, mesh=mesh, in_shardings=(specs, BY_NAME.spec("batch")))
     assert_close(run(boxed(), X), model(boxed(), X))
+
+
+# --- the libraries themselves, where they are installed --------------------------------------------------------------
+
+
+def test_flax_linen_by_names_at_the_border_and_inside(mesh: Any) -> None:
+    linen = pytest.importorskip("flax.linen")
+
+    class Mlp(linen.Module):
+        @linen.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            named = linen.with_logical_partitioning
+            kernel = linen.initializers.lecun_normal()
+            x = linen.Dense(32, kernel_init=named(kernel, ("embed", "mlp")))(x)
+            x = linen.with_logical_constraint(jax.nn.gelu(x), ("batch", "mlp"))
+            return linen.Dense(16, kernel_init=named(kernel, ("mlp", "embed")))(x)
+
+    net, rng = Mlp(), jax.random.key(0)
+    init = sdy.partition(net.init, mesh=mesh, out_shardings=BY_NAME)
+    variables = init(rng, X)
+    assert variables["params"]["Dense_0"]["kernel"].value.sharding.spec == P(None, "model")
+    types = jax.eval_shape(net.init, rng, X)
+    assert BY_NAME(types) == linen.logical_to_mesh(linen.get_partition_spec(types), BY_NAME.pairs)
+
+    bare, apply = (sdy.partition(net.apply, mesh=mesh, in_shardings=(BY_NAME, P())) for _ in range(2))
+    assert '{"data"}, {"model"}' not in bare.plan(variables, X).mlir("propagated")
+    with BY_NAME:
+        assert '{"data"}, {"model"}' in apply.plan(variables, X).mlir("propagated")
+        ours = apply(variables, X)
+    assert_close(ours, net.apply(linen.unbox(net.init(rng, X)), X))
+
+
+def test_flax_nnx_by_metadata(mesh: Any) -> None:
+    nnx = pytest.importorskip("flax.nnx")
+
+    def made() -> Any:
+        kernel = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("embed", "mlp"), eager_sharding=False)
+        model = nnx.Linear(16, 32, kernel_init=kernel, rngs=nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+    graph, types = nnx.split(nnx.eval_shape(made))
+    specs = BY_NAME(types)
+    assert specs[0]["kernel"] == specs[1]["opt_state"][0]["mu"]["kernel"] == P(None, "model")
+    assert specs[0]["bias"] == specs[1]["step"] == P()
+    init = sdy.partition(lambda: nnx.split(made())[1], mesh=mesh, out_shardings=BY_NAME)
+    assert init()[0]["kernel"].get_value().sharding.spec == P(None, "model")
+    run = sdy.partition(lambda state, x: nnx.merge(graph, state)[0](x), mesh=mesh, in_shardings=(specs, P("data")))
+    assert_close(run(init(), X), made()[0](X))
+
+
+def test_haliax_by_axes_at_the_border_and_inside(mesh: Any) -> None:
+    hax = pytest.importorskip("haliax")
+    batch, embed, mlp = hax.make_axes(batch=8, embed=16, mlp=32)
+    x, w = hax.named(X, (batch, embed)), hax.ones((embed, mlp))
+    assert BY_NAME({"w": w, "x": x}) == {"w": P(None, "model"), "x": P("data", None)}
+
+    def product(x: Any, w: Any) -> Any:
+        return hax.dot(hax.shard(x), w, axis=embed)
+
+    with BY_NAME:
+        ours = sdy.partition(product, mesh=mesh, in_shardings=BY_NAME, out_shardings=BY_NAME)(x, w)
+    assert ours.array.sharding.spec == P("data", "model")
+    assert_close(ours.array, X @ w.array)
+
+
+def test_penzai_by_names(mesh: Any) -> None:
+    pz = pytest.importorskip("penzai.pz")
+    x, w = pz.nx.wrap(X).tag("batch", "embed"), pz.nx.wrap(jnp.ones((16, 32))).tag("embed", "mlp")
+    assert BY_NAME((x, w.untag("embed"))) == (P("data", None), P(None, "model"))
+    ours = sdy.partition(lambda x: x * 2, mesh=mesh, in_shardings=BY_NAME)(x)
+    assert ours.unwrap("batch", "embed").sharding.spec == P("data")
+
+
+def test_rules_as_a_context_need_a_library_that_has_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("flax", "haliax"):
+        monkeypatch.delitem(sys.modules, library, raising=False)
+    with pytest.raises(ShardingError, match="none of flax, haliax is imported"), BY_NAME:
+        pass
