@@ -173,7 +173,7 @@ WRONG_SHARDINGS = {
     "list for a dict": (([None, None], None), ["`params`", "a list of 2", "the argument is a dict"]),
     "container for an array": (({"w1": [P()], "w2": None}, None), ["params['w1']", "list", "single array"]),
     "not a sharding": ((None, 3), ["`x`", "int", "PartitionSpec"]),
-    "dict for all": ({"x": P()}, ["in_shardings is a dict", "tuple"]),
+    "no parameter": ({"w1": P()}, ["in_shardings has an entry for 'w1'", "tuple"]),
 }
 
 

@@ -245,7 +245,7 @@ OPTIONS = {
     ),
     "a tuple for an array": (mlp, {"out_shardings": (P(), P())}, ["where the function returns a single array"]),
     "an argument's key": (mlp, {"in_shardings": ({"w1": P()}, P())}, ["does not match `params`", "lacks ['w2']"]),
-    "a dict of parameters": (mlp, {"in_shardings": {"x": P()}}, ["is a dict", "one entry per argument (params, x)"]),
+    "a dict of arrays": (mlp, {"in_shardings": {"w1": P()}}, ["entry for 'w1', which is no parameter", "(params, x)"]),
     "a mesh": (mlp, {"in_shardings": jax.sharding.Mesh(jax.devices(), "i")}, ["is a Mesh", "pass it as mesh="]),
     "a number": (
         mlp,

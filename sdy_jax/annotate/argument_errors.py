@@ -24,13 +24,23 @@ def no_array(path: str, value: Any) -> ArgumentError:
     return ArgumentError(f"{given}; expected an array or a number. {_remedy(path, value)}")
 
 
+def no_result(path: str, value: Any) -> ArgumentError:
+    """A leaf of what a function returns that is no array."""
+    remedy = "to fix: return its arrays only (equinox: `eqx.filter(..., eqx.is_array)`)"
+    return ArgumentError(
+        f"`{path}` is {with_article(type(value))} ({value!r:.60}); a partitioned function returns arrays and numbers, "
+        f"in trees of any kind{'' if path.isidentifier() else f'; {remedy}'}"
+    )
+
+
 def _remedy(path: str, value: Any) -> str:
     if not re.fullmatch(r"\w+|args\[\d+\]", path):
         root = re.split(r"[\[.]", path)[0]
         return (
             f"To fix: split `{root}` into its arrays and the rest before the call, close over the rest, and put them "
             f"together inside (equinox: `arrays, rest = eqx.partition({root}, eqx.is_array)`, then "
-            "`eqx.combine(arrays, rest)`); or make it a static field of its class"
+            f"`eqx.combine(arrays, rest)`; where the rest is not needed, `eqx.filter({root}, eqx.is_array)`); or make "
+            "it a static field of its class"
         )
     if callable(value) and not isinstance(value, type) and not hasattr(value, "__name__"):
         return (
@@ -73,6 +83,14 @@ def no_entries(specs: Any, names: Sequence[str], where: str) -> ShardingError:
     return ShardingError(
         f"{where} is {with_article(type(specs))}; give one sharding for all arguments, or a tuple with one entry per "
         f"argument{listed}"
+    )
+
+
+def no_parameter(name: Any, names: Sequence[str], function: str, where: str) -> ShardingError:
+    """A key in a dict of entries that is none of a function's dynamic parameters."""
+    return ShardingError(
+        f"{where} has an entry for {name!r}, which is no parameter of {function or 'the function'} that is an array "
+        f"({', '.join(names) or 'none'}); a dict has entries by the names of parameters, a tuple by their order"
     )
 
 

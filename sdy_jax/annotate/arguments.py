@@ -15,7 +15,14 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, flatten_one_level_with_keys, keystr, tree_flatten_with_path
 
-from sdy_jax.annotate.argument_errors import array_for_tree, no_array, no_entries, no_specification, other_tree
+from sdy_jax.annotate.argument_errors import (
+    array_for_tree,
+    no_array,
+    no_entries,
+    no_parameter,
+    no_specification,
+    other_tree,
+)
 from sdy_jax.annotate.automatic import Automatic
 from sdy_jax.annotate.spec_rule import SpecRule
 from sdy_jax.annotate.user_function import function_name, function_signature
@@ -78,14 +85,14 @@ def argument_leaves(
 
     `parameters` are those of the function without its static ones, or the names of the positional ones. A tuple of
     specifications goes with the positional parameters, or with these and the keyword-only ones after them; parameters
-    at the end that are not passed may have no entry.
+    at the end that are not passed may have no entry. A dict of them goes by the names of parameters.
 
     Raises:
         ShardingError: the specifications do not match the arguments' tree.
     """
     if not isinstance(parameters, Parameters):
         parameters = Parameters(tuple(parameters))
-    if not isinstance(specs, SPEC_TYPES) and not isinstance(specs, (tuple, list)):
+    if not isinstance(specs, (*SPEC_TYPES, tuple, list, dict)):
         raise no_entries(specs, (*parameters.positional, *parameters.keyword_only), where)
     named = parameters.keyword_only
     if not parameters.positional and not named:  # no signature, or `**kwargs` only: as jax orders them
@@ -113,6 +120,11 @@ def _entries(
     names = (*positional, *named)
     if isinstance(specs, SPEC_TYPES):
         return dict.fromkeys((*names, *kwargs), specs)
+    if isinstance(specs, dict):
+        unknown = [name for name in specs if name not in (*names, *kwargs)]
+        if unknown:
+            raise no_parameter(unknown[0], (*names, *(k for k in kwargs if k not in names)), parameters.function, where)
+        return {**dict.fromkeys(names), **specs}
     needed = max((i + 1 for i, name in enumerate(positional) if i < passed or name in kwargs), default=0)
     if not needed <= len(specs) <= len(positional) and len(specs) != len(names):
         raise ShardingError(

@@ -12,13 +12,14 @@ from jax.extend.mlir import ir
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate import scans  # noqa: F401  (registers how they are written)
+from sdy_jax.annotate.argument_errors import no_result
 from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.annotate.specs import padded, resolve
-from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
+from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import body_of, main_function, pre_order, returned_by
@@ -190,10 +191,7 @@ def _arrays(result: Any) -> Any:
         try:
             jax.typeof(leaf)
         except TypeError:
-            raise SdyError(
-                f"`result{jax.tree_util.keystr(path)}` is a {type(leaf).__name__} ({leaf!r:.60}); a partitioned "
-                "function returns arrays and numbers, in trees of any kind"
-            ) from None
+            raise no_result(f"result{jax.tree_util.keystr(path)}", leaf) from None
     return result
 
 

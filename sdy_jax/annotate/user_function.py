@@ -7,7 +7,23 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from sdy_jax.errors import ArgumentError
+from sdy_jax.errors import ArgumentError, with_article
+
+
+def check_function(fun: object) -> None:
+    """
+    Raises:
+        ArgumentError: it cannot be called, or gives no arrays when it is.
+    """
+    if not callable(fun):
+        raise ArgumentError(
+            f"partition got {with_article(type(fun))}; expected a function, or a program from sdy_jax.load"
+        )
+    if inspect.isgeneratorfunction(fun) or inspect.iscoroutinefunction(fun):
+        kind = "a generator" if inspect.isgeneratorfunction(fun) else "a coroutine"
+        raise ArgumentError(
+            f"partition got the function {function_name(fun)}, which returns {kind}; expected one that returns arrays"
+        )
 
 
 def function_name(fun: Callable[..., Any]) -> str:

@@ -55,10 +55,12 @@ def partition(
     Args:
         fun: a function of arrays and pytrees of arrays, or a program from `load`. Without it `partition` returns a
             decorator.
-        mesh: the mesh to run on, with Auto or Explicit axes. By default that of a loaded program, or the one set by
-            `jax.set_mesh`.
+        mesh: the mesh to run on, with Auto or Explicit axes. By default that of a loaded program, of the first
+            `NamedSharding` among `in_shardings` and `out_shardings`, the one set by `jax.set_mesh`, or that of the
+            first argument that lies on one.
         in_shardings: a prefix tree for the arguments: one sharding for all, or a tuple with an entry per positional
-            parameter that is not static, and then, all or none, per keyword-only one. Each entry is None (propagation
+            parameter that is not static, and then, all or none, per keyword-only one; or a dict with entries for some
+            of them by their names. Each entry is None (propagation
             decides), a `PartitionSpec`, a `NamedSharding`, the text of an SDY sharding such as
             `'[{"data"}, {?}p1]'`, a `TensorSharding`, or `AUTO` (the planner chooses, and the plan prints what; an
             array that lies otherwise is moved). A sharding may be on another mesh of the same devices, in an order that

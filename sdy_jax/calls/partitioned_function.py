@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 import jax
 
 from sdy_jax.annotate.argument_errors import no_values
-from sdy_jax.annotate.arguments import SPEC_TYPES, Parameters, abstracted, argument_leaves, match_prefix
+from sdy_jax.annotate.arguments import SPEC_TYPES, Parameters, argument_leaves, match_prefix
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import from_function
-from sdy_jax.annotate.user_function import check_call, function_name, function_signature, in_name_of
+from sdy_jax.annotate.user_function import check_call, check_function, function_name, function_signature, in_name_of
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.derivatives import Partition, Planned
 from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
 from sdy_jax.calls.donated import donated_leaves
+from sdy_jax.calls.meshes import mesh_of_call, stated_mesh
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.statics import StaticParameters, Statics
-from sdy_jax.errors import ArgumentError, ProcessError, SdyError, ShardingError, UnsupportedError, with_article
+from sdy_jax.errors import ArgumentError, ProcessError, SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir import hidden_frames
 from sdy_jax.ir.locations import short_source
 from sdy_jax.jax_internals import CACHE_MISS, context_mesh, with_cache_miss
@@ -75,14 +76,12 @@ class PartitionedFunction(Generic[P, R]):
     parts of axes."""
 
     def __init__(self, fun: Callable[P, R], options: Options):
-        if not callable(fun):
-            raise SdyError(
-                f"partition got {with_article(type(fun))}; expected a function, or a program from sdy_jax.load"
-            )
+        check_function(fun)
         options.check()
         functools.update_wrapper(self, fun, updated=())
         self._fun, self._options = fun, options
-        self._mesh, self._in, self._out = options.mesh, options.in_shardings, options.out_shardings
+        self._in, self._out = options.in_shardings, options.out_shardings
+        self._mesh = options.mesh if options.mesh is not None else stated_mesh(self._in, self._out)
         self._name = function_name(fun)
         self._signature = None if isinstance(fun, LoadedFunction) else function_signature(fun)
         self._source = hidden_frames.caller_line()
@@ -90,7 +89,7 @@ class PartitionedFunction(Generic[P, R]):
         self._statics = StaticParameters.of(fun, options.static_argnums, options.static_argnames)
         self._calls: dict[Any, PlannedCall] = {}
         self._jitted: dict[Any, Any] = {}
-        self._dispatch = Dispatch(self._choice, context_mesh if options.mesh is None else None)
+        self._dispatch = Dispatch(self._choice, context_mesh if self._mesh is None else None)
         self._moved: set[str] = set()
         """The paths of arguments whose move was reported already."""
         self._called = with_cache_miss(self._jit(lambda *args, **kwargs: fun(*args, **kwargs)), self._missed)
@@ -125,13 +124,13 @@ class PartitionedFunction(Generic[P, R]):
         return ComparedLowered.of(lowered, self._planned(self._arguments(args, kwargs)).compare)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """The shapes and dtypes of the results; nothing is planned or run."""
-        dynamic, named, statics = self._split(args, kwargs)
-        mesh = self._jax_mesh()
-        for leaf in argument_leaves(None, dynamic, named, self._dynamic(statics)):
-            abstracted(leaf, mesh.axis_names)
-        with jax.sharding.use_abstract_mesh(auto_mesh(mesh).abstract_mesh):
-            return jax.eval_shape(self._inner(statics, mesh), *dynamic, **named)
+        """The types of the results; nothing is run. Those on Explicit axes have shardings, which need a plan."""
+        call = self._arguments(args, kwargs)
+        if jax.sharding.AxisType.Explicit in call.mesh.axis_types:
+            return self.trace(*args, **kwargs).out_info
+        dynamic, named = jax.tree.unflatten(call.tree, [leaf.value for leaf in call.leaves])
+        with jax.sharding.use_abstract_mesh(auto_mesh(call.mesh).abstract_mesh):
+            return jax.eval_shape(self._inner(call.statics, call.mesh), *dynamic, **named)
 
     def clear_cache(self) -> None:
         """Forgets plans and compiled programs."""
@@ -250,7 +249,7 @@ class PartitionedFunction(Generic[P, R]):
         if key not in self._jitted:
 
             def run(*args: Any, **kwargs: Any) -> Any:
-                return self._run(args, kwargs, layouts, is_alone)
+                return self._run(args, kwargs, layouts, mesh, is_alone)
 
             self._jitted[key] = self._jit(run, **({} if results is None else {"out_shardings": results}))
         return self._jitted[key]
@@ -270,19 +269,34 @@ class PartitionedFunction(Generic[P, R]):
             subject = f"{self._name}()" if is_about_fun else f"the options of {self._name}:"
             raise ArgumentError(f"{subject} {problem}") from None
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts, is_alone: bool) -> Any:
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        layouts: Layouts,
+        mesh: jax.sharding.Mesh,
+        is_alone: bool,
+    ) -> Any:
         """The function that jit traces: it plans, then runs the per-device program on shards."""
-        call = self._planned(self._arguments(args, kwargs, layouts))
+        call = self._planned(self._arguments(args, kwargs, layouts, mesh))
         call = call.alone if is_alone else call
         _check_whole(call.plan.results)
         return call(*jax.tree.leaves(self._split(args, kwargs)[:2]))
 
-    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts | None = None) -> Arguments:
+    def _arguments(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        layouts: Layouts | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> Arguments:
+        """The arguments of a call. Where they are tracers that stand for arrays, these have `layouts` on `mesh`."""
         dynamic, named, statics = self._split(args, kwargs)
         if isinstance(self._fun, LoadedFunction):
             self._fun.check(dynamic, named)
         given = argument_leaves(self._in, dynamic, named, self._dynamic(statics))
-        return Arguments.of(given, jax.tree.structure((dynamic, named)), statics, self._jax_mesh(), layouts)
+        mesh = mesh or self._jax_mesh(leaf.value for leaf in given)
+        return Arguments.of(given, jax.tree.structure((dynamic, named)), statics, mesh, layouts)
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
         """Positional and keyword arguments without the static ones, then the static ones; raises for a wrong call."""
@@ -293,13 +307,13 @@ class PartitionedFunction(Generic[P, R]):
         key = (*arguments.key, _settings())
         if key in self._calls:
             return self._calls[key]
-        call = PlannedCall(self._made(arguments), arguments.mesh, self._of_derivatives())
+        call = PlannedCall(self._made(arguments), arguments.mesh, self._of_derivatives(arguments.mesh))
         if not call.outer:  # those end with their trace
             self._calls[key] = call
         return call
 
-    def _of_derivatives(self) -> Partition | None:
-        """The function that partitions derivatives. None for programs from text, which are differentiated op by op."""
+    def _of_derivatives(self, mesh: jax.sharding.Mesh) -> Partition | None:
+        """What partitions derivatives on `mesh`. None for programs from text, which are differentiated op by op."""
         if isinstance(self._fun, LoadedFunction) and not self._fun.has_derivatives:
             return None
 
@@ -307,7 +321,7 @@ class PartitionedFunction(Generic[P, R]):
             fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str
         ) -> PartitionedFunction[..., Any]:
             options = Options(
-                self._jax_mesh(),
+                mesh,
                 in_shardings,
                 out_shardings,
                 costs=self._options.costs,
@@ -388,8 +402,9 @@ class PartitionedFunction(Generic[P, R]):
         """The parameters without the static ones."""
         return self._parameters.without({*self._statics.positions, *statics.positions}, self._statics.names)
 
-    def _jax_mesh(self) -> jax.sharding.Mesh:
-        return concrete_mesh(context_mesh() if self._mesh is None else self._mesh)
+    def _jax_mesh(self, values: Iterable[Any]) -> jax.sharding.Mesh:
+        """The mesh on which a call with these arguments runs."""
+        return mesh_of_call(values) if self._mesh is None else concrete_mesh(self._mesh)
 
 
 class _InnerFunction(PartitionedFunction[P, R]):
