@@ -10,9 +10,12 @@ laid out as arrays are at the border.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
@@ -74,4 +77,23 @@ def as_at_border(x: jax.Array, device: jax.Device) -> jax.Array:
         layout = Layout.from_pjrt_layout(device.client.get_default_layout(x.dtype, x.shape, device))
     except jax.errors.JaxRuntimeError:  # not known there
         return x
-    return with_layout_constraint(x, Layout(layout.major_to_minor))
+    laid_out: jax.Array = border_layout_p.bind(x, layout=Layout(layout.major_to_minor))
+    return laid_out
+
+
+border_layout_p = Primitive("border_layout_constraint")
+"""`with_layout_constraint`, except in what is exported, where its custom call has no meaning that lasts, and in
+batches, which have another dimension."""
+
+
+def _lowered(ctx: mlir.LoweringRuleContext, x: Any, *, layout: Layout) -> Any:
+    if ctx.module_context.lowering_parameters.for_export:
+        return [x]
+    return mlir.lower_fun(lambda x: with_layout_constraint(x, layout), multiple_results=False)(ctx, x)
+
+
+border_layout_p.def_impl(lambda x, layout: x)
+border_layout_p.def_abstract_eval(lambda x, layout: x)
+mlir.register_lowering(border_layout_p, _lowered)
+ad.deflinear(border_layout_p, lambda ct, layout: [ct])
+batching.primitive_batchers[border_layout_p] = lambda xs, dims, layout: (xs[0], dims[0])

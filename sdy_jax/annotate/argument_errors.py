@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sdy_jax.errors import ArgumentError, ParseError, ShardingError, with_article
+from sdy_jax.errors import ArgumentError, ParseError, ShardingError, UnsupportedError, with_article
 
 _SPECS = "None, a PartitionSpec, a NamedSharding, the text of an SDY sharding"
 
@@ -48,6 +48,14 @@ def _remedy(path: str, value: Any) -> str:
             "close over it"
         )
     return "To fix: name it in static_argnums or static_argnames if the function needs it as it is"
+
+
+def no_size(path: str, shape: Sequence[Any]) -> UnsupportedError:
+    """An array with symbolic sizes, as `jax.export` has them."""
+    return UnsupportedError(
+        f"`{path}` has the symbolic shape ({', '.join(map(str, shape))}), and a plan is for sizes that are numbers; to "
+        "fix: export with those, once per size, or export the plain function and partition what sdy_jax.load reads"
+    )
 
 
 def no_values(path: str, name: str) -> ArgumentError:

@@ -20,6 +20,7 @@ from sdy_jax.annotate.argument_errors import (
     no_array,
     no_entries,
     no_parameter,
+    no_size,
     no_specification,
     other_tree,
 )
@@ -141,12 +142,14 @@ def abstracted(leaf: Leaf, axis_names: tuple[str, ...]) -> Leaf:
     """The leaf with shape, dtype and weak type as its value; an Explicit type's sharding becomes its specification.
 
     Raises:
-        SdyError: the leaf is no array; the message names its path.
+        SdyError: the leaf is no array, or one of symbolic size; the message names its path.
     """
     try:
         value = leaf.value if isinstance(leaf.value, jax.ShapeDtypeStruct) else jax.typeof(leaf.value)
     except TypeError:
         raise no_array(leaf.path, leaf.value) from None
+    if not all(isinstance(size, int) for size in value.shape):
+        raise no_size(leaf.path, value.shape)
     spec = leaf.spec if leaf.spec is not None else _explicit_spec(value, axis_names)
     weak = getattr(value, "weak_type", False)
     stripped = jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)

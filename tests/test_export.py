@@ -1,0 +1,82 @@
+"""Partitioned functions through `jax.export`: written, read, and called on the mesh, on another, and by `load`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sdy_jax as sdy
+
+X = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+SPECS = ({"w": P("a", "b")}, P("a"))
+KINDS = (AxisType.Auto, AxisType.Explicit)
+
+
+def step(params, x):
+    y = jax.nn.relu(x @ params["w"])
+    return {"loss": (y**2).mean(), "w": params["w"] - 0.1 * (x.T @ y)}
+
+
+def mesh_of(kind, devices=None):
+    return jax.sharding.Mesh(np.array(devices or jax.devices()).reshape(2, 4), ("a", "b"), axis_types=(kind,) * 2)
+
+
+def arguments(mesh):
+    params, x = ({"w": X}, X)
+    return jax.device_put((params, x), jax.tree.map(lambda spec: NamedSharding(mesh, spec), SPECS))
+
+
+def exported(kind, **options):
+    """The function after it was written and read."""
+    f = sdy.partition(step, mesh=mesh_of(kind), in_shardings=SPECS, out_shardings={"loss": P(), "w": P("a", "b")})
+    return export.deserialize(export.export(f)(*arguments(mesh_of(kind))).serialize(**options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_exported_function_runs_on_its_mesh_and_on_another_of_that_shape(kind, order):
+    mesh = mesh_of(kind, jax.devices()[::order])
+    found = exported(kind).call(*arguments(mesh))
+    assert found["w"].sharding.is_equivalent_to(NamedSharding(mesh, P("a", "b")), 2)
+    expected = step({"w": X}, X)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
+
+
+def test_what_is_exported_says_where_its_arguments_lie():
+    mesh, read = mesh_of(AxisType.Auto), exported(AxisType.Auto)
+    assert read.nr_devices == 8 and read.fun_name == "step"
+    shardings = read.in_shardings_jax(mesh)
+    assert shardings == tuple(x.sharding for x in jax.tree.leaves(arguments(mesh)))
+
+
+def test_derivatives_are_exported_too():
+    mesh, read = mesh_of(AxisType.Auto), exported(AxisType.Auto, vjp_order=1)
+    found = jax.jit(jax.grad(lambda params, x: read.call(params, x)["loss"]))(*arguments(mesh))
+    expected = jax.grad(lambda params, x: step(params, x)["loss"])({"w": X}, X)
+    np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_an_exported_function_is_partitioned_again_when_it_is_loaded(tmp_path):
+    f = sdy.partition(step, mesh=mesh_of(AxisType.Auto), in_shardings=SPECS)
+    path = tmp_path / "step.bin"
+    path.write_bytes(export.export(f)(*arguments(mesh_of(AxisType.Auto))).serialize())
+    again = sdy.partition(sdy.load(path), mesh=mesh_of(AxisType.Auto))
+    np.testing.assert_allclose(again({"w": X}, X)["w"], step({"w": X}, X)["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_layouts_are_constrained_in_what_runs_and_not_in_what_is_exported():
+    f = sdy.partition(step, mesh=mesh_of(AxisType.Auto), in_shardings=SPECS)
+    assert "LayoutConstraint" in f.lower(*arguments(mesh_of(AxisType.Auto))).as_text()
+    assert "LayoutConstraint" not in export.export(f)(*arguments(mesh_of(AxisType.Auto))).mlir_module()
+
+
+def test_symbolic_sizes_are_refused_with_what_would_do():
+    f = sdy.partition(lambda x: jnp.sin(x), mesh=mesh_of(AxisType.Auto))
+    x = jax.ShapeDtypeStruct(export.symbolic_shape("8*b, 4"), np.float32)
+    with pytest.raises(sdy.UnsupportedError, match=r"`x` has the symbolic shape \(8\*b, 4\).*load"):
+        export.export(f)(x)
