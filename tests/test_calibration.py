@@ -63,7 +63,7 @@ def test_noise_makes_no_rate_negative():
 def test_a_machine_is_measured_once(tmp_path, monkeypatch):
     path = tmp_path / "below" / "mine.json"
     first = calibrated(MESH, path, again=False, sizes=SMALL)
-    assert first.unit == "seconds" and not first.combines and first.origin == f"measured, {path}"
+    assert first.unit == "seconds" and first.combines == ("all_reduce",) and first.origin == f"measured, {path}"
     assert all(first.bandwidth_of(axis) > 1 for axis in MESH.axis_names)
     monkeypatch.setattr(Calibration, "measured", lambda *_: pytest.fail("measured twice"))
     assert calibrated(MESH, path, again=False, sizes=SMALL) == first

@@ -70,12 +70,25 @@ def test_a_collective_starts_once():
 
 def test_combined_collectives_share_the_latency_of_a_bucket():
     alone = CostModel(latency=9, bandwidth={"x": 2, "y": 2})
-    shared = dataclasses.replace(alone, combines=True)
+    shared = dataclasses.replace(alone, combines=("all_gather",))
     full = shared.bucket_bytes("all_gather", [AxisRef("x")], MESH)
     assert full == 9 * 9 * 2
-    small, large = (shared.sending_time("all_gather", [AxisRef("x")], MESH, part * full) for part in (1 / 3, 3))
+    small, large = (shared.rate("all_gather", (AxisRef("x"),), MESH).time(part * full) for part in (1 / 3, 3))
     assert small == pytest.approx(full / 3 / 2 * 10 / 9)
     assert large == alone.sending_time("all_gather", [AxisRef("x")], MESH, 3 * full)
+
+
+def test_collectives_that_run_together_wait_once_for_each_bucket_that_they_fill():
+    costs = CostModel(latency=9, bandwidth={"x": 2, "y": 2}, combines=("all_gather",))
+    sent, full = [AxisRef("x")], costs.bucket_bytes("all_gather", [AxisRef("x")], MESH)
+
+    def latency(kind, wires):
+        return costs.sending_times(kind, sent, MESH, wires) - sum(wires) / 2
+
+    assert latency("all_gather", [full / 4] * 3) == pytest.approx(9)
+    assert latency("all_gather", [full / 4] * 12) == pytest.approx(3 * 9)
+    assert latency("all_gather", [full] * 3) == latency("reduce_scatter", [full / 4] * 3) == pytest.approx(3 * 9)
+    assert costs.sending_time("all_gather", sent, MESH, full / 4) - full / 8 == pytest.approx(9)
 
 
 def test_a_ring_is_gone_round_in_both_directions():

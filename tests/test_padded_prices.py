@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices
+from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ValueClass
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -22,8 +22,8 @@ def exact(shape, source, target):
 def priced(shape, layouts):
     table = LayoutTable("mesh", MESH)
     numbers = [table.number(layout) for layout in layouts]
-    prices = Prices(table, COSTS, lambda shape, itemsize, a, b: exact(shape, a, b))
-    return prices.matrix((shape, 4.0), numbers, numbers)
+    prices = Prices(table, COSTS, lambda costs, shape, itemsize, a, b: exact(shape, a, b))
+    return prices.matrix(ValueClass(shape, 4.0), numbers, numbers)
 
 
 def layouts_of(rank):

@@ -16,6 +16,7 @@ from sdy_jax.lowering.planning.routes.space import is_small
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sdy_collectives import KINDS
 from sdy_jax.representation.sharding import TensorSharding
 
 COSTS = CostModel()
@@ -165,7 +166,7 @@ def test_a_small_value_is_reduced_over_a_fast_and_a_slow_axis_at_once():
     assert price == pytest.approx(plan.cost)
 
 
-@pytest.mark.parametrize("combines", [False, True])
+@pytest.mark.parametrize("combines", [(), tuple(KINDS)])
 @pytest.mark.parametrize("rows", [8, 100, 1000, 10_000, 100_000])
 def test_with_latency_sizes_between_powers_of_four_are_priced_within_a_few_percent(rows, combines):
     costs = CostModel(latency=1e-6, bandwidth={"x": 50e9, "y": 50e9}, start=5e-6, combines=combines)

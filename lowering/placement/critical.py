@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.placement.fusion import is_product
 from sdy_jax.op_rules.dataflow import edges_of, is_data_flow
 
 
@@ -23,6 +24,16 @@ class Critical:
         products = list(products)
         self.after = _reached((value for op in products for value in op.results), forth)
         self.before = _reached((value for op in products for value in op.operands), back)
+
+    @classmethod
+    def of_products(cls, graph: Graph) -> Critical:
+        """As of all products and convolutions."""
+        return cls(graph, filter(is_product, graph.ops))
+
+    @property
+    def between(self) -> frozenset[Value]:
+        """The values that depend on a product and on which another one depends."""
+        return self.after & self.before
 
 
 def _flows(graph: Graph) -> Iterator[tuple[Value, Value]]:

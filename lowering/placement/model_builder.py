@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.ir.statements import group_of
+from sdy_jax.lowering.placement.critical import Critical
 from sdy_jax.lowering.placement.decisions import Decision
 from sdy_jax.lowering.placement.free_border import FreeBorder, FreeEnd
 from sdy_jax.lowering.placement.modelled import FREE, ModelledProgram, Part
@@ -25,9 +26,8 @@ from sdy_jax.lowering.placement.uses_in_time import place_uses
 from sdy_jax.lowering.placement.walked import Walked
 from sdy_jax.lowering.placement.ways import Ways
 from sdy_jax.lowering.planning.enumerated import Way
-from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ValueClass
+from sdy_jax.lowering.planning.layout_table import LayoutTable, ModelPairPrice, Prices, ValueClass
 from sdy_jax.lowering.planning.program_model import Port, ProgramModel
-from sdy_jax.lowering.planning.routes.prices import PairPrice
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
 from sdy_jax.op_rules.dataflow import EdgeKind, edges_of, is_data_flow
@@ -45,7 +45,7 @@ def modelled(
     table: LayoutTable,
     atoms: tuple[AxisRef, ...],
     costs: CostModel,
-    price: PairPrice,
+    price: ModelPairPrice,
     policy: Policy,
     border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
 ) -> ModelledProgram:
@@ -71,6 +71,7 @@ class _Builder:
         self._border = border
         self._program, self._walked, self._model = program, program.walked, program.model
         self._costs, self._pads = costs, pads
+        self._alone = Critical.of_products(program.graph).between if costs.combines else frozenset()
         self._ways: dict[tuple[AxisRef, ...], Ways] = {}
         self._stated, self._ties = StatedWays(program.table, pads), dict[int, int]()
         self._free = program.atoms
@@ -163,7 +164,7 @@ class _Builder:
     def _tie(self, group: int, member: Value) -> int:
         """The number of what ties the members of a group: in which layout it is costs nothing, that it has one does."""
         if group not in self._ties:
-            self._ties[group] = self._model.add_value((member.shape or (), 0.0), 1.0)
+            self._ties[group] = self._model.add_value(ValueClass(member.shape or (), 0.0), 1.0)
         return self._ties[group]
 
     def _decide(self, op: Op, decision: Decision, times: float) -> None:
@@ -221,8 +222,11 @@ class _Builder:
         return node
 
     def _new_value(self, value: Value, times: float) -> None:
-        known = value.shape is not None
-        self._program.values[value] = self._model.add_value(_class(value), times) if known else FREE
+        if value.shape is None:
+            self._program.values[value] = FREE
+            return
+        shape = ValueClass(value.shape, value.itemsize, value in self._alone)
+        self._program.values[value] = self._model.add_value(shape, times)
 
 
 def _slots(op: Op) -> list[tuple[Op, int]]:
@@ -247,7 +251,3 @@ def _bytes(value: Value) -> float:
 
 def _trips(op: Op) -> int:
     return trips(op) if op.name == "stablehlo.while" else 1
-
-
-def _class(value: Value) -> ValueClass:
-    return value.shape or (), value.itemsize

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from jax.extend.mlir import ir
 
@@ -35,6 +36,7 @@ from sdy_jax.lowering.placement.promptly import compute_promptly
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
 from sdy_jax.lowering.placement.report import Moved, PartitionReport
 from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
+from sdy_jax.lowering.placement.sent_times import SentTimes
 from sdy_jax.lowering.placement.stacks import LOOP, Stacks
 from sdy_jax.lowering.placement.trips import executions
 from sdy_jax.lowering.placement.twins import Twins
@@ -174,13 +176,13 @@ class Partitioner:
 
     def sending_time(self, origins: Collection[str] = ("partitioner", "user")) -> float:
         """The time of the collectives: of those that were inserted, and of those that the program holds itself."""
-        return sum(
-            [
-                record.estimated_times * self.costs.sending_time(record.kind, record.axes, self.mesh, record.wire_bytes)
-                for record in self.report.collectives
-                if record.origin in origins
-            ]
-        )
+        records = [record for record in self.report.collectives if record.origin in origins]
+        return self._sent_times.of(records)
+
+    @cached_property
+    def _sent_times(self) -> SentTimes:
+        """The times of collectives, after the walk."""
+        return SentTimes(self.graph.module, self.placement.inserted, self.costs, self.mesh)
 
     def _state_homes(self, plan: LayoutPlan) -> None:
         """Writes to the module where users of values expect them by the plan."""

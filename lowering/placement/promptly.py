@@ -17,6 +17,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.placement.copies import create_after
+from sdy_jax.lowering.placement.critical import Critical
 from sdy_jax.lowering.placement.fusion import computes, is_product
 from sdy_jax.lowering.placement.live_bytes import LocalBytes
 from sdy_jax.op_rules.dataflow import is_data_flow
@@ -50,34 +51,17 @@ class _Order:
 
     def __init__(self, graph: Graph):
         self._sizes, self._ops = LocalBytes(graph), graph.main.blocks[0].ops
-        self._needed = self._read_by_products()
-        self._computed = self._made_by_products()
+        self._critical = Critical(graph, (op for op in self._ops if is_product(op) or is_data_flow(op)))
         read = [v for op in self._ops if computes(op) for v in op.operands if v.defining_op is not None]
         self._largest = max(map(self._sizes.of, read), default=0.0)
 
-    def _read_by_products(self) -> set[Value]:
-        """What products, loops and branches are computed of."""
-        needed = set[Value]()
-        for op in reversed(self._ops):
-            if is_product(op) or is_data_flow(op) or not needed.isdisjoint(op.results):
-                needed.update(op.operands)
-        return needed
-
-    def _made_by_products(self) -> set[Value]:
-        """What is computed of products, or of what loops and branches make."""
-        made = set[Value]()
-        for op in self._ops:
-            if is_product(op) or is_data_flow(op) or not made.isdisjoint(op.operands):
-                made.update(op.results)
-        return made
-
     def is_last(self, op: Op) -> bool:
         """Whether an op reads arrays, and only results of the program are computed of what it makes."""
-        return computes(op) and self._needed.isdisjoint(op.results)
+        return computes(op) and self._critical.before.isdisjoint(op.results)
 
     def frees(self, op: Op) -> bool:
         """Whether what an op is computed of is larger than what it makes, and not small beside what else there is."""
-        kept = sum([self._sizes.of(v) for v in dict.fromkeys(op.operands) if v in self._computed])
+        kept = sum([self._sizes.of(v) for v in dict.fromkeys(op.operands) if v in self._critical.after])
         return kept > sum(map(self._sizes.of, op.results)) and kept >= _MUCH * self._largest
 
     def waiting_operand(self, op: Op) -> int | None:
@@ -85,7 +69,9 @@ class _Order:
         would be held up, and nothing that was just gathered."""
         if not is_product(op):
             return None
-        return next((i for i, value in enumerate(op.operands) if value in self._computed and _can_wait(value)), None)
+        return next(
+            (i for i, value in enumerate(op.operands) if value in self._critical.after and _can_wait(value)), None
+        )
 
 
 def _can_wait(value: Value) -> bool:

@@ -73,7 +73,7 @@ class Reconsidered:
 
     def collectives(self, number: int, choice: Sequence[int]) -> list[str]:
         """The kinds of collectives that bring a value to its users."""
-        (shape, itemsize), made = self.model.values[number].shape, self.made(number, choice)
+        (shape, itemsize, _), made = self.model.values[number].shape, self.made(number, choice)
         plans = [
             self._meshes.plan(shape, itemsize, made, target, self.costs)
             for target in dict.fromkeys(self.taken(number, choice))
@@ -118,7 +118,7 @@ class Reconsidered:
         return value.times * self.model.prices.cost(value.shape, made, taken)
 
     def _layouts(self, node: int, slot: int) -> list[int]:
-        shape, _ = self.model.values[self.model.nodes[node].values[slot]].shape
+        shape = self.model.values[self.model.nodes[node].values[slot]].shape.shape
         stated, (atoms, table) = Openness.of_rank(len(shape)), (self.program.atoms, self.program.table)
         return list(layouts_of_shape(shape, atoms, table, stated, summed=False, pads=False))
 

@@ -163,7 +163,8 @@ class _Times(WorkTimes):
     def of_collective(self, pair: _Pair) -> float:
         kind = pair.collective.name.removeprefix("sdy.")
         before, after = (self.bytes(v) for v in (pair.collective.operands[0], pair.collective.results[0]))
-        return self._costs.time(kind, pair.axes, self._mesh, before, after)
+        wire = self._costs.wire_bytes(kind, axes_size(pair.axes, self._mesh), before, after)
+        return self._costs.sending_time(kind, pair.axes, self._mesh, wire)
 
     def saved(self, pair: _Pair) -> float:
         """The time that a ring saves; less than nothing where it takes longer."""

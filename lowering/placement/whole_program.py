@@ -215,10 +215,12 @@ def modelled(
 ) -> ModelledProgram:
     """The model of a program of which a copy was walked; `graph` is that of the program itself, `atoms` the parts of
     mesh axes that the walk knows, `border` what may have any layout."""
-    meshes, costs = proposed.placement.meshes, proposed.costs
+    meshes = proposed.placement.meshes
 
-    def price(shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding) -> float:
+    def price(
+        costs: CostModel, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding
+    ) -> float:
         return meshes.plan(shape, itemsize, source, target, costs).cost
 
     table = LayoutTable(meshes.base_name, meshes.base, proposed.walked.inverted(atoms))
-    return model_builder.modelled(graph, proposed.walked, table, atoms, costs, price, policy, border)
+    return model_builder.modelled(graph, proposed.walked, table, atoms, proposed.costs, price, policy, border)

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations, permutations
+from typing import NamedTuple
 
 import numpy as np
 
 from sdy_jax.lowering.planning.factors import canonical
 from sdy_jax.lowering.planning.routes import RoutePrices
-from sdy_jax.lowering.planning.routes.prices import PairPrice
 from sdy_jax.lowering.planning.steps import steps_between
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.axes import overlaps, set_difference
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
-ValueClass = tuple[tuple[int, ...], float]
-"""A tensor's global shape and its bytes per element: values of one class cost the same in equal layouts. What has no
-bytes is only taken in the layout in which it is made: it ties nodes to each other."""
+
+class ValueClass(NamedTuple):
+    """A tensor's global shape and its bytes per element: values of one class cost the same in equal layouts. What has
+    no bytes is only taken in the layout in which it is made: it ties nodes to each other.
+
+    `is_alone`: products make it, and products wait for it, so that its collectives have no others to run with.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: float
+    is_alone: bool = False
+
+
+ModelPairPrice = Callable[[CostModel, tuple[int, ...], float, TensorSharding, TensorSharding], float]
+"""The price of one reshard by a cost model."""
 
 
 class LayoutTable:
@@ -102,9 +115,10 @@ class Prices:
     Each collective of what sends anything costs `least` beside its price: what saves next to nothing is not worth one.
     """
 
-    def __init__(self, table: LayoutTable, costs: CostModel, pair: PairPrice):
+    def __init__(self, table: LayoutTable, costs: CostModel, pair: ModelPairPrice):
         self._table = table
-        self._routes = RoutePrices(table.mesh_name, table.mesh, costs, pair)
+        alone = replace(costs, combines=())
+        self._routes = [RoutePrices(table.mesh_name, table.mesh, of, partial(pair, of)) for of in (costs, alone)]
         self._least = 0.0
         self._known: dict[ValueClass, _OfClass] = {}
         self._bytes: dict[tuple[ValueClass, int], float] = {}
@@ -133,7 +147,8 @@ class Prices:
         """The prices between all layouts. Between two of which one lies in padded blocks, what is sent is padded like
         the smaller blocks. Where blocks neither join to the other ones nor are cut into them, strips are sent, or other
         layouts lie in between."""
-        shape, itemsize = of
+        shape, itemsize, is_alone = of
+        routes = self._routes[is_alone]
         if not itemsize:
             return np.where(np.eye(len(layouts)), 0.0, np.inf)
         counts = np.array([layout.shard_counts(self._table.mesh) for layout in layouts], int).reshape(len(layouts), -1)
@@ -149,11 +164,11 @@ class Prices:
             rows, columns = np.flatnonzero(alike.any(1)), np.flatnonzero(alike.any(0))
             sources, targets = [layouts[i] for i in rows], [layouts[j] for j in columns]
             found = np.full(nested.shape, np.inf)
-            found[np.ix_(rows, columns)] = self._routes.matrix(tuple(whole.tolist()), itemsize, sources, targets)
+            found[np.ix_(rows, columns)] = routes.matrix(tuple(whole.tolist()), itemsize, sources, targets)
             prices[alike] = found[alike]
         prices[~nested] = np.inf
         for i, j in np.argwhere(~nested & _differ_once(layouts)):
-            prices[i, j] = self._routes.of_pair(shape, itemsize, layouts[i], layouts[j])
+            prices[i, j] = routes.of_pair(shape, itemsize, layouts[i], layouts[j])
         for i, j in np.argwhere(np.isinf(prices) & ~nested):
             prices[i, j] = np.min(prices[i] + prices[:, j])
         return prices
@@ -176,7 +191,7 @@ class Prices:
         """What one device holds of a tensor."""
         key = of, layout
         if key not in self._bytes:
-            shape, itemsize = of
+            shape, itemsize, _ = of
             local = self._table.shardings[layout].local_shape(shape, self._table.mesh)
             self._bytes[key] = itemsize * math.prod(local)
         return self._bytes[key]

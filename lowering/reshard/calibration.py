@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from sdy_jax.errors import SdyError
 from sdy_jax.lowering.reshard.cost import CostModel, Link, rate, wire_bytes
+from sdy_jax.lowering.reshard.machines import combined_kinds
 from sdy_jax.runtime.measuring import CollectiveTime, check_runs, collective_times, elementwise_time, product_time
 
 VERSION = 1
@@ -87,7 +88,7 @@ class Calibration:
             start={name: axis.start for name, axis in self.axes.items()},
             memory=self.memory,
             launch=self.launch,
-            combines=self.device_kind != "cpu",  # other compilers combine small collectives themselves
+            combines=combined_kinds(self.device_kind),
             origin=origin,
         )
 

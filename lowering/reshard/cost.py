@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -97,14 +97,20 @@ class Rate(NamedTuple):
             return sending
         return sending + (min(self.fixed, IN_A_BUCKET * sending) if self.is_shared else self.fixed)
 
+    def together(self, wires: Sequence[float]) -> float:
+        """The time of several collectives in which each device sends so many bytes, in as few buckets as these fill."""
+        sending = sum(wires) * self.per_byte
+        apart = self.fixed * sum(wire > 0 for wire in wires)
+        return sending + (min(apart, max(self.fixed, IN_A_BUCKET * sending)) if self.is_shared else apart)
+
     @property
     def bucket(self) -> float:
         """The bytes at which latency is a tenth of the time."""
         return self.fixed / self.per_byte / IN_A_BUCKET
 
 
-def rate(kind: str, links: Sequence[Link], is_shared: bool = False) -> Rate:
-    """The rate of a kind of collective over links.
+def rate(kind: str, links: Sequence[Link], combines: Collection[str] = ()) -> Rate:
+    """The rate of a kind of collective over links; `combines` as in a cost model.
 
     Hops add up along each link; the slowest one decides about bytes. Through a ring of g devices the blocks of an
     all_to_all pass g/4 links on average in either direction.
@@ -117,7 +123,7 @@ def rate(kind: str, links: Sequence[Link], is_shared: bool = False) -> Rate:
         group = math.prod([link.size for link in links])
         turned = [link.size / 4 / _kept(group) / link.bandwidth for link in links if link.is_torus]
         per_byte = max(per_byte, *turned)
-    return Rate(_fixed(kind, links), per_byte + max([link.copy for link in links]), is_shared)
+    return Rate(_fixed(kind, links), per_byte + max([link.copy for link in links]), kind in combines)
 
 
 def _fixed(kind: str, links: Sequence[Link]) -> float:
@@ -162,8 +168,9 @@ class CostModel:
             no choice depends on it, as every plan has these ops.
         product_launch: likewise of products and convolutions.
         copies: seconds per byte sent in which devices rearrange what they send and receive.
-        combines: small collectives are combined to buckets, by the compiler if not here, so that each has a share of
-            their latency.
+        combines: the kinds of collectives of which small ones are combined to buckets, by the compiler if not here, so
+            that each has a share of their latency. What waits for a product, and a product for it, has no others to run
+            with, so the planner charges it all of its latency.
         torus: the axes along which devices reach only their neighbours.
         origin: where the numbers are from, in words.
 
@@ -180,7 +187,7 @@ class CostModel:
     launch: float = 0.0
     product_launch: float = 0.0
     copies: float = 0.0
-    combines: bool = False
+    combines: tuple[str, ...] = ()
     torus: tuple[str, ...] = ()
     origin: str = field(default="", compare=False)
     is_default: bool = field(init=False, repr=False, compare=False, default=True)
@@ -192,6 +199,7 @@ class CostModel:
             if not isinstance(given, (int, float)):
                 object.__setattr__(self, name, tuple(sorted(dict(given).items())))
         object.__setattr__(self, "torus", tuple(sorted(self.torus)))
+        object.__setattr__(self, "combines", tuple(sorted(self.combines)))
         is_free = not any([*_numbers(self.latency), *_numbers(self.start), self.copies])
         plain = is_free and not self.torus and all(value == 1.0 for value in _numbers(self.bandwidth))
         object.__setattr__(self, "is_default", plain)
@@ -247,7 +255,7 @@ class CostModel:
             launch=machine.launch,
             product_launch=machine.product_launch,
             copies=2 / machine.memory,
-            combines=True,
+            combines=machine.combines,
             torus=tuple(axis for axis in axes if machine.is_torus and axis not in slow),
             origin=f"{name}, by its published rates",
         )
@@ -296,12 +304,16 @@ class CostModel:
         return wire if self.is_default else self.rate(kind, axes, mesh).time(wire)
 
     def sending_time(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wire: float) -> float:
-        """The time of a collective over `axes` in which each device sends `wire` bytes. Devices that are permuted may
-        send them along any axis."""
-        if self.is_default or not wire:
-            return wire
+        """The time of one collective over `axes` in which each device sends `wire` bytes, with none that it runs
+        together with. Devices that are permuted may send them along any axis."""
+        return self.sending_times(kind, axes, mesh, [wire])
+
+    def sending_times(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wires: Sequence[float]) -> float:
+        """As `sending_time`, of several collectives that may run together."""
+        if self.is_default or not any(wires):
+            return sum(wires)
         axes = tuple(axes) or tuple([AxisRef(axis.name) for axis in mesh.axes])
-        return self.rate(kind if kind in _TABLE else "collective_permute", axes, mesh).time(wire)
+        return self.rate(kind if kind in _TABLE else "collective_permute", axes, mesh).together(wires)
 
     def work_time(self, operations: float, touched: float) -> float:
         """The time of a device's own work.

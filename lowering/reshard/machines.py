@@ -6,6 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+_COMBINED = ("all_reduce",)
+"""The kinds of collectives of which XLA runs small ones as one, on any machine; on CPUs and TPUs no others (libtpu
+0.0.52, 2026-11)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -22,6 +26,7 @@ class Machine:
         launch: seconds between two ops.
         product_launch: seconds that a product or convolution takes beside its work.
         is_torus: the links lead to neighbours only.
+        combines: the kinds of collectives of which XLA runs small ones as one, without copies.
     """
 
     flops: float
@@ -34,6 +39,7 @@ class Machine:
     launch: float
     product_launch: float
     is_torus: bool = False
+    combines: tuple[str, ...] = _COMBINED
 
 
 def _tpu(flops: float, memory: float, bandwidth: float, network: float) -> Machine:
@@ -41,7 +47,18 @@ def _tpu(flops: float, memory: float, bandwidth: float, network: float) -> Machi
 
 
 def _gpu(flops: float, memory: float, bandwidth: float, network: float) -> Machine:
-    return Machine(flops, bandwidth, 0.6e-6, memory, network, 7e-6, 5e-6, 2.5e-6, 2.5e-6)
+    return Machine(
+        flops,
+        bandwidth,
+        0.6e-6,
+        memory,
+        network,
+        7e-6,
+        5e-6,
+        2.5e-6,
+        2.5e-6,
+        combines=("all_gather", *_COMBINED, "reduce_scatter"),
+    )
 
 
 MACHINES: Mapping[str, Machine] = {
@@ -83,6 +100,16 @@ _KINDS = {
     r".*\bh200\b.*": "h200",
     r".*\bb200\b.*": "b200",
 }
+
+
+def combined_kinds(device_kind: str) -> tuple[str, ...]:
+    """The kinds of collectives of which XLA runs small ones as one, without copies, on a kind of device.
+
+    >>> combined_kinds("cpu")
+    ('all_reduce',)
+    """
+    name = machine_name(device_kind)
+    return _COMBINED if name is None else MACHINES[name].combines
 
 
 def machine_name(device_kind: str) -> str | None:

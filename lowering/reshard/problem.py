@@ -98,7 +98,7 @@ class ReshardProblem:
     shape: tuple[int, ...]
     itemsize: float
     links: tuple[Link, ...]
-    combines: bool
+    combines: tuple[str, ...]
     source: State
     target: State
     min_shards: int = 1

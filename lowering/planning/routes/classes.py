@@ -113,7 +113,7 @@ def _unordered(states: Sequence[State]) -> tuple[State, ...]:
 class _Routes:
     """The times to states from all others, by the bytes of a tensor, computed when a state is first asked for."""
 
-    def __init__(self, space: Space, links: tuple[Link, ...], combines: bool):
+    def __init__(self, space: Space, links: tuple[Link, ...], combines: tuple[str, ...]):
         self._space, self._links, self._combines = space, links, combines
         self._rates = space.rates(links, combines)
         self._are_alike = self.are_linear and len({link.bandwidth for link in links}) < 2
@@ -168,7 +168,9 @@ class _Routes:
 
 
 @lru_cache(maxsize=1 << 9)
-def _routes(blocks: tuple[int, ...], links: tuple[Link, ...], others: tuple[State, ...], combines: bool) -> _Routes:
+def _routes(
+    blocks: tuple[int, ...], links: tuple[Link, ...], others: tuple[State, ...], combines: tuple[str, ...]
+) -> _Routes:
     return _Routes(space_of(blocks, tuple([link.size for link in links]), others), links, combines)
 
 

@@ -74,7 +74,7 @@ class Space:
         useless = (self.sliced & ~wanted) | (self.reduced & target.unreduced) | (self.unreduced & ~target.unreduced)
         return np.flatnonzero(useless == 0)
 
-    def rates(self, links: Sequence[Link], combines: bool) -> Rates:
+    def rates(self, links: Sequence[Link], combines: tuple[str, ...]) -> Rates:
         """The rates of the arcs; `links` are per atom."""
         known: dict[tuple[str, int], tuple[float, Rate]] = {}
         for arc in self.arcs:
@@ -82,10 +82,11 @@ class Space:
             if key not in known:
                 group = [links[a] for a in atoms_of(arc.group)]
                 sent = wire_bytes(arc.kind, math.prod([link.size for link in group]), 1.0, 0.0)
-                known[key] = sent, rate(arc.kind, group)
+                known[key] = sent, rate(arc.kind, group, combines)
         found = [known[arc.kind, arc.group] for arc in self.arcs]
         sending = np.array([sent * each.per_byte for sent, each in found]) / self.shards[self.sources]
-        return Rates(sending, np.array([each.fixed if sent else 0.0 for sent, each in found]), combines)
+        fixed = np.array([each.fixed if sent else 0.0 for sent, each in found])
+        return Rates(sending, fixed, np.array([each.is_shared for _, each in found]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Rates:
 
     sending: NDArray[np.float64]
     fixed: NDArray[np.float64]
-    are_shared: bool
+    are_shared: NDArray[np.bool_]
 
     @property
     def are_linear(self) -> bool:
@@ -109,7 +110,7 @@ class Rates:
         sending = self.sending * total
         if self.are_linear:
             return sending
-        return sending + (np.minimum(self.fixed, IN_A_BUCKET * sending) if self.are_shared else self.fixed)
+        return sending + np.minimum(self.fixed, np.where(self.are_shared, IN_A_BUCKET * sending, np.inf))
 
 
 @lru_cache(maxsize=1 << 8)
