@@ -16,13 +16,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from sdy_jax.errors import SdyError, ShardingError
 from sdy_jax.jax_internals import weakly_typed
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import from_named_sharding, has_sub_axes, mesh_from_jax, to_partition_spec
+from sdy_jax.representation.named import AnyMesh, from_named_sharding, has_sub_axes, mesh_from_jax, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_sharding
 from sdy_jax.representation.verify import verify_sharding
 from sdy_jax.runtime.device_orders import can_express, in_order_of, on_devices_of, rewritten
-from sdy_jax.runtime.devices import too_few_devices, virtual_devices
-from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.runtime.mesh import RefinedMesh, abstract_mesh
 
 
 class Boundary:
@@ -34,7 +33,7 @@ class Boundary:
 
     def __init__(
         self,
-        mesh: jax.sharding.Mesh,
+        mesh: AnyMesh,
         refined: RefinedMesh,
         in_shardings: Sequence[TensorSharding],
         out_shardings: Sequence[TensorSharding],
@@ -46,7 +45,7 @@ class Boundary:
         types = zip(mesh.axis_names, mesh.axis_types, strict=True)
         self._explicit = tuple(name for name, kind in types if kind == AxisType.Explicit)
         self._refined = refined
-        self._refined_mesh = refined.to_jax(mesh.devices)
+        self._refined_mesh = refined.refining(mesh)
         self._in, self._out = tuple(in_shardings), tuple(out_shardings)
 
     def __call__(
@@ -165,7 +164,7 @@ class Boundary:
         return PartitionSpec(*names)
 
 
-def splits_by_parts(spec: Any, mesh: jax.sharding.Mesh) -> bool:
+def splits_by_parts(spec: Any, mesh: AnyMesh) -> bool:
     """Whether a specification uses sub-axes of a mesh.
 
     jit must be given the shardings of such results: it infers shardings by axes of the arguments' mesh only.
@@ -177,7 +176,7 @@ def splits_by_parts(spec: Any, mesh: jax.sharding.Mesh) -> bool:
     return sharding is not None and has_sub_axes(sharding)
 
 
-def _on_axes_of(spec: Any, mesh: jax.sharding.Mesh) -> TensorSharding | None:
+def _on_axes_of(spec: Any, mesh: AnyMesh) -> TensorSharding | None:
     """A specification in axes of a mesh, if it may name parts of them: by text, or by axes of another mesh."""
     base = mesh_from_jax(mesh)
     own: Mesh | None
@@ -197,43 +196,41 @@ def _on_axes_of(spec: Any, mesh: jax.sharding.Mesh) -> TensorSharding | None:
     return rewritten(spec, own, base, "mesh") if can_express(own, base) else None
 
 
-def auto_mesh(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+def auto_mesh(mesh: AnyMesh) -> AnyMesh:
     """The same mesh with Auto axes: shardings are stated, not part of types."""
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return abstract_mesh(mesh.axis_sizes, mesh.axis_names, mesh.abstract_device)
     return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
 
 
-def concrete_mesh(mesh: object) -> jax.sharding.Mesh:
-    """The mesh itself, if programs can run on it.
+def checked_mesh(mesh: object) -> AnyMesh:
+    """The mesh itself, or that of the surroundings. One that has no devices may be planned on.
 
     Raises:
-        ShardingError: there is no mesh, or it has no devices (an AbstractMesh).
+        ShardingError: there is no mesh.
     """
     if mesh is None or getattr(mesh, "empty", False):
         mesh = jax.sharding.get_abstract_mesh()
-    if isinstance(mesh, jax.sharding.Mesh):
-        return mesh
     if getattr(mesh, "empty", False):
         raise ShardingError(
             "partition needs a mesh: pass mesh=jax.make_mesh(shape, names), or call the function under jax.set_mesh"
         )
-    size = getattr(mesh, "size", None)
-    if not isinstance(mesh, jax.sharding.AbstractMesh | Mesh) or not isinstance(size, int):
+    if isinstance(mesh, Mesh) and mesh.axes:
+        return abstract_mesh([axis.size for axis in mesh.axes], mesh.axis_names)
+    if not isinstance(mesh, AnyMesh):
         raise _no_mesh(mesh)
-    shape = tuple(mesh.sizes.values()) if isinstance(mesh, Mesh) else mesh.axis_sizes
-    count = jax.device_count()
-    virtual = f", after {virtual_devices(size)} if virtual ones will do, as they do for a plan"
-    remedy = f"pass mesh=jax.make_mesh({shape}, {mesh.axis_names}){virtual if size > count else ''}"
-    what = f"partition got the {type(mesh).__name__} {mesh}, which has no devices; it"
-    raise too_few_devices(what, size, count, remedy)
+    return mesh
 
 
-def check_devices(path: str, x: Any, mesh: jax.sharding.Mesh) -> None:
+def check_devices(path: str, x: Any, mesh: AnyMesh) -> None:
     """Whether jit takes an array together with a mesh.
 
     Raises:
         ShardingError: it is on other devices than the mesh's, or on the same in another order; `path` names it.
     """
     if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or not x.committed:
+        return
+    if not isinstance(mesh, jax.sharding.Mesh):
         return
     own = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
     if x.sharding.device_set != {*mesh.devices.flat}:

@@ -16,13 +16,16 @@ import numpy as np
 
 from sdy_jax.representation.axes import merge_neighbours, sort_and_merge
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
-from sdy_jax.representation.named import mesh_from_jax
+from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import block_indices
 
 
-def on_devices_of(mesh: jax.sharding.Mesh, base: jax.sharding.Mesh) -> Mesh | None:
-    """The axes of a jax mesh, and its devices as positions on another one; None if those are not its devices."""
+def on_devices_of(mesh: AnyMesh, base: AnyMesh) -> Mesh | None:
+    """The axes of a jax mesh, and its devices as positions on another one; None if those are not its devices, or one of
+    the two has none."""
+    if not (isinstance(mesh, jax.sharding.Mesh) and isinstance(base, jax.sharding.Mesh)):
+        return None
     position = {device: number for number, device in enumerate(base.devices.flat)}
     if {*mesh.devices.flat} != position.keys():
         return None

@@ -9,6 +9,7 @@ import numpy as np
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.named import AnyMesh
 
 _USABLE = 0.9
 """The share of a device's memory that programs are planned for."""
@@ -45,24 +46,59 @@ def virtual_devices(count: int) -> str:
     return f'jax.config.update("jax_num_cpu_devices", {count})'
 
 
-def usable_memory(mesh: jax.sharding.Mesh) -> float:
+def device_like(mesh: AnyMesh) -> jax.Device | None:
+    """A device of a mesh; of one without devices the first at hand, unless the mesh says of which kind they are."""
+    if not isinstance(mesh, jax.sharding.AbstractMesh):
+        return mesh.devices.flat[0]
+    return jax.devices()[0] if mesh.abstract_device is None else None
+
+
+def device_kind(mesh: AnyMesh) -> str:
+    """What the devices of a mesh call themselves: `TPU v5 lite`."""
+    device = device_like(mesh)
+    if device is None:
+        assert isinstance(mesh, jax.sharding.AbstractMesh) and mesh.abstract_device is not None
+        return str(mesh.abstract_device.device_kind)
+    return device.device_kind
+
+
+def platform_of(mesh: AnyMesh) -> str:
+    """The platform of a mesh's devices: `cpu`, `gpu`, `tpu`."""
+    device = device_like(mesh)
+    if device is not None:
+        return str(device.platform)
+    kind = device_kind(mesh).lower()
+    return next((platform for platform in ("cpu", "tpu") if platform in kind), "gpu")
+
+
+def lowering_platform(mesh: AnyMesh) -> str:
+    """What jax lowers for a mesh's devices by: `cuda` or `rocm` where these say `gpu`."""
+    platform, device = platform_of(mesh), device_like(mesh)
+    if platform != "gpu":
+        return platform
+    said = device_kind(mesh).lower() if device is None else device.client.platform_version
+    return "rocm" if "rocm" in said or "amd" in said else "cuda"
+
+
+def usable_memory(mesh: AnyMesh) -> float:
     """The bytes of a device that a program may hold: 0.9 of what its allocator has; 0 where that is not known.
 
     With several processes it is not asked for: each would see its own devices only, and plans must be equal everywhere.
     """
-    if not isinstance(mesh, jax.sharding.Mesh) or jax.process_count() > 1:
+    device = device_like(mesh)
+    if device is None or jax.process_count() > 1:
         return 0.0
     try:
-        stats = mesh.devices.flat[0].memory_stats()
+        stats = device.memory_stats()
     except (jax.errors.JaxRuntimeError, NotImplementedError):  # a topology without devices, such as TPUs compiled for
         stats = None
     return _USABLE * (stats or {}).get("bytes_limit", 0)
 
 
-def network_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
+def network_axes(mesh: AnyMesh) -> tuple[str, ...]:
     """The axes along which neighbours reach each other over the data-centre network only: TPUs of several slices, other
     devices of several processes. Virtual CPU devices have none."""
-    if mesh.devices.flat[0].platform == "cpu":
+    if isinstance(mesh, jax.sharding.AbstractMesh) or mesh.devices.flat[0].platform == "cpu":
         return ()
     place = np.vectorize(_place, otypes=[int])(mesh.devices)
     return tuple(name for dim, name in enumerate(mesh.axis_names) if np.diff(place, axis=dim).any())

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.jax_internals import primal_of
-from sdy_jax.representation.named import has_sub_axes, mesh_from_jax, to_partition_spec
+from sdy_jax.representation.named import AnyMesh, has_sub_axes, mesh_from_jax, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.device_orders import can_express, on_devices_of
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -25,24 +25,26 @@ def layout_of(x: Any) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def is_on(sharding: NamedSharding, mesh: jax.sharding.Mesh) -> bool:
-    """Whether a sharding is on this mesh, or on one with its axes and devices; axis types do not matter."""
+def is_on(sharding: NamedSharding, mesh: AnyMesh) -> bool:
+    """Whether a sharding is on this mesh, or on one with its axes and devices, where both have some; axis types do not
+    matter."""
     own = sharding.mesh
     if own is mesh:
         return True
     if (own.axis_names, own.axis_sizes) != (mesh.axis_names, mesh.axis_sizes):
         return False
-    return not isinstance(own, jax.sharding.Mesh) or own.devices.tolist() == mesh.devices.tolist()
+    are_known = isinstance(own, jax.sharding.Mesh) and isinstance(mesh, jax.sharding.Mesh)
+    return not are_known or own.devices.tolist() == mesh.devices.tolist()
 
 
-def as_specification(sharding: NamedSharding, mesh: jax.sharding.Mesh) -> PartitionSpec | NamedSharding | None:
+def as_specification(sharding: NamedSharding, mesh: AnyMesh) -> PartitionSpec | NamedSharding | None:
     """A sharding as a specification for a function on `mesh`; equal ones for shardings on its axes that are equal.
 
     None: the mesh has no axes for it, or other devices.
     """
     if is_on(sharding, mesh):
         return _shortened(sharding.spec)
-    own = on_devices_of(sharding.mesh, mesh) if isinstance(sharding.mesh, jax.sharding.Mesh) else None
+    own = on_devices_of(sharding.mesh, mesh)
     return sharding if own is not None and can_express(own, mesh_from_jax(mesh)) else None
 
 
@@ -54,10 +56,10 @@ def _shortened(spec: PartitionSpec) -> PartitionSpec:
     return spec.update(partitions=tuple(entries)) if len(entries) < len(spec.partitions) else spec
 
 
-def named(sharding: TensorSharding, mesh: jax.sharding.Mesh) -> NamedSharding:
+def named(sharding: TensorSharding, mesh: AnyMesh) -> NamedSharding:
     """The jax sharding of a value at the border: on the mesh itself where its axes can say it, else on a mesh whose
     axes are the parts of them that are used."""
     if not has_sub_axes(sharding):
         return NamedSharding(mesh, to_partition_spec(sharding))
     refined = RefinedMesh.of(mesh_from_jax(mesh), [axis for axes in sharding.axes for axis in axes])
-    return NamedSharding(refined.to_jax(mesh.devices), refined.spec(sharding))
+    return NamedSharding(refined.refining(mesh), refined.spec(sharding))

@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType
 
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis, axes_size
+from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -133,6 +135,18 @@ class RefinedMesh:
     def to_jax(self, devices: np.ndarray) -> jax.sharding.Mesh:
         """The jax mesh over `devices` (shaped like the unrefined mesh), with Auto axes."""
         return jax.sharding.Mesh(devices.reshape(self.shape), self.axis_names)
+
+    def refining(self, mesh: AnyMesh) -> AnyMesh:
+        """The jax mesh that refines another one, with Auto axes."""
+        if isinstance(mesh, jax.sharding.Mesh):
+            return self.to_jax(mesh.devices)
+        return abstract_mesh(self.shape, self.axis_names, mesh.abstract_device)
+
+
+def abstract_mesh(sizes: Sequence[int], names: Sequence[str], device: Any = None) -> jax.sharding.AbstractMesh:
+    """A mesh without devices, with Auto axes."""
+    types = (AxisType.Auto,) * len(names)
+    return jax.sharding.AbstractMesh(tuple(sizes), tuple(names), axis_types=types, abstract_device=device)
 
 
 def _ids(mesh: Mesh) -> Sequence[int]:

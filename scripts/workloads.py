@@ -50,7 +50,7 @@ class Workload:
         """A training step on a mesh of `layouts`: (weights, *batch) -> (weights, loss)."""
         if self.kept is None:
             return self.plain_step()
-        sharding = NamedSharding(mesh, _specs(self.kept, self.layouts[name]))
+        sharding = NamedSharding(mesh, specs(self.kept, self.layouts[name]))
         return self._trained(partial(jax.lax.with_sharding_constraint, shardings=sharding))
 
     def plain_step(self) -> Callable[..., tuple[Tree, jax.Array]]:
@@ -63,7 +63,7 @@ class Workload:
     def shardings(self, mesh: str) -> tuple[Tree, Tree]:
         """The PartitionSpecs of arguments and results on one of the meshes of `layouts`."""
         layout = self.layouts[mesh]
-        return _specs(self.arguments_spec, layout), _specs(self.results_spec, layout)
+        return specs(self.arguments_spec, layout), specs(self.results_spec, layout)
 
 
 class Dims(tuple):
@@ -74,7 +74,7 @@ def dims(*meanings: str | None) -> Dims:
     return Dims(meanings)
 
 
-def _specs(tree: Tree, layout: Layout) -> Tree:
+def specs(tree: Tree, layout: Layout) -> Tree:
     return jax.tree.map(
         lambda d: P(*(layout.get(m) if m else None for m in d)), tree, is_leaf=lambda x: isinstance(x, Dims)
     )

@@ -46,7 +46,7 @@ ROOMS = {
     "loading": (
         "errors jax_internals representation ir runtime annotate verification text lowering.emission passes shard"
     ),
-    "processes": "errors jax_internals ir plan",
+    "processes": "errors jax_internals representation ir plan",
     "calls": (
         "errors jax_internals representation ir runtime annotate lowering.reshard lowering.emission "
         "lowering.placement lowering plan shard loading processes"

@@ -122,8 +122,14 @@ def test_a_mesh_that_is_not_the_programs_is_an_error(run):
     assert "--drop-shardings" in err
     status, _, err = run("plan", "m.mlir", "--devices", 2)
     assert (status, "needs 4 devices, 2 are at hand; to fix: say --devices 4, or leave it out" in err) == (1, True)
-    status, _, err = run("plan", "m.mlir", "--mesh", "x=16", "--drop-shardings")
+    status, _, err = run("run", "m.mlir", "--mesh", "x=16", "--drop-shardings", "--random", 0)
     assert (status, "the command needs 16 devices, 8 are at hand; to fix: use a smaller mesh" in err) == (1, True)
+
+
+@pytest.mark.parametrize("mesh", ["x=16", "x=256,y=256"])
+def test_a_plan_needs_no_devices(run, mesh):
+    status, out, err = run("plan", "m.mlir", "--mesh", mesh, "--drop-shardings", "--in-shardings", "P('x'), None")
+    assert (status, err) == (0, "") and f"on mesh {mesh.replace(',', ', ')} (" in out
 
 
 # Functions.

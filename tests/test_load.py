@@ -507,7 +507,6 @@ def test_all_ways_to_a_mesh_on_the_first_devices_say_alike_that_they_are_too_few
     for use in (
         lambda: sdy.shard.run_local(local),
         lambda: sdy.partition(sdy.loads(text)),
-        lambda: sdy.partition(lambda x: x, mesh=sdy.Mesh.of(a=2, b=8)),
     ):
         with pytest.raises(sdy.ShardingError, match=r"needs 16 devices, 8 are at hand; to fix: .*jax_num_cpu_devices"):
             use()

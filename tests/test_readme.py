@@ -273,9 +273,21 @@ def test_a_thousand_calls_run_on_virtual_devices_as_it_says_they_do(tmp_path):
     output_of(f"{BEFORE}\n{block('block_until_ready')}", tmp_path, "train.py")
 
 
+PLANNED_ON_A_POD = "sdy-jax plan train.py:step --mesh data=256,model=256"
+
+
+def test_a_plan_for_a_pod(tmp_path, capsys):
+    (tmp_path / "train.py").write_text("def step(x, w):\n    return x @ w\n")
+    (command,) = [line for line in COMMANDS if line.startswith(PLANNED_ON_A_POD)]
+    out = printed(capsys, lambda: main(shlex.split(command)[1:]))
+    assert out.startswith("plan of step on mesh data=256, model=256 (65536 devices)")
+
+
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
     assert len(BLOCKS) == 26
     assert {
-        line for line in COMMANDS if not line.startswith((*ELSEWHERE, "sdy-jax plan mlp.bin", "sdy-jax opt"))
+        line
+        for line in COMMANDS
+        if not line.startswith((*ELSEWHERE, "sdy-jax plan mlp.bin", "sdy-jax opt", PLANNED_ON_A_POD))
     } == set()

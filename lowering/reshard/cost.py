@@ -18,7 +18,8 @@ import jax
 from sdy_jax.errors import InternalError, SdyError
 from sdy_jax.lowering.reshard.machines import MACHINES, machine_name
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
-from sdy_jax.runtime.devices import network_axes
+from sdy_jax.representation.named import AnyMesh
+from sdy_jax.runtime.devices import device_kind, network_axes, platform_of
 
 _Bytes = Callable[[int, float, float], float]
 
@@ -210,19 +211,18 @@ class CostModel:
         return cls(flop=_CPU_FLOP) if platform == "cpu" else cls()
 
     @classmethod
-    def of_mesh(cls, mesh: jax.sharding.Mesh) -> CostModel:
+    def of_mesh(cls, mesh: AnyMesh) -> CostModel:
         """The default for a mesh: the model of its devices' machine, in seconds, where that is in `MACHINES`. Axes
         along which devices are of several slices, or of several processes, run over the network.
 
         >>> CostModel.of_mesh(jax.make_mesh((1,), ("x",), devices=jax.devices("cpu")[:1])).unit
         'bytes'
         """
-        first = mesh.devices.flat[0]
-        if first.platform == "cpu":
+        if platform_of(mesh) == "cpu":
             return cls.of_platform("cpu")
-        name = machine_name(first.device_kind)
+        name = machine_name(device_kind(mesh))
         if name is None:
-            return cls(origin=f"the rates of {first.device_kind!r} devices are not known")
+            return cls(origin=f"the rates of {device_kind(mesh)!r} devices are not known")
         slow = dict.fromkeys(network_axes(mesh), MACHINES[name].network)
         return cls.of_machine(name, mesh.axis_names, slow)
 

@@ -26,7 +26,9 @@ from sdy_jax.ir.operations import body_of, main_function, pre_order, returned_by
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
 from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.runtime.devices import lowering_platform
 
 if TYPE_CHECKING:
     from jax.export import Exported
@@ -111,7 +113,7 @@ def from_function(
     tree: PyTreeDef,
     out_shardings: Any,
     mesh: Mesh,
-    jax_mesh: jax.sharding.Mesh,
+    jax_mesh: AnyMesh,
 ) -> Program:
     """Traces `fun` to a program, with the users' shardings on its arguments and results.
 
@@ -130,7 +132,7 @@ def from_function(
     site = Site(mesh, jax_mesh)
     with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh), tracing(site):
         avals = tuple(leaf.value for leaf in leaves)
-        platform = platform_of(jax_mesh.devices.flat[0])
+        platform = lowering_platform(jax_mesh)
         args, kwargs = jax.tree.unflatten(tree, avals)
         module, jaxpr, results, constants = trace_and_lower(checked, args, kwargs, platform, site.lowering_rules)
     _refuse_ordered_effects(module.operation)
@@ -195,14 +197,7 @@ def _arrays(result: Any) -> Any:
     return result
 
 
-def platform_of(device: jax.Device) -> str:
-    """What jax lowers for a device by: `cuda` or `rocm` where the device itself says `gpu`."""
-    if device.platform != "gpu":
-        return str(device.platform)
-    return "rocm" if "rocm" in device.client.platform_version else "cuda"
-
-
-def _annotate(program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf], jax_mesh: jax.sharding.Mesh) -> None:
+def _annotate(program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf], jax_mesh: AnyMesh) -> None:
     """Writes the specified shardings on main's arguments and results."""
     main = main_function(program.module)
     first, arguments, returned = len(program.constants), body_of(main).arguments, returned_by(main)
@@ -217,9 +212,7 @@ def _annotate(program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf],
     set_function_shardings(main, "res_attrs", _without_none(wanted))
 
 
-def _resolved(
-    leaf: Leaf, type_: ir.Type, program: Program, where: str, jax_mesh: jax.sharding.Mesh
-) -> TensorSharding | None:
+def _resolved(leaf: Leaf, type_: ir.Type, program: Program, where: str, jax_mesh: AnyMesh) -> TensorSharding | None:
     sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, where, jax_mesh)
     _check_terms(leaf, sharding, where)
     return padded(sharding, ir.RankedTensorType(type_).rank) if sharding is not None else None

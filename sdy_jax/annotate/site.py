@@ -24,6 +24,7 @@ from jax.interpreters import mlir
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sdy_collectives import SdyCollective
 
 Emission = Callable[..., Any]
@@ -48,7 +49,7 @@ def emission(primitive: Primitive) -> Callable[[AnyEmission], AnyEmission]:
 class Site:
     """The tracing or lowering of one partition: its mesh, and the state that its annotations share."""
 
-    def __init__(self, mesh: Mesh, jax_mesh: jax.sharding.Mesh):
+    def __init__(self, mesh: Mesh, jax_mesh: AnyMesh):
         self.mesh, self.jax_mesh = mesh, jax_mesh
         self.groups: dict[int, tuple[tuple[int, ...], str]] = {}
         """Shape and argument path of the first member of each sharding group."""

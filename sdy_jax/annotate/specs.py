@@ -21,7 +21,7 @@ from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.site import Site
 from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
-from sdy_jax.representation.named import from_partition_spec, mesh_from_jax
+from sdy_jax.representation.named import AnyMesh, from_partition_spec, mesh_from_jax
 from sdy_jax.representation.sharding import CLOSED, OPEN, REDUCTION_KINDS, DimensionSharding, TensorSharding
 from sdy_jax.representation.text import parse_sharding
 from sdy_jax.representation.verify import verify_sharding
@@ -79,7 +79,7 @@ def specification(spec: Any, place: str) -> Stated:
 
 
 def resolved(
-    spec: Stated, rank: int, mesh: Mesh, mesh_name: str, place: str, jax_mesh: jax.sharding.Mesh | None = None
+    spec: Stated, rank: int, mesh: Mesh, mesh_name: str, place: str, jax_mesh: AnyMesh | None = None
 ) -> TensorSharding:
     """A specification on the mesh it is about: `mesh`, whose symbol is `mesh_name`, or its own inline mesh.
 
@@ -103,7 +103,7 @@ def resolved(
     return spec
 
 
-def _mesh_of(spec: NamedSharding, jax_mesh: jax.sharding.Mesh | None, place: str) -> Mesh:
+def _mesh_of(spec: NamedSharding, jax_mesh: AnyMesh | None, place: str) -> Mesh:
     """The mesh of a sharding, its devices as positions on the function's mesh."""
     if jax_mesh is None or not isinstance(spec.mesh, jax.sharding.Mesh):
         return mesh_from_jax(spec.mesh)  # an AbstractMesh stands for any devices
@@ -116,9 +116,7 @@ def _mesh_of(spec: NamedSharding, jax_mesh: jax.sharding.Mesh | None, place: str
     return own
 
 
-def resolve(
-    leaf: Leaf, rank: int, mesh: Mesh, mesh_name: str, where: str, jax_mesh: jax.sharding.Mesh
-) -> TensorSharding | None:
+def resolve(leaf: Leaf, rank: int, mesh: Mesh, mesh_name: str, where: str, jax_mesh: AnyMesh) -> TensorSharding | None:
     """The user's specification of one leaf, as a sharding of a value of `rank` dimensions on the program's mesh.
 
     A sharding on another mesh with the same devices becomes the one on the program's mesh that says the same.

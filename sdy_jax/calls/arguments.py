@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import compress
 from typing import Any
 
-import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
@@ -16,6 +15,7 @@ from sdy_jax.annotate.arguments import Leaf, Spec, abstracted
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.statics import Statics
 from sdy_jax.plan.border_moves import BorderMove, moves_at_border
+from sdy_jax.representation.named import AnyMesh
 from sdy_jax.runtime.layouts import as_specification, is_on, layout_of
 
 Layouts = tuple[Spec, ...]
@@ -40,7 +40,7 @@ class Arguments:
     layouts: Layouts
     tree: PyTreeDef
     statics: Statics
-    mesh: jax.sharding.Mesh
+    mesh: AnyMesh
 
     @classmethod
     def of(
@@ -48,7 +48,7 @@ class Arguments:
         given: Sequence[Leaf],
         tree: PyTreeDef,
         statics: Statics,
-        mesh: jax.sharding.Mesh,
+        mesh: AnyMesh,
         layouts: Layouts | None = None,
     ) -> Arguments:
         """`layouts` are given where the arguments are tracers that stand for arrays.
@@ -99,7 +99,7 @@ class Arguments:
         return [layout_of(leaf.value) for leaf in self.given]
 
 
-def _layout(given: Leaf, typed: Leaf, mesh: jax.sharding.Mesh) -> Spec:
+def _layout(given: Leaf, typed: Leaf, mesh: AnyMesh) -> Spec:
     """The layout of a leaf for which the user states no sharding and whose type does not determine it."""
     if given.spec is not None or isinstance(typed.spec, PartitionSpec):
         return None
@@ -107,5 +107,5 @@ def _layout(given: Leaf, typed: Leaf, mesh: jax.sharding.Mesh) -> Spec:
     return None if own is None else as_specification(own, mesh)
 
 
-def _specification(spec: Spec, mesh: jax.sharding.Mesh) -> Spec:
+def _specification(spec: Spec, mesh: AnyMesh) -> Spec:
     return as_specification(spec, mesh) if isinstance(spec, NamedSharding) else spec

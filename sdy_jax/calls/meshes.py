@@ -9,7 +9,8 @@ import jax
 from jax.sharding import NamedSharding
 
 from sdy_jax.jax_internals import context_mesh
-from sdy_jax.runtime.boundary import concrete_mesh
+from sdy_jax.representation.named import AnyMesh
+from sdy_jax.runtime.boundary import checked_mesh
 from sdy_jax.runtime.layouts import layout_of
 
 
@@ -18,7 +19,7 @@ def stated_mesh(*specs: Any) -> jax.sharding.Mesh | None:
     return _first_mesh(jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, NamedSharding)))
 
 
-def mesh_of_call(values: Iterable[Any]) -> jax.sharding.Mesh:
+def mesh_of_call(values: Iterable[Any]) -> AnyMesh:
     """The mesh of `jax.set_mesh`, else that of the first of the values that lies on one.
 
     Raises:
@@ -27,7 +28,7 @@ def mesh_of_call(values: Iterable[Any]) -> jax.sharding.Mesh:
     around = context_mesh()
     if around is None or around.empty:
         around = _first_mesh(map(layout_of, values)) or around
-    return concrete_mesh(around)
+    return checked_mesh(around)
 
 
 def _first_mesh(shardings: Iterable[Any]) -> jax.sharding.Mesh | None:

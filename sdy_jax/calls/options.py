@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-import jax
 import numpy as np
 
 from sdy_jax.errors import SdyError, with_article
 from sdy_jax.lowering.placement.policy import LAYOUTS, UNEVEN, Policy
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.type_text import bytes_of_text
-from sdy_jax.runtime.boundary import concrete_mesh
-from sdy_jax.runtime.devices import usable_memory
+from sdy_jax.runtime.boundary import checked_mesh
+from sdy_jax.runtime.devices import platform_of, usable_memory
 
 
 class Keywords(TypedDict, total=False):
     """The options of `partition`, for type checkers."""
 
-    mesh: jax.sharding.Mesh | None
+    mesh: AnyMesh | None
     in_shardings: Any
     out_shardings: Any
     static_argnums: int | Sequence[int] | None
@@ -43,7 +43,7 @@ class Keywords(TypedDict, total=False):
 class Options:
     """The options of `partition`, by its names."""
 
-    mesh: jax.sharding.Mesh | None = None
+    mesh: AnyMesh | None = None
     in_shardings: Any = None
     out_shardings: Any = None
     static_argnums: Any = None
@@ -85,11 +85,11 @@ class Options:
             given = with_article(type(self.compiler_options))
             raise SdyError(f"compiler_options is {given}; expected a dict of XLA's options")
         if self.mesh is not None:
-            concrete_mesh(self.mesh)
+            checked_mesh(self.mesh)
 
-    def policy(self, mesh: jax.sharding.Mesh) -> Policy:
+    def policy(self, mesh: AnyMesh) -> Policy:
         """Those of the partitioner, for a mesh."""
-        platform = mesh.devices.flat[0].platform
+        platform = platform_of(mesh)
         return Policy(
             optimize_collectives=self.optimize_collectives,
             uneven=self.uneven,

@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Unpack, overload
 
-import jax
-
 from sdy_jax.annotate.program import Program
 from sdy_jax.calls.options import Keywords, Options
 from sdy_jax.calls.partitioned_function import P, PartitionedFunction, R
 from sdy_jax.loading.loaded_function import prepared
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.representation.named import AnyMesh
 
 
 class Decorator(Protocol):
@@ -32,7 +31,7 @@ def partition(fun: None = None, **options: Unpack[Keywords]) -> Decorator: ...
 def partition(
     fun: Callable[..., Any] | Program | None = None,
     *,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: AnyMesh | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
     static_argnums: int | Sequence[int] | None = None,
@@ -57,7 +56,9 @@ def partition(
             decorator.
         mesh: the mesh to run on, with Auto or Explicit axes. By default that of a loaded program, of the first
             `NamedSharding` among `in_shardings` and `out_shardings`, the one set by `jax.set_mesh`, or that of the
-            first argument that lies on one.
+            first argument that lies on one. An `AbstractMesh`, or a `sdy_jax.Mesh`, is enough to plan and lower; calls
+            then run on the devices of arguments that lie on such a mesh, or of the one set by `jax.set_mesh`. Until
+            then devices are taken to be like those at hand, or of the mesh's `abstract_device`.
         in_shardings: a prefix tree for the arguments: one sharding for all, or a tuple with an entry per positional
             parameter that is not static, and then, all or none, per keyword-only one; or a dict with entries for some
             of them by their names. Each entry is None (propagation

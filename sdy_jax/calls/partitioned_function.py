@@ -25,6 +25,7 @@ from sdy_jax.calls.meshes import mesh_of_call, stated_mesh
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.statics import StaticParameters, Statics
+from sdy_jax.calls.without_devices import check_has_devices, described, with_devices
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir import hidden_frames
 from sdy_jax.ir.locations import short_source
@@ -39,8 +40,9 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.warn import report_notes, warn_of
 from sdy_jax.processes.comparison import are_several
 from sdy_jax.processes.lowered import ComparedLowered
-from sdy_jax.representation.named import mesh_from_jax
-from sdy_jax.runtime.boundary import auto_mesh, check_devices, concrete_mesh, splits_by_parts
+from sdy_jax.representation.named import AnyMesh, mesh_from_jax
+from sdy_jax.runtime.boundary import auto_mesh, check_devices, checked_mesh, splits_by_parts
+from sdy_jax.runtime.devices import lowering_platform
 
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")
@@ -50,7 +52,7 @@ R = TypeVar("R", covariant=True)
 class _Tracing(threading.local):
     """The mesh of the partitioned function that is being traced. A default by the class is found faster than none."""
 
-    mesh: jax.sharding.Mesh | None = None
+    mesh: AnyMesh | None = None
 
 
 _tracing = _Tracing()
@@ -89,7 +91,8 @@ class PartitionedFunction(Generic[P, R]):
         self._statics = StaticParameters.of(fun, options.static_argnums, options.static_argnames)
         self._calls: dict[Any, PlannedCall] = {}
         self._jitted: dict[Any, Any] = {}
-        self._dispatch = Dispatch(self._choice, context_mesh if self._mesh is None else None)
+        has_devices = isinstance(self._mesh, jax.sharding.Mesh)
+        self._dispatch = Dispatch(self._choice, None if has_devices else context_mesh)
         self._moved: set[str] = set()
         """The paths of arguments whose move was reported already."""
         self._called = with_cache_miss(self._jit(lambda *args, **kwargs: fun(*args, **kwargs)), self._missed)
@@ -108,20 +111,38 @@ class PartitionedFunction(Generic[P, R]):
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """As `jax.jit(fun).trace`: the traced program of the partitioned function."""
+        if (call := self._without_devices(args, kwargs)) is not None:
+            return self._traced_without_devices(call)
         traced: jax.stages.Traced = self._through_jit("trace", args, kwargs)
         return traced
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """As `jax.jit(fun).lower`; the result's `compile()` gives the executable."""
-        if are_several():
-            return self._lowered_alone(args, kwargs)
-        lowered: jax.stages.Lowered = self._through_jit("lower", args, kwargs)
-        return lowered
+        """As `jax.jit(fun).lower`; the result's `compile()` gives the executable. On a mesh without devices it takes
+        them: `compile(device_assignment=...)`."""
+        if (call := self._without_devices(args, kwargs)) is not None:
+            lowered = self._traced_without_devices(call).lower(lowering_platforms=(lowering_platform(call.mesh),))
+        else:
+            lowered = self._lowered_alone(args, kwargs) if are_several() else self._through_jit("lower", args, kwargs)
+        return lowered  # type: ignore[no-any-return]
 
     def _lowered_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         """Of several processes one may lower alone. They compare when they compile."""
         lowered = self._through_jit("lower", args, kwargs)
         return ComparedLowered.of(lowered, self._planned(self._arguments(args, kwargs)).compare)
+
+    def _without_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """The arguments of a call whose mesh has no devices, nor have its arguments."""
+        if isinstance(self._mesh, jax.sharding.Mesh):
+            return None
+        call = self._arguments(args, kwargs)
+        return None if isinstance(call.mesh, jax.sharding.Mesh) else call
+
+    def _traced_without_devices(self, call: Arguments) -> jax.stages.Traced:
+        plan = self._planned(call).plan
+        dynamic, named = jax.tree.unflatten(call.tree, described(call.leaves, plan.arguments, call.mesh))
+        jitted = self._jitted_for(call.layouts, None, call.mesh, is_alone=True)
+        traced: jax.stages.Traced = jitted.trace(*call.statics.merged(dynamic), **named, **dict(call.statics.named))
+        return traced
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The types of the results; nothing is run. Those on Explicit axes have shardings, which need a plan."""
@@ -224,6 +245,7 @@ class PartitionedFunction(Generic[P, R]):
     def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_alone: bool = False) -> DispatchChoice:
         """The jitted function for a call. Warns of arguments that will be moved on entry, once for each."""
         call = self._arguments(args, kwargs)
+        check_has_devices(self._name, call.mesh, call.given)
         if call.may_move and not self._is_inner:
             self._report(call.moves(self._planned(call)))
         must_name = self._is_inner or call.bring_other_meshes or _states_parts(self._out, call.mesh)
@@ -238,7 +260,7 @@ class PartitionedFunction(Generic[P, R]):
             source = short_source(self._source)
             warn_of([f"{source}: argument: {move.message(self._name)}" for move in new])
 
-    def _jitted_for(self, layouts: Layouts, results: Any, mesh: jax.sharding.Mesh, is_alone: bool) -> Any:
+    def _jitted_for(self, layouts: Layouts, results: Any, mesh: AnyMesh, is_alone: bool) -> Any:
         """The jitted function for arguments with these layouts.
 
         `results`: the tree of result shardings, where jit cannot infer them from the traced function; else None.
@@ -270,12 +292,7 @@ class PartitionedFunction(Generic[P, R]):
             raise ArgumentError(f"{subject} {problem}") from None
 
     def _run(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        layouts: Layouts,
-        mesh: jax.sharding.Mesh,
-        is_alone: bool,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts, mesh: AnyMesh, is_alone: bool
     ) -> Any:
         """The function that jit traces: it plans, then runs the per-device program on shards."""
         call = self._planned(self._arguments(args, kwargs, layouts, mesh))
@@ -288,14 +305,14 @@ class PartitionedFunction(Generic[P, R]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         layouts: Layouts | None = None,
-        mesh: jax.sharding.Mesh | None = None,
+        mesh: AnyMesh | None = None,
     ) -> Arguments:
         """The arguments of a call. Where they are tracers that stand for arrays, these have `layouts` on `mesh`."""
         dynamic, named, statics = self._split(args, kwargs)
         if isinstance(self._fun, LoadedFunction):
             self._fun.check(dynamic, named)
         given = argument_leaves(self._in, dynamic, named, self._dynamic(statics))
-        mesh = mesh or self._jax_mesh(leaf.value for leaf in given)
+        mesh = mesh or self._jax_mesh([leaf.value for leaf in given])
         return Arguments.of(given, jax.tree.structure((dynamic, named)), statics, mesh, layouts)
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
@@ -312,7 +329,7 @@ class PartitionedFunction(Generic[P, R]):
             self._calls[key] = call
         return call
 
-    def _of_derivatives(self, mesh: jax.sharding.Mesh) -> Partition | None:
+    def _of_derivatives(self, mesh: AnyMesh) -> Partition | None:
         """What partitions derivatives on `mesh`. None for programs from text, which are differentiated op by op."""
         if isinstance(self._fun, LoadedFunction) and not self._fun.has_derivatives:
             return None
@@ -362,7 +379,7 @@ class PartitionedFunction(Generic[P, R]):
         report_notes(plan.notes, self._options.on_unknown)
         return dataclasses.replace(with_dialect_collectives(plan, mesh), as_passed=arguments.as_passed)
 
-    def _inner(self, statics: Statics, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+    def _inner(self, statics: Statics, mesh: AnyMesh) -> Callable[..., Any]:
         """The user's function of its dynamic arguments; partitioned functions that it calls are inlined."""
 
         def fun(*args: Any, **kwargs: Any) -> Any:
@@ -380,12 +397,12 @@ class PartitionedFunction(Generic[P, R]):
         static = {positional[i] for i in statics.positions & positional.keys()} | dict(statics.named).keys()
         return in_name_of(self._fun, fun, static)
 
-    def _inlined(self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: jax.sharding.Mesh) -> Any:
+    def _inlined(self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: AnyMesh) -> Any:
         """The plain function, its shardings as constraints of the surrounding program, which runs on `mesh`."""
         own = mesh if self._mesh is None else self._mesh
-        if mesh_from_jax(own) != mesh_from_jax(mesh):
+        if mesh_from_jax(checked_mesh(own)) != mesh_from_jax(mesh):
             raise ShardingError(
-                f"{self._name} is partitioned on the mesh {mesh_from_jax(own)} and called by a "
+                f"{self._name} is partitioned on the mesh {mesh_from_jax(checked_mesh(own))} and called by a "
                 f"function partitioned on {mesh_from_jax(mesh)}; use one mesh"
             )
         dynamic, named, statics = self._split(args, kwargs)
@@ -402,9 +419,11 @@ class PartitionedFunction(Generic[P, R]):
         """The parameters without the static ones."""
         return self._parameters.without({*self._statics.positions, *statics.positions}, self._statics.names)
 
-    def _jax_mesh(self, values: Iterable[Any]) -> jax.sharding.Mesh:
-        """The mesh on which a call with these arguments runs."""
-        return mesh_of_call(values) if self._mesh is None else concrete_mesh(self._mesh)
+    def _jax_mesh(self, values: Sequence[Any]) -> AnyMesh:
+        """The mesh on which a call with these arguments runs; without devices where there are none."""
+        if self._mesh is None:
+            return mesh_of_call(values)
+        return with_devices(checked_mesh(self._mesh), values, context_mesh())
 
 
 class _InnerFunction(PartitionedFunction[P, R]):
@@ -434,7 +453,7 @@ def _check_whole(values: Sequence[BoundaryValue]) -> None:
             )
 
 
-def _states_parts(out_shardings: Any, mesh: jax.sharding.Mesh) -> bool:
+def _states_parts(out_shardings: Any, mesh: AnyMesh) -> bool:
     stated = jax.tree.map(
         lambda spec: splits_by_parts(spec, mesh), out_shardings, is_leaf=lambda x: isinstance(x, SPEC_TYPES)
     )

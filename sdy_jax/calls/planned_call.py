@@ -18,13 +18,15 @@ from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.plan.plan import Plan
 from sdy_jax.processes.compared import compared
 from sdy_jax.processes.comparison import are_several, compare
+from sdy_jax.representation.named import AnyMesh
 from sdy_jax.runtime.boundary import Boundary
+from sdy_jax.runtime.devices import device_like
 from sdy_jax.runtime.layouts import named
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard.local_plan import dialect_collectives, has_dialect_collectives
 
 
-def with_dialect_collectives(plan: Plan, mesh: jax.sharding.Mesh) -> Plan:
+def with_dialect_collectives(plan: Plan, mesh: AnyMesh) -> Plan:
     """The plan with the collectives of mesh and shard dialect ops, which are known once the program is lowered."""
     if not has_dialect_collectives(plan.program.module):
         return plan
@@ -39,7 +41,7 @@ class PlannedCall:
     lowered, all processes compare it, unless it `is_alone`.
     """
 
-    def __init__(self, plan: Plan, mesh: jax.sharding.Mesh, partition: Partition | None, is_alone: bool = False):
+    def __init__(self, plan: Plan, mesh: AnyMesh, partition: Partition | None, is_alone: bool = False):
         self.plan = plan
         self._mesh, self._partition, self._is_alone = mesh, partition, is_alone
         self.derivatives: list[Planned] = []
@@ -131,7 +133,7 @@ class PlannedCall:
             [v.sharding for v in plan.results],
             list(compress(unreduced, used)),
         )
-        function = local_function(graph, refined, self._mesh.devices.flat[0], used)
+        function = local_function(graph, refined, device_like(self._mesh), used)
         fixed = [*compress((*program.constants, *plan.arguments), used)]
         is_operand = [*compress(self._is_operand, used)]
 

@@ -31,6 +31,7 @@ from sdy_jax.ir.graph import Value
 from sdy_jax.loading.load import load
 from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.named import AnyMesh
 from sdy_jax.shard.annotated_meshes import Devices
 from sdy_jax.shard.local_program import LocalProgram, is_local, run_local
 from sdy_jax.shard.op_meshes import DeviceMesh, mesh_of, resolved_sizes
@@ -98,7 +99,7 @@ def _file_job(options: argparse.Namespace) -> Job:
     if is_local(program.module):
         return _local_job(program, options)
     mesh = _mesh(options, program)
-    devices.request(options.devices or mesh.size)
+    _request(options, options.devices or mesh.size)
     with jax.enable_x64(True), explained(_file_name(options)):
         function = _partitioned(program, mesh, options)
         args, kwargs = jax.tree.unflatten(program.in_tree, program.in_info)
@@ -153,6 +154,14 @@ def _file_name(options: argparse.Namespace) -> str:
     return "<stdin>" if options.program == "-" else str(options.program)
 
 
+def _request(options: argparse.Namespace, count: int) -> None:
+    (devices.request_for_plan if options.command == "plan" else devices.request)(count)
+
+
+def _mesh_on(options: argparse.Namespace) -> Callable[[Mesh, int], AnyMesh]:
+    return devices.mesh_for_plan if options.command == "plan" else devices.mesh_on
+
+
 def _mesh(options: argparse.Namespace, program: Program | None = None) -> Mesh:
     if options.mesh:
         return parse_mesh(options.mesh)
@@ -172,7 +181,7 @@ def _partitioned(fun: Any, mesh: Mesh, options: argparse.Namespace) -> Partition
         if text
     }
     chosen = {name: value for name in _CHOICES if (value := getattr(options, name))}
-    on_devices = devices.mesh_on(mesh, options.devices or mesh.size)
+    on_devices = _mesh_on(options)(mesh, options.devices or mesh.size)
     with hidden_frames.called_from("the command line" if given else _file_name(options)):
         found: PartitionedFunction = partition(fun, mesh=on_devices, on_unknown="ignore", **given, **chosen)
     return found
@@ -183,7 +192,7 @@ def _partitioned(fun: Any, mesh: Mesh, options: argparse.Namespace) -> Partition
 
 def _function_job(module: str, name: str, options: argparse.Namespace) -> Job:
     size = parse_mesh(options.mesh).size if options.mesh else 1
-    devices.request(max(options.devices or 1, size))  # before the module makes arrays
+    _request(options, max(options.devices or 1, size))  # before the module makes arrays
     with explained(options.program):
         function = _found(module, name)
     if not isinstance(function, PartitionedFunction):

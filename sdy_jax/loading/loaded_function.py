@@ -23,7 +23,7 @@ from jax.extend.mlir.dialects import func
 from jax.interpreters import mlir
 
 from sdy_jax.annotate.arguments import Leaf, Parameters, Spec, abstracted, argument_leaves, match_prefix
-from sdy_jax.annotate.program import Program, platform_of
+from sdy_jax.annotate.program import Program
 from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.operations import body_of, function_type, main_function, module_meshes
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, mesh_of, set_function_shardings
@@ -34,10 +34,11 @@ from sdy_jax.passes.debug_info import remove_propagation_debug_info
 from sdy_jax.passes.device_numbers import renumber_devices
 from sdy_jax.passes.written_collectives import settle_written_collectives
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import mesh_from_jax
+from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import array_text
-from sdy_jax.runtime.devices import mesh_on_devices
+from sdy_jax.runtime.boundary import checked_mesh
+from sdy_jax.runtime.devices import lowering_platform, mesh_on_devices
 from sdy_jax.shard.annotated_meshes import Devices
 from sdy_jax.shard.local_program import is_local
 from sdy_jax.shard.op_meshes import device_meshes, rename_mesh, symbols
@@ -58,6 +59,7 @@ def prepared(
     Raises:
       SdyError: the program's shardings are on another mesh, or it cannot be called from JAX.
     """
+    mesh = None if mesh is None else checked_mesh(mesh)
     program = _with_sdy_annotations(program, mesh)
     if mesh is None and program.mesh.axes:
         mesh = mesh_on_devices(program.mesh)
@@ -69,7 +71,7 @@ def prepared(
             "to fix: partition it on its own mesh, or load it with shardings=False (--drop-shardings)"
         )
     if mesh is not None and program.exported is not None:
-        _check_platform(program.exported, platform_of(mesh.devices.flat[0]))
+        _check_platform(program.exported, lowering_platform(mesh))
     function = LoadedFunction(program, known)
     told = {
         "mesh": mesh,
@@ -79,7 +81,7 @@ def prepared(
     return function, told
 
 
-def _with_sdy_annotations(program: Program, mesh: jax.sharding.Mesh | None) -> Program:
+def _with_sdy_annotations(program: Program, mesh: AnyMesh | None) -> Program:
     """The program with the annotations of the mesh and shard dialects turned into those of SDY."""
     if is_local(program.module):
         raise UnsupportedError(

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.annotate.specs import resolve
-from sdy_jax.representation.named import mesh_from_jax
+from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import array_text, bytes_text, type_text
 from sdy_jax.runtime.layouts import as_specification, layout_of, named
@@ -39,7 +39,7 @@ class BorderMove:
 
 
 def moves_at_border(
-    leaves: Iterable[Leaf], entering: Iterable[TensorSharding], mesh: jax.sharding.Mesh
+    leaves: Iterable[Leaf], entering: Iterable[TensorSharding], mesh: AnyMesh
 ) -> tuple[BorderMove, ...]:
     """The moves of a call.
 
@@ -51,7 +51,7 @@ def moves_at_border(
     return tuple(move for move in found if move is not None)
 
 
-def _move(leaf: Leaf, entering: TensorSharding, mesh: jax.sharding.Mesh) -> BorderMove | None:
+def _move(leaf: Leaf, entering: TensorSharding, mesh: AnyMesh) -> BorderMove | None:
     own = layout_of(leaf.value)
     if own is None or not isinstance(own.mesh, jax.sharding.Mesh) or own.device_set != {*mesh.devices.flat}:
         return None  # nothing is known, or jit will not take it
@@ -72,7 +72,7 @@ def _move(leaf: Leaf, entering: TensorSharding, mesh: jax.sharding.Mesh) -> Bord
     )
 
 
-def _type(plain: str, leaf: Leaf, own: NamedSharding, mesh: jax.sharding.Mesh) -> str:
+def _type(plain: str, leaf: Leaf, own: NamedSharding, mesh: AnyMesh) -> str:
     spec = as_specification(own, mesh)
     if spec is None:
         return f"{plain} as {own.spec} on {mesh_from_jax(own.mesh)}"

@@ -18,6 +18,7 @@ from sdy_jax.jax_internals import distributed_client
 from sdy_jax.plan.plan import Plan
 from sdy_jax.processes.difference import Description, difference
 from sdy_jax.processes.rendezvous import Group, Missing, Service
+from sdy_jax.representation.named import AnyMesh
 
 VARIABLE = "SDY_JAX_PROCESS_TIMEOUT"
 
@@ -33,7 +34,7 @@ def are_several() -> bool:
     return jax.process_count() > 1 and distributed_client() is not None
 
 
-def compare(plan: Plan, mesh: jax.sharding.Mesh) -> None:
+def compare(plan: Plan, mesh: AnyMesh) -> None:
     """Waits until all processes of the mesh are about to run this program. Returns at once where that was found out
     before, in a single process, and in one that has no devices of the mesh.
 
@@ -41,7 +42,7 @@ def compare(plan: Plan, mesh: jax.sharding.Mesh) -> None:
         ProcessError: it is not the same in all of them, or some do not come.
     """
     timeout = _timeout()
-    if not timeout or not are_several():
+    if not timeout or not are_several() or not isinstance(mesh, jax.sharding.Mesh):
         return
     members, me = sorted({device.process_index for device in mesh.devices.flat}), jax.process_index()
     if me not in members or len(members) == 1:

@@ -20,8 +20,11 @@ from sdy_jax.representation.axes import sort_axes
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.sharding import CLOSED, OPEN, DimensionSharding, TensorSharding
 
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+"""A mesh of devices, or the axes of one that is not there."""
 
-def mesh_from_jax(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Mesh:
+
+def mesh_from_jax(mesh: AnyMesh) -> Mesh:
     """The axes of a jax mesh. Its devices, in their order, are those that the program runs on, so no ids are needed."""
     return Mesh(tuple(MeshAxis(str(name), size) for name, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True)))
 

@@ -1,0 +1,57 @@
+"""Functions that are partitioned on a mesh without devices: calls take these from their arguments; what is lowered gets
+arguments that say how they lie, since no device does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from sdy_jax.annotate.arguments import Leaf
+from sdy_jax.errors import ShardingError
+from sdy_jax.plan.boundary import BoundaryValue
+from sdy_jax.representation.named import AnyMesh, mesh_from_jax
+from sdy_jax.runtime.layouts import layout_of, named
+
+
+def with_devices(mesh: AnyMesh, values: Iterable[Any], around: Any) -> AnyMesh:
+    """The mesh on the devices of the first array, or of the mesh `around` the call, that has its axes; else itself."""
+    if isinstance(mesh, jax.sharding.Mesh):
+        return mesh
+    layouts = map(layout_of, values)
+    for found in (*(own.mesh for own in layouts if own is not None), around):
+        if isinstance(found, jax.sharding.Mesh) and mesh_from_jax(found) == mesh_from_jax(mesh):
+            return jax.sharding.Mesh(found.devices, mesh.axis_names, axis_types=mesh.axis_types)
+    return mesh
+
+
+def check_has_devices(name: str, mesh: AnyMesh, leaves: Iterable[Leaf]) -> None:
+    """
+    Raises:
+        ShardingError: a call with arrays has no devices to run on.
+    """
+    if isinstance(mesh, jax.sharding.Mesh) or any(_is_type(leaf.value) for leaf in leaves):
+        return
+    raise ShardingError(
+        f"{name} is partitioned on the mesh {mesh_from_jax(mesh)}, which has no devices, and none of its arguments is "
+        "on a mesh with these axes; to fix: place one by jax.device_put(x, NamedSharding(mesh, ...)), call it under "
+        "jax.set_mesh(mesh), or partition it on a mesh of devices"
+    )
+
+
+def _is_type(value: Any) -> bool:
+    return isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct))
+
+
+def described(leaves: Sequence[Leaf], arguments: Sequence[BoundaryValue], mesh: AnyMesh) -> list[jax.ShapeDtypeStruct]:
+    """The types of a call's leaves, with the shardings in which a plan takes them."""
+    return [
+        jax.ShapeDtypeStruct(
+            leaf.value.shape,
+            leaf.value.dtype,
+            weak_type=leaf.value.weak_type,
+            sharding=named(argument.sharding, mesh),
+        )
+        for leaf, argument in zip(leaves, arguments, strict=True)
+    ]
