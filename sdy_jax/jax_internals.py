@@ -12,6 +12,8 @@
 * `JVPTracer.primal` and its like: the layout of an array that is differentiated eagerly; a tracer hides it.
 * `custom_partitioning_p` and the conversion of its sharding rules: what a `custom_partitioning` function says is in the
   parameters of its primitive.
+* The primitives of `jax.debug`, `pure_callback` and `io_callback`, whose parameters hold the Python functions, and
+  their effects; `Traced._params`, the jaxpr that is lowered, to put one without ordered effects in its place.
 * `use_rgv3`: jax 0.12 lowers a collective's groups to axes of a mesh, which other tools and jax 0.10 do not know; its
   switch for one thread is private.
 * `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
@@ -25,23 +27,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
+from copy import copy
 from functools import partial
 from typing import Any
 
 import jax
 from jax import export
-from jax._src import config, distributed
+from jax._src import callback, config, debugging, distributed, effects
 from jax._src.core import jaxpr_const_args
 from jax._src.custom_partitioning import custom_partitioning_p as custom_partitioning_p
 from jax._src.custom_partitioning_sharding_rule import sdy_sharding_rule_to_mlir, str_to_sdy_sharding_rule
 from jax._src.interpreters.mlir import refine_polymorphic_shapes
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
@@ -53,6 +56,31 @@ except ImportError:  # jax 0.12 has none
     shard_alike = None  # type: ignore[assignment]
 
 shard_alike_p: Any = getattr(shard_alike, "shard_alike_p", None)
+
+CALLBACKS: dict[Primitive, str] = {
+    getattr(module, primitive): name
+    for module, primitive, name in (
+        (debugging, "debug_callback_p", "jax.debug.callback"),
+        (debugging, "debug_print_p", "jax.debug.print"),
+        (callback, "pure_callback_p", "jax.pure_callback"),
+        (callback, "io_callback_p", "jax.experimental.io_callback"),
+    )
+}
+"""The primitives that call back to the host, by what users call."""
+
+debug_callback_p: Primitive = debugging.debug_callback_p
+debug_effect: Any = debugging.debug_effect
+
+
+def effects_of(primitive: Primitive, avals: Sequence[Any], parameters: Mapping[str, Any]) -> Set[Any]:
+    """The effects of a primitive on arguments of these types."""
+    _, found = primitive.abstract_eval(*avals, **parameters)
+    return found
+
+
+def has_ordered(found: Set[Any]) -> bool:
+    """Whether there are effects of callbacks among these whose order matters."""
+    return bool(effects.ordered_effects.filter_in(found))
 
 
 def listed_replica_groups() -> AbstractContextManager[Any]:
@@ -73,7 +101,12 @@ def sharding_rule_of(
 
 
 def trace_and_lower(
-    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], platform: str, rules: Any = ()
+    fun: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    platform: str,
+    rules: Any = (),
+    change: Callable[[Any], Any] = lambda jaxpr: jaxpr,
 ) -> tuple[Any, Any, Any, tuple[Any, ...]]:
     """Traces a function and lowers it to StableHLO.
 
@@ -82,6 +115,7 @@ def trace_and_lower(
         args, kwargs: the types of its arguments.
         platform: what it is lowered for.
         rules: lowering rules that take precedence over those registered with jax, as (primitive, rule).
+        change: from the closed jaxpr that was traced to the one that is lowered.
 
     Returns:
         The MLIR module, the traced function as a closed jaxpr, jax's record of the outputs (`out_info`, a tree), and
@@ -90,7 +124,8 @@ def trace_and_lower(
     """
     with config.use_simplified_jaxpr_constants(True):
         traced = jax.jit(fun, keep_unused=True).trace(*args, **kwargs)
-        lower = _in_a_thread(traced.lower) if _is_lowering() else traced.lower
+        changed = _with_jaxpr(traced, change(traced.jaxpr))
+        lower = _in_a_thread(changed.lower) if _is_lowering() else changed.lower
         lowered = lower(
             lowering_platforms=(platform,),
             _private_parameters=mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True),
@@ -100,6 +135,15 @@ def trace_and_lower(
     if _has_symbolic_parts(module):
         module = _refined(module)
     return module, traced.jaxpr, traced.out_info, constants
+
+
+def _with_jaxpr(traced: Any, jaxpr: Any) -> Any:
+    """A traced function with another jaxpr of the same type."""
+    if jaxpr is traced.jaxpr:
+        return traced
+    found = copy(traced)
+    found._params, found._lojax = {**traced._params, "jaxpr": jaxpr}, None
+    return found
 
 
 def _is_lowering() -> bool:

@@ -12,7 +12,7 @@ from jax.interpreters import mlir
 from sharding_dump import parse
 
 import sdy_jax as sdy
-from sdy_jax.ir.custom_ops import CustomOp, custom_op_of, register
+from sdy_jax.ir.custom_ops import CustomOp, function_of, register
 from sdy_jax.ir.graph import Graph
 from sdy_jax.representation.attributes import sharding_from_attribute, sharding_to_attribute
 from sdy_jax.representation.text import parse_sharding
@@ -56,7 +56,7 @@ def test_a_custom_op_goes_with_what_it_was_traced_for() -> None:
         context = mlir.make_ir_context()
         op = CustomOp("twice", lambda x: [x * 2])
         key = register(op, context)
-        assert custom_op_of(key, context, "here") is op
+        assert function_of(key, context, "here") is op
         return weakref.ref(op)
 
     def partitioned(run: bool) -> weakref.ref:

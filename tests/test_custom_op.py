@@ -133,7 +133,7 @@ def test_errors():
 def test_another_process_does_not_know_the_function():
     plan = sdy.partition(lambda x, w: matmul(x, w), mesh=PLANE).plan(normal(16, 24), normal(24, 8))
     program = sdy.loads(plan.mlir("traced").replace('"run:', '"kernel:'))
-    with pytest.raises(ShardingError, match="the function `kernel` of a custom_op is not known here"):
+    with pytest.raises(ShardingError, match="the function `kernel` of a custom_op or callback is not known here"):
         sdy.partition(program)(normal(16, 24), normal(24, 8))
 
 

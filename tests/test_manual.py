@@ -405,15 +405,6 @@ def test_axes_are_manual_once(mesh):
         sdy.partition(lambda x: manual(inner, manual_axes="data")(x), mesh=mesh)(X)
 
 
-def test_host_callbacks_inside_are_refused_with_the_line(mesh):
-    def on_blocks(x):
-        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-    f = jax.shard_map(on_blocks, mesh=mesh, in_specs=BOTH, out_specs=BOTH, check_vma=False)
-    with pytest.raises(sdy.UnsupportedError, match=r"test_manual.py:\d+: host callbacks"):
-        sdy.partition(f, mesh=mesh)(X)
-
-
 # Groups of devices.
 
 X2Y4 = Mesh.of(x=2, y=4)

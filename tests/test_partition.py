@@ -206,33 +206,6 @@ def test_a_call_that_nobody_wrote_a_rule_for_is_computed_replicated_and_named(me
     assert "stablehlo.custom_call: has no sharding rule, so every device computes all of it" in str(plan)
 
 
-def test_what_cannot_run_on_shards_is_refused_with_the_line(mesh):
-    def called_back(x):
-        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-    with pytest.raises(sdy.UnsupportedError, match=r"test_partition.py:\d+: host callbacks"):
-        sdy.partition(called_back, mesh=mesh)(X)
-
-
-def printing(x):
-    jax.debug.print("{}", x.sum(), ordered=True)
-    return x * 2
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        printing,
-        lambda x: (jax.experimental.io_callback(np.sin, x, x, ordered=True),),
-        lambda x: jax.lax.scan(lambda c, r: (printing(c), None), x, None, length=2)[0],
-    ],
-    ids=["print", "io_callback", "in a loop"],
-)
-def test_effects_in_order_are_refused_with_the_line_and_what_to_do(mesh, function):
-    with pytest.raises(sdy.UnsupportedError, match=r"test_partition.py:\d+: ordered effects.* yet; to fix: return the"):
-        sdy.partition(function, mesh=mesh, in_shardings=P("data"))(X)
-
-
 def test_composites_and_empty_arrays(mesh):
     composite = jax.lax.composite(lambda x: jnp.sin(x) * 2, name="my.op")
     assert_same(lambda x: (composite(x), x[:0] * 2, x[:, :0].sum(1)), X, mesh=mesh, in_shardings=(BOTH,))

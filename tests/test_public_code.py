@@ -50,16 +50,7 @@ def results(source: str, name: str, mesh: jax.sharding.Mesh) -> Any:
     return names["main"](placed, batched)
 
 
-CALLBACKS = pytest.mark.xfail(raises=sdy.UnsupportedError, strict=False, reason="equinox reports errors by callbacks")
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(p, id=p.stem, marks=CALLBACKS if p.stem in ("diffrax_solve", "optimistix_solvers") else ())
-        for p in PROGRAMS
-    ],
-)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_public_code_runs_as_under_jit(program: Path, mesh: Any) -> None:
     for library in sorted(libraries(program)):
         pytest.importorskip(library)

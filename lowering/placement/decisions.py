@@ -171,7 +171,7 @@ def _on_mesh(shardings: Shardings, mesh: str) -> Shardings:
 
 
 def _can_pass_on(op: Op, kind: str) -> bool:
-    if not has_one_user(op, op.results[0]):
+    if not op.results or not has_one_user(op, op.results[0]):
         return False
     user, index = op.results[0].uses[0]
     return carries(user, kind, frozenset([index])) is not None

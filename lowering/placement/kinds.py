@@ -118,7 +118,7 @@ def _multiplies(
         return False
     whole = (1,) * len(rule.factor_sizes)
     least = min([operations_in_shards(strategy, rule, whole) for strategy in strategies], default=0.0)
-    return least > max([math.prod(shape) for shape, _ in tensors])
+    return least > max([math.prod(shape) for shape, _ in tensors], default=0)
 
 
 def _without_halos(strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:

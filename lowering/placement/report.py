@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Op, Value
-from sdy_jax.ir.locations import SourcePlace, place_of, short_source
+from sdy_jax.ir.locations import SourcePlace, is_line, place_of, short_source
 from sdy_jax.lowering.placement.trips import UNKNOWN, executions
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import AxisRef
@@ -141,6 +141,10 @@ class Note:
         place = place_of(location)
         return cls(op, place.line, message, place.library, place.scope)
 
+    def is_about(self, value: str) -> bool:
+        """Whether it speaks of an argument by its path, or of what a source line (`model.py:42`) does."""
+        return f"`{value}`" in self.message or is_line(self.source, value) or is_line(self.library, value)
+
     def __str__(self) -> str:
         line = f"{self.source} ({short_source(self.library)})" if self.library else self.source
         where = f"{self.op} in {self.scope}" if self.scope else self.op
@@ -211,7 +215,7 @@ class PartitionReport:
             value.dtype,
             value.shape or (),
             cause.mlir.location,
-            cause.name,
+            cause.title,
             runs.depth,
             runs.times,
             runs.known,
@@ -245,7 +249,7 @@ class PartitionReport:
 
     def note(self, op: Op, message: str) -> None:
         """Notes an op that could not be split."""
-        self.notes[Note.at(op.name, op.mlir.location, message)] = None
+        self.notes[Note.at(op.title, op.mlir.location, message)] = None
 
     def note_value(self, value: Value, message: str) -> None:
         """Notes a value that could not be split."""

@@ -13,7 +13,7 @@ from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.placement.decisions import Decision
 from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
-from sdy_jax.lowering.strategies.registry import strategies_of
+from sdy_jax.lowering.strategies.registry import WHOLE, strategies_of
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
@@ -94,6 +94,9 @@ class Unsplit:
     def _operand(self, found: _Operand) -> str:
         type_ = type_text(found.value.dtype, found.value.shape, found.sharding)
         dims = f"dim{'s' * (len(found.dims) > 1)} {' and '.join(map(str, found.dims))}"
+        whole = WHOLE.get(found.op.key)
+        if whole is not None:
+            return f"{whole.reason}: {found.name}, {type_}; {self._move(found)}. To send less, {whole.remedy}"
         texts = [f"cannot be split along {dims} of {found.name}, {type_}", self._move(found)]
         same = [axis for axis in found.axes if not _uses(found.decision.shardings, axis)]
         if same:

@@ -3,6 +3,7 @@
 from . import (  # noqa: F401
     after,
     blocked_linalg,
+    callback,
     collective,
     control_flow,
     convolution,

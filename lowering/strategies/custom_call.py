@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.custom_ops import TARGET, CustomOp, custom_op_of
+from sdy_jax.ir.custom_ops import TARGET, CustomOp, function_of
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.jaxpr_collectives import KINDS, sent_by_kind
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
@@ -100,7 +100,8 @@ def _sent_on(own: CustomOp, rule: OpShardingRule, sizes: Mapping[str, int]) -> M
 
 
 def _custom_op(op: Op) -> CustomOp:
-    return custom_op_of(op.text("backend_config"), op.mlir.context, op.source)
+    own: CustomOp = function_of(op.text("backend_config"), op.mlir.context, op.source)
+    return own
 
 
 @emitter("stablehlo.custom_call")

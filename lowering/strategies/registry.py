@@ -9,6 +9,7 @@ Tables, filled by the family modules of this package:
 * `SENT`: op -> the collectives that the op is by itself, as the program's author wrote it. Those that an emitter adds
   are stated by its strategies.
 * `FOLDS`: op -> how it takes over what ops beside it do, so that the two are one op on shards.
+* `WHOLE`: the ops that take whole operands by their nature: what they do, and how to give them less.
 * `PARTIAL_ACCESS`: the ops that read or write a part of their first operand at a position known at run time.
 * `REMATERIALIZABLE`: the ops whose result is larger than their operands, so that running them again may be cheaper
   than a reshard.
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op
@@ -92,7 +94,10 @@ FORWARDING = frozenset(
 )
 """Ops that state a sharding of a value and compute nothing: the partitioner replaces them by collectives of its own."""
 
-_CALLBACK = "host callbacks inside a partitioned function are not supported yet; call it outside of the function"
+_CALLBACK = (
+    "the Python function of a callback is not in a program's text; to fix: partition the function that was traced, as "
+    "its callbacks run"
+)
 REJECTED = {
     "stablehlo.infeed": "infeed is not supported; pass the data as an argument",
     "stablehlo.outfeed": "outfeed is not supported; return the data",
@@ -119,6 +124,16 @@ SENT: dict[str, SentFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
 REMATERIALIZABLE: set[str] = set()
 PARTIAL_ACCESS: dict[str, str] = {}
+
+
+class Whole(NamedTuple):
+    """Why an op takes whole operands, and what would be less to gather, as parts of a sentence."""
+
+    reason: str
+    remedy: str
+
+
+WHOLE: dict[str, Whole] = {}
 
 
 def strategies(*names: str) -> Callable[[StrategyFunction], StrategyFunction]:
@@ -150,7 +165,7 @@ def folds(*names: str) -> Callable[[FoldFunction], FoldFunction]:
 
 def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent]:
     """The collectives that an op is by itself, with operands in these shardings."""
-    found = SENT.get(op.name)
+    found = SENT.get(op.key)
     return found(op, mesh, operands) if found else []
 
 

@@ -20,8 +20,7 @@ from sdy_jax.annotate.regions import Region
 from sdy_jax.annotate.ruled import Mapped, jvp_of, parsed_rule, with_factor
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.custom_ops import TARGET, CustomOp, register
-from sdy_jax.representation.attributes import rule_to_attribute
+from sdy_jax.ir.custom_ops import TARGET, CustomOp, call_function
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import REDUCTION_KINDS
 from sdy_jax.representation.verify import verify_rule
@@ -124,16 +123,4 @@ def _emit(
     operands, results = ([aval.shape for aval in avals] for avals in (region.in_avals, region.out_avals))
     verify_rule(rule, operands, results, f"custom_op of `{op.title}`")
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in region.out_avals]
-    return custom_call(types, xs, replace(op, run=run), rule)
-
-
-def custom_call(types: Sequence[ir.Type], xs: Sequence[ir.Value], op: CustomOp, rule: OpShardingRule) -> list[ir.Value]:
-    """Registers a custom op, and emits the call that stands for it. Returns its results."""
-    context = xs[0].context if xs else types[0].context
-    attributes = {
-        "call_target_name": ir.StringAttr.get(TARGET, context),
-        "backend_config": ir.StringAttr.get(register(op, context), context),
-        "api_version": ir.Attribute.parse("2 : i32", context),
-        "sdy.sharding_rule": rule_to_attribute(replace(rule, is_custom=True), context),
-    }
-    return list(ir.Operation.create("stablehlo.custom_call", types, list(xs), attributes).results)
+    return call_function(TARGET, replace(op, run=run), types, xs, rule, has_effect=bool(region.effects))

@@ -18,11 +18,10 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from sdy_jax.annotate.custom_ops import custom_call
 from sdy_jax.annotate.regions import with_own_widths
 from sdy_jax.annotate.site import Site, emission, lowered_manual_axes
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.custom_ops import CustomOp, Specs
+from sdy_jax.ir.custom_ops import TARGET, CustomOp, Specs, call_function
 from sdy_jax.jax_internals import custom_partitioning_p, sharding_rule_of
 from sdy_jax.representation.attributes import rule_from_attribute
 
@@ -80,7 +79,7 @@ def _emit(
             return None
 
     op = CustomOp(title, inside, reduction=None, placed=placed, traced=traced)
-    return custom_call(types, xs, op, rule_from_attribute(rule))
+    return call_function(TARGET, op, types, xs, rule_from_attribute(rule))
 
 
 def _padded(shape: Sequence[int], spec: PartitionSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:

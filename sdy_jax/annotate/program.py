@@ -11,7 +11,7 @@ import jax
 from jax.extend.mlir import ir
 from jax.tree_util import PyTreeDef
 
-from sdy_jax.annotate import scans  # noqa: F401  (registers how they are written)
+from sdy_jax.annotate import callbacks, scans  # noqa: F401  (register how they are written)
 from sdy_jax.annotate.argument_errors import no_result
 from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.automatic import AUTO
@@ -19,10 +19,10 @@ from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.annotate.specs import padded, resolve
-from sdy_jax.errors import ShardingError, UnsupportedError
+from sdy_jax.annotate.unordered import unordered
+from sdy_jax.errors import ShardingError
 from sdy_jax.ir.extensions import extension
-from sdy_jax.ir.locations import source_line
-from sdy_jax.ir.operations import body_of, main_function, pre_order, returned_by
+from sdy_jax.ir.operations import body_of, main_function, returned_by
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
 from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.mesh import Mesh
@@ -134,8 +134,9 @@ def from_function(
         avals = tuple(leaf.value for leaf in leaves)
         platform = lowering_platform(jax_mesh)
         args, kwargs = jax.tree.unflatten(tree, avals)
-        module, jaxpr, results, constants = trace_and_lower(checked, args, kwargs, platform, site.lowering_rules)
-    _refuse_ordered_effects(module.operation)
+        module, jaxpr, results, constants = trace_and_lower(
+            checked, args, kwargs, platform, site.lowering_rules, unordered
+        )
     out_info, out_tree = jax.tree.flatten(results)
     outputs = match_prefix(out_shardings, results, "result", "out_shardings")
     with module.context, ir.Location.unknown(module.context):
@@ -165,26 +166,6 @@ def from_function(
 
 def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:
     return frozenset(i for i, leaf in enumerate(leaves) if leaf.spec is AUTO)
-
-
-def _refuse_ordered_effects(module: ir.Operation) -> None:
-    """
-    Raises:
-        UnsupportedError: the module takes and returns tokens, by which jax orders effects; with the line of the first.
-    """
-    if not any(map(_is_token, body_of(main_function(module)).arguments)):
-        return
-    calls = (op for op in pre_order(module) if op.name == "stablehlo.custom_call")
-    sources = [source_line(op.location) for op in calls if any(map(_is_token, op.operands))]
-    raise UnsupportedError(
-        f"{sources[0] if sources else source_line(module.location)}: ordered effects, such as those of "
-        "jax.debug.print(..., ordered=True) and io_callback(..., ordered=True), are not supported inside a partitioned "
-        "function yet; to fix: return the value from the function, and print it or call back with it outside"
-    )
-
-
-def _is_token(value: ir.Value) -> bool:
-    return str(value.type) == "!stablehlo.token"
 
 
 def _arrays(result: Any) -> Any:

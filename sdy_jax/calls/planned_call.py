@@ -13,6 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from sdy_jax.calls.derivatives import Flat, Partition, Planned, differentiable, specs
 from sdy_jax.calls.live import LiveFunction
+from sdy_jax.calls.opaque import opaque
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.plan.plan import Plan
@@ -143,7 +144,7 @@ class PlannedCall:
             results = boundary(function, values, program.out_info)
             return results if self._is_alone or not are_several() else compared(results, self.compare)
 
-        return run
+        return opaque(run) if program.jaxpr is not None and program.jaxpr.effects else run
 
     @property
     def _used(self) -> list[bool]:

@@ -1,10 +1,10 @@
-"""The functions that custom ops stand for. A module names them; they live as long as the MLIR context of the module."""
+"""The functions that custom ops and callbacks stand for. A module names them; they live as long as its MLIR context."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -13,9 +13,17 @@ from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import ShardingError
+from sdy_jax.representation.attributes import rule_to_attribute
+from sdy_jax.representation.rule import OpShardingRule
 
 TARGET = "sdy_jax.custom_op"
-"""The custom call's target; its backend configuration is the key of a custom op."""
+"""The target of a custom op's call; its backend configuration is the key of the function."""
+
+CALLBACK = "sdy_jax.callback"
+"""That of a call of a Python function on the host, with whole values."""
+
+CALLBACK_ON_BLOCKS = "sdy_jax.callback_on_blocks"
+"""That of a call of one by every device, with its own blocks."""
 
 Specs = Sequence[PartitionSpec]
 """In axes of the mesh of the surrounding `shard_map`."""
@@ -39,32 +47,81 @@ class CustomOp:
     traced: Callable[[Specs, Specs, Mapping[str, int]], Jaxpr | None] | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Callback:
+    """What calls the host: `run` takes the operands and returns the results as a list.
+
+    With whole values, the device at `position` of the mesh runs it for all; in a manual computation, one for each block
+    along the manual axes. What is called with blocks has no results.
+
+    `checked`: where `run` gives one more result at the end, which says that it failed, what takes that and the others
+    on every device.
+    """
+
+    title: str
+    run: Callable[..., Sequence[Any]]
+    position: int = 0
+    checked: Callable[[Sequence[Any], Any], Sequence[Any]] | None = None
+
+
 _keys = itertools.count()
-_by_key: WeakValueDictionary[str, CustomOp] = WeakValueDictionary()
-_of_context: WeakKeyDictionary[ir.Context, dict[str, CustomOp]] = WeakKeyDictionary()
+_by_key: WeakValueDictionary[str, CustomOp | Callback] = WeakValueDictionary()
+_of_context: WeakKeyDictionary[ir.Context, dict[str, CustomOp | Callback]] = WeakKeyDictionary()
 """What keeps them: every context with a module that calls them."""
 
 
-def register(op: CustomOp, context: ir.Context) -> str:
-    """Keeps a custom op as long as a context; returns its key."""
+def call_function(
+    target: str,
+    op: CustomOp | Callback,
+    types: Sequence[ir.Type],
+    xs: Sequence[ir.Value],
+    rule: OpShardingRule | None = None,
+    has_effect: bool = False,
+) -> list[ir.Value]:
+    """Keeps a function as long as the current context, and emits the custom call that stands for it.
+
+    It is split by a rule, or as its target is; one that has an effect is never erased.
+
+    Returns:
+        The results of the call.
+    """
+    context = ir.Context.current
+    attributes = {
+        "call_target_name": ir.StringAttr.get(target),
+        "backend_config": ir.StringAttr.get(register(op, context)),
+        "api_version": ir.Attribute.parse("2 : i32"),
+        "has_side_effect": ir.BoolAttr.get(has_effect),
+    }
+    if rule is not None:
+        attributes["sdy.sharding_rule"] = rule_to_attribute(replace(rule, is_custom=True), context)
+    return list(ir.Operation.create("stablehlo.custom_call", types, list(xs), attributes).results)
+
+
+def register(op: CustomOp | Callback, context: ir.Context) -> str:
+    """Keeps a function as long as a context; returns its key."""
     key = f"{op.title}:{next(_keys)}"
     _by_key[key] = op
     _of_context.setdefault(context, {})[key] = op
     return key
 
 
-def custom_op_of(key: str, context: ir.Context, where: str) -> CustomOp:
-    """The custom op of a call in a context, which keeps it from now on: the module may have been read from text.
+def title_of(key: str) -> str:
+    """What a key says about its function."""
+    return key.rpartition(":")[0] or key
+
+
+def function_of(key: str, context: ir.Context, where: str) -> Any:
+    """The `CustomOp` or `Callback` of a call in a context, which keeps it from now on: the module may have been read
+    from text.
 
     Raises:
         ShardingError: the function is not in this process, or not any more; `where` names the call.
     """
     found = _by_key.get(key)
     if found is None:
-        title = key.rpartition(":")[0] or key
         raise ShardingError(
-            f"{where}: the function `{title}` of a custom_op is not known here; a program with custom ops runs in the "
-            "process that traced it, as long as what it was traced for is there"
+            f"{where}: the function `{title_of(key)}` of a custom_op or callback is not known here; a program with "
+            "such functions runs in the process that traced it, as long as what it was traced for is there"
         )
     _of_context.setdefault(context, {})[key] = found
     return found

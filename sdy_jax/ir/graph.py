@@ -14,6 +14,7 @@ from typing import Any
 
 from jax.extend.mlir import ir
 
+from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, title_of
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import functions, main_of, module_meshes, read_attributes
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings, store_results, stored_results
@@ -99,6 +100,11 @@ class Op:
         """The name by which registries know the op: its own, or the target of a custom call that is ours."""
         target = self.text("call_target_name") if self.name == "stablehlo.custom_call" else ""
         return target if target.startswith(OWN_TARGETS) else self.name
+
+    @property
+    def title(self) -> str:
+        """What users call the op: its own name, or the function that a callback is a call of."""
+        return title_of(self.text("backend_config")) if self.key in (CALLBACK, CALLBACK_ON_BLOCKS) else self.name
 
     @property
     def attributes(self) -> dict[str, ir.Attribute]:

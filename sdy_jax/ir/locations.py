@@ -18,6 +18,7 @@ from jax.extend.mlir import ir
 _FRAME = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)+)":(\d+):\d+')
 _NAME = re.compile(r'"((?:[^"\\]|\\.)*)"(?=\(| at |\)|$)')
 _TRANSFORMED = re.compile(r"(\w+)\((.*)\)")
+_ASKED = re.compile(r":\d+$")
 _LIBRARIES = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 
 # What jax itself puts on the name stack for the parts of an op with regions.
@@ -65,6 +66,11 @@ def place_of(location: ir.Location) -> SourcePlace:
 def source_line(location: ir.Location) -> str:
     """`SourcePlace.line` of a location."""
     return place_of(location).line
+
+
+def is_line(line: str, asked: str) -> bool:
+    """Whether a line of source is the one that is asked for by the end of its path: `model.py:42`."""
+    return _ASKED.search(asked) is not None and (line == asked or line.endswith(f"/{asked}"))
 
 
 def has_source_line(location: ir.Location) -> bool:

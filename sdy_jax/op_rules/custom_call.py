@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 
+from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS
 from sdy_jax.ir.graph import Op
-from sdy_jax.op_rules.builder import NEED_REPLICATION, RuleBuilder, result_shape, shape_of
+from sdy_jax.op_rules.builder import NEED_REPLICATION, PASS_THROUGH, RuleBuilder, result_shape, shape_of
 from sdy_jax.op_rules.linalg import householder_product, library_call, qr, with_batch
 from sdy_jax.op_rules.registry import rule
 from sdy_jax.op_rules.slicing import PIECES, ROLL, changed_sizes_blocked, pieces, roll
-from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.rule import FactorType, OpShardingRule
 
 
 def _elementwise(op: Op) -> OpShardingRule:
@@ -45,6 +48,16 @@ def _partial_reduce(op: Op) -> OpShardingRule:
     return builder.build()
 
 
+def _apart(op: Op, kind: FactorType) -> OpShardingRule:
+    """A factor of its own for each dimension of operands and results, whatever their number."""
+    shapes = [[v.shape or () for v in values] for values in (op.operands, op.results)]
+    sizes = tuple(size for side in shapes for shape in side for size in shape)
+    factors = count()
+    operands, results = (tuple(tuple((next(factors),) for _ in shape) for shape in side) for side in shapes)
+    whole = frozenset(range(len(sizes)) if kind is NEED_REPLICATION else ())
+    return OpShardingRule(sizes, operands, results, need_replication=whole)
+
+
 ELEMENTWISE_TARGETS = (
     "annotate_device_placement",
     "Cholesky",
@@ -73,6 +86,8 @@ TARGETS: dict[str, Callable[[Op], OpShardingRule]] = {
     "Qr": qr,
     "QrDecompositionBlock": qr,
     "ProductOfElementaryHouseholderReflectors": householder_product,
+    CALLBACK: partial(_apart, kind=NEED_REPLICATION),
+    CALLBACK_ON_BLOCKS: partial(_apart, kind=PASS_THROUGH),
     PIECES: pieces,
     ROLL: roll,
     "mhlo.topk": changed_sizes_blocked,

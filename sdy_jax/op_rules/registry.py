@@ -172,4 +172,4 @@ class RuleBook:
 
 
 def _has_static_tensors(op: Op) -> bool:
-    return bool(op.results) and all(v.shape is not None for v in (*op.operands, *op.results))
+    return all(v.shape is not None for v in (*op.operands, *op.results))

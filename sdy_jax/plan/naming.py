@@ -13,7 +13,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Block, Graph, Op, Value
-from sdy_jax.ir.locations import SourcePlace, place_of, short_source
+from sdy_jax.ir.locations import SourcePlace, is_line, place_of, short_source
 from sdy_jax.ir.operations import functions, pre_order
 from sdy_jax.op_rules.dataflow import EdgeKind
 from sdy_jax.passes import run_pipeline
@@ -107,10 +107,7 @@ class Naming:
         return self._engine.value_ids.results[next(n for n, f in functions if f is self._graph.main)]
 
     def _on_line(self, name: str) -> list[Named]:
-        if not re.search(r":\d+$", name):
-            return []
-        lines = ((n, line) for n in self._exported for line in (n.line, n.library))
-        return [n for n, line in lines if line == name or line.endswith(f"/{name}")]
+        return [n for n in self._exported for line in (n.line, n.library) if is_line(line, name)]
 
     # The module after export, where MLIR's names and the final shardings come from.
 

@@ -195,8 +195,14 @@ class Plan:
         Example:
             print(plan.why("result"))
         """
-        why = self._explanation.why(value)
-        return replace(why, instead=tuple(self._chosen_instead(value, why)))
+        notes = tuple(note for note in self.notes if note.is_about(value))
+        try:
+            why = self._explanation.why(value)
+        except SdyError:
+            if notes:  # on a line whose ops make nothing, such as a callback
+                return Why((), (), notes=notes)
+            raise
+        return replace(why, instead=tuple(self._chosen_instead(value, why)), notes=notes)
 
     @cached_property
     def bound(self) -> float | None:

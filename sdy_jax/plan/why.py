@@ -15,6 +15,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import main_function
 from sdy_jax.ir.stored_shardings import function_shardings
+from sdy_jax.lowering.placement.report import Note
 from sdy_jax.plan.annotation_origins import Annotations
 from sdy_jax.plan.layout_reason import LayoutReason
 from sdy_jax.plan.naming import Named, Naming
@@ -78,18 +79,21 @@ class Why:
     """The answer of `plan.why`: iterating over it gives all links; printing it, the chains per value.
 
     `types` has the values asked for, with their types; `chains` one chain per axis of each. `instead` says which of
-    them have another layout than propagation gave them, and what that saves and costs.
+    them have another layout than propagation gave them, and what that saves and costs. `notes` are the plan's on these
+    values, or on the line asked for: which ops gather them, and what that sends.
     """
 
     types: tuple[tuple[str, str], ...]
     chains: tuple[Chain, ...]
     instead: tuple[LayoutReason, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     def __iter__(self) -> Iterator[Link]:
         return (link for chain in self.chains for link in chain.links)
 
     def __str__(self) -> str:
-        return "\n\n".join([*(self._value(value, type_) for value, type_ in self.types), *map(str, self.instead)])
+        texts = [*(self._value(value, type_) for value, type_ in self.types), *map(str, self.instead)]
+        return "\n\n".join([*texts, *map(str, self.notes)])
 
     def _value(self, value: str, type_: str) -> str:
         chains = [chain for chain in self.chains if (chain.value, chain.type) == (value, type_)]
