@@ -18,7 +18,7 @@ from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
-from jax.sharding import Sharding
+from jax.sharding import AbstractMesh, Sharding
 
 from sdy_jax.annotate.failures import FLAG, Guarded
 from sdy_jax.annotate.host_calls import Bind, host_call
@@ -77,11 +77,11 @@ def _of_type(x: jax.Array, aval: Any) -> Any:
     return jax.random.wrap_key_data(x, impl=jax.random.key_impl(jnp.empty((), aval.dtype)))
 
 
-def _position(title: str, sharding: Sharding | None, mesh: jax.sharding.Mesh) -> int:
+def _position(title: str, sharding: Sharding | None, mesh: jax.sharding.Mesh | AbstractMesh) -> int:
     """The position of the device that runs a callback."""
     if sharding is None:
         return 0
-    devices, known = sharding.device_set, mesh.devices.flat[:].tolist()
+    devices, known = sharding.device_set, [] if isinstance(mesh, AbstractMesh) else mesh.devices.flat[:].tolist()
     if len(devices) != 1 or not devices.issubset(known):
         raise ShardingError(
             f"{title} got sharding={sharding}; expected a SingleDeviceSharding of a device of the function's mesh"
