@@ -156,3 +156,25 @@ def test_convolutions_are_not_repeated_either(groups, flop):
         convolved(groups), args, costs=sdy.CostModel(flop=flop, repeat_work=True), **planned, **shardings
     )
     assert capped <= walked < free
+
+
+@pytest.mark.parametrize(("steps", "repeats"), [(1, True), (30, False)])
+def test_other_work_is_repeated_as_long_as_it_is_little_in_all(steps, repeats):
+    """Every device could look up all tokens, and compute all of what follows, so that only tokens would be sent."""
+
+    def function(tokens, table, w):
+        found = table[tokens]
+        for _ in range(steps):
+            found = found * found + 0.5
+        return found @ w
+
+    args = jnp.zeros(64, jnp.int32), jnp.ones((16, 32)), jnp.ones((32, 4096))
+    shardings = {"in_shardings": (P("x"), P(), P(None, "x")), "out_shardings": P(None, "x"), "memory": "1GiB"}
+    sent, done = measured(function, args, costs=sdy.CostModel(), **shardings)
+    free, most = measured(function, args, costs=sdy.CostModel(repeat_work=True), **shardings)
+    tokens, looked_up = 64 * 4 * 7 / 8, 64 * 32 * 4 * 7 / 8
+    assert free == tokens and sent == (tokens if repeats else looked_up)
+    assert done == most if repeats else done < 0.96 * most
+    said = "the program does no more work in all than op by op; with CostModel(repeat_work=True)"
+    plan = sdy.partition(function, mesh=LINE, costs=sdy.CostModel(), **shardings).plan(*args)
+    assert (said in str(plan)) is not repeats

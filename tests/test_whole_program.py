@@ -341,8 +341,11 @@ class Tried:
             held=lambda c: walks[c[0]][1],
             charge_each_reshard=lambda _: None,
             mean_reshard=lambda _: 0.0,
+            operations=lambda _: 0.0,
         )
-        self.program = SimpleNamespace(model=model, start=[0], table=None, atoms=(), charge_holding=charge_holding)
+        self.program = SimpleNamespace(
+            model=model, start=[0], table=None, atoms=(), charge_holding=charge_holding, most_operations=0.0
+        )
 
     def found(self, limit):
         return [(walk.cost, walk.peak.total) for walk in tried(self.program, self.walk((0, {})), limit, self.walk)]

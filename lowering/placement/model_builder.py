@@ -35,6 +35,10 @@ from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 
+_MORE_WORK = 0.01
+"""The share of the walk's operations that a program may perform more, where those that are no products cost next to
+nothing: a model of time charges what they read and write."""
+
 _MOST_USERS, _WIDENING = 16, 4
 """What is made anew for each user has at most so many, and is that many times as large as what it is made of."""
 
@@ -61,6 +65,8 @@ def modelled(
     program = ModelledProgram(graph, walked, table, atoms, ProgramModel(Prices(table, costs, price)))
     _Builder(program, costs, policy.uneven == "pad", border).read()
     place_uses(program, policy.products_fuse)
+    if costs.flop and not (costs.memory or costs.repeat_work):
+        program.most_operations = (1 + _MORE_WORK) * program.model.operations(program.start)
     return program
 
 

@@ -5,6 +5,7 @@ Source: spec of the planner, section 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -50,7 +51,7 @@ class ModelledProgram:
     The nodes of ops by the ops' numbers: `decided`, those with a rule; `constraints`, those that state a layout; and
     `edges`, by the index of the edge, too. The last layout of the edges in `made_outside` is that outside of a
     computation; of others the first one is. `free_ends`: arguments and results that may have any layout. `extents`: of
-    data-flow ops, their first and last node.
+    data-flow ops, their first and last node. `most_operations`: those that one device may perform.
     """
 
     graph: Graph
@@ -68,6 +69,7 @@ class ModelledProgram:
     made_outside: set[int] = field(default_factory=set)
     free_ends: list[FreeEnd] = field(default_factory=list)
     extents: dict[Op, tuple[int, int]] = field(default_factory=dict)
+    most_operations: float = math.inf
     numbers: dict[Op, int] = field(init=False)
 
     def __post_init__(self) -> None:

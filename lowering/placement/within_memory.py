@@ -35,10 +35,10 @@ step with replicated weights on 2 x 4 has 94 collectives, with it 77 for 0.6 per
 2 x 4 has 47 instead of 85 for 0.9 percent, and most rows of `scripts/bench_bytes` are as before (2026-11)."""
 
 _TRIES = 8
-"""Prices of holding that are tried."""
+"""Prices of work, and of holding, that are tried."""
 
 _DEARER = 4.0
-"""By how much the price of holding rises from try to try."""
+"""By how much such a price rises from try to try."""
 
 _CLOSER = 2
 """Prices that are tried between the lowest at which the program fits and the highest at which it does not."""
@@ -92,10 +92,16 @@ Walked = Callable[[LayoutPlan], Walk]
 
 
 def best_choice(program: ModelledProgram) -> Chosen:
-    """The best choice that was found, if holding costs nothing."""
+    """The best choice that was found, if holding costs nothing; of those that do not do too much work, at a price of
+    work that rises where the best one does."""
     model, start = program.model, program.start
     model.charge_each_reshard(max(_LEAST_SAVING * model.cost(start), _WORTH * model.mean_reshard(start)))
-    return improved(model, start, program.table, program.atoms)
+    for _ in range(_TRIES):
+        found = improved(model, start, program.table, program.atoms)
+        if model.operations(found) <= program.most_operations:
+            return found
+        model.charge_work(_DEARER)
+    return start
 
 
 def tried(program: ModelledProgram, proposed: Walk, limit: float, walked: Walked) -> list[Walk]:

@@ -131,6 +131,18 @@ class ProgramModel:
         self.prices.add_to_each(least)
         self._spread.clear()
 
+    def charge_work(self, dearer: float) -> None:
+        """Multiplies the price of work."""
+        known: dict[int, list[Way]] = {}
+        for node in self.nodes:
+            ways = node.ways
+            if id(ways) not in known:
+                paid = [way.work * (dearer - 1) for way in ways]
+                dear = [way._replace(cost=way.cost + n, work=way.work + n) for way, n in zip(ways, paid, strict=True)]
+                known[id(ways)] = dear if any(paid) else ways
+        for node in self.nodes:
+            node.ways = known[id(node.ways)]
+
     def charge_holding(self, prices: Sequence[float]) -> None:
         """Sets what it costs to hold a byte at each node; nothing if there are no prices."""
         self._held_before = [0.0, *accumulate(prices)] if any(prices) else []
@@ -161,6 +173,10 @@ class ProgramModel:
         """What the program costs under a choice."""
         own = sum([node.times * node.ways[c].cost for node, c in zip(self.nodes, chosen, strict=True)])
         return own + sum([self.value_cost(value, chosen) for value in self.values])
+
+    def operations(self, chosen: Sequence[int]) -> float:
+        """The operations that one device performs under a choice."""
+        return sum([node.times * node.ways[c].operations for node, c in zip(self.nodes, chosen, strict=True)])
 
     def value_cost(self, value: ModelValue, chosen: Sequence[int]) -> float:
         """What it costs to bring a value from where it is made to where it is taken, and to hold it in between."""

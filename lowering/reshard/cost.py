@@ -151,8 +151,8 @@ class CostModel:
     beside 450 GB/s); it decides between moving data and computing the same thing on several devices.
 
     Products and convolutions never repeat work on several devices that the axes of their operands and results share
-    out, and do no more per device in a plan for the whole program (`layouts="global"`) than op by op. With
-    `repeat_work` they may, where that costs less.
+    out, and do no more per device in a plan for the whole program (`layouts="global"`) than op by op. Where memory has
+    no price, other ops may repeat a hundredth of what all do. With `repeat_work` all may, where that costs less.
 
     `bandwidth` may be given as a mapping from axis name; axes that it does not name have bandwidth 1. It is kept as
     sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes.
@@ -161,7 +161,7 @@ class CostModel:
         latency: seconds per hop from device to device, of all axes or by axis name.
         flop: seconds per operation of a device; a multiplication with an addition is one.
         bandwidth: bytes per second that a device sends, by axis name.
-        repeat_work: whether products and convolutions may be repeated.
+        repeat_work: whether products and convolutions may be repeated, and other ops without bound.
         start: seconds that every collective takes beside, of all axes or by axis name.
         memory: seconds per byte that a device reads from its memory or writes to it. Ops take that long at least; what
             compilers fuse is not read or written.

@@ -260,18 +260,29 @@ class LayoutReasons:
             return ""
         free = self._modelled(replace(costs, repeat_work=True), ())
         if all(len(a.ways) == len(b.ways) for a, b in zip(model.nodes, free.model.nodes, strict=True)):
-            return ""
+            return self._repeating_in_all()
         kept = [
             next(i for i, way in enumerate(after.ways) if way.layouts == before.ways[now].layouts)
             for before, after, now in zip(model.nodes, free.model.nodes, capped.choice, strict=True)
         ]
         best = certified(free.model, kept)
         if capped.cost - best.cost < _WORTH_REPEATING * capped.cost:
+            return self._repeating_in_all()
+        return self._lifted("no product or convolution does more work", compared(free.model, best.choice, kept))
+
+    def _repeating_in_all(self) -> str:
+        """As `repeating`, where products and convolutions would repeat nothing, but other ops too much in all."""
+        model, chosen, best = self.seen.model, self.seen.chosen, self._best.choice
+        is_too_much = model.operations(best) > self.seen.program.most_operations
+        if not is_too_much or model.cost(chosen) - model.cost(best) < _WORTH_REPEATING * model.cost(chosen):
             return ""
-        saved, paid = _total(compared(free.model, best.choice, kept))
+        return self._lifted("the program does no more work in all", compared(model, best, chosen))
+
+    def _lifted(self, capped: str, changes: Iterable[Term]) -> str:
+        saved, paid = _total(changes)
         return (
-            f"no product or convolution does more work than op by op; with CostModel(repeat_work=True) the program "
-            f"would send {self._sent(saved)} less for {flops_text(paid)} more"
+            f"{capped} than op by op; with CostModel(repeat_work=True) the program would send {self._sent(saved)} less "
+            f"for {flops_text(paid)} more"
         )
 
     def constraints(self) -> Iterator[Note]:
