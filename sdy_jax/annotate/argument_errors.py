@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Layout
 
 from sdy_jax.errors import ArgumentError, ParseError, ShardingError, UnsupportedError, with_article
 
@@ -50,6 +51,14 @@ def _remedy(path: str, value: Any) -> str:
     return "To fix: name it in static_argnums or static_argnames if the function needs it as it is"
 
 
+def no_reference(what: str) -> UnsupportedError:
+    """A mutable array at the border of a function."""
+    return UnsupportedError(
+        f"{what} is a jax.Ref, which a partitioned function cannot change from inside; to fix: pass its value, r[...], "
+        "return the new one, and write it outside. A Ref that is made and read inside is fine"
+    )
+
+
 def no_size(path: str, shape: Sequence[Any]) -> UnsupportedError:
     """An array with symbolic sizes, as `jax.export` has them."""
     return UnsupportedError(
@@ -80,11 +89,15 @@ def unhashable(name: str, value: Any) -> ArgumentError:
 
 def no_specification(spec: Any, root: str, where: str) -> ShardingError:
     """Something in a tree of shardings that is none."""
+    if isinstance(spec, Layout):
+        return ShardingError(f"{where} has {spec} for `{root}`; to fix: give Format(layout, NamedSharding(mesh, ...))")
     return ShardingError(f"{where} has {with_article(type(spec))} for `{root}`; expected {_SPECS}, or a tree of them")
 
 
 def no_entries(specs: Any, names: Sequence[str], where: str) -> ShardingError:
     """Something in place of the entries for a function's arguments."""
+    if isinstance(specs, Layout):
+        return no_specification(specs, "all arguments", where)
     if isinstance(specs, jax.sharding.Mesh):
         return ShardingError(f"{where} is a Mesh; to fix: pass it as mesh=, and here one sharding per argument")
     listed = f" ({', '.join(names)})" if names else ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, flatten_one_level_with_keys, keystr, tree_flatten_with_path
 
@@ -20,6 +21,7 @@ from sdy_jax.annotate.argument_errors import (
     no_array,
     no_entries,
     no_parameter,
+    no_reference,
     no_size,
     no_specification,
     other_tree,
@@ -32,9 +34,9 @@ from sdy_jax.representation.named import from_named_sharding, unreduced_by
 from sdy_jax.representation.sharding import TensorSharding
 
 Spec = Any
-"""None, PartitionSpec, NamedSharding, str, TensorSharding, AUTO or a SpecRule."""
+"""None, PartitionSpec, NamedSharding, str, TensorSharding, AUTO, a SpecRule, or a Format of one of the first three."""
 
-SPEC_TYPES = (type(None), PartitionSpec, jax.sharding.Sharding, str, TensorSharding, Automatic, SpecRule)
+SPEC_TYPES = (type(None), PartitionSpec, jax.sharding.Sharding, str, TensorSharding, Automatic, SpecRule, Format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,15 @@ class Leaf:
     unreduced=...)` on Explicit axes. An array that is only stated to be unreduced is its value."""
     reduction: str = "sum"
     """The reduction kind of the unreduced axes."""
+    layout: Any = None
+    """The order of the array's dimensions in memory, where a `Format` states it."""
+
+    @classmethod
+    def of(cls, path: str, value: Any, spec: Spec) -> Leaf:
+        """A leaf by the user's specification; a `Format` is one with the layout of each device's block."""
+        if isinstance(spec, Format):
+            return cls(path, value, spec.sharding, layout=spec.layout)
+        return cls(path, value, spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +159,8 @@ def abstracted(leaf: Leaf, axis_names: tuple[str, ...]) -> Leaf:
         value = leaf.value if isinstance(leaf.value, jax.ShapeDtypeStruct) else jax.typeof(leaf.value)
     except TypeError:
         raise no_array(leaf.path, leaf.value) from None
+    if isinstance(leaf.value, jax.Ref):
+        raise no_reference(f"`{leaf.path}`")
     if not all(isinstance(size, int) for size in value.shape):
         raise no_size(leaf.path, value.shape)
     spec = leaf.spec if leaf.spec is not None else _explicit_spec(value, axis_names)
@@ -182,7 +195,7 @@ def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:
     if isinstance(specs, SpecRule):
         specs = specs.for_tree(tree, root)
     if isinstance(specs, SPEC_TYPES):
-        return [Leaf(root + keystr(path), leaf, specs) for path, leaf in tree_flatten_with_path(tree)[0]]
+        return [Leaf.of(root + keystr(path), leaf, specs) for path, leaf in tree_flatten_with_path(tree)[0]]
     given, given_type = _children(specs, root, where)
     if jax.tree_util.all_leaves([tree]):
         raise array_for_tree(specs, root, where)

@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate import callbacks, scans  # noqa: F401  (register how they are written)
-from sdy_jax.annotate.argument_errors import no_result
+from sdy_jax.annotate.argument_errors import no_reference, no_result
 from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.finish import finish
@@ -137,6 +137,8 @@ def from_function(
         module, jaxpr, results, constants = trace_and_lower(
             checked, args, kwargs, platform, site.lowering_rules, unordered
         )
+    if any(isinstance(constant, jax.Ref) for constant in jaxpr.consts):
+        raise no_reference("an array that the function closes over")
     out_info, out_tree = jax.tree.flatten(results)
     outputs = match_prefix(out_shardings, results, "result", "out_shardings")
     with module.context, ir.Location.unknown(module.context):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+import jax
 import numpy as np
 
 from sdy_jax.errors import SdyError, with_article
@@ -37,6 +38,8 @@ class Keywords(TypedDict, total=False):
     layouts: str
     memory: int | str | None
     combine: bool | int | str
+    device: jax.Device | None
+    backend: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Unpack, overload
 
+import jax
+
 from sdy_jax.annotate.program import Program
+from sdy_jax.calls.meshes import mesh_with_device
 from sdy_jax.calls.options import Keywords, Options
 from sdy_jax.calls.partitioned_function import P, PartitionedFunction, R
 from sdy_jax.loading.loaded_function import prepared
@@ -48,6 +51,8 @@ def partition(
     layouts: str = "global",
     memory: int | str | None = None,
     combine: bool | int | str = False,
+    device: jax.Device | None = None,
+    backend: str | None = None,
 ) -> Any:
     """Partitions a function over a mesh: like `jax.jit`, with explicit collectives chosen by cost and a readable plan.
 
@@ -94,6 +99,7 @@ def partition(
             is the size at which latency is a tenth of the time by `costs`, or 4 MiB where they know no latency; the
             blocks of a bucket have an eighth of what a device holds, at most. By default that is left to XLA, which
             joins all-reduces: what else is joined is copied, on TPUs for more than is won.
+        device, backend: as in `jax.jit`, where they are deprecated: a mesh of one device, if none is given.
 
     Returns:
         A `PartitionedFunction`; with `fun=None`, a decorator that makes one.
@@ -108,7 +114,7 @@ def partition(
         ...     return jax.nn.relu(x @ w)
     """
     options = Options(
-        mesh,
+        mesh_with_device(mesh, device, backend),
         in_shardings,
         out_shardings,
         static_argnums,

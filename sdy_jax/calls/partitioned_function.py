@@ -21,9 +21,12 @@ from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.derivatives import Partition, Planned
 from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
 from sdy_jax.calls.donated import donated_leaves
+from sdy_jax.calls.formats import formats_of_arguments, formats_of_results, states_layouts
 from sdy_jax.calls.meshes import mesh_of_call, stated_mesh
 from sdy_jax.calls.options import Options
+from sdy_jax.calls.pickling import global_name, recorded, restored
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
+from sdy_jax.calls.stages import lowered_arguments
 from sdy_jax.calls.statics import StaticParameters, Statics
 from sdy_jax.calls.without_devices import check_has_devices, described, with_devices
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, ShardingError, UnsupportedError
@@ -140,7 +143,7 @@ class PartitionedFunction(Generic[P, R]):
     def _traced_without_devices(self, call: Arguments) -> jax.stages.Traced:
         plan = self._planned(call).plan
         dynamic, named = jax.tree.unflatten(call.tree, described(call.leaves, plan.arguments, call.mesh))
-        jitted = self._jitted_for(call.layouts, None, call.mesh, is_alone=True)
+        jitted = self._jitted_for(call.layouts, {}, call.mesh, is_alone=True)
         traced: jax.stages.Traced = jitted.trace(*call.statics.merged(dynamic), **named, **dict(call.statics.named))
         return traced
 
@@ -172,6 +175,9 @@ class PartitionedFunction(Generic[P, R]):
         moves = call.moves(planned)
         return dataclasses.replace(planned.plan, moves=moves) if moves else planned.plan
 
+    def __repr__(self) -> str:
+        return f"<PartitionedFunction of {self._fun!r}>"
+
     def __copy__(self) -> PartitionedFunction[P, R]:
         """A function of its own with the same options; plans and compiled programs are made again."""
         return self._renewed(self._fun, type(self).__new__(type(self)))
@@ -181,6 +187,10 @@ class PartitionedFunction(Generic[P, R]):
         new = memo[id(self)] = type(self).__new__(type(self))
         fun = self._fun if isinstance(self._fun, LoadedFunction) else copy.deepcopy(self._fun, memo)
         return self._renewed(fun, new)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """As functions that modules have by name; others by the function and the options."""
+        return global_name(self) or (restored, (type(self), self._fun, recorded(self._options)))
 
     def _renewed(self, fun: Callable[..., Any], new: PartitionedFunction[P, R]) -> PartitionedFunction[P, R]:
         new.__init__(fun, self._options)  # type: ignore[misc]
@@ -220,6 +230,9 @@ class PartitionedFunction(Generic[P, R]):
         try:
             is_alone = method == "lower" and are_several()
             jitted = self._choice(args, kwargs, is_alone).jitted if is_alone else self._dispatch(args, kwargs)
+            if method != CACHE_MISS:
+                call = self._arguments(args, kwargs)
+                args, kwargs = lowered_arguments(call, self._planned(call))
             return getattr(jitted, method)(*args, **kwargs)
         except ProcessError as error:
             raise error from None  # without jax's account of where it was raised
@@ -248,10 +261,20 @@ class PartitionedFunction(Generic[P, R]):
         check_has_devices(self._name, call.mesh, call.given)
         if call.may_move and not self._is_inner:
             self._report(call.moves(self._planned(call)))
-        must_name = self._is_inner or call.bring_other_meshes or _states_parts(self._out, call.mesh)
-        results = self._planned(call).results if must_name else None
-        jitted = self._jitted_for(call.layouts, results, call.mesh, is_alone)
-        return DispatchChoice(jitted, results is None or self._is_inner)
+        shardings = self._shardings(call)
+        jitted = self._jitted_for(call.layouts, shardings, call.mesh, is_alone)
+        return DispatchChoice(jitted, not shardings or self._is_inner)
+
+    def _shardings(self, call: Arguments) -> dict[str, Any]:
+        """The options of jit that say the shardings of a call: only where it cannot infer them."""
+        found: dict[str, Any] = {}
+        if self._is_inner or call.bring_other_meshes or _states_parts(self._out, call.mesh):
+            found["out_shardings"] = self._planned(call).results
+        if states_layouts(self._out):
+            found["out_shardings"] = formats_of_results(self._out, self._planned(call))
+        if any(leaf.layout is not None for leaf in call.given):
+            found["in_shardings"] = formats_of_arguments(call, self._planned(call))
+        return found
 
     def _report(self, moves: Iterable[BorderMove]) -> None:
         new = [move for move in moves if move.path not in self._moved]
@@ -260,20 +283,20 @@ class PartitionedFunction(Generic[P, R]):
             source = short_source(self._source)
             warn_of([f"{source}: argument: {move.message(self._name)}" for move in new])
 
-    def _jitted_for(self, layouts: Layouts, results: Any, mesh: AnyMesh, is_alone: bool) -> Any:
+    def _jitted_for(self, layouts: Layouts, shardings: dict[str, Any], mesh: AnyMesh, is_alone: bool) -> Any:
         """The jitted function for arguments with these layouts.
 
-        `results`: the tree of result shardings, where jit cannot infer them from the traced function; else None.
+        `shardings`: what jit is told of those of arguments and results.
         `is_alone`: other processes do not lower it.
         """
-        leaves, tree = jax.tree.flatten(results)
+        leaves, tree = jax.tree.flatten(shardings)
         key = (mesh, layouts, tree, tuple(leaves), is_alone)
         if key not in self._jitted:
 
             def run(*args: Any, **kwargs: Any) -> Any:
                 return self._run(args, kwargs, layouts, mesh, is_alone)
 
-            self._jitted[key] = self._jit(run, **({} if results is None else {"out_shardings": results}))
+            self._jitted[key] = self._jit(run, **shardings)
         return self._jitted[key]
 
     def _jit(self, run: Callable[..., Any], **options: Any) -> Any:

@@ -20,6 +20,7 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.processes.compared import compared
 from sdy_jax.processes.comparison import are_several, compare
 from sdy_jax.representation.named import AnyMesh
+from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.devices import device_like
 from sdy_jax.runtime.layouts import named
@@ -67,6 +68,11 @@ class PlannedCall:
     def compare(self) -> None:
         """Waits until all processes are about to run this. Raises `ProcessError` where they are not."""
         compare(self.plan, self._mesh)
+
+    @property
+    def entering(self) -> list[TensorSharding]:
+        """The shardings in which the leaves are taken."""
+        return specs(self.plan.arguments, self.plan.program.in_info)
 
     @property
     def results(self) -> Any:
