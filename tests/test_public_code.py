@@ -50,7 +50,7 @@ def results(source: str, name: str, mesh: jax.sharding.Mesh) -> Any:
     return names["main"](placed, batched)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_public_code_runs_as_under_jit(program: Path, mesh: Any) -> None:
     for library in sorted(libraries(program)):
         pytest.importorskip(library)

@@ -66,11 +66,11 @@ def partition(
             then devices are taken to be like those at hand, or of the mesh's `abstract_device`.
         in_shardings: a prefix tree for the arguments: one sharding for all, or a tuple with an entry per positional
             parameter that is not static, and then, all or none, per keyword-only one; or a dict with entries for some
-            of them by their names. Each entry is None (propagation
-            decides), a `PartitionSpec`, a `NamedSharding`, the text of an SDY sharding such as
-            `'[{"data"}, {?}p1]'`, a `TensorSharding`, or `AUTO` (the planner chooses, and the plan prints what; an
-            array that lies otherwise is moved). A sharding may be on another mesh of the same devices, in an order that
-            axes of this one can say. Keyword arguments take the entry of the parameter of their name.
+            of them by their names. Each entry is None (propagation decides), a `PartitionSpec`, a `NamedSharding`, the
+            text of an SDY sharding such as `'[{"data"}, {?}p1]'`, a `TensorSharding`, or `AUTO` (the planner chooses,
+            and the plan prints what; an array that lies otherwise is moved). `rules` and `like` make entries from the
+            arguments themselves. A sharding may be on another mesh of the same devices, in an order that axes of this
+            one can say. Keyword arguments take the entry of the parameter of their name.
         out_shardings: likewise for the results.
         static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline, compiler_options: as in
             `jax.jit`.
