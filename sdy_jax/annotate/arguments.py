@@ -159,6 +159,8 @@ def abstracted(leaf: Leaf, axis_names: tuple[str, ...]) -> Leaf:
         value = leaf.value if isinstance(leaf.value, jax.ShapeDtypeStruct) else jax.typeof(leaf.value)
     except TypeError:
         raise no_array(leaf.path, leaf.value) from None
+    except OverflowError as error:
+        raise OverflowError(f"`{leaf.path}`: {error}") from None
     if isinstance(leaf.value, jax.Ref):
         raise no_reference(f"`{leaf.path}`")
     if not all(isinstance(size, int) for size in value.shape):
