@@ -51,7 +51,7 @@ ROOMS = {
         "errors jax_internals representation ir runtime annotate lowering.reshard lowering.emission "
         "lowering.placement lowering plan shard loading processes"
     ),
-    "spec_trees": "errors jax_internals representation annotate",
+    "spec_trees": "errors representation annotate",
     "testing": "lowering.reshard plan calls",
     "commands": "errors representation ir runtime annotate verification text lowering passes plan shard loading calls",
     "__main__": "commands",

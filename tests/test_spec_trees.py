@@ -147,6 +147,7 @@ def test_names_without_a_rule_are_axes_where_the_library_says_so() -> None:
         "nnx": Variable(jnp.ones((4, 4)), {"out_sharding": ("embed", "data")}),
         "older nnx": Variable(jnp.ones((4, 4)), {"sharding_names": (("data", "model"), None)}),
         "none": Variable(jnp.ones((4, 4)), {}),
+        "fewer": Box(jnp.ones((4, 4)), ("mlp",)),
     }
     assert BY_NAME(tree) == {
         "logical": P(None, "model"),
@@ -154,6 +155,7 @@ def test_names_without_a_rule_are_axes_where_the_library_says_so() -> None:
         "nnx": P(None, "data"),
         "older nnx": P(("data", "model"), None),
         "none": P(),
+        "fewer": P("model"),
     }
 
 
@@ -337,6 +339,7 @@ def test_fsdp_knows_the_mesh_around_and_that_of_arrays(mesh: Any) -> None:
         assert sdy.fsdp(params) == {"w": P(None, "data")}
     assert sdy.fsdp(jax.device_put(params, NamedSharding(mesh, P()))) == {"w": P(None, "data")}
     assert sdy.fsdp(params, mesh=mesh.abstract_mesh) == {"w": P(None, "data")}
+    assert sdy.fsdp(params, mesh=sdy.Mesh.of(data=2, model=4)) == {"w": P(None, "data")}
     with pytest.raises(ShardingError, match="the size of 'data' is not known; to fix: pass mesh="):
         sdy.fsdp(params)
     with pytest.raises(ShardingError, match="names the axis 'rows', which the mesh lacks; its axes are: data, model"):

@@ -9,10 +9,10 @@ import jax
 from jax.sharding import NamedSharding
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.jax_internals import context_mesh
+from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import mesh_from_jax
 
-AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh | Mesh
 
 
 def axis_sizes(mesh: AnyMesh | None, params: Any) -> Mapping[str, int] | None:
@@ -20,11 +20,14 @@ def axis_sizes(mesh: AnyMesh | None, params: Any) -> Mapping[str, int] | None:
 
     None if there is no mesh.
     """
-    around = context_mesh()
-    found = around if mesh is None and around is not None and not around.empty else mesh
-    if found is None:
-        found = next(filter(None, map(_mesh_of, jax.tree.leaves(params))), None)
-    return None if found is None else mesh_from_jax(found).sizes
+    around = jax.sharding.get_abstract_mesh()
+    if mesh is None and not around.empty:
+        mesh = around
+    if mesh is None:
+        mesh = next(filter(None, map(_mesh_of, jax.tree.leaves(params))), None)
+    if mesh is None or isinstance(mesh, Mesh):
+        return None if mesh is None else mesh.sizes
+    return mesh_from_jax(mesh).sizes
 
 
 def _mesh_of(leaf: Any) -> Any:

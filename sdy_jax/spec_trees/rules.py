@@ -78,13 +78,13 @@ class Rules(SpecRule):
             ShardingError: there is none.
         """
         stack = ExitStack()
-        found = [(name, *place) for name, place in _CONTEXTS.items() if name in sys.modules]
+        found = [context for library, context in _CONTEXTS.items() if library in sys.modules]
         if not found:
             raise ShardingError(
                 f"with rules(...): none of {', '.join(_CONTEXTS)} is imported, whose rules these could be; import it "
                 "before, or state specifications by rules(...).spec"
             )
-        for _, module, context, form in found:
+        for module, context, form in found:
             stack.enter_context(getattr(import_module(module), context)(form(self.pairs)))
         _entered.stacks.append(stack)
         return self
@@ -102,15 +102,13 @@ class Rules(SpecRule):
         box = box_names(leaf.node)
         if box is None or box.names is None:
             return unnamed if leaf.shape is not None else None
-        if leaf.shape is not None and len(box.names) != len(leaf.shape):
+        if leaf.shape is not None and len(box.names) > len(leaf.shape):
             raise ShardingError(
-                f"{place} has the names {tuple(box.names)} and shape {leaf.shape}; give one name per dimension, None "
-                "for one without"
+                f"{place} has the names {tuple(box.names)} and shape {leaf.shape}; give at most one name per dimension"
             )
         return self._spec(box, place)
 
     def _spec(self, box: BoxNames, place: str) -> PartitionSpec:
-        """For each name the first of its rules none of whose axes another dimension has already."""
         names = tuple(box.names or ())
         twice = next((name for name in names if isinstance(name, str) and names.count(name) > 1), None)
         if twice is not None:
@@ -119,14 +117,7 @@ class Rules(SpecRule):
         if box.may_be_axes:
             ruled = {name for name, _ in pairs}
             pairs = (*pairs, *((name, name) for name in names if isinstance(name, str) and name not in ruled))
-        entries = {dim: name for dim, name in enumerate(names) if not isinstance(name, str)}
-        used = {axis for entry in entries.values() for axis in _axes(entry)}
-        for name, axes in pairs:
-            dim = names.index(name) if name in names else None
-            if dim is not None and dim not in entries and used.isdisjoint(_axes(axes)):
-                entries[dim] = axes
-                used.update(_axes(axes))
-        return PartitionSpec(*(entries.get(dim) for dim in range(len(names))))
+        return PartitionSpec(*_assigned(names, pairs))
 
 
 def rules(given: Mapping[str, Any] | Iterable[Sequence[Any]] | Rules) -> Rules:
@@ -167,6 +158,19 @@ _CONTEXTS: Mapping[str, tuple[str, str, Callable[[tuple[Pair, ...]], Any]]] = {
     "haliax": ("haliax", "axis_mapping", lambda pairs: dict(reversed(pairs))),
 }
 """The libraries that have rules of their own: module and name of their context, and the form in which it takes them."""
+
+
+def _assigned(names: tuple[Any, ...], pairs: Iterable[Pair]) -> list[Any]:
+    """For each name the axes of the first of its pairs none of which another dimension has already; what is no name
+    stands for itself."""
+    entries = {dim: name for dim, name in enumerate(names) if not isinstance(name, str)}
+    used = {axis for entry in entries.values() for axis in _axes(entry)}
+    for name, axes in pairs:
+        dim = names.index(name) if name in names else None
+        if dim is not None and dim not in entries and used.isdisjoint(_axes(axes)):
+            entries[dim] = axes
+            used.update(_axes(axes))
+    return [entries.get(dim) for dim in range(len(names))]
 
 
 def _pairs(given: Iterable[Any]) -> tuple[Pair, ...]:
