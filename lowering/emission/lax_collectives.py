@@ -24,7 +24,7 @@ from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
-from sdy_jax.runtime.mesh import RefinedMesh
+from sdy_jax.runtime.mesh import Group, RefinedMesh
 
 AxisSequence = Sequence[AxisRef]
 AxesPerDim = Sequence[AxisSequence]
@@ -254,11 +254,24 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
         _chunk(x, dim, axes_size(axes, mesh.mesh))
         generic = functools.partial(_generic_reduce_scatter, axes=axes, dim=dim, kind=kind, mesh=mesh)
         if kind == "sum":
-            native = functools.partial(lax.psum_scatter, **mesh.group(axes), scatter_dimension=dim, tiled=True)
+            native = functools.partial(_sum_scattered, dim=dim, group=mesh.group(axes))
             x = _native(x, native, generic, _SCATTERED_BY_PARTS)
         else:
             x = generic(x)
     return x
+
+
+def _sum_scattered(x: jax.Array, dim: int, group: Group) -> jax.Array:
+    """The sum of `x` over a group, of which each member keeps its part of `dim`.
+
+    Other dimensions of size 1, such as that of a device's only head, are left out meanwhile: XLA for TPUs does not
+    compile some reduce-scatters that have one (2026-11, `AllReduceScatterFusion not implemented for 2nd-minor
+    compaction`).
+    """
+    kept = [d for d, size in enumerate(x.shape) if d == dim or size != 1]
+    terms = x.reshape([x.shape[d] for d in kept])
+    part = lax.psum_scatter(terms, **group, scatter_dimension=kept.index(dim), tiled=True)
+    return part.reshape([part.shape[kept.index(d)] if d in kept else 1 for d in range(x.ndim)])
 
 
 def replicated_to_unreduced(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:

@@ -60,6 +60,8 @@ each. Nothing runs, and no accelerators are needed: devices that are missing are
   sdy-jax plan train.py:step --mesh data=8 --args "f32[64,128], f32[128,10]" --in-shardings "P('data'), None"
   sdy-jax plan model.mlir --why result                      why the result is sharded as it is
   sdy-jax plan model.mlir --stage partitioned               the module with its collectives
+  sdy-jax plan train.py:step --mesh data=256,model=256 ...  makes no devices, however many there are
+  sdy-jax plan train.py:step --topology tpu:v5e:16x16 --mesh data=16,model=16 ...   compiles it for them
 """
 
 _RUN = f"""\
@@ -158,6 +160,15 @@ def _add_opt(parser: argparse.ArgumentParser) -> None:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_program(parser)
+    parser.add_argument(
+        "--topology",
+        metavar="PLATFORM:SLICE",
+        help="compile for all devices of a slice, though none is there, and print what the compiler says of memory, "
+        "costs and collectives: tpu:v5e:16x16 (needs libtpu)",
+    )
+    parser.add_argument(
+        "--slices", type=_count, default=1, metavar="N", help="so many slices; the mesh's first axis runs over them"
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--why", metavar="VALUE", help="print why a value is sharded as it is, back to the annotations")
     shown.add_argument(

@@ -43,6 +43,9 @@ _CHOICES = ("optimize_collectives", "layouts", "memory")
 _PARTITIONING = ("in_shardings", "out_shardings", *_CHOICES)
 """The options that are those of `partition`, by its names; `_CHOICES` are given to it as they are."""
 
+_OF_PLAIN_FUNCTIONS = ("mesh", "topology", *_PARTITIONING)
+"""The options that a function which is partitioned already has no use for."""
+
 _FUNCTION = re.compile(r"(?P<module>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
@@ -63,6 +66,11 @@ class Job:
     def plan(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
         """The plan for arguments like these."""
         return self.function.plan(*args, **kwargs)
+
+    def lower(self) -> jax.stages.Lowered:
+        """What a compiler is given for arguments of these types."""
+        assert isinstance(self.function, PartitionedFunction)
+        return self.function.lower(*self.args, **self.kwargs)
 
     def headline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
         """What runs, in a few lines."""
@@ -159,7 +167,10 @@ def _request(options: argparse.Namespace, count: int) -> None:
 
 
 def _mesh_on(options: argparse.Namespace) -> Callable[[Mesh, int], AnyMesh]:
-    return devices.mesh_for_plan if options.command == "plan" else devices.mesh_on
+    if options.command == "run":
+        return devices.mesh_on
+    chips = options.chips
+    return devices.mesh_for_plan if chips is None else lambda mesh, _: chips.mesh(mesh)
 
 
 def _mesh(options: argparse.Namespace, program: Program | None = None) -> Mesh:
@@ -168,7 +179,10 @@ def _mesh(options: argparse.Namespace, program: Program | None = None) -> Mesh:
     own = program.mesh if program else Mesh(())
     if program and not own.axes:  # annotated, if at all, on a mesh whose size the devices decide
         own, _ = annotated_mesh(program.module, Devices(count=options.devices or jax.device_count()))
-    return own if own.axes else Mesh.of(devices=options.devices or 1)
+    if own.axes:
+        return own
+    chips = getattr(options, "chips", None)
+    return Mesh.of(devices=options.devices or (len(chips.devices) if chips else 1))
 
 
 def _partitioned(fun: Any, mesh: Mesh, options: argparse.Namespace) -> PartitionedFunction:
@@ -197,8 +211,8 @@ def _function_job(module: str, name: str, options: argparse.Namespace) -> Job:
         function = _found(module, name)
     if not isinstance(function, PartitionedFunction):
         function = _partitioned(function, _mesh(options), options)
-    elif any(getattr(options, name) for name in ("mesh", *_PARTITIONING)):
-        *others, last = map(_flag, ("mesh", *_PARTITIONING))
+    elif any(getattr(options, name, None) for name in _OF_PLAIN_FUNCTIONS):
+        *others, last = map(_flag, _OF_PLAIN_FUNCTIONS)
         raise UsageError(f"{options.program} is partitioned already; leave out {', '.join(others)} and {last}")
     if not options.args:
         raise UsageError(f'{options.program} needs the types of its arguments: --args "f32[64,128], i32[]"')

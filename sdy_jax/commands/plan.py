@@ -6,14 +6,17 @@ import argparse
 
 import jax
 
+from sdy_jax.commands import UsageError
 from sdy_jax.commands.failures import explained
 from sdy_jax.commands.partitioned_program import Job, job_of
+from sdy_jax.commands.topology import Topology, compiled_report, prepare
 from sdy_jax.errors import SdyError
 from sdy_jax.representation.type_text import array_text
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints what is asked for."""
+    options.chips = _chips(options)
     job = job_of(options)
     with explained(job.file), job.settings():
         _check_sizes(job)
@@ -24,7 +27,19 @@ def run(options: argparse.Namespace) -> int:
             print(plan.mlir(options.stage), end="")
         else:
             print(plan)
+            if options.chips is not None:
+                print(f"\n{compiled_report(job.lower(), options.chips)}")
     return 0
+
+
+def _chips(options: argparse.Namespace) -> Topology | None:
+    """The accelerators that `--topology` names."""
+    if not options.topology:
+        if options.slices != 1:
+            raise UsageError("--slices says of how many slices there are to be; name one of them by --topology")
+        return None
+    prepare()
+    return Topology.of(options.topology, options.slices)
 
 
 def _check_sizes(job: Job) -> None:

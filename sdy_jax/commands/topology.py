@@ -1,0 +1,144 @@
+"""Slices of accelerators that are described and not there: meshes of their chips, and what a compiler says of a program
+for them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils, topologies
+
+from sdy_jax.commands import UsageError
+from sdy_jax.errors import SdyError
+from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.type_text import bytes_text, flops_text
+
+_QUIET = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+"""libtpu asks no cloud, which might not answer, and compiles beside other processes."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The chips of one or more slices, by slices, as the command line names them."""
+
+    text: str
+    slices: int
+    devices: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, text: str, slices: int = 1) -> Topology:
+        """`tpu:v5e:16x16`: a platform, and a slice as its compiler names it.
+
+        Raises:
+            SdyError: there is no such slice, or no compiler for it.
+        """
+        platform, _, name = text.partition(":")
+        if not name:
+            raise UsageError(f"--topology {text}; expected a platform and a slice of it, as in tpu:v5e:16x16")
+        if platform == "tpu":
+            _check_libtpu()
+        several = {"num_slices": slices} if slices > 1 else {}
+        try:
+            found = topologies.get_topology_desc(platform=platform, topology_name=name, **several)
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            raise SdyError(f"--topology {text}: {str(error).splitlines()[0]}") from None
+        devices = sorted(found.devices, key=lambda device: getattr(device, "slice_index", None) or 0)
+        return cls(text, slices, tuple(devices))
+
+    def __str__(self) -> str:
+        slices = f"{self.slices} x " if self.slices > 1 else ""
+        return f"{slices}{self.text}, {len(self.devices)} {self.devices[0].device_kind} devices"
+
+    def mesh(self, mesh: Mesh) -> jax.sharding.Mesh:
+        """A mesh on all chips. The first axis is the one over slices.
+
+        Raises:
+            UsageError: its sizes do not fit.
+        """
+        sizes = tuple(axis.size for axis in mesh.axes)
+        if mesh.size != len(self.devices):
+            raise UsageError(f"the mesh {mesh} has {mesh.size} devices; expected all of {self}")
+        if sizes[0] % self.slices:
+            first = mesh.axes[0]
+            raise UsageError(f"the first axis runs over slices; got {first} for {self}, expected a multiple of them")
+        return jax.sharding.Mesh(np.concatenate([self._slice(i, sizes) for i in range(self.slices)]), mesh.axis_names)
+
+    def _slice(self, number: int, sizes: tuple[int, ...]) -> np.ndarray:
+        """The chips of a slice in its part of a mesh, neighbours beside each other."""
+        count = len(self.devices) // self.slices
+        own, shape = self.devices[number * count :][:count], (sizes[0] // self.slices, *sizes[1:])
+        try:
+            found: np.ndarray = mesh_utils.create_device_mesh(shape, own, allow_split_physical_axes=True)
+        except (NotImplementedError, ValueError):  # no such mesh follows the links
+            return np.array(own).reshape(shape)
+        return found
+
+
+def prepare() -> None:
+    """Before jax looks for devices: none are needed, and where there are some, others may use them."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    if not getattr(jax.config, "jax_platforms", None):
+        jax.config.update("jax_platforms", "cpu")
+
+
+def compiled_report(lowered: jax.stages.Lowered, topology: Topology) -> str:
+    """What the compiler makes of a program: memory of a device, costs and collectives.
+
+    Raises:
+        SdyError: it does not compile, for example because it takes more memory than there is.
+    """
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise SdyError(f"the compiler for {topology} says: {str(error).splitlines()[0]}") from None
+    rows = [
+        *_memory(compiled.memory_analysis()),
+        *_costs(compiled.cost_analysis()),
+        *_collectives(compiled.as_text() or ""),
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = (f"  {name:<{width}}  {value}" for name, value in rows)
+    return "\n".join([f"compiled for {topology}: per device", *lines])
+
+
+def _memory(found: Any) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    arguments, results, temporary, shared = (
+        getattr(found, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")
+    )
+    reused = f", {bytes_text(shared)} of it in donated arguments" if shared else ""
+    return [
+        ("memory", bytes_text(arguments + results + temporary - shared)),
+        ("  arguments", bytes_text(arguments)),
+        ("  results", bytes_text(results) + reused),
+        ("  temporary", bytes_text(temporary)),
+    ]
+
+
+def _costs(found: Any) -> list[tuple[str, str]]:
+    """The compiler's cost figures; the body of a loop counts once."""
+    told = found or {}
+    rows = [
+        ("operations", flops_text(told["flops"])) if "flops" in told else None,
+        ("bytes accessed", bytes_text(told["bytes accessed"])) if "bytes accessed" in told else None,
+        ("time at best", f"{told['optimal_seconds'] * 1e3:.3g} ms") if told.get("optimal_seconds", 0) > 0 else None,
+    ]
+    return [row for row in rows if row is not None]
+
+
+def _collectives(hlo: str) -> list[tuple[str, str]]:
+    sent = totals(collectives_in_hlo(hlo))
+    kinds = [(f"  {kind}", f"{count} x, {bytes_text(wire)}") for kind, (count, wire) in sorted(sent.by_kind.items())]
+    return [("collectives", f"{sent.count}, {bytes_text(sent.wire_bytes)} on the wire" if kinds else "none"), *kinds]
+
+
+def _check_libtpu() -> None:
+    if importlib.util.find_spec("libtpu") is None:
+        raise SdyError("--topology tpu:... compiles with libtpu, which is not installed; to fix: pip install libtpu")

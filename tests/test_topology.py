@@ -1,0 +1,158 @@
+"""`sdy-jax plan --topology`: meshes of described chips, what a compiler says, and, with libtpu, programs for pods."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import sdy_jax as sdy
+from sdy_jax.commands.cli import main
+from sdy_jax.commands.topology import Topology, compiled_report
+from sdy_jax.errors import SdyError
+
+TESTS = Path(__file__).parent
+
+needs_libtpu = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu (pip install libtpu)"),
+]
+
+
+def of_cpus(slices: int = 1) -> Topology:
+    """The eight virtual devices as slices."""
+    return Topology("cpu:2x4", slices, tuple(jax.devices()[:8]))
+
+
+def test_a_mesh_has_all_chips_and_its_first_axis_runs_over_slices() -> None:
+    mesh = of_cpus(2).mesh(sdy.Mesh.of(slice=2, data=2, model=2))
+    assert mesh.axis_names == ("slice", "data", "model") and mesh.devices.shape == (2, 2, 2)
+    assert {d.id for d in mesh.devices[0].flat} == {0, 1, 2, 3}
+    assert {d.id for d in of_cpus(2).mesh(sdy.Mesh.of(data=4, model=2)).devices[:2].flat} == {0, 1, 2, 3}
+
+
+def test_meshes_that_do_not_fit_are_errors() -> None:
+    with pytest.raises(SdyError, match=r"has 4 devices; expected all of cpu:2x4, 8 cpu devices"):
+        of_cpus().mesh(sdy.Mesh.of(data=4))
+    with pytest.raises(SdyError, match=r'runs over slices; got "data"=1 for 2 x cpu:2x4'):
+        of_cpus(2).mesh(sdy.Mesh.of(data=1, model=8))
+
+
+def test_what_the_compiler_says() -> None:
+    mesh = of_cpus().mesh(sdy.Mesh.of(data=2, model=4))
+    step = sdy.partition(
+        lambda x, w: x @ w, mesh=mesh, in_shardings=(P(None, "model"), P("model")), out_shardings=P(), donate_argnums=0
+    )
+    matrix = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    report = compiled_report(step.lower(matrix, matrix), of_cpus())
+    first, *rows = report.splitlines()
+    assert first == "compiled for cpu:2x4, 8 cpu devices: per device"
+    found = {row[:18].strip(): row[18:].strip() for row in rows}
+    assert found["arguments"] == "128.0 KiB" and found["results"].startswith("256.0 KiB")
+    assert found["collectives"].endswith("KiB on the wire") and found["all-reduce"].startswith("1 x, ")
+    assert found["operations"].endswith("flop")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--topology", "v5e"), "expected a platform and a slice of it, as in tpu:v5e:16x16"),
+        (("--topology", "tpu:v5e:4x4"), "needs libtpu|libtpu, which is not installed; to fix: pip install libtpu"),
+        (("--slices", "2"), "name one of them by --topology"),
+    ],
+)
+def test_bad_options(
+    options: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.mlir").write_text(
+        "func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }"
+    )
+    assert main(["plan", "m.mlir", *options]) > 0
+    error = capsys.readouterr().err
+    assert any(part in error for part in message.split("|")) and "Traceback" not in error
+
+
+NAMES = ("slice", "data", "model")
+
+
+def test_a_slow_axis_is_used_least() -> None:
+    """Gradients are summed within slices, and a device's part of the sum between them."""
+    mesh = AbstractMesh((2, 4, 4), NAMES, axis_types=(AxisType.Auto,) * 3)
+    costs = sdy.CostModel.of_machine("tpu v5e", NAMES, {"slice": 3.125e9})
+
+    def step(weights: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        slopes = jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"]) ** 2))(weights)
+        return jax.tree.map(lambda p, g: p - g, weights, slopes)
+
+    specs = {"up": P("data", "model"), "down": P("model", "data")}
+    shapes = {"up": (2048, 8192), "down": (8192, 2048)}
+    weights = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    x = jax.ShapeDtypeStruct((8192, 2048), jnp.float32)
+    step_on_slices = sdy.partition(
+        step, mesh=mesh, in_shardings=(specs, P(("slice", "data"))), out_shardings=specs, costs=costs
+    )
+    slow = [r for r in step_on_slices.plan(weights, x).collectives if any(a.name == "slice" for a in r.axes)]
+    shards = sum(4 * int(np.prod(shape)) / 16 for shape in shapes.values())
+    assert sum(record.total_wire_bytes for record in slow) <= shards  # an all-reduce of one on two slices sends it once
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment.pop("XLA_FLAGS", None)  # libtpu ends the process at flags that it does not know
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=600)
+
+
+class TestOnTpus:
+    pytestmark = needs_libtpu
+
+    @pytest.mark.parametrize(
+        ("slice_", "slices", "mesh", "devices"),
+        [
+            ("v5e:4x4", 1, "data=4,model=4", 16),
+            ("v5e:4x4", 2, "slice=2,data=4,model=4", 32),
+            ("v5e:16x16", 1, "data=16,model=16", 256),
+            ("v5p:8x8x16", 1, "data=64,model=16", 1024),
+            ("v5e:16x16", 4, "slice=4,data=16,model=16", 1024),
+        ],
+    )
+    def test_a_training_step_is_compiled_for_a_pod(self, slice_: str, slices: int, mesh: str, devices: int) -> None:
+        done = run(str(TESTS / "pod_programs.py"), slice_, str(slices), mesh)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found["devices"] == devices and found["unit"] == "seconds"
+        assert 0.7 < found["sent"] / found["planned"] < 1.3
+        assert found["memory"] < 16 * 2**30 and "memory" in found["report"] and "collectives" in found["report"]
+        if "slice" in mesh:
+            sent_once = 2 * (slices - 1) / slices * found["weights"] / (devices / slices)
+            assert 0 < found["over slices"] <= 1.1 * sent_once  # the norms' weights are not split
+
+    def test_the_command_prints_plan_and_compiler(self, tmp_path: Path) -> None:
+        (tmp_path / "model.py").write_text("def step(x, w):\n    return x @ w\n")
+        options = ["--topology", "tpu:v5e:4x4", "--mesh", "data=4,model=4", "--args", "bf16[512,1024], bf16[1024,512]"]
+        sharded = ["--in-shardings", "P('data', 'model'), P('model')", "--out-shardings", "P('data')"]
+        done = run("-m", "sdy_jax", "plan", f"{tmp_path / 'model.py'}:step", *options, *sharded)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.startswith("plan of step on mesh data=4, model=4 (16 devices): 1 collective")
+        assert "compiled for tpu:v5e:4x4, 16 TPU v5 lite devices: per device" in done.stdout
+
+    def test_unknown_slices_are_errors(self, tmp_path: Path) -> None:
+        (tmp_path / "model.py").write_text("def step(x):\n    return x\n")
+        done = run(
+            "-m", "sdy_jax", "plan", f"{tmp_path / 'model.py'}:step", "--topology", "tpu:v5e:3x3", "--args", "f32[8]"
+        )
+        assert done.returncode == 1 and "error: --topology tpu:v5e:3x3: INVALID_ARGUMENT" in done.stderr
+        assert "Traceback" not in done.stderr
