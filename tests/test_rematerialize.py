@@ -1,11 +1,17 @@
 """Values are rematerialized where that is cheaper than moving them: before a broadcast, on the narrower type, from
 iotas."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import sdy_jax as sdy
+from sdy_jax.calls import options
+from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.testing import assert_same
 
 MESH = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -89,3 +95,52 @@ def test_zeros_that_rows_are_added_to_cost_nothing():
     rows = jnp.arange(512 * 16.0).reshape(512, 16) / 512
     plan = check(function, (P(("x", "y")), P(("x", "y"))), rows, jnp.arange(512) * 7 % 64, out=P(("x", "y")))
     assert moved(plan) == [("reduce_scatter", "f32", (64, 16))]
+
+
+@pytest.fixture
+def whole(monkeypatch):
+    """Programs are for compilers that keep all of a value until a part of it is taken."""
+    made = functools.partial(Policy)
+    monkeypatch.setattr(options, "Policy", lambda **given: made(**{**given, "keeps_whole": True}))
+
+
+def of_all_and_a_part(x, w):
+    """`found` is wanted whole for the product, and in parts for the result."""
+    found = jnp.abs(sdy.sharding_constraint(x, P()) - jnp.mean(x, 1, keepdims=True)) * 2.0
+    found = sdy.sharding_constraint(found, P())
+    return found @ w, sdy.sharding_constraint(found, P("y")) * 3.0
+
+
+def slices(function, specs, *arguments, out):
+    plan = sdy.partition(function, mesh=MESH, in_shardings=specs, out_shardings=out, layouts="local").plan(*arguments)
+    ops = Graph(plan.stages["partitioned"]).ops
+    return [op.results[0].shape for op in ops if op.name == "sdy.all_slice"]
+
+
+def test_a_part_is_computed_of_parts(whole):
+    x, w = jnp.arange(512.0).reshape(16, 32) % 8, jnp.ones((32, 8))
+    given = (P("y"), P(None, "y")), x, w
+    assert slices(of_all_and_a_part, *given, out=(P(None, "y"), P("y"))) == []
+    check(of_all_and_a_part, *given, out=(P(None, "y"), P("y")))
+
+
+def test_a_part_of_a_product_is_taken(whole):
+    """To compute it would be another product, and its operand is there as a whole only."""
+
+    def function(x, w):
+        made = sdy.sharding_constraint(x @ w, P())
+        return made, jnp.abs(sdy.sharding_constraint(made, P("y")))
+
+    x, w = jnp.ones((16, 8)), jnp.ones((8, 8))
+    assert slices(function, (P(), P()), x, w, out=(P(), P("y"))) == [(16, 8)]
+
+
+def test_parts_of_rows_that_are_looked_up_are_looked_up(whole):
+    def function(tokens, table, w):
+        found = jnp.abs(table[tokens])
+        return sdy.sharding_constraint(sdy.sharding_constraint(found, P()) @ w, P(None, "y")), found * 2
+
+    tokens, table, w = jnp.arange(16) % 4, jnp.arange(64.0).reshape(4, 16), jnp.ones((16, 8))
+    given = (P("y"), P(), P(None, "y")), tokens, table, w
+    assert all(len(shape) < 2 or shape[-1] == 1 for shape in slices(function, *given, out=(P(None, "y"), P("y"))))
+    check(function, *given, out=(P(None, "y"), P("y")))

@@ -23,6 +23,7 @@ from sdy_jax.lowering.placement.copies import Copies
 from sdy_jax.lowering.placement.rematerialize import (
     Rematerialization,
     RematerializationFacts,
+    computed_of_parts,
     depends_on_no_input,
     rematerialization,
 )
@@ -51,7 +52,8 @@ class MaterializedLayouts:
     """The materialized layouts of a program's values.
 
     `placed`: the sharding in which users expect each value. A value that is not tracked here exists in that one only.
-    `keeps_declared`: values are moved, and not rematerialized, unless every device can compute them.
+    `keeps_declared`: values are moved, and not rematerialized, unless every device can compute them. `keeps_whole`: the
+    devices' compiler keeps all of a value of which a part is taken.
     """
 
     def __init__(
@@ -64,10 +66,13 @@ class MaterializedLayouts:
         costs: CostModel,
         report: PartitionReport,
         keeps_declared: bool = False,
+        keeps_whole: bool = False,
     ):
-        self._keeps_declared = keeps_declared
+        self._keeps_declared, self._keeps_whole = keeps_declared, keeps_whole
         self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
-        self._known = RematerializationFacts(self.origin, placed.__getitem__, rule_of, self._cost, mesh, costs)
+        self._known = RematerializationFacts(
+            self.origin, placed.__getitem__, rule_of, self._cost, self._is_there, mesh, costs
+        )
         self._origins: dict[Value, Value] = {}
         self._free: dict[Value, bool] = {}
         self._by_layout: dict[Value, dict[object, MaterializedLayout]] = {}
@@ -116,7 +121,7 @@ class MaterializedLayouts:
             # In the block of the value, before the op that contains the user: loop invariants are resharded once.
             before = _ancestor_in(origin, user)
             may_run_again = not self._keeps_declared or self.is_free(value)
-            plan = rematerialization(origin, target, self._known) if may_run_again else None
+            plan = self._run_again(origin, target) if may_run_again else None
             if plan is not None:
                 layouts[target.layout] = MaterializedLayout(target, self._rematerialized(plan, target, before))
             elif copy and self._as_made(origin).sharding.same_layout_as(target):
@@ -124,6 +129,10 @@ class MaterializedLayouts:
             else:
                 self.moved(value, target, before, user)
         return layouts[target.layout].mlir
+
+    def _run_again(self, value: Value, target: TensorSharding) -> Rematerialization | None:
+        found = rematerialization(value, target, self._known)
+        return found or (computed_of_parts(value, target, self._known) if self._keeps_whole else None)
 
     def moved(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
         """The MLIR value behind the collectives, inserted here, that bring a value to the target sharding."""
@@ -253,6 +262,9 @@ class MaterializedLayouts:
             return 0.0
         layouts = self._usable(value, target)
         return min([self._plan(value, layout.sharding, target).cost for layout in layouts], default=math.inf)
+
+    def _is_there(self, value: Value, target: TensorSharding) -> bool:
+        return target.layout in self._materialized(value)
 
     def _has_to_be_reduced_first(self, value: Value, target: TensorSharding) -> bool:
         """Whether a value that exists unreduced only is to be reduced to its placed sharding, once for all users."""

@@ -111,7 +111,9 @@ class Partitioner:
         self.costs, self.all_copies_wait, self._runs_late = costs, policy.runs_early, policy.runs_late
         self.report = PartitionReport(inputs)
         keeps = policy.layouts == "propagated"
-        self.placement = Placement(graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven, keeps)
+        self.placement = Placement(
+            graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven, keeps, policy.keeps_whole
+        )
         self.decisions = Decisions(self.placement, rules, costs, policy)
         self.mesh = self.placement.meshes.base
         self.unsplit = Unsplit(self.placement, self.report, self.mesh)

@@ -43,6 +43,7 @@ class Placement:
         report: PartitionReport,
         uneven: str = "pad",
         keeps_declared: bool = False,
+        keeps_whole: bool = False,
     ):
         self._uneven = uneven
         self.keeps_declared = keeps_declared
@@ -55,7 +56,7 @@ class Placement:
         self._stated: dict[object, tuple[TensorSharding, TensorSharding, str | None]] = {}
         self._replicated: dict[int, TensorSharding] = {}
         self._layouts = MaterializedLayouts(
-            graph, self._placed, self._plan, rule_of, self._mesh, costs, report, keeps_declared
+            graph, self._placed, self._plan, rule_of, self._mesh, costs, report, keeps_declared, keeps_whole
         )
 
     def __getitem__(self, value: Value) -> TensorSharding:

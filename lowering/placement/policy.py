@@ -26,6 +26,7 @@ class Policy:
         products_fuse: the devices' compiler fuses element-wise ops into products, so that these make no buffers.
         runs_early: the devices' compiler runs an op as soon as its operands are there, not when it is needed.
         runs_late: it runs an op no sooner than its result is needed.
+        keeps_whole: it keeps all of a value until a part of it is taken, instead of computing that part.
         halo_exchange: ops may take elements of other shards of a dimension that they cut or shift; else it is whole.
         combine: small collectives of one kind and group run as one; a number: the bytes that such a bucket sends at
             most, else what the cost model says.
@@ -39,5 +40,6 @@ class Policy:
     products_fuse: bool = False
     runs_early: bool = False
     runs_late: bool = False
+    keeps_whole: bool = False
     halo_exchange: bool = True
     combine: bool | float = False

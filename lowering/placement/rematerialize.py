@@ -3,6 +3,13 @@
 The producer of a broadcast, widened, transposed or constant value runs again in the target sharding, on its operands
 in matching shardings. So a weight is gathered before it is converted to a wider type, a row before it is broadcast,
 and an iota never.
+
+A slice costs nothing, but all of what it takes a part of has to be kept until then: compilers for TPUs do not compute
+again what a slice takes. So where the parts of what a value is computed of are there, the part is computed of them:
+
+    %y = all_gather %x          every device computes tanh of all of x
+    %t = tanh %y
+    %s = all_slice %t           the same as tanh %x
 Source: spec of the partitioner, section 2.9.
 """
 
@@ -24,16 +31,26 @@ from sdy_jax.representation.sharding import TensorSharding
 # The longest chain of ops that is rematerialized: a mask made of two iotas is four ops deep.
 _MAX_CHAIN = 6
 
+_MAX_PARTS = 16
+"""The longest chain of ops of which a part is computed again."""
+
+_SMALL = 8
+"""How much smaller than a value something is that may as well be kept whole."""
+
+_CHEAP = frozenset(("stablehlo.gather",))
+"""The ops that may run again for a part beside those that may anyway: they read little more than they make."""
+
 
 @dataclass(frozen=True, slots=True)
 class RematerializationFacts:
     """Facts for the search: the value that another is an alias of, the sharding in which users expect a value, an op's
-    rule, the cost of a value in a sharding, the mesh, and the cost model."""
+    rule, the cost of a value in a sharding and whether it is there in it, the mesh, and the cost model."""
 
     origin: Callable[[Value], Value]
     placed: Callable[[Value], TensorSharding]
     rule_of: Callable[[Op], OpShardingRule | None]
     cost: Callable[[Value, TensorSharding], float]
+    is_there: Callable[[Value, TensorSharding], bool]
     mesh: Mesh
     costs: CostModel
 
@@ -57,6 +74,53 @@ def depends_on_no_input(value: Value, depth: int = _MAX_CHAIN) -> bool:
 def rematerialization(value: Value, target: TensorSharding, facts: RematerializationFacts) -> Rematerialization | None:
     """How to rematerialize `value` in the `target` sharding; None where a reshard costs no more."""
     return _cheapest(value, target, facts, _MAX_CHAIN)[1]
+
+
+def computed_of_parts(value: Value, target: TensorSharding, facts: RematerializationFacts) -> Rematerialization | None:
+    """How to compute a part of a value that a slice would take of it, if what it is computed of is there in parts, or
+    small; None where it is not."""
+    return _of_parts(value, target, facts, _MAX_PARTS, {})
+
+
+def _of_parts(
+    value: Value,
+    target: TensorSharding,
+    facts: RematerializationFacts,
+    depth: int,
+    known: dict[object, Rematerialization | None],
+) -> Rematerialization | None:
+    """As `computed_of_parts`; `known`: what was found before, by value and layout."""
+    value = facts.origin(value)
+    key = value, target.layout
+    if key not in known:
+        known[key] = None
+        needed = _parts_needed(value, target, facts)
+        op = value.defining_op
+        if op is not None and needed and depth:
+            both = zip(map(facts.origin, op.operands), needed, strict=True)
+            if all(
+                facts.is_there(operand, sharding)
+                or (_SMALL * _bytes(operand) <= _bytes(value) and not facts.cost(operand, sharding))
+                or _of_parts(operand, sharding, facts, depth - 1, known) is not None
+                for operand, sharding in both
+            ):
+                known[key] = Rematerialization(op, needed)
+    return known[key]
+
+
+def _parts_needed(value: Value, target: TensorSharding, facts: RematerializationFacts) -> tuple[TensorSharding, ...]:
+    """The parts of its operands of which a value's op would compute what a slice takes of the value; none where it
+    may not run again."""
+    op = value.defining_op
+    if op is None or op.blocks or len(op.results) != 1 or facts.cost(value, target):
+        return ()
+    if target.unreduced_axes or facts.placed(value).unreduced_axes:
+        return ()
+    return _operand_shardings(op, target, facts, _CHEAP) or ()
+
+
+def _bytes(value: Value) -> float:
+    return math.prod(value.shape or ()) * value.itemsize
 
 
 def _cheapest(
@@ -92,15 +156,16 @@ def _by_producer(
 
 
 def _operand_shardings(
-    op: Op, target: TensorSharding, facts: RematerializationFacts
+    op: Op, target: TensorSharding, facts: RematerializationFacts, also: frozenset[str] = frozenset()
 ) -> tuple[TensorSharding, ...] | None:
-    """The shardings of operands with which the op produces its result in `target`; None where there are none."""
+    """The shardings of operands with which the op produces its result in `target`; None where there are none, or the
+    op may not run again: those in `also` may."""
     if op.name in REMATERIALIZABLE and not op.operands:
         return ()
-    if not _can_rematerialize(op):
+    if op.name not in also and not _can_rematerialize(op):
         return None
     rule = facts.rule_of(op)
-    if rule is None or rule.reduction or rule.need_replication or rule.permutation:
+    if rule is None or (rule.reduction and op.name not in also) or rule.need_replication or rule.permutation:
         return None
     factors = factor_axes(target.axes, rule.result_mappings[0], rule.factor_sizes, facts.mesh)
     assignment = tuple(factors.get(f, ()) for f in range(len(rule.factor_sizes)))

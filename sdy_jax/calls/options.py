@@ -103,6 +103,7 @@ class Options:
             runs_early=platform == "cpu",
             combine=self._combine or False,
             runs_late=platform == "tpu",
+            keeps_whole=platform == "tpu",
         )
 
     @property
