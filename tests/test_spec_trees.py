@@ -316,13 +316,14 @@ def test_fsdp_splits_the_largest_dimension_that_the_axis_divides(mesh: Any) -> N
 
 
 def test_fsdp_adds_to_specifications(mesh: Any) -> None:
-    params = sizes(w=(128, 512), v=(511, 512), both=(128, 512), open=(128, 512), prime=(127, 512))
+    params = sizes(w=(128, 512), v=(511, 512), both=(128, 512), open=(128, 512), prime=(127, 512), four=(127, 516))
     specs = {
         "w": P(None, "model"),
         "v": P("model"),
         "both": P("data", "model"),
         "open": P(P.UNCONSTRAINED, "model"),
         "prime": P(None, "model"),
+        "four": P(None, "model"),
     }
     assert sdy.fsdp(params, "data", mesh=mesh, specs=specs) == {
         "w": P("data", "model"),
@@ -330,6 +331,7 @@ def test_fsdp_adds_to_specifications(mesh: Any) -> None:
         "both": P("data", "model"),
         "open": P(P.UNCONSTRAINED, ("model", "data")),
         "prime": P(None, ("model", "data")),  # what is split already is split further
+        "four": P(None, "model"),  # 516 elements are not divided by both
     }
 
 
@@ -451,8 +453,11 @@ def test_haliax_by_axes_at_the_border_and_inside(mesh: Any) -> None:
     def product(x: Any, w: Any) -> Any:
         return hax.dot(hax.shard(x), w, axis=embed)
 
+    bare, run = (sdy.partition(product, mesh=mesh, in_shardings=P(), out_shardings=BY_NAME) for _ in range(2))
+    assert 'sdy.sharding_constraint %arg0 <@mesh, [{"data"}' not in bare.plan(x, w).mlir("imported")
     with BY_NAME:
-        ours = sdy.partition(product, mesh=mesh, in_shardings=BY_NAME, out_shardings=BY_NAME)(x, w)
+        assert 'sdy.sharding_constraint %arg0 <@mesh, [{"data"}' in run.plan(x, w).mlir("imported")
+        ours = run(x, w)
     assert ours.array.sharding.spec == P("data", "model")
     assert_close(ours.array, X @ w.array)
 
