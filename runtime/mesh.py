@@ -91,8 +91,16 @@ class RefinedMesh:
     def index(self, axes: Sequence[AxisRef]) -> jax.Array:
         """The running device's position along `axes` (first one major), an int32 scalar."""
         if not self.device_permutation:
-            return jax.lax.axis_index(self.names(axes))
+            return self._index(self.atoms(axes))
         return jnp.asarray(self.block_indices(axes), jnp.int32)[jax.lax.axis_index(self.axis_names)]
+
+    def _index(self, atoms: Sequence[AxisRef]) -> Any:
+        # lax.axis_index of several names computes by jnp, which takes ten times as long to trace.
+        index: Any = np.int32(0)
+        for position, atom in enumerate(atoms):
+            own = jax.lax.axis_index(_atom_name(atom))
+            index = jax.lax.add(jax.lax.mul(index, np.int32(atom.size(self.mesh))), own) if position else own
+        return index
 
     def block_indices(self, axes: Sequence[AxisRef]) -> np.ndarray:
         """`block_indices` of each position of the `shard_map`, also on a view."""

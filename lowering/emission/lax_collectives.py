@@ -91,7 +91,8 @@ def all_slice(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.
     for dim, axes in enumerate(axes_per_dim):
         if axes:
             size = _chunk(x, dim, axes_size(axes, mesh.mesh))
-            starts = [mesh.index(axes) * size if d == dim else np.int32(0) for d in range(x.ndim)]
+            start = lax.mul(mesh.index(axes), np.int32(size))
+            starts = [start if d == dim else np.int32(0) for d in range(x.ndim)]
             sizes = [size if d == dim else n for d, n in enumerate(x.shape)]
             x = lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
     return x

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sdy_jax.ir.graph import Op
@@ -33,8 +33,8 @@ def without_padding(
 ) -> tuple[jax.Array, jax.Array]:
     """Both operands with zeros in the padding of what is contracted: nan times zero would still be nan."""
     return (
-        mask_padding(local, 0, lhs, lhs_dims, jnp.zeros((), lhs.dtype)),
-        mask_padding(local, 1, rhs, rhs_dims, jnp.zeros((), rhs.dtype)),
+        mask_padding(local, 0, lhs, lhs_dims, np.zeros((), lhs.dtype)),
+        mask_padding(local, 1, rhs, rhs_dims, np.zeros((), rhs.dtype)),
     )
 
 

@@ -63,7 +63,9 @@ def has_padding(local: LocalOp, size: int, axes: Sequence[AxisRef]) -> bool:
     return size % axes_size(axes, local.mesh.mesh) != 0
 
 
-def mask_padding(local: LocalOp, operand: int, x: jax.Array, dims: Sequence[int], value: jax.Array) -> jax.Array:
+def mask_padding(
+    local: LocalOp, operand: int, x: jax.Array, dims: Sequence[int], value: jax.typing.ArrayLike
+) -> jax.Array:
     """Local operand `x` with `value` in the padding of `dims`."""
     for dim in dims:
         size, axes = local.op.operands[operand].shape[dim], local.operand_axes(operand, dim)  # type: ignore[index]

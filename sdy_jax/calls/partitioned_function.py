@@ -37,7 +37,7 @@ from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.boundary import BoundaryValue
-from sdy_jax.plan.build import build_plan
+from sdy_jax.plan.build import build_plan, collection_paused
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.warn import report_notes, warn_of
@@ -314,6 +314,7 @@ class PartitionedFunction(Generic[P, R]):
             subject = f"{self._name}()" if is_about_fun else f"the options of {self._name}:"
             raise ArgumentError(f"{subject} {problem}") from None
 
+    @collection_paused()
     def _run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts, mesh: AnyMesh, is_alone: bool
     ) -> Any:
@@ -378,6 +379,7 @@ class PartitionedFunction(Generic[P, R]):
 
         return partitioned
 
+    @collection_paused()
     def _made(self, arguments: Arguments) -> Plan:
         mesh = arguments.mesh
         program = from_function(
