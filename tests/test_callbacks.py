@@ -349,6 +349,11 @@ def test_refined_meshes_and_meshes_with_explicit_axes():
     assert events(tripled, X)[0] == [("io", X.tolist())]
 
 
+def test_ordered_callbacks_have_no_order_under_vmap_outside():
+    with pytest.raises(UnsupportedError, match="vmap inside of the function"):
+        jax.vmap(sdy.partition(partial(in_line, True), mesh=PLANE))(X)
+
+
 # What plans say.
 
 

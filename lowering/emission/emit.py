@@ -190,14 +190,18 @@ class _Emission:
         )
 
     def run_ops(self, ops: Sequence[Op], given: Mapping[Value, Any], wanted: Sequence[Value]) -> list[jax.Array]:
-        """Computes ops of given arrays and returns those that are wanted."""
+        """Computes ops of given arrays and returns those that are wanted; the others are forgotten: in the body of a
+        loop or a branch they are tracers, which must not outlive its trace."""
         self._arrays.update(given)
         for found in _together(ops):
             values = [value for op in found for value in op.results]
             with _noted_scope(found[0]):
                 results = zip(values, self._compute(found), strict=True)
                 self._arrays.update((value, self._laid_out(value, x)) for value, x in results)
-        return [self._arrays[v] for v in wanted]
+        returned = [self._arrays[v] for v in wanted]
+        for value in (*given, *(value for op in ops for value in op.results)):
+            self._arrays.pop(value, None)
+        return returned
 
     def _laid_out(self, value: Value, x: Any) -> Any:
         return as_at_border(x, self._device) if self._device is not None and value in self._at_border else x

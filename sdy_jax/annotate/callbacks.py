@@ -18,7 +18,7 @@ from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, Sharding
+from jax.sharding import AbstractMesh, Mesh, Sharding
 
 from sdy_jax.annotate.failures import FLAG, Guarded
 from sdy_jax.annotate.host_calls import Bind, host_call
@@ -28,6 +28,7 @@ from sdy_jax.annotate.unordered import Ordered
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, Callback, call_function
 from sdy_jax.jax_internals import CALLBACKS, effects_of
+from sdy_jax.runtime.waiting import Waited
 
 
 def _emit(
@@ -38,6 +39,8 @@ def _emit(
     title = function.title if isinstance(function, Ordered) else CALLBACKS[primitive]
     position = _position(title, parameters.get("sharding"), site.jax_mesh)
     checked = None
+    if function is not None and isinstance(site.jax_mesh, Mesh):
+        parameters["callback"] = Waited(title, frozenset(site.jax_mesh.devices.flat), function)
     if ctx.avals_out:
         guarded = Guarded(title, parameters["callback"], ctx.avals_in, ctx.avals_out)
         parameters |= {"callback": guarded, "result_avals": (*parameters["result_avals"], FLAG)}
@@ -77,7 +80,7 @@ def _of_type(x: jax.Array, aval: Any) -> Any:
     return jax.random.wrap_key_data(x, impl=jax.random.key_impl(jnp.empty((), aval.dtype)))
 
 
-def _position(title: str, sharding: Sharding | None, mesh: jax.sharding.Mesh | AbstractMesh) -> int:
+def _position(title: str, sharding: Sharding | None, mesh: Mesh | AbstractMesh) -> int:
     """The position of the device that runs a callback."""
     if sharding is None:
         return 0

@@ -9,7 +9,7 @@ and modes mix freely. None is planned before it runs.
 
 from __future__ import annotations
 
-import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -66,19 +66,23 @@ def differentiable(
     def call(*operands: Any) -> tuple[Any, ...]:
         return tuple(run(*operands))
 
-    @functools.cache
+    known, lock = dict[tuple[int, ...], _Linearized](), threading.Lock()
+
     def linearized(moving: tuple[int, ...]) -> _Linearized:
-        return _Linearized(plain, moving, inputs, outputs, partition)
+        with lock:
+            if moving not in known:
+                known[moving] = _Linearized(plain, moving, inputs, outputs, partition)
+            return known[moving]
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
         function = linearized(moving)
         results, residuals, linear = function.at(primals)
         dots: list[Any] = [np.zeros(y.shape, jax.dtypes.float0) for y in results]
-        if function.smooth:
-            types = tuple(jax.typeof(results[i]).to_tangent_aval() for i in function.smooth)
+        if linear.smooth:
+            types = tuple(jax.typeof(results[i]).to_tangent_aval() for i in linear.smooth)
             moved = linear_map_p.bind(*residuals, *(tangents[i] for i in moving), linear=linear, types=types)
-            dots = _replaced(dots, function.smooth, moved)
+            dots = _replaced(dots, linear.smooth, moved)
         return tuple(results), tuple(dots)
 
     call.defjvp(rule, symbolic_zeros=True)
@@ -95,13 +99,29 @@ def specs(values: Iterable[BoundaryValue], types: Iterable[Any]) -> list[TensorS
 class LinearMap:
     """A function that is linear in its arguments after the first `residuals`, and its transpose.
 
-    `forward(*residuals, *tangents)` gives tangents of results, `backward(*residuals, *cotangents)` the cotangents of
-    the tangents.
+    `forward(*residuals, *tangents)` gives tangents of the results `smooth`, `backward(*residuals, *cotangents)` the
+    cotangents of the tangents.
     """
 
     forward: Flat
     backward: Flat
     residuals: int
+    smooth: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pushforward:
+    """What tracing a function with its residuals found: the pushforward's tree, and its leaves that are no residuals.
+
+    `sources`: per other leaf, the index of its residual among operands, results, and the traced function's further
+    results. `smooth`: the indices of the results that have tangents. `tangents`: the types of the moving operands'.
+    """
+
+    tree: Any
+    leaves: tuple[Any, ...]
+    sources: dict[int, int]
+    smooth: tuple[int, ...]
+    tangents: tuple[Any, ...]
 
 
 class _Linearized:
@@ -122,34 +142,36 @@ class _Linearized:
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._known = partition(self._trace, tuple(inputs), (self._outputs, None), "forward of the derivative")
         self._linear: LinearMap | None = None
-        # Set by tracing:
-        self._tree: Any = None
-        self._leaves: list[Any] = []
-        self._sources: dict[int, int] = {}
-        """Per leaf, the index of its residual among operands, results, and the traced function's further results."""
-        self.smooth: list[int] = []
-        """The indices of the results that have tangents."""
-        self._tangents: list[Any] = []
+        self._lock = threading.RLock()
+        self._traced: _Pushforward | None = None
+        """Replaced as a whole by an equal one when the function is traced once more, by any thread."""
 
     def at(self, operands: Sequence[Any]) -> tuple[Sequence[Any], list[Any], LinearMap]:
         """The results, the residuals and the derivative."""
         results, others = self._known(*operands)
-        if self._linear is None:
-            self._linear = self._derivative_at(operands)
+        with self._lock:
+            if self._linear is None:
+                self._linear = self._derivative_at(operands)
         values = [*operands, *results, *others]
-        return results, [values[i] for i in self._sources.values()], self._linear
+        return results, [values[i] for i in self._pushforward.sources.values()], self._linear
+
+    @property
+    def _pushforward(self) -> _Pushforward:
+        assert self._traced is not None
+        return self._traced
 
     def _derivative_at(self, operands: Sequence[Any]) -> LinearMap:
-        plan = self._known.plan(*operands)
+        plan, found = self._known.plan(*operands), self._pushforward
         lie = [*self._inputs, *specs(plan.results, plan.program.out_info)]
-        residuals = [lie[i] for i in self._sources.values()]
+        residuals = [lie[i] for i in found.sources.values()]
         inputs = [self._inputs[i] for i in self._moving]
-        outputs = [self._outputs[i] for i in self.smooth]
+        outputs = [self._outputs[i] for i in found.smooth]
         cotangents = [on_whole_axes(_as_value(sharding)) for sharding in inputs]
         return LinearMap(
             self._partition(self._forward, (*residuals, *inputs), outputs, "tangents"),
             self._partition(self._backward, (*residuals, *outputs), cotangents, "backward"),
             len(residuals),
+            found.smooth,
         )
 
     def _trace(self, *operands: Any) -> tuple[list[Any], list[Any]]:
@@ -159,40 +181,43 @@ class _Linearized:
             return list(self._plain(*_replaced(operands, self._moving, moving)))
 
         primals = [operands[i] for i in self._moving]
-        results, tangents = jax.linearize(of_moving, *primals)
-        self._tangents = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in primals]
-        self.smooth = [i for i, y in enumerate(results) if jnp.issubdtype(y.dtype, np.inexact)]
-        self._leaves, self._tree = jax.tree.flatten(tangents)
+        results, pushforward = jax.linearize(of_moving, *primals)
+        leaves, tree = jax.tree.flatten(pushforward)
         values = [*operands, *results]
         numbers = {id(value): number for number, value in enumerate(values)}
-        self._sources = {}
-        for place, leaf in enumerate(self._leaves):
+        sources: dict[int, int] = {}
+        for place, leaf in enumerate(leaves):
             if not isinstance(leaf, jax.core.Tracer):
                 continue
             if id(leaf) not in numbers:
                 numbers[id(leaf)] = len(values)
                 values.append(leaf)
-            self._sources[place] = numbers[id(leaf)]
-            self._leaves[place] = None  # a tracer must not outlive its trace
+            sources[place] = numbers[id(leaf)]
+            leaves[place] = None  # a tracer must not outlive its trace
+        smooth = tuple(i for i, y in enumerate(results) if jnp.issubdtype(y.dtype, np.inexact))
+        tangents = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in primals)
+        self._traced = _Pushforward(tree, tuple(leaves), sources, smooth, tangents)
         return results, values[len(operands) + len(results) :]
 
     def _derivative(self, residuals: Sequence[Any]) -> Flat:
         """The tangents of the smooth results, as a function of those of the moving operands."""
-        push: Flat = jax.tree.unflatten(self._tree, _replaced(self._leaves, list(self._sources), residuals))
+        found = self._pushforward
+        push: Flat = jax.tree.unflatten(found.tree, _replaced(found.leaves, list(found.sources), residuals))
 
         def smooth(*tangents: Any) -> list[Any]:
             moved = push(*tangents)
-            return [moved[i] for i in self.smooth]
+            return [moved[i] for i in found.smooth]
 
         return smooth
 
     def _forward(self, *values: Any) -> Sequence[Any]:
-        count = len(self._sources)
+        count = len(self._pushforward.sources)
         return self._derivative(values[:count])(*values[count:])
 
     def _backward(self, *values: Any) -> Sequence[Any]:
-        count = len(self._sources)
-        transposed = jax.linear_transpose(self._derivative(values[:count]), *self._tangents)
+        found = self._pushforward
+        count = len(found.sources)
+        transposed = jax.linear_transpose(self._derivative(values[:count]), *found.tangents)
         return list(transposed(list(values[count:])))
 
 
@@ -255,7 +280,7 @@ def _batch(values: Sequence[Any], dims: Sequence[int | None], *, linear: LinearM
     tangents = [batching.bdim_at_front(x, d, size) for x, d in zip(values[count:], dims[count:], strict=True)]
     of_residuals = tuple(dims[:count])
     batched = LinearMap(
-        _mapped(linear.forward, of_residuals, size), _mapped(linear.backward, of_residuals, size), count
+        _mapped(linear.forward, of_residuals, size), _mapped(linear.backward, of_residuals, size), count, linear.smooth
     )
     types = tuple(jax.core.ShapedArray((size, *t.shape), t.dtype) for t in types)
     results = linear_map_p.bind(*values[:count], *tangents, linear=batched, types=types)

@@ -11,6 +11,8 @@ from typing import Any
 
 from sdy_jax.annotate import regions
 from sdy_jax.calls.derivatives import Flat
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.jax_internals import has_ordered
 
 
 def opaque(run: Flat) -> Flat:
@@ -27,6 +29,11 @@ def opaque(run: Flat) -> Flat:
 def _batched(axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], *, region: regions.Region) -> Any:
     if all(dim is None for dim in dims):
         return opaque_p.bind(*values, region=region), None
+    if has_ordered(region.effects):
+        raise UnsupportedError(
+            "jax.vmap of a partitioned function with ordered callbacks, which one device runs in their order; to fix: "
+            "vmap inside of the function, or make them unordered"
+        )
     return opaque_p.bind(*values, region=regions.batched(region, axis_data, dims)), 0
 
 

@@ -46,6 +46,7 @@ from sdy_jax.processes.lowered import ComparedLowered
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.boundary import auto_mesh, check_devices, checked_mesh, splits_by_parts
 from sdy_jax.runtime.devices import lowering_platform
+from sdy_jax.runtime.waiting import is_called_back, waits_forever
 
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")
@@ -222,8 +223,17 @@ class PartitionedFunction(Generic[P, R]):
         """A call that jit's C++ has not seen: its result, and how calls like it are run without us."""
         if _tracing.mesh is not None:
             return self._inlined(args, kwargs, _tracing.mesh), None, False
+        if is_called_back():
+            self._check_may_wait(args, kwargs)
         found: tuple[Any, Any, bool] = self._through_jit(CACHE_MISS, args, kwargs)
         return found
+
+    def _check_may_wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Calls in callbacks come here each time: jax runs those under settings of their own."""
+        mesh = self._arguments(args, kwargs).mesh
+        problem = waits_forever(mesh) if isinstance(mesh, jax.sharding.Mesh) else None
+        if problem is not None:
+            raise SdyError(f"{self._name} {problem}")
 
     def _through_jit(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a method of the jitted function. Errors about arguments that jit refuses name their paths."""
@@ -349,9 +359,9 @@ class PartitionedFunction(Generic[P, R]):
         if key in self._calls:
             return self._calls[key]
         call = PlannedCall(self._made(arguments), arguments.mesh, self._of_derivatives(arguments.mesh))
-        if not call.outer:  # those end with their trace
-            self._calls[key] = call
-        return call
+        if call.outer:  # ends with its trace
+            return call
+        return self._calls.setdefault(key, call)  # another thread may have planned it meanwhile
 
     def _of_derivatives(self, mesh: AnyMesh) -> Partition | None:
         """What partitions derivatives on `mesh`. None for programs from text, which are differentiated op by op."""

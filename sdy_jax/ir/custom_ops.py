@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,6 +69,7 @@ _keys = itertools.count()
 _by_key: WeakValueDictionary[str, CustomOp | Callback] = WeakValueDictionary()
 _of_context: WeakKeyDictionary[ir.Context, dict[str, CustomOp | Callback]] = WeakKeyDictionary()
 """What keeps them: every context with a module that calls them."""
+_lock = threading.Lock()
 
 
 def call_function(
@@ -100,8 +102,9 @@ def call_function(
 def register(op: CustomOp | Callback, context: ir.Context) -> str:
     """Keeps a function as long as a context; returns its key."""
     key = f"{op.title}:{next(_keys)}"
-    _by_key[key] = op
-    _of_context.setdefault(context, {})[key] = op
+    with _lock:
+        _by_key[key] = op
+        _of_context.setdefault(context, {})[key] = op
     return key
 
 
@@ -117,11 +120,13 @@ def function_of(key: str, context: ir.Context, where: str) -> Any:
     Raises:
         ShardingError: the function is not in this process, or not any more; `where` names the call.
     """
-    found = _by_key.get(key)
+    with _lock:
+        found = _by_key.get(key)
+        if found is not None:
+            _of_context.setdefault(context, {})[key] = found
     if found is None:
         raise ShardingError(
             f"{where}: the function `{title_of(key)}` of a custom_op or callback is not known here; a program with "
             "such functions runs in the process that traced it, as long as what it was traced for is there"
         )
-    _of_context.setdefault(context, {})[key] = found
     return found

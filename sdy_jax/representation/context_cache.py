@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Any, ClassVar, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Caches:
-    """All memoised functions, and the one context that their entries are of."""
+class _Caches(threading.local):
+    """What a thread remembers of each memoised function, and the one context that its entries are of."""
 
-    context: Any = None
-    clear: ClassVar[list[Callable[[], None]]] = []
+    def __init__(self) -> None:
+        self.context: Any = None
+        self.clear: list[Callable[[], None]] = []
 
-    @classmethod
-    def enter(cls, context: Any) -> None:
-        if context is not cls.context:
-            for clear in cls.clear:
+    def enter(self, context: Any) -> None:
+        if context is not self.context:
+            for clear in self.clear:
                 clear()
-            cls.context = context
+            self.context = context
+
+
+_caches = _Caches()
 
 
 def cached_in_context(function: Callable[P, T]) -> Callable[P, T]:
     """Memoises a function whose last argument is an attribute, a type or a context.
 
-    An attribute keeps its whole context alive, and with it all modules in there: the entries of a context go as soon as
-    a value of another one is asked for.
+    An attribute keeps its whole context alive, and with it all modules in there: a thread's entries of a context go as
+    soon as it asks for a value of another one. Threads that plan at once are in contexts of their own.
     """
 
-    @lru_cache(maxsize=4096)
-    @wraps(function)
-    def remembered(*arguments: Any) -> Any:
+    def in_context(*arguments: Any) -> Any:
         last = arguments[-1]
-        _Caches.enter(getattr(last, "context", last))
+        _caches.enter(getattr(last, "context", last))
         return function(*arguments)  # type: ignore[call-arg]
 
-    _Caches.clear.append(remembered.cache_clear)
-    return cast(Callable[P, T], remembered)
+    class OfThread(threading.local):
+        def __init__(self) -> None:
+            self.remembered = lru_cache(maxsize=4096)(in_context)
+            _caches.clear.append(self.remembered.cache_clear)
+
+    of_thread = OfThread()
+
+    @wraps(function)
+    def found(*arguments: Any) -> Any:
+        return of_thread.remembered(*arguments)
+
+    return cast(Callable[P, T], found)
