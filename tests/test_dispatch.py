@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -117,3 +120,16 @@ def test_derivatives_by_arguments_that_only_a_rule_uses(mesh):
     np.testing.assert_array_equal(by_y, np.zeros_like(X))
     unused = sdy.partition(lambda x, y: (x**2).sum(), mesh=mesh, in_shardings=P("data"))
     np.testing.assert_array_equal(jax.grad(unused, argnums=(0, 1))(X, X)[1], np.zeros_like(X))
+
+
+def test_a_function_that_nobody_has_any_more_is_gone(mesh):
+    def used(calls):
+        f = sdy.partition(lambda x: jnp.sin(x).sum(), mesh=mesh)
+        for call in calls:
+            call(f)
+        return weakref.ref(f)
+
+    calls = [lambda f: f(X), lambda f: f.lower(X).compile(), lambda f: f.plan(X), lambda f: jax.grad(f)(X)]
+    alive = [used(calls[:count]) for count in range(len(calls) + 1)]
+    gc.collect()
+    assert not any(function() for function in alive)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
 
 import jax
@@ -105,6 +105,12 @@ class Options:
             runs_late=platform == "tpu",
             keeps_whole=platform == "tpu",
         )
+
+    def of_derivatives(self, mesh: AnyMesh) -> Options:
+        """Those of the functions of derivatives, on `mesh`: what is said of arguments and left to jit is not theirs."""
+        said = ("in_shardings", "out_shardings", "static_argnums", "static_argnames", *self.of_jit)
+        defaults: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in said}
+        return replace(self, mesh=mesh, **defaults)
 
     @property
     def _memory(self) -> float | None:

@@ -367,27 +367,7 @@ class PartitionedFunction(Generic[P, R]):
         """What partitions derivatives on `mesh`. None for programs from text, which are differentiated op by op."""
         if isinstance(self._fun, LoadedFunction) and not self._fun.has_derivatives:
             return None
-
-        def partitioned(
-            fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str
-        ) -> PartitionedFunction[..., Any]:
-            options = Options(
-                mesh,
-                in_shardings,
-                out_shardings,
-                costs=self._options.costs,
-                on_unknown=self._options.on_unknown,
-                optimize_collectives=self._options.optimize_collectives,
-                uneven=self._options.uneven,
-                layouts=self._options.layouts,
-                memory=self._options.memory,
-                combine=self._options.combine,
-            )
-            made = _InnerFunction(fun, options)
-            made._name = f"{self._name} ({role})"
-            return made
-
-        return partitioned
+        return functools.partial(_derivative, self._name, self._options.of_derivatives(mesh))
 
     @collection_paused()
     def _made(self, arguments: Arguments) -> Plan:
@@ -465,6 +445,15 @@ class _InnerFunction(PartitionedFunction[P, R]):
     """A function of a derivative."""
 
     _is_inner = True
+
+
+def _derivative(
+    name: str, options: Options, fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str
+) -> _InnerFunction[..., Any]:
+    # It does not know the function whose derivative it is: jax keeps it with what it has traced, which goes with that.
+    made = _InnerFunction(fun, dataclasses.replace(options, in_shardings=in_shardings, out_shardings=out_shardings))
+    made._name = f"{name} ({role})"
+    return made
 
 
 _ON_EXPLICIT_AXES = (
