@@ -344,6 +344,8 @@ def test_fsdp_knows_the_mesh_around_and_that_of_arrays(mesh: Any) -> None:
     assert sdy.fsdp(params, mesh=sdy.Mesh.of(data=2, model=4)) == {"w": P(None, "data")}
     with pytest.raises(ShardingError, match="the size of 'data' is not known; to fix: pass mesh="):
         sdy.fsdp(params)
+    with pytest.raises(ShardingError, match="has 'data' twice; an axis splits a value once"):
+        sdy.fsdp(params, ("data", "data"), mesh=mesh)
     with pytest.raises(ShardingError, match="names the axis 'rows', which the mesh lacks; its axes are: data, model"):
         sdy.fsdp(params, "rows", mesh=mesh)
 

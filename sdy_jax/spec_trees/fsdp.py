@@ -51,13 +51,7 @@ def fsdp(
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020 (stage 3).
     """
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
-    sizes = axis_sizes(mesh, params)
-    if sizes is None:
-        raise ShardingError(
-            f"fsdp: the size of {axis!r} is not known; to fix: pass mesh=, or call it under jax.set_mesh"
-        )
-    for name in axes:
-        check_axis(name, sizes, "fsdp")
+    sizes = _sizes(axes, mesh, params)
     stated = iter(stated_specs(specs, params, "params", "fsdp"))
 
     def split(leaf: TreeLeaf) -> PartitionSpec | None:
@@ -70,6 +64,24 @@ def fsdp(
         return spec_of(entries)
 
     return mapped(split, params, "params")
+
+
+def _sizes(axes: tuple[str, ...], mesh: AnyMesh | None, params: Any) -> Mapping[str, int]:
+    """The sizes of the mesh's axes, `axes` among them.
+
+    Raises:
+        ShardingError: no mesh, an axis that it lacks, or one that is named twice.
+    """
+    sizes = axis_sizes(mesh, params)
+    if sizes is None:
+        raise ShardingError(
+            f"fsdp: the size of {axes[0]!r} is not known; to fix: pass mesh=, or call it in jax.set_mesh"
+        )
+    for axis in axes:
+        check_axis(axis, sizes, "fsdp")
+        if axes.count(axis) > 1:
+            raise ShardingError(f"fsdp: axis={axes} has {axis!r} twice; an axis splits a value once")
+    return sizes
 
 
 def _split_one(entries: Entries, shape: Sequence[int], axes: tuple[str, ...], sizes: Mapping[str, int]) -> None:

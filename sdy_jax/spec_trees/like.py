@@ -41,6 +41,9 @@ class Like(SpecRule):
         """The specifications of an argument or a result."""
         return self(tree)
 
+    def __repr__(self) -> str:
+        return f"like(<{len(self.parameters)} parameters>)"
+
     def _of_leaf(self, leaf: TreeLeaf) -> PartitionSpec | None:
         if leaf.shape is None:
             return None
