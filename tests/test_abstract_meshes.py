@@ -11,6 +11,7 @@ import sdy_jax as sdy
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
 SIZES, NAMES = (2, 4), ("data", "model")
+AUTO = AbstractMesh(SIZES, NAMES, axis_types=(AxisType.Auto,) * 2)
 SPECS = {"up": P("data", "model"), "down": P("model")}
 KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 
@@ -96,9 +97,7 @@ def test_calls_run_on_the_devices_of_the_mesh_that_is_set():
 
 
 def test_derivatives_do_as_well():
-    function = sdy.partition(
-        lambda w, x: step(w, x)[1], mesh=AbstractMesh(SIZES, NAMES), in_shardings=(SPECS, P("data"))
-    )
+    function = sdy.partition(lambda w, x: step(w, x)[1], mesh=AUTO, in_shardings=(SPECS, P("data")))
     weights, x = placed(with_devices())
     found = jax.grad(function)(weights, x)
     assert_equal(found, jax.grad(lambda w: step(w, ARRAYS[1])[1])(ARRAYS[0]))

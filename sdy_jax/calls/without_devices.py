@@ -19,11 +19,15 @@ def with_devices(mesh: AnyMesh, values: Iterable[Any], around: Any) -> AnyMesh:
     """The mesh on the devices of the first array, or of the mesh `around` the call, that has its axes; else itself."""
     if isinstance(mesh, jax.sharding.Mesh):
         return mesh
-    layouts = map(layout_of, values)
-    for found in (*(own.mesh for own in layouts if own is not None), around):
-        if isinstance(found, jax.sharding.Mesh) and mesh_from_jax(found) == mesh_from_jax(mesh):
-            return jax.sharding.Mesh(found.devices, mesh.axis_names, axis_types=mesh.axis_types)
-    return mesh
+    layouts = (own for own in map(layout_of, values) if own is not None)
+    found = next((own.mesh for own in layouts if _has_axes_of(own.mesh, mesh)), None)
+    if found is not None:
+        return jax.sharding.Mesh(found.devices, mesh.axis_names, axis_types=mesh.axis_types)
+    return around if _has_axes_of(around, mesh) else mesh
+
+
+def _has_axes_of(found: Any, mesh: AnyMesh) -> bool:
+    return isinstance(found, jax.sharding.Mesh) and mesh_from_jax(found) == mesh_from_jax(mesh)
 
 
 def check_has_devices(name: str, mesh: AnyMesh, leaves: Iterable[Leaf]) -> None:
