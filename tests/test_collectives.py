@@ -330,6 +330,16 @@ def test_reduce_scatter_is_all_reduce_then_all_slice(dtype):
         np.testing.assert_array_equal(got, expected, err_msg=f"{kind} {axes}")
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((4, 1, 3), 0), ((1, 4, 1), 1), ((4, 1), 0), ((1, 1, 8), 2)])
+def test_sums_are_scattered_without_dimensions_of_size_1(shape, dim):
+    """The compiler for TPUs does not take some that have them."""
+    x, axes = values(np.float32, (8, *shape)), tuple((AxisRef("q"),) if d == dim else () for d in range(len(shape)))
+    whole = reduced(x, [AxisRef("q")], "sum")
+    target = TensorSharding.closed("mesh", axes)
+    got = run(lambda v: lax_collectives.reduce_scatter(v, axes, "sum", REFINED), x)
+    np.testing.assert_array_equal(got, np.stack([blocks(whole[d], target)[d] for d in range(8)]))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16], ids=lambda t: np.dtype(t).name)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_max_and_min_keep_nan_and_infinities(dtype, sign):
