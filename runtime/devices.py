@@ -96,8 +96,8 @@ def usable_memory(mesh: AnyMesh) -> float:
 
 
 def network_axes(mesh: AnyMesh) -> tuple[str, ...]:
-    """The axes along which neighbours reach each other over the data-centre network only: TPUs of several slices, other
-    devices of several processes. Virtual CPU devices have none."""
+    """The axes along which neighbours reach each other over the data-centre network only: those over several slices, or
+    over several processes where devices do not know their slice. Virtual CPU devices have none."""
     if isinstance(mesh, jax.sharding.AbstractMesh) or mesh.devices.flat[0].platform == "cpu":
         return ()
     place = np.vectorize(_place, otypes=[int])(mesh.devices)
@@ -105,7 +105,9 @@ def network_axes(mesh: AnyMesh) -> tuple[str, ...]:
 
 
 def _place(device: jax.Device) -> int:
-    """The number of what a device's own links reach: its slice or process."""
-    if device.platform == "tpu":
-        return getattr(device, "slice_index", None) or 0
-    return device.process_index
+    """The number of what a device's own links reach: its slice, which of GPUs is a host, or what its NVLinks join. TPUs
+    without one are of the same."""
+    number = getattr(device, "slice_index", None)
+    if number is None:
+        return 0 if device.platform == "tpu" else device.process_index
+    return int(number)

@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
+from sdy_jax.plan.fingerprint import digest
 
 HEARTBEAT = 4
 """Seconds after which a process that is gone is missed."""
@@ -138,7 +139,10 @@ def train(folder: Path) -> dict[str, Any]:
         alone = sdy.partition(loss, mesh=mesh_of(jax.local_devices()), in_shardings=(SPECS, P("data")))
         own = float(alone(initial(), x))
     if me == 0:  # nor for what is only looked at
-        assert partitioned.lower(*arguments).as_text() and jax.eval_shape(partitioned, *arguments).shape == ()
+        assert (
+            "psum" in str(partitioned.trace(*arguments).jaxpr) and jax.eval_shape(partitioned, *arguments).shape == ()
+        )
+        assert partitioned.lower(*arguments).as_text()
     plan = partitioned.plan(*arguments)
     whole = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))(slopes["up"])
     return {
@@ -148,6 +152,7 @@ def train(folder: Path) -> dict[str, Any]:
         "compiled": float(partitioned.lower(*arguments).compile()(*arguments)),
         "alone": own,
         "fingerprint": plan.fingerprint(),
+        "lowered": digest([partitioned.lower(*arguments).as_text()]),
     }
 
 

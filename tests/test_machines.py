@@ -64,6 +64,15 @@ def test_an_axis_over_processes_of_gpus_is_slow():
     assert [costs.bandwidth_of(axis) for axis in mesh.axis_names] == [50e9, 450e9]
 
 
+def test_an_axis_over_processes_of_one_host_is_not():
+    """A process for each GPU: jax says by `slice_index` which of them are on a host."""
+    kind, names = "NVIDIA H100 80GB HBM3", ("data", "model")
+    mesh = mesh_of(kind, "gpu", np.repeat([0, 1], 4).reshape(2, 4), names, of="slice_index")
+    for number, device in enumerate(mesh.devices.flat):
+        device.process_index = number
+    assert [sdy.CostModel.of_mesh(mesh).bandwidth_of(axis) for axis in names] == [50e9, 450e9]
+
+
 def test_an_axis_over_slices_of_tpus_is_slow_and_one_over_hosts_of_a_slice_is_not():
     hosts = mesh_of("TPU v5 lite", "tpu", np.repeat([0, 1], 4).reshape(4, 2), ("data", "model"))
     slices = mesh_of("TPU v5 lite", "tpu", np.tile([0, 1], 4).reshape(4, 2), ("data", "model"), of="slice_index")

@@ -26,7 +26,8 @@ def test_processes_train_as_one(count: int, tmp_path: Path, one_process: list[fl
         np.testing.assert_allclose(report["slopes"], slopes["up"], rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose([report["doubled"] / 2, report["compiled"]], value, rtol=1e-5)
     np.testing.assert_allclose(found[-1]["alone"], value, rtol=1e-5)
-    assert len({report["fingerprint"] for report in found}) == 1
+    for same in ("fingerprint", "lowered"):
+        assert len({report[same] for report in found}) == 1, same
 
 
 @TWO_OR_FOUR
