@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import compress, takewhile
 from typing import Any
@@ -94,7 +95,7 @@ class Boundary:
             full = [x[0] if is_terms else x for x, is_terms in zip(full, self._unreduced, strict=True)]
             return tuple(compress(function(*full), made))
 
-        with jax.sharding.use_abstract_mesh(self._refined_mesh.abstract_mesh):
+        with self._around():
             found = jax.shard_map(
                 on_elements,
                 mesh=self._refined_mesh,
@@ -104,6 +105,12 @@ class Boundary:
             )(*compress(xs, given))
         rest = iter(found)
         return [next(rest) if m else jnp.empty(t.shape, t.dtype) for t, m in zip(types, made, strict=True)]
+
+    def _around(self) -> AbstractContextManager[Any]:
+        """The refined mesh in place of one that is set. Where none is, none is set: `checkify` looks into the body."""
+        if jax.sharding.get_abstract_mesh().empty:
+            return nullcontext()
+        return jax.sharding.use_abstract_mesh(self._refined_mesh.abstract_mesh)
 
     def _whole(self, arguments: Sequence[Any], out_info: Sequence[Any]) -> list[bool]:
         """Per argument, whether it must enter as its type says: on every device.

@@ -27,7 +27,7 @@ from sdy_jax.annotate.site import Site, emission
 from sdy_jax.annotate.unordered import Ordered
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, Callback, call_function
-from sdy_jax.jax_internals import CALLBACKS, effects_of
+from sdy_jax.jax_internals import CALLBACKS, effects_of, has_ordered
 from sdy_jax.runtime.waiting import Waited
 
 
@@ -35,7 +35,9 @@ def _emit(
     primitive: Primitive, site: Site, ctx: mlir.LoweringRuleContext, *xs: ir.Value, **parameters: Any
 ) -> list[ir.Value]:
     effects, function = effects_of(primitive, ctx.avals_in, parameters), parameters.get("callback")
-    is_ordered = isinstance(function, Ordered)
+    is_ordered = isinstance(function, Ordered) or has_ordered(effects)
+    if has_ordered(effects):  # of a function that jax traced while it lowered another
+        ctx.set_tokens_out(ctx.tokens_in)
     title = function.title if isinstance(function, Ordered) else CALLBACKS[primitive]
     position = _position(title, parameters.get("sharding"), site.jax_mesh)
     checked = None

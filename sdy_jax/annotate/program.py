@@ -134,9 +134,14 @@ def from_function(
         avals = tuple(leaf.value for leaf in leaves)
         platform = lowering_platform(jax_mesh)
         args, kwargs = jax.tree.unflatten(tree, avals)
-        module, jaxpr, results, constants = trace_and_lower(
-            checked, args, kwargs, platform, site.lowering_rules, unordered
-        )
+        try:
+            module, jaxpr, results, constants = trace_and_lower(
+                checked, args, kwargs, platform, site.lowering_rules, unordered
+            )
+        except ValueError as error:
+            if "checkify.check which was not functionalized" in str(error):
+                error.add_note(_CHECKED_INSIDE)
+            raise
     if any(isinstance(constant, jax.Ref) for constant in jaxpr.consts):
         raise no_reference("an array that the function closes over")
     out_info, out_tree = jax.tree.flatten(results)
@@ -164,6 +169,12 @@ def from_function(
         )
         _annotate(program, leaves, outputs, jax_mesh)
     return program
+
+
+_CHECKED_INSIDE = (
+    "A partitioned function is planned as it is traced, before checkify sees it. To fix: functionalize inside, by "
+    "sdy_jax.partition(checkify.checkify(f), ...), which returns the error and the result"
+)
 
 
 def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:

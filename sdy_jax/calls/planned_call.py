@@ -13,6 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from sdy_jax.calls.derivatives import Flat, Partition, Planned, differentiable, specs
 from sdy_jax.calls.live import LiveFunction
+from sdy_jax.calls.mapped_axes import checked
 from sdy_jax.calls.opaque import opaque
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.emit import local_function, used_axes
@@ -128,7 +129,8 @@ class PlannedCall:
     @cached_property
     def _run(self) -> Flat:
         plan, program, graph = self.plan, self.plan.program, self._graph
-        refined = RefinedMesh.of(program.mesh, used_axes(graph))
+        axes = used_axes(graph)
+        refined, along = RefinedMesh.of(program.mesh, axes), frozenset(axis.name for axis in axes)
         used = self._used
         unreduced = [False] * len(plan.constants) + [
             i in program.unreduced_arguments for i in range(len(plan.arguments))
@@ -145,7 +147,7 @@ class PlannedCall:
         is_operand = [*compress(self._is_operand, used)]
 
         def run(*operands: Any) -> list[Any]:
-            rest = iter(operands)
+            rest = iter(checked(operands, along, plan.name))
             values = [next(rest) if is_given else x for x, is_given in zip(fixed, is_operand, strict=True)]
             results = boundary(function, values, program.out_info)
             return results if self._is_alone or not are_several() else compared(results, self.compare)
