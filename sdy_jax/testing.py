@@ -36,7 +36,7 @@ def assert_same(
     on_unknown: str = "ignore",
     layouts: str = "global",
     memory: int | str | None = None,
-    combine: bool | int | str = False,
+    combine: bool | int | str | None = None,
     **kwargs: Any,
 ) -> Plan:
     """Asserts that a function returns the same partitioned over a mesh as it does on one device.

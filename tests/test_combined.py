@@ -10,9 +10,14 @@ from partitioned_ops import LINE, PLANE
 from test_within_memory import FIRST, PROGRAMS, drawn, size_of, specs, step_of, transformer
 
 import sdy_jax as sdy
+from sdy_jax.calls.options import Options
+from sdy_jax.lowering.placement import policy
+from sdy_jax.lowering.placement.policy import Combining
 from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.testing import assert_same
+
+KINDS = ("all_gather", "all_reduce", "all_to_all", "collective_permute", "reduce_scatter")
 
 SHAPES = [(16, 8), (8, 24), (32, 8, 2), (8,), (24, 16)]
 
@@ -208,9 +213,39 @@ def test_buckets_by_the_cost_model():
         assert max(buckets(sdy.partition(each(changed), costs=costs, **options).plan(xs)), default=0) == most
 
 
+def test_by_default_nothing_is_copied():
+    kinds = frozenset(KINDS)
+    for platform, device, joined in (
+        ("cpu", "cpu", {"all_reduce"}),
+        ("tpu", "TPU v5 lite", {"all_reduce"}),
+        ("gpu", "NVIDIA H100 80GB HBM3", {"all_gather", "all_reduce", "reduce_scatter"}),
+    ):
+        default = Combining(frozenset(joined) if platform != "cpu" else frozenset())
+        assert Combining.of_devices(None, platform, device) == default
+        assert Combining.of_devices(True, platform, device) == Combining(kinds, kinds - joined)
+        assert Combining.of_devices(1e6, platform, device) == Combining(kinds, kinds - joined, 1e6)
+        assert Combining.of_devices(False, platform, device) == Combining()
+
+
+def test_what_xla_makes_one_of_is_not_copied(monkeypatch):
+    """Gathers on GPUs: they follow each other, each for itself."""
+    monkeypatch.setattr(policy, "combined_kinds", lambda device: ("all_gather",))
+    xs = arrays()
+    together, found = both(each(changed), (xs,), mesh=LINE, in_shardings=P("x"), out_shardings=P())[1:]
+    assert buckets(together) == [len(xs)] and found == {"all-gather": len(xs)}
+    assert "sdy_jax.bucket" in together.mlir() and "sdy_jax.packed" not in together.mlir()
+
+
+def test_what_is_combined_has_its_share_of_latency():
+    given = sdy.CostModel(latency=1e-6, bandwidth={"x": 1e9}, combines=("all_reduce",))
+    assert Options(costs=given).costs_of(LINE) == Options(costs=given, combine=False).costs_of(LINE) == given
+    assert set(Options(costs=given, combine=True).costs_of(LINE).combines) == set(KINDS)
+    assert Options(combine=True).costs_of(LINE) == sdy.CostModel.of_mesh(LINE)
+
+
 @pytest.mark.parametrize("given", [-1, "many", 0.0, [1]])
 def test_sizes_that_are_none(given):
-    with pytest.raises(sdy.SdyError, match=r"combine=.*; expected True, False, or the bytes of a bucket"):
+    with pytest.raises(sdy.SdyError, match=r"combine=.*; expected None, True, False, or the bytes of a bucket"):
         sdy.partition(changed, mesh=LINE, combine=given)(jnp.ones((8, 8)))
 
 

@@ -125,3 +125,18 @@ def test_a_sum_that_the_loop_looks_at_is_reduced_in_it():
     w, batches = normal(32, 8), normal(5, 16, 32)
     plan = check(step, (P(), P(None, "y")), P(), (w, batches))
     assert any(c.depth for c in plan.collectives)
+
+
+def test_what_compilers_fuse_waits_for_the_sum_where_memory_has_a_price():
+    """Terms would be multiplied, and written, before they are sent; the sum is multiplied where it is used."""
+
+    def descend(w, a, b):
+        return w - (a @ b) * 0.1
+
+    def sends_before_multiplying(costs):
+        options = {"in_shardings": (P(), *CONTRACTED), "out_shardings": P(), "costs": costs, "layouts": "local"}
+        text = assert_same(descend, normal(16, 8), A, B, mesh=MESH, **options).mlir()
+        return text.index("sdy.all_reduce") < text.index("stablehlo.multiply")
+
+    assert not sends_before_multiplying(CostModel())
+    assert sends_before_multiplying(CostModel(memory=1e-3, launch=1.0))

@@ -13,6 +13,7 @@ from sharding_dump import parse
 import sdy_jax as sdy
 from sdy_jax.calls import options
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.emission.local_op import EMITTERS
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.promptly import compute_promptly
 from sdy_jax.testing import assert_same
@@ -109,3 +110,13 @@ def test_the_numbers_are_the_plain_functions(late, spec, layouts):
     waiting = [op for op in Graph(plan.stages["partitioned"]).ops if op.key == "sdy_jax.after"]
     assert waiting, "the gradients of the second and the third weight are smaller than what they are computed of"
     assert_same(step, weights, x, mesh=LINE, layouts=layouts, atol=1e-4, rtol=1e-4, **shardings)
+
+
+@pytest.mark.parametrize(("platform", "barriers"), [("tpu", 1), ("cpu", 0)])
+def test_only_tpus_wait_behind_a_barrier(platform, barriers):
+    """Elsewhere XLA drops barriers before it looks for equal ops."""
+    wait = EMITTERS["sdy_jax.after"]
+    traced = jax.jit(lambda x, y: wait(None, x, y)).trace(jnp.ones(4), jnp.ones((2, 2)))
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("stablehlo.optimization_barrier") == barriers
+    assert text.count("stablehlo.select") == 1 - barriers

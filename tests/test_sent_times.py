@@ -7,7 +7,6 @@ from partitioned_ops import LINE
 from test_whole_program import Program, shapes, step
 
 import sdy_jax as sdy
-from sdy_jax.lowering.placement.report import CollectiveRecord
 
 LATENCY = 1e6
 """Of one collective, beside which bytes are few; so all of them fit into one bucket."""
@@ -15,7 +14,7 @@ LATENCY = 1e6
 
 def waits(program):
     """How often the walk's program waits, in latencies of one collective."""
-    records: list[CollectiveRecord] = [r for r in program.walk.report.collectives if r.wire_bytes]
+    records = [r for r in program.walk.report.collectives if r.wire_bytes]
     return len(records), (program.walk.sending_time() - sum(r.wire_bytes for r in records)) / LATENCY
 
 

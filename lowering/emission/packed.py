@@ -10,7 +10,8 @@ orders of axes may differ from member to member, as long as the axes of all make
                         +-> [1, 44] -gather-> [4, 44] -+
     [2, 6] -> [1, 12] --+                              +-> [4, 12] -> [2, 24]
 
-All-reduces are not packed: side by side, XLA makes one of them without a copy (CPU, GPU and TPU, 2026-11).
+All-reduces are not packed: side by side, XLA makes one of them without a copy (CPU, GPU and TPU, 2026-11), as of
+gathers and scatters on GPUs.
 """
 
 from __future__ import annotations
@@ -90,17 +91,18 @@ _PACKINGS: Mapping[str, _Packing] = {
     "collective_permute": _Packing(_nowhere, _permute, _nowhere),
 }
 
-PACKED = frozenset(_PACKINGS)
-"""The kinds whose operands are copied side by side."""
+PACKABLE = frozenset(_PACKINGS)
+"""The kinds whose operands can be copied side by side."""
 
 
-def run_together(members: Sequence[Member], reduction: str, mesh: RefinedMesh) -> list[jax.Array]:
+def run_together(members: Sequence[Member], reduction: str, mesh: RefinedMesh, packs: bool) -> list[jax.Array]:
     """What the collectives make of their operands, which have the block that they need, padding included.
 
     All are of one kind over the same devices, and their operands of one element type; permutes have the same pairs.
+    `packs`: operands are copied side by side; else XLA makes one of the collectives.
     """
     first = members[0]
-    if first.said.kind not in PACKED:
+    if not packs:
         return [lax_collectives.run_collective(m.said, m.x, reduction, mesh) for m in members]
     packing, axes = _PACKINGS[first.said.kind], sort_and_merge(first.said.all_axes, mesh.mesh)
     parts = [_cut(m.x, packing.cut(m.said), axes, mesh) for m in members]

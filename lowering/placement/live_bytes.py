@@ -41,13 +41,12 @@ from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.emission.emit import value_shardings
-from sdy_jax.lowering.emission.packed import PACKED
 from sdy_jax.lowering.placement.donated import shared_bytes
 from sdy_jax.lowering.placement.fusion import UPDATES, can_fuse, fuses, readers
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
-from sdy_jax.representation.sdy_collectives import BUCKET, PREFETCHED
+from sdy_jax.representation.sdy_collectives import BUCKET, PACKED, PREFETCHED
 from sdy_jax.representation.sharding import TensorSharding
 
 _LOOP, _BARRIER = "stablehlo.while", "stablehlo.optimization_barrier"
@@ -136,9 +135,6 @@ class LocalBytes:
             return (0,)
         mesh = self._meshes.get(str(sharding.mesh)) if sharding is not None else None
         return value.shape if sharding is None or mesh is None else sharding.local_shape(value.shape, mesh)
-
-
-_PACKED = frozenset(f"sdy.{kind}" for kind in PACKED)
 
 
 # Live ranges.
@@ -293,7 +289,7 @@ class _LiveRanges:
             time = self._time(op)
             self._make(op, time, op.name in ELEMENTWISE or op.name in UPDATES)
             self._read(op, op.operands, time)
-            if op in self._buckets and op.name in _PACKED:
+            if op in self._buckets and PACKED in op.attributes:
                 self._pack(op)
 
     def _visit_terminator(self, op: Op) -> None:

@@ -12,6 +12,7 @@ from sdy_jax.lowering.planning.assignments import Space, considered_lists, space
 from sdy_jax.lowering.planning.choice import Candidate, InsideCollective, OpProblem, Touched
 from sdy_jax.lowering.planning.factors import Assignment, is_contiguous
 from sdy_jax.lowering.planning.tensor_views import NumberedLists, Numbers, TensorView, views
+from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import Axes, axes_size
@@ -158,14 +159,26 @@ def operations_per_device(problem: OpProblem, candidate: Candidate) -> float:
 
 def work_time(problem: OpProblem, candidate: Candidate, operations: float) -> float:
     """The time of one device's own work, which are so many operations."""
-    if not problem.touched:
+    count = len(problem.rule.operand_mappings)
+    writes = range(count, len(problem.tensors)) if candidate.partial and problem.costs.memory else ()
+    touched, launch = as_written(problem.touched, writes, problem.costs)
+    if not touched:
         return problem.costs.flop * operations
     shards = tuple([axes_size(axes, problem.mesh) for axes in candidate.assignment])
     blocks = [
         tensor.itemsize * math.prod(block_shape(tensor.shape, mapping, shards))
         for tensor, mapping in zip(problem.tensors, problem.rule.mappings, strict=True)
     ]
-    return problem.costs.work_time(operations, touched_bytes(problem.touched, blocks))
+    return problem.costs.work_time(operations, touched_bytes(touched, blocks)) + launch
+
+
+def as_written(
+    touched: tuple[Touched, ...], results: Sequence[int], costs: CostModel
+) -> tuple[tuple[Touched, ...], float]:
+    """What an op reads and writes where it writes these results, as partial sums that are reduced next, and what it
+    takes beside if it were fused with their readers else."""
+    added = tuple([(i, i) for i in results if (i, i) not in touched])
+    return (*touched, *added), costs.launch if added else 0.0
 
 
 def touched_bytes(touched: Iterable[Touched], blocks: Sequence[float]) -> float:

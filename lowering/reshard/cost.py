@@ -200,7 +200,7 @@ class CostModel:
             if not isinstance(given, (int, float)):
                 object.__setattr__(self, name, tuple(sorted(dict(given).items())))
         object.__setattr__(self, "torus", tuple(sorted(self.torus)))
-        object.__setattr__(self, "combines", tuple(sorted(self.combines)))
+        object.__setattr__(self, "combines", tuple(sorted(set(self.combines))))
         is_free = not any([*_numbers(self.latency), *_numbers(self.start), self.copies])
         plain = is_free and not self.torus and all(value == 1.0 for value in _numbers(self.bandwidth))
         object.__setattr__(self, "is_default", plain)

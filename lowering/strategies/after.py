@@ -3,8 +3,9 @@
     %0 = stablehlo.custom_call @sdy_jax.after(%w, %a) : (tensor<64x64xf32>, tensor<8x64xf32>) -> tensor<64x64xf32>
 
 What is computed of the result is not taken for the same as what was computed of the operand, and does not run before
-the other value is there. XLA drops its own barriers before it looks for equal ops, on CPUs at least, so the result
-depends on an element of the other value: a comparison that never holds, which no compiler knows.
+the other value is there. On TPUs XLA's own barrier says so. On others XLA drops it before it looks for equal ops, on
+CPUs at least, so the result depends on an element of the other value: a comparison that never holds, which no compiler
+knows. On TPUs that would be an op that takes as long as any other for each value.
 """
 
 from __future__ import annotations
@@ -22,6 +23,15 @@ AFTER = "sdy_jax.after"
 
 @emitter(AFTER)
 def _after(local: LocalOp, x: jax.Array, *awaited: jax.Array) -> jax.Array:
+    return lax.platform_dependent(x, *awaited, tpu=_behind_barrier, default=_selected)
+
+
+def _behind_barrier(x: jax.Array, *awaited: jax.Array) -> jax.Array:
+    kept: jax.Array = lax.optimization_barrier((x, *awaited))[0]
+    return kept
+
+
+def _selected(x: jax.Array, *awaited: jax.Array) -> jax.Array:
     nevers = [_never(other) for other in awaited]
     return jnp.where(reduce(jnp.logical_or, nevers), jnp.zeros((), x.dtype), x) if nevers else x
 

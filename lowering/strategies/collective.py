@@ -23,6 +23,7 @@ from sdy_jax.representation.sdy_collectives import (
     BUCKET,
     BY_STRIPS,
     KINDS,
+    PACKED,
     RING,
     UNREDUCING,
     SdyCollective,
@@ -60,10 +61,10 @@ def _collective_permute(local: LocalOp, x: jax.Array) -> jax.Array:
 @emitter(BUCKET)
 def _bucket(members: Sequence[LocalOp], operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Collectives that run as one."""
-    reduction = reduction_from_attributes(members[0].op.attributes)
+    reduction, packs = reduction_from_attributes(members[0].op.attributes), PACKED in members[0].op.attributes
     pairs = list(zip(members, operands, strict=True))
     given = [Member(_padded(local, x), _said(local), *_ends(local)) for local, x in pairs]
-    found = run_together(given, reduction, members[0].mesh)
+    found = run_together(given, reduction, members[0].mesh, packs)
     return [_trimmed(local, x) for local, x in zip(members, found, strict=True)]
 
 

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from sdy_jax.errors import SdyError, with_article
-from sdy_jax.lowering.placement.policy import LAYOUTS, UNEVEN, Policy
+from sdy_jax.lowering.placement.policy import LAYOUTS, UNEVEN, Combining, Policy
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.type_text import bytes_of_text
 from sdy_jax.runtime.boundary import checked_mesh
-from sdy_jax.runtime.devices import platform_of, usable_memory
+from sdy_jax.runtime.devices import device_kind, platform_of, usable_memory
 
 
 class Keywords(TypedDict, total=False):
@@ -37,7 +37,7 @@ class Keywords(TypedDict, total=False):
     uneven: str
     layouts: str
     memory: int | str | None
-    combine: bool | int | str
+    combine: bool | int | str | None
     device: jax.Device | None
     backend: str | None
 
@@ -62,7 +62,7 @@ class Options:
     uneven: str = "pad"
     layouts: str = "global"
     memory: int | str | None = None
-    combine: bool | int | str = False
+    combine: bool | int | str | None = None
 
     def check(self) -> None:
         """
@@ -76,8 +76,10 @@ class Options:
         if self.layouts not in LAYOUTS:
             *others, last = map(repr, LAYOUTS)
             raise SdyError(f"layouts={self.layouts!r}; expected {', '.join(others)} or {last}")
-        if self._combine is None:
-            raise SdyError(f"combine={self.combine!r}; expected True, False, or the bytes of a bucket, such as '4MiB'")
+        if self.combine is not None and self._combine is None:
+            raise SdyError(
+                f"combine={self.combine!r}; expected None, True, False, or the bytes of a bucket, such as '4MiB'"
+            )
         if self.memory is not None and self._memory is None:
             raise SdyError(f"memory={self.memory!r}; expected a number of bytes per device, or a text such as '16GiB'")
         if self.memory is not None and self.layouts != "global":
@@ -101,7 +103,7 @@ class Options:
             device_memory=usable_memory(mesh),
             products_fuse=platform == "tpu",
             runs_early=platform == "cpu",
-            combine=self._combine or False,
+            combine=Combining.of_devices(self._combine, platform, device_kind(mesh)),
             runs_late=platform == "tpu",
             keeps_whole=platform == "tpu",
         )
@@ -111,6 +113,13 @@ class Options:
         said = ("in_shardings", "out_shardings", "static_argnums", "static_argnames", *self.of_jit)
         defaults: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in said}
         return replace(self, mesh=mesh, **defaults)
+
+    def costs_of(self, mesh: AnyMesh) -> CostModel:
+        """Those for a mesh: what runs as one has its share of latency."""
+        costs = self.costs or CostModel.of_mesh(mesh)
+        if costs.is_default:
+            return costs
+        return replace(costs, combines=(*costs.combines, *self.policy(mesh).combine.kinds))
 
     @property
     def _memory(self) -> float | None:

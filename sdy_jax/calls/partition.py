@@ -50,7 +50,7 @@ def partition(
     uneven: str = "pad",
     layouts: str = "global",
     memory: int | str | None = None,
-    combine: bool | int | str = False,
+    combine: bool | int | str | None = None,
     device: jax.Device | None = None,
     backend: str | None = None,
 ) -> Any:
@@ -97,8 +97,9 @@ def partition(
         combine: whether small collectives of one kind, group of devices and element type, none of which waits for
             another, run as one. A number, or a text such as `"4MiB"`: what such a bucket sends at most. With True that
             is the size at which latency is a tenth of the time by `costs`, or 4 MiB where they know no latency; the
-            blocks of a bucket have an eighth of what a device holds, at most. By default that is left to XLA, which
-            joins all-reduces: what else is joined is copied, on TPUs for more than is won.
+            blocks of a bucket have an eighth of what a device holds, at most. Members are copied side by side, but for
+            those of which XLA makes one without a copy: all-reduces, and on GPUs gathers and scatters. By default only
+            these are combined, on TPUs and GPUs. With False it is left to XLA.
         device, backend: as in `jax.jit`, where they are deprecated: a mesh of one device, if none is given.
 
     Returns:

@@ -34,7 +34,6 @@ from sdy_jax.ir import hidden_frames
 from sdy_jax.ir.locations import short_source
 from sdy_jax.jax_internals import CACHE_MISS, context_mesh, with_cache_miss
 from sdy_jax.loading.loaded_function import LoadedFunction
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.build import build_plan, collection_paused
@@ -386,7 +385,7 @@ class PartitionedFunction(Generic[P, R]):
         plan = build_plan(
             self._name,
             program,
-            self._options.costs or CostModel.of_mesh(mesh),
+            self._options.costs_of(mesh),
             self._source,
             policy=self._options.policy(mesh),
             inner=self._is_inner,

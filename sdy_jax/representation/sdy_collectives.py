@@ -69,6 +69,9 @@ UNREDUCING = frozenset({"replicated_to_unreduced", "sharded_to_unreduced"})
 BUCKET = "sdy_jax.bucket"
 """An attribute of collectives that follow each other and run as one: the number of their bucket."""
 
+PACKED = "sdy_jax.packed"
+"""An attribute of the collectives of a bucket whose operands are copied side by side. XLA makes one of others."""
+
 
 class CollectiveSummary(NamedTuple):
     """A collective in short: its kind, all axes that it runs over, and in `detail` what it moves, as the
