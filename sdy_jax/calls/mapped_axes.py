@@ -29,9 +29,10 @@ def _batch(
     found = axis_data.spmd_name or ()
     wrong = sorted(axes.intersection([found] if isinstance(found, str) else found))
     if wrong:
+        names = ", ".join(map(repr, wrong))
         raise ShardingError(
-            f"jax.vmap(spmd_axis_name={', '.join(map(repr, wrong))}) of {name}, whose plan splits work along it. To fix: "
-            "leave spmd_axis_name out; or plan with layouts='propagated', which uses stated axes only; or vmap inside, "
+            f"jax.vmap(spmd_axis_name={names}) of {name}, whose plan splits work along it. To fix: leave "
+            "spmd_axis_name out; or plan with layouts='propagated', which uses stated axes only; or vmap inside, "
             "partition(jax.vmap(f), in_shardings=...) with the axis at the new dimension"
         )
     return checked_p.bind(*operands, axes=axes, name=name), dims
