@@ -205,6 +205,14 @@ def test_an_axis_that_the_mesh_lacks_is_reported_with_the_argument(mesh: Any) ->
         step(boxed(), X)
 
 
+def test_a_bare_tuple_of_names_is_refused_with_what_would_do(mesh: Any) -> None:
+    step = sdy.partition(lambda params: params["w"] * 2, mesh=mesh, in_shardings=({"w": ("batch", None)},))
+    with pytest.raises(ShardingError) as error:
+        step({"w": X})
+    assert "a tuple of 2 for `params['w']`" in str(error.value)
+    assert "P('batch', None) if these are mesh axes, and sdy_jax.rules(...).spec('batch', None)" in str(error.value)
+
+
 # --- like ------------------------------------------------------------------------------------------------------------
 
 

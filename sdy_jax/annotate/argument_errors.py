@@ -132,9 +132,13 @@ def no_sharding_text(text: str, place: str, error: ParseError) -> ParseError:
 
 def array_for_tree(specs: Any, root: str, where: str) -> ShardingError:
     """Several specifications for one array."""
-    return ShardingError(
-        f"{where} has {_described(specs)} for `{root}`, where {_holder(where)} a single array; give one sharding"
-    )
+    given = f"{where} has {_described(specs)} for `{root}`, where {_holder(where)} a single array"
+    if type(specs) is tuple and all(entry is None or isinstance(entry, str) for entry in specs):
+        axes = ", ".join(map(repr, specs))
+        return ShardingError(
+            f"{given}; write P({axes}) if these are mesh axes, and sdy_jax.rules(...).spec({axes}) if they are names"
+        )
+    return ShardingError(f"{given}; give one sharding")
 
 
 def other_tree(
