@@ -56,6 +56,7 @@ def test_what_is_wrong_is_said_in_its_row(monkeypatch: pytest.MonkeyPatch, mesh:
     assert "AssertionError: result differs by" in first["problem"] and "KeyError" in second["problem"]
 
 
+@pytest.mark.slow
 def test_planning_time_by_devices() -> None:
     head, *rows, growth = output_of(
         "bench_scale", "--meshes", "2x4,64x64", "--layers", "1", "--repeats", "1"
