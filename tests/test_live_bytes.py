@@ -14,6 +14,7 @@ from sharding_dump import parse
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement.live_bytes import peak_of
+from sdy_jax.lowering.placement.local_bytes import LocalBytes
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
@@ -49,6 +50,25 @@ def kib(graph, **options):
 def test_the_values_of_a_chain_are_live_two_at_a_time():
     chain = "".join(product(f"v{i + 1}", f"v{i}" if i else "x", "x") for i in range(5))
     assert kib(main(chain + f"return %v5 : {X}")) == 2
+
+
+@pytest.mark.parametrize(
+    ("user", "bytes_"),
+    [
+        (product("y", "v", "w"), KIB / 2),
+        (product("y", "v", "w").replace("[0] :", "[0], precision = [DEFAULT, DEFAULT] :"), KIB / 2),
+        (product("y", "v", "w").replace("[0] :", "[0], precision = [HIGHEST, DEFAULT] :"), KIB),
+        (product("u", "v", "w") + elementwise("y", "add", "u", "v"), KIB),
+        (f"%t = stablehlo.transpose %v, dims = [1, 0] : ({X}) -> {X}\n" + product("y", "t", "w"), KIB / 2),
+        (elementwise("t", "tanh", "v") + product("y", "t", "w"), KIB),
+    ],
+)
+def test_what_only_products_read_is_rounded_where_their_precision_is_open(user, bytes_):
+    body = elementwise("v", "tanh", "x") + user + f"return %y : {X}"
+    graph = main(body, arguments=f"%x: {X}, %w: {X}")
+    (value,) = graph.main.blocks[0].ops[0].results
+    assert LocalBytes(graph).of(value) == KIB and LocalBytes(graph, products_round=True).of(value) == bytes_
+    assert LocalBytes(graph, products_round=True).of(graph.arguments[1]) == KIB
 
 
 def test_results_and_arguments_are_no_temporaries():

@@ -18,7 +18,7 @@ from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.promptly import compute_promptly
 from sdy_jax.testing import assert_same
 
-LONG, SQUARE = "tensor<64x8xf32>", "tensor<8x8xf32>"
+LONG, SQUARE = "tensor<96x8xf32>", "tensor<8x8xf32>"
 SPLIT = 'sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a"}, {}]>]>'
 
 
@@ -38,7 +38,7 @@ def tanh(result, operand):
     return f"%{result} = stablehlo.tanh %{operand} {{{SPLIT}}} : {LONG}\n"
 
 
-def awaited(body, results, width=8):
+def awaited(body, results, width=8, rows=96):
     """Per product that waits, the kinds of the ops whose results it waits for."""
     argument = f'%x: {LONG} {{sdy.sharding = #sdy.sharding<@mesh, [{{"a"}}, {{}}]>}}, %w: {SQUARE}'
     types = ", ".join(SQUARE if name.startswith("g") else LONG for name in results)
@@ -48,7 +48,7 @@ def awaited(body, results, width=8):
         {body}
         return {", ".join("%" + name for name in results)} : {types}
         }}"""
-    module = parse(text.replace("8x8xf32", f"{width}x{width}xf32").replace("64x8xf32", f"64x{width}xf32"))
+    module = parse(text.replace("8x8xf32", f"{width}x{width}xf32").replace("96x8xf32", f"{rows}x{width}xf32"))
     compute_promptly(module.operation)
     assert module.operation.verify()
     found = [op for op in Graph(module.operation).ops if op.key == "sdy_jax.after"]
@@ -74,6 +74,14 @@ def test_the_last_gradient_holds_nothing_up():
 def test_a_gradient_that_is_larger_than_what_it_is_computed_of_may_come_later():
     body = STEP + tanh("u", "h") + product("g", "t", "t", "gradient") + AFTER_IT
     assert awaited(body, ["g", "r"], width=16) == []
+
+
+def test_operands_count_as_they_are_kept():
+    """Those of products alone are kept rounded: 16 x 8 of two bytes on a device, beside 8 x 8 of four."""
+    body = STEP + tanh("u", "h") + product("g", "t", "t", "gradient") + AFTER_IT
+    assert awaited(body, ["g", "r"], rows=64) == []
+    exact = body.replace("contracting_dims = [0] x [0]", "contracting_dims = [0] x [0], precision = [HIGHEST, HIGHEST]")
+    assert awaited(exact, ["g", "r"], rows=64) == [("stablehlo.dot_general", ["stablehlo.dot_general"])]
 
 
 def test_arguments_are_no_reason_to_wait():

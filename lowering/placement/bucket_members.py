@@ -13,7 +13,7 @@ from sdy_jax.lowering.emission.lax_collectives import has_native_all_reduce, per
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.placement.dead_code import has_effect
 from sdy_jax.lowering.placement.fusion import fuses
-from sdy_jax.lowering.placement.live_bytes import LocalBytes
+from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.lowering.placement.policy import Combining
 from sdy_jax.lowering.placement.report import CollectiveRecord
 from sdy_jax.lowering.reshard.cost import CostModel

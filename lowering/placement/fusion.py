@@ -16,7 +16,7 @@ UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
 """Ops that may write into the buffer of their first operand."""
 
 
-def _moves(op: Op) -> bool:
+def moves(op: Op) -> bool:
     """Whether each element of the result is one of an operand."""
     return op.name in REMATERIALIZABLE or _linear(op) in (Linear.DATA, Linear.EVERY, Linear.SUMMANDS)
 
@@ -29,7 +29,7 @@ def _linear(op: Op) -> Linear | None:
 
 def fuses(op: Op) -> bool:
     """Whether the op can be a part of its user's loop."""
-    return op.name in ELEMENTWISE or op.name in _LOCAL or _moves(op)
+    return op.name in ELEMENTWISE or op.name in _LOCAL or moves(op)
 
 
 def _absorbs(op: Op, index: int, products_fuse: bool) -> bool:

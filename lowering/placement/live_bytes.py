@@ -40,14 +40,13 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
-from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.placement.donated import shared_bytes
 from sdy_jax.lowering.placement.fusion import UPDATES, can_fuse, fuses, readers
+from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.representation.sdy_collectives import BUCKET, PACKED, PREFETCHED
-from sdy_jax.representation.sharding import TensorSharding
 
 _LOOP, _BARRIER = "stablehlo.while", "stablehlo.optimization_barrier"
 _STEP = 2.0**-10
@@ -114,27 +113,6 @@ def peak_of(graph: Graph, *, products_fuse: bool = False) -> Peak:
     arguments, results = (sum(map(sizes.of, values)) for values in (graph.arguments, graph.outputs))
     at = tuple(zip(*ranges.held_at(), strict=True))
     return Peak(most, arguments, results, tuple(found), at, shared_bytes(graph, sizes.of))
-
-
-class LocalBytes:
-    """Bytes of values on one device."""
-
-    def __init__(self, graph: Graph):
-        self._meshes, self._shardings = graph.meshes, value_shardings(graph)
-        self._known: dict[object, float] = {}
-
-    def of(self, value: Value) -> float:
-        sharding = self._shardings.get(value)
-        key = value.type, sharding
-        if key not in self._known:
-            self._known[key] = math.prod(self._local_shape(value, sharding)) * value.itemsize
-        return self._known[key]
-
-    def _local_shape(self, value: Value, sharding: TensorSharding | None) -> tuple[int, ...]:
-        if value.shape is None:
-            return (0,)
-        mesh = self._meshes.get(str(sharding.mesh)) if sharding is not None else None
-        return value.shape if sharding is None or mesh is None else sharding.local_shape(value.shape, mesh)
 
 
 # Live ranges.

@@ -3,7 +3,7 @@
 Compilers for TPUs run an op no sooner than its result is needed. The gradient of a weight is needed last of all, so
 what it is computed of would live until the end: activations, and their gradients, of every layer. In the program it is
 computed at once, and that is what estimates of memory count on. So where a gradient is smaller than what it is computed
-of, a product that runs after it waits for it.
+of, a product that runs after it waits for it. Operands count as these compilers keep them, rounded to bfloat16.
 
     %g = dot %x, %dy                   the gradient of a weight
     %d = multiply %dy, %s
@@ -19,7 +19,7 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.placement.copies import create_after
 from sdy_jax.lowering.placement.critical import Critical
 from sdy_jax.lowering.placement.fusion import computes, is_product
-from sdy_jax.lowering.placement.live_bytes import LocalBytes
+from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.op_rules.dataflow import is_data_flow
 
 _MUCH = 0.25
@@ -50,7 +50,7 @@ class _Order:
     """What the ops of a program's main block are computed for."""
 
     def __init__(self, graph: Graph):
-        self._sizes, self._ops = LocalBytes(graph), graph.main.blocks[0].ops
+        self._sizes, self._ops = LocalBytes(graph, products_round=True), graph.main.blocks[0].ops
         self._critical = Critical(graph, (op for op in self._ops if is_product(op) or is_data_flow(op)))
         read = [v for op in self._ops if computes(op) for v in op.operands if v.defining_op is not None]
         self._largest = max(map(self._sizes.of, read), default=0.0)

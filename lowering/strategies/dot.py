@@ -14,7 +14,7 @@ from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
 from sdy_jax.lowering.emission.rings import Gathered, Numbers, Product
 from sdy_jax.lowering.strategies.monoids import sum_kind
-from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import Strategy, open_precision, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
 from sdy_jax.op_rules.op_attributes import dot_dimension_numbers
 from sdy_jax.representation.rule import OpShardingRule
@@ -82,3 +82,9 @@ def precision(op: Op) -> tuple[lax.Precision, lax.Precision] | None:
         return None
     lhs, rhs = (lax.Precision[str(p).split()[-1].rstrip(">")] for p in op.attributes["precision_config"])  # type: ignore[attr-defined]
     return lhs, rhs
+
+
+@open_precision("stablehlo.dot", "stablehlo.dot_general", "stablehlo.convolution")
+def _has_open_precision(op: Op) -> bool:
+    found = precision(op) or ()
+    return "algorithm" not in op.attributes and all(each is lax.Precision.DEFAULT for each in found)

@@ -11,6 +11,7 @@ Tables, filled by the family modules of this package:
 * `FOLDS`: op -> how it takes over what ops beside it do, so that the two are one op on shards.
 * `WHOLE`: the ops that take whole operands by their nature: what they do, and how to give them less.
 * `PARTIAL_ACCESS`: the ops that read or write a part of their first operand at a position known at run time.
+* `OPEN_PRECISION`: op -> whether it leaves open to which precision its operands are rounded.
 * `REMATERIALIZABLE`: the ops whose result is larger than their operands, so that running them again may be cheaper
   than a reshard.
 """
@@ -122,6 +123,7 @@ FoldFunction = Callable[[Op], bool]
 FOLDS: dict[str, FoldFunction] = {}
 SENT: dict[str, SentFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
+OPEN_PRECISION: dict[str, Callable[[Op], bool]] = {}
 REMATERIALIZABLE: set[str] = set()
 PARTIAL_ACCESS: dict[str, str] = {}
 
@@ -144,6 +146,11 @@ def strategies(*names: str) -> Callable[[StrategyFunction], StrategyFunction]:
 def check(*names: str) -> Callable[[OpCheck], OpCheck]:
     """Registers what may be wrong with ops of these names on the program's mesh."""
     return registered(CHECKS, names, "checks")
+
+
+def open_precision(*names: str) -> Callable[[Callable[[Op], bool]], Callable[[Op], bool]]:
+    """Registers whether an op of these names leaves the precision of its operands open."""
+    return registered(OPEN_PRECISION, names, "precisions")
 
 
 def sends(*names: str) -> Callable[[SentFunction], SentFunction]:
