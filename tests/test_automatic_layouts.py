@@ -150,6 +150,16 @@ def test_single_leaves_and_stated_ones():
     assert_close(auto(x, w), jnp.tanh(x @ w))
 
 
+def test_where_nothing_comes_back_the_largest_argument_has_the_layouts_of_weights():
+    state, x, _ = arguments(batch=64)
+    auto = sdy.partition(forward, mesh=PLANE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO)
+    plan = auto.plan(state["weights"], x)
+    assert set(plan.automatic.usual) >= {"data", "fsdp", "megatron"}
+    assert plan.automatic.chosen.cost <= 1.05 * min(each.cost for each in plan.automatic.usual.values())
+    assert plan.repeated_flops == 0
+    assert_close(auto(state["weights"], x), forward(state["weights"], x))
+
+
 def test_results_alone():
     x, w = jnp.ones((8, 512)), jnp.ones((512, 8))
     auto = sdy.partition(

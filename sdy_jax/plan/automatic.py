@@ -24,7 +24,7 @@ from sdy_jax.lowering.placement.free_border import FreeBorder
 from sdy_jax.plan.automatic_layouts import AutomaticLayouts, Measured
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import Tell
-from sdy_jax.plan.usual_layouts import UsualLayouts, carried
+from sdy_jax.plan.usual_layouts import UsualLayouts, carried, largest
 from sdy_jax.representation.sharding import TensorSharding
 
 _SEARCH = 3
@@ -79,7 +79,8 @@ class _Search:
 
     def run(self, imported: Program) -> Plan:
         program, plans = self._program, dict[str, Plan]()
-        usual = UsualLayouts(imported, sorted(program.automatic_arguments), sorted(self._carried))
+        free, state = program.automatic_arguments, set(self._carried or largest(program))
+        usual = UsualLayouts(imported, sorted(free), sorted(state & free))
         borders = dict(usual.borders())
         for name, border in borders.items():
             self._tell(name, len(plans) / (len(borders) + _SEARCH))
@@ -92,13 +93,9 @@ class _Search:
         """The plan with the border that is found from the cheapest usual one that leaves room for anything else; or
         with that one, or the next, where it costs less and keeps within the memory. They come in order of their costs.
         """
-        found, problem = None, None
         roomy = [plan for plan in usual if plan.memory.border <= self._limit]
         borders = [self._stated(self._border_of(plan)) for plan in roomy]
-        try:
-            found = self._searched(borders[0] if borders else self._program)
-        except MemoryLimitError as error:
-            problem = error
+        found, problem = self._searched(borders[:1])
         for plan, border in zip(roomy, borders, strict=True):
             if found is not None and _cost(found) <= _cost(plan):
                 break
@@ -111,9 +108,16 @@ class _Search:
             raise problem
         return found
 
-    def _searched(self, start: Program) -> Plan:
-        """The plan with the border that is found from a stated one."""
-        return self._planned(self._stated(self._freed(start, self._free_border())))
+    def _searched(self, starts: Sequence[Program]) -> tuple[Plan | None, MemoryLimitError | None]:
+        """The plan with the cheapest border that is found from stated ones, and why there is none; also from what
+        propagation says, where usual layouts are guesses because nothing comes back."""
+        plans, problem = list[Plan](), None
+        for start in starts if self._carried and starts else (self._program, *starts):
+            try:
+                plans.append(self._planned(self._stated(self._freed(start, self._free_border()))))
+            except MemoryLimitError as error:
+                problem = error
+        return min(plans, key=_cost, default=None), problem
 
     def _record(self, chosen: Plan, usual: Mapping[str, Plan]) -> AutomaticLayouts:
         inputs = frozenset(self._program.inputs[i] for i in self._program.automatic_arguments)

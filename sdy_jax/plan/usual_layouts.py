@@ -1,11 +1,13 @@
 """The layouts that people give arguments by hand: data parallel, fully sharded, tensor parallel.
 
 They are where the search for automatic layouts starts, and what it is compared with. An argument that comes back as a
-result, such as weights and what an optimizer keeps of them, is *state*; the others are taken to be the batch.
+result, such as weights and what an optimizer keeps of them, is *state*, or where none does, the largest one; the others
+are taken to be the batch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -37,6 +39,17 @@ def carried(program: Program) -> dict[int, int]:
             free = [each for each in free if each is not result]
             found.update(zip(jax.tree.leaves(argument), jax.tree.leaves(result), strict=True))
     return found
+
+
+def largest(program: Program) -> Sequence[int]:
+    """The leaves of the argument with the most bytes: the weights, where nothing comes back."""
+    arguments = jax.tree.unflatten(program.in_tree, range(len(program.inputs)))
+    trees = [jax.tree.leaves(tree) for tree in (*arguments[0], *arguments[1].values())]
+    return max(trees, key=lambda leaves: sum(_bytes(program.in_info[i]) for i in leaves), default=[])
+
+
+def _bytes(leaf: Any) -> int:
+    return int(math.prod(leaf.shape) * leaf.dtype.itemsize)
 
 
 def _children(tree: Any) -> list[Any]:
