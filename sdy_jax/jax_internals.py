@@ -68,6 +68,7 @@ CALLBACKS: dict[Primitive, str] = {
 }
 """The primitives that call back to the host, by what users call."""
 
+inspect_sharding_p: Primitive = debugging.inspect_sharding_p
 debug_callback_p: Primitive = debugging.debug_callback_p
 debug_effect: Any = debugging.debug_effect
 

@@ -379,6 +379,18 @@ def test_planned_bytes_are_those_of_the_compiled_program():
     assert sent.wire_bytes == run.plan(X).wire_bytes
 
 
+@pytest.mark.parametrize("spec", [P("x"), P(None, "y"), P(("x", "y")), P()])
+def test_inspect_array_sharding_says_what_it_says_under_jit(spec):
+    def inspected(x):
+        jax.debug.inspect_array_sharding(x, callback=lambda sharding: LOG.append(sharding))
+        return x
+
+    theirs, _ = events(jax.jit(inspected, **sharded(PLANE, spec)), X)
+    ours, _ = events(sdy.partition(inspected, mesh=PLANE, in_shardings=spec), X)
+    assert len(ours) == len(theirs) == 1
+    assert ours[0].is_equivalent_to(theirs[0], X.ndim)
+
+
 # Errors.
 
 

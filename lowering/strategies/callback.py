@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, Callback, function_of
+from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED, Callback, function_of
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.emission.lax_collectives import all_reduce
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
@@ -36,6 +36,16 @@ WHOLE[CALLBACK] = Whole(
     "give it a sum or a part of the value, or call it with what each device holds, in jax.shard_map (jax.debug: "
     "partitioned=True)",
 )
+
+
+@strategies(INSPECTED)
+def _inspected(op: Op, rule: OpShardingRule) -> list[Strategy]:
+    return [Strategy("inspected", pass_through_factors(rule), work=frozenset())]
+
+
+@emitter(INSPECTED)
+def _say_sharding(local: LocalOp, x: jax.Array) -> list[jax.Array]:
+    return list(_callback_of(local).run(local.mesh, local.operand_shardings[0]))
 
 
 @sends(CALLBACK)

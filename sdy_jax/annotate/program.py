@@ -11,7 +11,7 @@ import jax
 from jax.extend.mlir import ir
 from jax.tree_util import PyTreeDef
 
-from sdy_jax.annotate import callbacks, scans  # noqa: F401  (register how they are written)
+from sdy_jax.annotate import callbacks, inspected, scans  # noqa: F401  (register how they are written)
 from sdy_jax.annotate.argument_errors import no_reference, no_result
 from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.automatic import AUTO

@@ -26,6 +26,9 @@ CALLBACK = "sdy_jax.callback"
 CALLBACK_ON_BLOCKS = "sdy_jax.callback_on_blocks"
 """That of a call of one by every device, with its own blocks."""
 
+INSPECTED = "sdy_jax.inspected"
+"""That of a question for the sharding of a value; its function is called while the device's program is made."""
+
 Specs = Sequence[PartitionSpec]
 """In axes of the mesh of the surrounding `shard_map`."""
 
