@@ -137,3 +137,8 @@ def test_what_devices_are_like_may_be_stated():
     )
     assert plan.costs.unit == "seconds" and "tpu v5e" in plan.costs.origin
     assert plan.planned_with.policy.products_fuse
+
+
+def test_keys_are_described_without_their_words():
+    function = sdy.partition(lambda key: jax.random.normal(key, (16,)), mesh=AUTO, out_shardings=P("data"))
+    assert "num_partitions = 8" in function.lower(jax.random.key(0)).as_text()

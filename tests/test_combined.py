@@ -289,3 +289,16 @@ def test_training_steps_run_less_than_a_third_of_the_collectives():
         assert 3 * len(together.collectives) < len(apart.collectives)
         assert sum(found.values()) <= len(together.collectives)
         assert together.memory.peak <= 9 / 8 * apart.memory.peak
+
+
+def test_what_a_loop_carries_is_permuted_from_the_layout_of_its_edge(mesh):
+    """A value that enters the body of a loop has no sharding of its own."""
+
+    def layers(weights, x):
+        return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights)[0]
+
+    weights, x = (
+        np.random.default_rng(n).standard_normal(s).astype(np.float32) for n, s in enumerate([(4, 32, 32), (16, 32)])
+    )
+    plan = assert_same(layers, weights, x, mesh=mesh, in_shardings=(P(None, "data", "model"), P()), combine=True)
+    assert "collective_permute" in {record.kind for record in plan.collectives}

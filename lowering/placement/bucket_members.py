@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.emission.lax_collectives import has_native_all_reduce, permutation_pairs
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.placement.dead_code import has_effect
@@ -94,6 +95,7 @@ class Candidates:
 
     def __init__(self, graph: Graph, records: Mapping[Op, CollectiveRecord], mesh: Mesh):
         self._graph, self._records, self._mesh, self._bytes = graph, records, mesh, LocalBytes(graph)
+        self._shardings = value_shardings(graph)
 
     def of(self, block: Block) -> Iterator[Member]:
         for op in block.ops:
@@ -132,7 +134,7 @@ class Candidates:
         said = collective_from_attributes(op.name.removeprefix("sdy."), op.attributes)
         if said.kind != "collective_permute":
             return sort_and_merge(said.all_axes, self._mesh)
-        source = op.operands[0].sharding or TensorSharding.replicated(target.mesh, target.rank)
+        source = self._shardings.get(op.operands[0]) or TensorSharding.replicated(target.mesh, target.rank)
         apart = manual_axes_around(op)
         axes = [axis for s in (source, target) for dim in (*s.axes, s.unreduced_axes, apart) for axis in dim]
         refined = RefinedMesh.of(self._mesh, axes).with_meshes(self._graph.meshes)

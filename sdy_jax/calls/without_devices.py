@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from sdy_jax.annotate.arguments import Leaf
+from sdy_jax.calls.derivatives import specs
 from sdy_jax.errors import ShardingError
 from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
@@ -55,7 +56,7 @@ def described(leaves: Sequence[Leaf], arguments: Sequence[BoundaryValue], mesh: 
             leaf.value.shape,
             leaf.value.dtype,
             weak_type=leaf.value.weak_type,
-            sharding=named(argument.sharding, mesh),
+            sharding=named(sharding, mesh),
         )
-        for leaf, argument in zip(leaves, arguments, strict=True)
+        for leaf, sharding in zip(leaves, specs(arguments, [leaf.value for leaf in leaves]), strict=True)
     ]
