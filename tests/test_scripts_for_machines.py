@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import jax
 import numpy as np
 import pytest
 from benchmarks import SCRIPTS  # makes the scripts importable
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 # isort: split
 import accelerator_cases
 from accelerator_cases import Case
+
+import sdy_jax as sdy
 
 
 def output_of(script: str, *options: str) -> str:
@@ -54,6 +57,26 @@ def test_what_is_wrong_is_said_in_its_row(monkeypatch: pytest.MonkeyPatch, mesh:
     monkeypatch.setattr(accelerator_cases, "CASES", cases)
     first, second = accelerator_cases.run(mesh, ["a", "b"])
     assert "AssertionError: result differs by" in first["problem"] and "KeyError" in second["problem"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an abstract mesh says of its devices."""
+
+    device_kind: str
+    num_cores: int | None = None
+    platform: str | None = None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["NVIDIA H100 80GB HBM3", "AMD Instinct MI300X", "TPU v5 lite"])
+@pytest.mark.parametrize("name", accelerator_cases.CASES)
+def test_every_case_is_lowered_for_accelerators_that_are_not_there(kind: str, name: str) -> None:
+    mesh = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2, abstract_device=Kind(kind))
+    case = accelerator_cases.CASES[name]()
+    options = {"in_shardings": case.in_shardings, "out_shardings": case.out_shardings, "on_unknown": "ignore"}
+    text = sdy.partition(case.fun, mesh=mesh, **options).lower(*case.arguments).as_text()
+    assert "mhlo.num_partitions = 8" in text
 
 
 @pytest.mark.slow
