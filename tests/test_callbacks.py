@@ -229,6 +229,16 @@ def test_results_and_places_are_those_of_jit(run):
     assert_like(events(sdy.partition(run, mesh=LINE, in_shardings=P("x"), on_unknown="ignore"), X), theirs, False)
 
 
+def test_results_of_several_ranks():
+    def both(x):
+        types = (jax.ShapeDtypeStruct((), "float32"), jax.typeof(x))
+        return jax.pure_callback(lambda x: (np.float32(x.sum()), np.asarray(x) * 2), types, x)
+
+    total, twice = sdy.partition(both, mesh=PLANE, in_shardings=P("x"), on_unknown="ignore")(X)
+    assert total.shape == () and total == X.sum()
+    np.testing.assert_array_equal(twice, 2 * X)
+
+
 @pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all"])
 def test_results_under_vmap_inside_and_outside(method):
     def run(x):

@@ -13,6 +13,7 @@ import test_reshapes
 import test_slices
 import test_uneven
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 from test_collective_ops import workloads
 from test_orders import sorted_downwards
@@ -349,3 +350,31 @@ def test_gradients_that_are_gathered_leave_weights_and_moments_in_place():
     options = {"xla_msa_enable": False}
     compiled = sdy.partition(step, mesh=tpu_mesh(8, names=("x",)), layouts="local", **spec).lower((weight,) * 3, x, y)
     assert compiled.compile(options).memory_analysis().temp_size_in_bytes < 3 * 4 * np.prod(weight.shape)
+
+
+def doubled(x):
+    """A kernel of Pallas, compiled by Mosaic."""
+
+    def kernel(x, out):
+        out[...] = x[...] * 2
+
+    return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+def printing(x):
+    jax.debug.print("{}", x.sum(), ordered=True)
+    return x + jax.pure_callback(np.asarray, jax.typeof(x), x)
+
+
+KERNELS = {
+    "whole": doubled,
+    "on blocks": sdy.custom_op(doubled, "([i, j])->([i, j]) {i=64, j=128}"),
+    "callbacks": printing,
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_and_callbacks(name):
+    """jit does not split kernels."""
+    function = sdy.partition(KERNELS[name], mesh=tpu_mesh(8, names=("x",)), in_shardings=P("x"), on_unknown="ignore")
+    assert not failure(function, jax.ShapeDtypeStruct((64, 128), np.float32))

@@ -20,7 +20,7 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, Sharding
 
-from sdy_jax.annotate.failures import FLAG, Guarded
+from sdy_jax.annotate.failures import Guarded
 from sdy_jax.annotate.host_calls import Bind, host_call
 from sdy_jax.annotate.regions import with_own_widths
 from sdy_jax.annotate.site import Site, emission
@@ -45,7 +45,7 @@ def _emit(
         parameters["callback"] = Waited(title, frozenset(site.jax_mesh.devices.flat), function)
     if ctx.avals_out:
         guarded = Guarded(title, parameters["callback"], ctx.avals_in, ctx.avals_out)
-        parameters |= {"callback": guarded, "result_avals": (*parameters["result_avals"], FLAG)}
+        parameters |= {"callback": guarded, "result_avals": guarded.types}
         checked = guarded.raised
     bind = _bind_ordered(parameters) if is_ordered else _bind(primitive, parameters)
     run = with_own_widths(partial(_run, bind, ctx.avals_in))

@@ -20,19 +20,23 @@ from sdy_jax.annotate.host_calls import host_call
 Host = Callable[..., Sequence[Any]]
 """From arrays to a sequence of arrays, on the host."""
 
-FLAG = jax.core.ShapedArray((), np.dtype(np.int32))
-"""The type of the further result."""
+_FLAG = np.dtype(np.int32)
 
 
 class Guarded:
     """A callback that does not raise: its last result says that it failed.
 
-    Under `vmap` it may be called with a leading dimension more than `avals` have, as its results then have.
+    Under `vmap` it may be called with a leading dimension more than `avals` have, as its results then have. All results
+    have one rank: for TPUs jax lowers no others where devices have values of their own (0.10).
     """
 
     def __init__(self, title: str, callback: Host, avals: Sequence[Any], result_avals: Sequence[Any]):
         self._title, self._callback = title, callback
         self._avals, self._result_avals = tuple(avals), tuple(result_avals)
+        rank = max([len(aval.shape) for aval in result_avals])
+        shapes = [((1,) * (rank - len(aval.shape)) + aval.shape, aval.dtype) for aval in result_avals]
+        self.types = tuple(jax.core.ShapedArray(*each) for each in (*shapes, ((1,) * rank, _FLAG)))
+        """Those of its results, the flag last."""
         self._failure: BaseException | None = None
 
     def __call__(self, *xs: Any) -> tuple[Any, ...]:
@@ -41,11 +45,12 @@ class Guarded:
         try:
             results = [np.asarray(x) for x in jax.tree.leaves(self._callback(*xs))]
             self._check(results, leading)
-            return (*results, np.zeros(leading, FLAG.dtype))
+            results.append(np.zeros(leading, _FLAG))
         except Exception as error:
             self._failure = error
-            zeros = [np.zeros((*leading, *aval.shape), aval.dtype) for aval in self._result_avals]
-            return (*zeros, np.ones(leading, FLAG.dtype))
+            results = [np.zeros((*leading, *aval.shape), aval.dtype) for aval in self._result_avals]
+            results.append(np.ones(leading, _FLAG))
+        return tuple(x.reshape(*leading, *type_.shape) for x, type_ in zip(results, self.types, strict=True))
 
     def _check(self, results: Sequence[Any], leading: tuple[int, ...]) -> None:
         found = [(x.shape, x.dtype) for x in results]
@@ -62,7 +67,8 @@ class Guarded:
             call = functools.partial(jax.pure_callback, self._passed_on, types, vmap_method="broadcast_all")
             return tuple(host_call(call, flag, *xs))
 
-        return list(lax.cond(jnp.any(flag != 0), fail, lambda *xs: xs, *results))
+        found = lax.cond(jnp.any(flag != 0), fail, lambda *xs: xs, *results)
+        return [x.reshape(aval.shape) for x, aval in zip(found, self._result_avals, strict=True)]
 
     def _passed_on(self, flag: Any, *results: Any) -> Any:
         """The results, where the callback did not fail: under `vmap` both branches of a condition run."""
