@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.planning.candidates import as_written, operations_in_shards, touched_bytes
+from sdy_jax.lowering.planning.candidates import operations_in_shards, touched_bytes
 from sdy_jax.lowering.planning.choice import Touched
 from sdy_jax.lowering.planning.factors import factor_axes
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -53,14 +53,11 @@ def work_time(
 ) -> float:
     """The time of one device's own work, which are so many operations, where an op has its tensors in these
     shardings."""
-    count = len(kind.rule.operand_mappings)
-    sums = [i for i, s in enumerate(shardings) if i >= count and s.unreduced_axes] if costs.memory else []
-    touched, launch = as_written(kind.touched, sums, costs)
-    if not touched:
+    if not kind.touched:
         return costs.flop * operations
     tensors = zip(kind.tensors, shardings, strict=True)
     blocks = [itemsize * math.prod(sharding.local_shape(shape, mesh)) for (shape, itemsize), sharding in tensors]
-    return costs.work_time(operations, touched_bytes(touched, blocks)) + launch
+    return costs.work_time(operations, touched_bytes(kind.touched, blocks))
 
 
 def launch_time(kind: Kind, costs: CostModel) -> float:
