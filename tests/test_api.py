@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.calls import partitioned_function as api
+from sdy_jax.calls import planned_function as api
 from sdy_jax.testing import assert_same
 
 X = np.arange(128, dtype=np.float32).reshape(8, 16) / 64
@@ -91,7 +91,7 @@ def test_static_arguments_however_they_are_passed(mesh):
         np.testing.assert_allclose(result, X * 3)
     assert f.plan(X, 3) is not f.plan(X, 1)
     named = sdy.partition(lambda x, n: x * n if n > 2 else x, mesh=mesh, static_argnames="n")
-    for result in (named(X, 3), named(X, n=3), sdy.partition(f._fun, mesh=mesh, static_argnums=-1)(X, n=3)):
+    for result in (named(X, 3), named(X, n=3), sdy.partition(f._function.fun, mesh=mesh, static_argnums=-1)(X, n=3)):
         np.testing.assert_allclose(result, X * 3)
 
 

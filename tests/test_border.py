@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.calls import partitioned_function as api
+from sdy_jax.calls import planned_function as api
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
 X = np.arange(64, dtype=np.float32).reshape(8, 8) / 16

@@ -408,7 +408,7 @@ def test_what_is_our_mistake_is_called_so(run, monkeypatch, tmp_path):
         raise KeyError("x")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("sdy_jax.calls.partitioned_function.build_plan", broken)
+    monkeypatch.setattr("sdy_jax.calls.planned_function.build_plan", broken)
     monkeypatch.setattr(plan, "job_of", broken)
     status, _, err = run("plan", "m.mlir")
     assert status == 1

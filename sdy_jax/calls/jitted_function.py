@@ -1,0 +1,179 @@
+"""The jitted functions that run a planned function, one per layouts of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from sdy_jax.annotate.argument_errors import no_values
+from sdy_jax.annotate.arguments import SPEC_TYPES
+from sdy_jax.annotate.user_function import in_name_of
+from sdy_jax.calls.arguments import Arguments, Layouts
+from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
+from sdy_jax.calls.formats import formats_of_arguments, formats_of_results, states_layouts
+from sdy_jax.calls.planned_function import PlannedFunction
+from sdy_jax.calls.stages import lowered_arguments
+from sdy_jax.calls.without_devices import check_has_devices, described
+from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
+from sdy_jax.ir.locations import short_source
+from sdy_jax.jax_internals import CACHE_MISS, context_mesh
+from sdy_jax.plan.border_moves import BorderMove
+from sdy_jax.plan.boundary import BoundaryValue
+from sdy_jax.plan.build import collection_paused
+from sdy_jax.plan.warn import warn_of
+from sdy_jax.processes.comparison import are_several
+from sdy_jax.processes.lowered import ComparedLowered
+from sdy_jax.representation.named import AnyMesh
+from sdy_jax.runtime.boundary import check_devices, splits_by_parts
+
+
+class JittedFunction:
+    """What runs a planned function: for each call `jax.jit` of what is planned for it.
+
+    jit's types do not say how arrays on Auto axes lie, so there is one jitted function per layouts of the arguments.
+    """
+
+    def __init__(self, function: PlannedFunction):
+        self._function = function
+        self._jitted: dict[Any, Any] = {}
+        has_devices = isinstance(function.mesh, jax.sharding.Mesh)
+        self._dispatch = Dispatch(self._choice, None if has_devices else context_mesh)
+        self._moved: set[str] = set()
+        """The paths of arguments whose move was reported already."""
+
+    def run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a method of the jitted function of a call. Errors about arguments that jit refuses name their paths."""
+        try:
+            is_alone = method == "lower" and are_several()
+            jitted = self._choice(args, kwargs, is_alone).jitted if is_alone else self._dispatch(args, kwargs)
+            if method != CACHE_MISS:
+                call = self._function.arguments(args, kwargs)
+                args, kwargs = lowered_arguments(call, self._function.planned(call))
+            return getattr(jitted, method)(*args, **kwargs)
+        except ProcessError as error:
+            raise error from None  # without jax's account of where it was raised
+        except SdyError:
+            raise
+        except (TypeError, ValueError):
+            problem = self._argument_error(args, kwargs, is_call=method == CACHE_MISS)
+            if problem is None:
+                raise
+        raise problem
+
+    def lowered_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
+        """Of several processes one may lower alone. They compare when they compile."""
+        lowered = self.run("lower", args, kwargs)
+        return ComparedLowered.of(lowered, self._function.planned(self._function.arguments(args, kwargs)).compare)
+
+    def traced_without_devices(self, call: Arguments) -> jax.stages.Traced:
+        """The traced program of a call on a mesh without devices."""
+        plan = self._function.planned(call).plan
+        dynamic, named = jax.tree.unflatten(call.tree, described(call.leaves, plan.arguments, call.mesh))
+        jitted = self._jitted_for(call.layouts, {}, call.mesh, is_alone=True)
+        traced: jax.stages.Traced = jitted.trace(*call.statics.merged(dynamic), **named, **dict(call.statics.named))
+        return traced
+
+    def forget(self) -> None:
+        """Forgets compiled programs."""
+        self._dispatch.forget()
+        for jitted in self._jitted.values():
+            jitted.clear_cache()
+        self._jitted.clear()
+
+    def _argument_error(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_call: bool) -> SdyError | None:
+        try:
+            call = self._function.arguments(args, kwargs)
+            for leaf in call.given:
+                if is_call and isinstance(leaf.value, jax.ShapeDtypeStruct):
+                    return no_values(leaf.path, self._function.name)
+                check_devices(leaf.path, leaf.value, call.mesh)
+        except SdyError as error:
+            return error
+        return None
+
+    def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_alone: bool = False) -> DispatchChoice:
+        """The jitted function for a call. Warns of arguments that will be moved on entry, once for each."""
+        call = self._function.arguments(args, kwargs)
+        check_has_devices(self._function.name, call.mesh, call.given)
+        if call.may_move and not self._function.is_inner:
+            self._report(call.moves(self._function.planned(call)))
+        shardings = self._shardings(call)
+        jitted = self._jitted_for(call.layouts, shardings, call.mesh, is_alone)
+        return DispatchChoice(jitted, not shardings or self._function.is_inner)
+
+    def _shardings(self, call: Arguments) -> dict[str, Any]:
+        """The options of jit that say the shardings of a call: only where it cannot infer them."""
+        found, results = dict[str, Any](), self._function.options.out_shardings
+        if self._function.is_inner or call.bring_other_meshes or _states_parts(results, call.mesh):
+            found["out_shardings"] = self._function.planned(call).results
+        if states_layouts(results):
+            found["out_shardings"] = formats_of_results(results, self._function.planned(call))
+        if any(leaf.layout is not None for leaf in call.given):
+            found["in_shardings"] = formats_of_arguments(call, self._function.planned(call))
+        return found
+
+    def _report(self, moves: Iterable[BorderMove]) -> None:
+        new = [move for move in moves if move.path not in self._moved]
+        self._moved |= {move.path for move in new}
+        if self._function.options.on_unknown != "ignore":
+            source = short_source(self._function.source)
+            warn_of([f"{source}: argument: {move.message(self._function.name)}" for move in new])
+
+    def _jitted_for(self, layouts: Layouts, shardings: dict[str, Any], mesh: AnyMesh, is_alone: bool) -> Any:
+        """The jitted function for arguments with these layouts.
+
+        `shardings`: what jit is told of those of arguments and results.
+        `is_alone`: other processes do not lower it.
+        """
+        leaves, tree = jax.tree.flatten(shardings)
+        key = (mesh, layouts, tree, tuple(leaves), is_alone)
+        if key not in self._jitted:
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return self._run(args, kwargs, layouts, mesh, is_alone)
+
+            self._jitted[key] = self.jit(run, **shardings)
+        return self._jitted[key]
+
+    def jit(self, run: Callable[..., Any], **options: Any) -> Any:
+        """`jax.jit` of `run`, under the user function's name and with the options of `partition` that are jit's.
+
+        Raises:
+            ArgumentError: an option, such as `donate_argnums`, that does not fit the function's signature.
+        """
+        options |= self._function.options.of_jit
+        options |= {"static_argnums": self._function.statics.positions, "static_argnames": self._function.statics.names}
+        try:
+            return jax.jit(in_name_of(self._function.fun, run), **options)
+        except (TypeError, ValueError) as error:
+            _, is_about_fun, problem = str(error).rpartition("Jitted function ")
+            subject = f"{self._function.name}()" if is_about_fun else f"the options of {self._function.name}:"
+            raise ArgumentError(f"{subject} {problem}") from None
+
+    def _run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts, mesh: AnyMesh, is_alone: bool
+    ) -> Any:
+        """The function that jit traces: it plans, then runs the per-device program on shards."""
+        call = self._function.planned(self._function.arguments(args, kwargs, layouts, mesh))
+        call = call.alone if is_alone else call
+        _check_whole(call.plan.results)
+        with collection_paused():
+            return call(*jax.tree.leaves(self._function.split(args, kwargs)[:2]))
+
+
+def _check_whole(values: Sequence[BoundaryValue]) -> None:
+    for value in values:
+        if value.sharding.unreduced_axes:
+            raise UnsupportedError(
+                f"`{value.path}` is to be <{value.sharding}>, but an array at the border of a partitioned function "
+                "holds its value, not terms of a sum; to fix: leave out unreduced=, or state it inside of the function"
+            )
+
+
+def _states_parts(out_shardings: Any, mesh: AnyMesh) -> bool:
+    stated = jax.tree.map(
+        lambda spec: splits_by_parts(spec, mesh), out_shardings, is_leaf=lambda x: isinstance(x, SPEC_TYPES)
+    )
+    return any(jax.tree.leaves(stated))

@@ -1,0 +1,225 @@
+"""A function and its plans: what the arguments of a call are, and which plan calls like it have."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from sdy_jax.annotate.arguments import Parameters, argument_leaves, match_prefix
+from sdy_jax.annotate.constraints import constrained
+from sdy_jax.annotate.program import Program, from_function
+from sdy_jax.annotate.user_function import check_call, check_function, function_name, function_signature, in_name_of
+from sdy_jax.calls.arguments import Arguments, Layouts
+from sdy_jax.calls.derivatives import Partition, Planned
+from sdy_jax.calls.donated import donated_leaves
+from sdy_jax.calls.meshes import mesh_of_call, stated_mesh
+from sdy_jax.calls.options import Options
+from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
+from sdy_jax.calls.statics import StaticParameters, Statics
+from sdy_jax.calls.without_devices import with_devices
+from sdy_jax.errors import ShardingError
+from sdy_jax.ir import hidden_frames
+from sdy_jax.jax_internals import context_mesh
+from sdy_jax.loading.loaded_function import LoadedFunction
+from sdy_jax.plan.build import build_plan, collection_paused
+from sdy_jax.plan.calls import CallPlan
+from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.warn import report_notes
+from sdy_jax.representation.named import AnyMesh, mesh_from_jax
+from sdy_jax.runtime.boundary import auto_mesh, checked_mesh
+
+OfDerivative = Callable[[str, Options, Callable[..., Any], Any, Any, str], Planned]
+"""Partitions a function of a derivative: by the name of the function that is differentiated and the options, the
+function itself, the shardings of its arguments and results, and which part of the derivative it is."""
+
+
+class _Tracing(threading.local):
+    """The mesh of the partitioned function that is being traced. A default by the class is found faster than none."""
+
+    mesh: AnyMesh | None = None
+
+
+_tracing = _Tracing()
+
+
+def traced_on() -> AnyMesh | None:
+    """The mesh of the partitioned function that this thread is tracing."""
+    return _tracing.mesh
+
+
+_ON_EXPLICIT_AXES = (
+    "sdy_jax traces a partitioned function with Auto axes, also on a mesh with Explicit ones. In the function, leave "
+    "out mesh= of jax.shard_map, constrain by a PartitionSpec instead of a NamedSharding, and pass arrays that lie on "
+    "the mesh as arguments instead of closing over them; or make the mesh with axis_types=(jax.sharding.AxisType.Auto, "
+    "...)"
+)
+
+
+class PlannedFunction:
+    """A function with options, and the plans of its calls.
+
+    Attributes:
+        fun, options: as given.
+        is_inner: whether it is the function of a derivative: always called with the same types, its results go to other
+            functions of ours only, and may be split by parts of axes.
+        name: what messages call the function.
+        source: the line at which it was partitioned.
+        mesh: as stated; None if each call has its own.
+        statics: its static parameters.
+    """
+
+    def __init__(self, fun: Callable[..., Any], options: Options, of_derivative: OfDerivative, is_inner: bool):
+        check_function(fun)
+        options.check()
+        self.fun, self.options, self.is_inner = fun, options, is_inner
+        self.name, self.source = function_name(fun), hidden_frames.caller_line()
+        stated = options.in_shardings, options.out_shardings
+        self.mesh = options.mesh if options.mesh is not None else stated_mesh(*stated)
+        self.statics = StaticParameters.of(fun, options.static_argnums, options.static_argnames)
+        self._of_derivative = of_derivative
+        self._signature = None if isinstance(fun, LoadedFunction) else function_signature(fun)
+        self._parameters = Parameters.of(fun)
+        self._calls: dict[Any, PlannedCall] = {}
+
+    @property
+    def plans(self) -> tuple[CallPlan, ...]:
+        """The plans made so far, one per kind of call."""
+        return tuple([CallPlan(call.plan, _plans_of(call.derivatives)) for call in self._calls.values()])
+
+    def forget(self) -> None:
+        """Forgets all plans."""
+        self._calls.clear()
+
+    def arguments(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        layouts: Layouts | None = None,
+        mesh: AnyMesh | None = None,
+    ) -> Arguments:
+        """The arguments of a call. Where they are tracers that stand for arrays, these have `layouts` on `mesh`."""
+        dynamic, named, statics = self.split(args, kwargs)
+        if isinstance(self.fun, LoadedFunction):
+            self.fun.check(dynamic, named)
+        given = argument_leaves(self.options.in_shardings, dynamic, named, self._dynamic(statics))
+        mesh = mesh or self._jax_mesh([leaf.value for leaf in given])
+        return Arguments.of(given, jax.tree.structure((dynamic, named)), statics, mesh, layouts)
+
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
+        """Positional and keyword arguments without the static ones, then the static ones; raises for a wrong call."""
+        check_call(self.name, self._signature, args, kwargs)
+        return self.statics.split(args, kwargs)
+
+    def planned(self, arguments: Arguments) -> PlannedCall:
+        """The plan of a call, made at the first one of its kind."""
+        key = (*arguments.key, _settings())
+        if key in self._calls:
+            return self._calls[key]
+        call = PlannedCall(self._made(arguments), arguments.mesh, self._of_derivatives(arguments.mesh))
+        if call.outer:  # ends with its trace
+            return call
+        return self._calls.setdefault(key, call)  # another thread may have planned it meanwhile
+
+    def _of_derivatives(self, mesh: AnyMesh) -> Partition | None:
+        """What partitions derivatives on `mesh`. None for programs from text, which are differentiated op by op."""
+        if isinstance(self.fun, LoadedFunction) and not self.fun.has_derivatives:
+            return None
+        return functools.partial(self._of_derivative, self.name, self.options.of_derivatives(mesh))
+
+    def _made(self, arguments: Arguments) -> Plan:
+        mesh = arguments.mesh
+        with collection_paused():
+            program = self._traced(arguments)
+            plan = build_plan(
+                self.name,
+                program,
+                self.options.costs_of(mesh),
+                self.source,
+                policy=self.options.policy(mesh),
+                inner=self.is_inner,
+            )
+        report_notes(plan.notes, self.options.on_unknown)
+        return dataclasses.replace(with_dialect_collectives(plan, mesh), as_passed=arguments.as_passed)
+
+    def _traced(self, arguments: Arguments) -> Program:
+        mesh = arguments.mesh
+        program = from_function(
+            self.inner(arguments.statics, mesh),
+            arguments.leaves,
+            arguments.tree,
+            self.options.out_shardings,
+            mesh_from_jax(mesh),
+            auto_mesh(mesh),
+        )
+        donated = donated_leaves(self.fun, self.options, arguments.tree, arguments.statics)
+        if donated:
+            program.mark_donated(donated)
+        return program
+
+    def inner(self, statics: Statics, mesh: AnyMesh) -> Callable[..., Any]:
+        """The user's function of its dynamic arguments; partitioned functions that it calls are inlined."""
+
+        def fun(*args: Any, **kwargs: Any) -> Any:
+            outer, _tracing.mesh = _tracing.mesh, mesh
+            try:
+                return self.fun(*statics.merged(args), **kwargs, **dict(statics.named))
+            except ValueError as error:
+                if jax.sharding.AxisType.Explicit in mesh.axis_types and "mesh" in str(error).lower():
+                    error.add_note(_ON_EXPLICIT_AXES)
+                raise
+            finally:
+                _tracing.mesh = outer
+
+        positional = dict(enumerate(self._parameters.positional))
+        static = {positional[i] for i in statics.positions & positional.keys()} | dict(statics.named).keys()
+        return in_name_of(self.fun, fun, static)
+
+    def inlined(self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: AnyMesh) -> Any:
+        """The plain function, its shardings as constraints of the surrounding program, which runs on `mesh`."""
+        own = mesh if self.mesh is None else self.mesh
+        if mesh_from_jax(checked_mesh(own)) != mesh_from_jax(mesh):
+            raise ShardingError(
+                f"{self.name} is partitioned on the mesh {mesh_from_jax(checked_mesh(own))} and called by a "
+                f"function partitioned on {mesh_from_jax(mesh)}; use one mesh"
+            )
+        dynamic, named, statics = self.split(args, kwargs)
+        leaves = argument_leaves(self.options.in_shardings, dynamic, named, self._dynamic(statics))
+        values = [constrained(leaf, "in_shardings") for leaf in leaves]
+        dynamic, named = jax.tree.unflatten(jax.tree.structure((dynamic, named)), values)
+        result = self.fun(*statics.merged(dynamic), **named, **dict(statics.named))
+        stated = match_prefix(self.options.out_shardings, result, "result", "out_shardings")
+        outputs = [constrained(leaf, "out_shardings") for leaf in stated]
+        return jax.tree.unflatten(jax.tree.structure(result), outputs)
+
+    def _dynamic(self, statics: Statics) -> Parameters:
+        """The parameters without the static ones."""
+        return self._parameters.without({*self.statics.positions, *statics.positions}, self.statics.names)
+
+    def _jax_mesh(self, values: Sequence[Any]) -> AnyMesh:
+        """The mesh on which a call with these arguments runs; without devices where there are none."""
+        if self.mesh is None:
+            return mesh_of_call(values)
+        return with_devices(checked_mesh(self.mesh), values, context_mesh())
+
+
+def _plans_of(functions: Sequence[Planned]) -> tuple[CallPlan, ...]:
+    return tuple([plan for function in functions for plan in function.plans])
+
+
+# The settings of jax that change what a function traces to.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+
+
+def _settings() -> tuple[Any, ...]:
+    return tuple(getattr(jax.config, name) for name in _SETTINGS)
