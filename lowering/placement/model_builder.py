@@ -35,7 +35,7 @@ from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 
-_MORE_WORK = 0.01
+_MORE_WORK = 0.02
 """The share of the walk's operations that a program may perform more, where those that are no products cost next to
 nothing: a model of time charges what they read and write."""
 

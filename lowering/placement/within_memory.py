@@ -96,11 +96,11 @@ def best_choice(program: ModelledProgram) -> Chosen:
     work that rises where the best one does."""
     model, start = program.model, program.start
     model.charge_each_reshard(max(_LEAST_SAVING * model.cost(start), _WORTH * model.mean_reshard(start)))
-    for _ in range(_TRIES):
+    for number in range(1, _TRIES + 1):
         found = improved(model, start, program.table, program.atoms)
         if model.operations(found) <= program.most_operations:
             return found
-        model.charge_work(_DEARER)
+        model.price_work(_DEARER**number)
     return start
 
 

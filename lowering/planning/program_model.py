@@ -97,6 +97,7 @@ class ProgramModel:
         self.prices = prices
         self.nodes: list[Node] = []
         self.values: list[ModelValue] = []
+        self._work_price = 1.0
         self._held_before: list[float] = []
         """Per node, what it costs to hold a byte from the start of the program to before the node."""
         self._spread: dict[tuple[ValueClass, int, frozenset[int]], float] = {}
@@ -131,8 +132,9 @@ class ProgramModel:
         self.prices.add_to_each(least)
         self._spread.clear()
 
-    def charge_work(self, dearer: float) -> None:
-        """Multiplies the price of work."""
+    def price_work(self, price: float) -> None:
+        """Sets the price of work, as a multiple of what the cost model says."""
+        dearer, self._work_price = price / self._work_price, price
         known: dict[int, list[Way]] = {}
         for node in self.nodes:
             ways = node.ways

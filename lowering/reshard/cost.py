@@ -152,7 +152,7 @@ class CostModel:
 
     Products and convolutions never repeat work on several devices that the axes of their operands and results share
     out, and do no more per device in a plan for the whole program (`layouts="global"`) than op by op. Where memory has
-    no price, other ops may repeat a hundredth of what all do. With `repeat_work` all may, where that costs less.
+    no price, other ops may repeat two hundredths of what all do. With `repeat_work` all may, where that costs less.
 
     `bandwidth` may be given as a mapping from axis name; axes that it does not name have bandwidth 1. It is kept as
     sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes.

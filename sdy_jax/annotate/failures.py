@@ -50,7 +50,7 @@ class Guarded:
             self._failure = error
             results = [np.zeros((*leading, *aval.shape), aval.dtype) for aval in self._result_avals]
             results.append(np.ones(leading, _FLAG))
-        return tuple(x.reshape(*leading, *type_.shape) for x, type_ in zip(results, self.types, strict=True))
+        return tuple(np.reshape(x, (*leading, *type_.shape)) for x, type_ in zip(results, self.types, strict=True))
 
     def _check(self, results: Sequence[Any], leading: tuple[int, ...]) -> None:
         found = [(x.shape, x.dtype) for x in results]

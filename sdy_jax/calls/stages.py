@@ -18,22 +18,25 @@ def lowered_arguments(call: Arguments, planned: PlannedCall) -> tuple[tuple[Any,
     """The arguments of a call, static ones among them. Those that no device holds yet become types with the sharding of
     the plan, so that the compiled program says by the axes of the mesh how it takes them.
 
-    On Explicit axes a type's sharding is part of what is traced; there they stay as they are.
+    On Explicit axes a type's sharding is part of what is traced; there they stay as they are. So they do where one lies
+    by a part of an axis: jax names the shardings of all arguments by axes of the mesh, or of none.
     """
     leaves = [leaf.value for leaf in call.given]
-    if AxisType.Explicit not in call.mesh.axis_types:
+    entering = [_named(x, sharding, call.mesh) for x, sharding in zip(leaves, planned.entering, strict=True)]
+    if AxisType.Explicit not in call.mesh.axis_types and None not in entering:
         unused = planned.unused
-        leaves = [
-            x if i in unused else _with_sharding(x, sharding, call.mesh)
-            for i, (x, sharding) in enumerate(zip(leaves, planned.entering, strict=True))
-        ]
+        leaves = [x if i in unused else type_ for i, (x, type_) in enumerate(zip(leaves, entering, strict=True))]
     args, kwargs = jax.tree.unflatten(call.tree, leaves)
     return tuple(call.statics.merged(args)), {**kwargs, **dict(call.statics.named)}
 
 
-def _with_sharding(x: Any, sharding: TensorSharding, mesh: AnyMesh) -> Any:
-    if _is_laid_out(x) or sharding.unreduced_axes or has_sub_axes(sharding):
+def _named(x: Any, sharding: TensorSharding, mesh: AnyMesh) -> Any:
+    """The type with the sharding of the plan, the array itself where it lies on devices; None if jax has no name for
+    the sharding."""
+    if _is_laid_out(x):
         return x
+    if sharding.unreduced_axes or has_sub_axes(sharding):
+        return None
     type_ = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
     weak = getattr(type_, "weak_type", False)
     return jax.ShapeDtypeStruct(type_.shape, type_.dtype, weak_type=weak, sharding=named(sharding, mesh))

@@ -98,8 +98,8 @@ def _cause(plan: Plan, record: CollectiveRecord) -> str:
     if record.hidden:
         how = "one trip ahead" if record.is_ahead else "in a ring with it"
         again += f", {how} ({sent_text(plan.costs, record.hidden)} hidden)"
-    is_users = record.origin == "user" and not record.cause.startswith("jax.")
-    return "the user's" if is_users else f"for {record.cause}{again}"
+    is_written = record.origin == "user" and record.cause.startswith("sdy.")
+    return "the user's" if is_written else f"for {record.cause}{again}"
 
 
 def _moves(plan: Plan) -> str:

@@ -66,9 +66,6 @@ class LocalPlan(Plan):
         """As of other plans."""
         return super().headline.replace(" on mesh ", " on local arrays, on mesh ", 1)
 
-    def _cause(self, record: CollectiveRecord) -> str:
-        return f"for {record.cause}"
-
 
 _NO_SHARDINGS = (
     "a program on local arrays says itself what each device holds; nothing propagates that could be asked for"
