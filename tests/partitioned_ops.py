@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -20,6 +22,16 @@ def mesh_of(*sizes: int) -> jax.sharding.Mesh:
 
 
 LINE, PLANE, CUBE = mesh_of(8), mesh_of(2, 4), mesh_of(2, 2, 2)
+
+
+@contextmanager
+def setting(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """A variable has a value inside of a block, and its old one afterwards, whatever happens in it."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 def check(

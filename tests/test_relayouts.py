@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from partitioned_ops import PLANE
+from partitioned_ops import PLANE, setting
 from reshard_simulator import Simulator
 from test_partitioning_passes import ours
 from test_resharding import random_sharding
@@ -77,9 +77,9 @@ def halved(x):
 @pytest.fixture
 def planned():
     """A partitioned function that relays rows out, and its argument."""
-    token = PARTITIONED.set(True)
-    yield sdy.partition(halved, mesh=PLANE, in_shardings=P(XY)), jnp.asarray(RNG.normal(size=(72, WIDTH)), np.float32)
-    PARTITIONED.reset(token)
+    with setting(PARTITIONED, True):
+        x = jnp.asarray(RNG.normal(size=(72, WIDTH)), np.float32)
+        yield sdy.partition(halved, mesh=PLANE, in_shardings=P(XY)), x
 
 
 RNG = np.random.default_rng(1)
@@ -154,9 +154,8 @@ def run(function, x, spec, mesh=PLANE):
     size = len(x)
     long = jnp.concatenate([x, jnp.zeros((-size % 8, *x.shape[1:]), x.dtype)])
     partitioned = sdy.partition(lambda long: function(long[:size]), mesh=mesh, in_shardings=P(*spec), layouts="local")
-    token = PARTITIONED.set(True)
-    plan, found, compiled = partitioned.plan(long), partitioned(long), partitioned.lower(long).compile()
-    PARTITIONED.reset(token)
+    with setting(PARTITIONED, True):
+        plan, found, compiled = partitioned.plan(long), partitioned(long), partitioned.lower(long).compile()
     assert_close(found, function(x))
     assert plan.wire_bytes == pytest.approx(totals(collectives_in_hlo(compiled.as_text())).wire_bytes), plan
     return plan

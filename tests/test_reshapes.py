@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from partitioned_ops import LINE, PLANE
+from partitioned_ops import LINE, PLANE, setting
 from test_uneven import PARTITIONED, assert_close, split
 
 import sdy_jax as sdy
@@ -37,9 +37,8 @@ def run(function, args, mesh=LINE, **tolerances):
     plans = []
     for layouts in ("local", "global"):
         partitioned = sdy.partition(lambda *xs: function(*xs), mesh=mesh, layouts=layouts)
-        token = PARTITIONED.set(True)
-        plan, found, compiled = partitioned.plan(*args), partitioned(*args), partitioned.lower(*args).compile()
-        PARTITIONED.reset(token)
+        with setting(PARTITIONED, True):
+            plan, found, compiled = partitioned.plan(*args), partitioned(*args), partitioned.lower(*args).compile()
         assert_close(found, function(*args), **tolerances)
         assert plan.wire_bytes == pytest.approx(totals(collectives_in_hlo(compiled.as_text())).wire_bytes), plan
         plans.append(plan)

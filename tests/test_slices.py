@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from partitioned_ops import LINE, PLANE
+from partitioned_ops import LINE, PLANE, setting
 from test_totals import agreed, f32
 
 import sdy_jax as sdy
@@ -33,9 +33,8 @@ def check(function, *args, mesh=LINE, spec=ROWS, gathers=1, **tolerances):
         return split(function(*(split(x) for x in xs)))
 
     partitioned = sdy.partition(inside, mesh=mesh)
-    token = PARTITIONED.set(NamedSharding(mesh, spec))
-    plan, found = partitioned.plan(*args), partitioned(*args)
-    PARTITIONED.reset(token)
+    with setting(PARTITIONED, NamedSharding(mesh, spec)):
+        plan, found = partitioned.plan(*args), partitioned(*args)
     wanted = jax.jit(lambda *xs: inside(*xs))(*args)
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
     if tolerances:

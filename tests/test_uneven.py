@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from partitioned_ops import LINE
+from partitioned_ops import LINE, setting
 
 import sdy_jax as sdy
 from sdy_jax.errors import SdyError, ShardingError
@@ -48,9 +48,8 @@ def check(function, x, **options):
     junk = jnp.full((-len(x) % 8, *x.shape[1:]), shards.padding_value(x.dtype))
     long = jnp.concatenate([x, junk])
     partitioned = sdy.partition(lambda long: function(long[: len(x)]), mesh=LINE, in_shardings=P("x"))
-    token = PARTITIONED.set(True)
-    plan, found = partitioned.plan(long), partitioned(long)
-    PARTITIONED.reset(token)
+    with setting(PARTITIONED, True):
+        plan, found = partitioned.plan(long), partitioned(long)
     assert_close(found, jax.jit(lambda x: function(x))(x), **options)
     assert plan.padding, plan
     return plan
@@ -134,30 +133,29 @@ def squares(x):
 
 @pytest.mark.parametrize("uneven, block", [("pad", 9), ("replicate", 65)])
 def test_what_becomes_of_axes_that_do_not_divide(uneven, block):
-    token = PARTITIONED.set(True)
-    f = sdy.partition(squares, mesh=LINE, uneven=uneven)
-    text, plan = f.lower(normal(65, 4)).as_text(), f.plan(normal(65, 4))
-    PARTITIONED.reset(token)
+    with setting(PARTITIONED, True):
+        f = sdy.partition(squares, mesh=LINE, uneven=uneven)
+        text, plan = f.lower(normal(65, 4)).as_text(), f.plan(normal(65, 4))
     assert (f"tensor<{block}x4xf32>" in text) and ("tensor<9x4xf32>" in text) == (uneven == "pad")
     assert bool(plan.padding) == bool(plan.padded_bytes) == ("padding (bytes per device)" in str(plan)) == (block == 9)
     assert ("8 does not divide 65" in str(plan)) == (uneven == "replicate")
 
 
 def test_padding_is_counted_per_device():
-    token = PARTITIONED.set(True)
-    plan = sdy.partition(squares, mesh=LINE).plan(normal(65, 4))
-    PARTITIONED.reset(token)
+    with setting(PARTITIONED, True):
+        plan = sdy.partition(squares, mesh=LINE).plan(normal(65, 4))
     assert {(value.type, value.bytes) for value in plan.padding} == {("f32[65@x,4]", 4 * 4 * (9 - 65 / 8))}
     assert "f32[65@x,4]" in str(plan).partition("padding (bytes per device)")[2]
 
 
 def test_uneven_axes_can_be_refused():
-    token = PARTITIONED.set(True)
-    with pytest.raises(ShardingError, match=r"test_uneven.py:\d+.* 8 does not divide 65; .* To fix: pad it to 72, or"):
-        sdy.partition(squares, mesh=LINE, uneven="error").plan(normal(65, 4))
-    with pytest.raises(ShardingError, match=r"dim 0 of `x`, f32\[65@x,4\], cannot be split"):
-        sdy.partition(lambda x: x * 2, mesh=LINE, in_shardings=P("x"), uneven="error").plan(normal(65, 4))
-    sdy.partition(squares, mesh=LINE, uneven="error").plan(normal(64, 4))
-    PARTITIONED.reset(token)
+    with setting(PARTITIONED, True):
+        with pytest.raises(
+            ShardingError, match=r"test_uneven.py:\d+.* 8 does not divide 65; .* To fix: pad it to 72, or"
+        ):
+            sdy.partition(squares, mesh=LINE, uneven="error").plan(normal(65, 4))
+        with pytest.raises(ShardingError, match=r"dim 0 of `x`, f32\[65@x,4\], cannot be split"):
+            sdy.partition(lambda x: x * 2, mesh=LINE, in_shardings=P("x"), uneven="error").plan(normal(65, 4))
+        sdy.partition(squares, mesh=LINE, uneven="error").plan(normal(64, 4))
     with pytest.raises(SdyError, match="uneven='drop'; expected 'pad', 'replicate' or 'error'"):
         sdy.partition(squares, mesh=LINE, uneven="drop")
