@@ -132,7 +132,7 @@ def test_an_op_without_a_rule_says_what_it_costs_and_what_helps(mesh):
 def test_an_uneven_argument_is_named_with_the_line_that_gives_its_sharding(mesh):
     partitioned = sdy.partition(lambda y: y, mesh=mesh, in_shardings=P("model"), on_unknown="ignore")
     argument, *_ = (note for note in partitioned.plan(X[:6]).notes if note.op == "argument")
-    assert argument.source == partitioned._source
+    assert argument.source == partitioned._function.source
     assert argument.message == (
         "dim 0 of `y`, f32[6@model,32], cannot be split over 'model', because 4 does not divide 6; it is split over "
         "'model:(1)2' only, and every device holds 384 B. To fix: pad it to 8"

@@ -51,7 +51,7 @@ def test_every_collective_has_a_line_with_kind_axes_bytes_and_source(layers):
 
 def test_what_moves_at_the_end_is_for_the_line_that_gives_the_shardings_of_results(mesh):
     f = sdy.partition(lambda x: x, mesh=mesh, in_shardings=P("model"), out_shardings=P("data"))
-    line = f._source
+    line = f._function.source
     (*moved, last) = f.plan(X).collectives
     assert re.search(r"test_plan\.py:\d+$", line)
     assert {(c.source, c.cause) for c in (*moved, last)} == {(line, "func.return")}

@@ -98,7 +98,7 @@ def _cause(plan: Plan, record: CollectiveRecord) -> str:
     if record.hidden:
         how = "one trip ahead" if record.is_ahead else "in a ring with it"
         again += f", {how} ({sent_text(plan.costs, record.hidden)} hidden)"
-    is_written = record.origin == "user" and record.cause.startswith("sdy.")
+    is_written = record.origin == "user" and record.cause.startswith(("sdy.", "stablehlo."))
     return "the user's" if is_written else f"for {record.cause}{again}"
 
 
