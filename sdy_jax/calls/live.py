@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr  # type: ignore[attr-defined, unused-ignore]  # Jaxpr in jax 0.12
 from jax.interpreters.partial_eval import dce_jaxpr
 
 
