@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sdy_jax.representation.named import AnyMesh
 from sdy_jax.shard.grids import (
-    AnyMesh,
     AxisNames,
     Device,
     axis_numbers,

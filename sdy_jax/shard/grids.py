@@ -14,12 +14,11 @@ import numpy as np
 
 from sdy_jax.annotate.site import traced_manual_axes
 from sdy_jax.errors import ShardingError
-from sdy_jax.representation.named import mesh_from_jax
+from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard.semantics.checks import AxisIndices
 from sdy_jax.shard.semantics.grid import Coordinate, Grid
 
-AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 AxisNames = int | str | Sequence[int | str]
 """Grid axes by position or name, singly or in the order that counts."""
 

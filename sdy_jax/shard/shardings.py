@@ -17,20 +17,10 @@ from sdy_jax.annotate.site import Site, current_mesh, current_site
 from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.hidden_frames import caller_line
 from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.named import from_named_sharding
+from sdy_jax.representation.named import AnyMesh, from_named_sharding
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
-from sdy_jax.shard.grids import (
-    AnyMesh,
-    AxisNames,
-    Device,
-    axis_numbers,
-    coordinates,
-    grid_of,
-    listed,
-    mesh_terms,
-    on_devices,
-)
+from sdy_jax.shard.grids import AxisNames, Device, axis_numbers, coordinates, grid_of, listed, mesh_terms, on_devices
 from sdy_jax.shard.semantics import buffers, queries, resharding
 from sdy_jax.shard.semantics.grid import Grid
 from sdy_jax.shard.semantics.layout import Layout, check_layout, even_shape, normalized, sharding_text, trimmed

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.spec_trees.leaves import Entries, TreeLeaf, axes_in, entries_of, mapped, spec_of, stated_specs
-from sdy_jax.spec_trees.mesh_axes import AnyMesh, axis_sizes, check_axis
+from sdy_jax.spec_trees.mesh_axes import SizedMesh, axis_sizes, check_axis
 
 MIN_SIZE = 2**14
 """The elements from which on a parameter is split: 64 KiB of float32, which a TPU v5e sends over a link (45 GB/s) in
@@ -21,7 +21,7 @@ def fsdp(
     params: Any,
     axis: str | Sequence[str] = "data",
     *,
-    mesh: AnyMesh | None = None,
+    mesh: SizedMesh | None = None,
     specs: Any = None,
     min_size: int = MIN_SIZE,
 ) -> Any:
@@ -66,7 +66,7 @@ def fsdp(
     return mapped(split, params, "params")
 
 
-def _sizes(axes: tuple[str, ...], mesh: AnyMesh | None, params: Any) -> Mapping[str, int]:
+def _sizes(axes: tuple[str, ...], mesh: SizedMesh | None, params: Any) -> Mapping[str, int]:
     """The sizes of the mesh's axes, `axes` among them.
 
     Raises:

@@ -10,12 +10,13 @@ from jax.sharding import NamedSharding
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import mesh_from_jax
+from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 
-AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh | Mesh
+SizedMesh = AnyMesh | Mesh
+"""A mesh of jax, with devices or without, or one of ours: its axes have sizes."""
 
 
-def axis_sizes(mesh: AnyMesh | None, params: Any) -> Mapping[str, int] | None:
+def axis_sizes(mesh: SizedMesh | None, params: Any) -> Mapping[str, int] | None:
     """The sizes of axes by name: those of `mesh`, of `jax.set_mesh`, or of the mesh on which the parameters lie.
 
     None if there is no mesh.

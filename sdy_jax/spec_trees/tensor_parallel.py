@@ -11,14 +11,14 @@ from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import ShardingError, with_article
 from sdy_jax.spec_trees.leaves import TreeLeaf, axes_in, entries_of, leaves, mapped
-from sdy_jax.spec_trees.mesh_axes import AnyMesh, axis_sizes, check_axis
+from sdy_jax.spec_trees.mesh_axes import SizedMesh, axis_sizes, check_axis
 
 _SHOWN = 5
 """The number of paths that an error lists."""
 
 
 def tensor_parallel(
-    params: Any, patterns: Mapping[str, PartitionSpec], *, mesh: AnyMesh | None = None, name: str = "params"
+    params: Any, patterns: Mapping[str, PartitionSpec], *, mesh: SizedMesh | None = None, name: str = "params"
 ) -> Any:
     """Specifications by regular expressions on paths: which weights of a model are split how, in a few lines.
 
