@@ -39,6 +39,7 @@ ROOMS = {
         "errors representation ir runtime annotate op_rules propagation text lowering.reshard lowering.emission "
         "lowering.planning lowering.placement passes"
     ),
+    "fixes": "errors annotate ir lowering.emission lowering.placement plan representation",
     "shard": (
         "errors representation ir runtime annotate op_rules verification text lowering.reshard lowering.emission "
         "lowering.strategies lowering.placement lowering passes plan"

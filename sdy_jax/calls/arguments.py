@@ -62,6 +62,16 @@ class Arguments:
         leaves = [t if spec is None else replace(t, spec=spec) for t, spec in zip(typed, layouts, strict=True)]
         return cls(given, leaves, layouts, tree, statics, mesh)
 
+    def resized(self, size: int, other: int) -> Arguments:
+        """Types of arguments that have another size wherever these have one."""
+        leaves = [replace(leaf, value=_resized(leaf.value, size, other)) for leaf in self.leaves]
+        return replace(self, given=leaves, leaves=leaves)
+
+    @property
+    def types(self) -> Arguments:
+        """The same arguments without arrays, to be kept."""
+        return replace(self, given=self.leaves)
+
     @property
     def key(self) -> tuple[Any, ...]:
         """The key of the plan for a call like this."""
@@ -97,6 +107,10 @@ class Arguments:
     @cached_property
     def _own(self) -> list[NamedSharding | None]:
         return [layout_of(leaf.value) for leaf in self.given]
+
+
+def _resized(value: Any, size: int, other: int) -> Any:
+    return value.update(shape=tuple(other if n == size else n for n in value.shape))
 
 
 def _layout(given: Leaf, typed: Leaf, mesh: AnyMesh) -> Spec:

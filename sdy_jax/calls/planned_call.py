@@ -34,7 +34,7 @@ def with_dialect_collectives(plan: Plan, mesh: AnyMesh) -> Plan:
     if not has_dialect_collectives(plan.program.module):
         return plan
     found = dialect_collectives(PlannedCall(plan, mesh, None, is_alone=True).lower, plan.program.mesh)
-    return replace(plan, collectives=(*plan.collectives, *found))
+    return replace(plan, collectives=(*plan.collectives, *found), planner=None)
 
 
 class PlannedCall:

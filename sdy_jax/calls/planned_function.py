@@ -144,7 +144,12 @@ class PlannedFunction:
                 inner=self.is_inner,
             )
         report_notes(plan.notes, self.options.on_unknown)
-        return dataclasses.replace(with_dialect_collectives(plan, mesh), as_passed=arguments.as_passed)
+        resized = functools.partial(self._resized, arguments.types)
+        return dataclasses.replace(with_dialect_collectives(plan, mesh), as_passed=arguments.as_passed, resized=resized)
+
+    def _resized(self, arguments: Arguments, size: int, other: int) -> Program:
+        """The program of arguments that have another size wherever they have this one."""
+        return self._traced(arguments.resized(size, other))
 
     def _traced(self, arguments: Arguments) -> Program:
         mesh = arguments.mesh

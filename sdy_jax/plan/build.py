@@ -28,7 +28,7 @@ from sdy_jax.passes.common_mesh import put_on_mesh
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
 from sdy_jax.plan.automatic import Border, automatic_plan
 from sdy_jax.plan.boundary import boundary_values
-from sdy_jax.plan.dump import Dump, dump_of
+from sdy_jax.plan.dump import Dump, dump_of, ignore
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import progress_of
 from sdy_jax.plan.proposal import PlannedWith, input_names, to_partition
@@ -47,6 +47,7 @@ def build_plan(
     *,
     policy: Policy = Policy(),  # noqa: B008 - immutable
     inner: bool = False,
+    is_trial: bool = False,
 ) -> Plan:
     """Propagates and partitions a traced program.
 
@@ -57,10 +58,11 @@ def build_plan(
         source: the line at which the program's shardings are given.
         policy: how it is partitioned.
         inner: the results stay among our own functions, and may be split by parts of axes that nobody stated.
+        is_trial: the plan is only to be compared with another one; its stages are not dumped.
     """
     context = program.module.context
     with collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
-        making = _Making(name, costs, source, policy, inner)
+        making = _Making(name, costs, source, policy, inner, is_trial)
         return making.searched(program) if program.is_automatic else making.plan(program)
 
 
@@ -86,10 +88,18 @@ class _Making:
     source: str
     policy: Policy
     inner: bool
+    is_trial: bool = False
+
+    def again(self, program: Program, policy: Policy) -> Plan:
+        """The plan of another program of the same function, to be compared with the first."""
+        return build_plan(self.name, program, self.costs, self.source, policy=policy, inner=self.inner, is_trial=True)
+
+    def _dump(self) -> Dump:
+        return ignore if self.is_trial else dump_of(self.name)
 
     def plan(self, program: Program) -> Plan:
         """The plan of a program whose border is stated."""
-        dump = dump_of(self.name)
+        dump = self._dump()
         stages, rules = self._propagated(program, dump)
         module, notes = to_partition(stages["propagated"], program, self.source, self.inner)
         inputs = input_names(program)
@@ -118,6 +128,7 @@ class _Making:
             layouts=report.layouts,
             planned_with=PlannedWith(self.costs, self.policy, self.inner),
             work_cost=report.work,
+            planner=self.again,
         )
 
     def searched(self, program: Program) -> Plan:
@@ -130,7 +141,7 @@ class _Making:
             return automatic_plan(program, imported, self.plan, unlimited.plan, self._freed, limit, tell)
 
     def _freed(self, program: Program, border: FreeBorder) -> Border:
-        stages, rules = self._propagated(program, dump_of(self.name))
+        stages, rules = self._propagated(program, self._dump())
         module, _ = to_partition(stages["propagated"], program, self.source, self.inner)
         found = best_border(module, program.mesh_name, self.costs, border, rules, self.policy)
         first = len(program.constants)

@@ -32,10 +32,10 @@ def dump_of(plan: str) -> Dump:
       SdyError: the folder cannot be made.
     """
     directory = os.environ.get(VARIABLE)
-    return _Files(directory, plan) if directory else _ignore
+    return _Files(directory, plan) if directory else ignore
 
 
-def _ignore(stage: Pass | str, module: ir.Operation) -> None:
+def ignore(stage: Pass | str, module: ir.Operation) -> None:
     """Nothing is to be written."""
 
 

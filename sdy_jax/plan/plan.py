@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
+from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.locations import short_source
+from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import CollectiveRecord, LayoutChoice, Note
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.automatic_layouts import AutomaticLayouts
@@ -53,6 +55,8 @@ class Plan:
             None where all are stated.
         planned_with: the costs and decisions that the plan was made with; None of a program on local arrays.
         work_cost: the time of one device's own work, by the cost model.
+        planner: makes the plan of another traced program of the same function, under a policy.
+        resized: traces the function anew, all sizes of arguments that are the first number being the second.
     """
 
     name: str
@@ -70,6 +74,8 @@ class Plan:
     planned_with: PlannedWith | None = None
     automatic: AutomaticLayouts | None = None
     work_cost: float = 0.0
+    planner: Callable[[Program, Policy], Plan] | None = None
+    resized: Callable[[int, int], Program] | None = None
 
     @property
     def input_specs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -160,6 +166,34 @@ class Plan:
         Loops count once per trip (a loop with an unknown count as one trip), conditionals as their largest branch.
         """
         return flops(self.work, repeated=True)
+
+    @property
+    def traced(self) -> Program:
+        """The program before propagation."""
+        return self.program.with_module(self.stages["traced"])
+
+    @property
+    def policy(self) -> Policy:
+        """The user's decisions about partitioning."""
+        return self.planned_with.policy if self.planned_with is not None else Policy()
+
+    def replanned(self, program: Program, policy: Policy | None = None) -> Plan:
+        """The plan of another traced program of the same function, or under another policy."""
+        if self.planner is None:
+            raise SdyError(f"the plan of {self.name} is of a program on local arrays, which is not planned anew")
+        return self.planner(program, policy or self.policy)
+
+    @cached_property
+    def fixes(self) -> Sequence[Any]:
+        """Fix-its: changes of one line of your code that save bytes on the wire or memory, those that save most first.
+        Each was tried: the changed program was planned. That takes as long as the plan did for each change (up to
+        eight), when this is asked for; printing the plan asks where the program is small.
+
+        Example:
+            print(plan.fixes)
+            assert not plan.fixes  # in a test
+        """
+        return extension("fixes")(self)  # type: ignore[no-any-return]
 
     def fingerprint(self) -> str:
         """32 hexadecimal digits that say which collectives run: their order, kinds, axes and types, the loops and
