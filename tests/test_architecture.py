@@ -35,9 +35,10 @@ ROOMS = {
         "errors jax_internals representation ir runtime op_rules propagation verification lowering.reshard "
         "lowering.emission lowering.strategies lowering.placement passes"
     ),
+    "plan_record": "errors representation",
     "plan": (
         "errors representation ir runtime annotate op_rules propagation text lowering.reshard lowering.emission "
-        "lowering.planning lowering.placement passes"
+        "lowering.planning lowering.placement passes plan_record"
     ),
     "fixes": "errors annotate ir lowering.emission lowering.placement plan representation",
     "shard": (

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -115,6 +115,24 @@ def peak_of(graph: Graph, *, products_fuse: bool = False) -> Peak:
     return Peak(most, arguments, results, tuple(found), at, shared_bytes(graph, sizes.of))
 
 
+class HeldBuffer(NamedTuple):
+    """A temporary on one device: its value, its bytes, and the first and last op while which it is live, by their place
+    in `Peak.at`."""
+
+    value: Value
+    bytes: float
+    first: int
+    last: int
+
+
+def held_buffers(graph: Graph, *, products_fuse: bool = False) -> list[HeldBuffer]:
+    """The temporaries that a device holds while it runs a partitioned program; `products_fuse` as of `peak_of`."""
+    load_extensions()
+    ranges = _LiveRanges(graph, LocalBytes(graph), products_fuse)
+    _take_over(ranges.buffers)
+    return list(ranges.held())
+
+
 # Live ranges.
 
 
@@ -171,13 +189,19 @@ class _LiveRanges:
     def held_at(self) -> tuple[list[ir.Operation], list[float]]:
         """All ops, and the bytes of temporaries that are live at each."""
         changes = [0.0] * (len(self._order) + 1)
+        for _, size, first, last in self.held():
+            changes[first] += size
+            changes[last + 1] -= size
+        return [op.mlir for op in self._order], list(accumulate(changes[:-1]))
+
+    def held(self) -> Iterator[HeldBuffer]:
+        """The temporaries, after it is known which are taken over."""
+        end = len(self._order) - 1
         for buffer in self.buffers:
             if buffer.counts:
-                first = min(max(round(buffer.start), 0), len(self._order) - 1)
-                last = max(min(round(buffer.end), len(self._order) - 1) - buffer.is_taken, first)
-                changes[first] += buffer.bytes
-                changes[last + 1] -= buffer.bytes
-        return [op.mlir for op in self._order], list(accumulate(changes[:-1]))
+                first = min(max(round(buffer.start), 0), end)
+                last = max(min(round(buffer.end), end) - buffer.is_taken, first)
+                yield HeldBuffer(buffer.value, buffer.bytes, first, last)
 
     # Order.
 

@@ -32,6 +32,7 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.warn import report_notes
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.boundary import auto_mesh, checked_mesh
+from sdy_jax.runtime.devices import device_kind
 
 OfDerivative = Callable[[str, Options, Callable[..., Any], Any, Any, str], Planned]
 """Partitions a function of a derivative: by the name of the function that is differentiated and the options, the
@@ -144,8 +145,10 @@ class PlannedFunction:
                 inner=self.is_inner,
             )
         report_notes(plan.notes, self.options.on_unknown)
+        plan = with_dialect_collectives(plan, mesh)
         resized = functools.partial(self._resized, arguments.types)
-        return dataclasses.replace(with_dialect_collectives(plan, mesh), as_passed=arguments.as_passed, resized=resized)
+        kind = device_kind(mesh)
+        return dataclasses.replace(plan, as_passed=arguments.as_passed, resized=resized, device_kind=kind)
 
     def _resized(self, arguments: Arguments, size: int, other: int) -> Program:
         """The program of arguments that have another size wherever they have this one."""

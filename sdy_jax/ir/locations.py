@@ -68,6 +68,12 @@ def source_line(location: ir.Location) -> str:
     return place_of(location).line
 
 
+def user_frames(location: ir.Location) -> tuple[tuple[str, str], ...]:
+    """The lines of the user's code around a location, outside of libraries, inner ones first, with their functions; in
+    code of libraries alone their lines."""
+    return _user_frames(str(location))
+
+
 def is_line(line: str, asked: str) -> bool:
     """Whether a line of source is the one that is asked for by the end of its path: `model.py:42`."""
     return _ASKED.search(asked) is not None and (line == asked or line.endswith(f"/{asked}"))
@@ -85,6 +91,17 @@ def short_source(source: str) -> str:
 
 
 @lru_cache(maxsize=1 << 12)
+def _user_frames(text: str) -> tuple[tuple[str, str], ...]:
+    frames = list(_FRAME.finditer(text))
+    users = [frame for frame in frames if not _LIBRARIES.search(frame[2])] or frames
+    return tuple([(_line(frame), _function(frame)) for frame in users])
+
+
+def _function(frame: re.Match[str]) -> str:
+    return frame[1].rpartition("<locals>.")[2] if frame[1] and _is_function(frame[1]) else ""
+
+
+@lru_cache(maxsize=1 << 12)
 def _place(text: str) -> SourcePlace:
     frames = list(_FRAME.finditer(text))
     inner = frames[0] if frames else None
@@ -96,8 +113,7 @@ def _place(text: str) -> SourcePlace:
     if inner is None:
         return SourcePlace(_without_file(text), "", "", *said)
     user = next((frame for frame in frames if not _LIBRARIES.search(frame[2])), inner)
-    function = user[1].rpartition("<locals>.")[2] if user[1] and _is_function(user[1]) else ""
-    return SourcePlace(_line(user), "" if user is inner else _line(inner), function, *said)
+    return SourcePlace(_line(user), "" if user is inner else _line(inner), _function(user), *said)
 
 
 def _stack(names: list[str]) -> tuple[str, str]:

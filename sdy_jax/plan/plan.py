@@ -28,10 +28,12 @@ from sdy_jax.plan.memory import MemoryUse, memory_of
 from sdy_jax.plan.padding import PaddedValue, padded_values
 from sdy_jax.plan.plan_text import plan_text
 from sdy_jax.plan.proposal import PlannedWith
+from sdy_jax.plan.recording.record import record_of
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.plan.work import Work, flops, work_of
+from sdy_jax.plan_record.record import PlanRecord
 from sdy_jax.representation.type_text import bytes_text
 
 
@@ -57,6 +59,7 @@ class Plan:
         work_cost: the time of one device's own work, by the cost model.
         planner: makes the plan of another traced program of the same function, under a policy.
         resized: traces the function anew, all sizes of arguments that are the first number being the second.
+        device_kind: what the devices call themselves; empty where nobody knows.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Plan:
     work_cost: float = 0.0
     planner: Callable[[Program, Policy], Plan] | None = None
     resized: Callable[[int, int], Program] | None = None
+    device_kind: str = ""
 
     @property
     def input_specs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -205,6 +209,14 @@ class Plan:
             assert step.plan(state, batch).fingerprint() == "5d1c2f0be1a24b6a9d0c7f3a52c1e8f4"  # in a test
         """
         return fingerprint_of(self.program.mesh, self.collectives)
+
+    def record(self) -> PlanRecord:
+        """All that the plan says as plain data, without MLIR and jax objects: what is printed, saved and compared."""
+        return self._record
+
+    @cached_property
+    def _record(self) -> PlanRecord:
+        return record_of(self)
 
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""

@@ -50,8 +50,12 @@ class Work:
 
 def work_of(module: ir.Operation, mesh_name: str) -> tuple[Work, ...]:
     """What the ops of a partitioned module compute, in program order; ops on scalars are left out."""
-    graph = Graph(module)
-    return tuple(_Reader(graph, graph.meshes[mesh_name], value_shardings(graph)).read())
+    return tuple(work_by_op(Graph(module), mesh_name).values())
+
+
+def work_by_op(graph: Graph, mesh_name: str) -> dict[Op, Work]:
+    """What each op of a partitioned module computes, in program order."""
+    return dict(_Reader(graph, graph.meshes[mesh_name], value_shardings(graph)).read())
 
 
 def flops(work: tuple[Work, ...], repeated: bool = False) -> float:
@@ -80,7 +84,7 @@ class _Reader:
     mesh: Mesh
     shardings: Mapping[Value, TensorSharding]
 
-    def read(self) -> Iterator[Work]:
+    def read(self) -> Iterator[tuple[Op, Work]]:
         rules, runs = RuleBook().without_overrides(), dict[Block, Executions]()
         for op in self.graph.main.walk():
             rule = rules.rule_of(op) if op.block is not None and not _is_sdy(op) else None
@@ -89,7 +93,7 @@ class _Reader:
                 continue
             if op.block not in runs:
                 runs[op.block] = executions(op)
-            yield self._work(op, rule, whole, runs[op.block])
+            yield op, self._work(op, rule, whole, runs[op.block])
 
     def _work(self, op: Op, rule: OpShardingRule, whole: float, runs: Executions) -> Work:
         used = self._factor_axes(op, rule)

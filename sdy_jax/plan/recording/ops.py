@@ -1,0 +1,147 @@
+"""Ops, values and memory of a partitioned program as plain data."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.lowering.emission.emit import value_shardings
+from sdy_jax.lowering.placement.live_bytes import held_buffers, peak_of
+from sdy_jax.lowering.placement.trips import Executions, executions
+from sdy_jax.op_rules.dataflow import is_data_flow
+from sdy_jax.plan.recording.names import Names
+from sdy_jax.plan.recording.tensors import Tensors
+from sdy_jax.plan.work import work_by_op
+from sdy_jax.plan_record.program import RecordedBuffer, RecordedMemory, RecordedOp, RecordedValue
+
+
+class OpRecords:
+    """The ops of a partitioned program in order; those of a reduction's body, and such, are left out.
+
+    Attributes:
+        graph: the program.
+        order: its ops.
+        index: their numbers.
+        names: of its values.
+    """
+
+    def __init__(self, graph: Graph, mesh_name: str, tensors: Tensors, names: Names):
+        self.graph, self.names, self._mesh_name, self._tensors = graph, names, mesh_name, tensors
+        self.order = list(_ops(graph.main.blocks[0]))
+        self.index = {op: number for number, op in enumerate(self.order)}
+        self._runs: dict[Block, Executions] = {}
+        for op in self.order:
+            names.name(op)
+
+    def ops(self) -> Iterator[RecordedOp]:
+        """The ops."""
+        work = work_by_op(self.graph, self._mesh_name)
+        for op in self.order:
+            made, done = self._op(op), work.get(op)
+            if done is None:
+                yield made
+            else:
+                yield replace(
+                    made, flops=done.flops, repeated=done.repeated, alike=done.alike, is_choice=done.is_choice
+                )
+
+    def _op(self, op: Op) -> RecordedOp:
+        """The op without what it computes."""
+        parent, name, runs = op.parent if op.parent in self.index else None, self.names.of, self.runs(op)
+        return RecordedOp(
+            op.name,
+            self.names.place(op),
+            tuple(map(name, op.operands)),
+            tuple(map(name, op.results)),
+            self.index[parent] if parent is not None else None,
+            parent.blocks.index(op.block) if parent is not None and op.block is not None else 0,
+            times=runs.times,
+            times_known=runs.known,
+        )
+
+    def runs(self, op: Op) -> Executions:
+        """How often an op runs."""
+        assert op.block is not None
+        if op.block not in self._runs:
+            self._runs[op.block] = executions(op)
+        return self._runs[op.block]
+
+    def values(self, propagated: ir.Operation) -> Iterator[RecordedValue]:
+        """The values, with what propagation proposed for them."""
+        shardings, proposed = value_shardings(self.graph), _Proposed(propagated, self._tensors)
+        for value in self._values():
+            tensor = self._tensors.of(value.dtype, value.shape, shardings.get(value))
+            op = value.defining_op
+            inside = op if op is not None else value.owner.parent if isinstance(value.owner, Block) else None
+            made = self.index.get(inside) if inside is not None else None
+            yield RecordedValue(self.names.of(value), tensor, proposed.of(value), made)
+
+    def _values(self) -> Iterator[Value]:
+        yield from self.graph.arguments
+        for op in self.order:
+            yield from op.results
+            if is_data_flow(op):
+                yield from (value for block in op.blocks for value in block.arguments)
+
+    def memory(self, products_fuse: bool) -> RecordedMemory:
+        """What a device holds."""
+        peak = peak_of(self.graph, products_fuse=products_fuse)
+        held = [
+            RecordedBuffer(self.names.of(b.value), b.bytes, b.first, b.last)
+            for b in held_buffers(self.graph, products_fuse=products_fuse)
+        ]
+        spans = {(buffer.value, buffer.bytes): buffer for buffer in held}
+        largest = [spans[self.names.of(live.value), live.bytes] for live in peak.live]
+        timeline = tuple(size for _, size in peak.at)
+        return RecordedMemory(
+            peak.arguments, peak.results, peak.bytes, peak.shared, timeline, tuple(held), tuple(largest)
+        )
+
+
+def _ops(block: Block) -> Iterator[Op]:
+    for op in block.ops:
+        yield op
+        if is_data_flow(op):
+            for inner in op.blocks:
+                yield from _ops(inner)
+
+
+class _Proposed:
+    """The layouts after propagation, of values that are found in the partitioned program by op, location and type."""
+
+    def __init__(self, propagated: ir.Operation, tensors: Tensors):
+        self._graph = Graph(propagated)
+        shardings = value_shardings(self._graph)
+        self._arguments = [tensors.type(v.dtype, v.shape, shardings.get(v)) for v in self._graph.arguments]
+        self._found: dict[tuple[str, str, int, str], deque[str]] = {}
+        for op in _ops(self._graph.main.blocks[0]):
+            for value in op.results:
+                type_ = tensors.type(value.dtype, value.shape, shardings.get(value))
+                self._found.setdefault(_key(op, value), deque()).append(type_)
+
+    def of(self, value: Value) -> str:
+        """The proposed type; empty where the planner made the value."""
+        op = value.defining_op
+        if op is None:
+            is_input = isinstance(value.owner, Block) and value.owner.parent.name == "func.func"
+            return self._arguments[value.index] if is_input else ""
+        found = self._found.get(_key(op, value))
+        if not found:
+            return ""
+        return found.popleft() if len(found) > 1 else found[0]  # ops that are made twice come last
+
+
+def _key(op: Op, value: Value) -> tuple[str, str, int, str]:
+    return op.name, str(op.mlir.location), value.index, str(value.type)
+
+
+def by_location(ops: Mapping[Op, int]) -> dict[str, list[Op]]:
+    """The ops by the text of their locations."""
+    found: dict[str, list[Op]] = {}
+    for op in ops:
+        found.setdefault(str(op.mlir.location), []).append(op)
+    return found

@@ -1,0 +1,147 @@
+"""The record of a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+import jax
+
+from sdy_jax.ir.graph import Graph, itemsize
+from sdy_jax.ir.locations import short_source
+from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.report import ChangedLayout, LayoutChoice, Note
+from sdy_jax.plan.border_specs import pasted
+from sdy_jax.plan.layout_reasons import RESULTS
+from sdy_jax.plan.proposal import input_names
+from sdy_jax.plan.recording.border import BorderRecords, written
+from sdy_jax.plan.recording.collectives import CollectiveRecords
+from sdy_jax.plan.recording.names import Names
+from sdy_jax.plan.recording.ops import OpRecords
+from sdy_jax.plan.recording.places import Places, frame_of
+from sdy_jax.plan.recording.tensors import Tensors
+from sdy_jax.plan.work import flops
+from sdy_jax.plan_record.border import RecordedAxis, RecordedMesh
+from sdy_jax.plan_record.record import (
+    PlanRecord,
+    RecordedAutomatic,
+    RecordedChange,
+    RecordedLayouts,
+    RecordedMeasured,
+    RecordedNote,
+    RecordedPadding,
+    RecordedTime,
+)
+
+if TYPE_CHECKING:
+    from sdy_jax.plan.plan import Plan
+
+_OPTIONS = ("optimize_collectives", "uneven", "layouts", "memory")
+
+
+def record_of(plan: Plan) -> PlanRecord:
+    """The whole of a plan as plain data."""
+    program, places = plan.program, Places(plan.name)
+    partitioned = plan.stages.get("partitioned")
+    graph = Graph(partitioned) if partitioned is not None else None
+    tensors = Tensors(program.mesh_name, graph.meshes if graph is not None else {program.mesh_name: program.mesh})
+    ops = None
+    if graph is not None:
+        ops = OpRecords(graph, program.mesh_name, tensors, Names(graph, places, input_names(program)))
+    border, count = BorderRecords(plan, tensors), len(plan.constants)
+    arguments = border.arguments()
+    collectives = CollectiveRecords(program.mesh, plan.costs, places, tensors, ops)
+    planned = plan.planned_with
+    return PlanRecord(
+        name=plan.name,
+        headline=plan.headline,
+        mesh=_mesh(plan),
+        line=frame_of(plan.source),
+        versions=(f"sdy_jax {_own_version()}", f"jax {jax.__version__}"),
+        options=tuple(_options(planned.policy)) if planned is not None else (),
+        arguments=tuple(arguments[count:]),
+        closed_over=tuple(arguments[:count]),
+        results=tuple(border.results()),
+        annotations=tuple(written(program.with_module(plan.stages["traced"]), places)),
+        collectives=tuple(collectives.of(plan.collectives, plan.totals.counted)),
+        ops=tuple(ops.ops()) if ops is not None else (),
+        values=tuple(ops.values(plan.stages["propagated"])) if ops is not None else (),
+        memory=ops.memory(planned is not None and planned.policy.products_fuse) if ops is not None else None,
+        time=_time(plan),
+        notes=tuple(map(_note, plan.notes)),
+        dear=tuple(_note(note) for note in plan.dear_constraints if note.op != RESULTS),
+        layouts=_layouts(plan, plan.layouts, tensors) if plan.layouts is not None else None,
+        automatic=_automatic(plan),
+        padding=tuple(RecordedPadding(v.type, short_source(v.source), v.bytes) for v in plan.padding),
+        wire_bytes=plan.wire_bytes,
+        known=plan.totals.known,
+        flops=flops(plan.work),
+        repeated_flops=plan.repeated_flops,
+        fingerprint=plan.fingerprint(),
+    )
+
+
+def _own_version() -> str:
+    try:
+        return version("sdy_jax")
+    except PackageNotFoundError:  # a checkout on the path
+        return "unreleased"
+
+
+def _mesh(plan: Plan) -> RecordedMesh:
+    mesh = plan.program.mesh
+    axes = tuple(RecordedAxis(axis.name, axis.size) for axis in mesh.axes)
+    return RecordedMesh(axes, mesh.device_ids, plan.device_kind)
+
+
+def _options(policy: Policy) -> Iterator[str]:
+    defaults = {field.name: field.default for field in fields(Policy)}
+    for name in _OPTIONS:
+        value = getattr(policy, name)
+        if value != defaults[name]:
+            yield f"{name}={value!r}"
+
+
+def _time(plan: Plan) -> RecordedTime:
+    time = plan.time
+    return RecordedTime(time.compute, time.communication, time.hidden, time.unit, plan.costs.origin)
+
+
+def _note(note: Note) -> RecordedNote:
+    library = short_source(note.library) if note.library else ""
+    return RecordedNote(note.op, short_source(note.source), note.message, library, note.scope)
+
+
+def _layouts(plan: Plan, choice: LayoutChoice, tensors: Tensors) -> RecordedLayouts:
+    found: dict[tuple[str, str, str, str], list[float]] = {}
+    for change in choice.changed:
+        key = *_types(change, tensors), change.stated, short_source(change.source)
+        found.setdefault(key, []).append(math.prod(change.shape) * itemsize(change.dtype))
+    changed = [RecordedChange(*key, sum(each), len(each)) for key, each in found.items()]
+    costs = choice.cost, choice.proposed_cost, choice.sent, choice.proposed_sent
+    bound = None if plan.findings.bound is None else min(choice.sent, plan.findings.bound)
+    return RecordedLayouts(*costs, bound, tuple(changed), plan.findings.repeating)
+
+
+def _types(change: ChangedLayout, tensors: Tensors) -> tuple[str, str]:
+    return (
+        tensors.type(change.dtype, change.shape, change.chosen),
+        tensors.type(change.dtype, change.shape, change.proposed),
+    )
+
+
+def _automatic(plan: Plan) -> RecordedAutomatic | None:
+    automatic = plan.automatic
+    if automatic is None:
+        return None
+    arguments, named = plan.input_specs
+    stated = [f"in_shardings={pasted(arguments, 2)}"] if automatic.arguments and arguments else []
+    stated += [f"{name}: {pasted(specs, 2)}" for name, specs in named.items() if automatic.arguments]
+    stated += [f"out_shardings={pasted(plan.output_specs, 2)}"] if automatic.results else []
+    both = {"chosen": automatic.chosen, **automatic.usual}
+    measured = [RecordedMeasured(name, each.cost, each.sent, each.peak) for name, each in both.items()]
+    limit = automatic.limit if math.isfinite(automatic.limit) else None
+    return RecordedAutomatic(tuple(stated), tuple(measured), limit)

@@ -1,0 +1,172 @@
+"""The whole of a plan as frozen dataclasses of strings, numbers and tuples: what is printed, drawn and compared.
+
+`Plan.record` makes one. Nothing in it refers to MLIR or to arrays, so that it outlives the process and reads the same
+on a machine without the function's source. Sizes are bytes per device, times in the unit of `RecordedTime.unit`.
+
+Values have names that edits elsewhere do not change: arguments and results of the function their paths
+(`params['w1']`, `result[0]`), others the name scopes or the function around them, and what jax calls the op:
+`layer_0/attention/dot_general`, `loss/reduce_sum (backward)`; `#2` for the second of that name. What a collective makes
+is named after what it moves: `all_gather(params['w1'])`. No name has a line number in it.
+
+Lines are `file.py:42`, relative to the directory that the plan was made in, or to where packages lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder, RecordedFrame, RecordedMesh
+from sdy_jax.plan_record.program import RecordedCollective, RecordedMemory, RecordedOp, RecordedValue
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTime:
+    """What a call takes by the cost model, in `unit` (seconds, or bytes where the model knows no rates); `origin` says
+    where the rates come from."""
+
+    compute: float = 0.0
+    communication: float = 0.0
+    hidden: float = 0.0
+    unit: str = "bytes"
+    origin: str = ""
+
+    @property
+    def total(self) -> float:
+        """Both, one after the other but for what is hidden."""
+        return self.compute + self.communication - self.hidden
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedNote:
+    """A value or op that could not be split, or a constraint that costs much: what, where, and the message."""
+
+    op: str
+    line: str
+    message: str
+    library: str = ""
+    scope: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.line} ({self.library})" if self.library else self.line
+        return f"{line}: {f'{self.op} in {self.scope}' if self.scope else self.op}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedChange:
+    """A value of one line that the planner lays out otherwise than op by op: both types, what the user stated for it,
+    the line, the bytes of the global value, and how many are alike."""
+
+    chosen: str
+    proposed: str
+    stated: str
+    line: str
+    bytes: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLayouts:
+    """The choice of layouts for the whole program: costs and what is sent by the cost model, of the choice and of the
+    plan op by op; the least that any choice sends, where that is known soon; what repeating work would save."""
+
+    cost: float
+    proposed_cost: float
+    sent: float
+    proposed_sent: float
+    bound: float | None
+    changed: tuple[RecordedChange, ...] = ()
+    repeating: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMeasured:
+    """What a plan with some layouts of the border costs, sends and holds."""
+
+    name: str
+    cost: float
+    sent: float
+    peak: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAutomatic:
+    """Layouts of the border that were left to the planner: as they can be stated, what it chose and the usual ones
+    beside it, and the limit of memory, None where there is none."""
+
+    stated: tuple[str, ...]
+    measured: tuple[RecordedMeasured, ...]
+    limit: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPadding:
+    """A value in blocks that do not divide it, and the bytes of padding on a device."""
+
+    type: str
+    line: str
+    bytes: float
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """A plan.
+
+    Attributes:
+        name: the function's.
+        headline: the first line of the plan's text.
+        mesh: the devices.
+        line: the source line at which the function was partitioned, and its text.
+        versions: of sdy_jax and jax.
+        options: of `partition` that decide about layouts and differ from the defaults, `layouts='local'`.
+        arguments, closed_over, results: the border.
+        annotations: what the user wrote inside of the function.
+        collectives: in the order in which they run.
+        ops: of the partitioned program in order; ops in regions follow the op that they are in.
+        values: arguments first, then what ops make.
+        memory, time, notes, layouts, automatic, padding: as in `Plan`; notes on dear constraints are `dear`. A
+            program on local arrays has no memory, ops or values.
+        wire_bytes: that a device sends per call; `known` is False where that is the least.
+        flops, repeated_flops: that a device performs per call.
+        fingerprint: of the ordered collectives.
+    """
+
+    name: str
+    headline: str
+    mesh: RecordedMesh
+    line: RecordedFrame
+    versions: tuple[str, ...]
+    options: tuple[str, ...]
+    arguments: tuple[RecordedBorder, ...]
+    closed_over: tuple[RecordedBorder, ...]
+    results: tuple[RecordedBorder, ...]
+    annotations: tuple[RecordedAnnotation, ...]
+    collectives: tuple[RecordedCollective, ...]
+    ops: tuple[RecordedOp, ...]
+    values: tuple[RecordedValue, ...]
+    memory: RecordedMemory | None
+    time: RecordedTime
+    notes: tuple[RecordedNote, ...]
+    dear: tuple[RecordedNote, ...]
+    layouts: RecordedLayouts | None
+    automatic: RecordedAutomatic | None
+    padding: tuple[RecordedPadding, ...]
+    wire_bytes: float
+    known: bool
+    flops: float
+    repeated_flops: float
+    fingerprint: str
+
+    @cached_property
+    def value_of(self) -> dict[str, RecordedValue]:
+        """The values by their names."""
+        return {value.name: value for value in self.values}
+
+    @property
+    def counted(self) -> Iterator[RecordedCollective]:
+        """The collectives that count, members of buckets one by one."""
+        return (one for each in self.collectives for one in each.single if each.counted)
+
+    def __repr__(self) -> str:
+        return f"<record of the {self.headline}>"
