@@ -350,7 +350,7 @@ def quoted(axis):
 
 
 def test_propagating_again_gives_the_shardings_of_the_plan(plan):
-    naming = plan._explanation.naming
+    naming = plan.explanation.naming
     text = plan.mlir("propagated")
     assert str(naming._after_export.module) == text
 

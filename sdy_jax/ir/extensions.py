@@ -20,6 +20,7 @@ _FUNCTIONS = {
     "loads": "sdy_jax.loading.load",
     "partition_into_reshards": "sdy_jax.partitioning.reshards",
     "run_local": "sdy_jax.shard.local_program",
+    "why_not_layout": "sdy_jax.fixes.asked",
 }
 """What methods of a class, or options of a pass, offer that rooms above do."""
 

@@ -79,6 +79,11 @@ def is_line(line: str, asked: str) -> bool:
     return _ASKED.search(asked) is not None and (line == asked or line.endswith(f"/{asked}"))
 
 
+def is_in_library(file: str) -> bool:
+    """Whether a file is one of an installed package."""
+    return _LIBRARIES.search(file) is not None
+
+
 def has_source_line(location: ir.Location) -> bool:
     return _FRAME.search(str(location)) is not None
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 
 from jax.extend.mlir import ir
 
@@ -18,6 +19,7 @@ from sdy_jax.ir.operations import functions, pre_order
 from sdy_jax.op_rules.dataflow import EdgeKind
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT
+from sdy_jax.plan.checkpoint_names import Marks
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.record import FunctionResult
 from sdy_jax.propagation.value_ids import NOWHERE
@@ -53,10 +55,18 @@ class Naming:
     Args:
       graph, engine: propagated; shardings are written back, dead ops still there.
       inputs, outputs: what the user calls the main function's arguments and results.
+      checkpoints: the lines and types of the values that have a `checkpoint_name`.
     """
 
-    def __init__(self, graph: Graph, engine: Engine, inputs: Sequence[str], outputs: Sequence[str]):
-        self._graph, self._engine = graph, engine
+    def __init__(
+        self,
+        graph: Graph,
+        engine: Engine,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        checkpoints: Marks = MappingProxyType({}),
+    ):
+        self._graph, self._engine, self._checkpoints = graph, engine, checkpoints
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         self.site = lru_cache(maxsize=None)(_site_of)
 
@@ -66,8 +76,8 @@ class Naming:
         """The values that a name stands for.
 
         Args:
-          name: a path (`params['w1']`, `result[0]`), the beginning of several (`params`), a name in the MLIR text
-            after propagation (`%12`, `%arg3`), or a source line (`model.py:42`).
+          name: a path (`params['w1']`, `result[0]`, also `out[0]`), the beginning of several (`params`), a name in the
+            MLIR text after propagation (`%12`, `%arg3`), a `checkpoint_name`, or a source line (`model.py:42`).
 
         Raises:
           SdyError: there is no such value.
@@ -80,18 +90,21 @@ class Naming:
         if exact:
             return exact
         below = [n for n in self._boundary if n.name.startswith((f"{name}[", f"{name}."))]
-        found = below or self._on_line(name)
+        found = below or self._named(name) or self._on_line(name)
+        if not found and re.match(r"out\b", name):
+            return self.find("result" + name.removeprefix("out"))
         if not found:
             raise SdyError(f"no value is called {name!r}; {self._near(name)}")
         return found
 
     def _near(self, name: str) -> str:
         known = [n.name for n in self._boundary]
+        known += sorted(self._checkpoints)
         known += sorted({n.name if name.startswith("%") else os.path.basename(n.line) for n in self._exported})
         near = [n for n in difflib.get_close_matches(name, known, 3, 0.5) if n]
         return (f"did you mean {' or '.join(near)}? Else " if near else "") + (
             "ask for an argument or result as the plan names it, for a name in plan.mlir('propagated') (%12), "
-            "or for a source line (model.py:42)"
+            "for a checkpoint_name, or for a source line (model.py:42)"
         )
 
     @cached_property
@@ -105,6 +118,19 @@ class Naming:
     def _result_ids(self) -> list[int]:
         functions = self._graph.functions.items()
         return self._engine.value_ids.results[next(n for n, f in functions if f is self._graph.main)]
+
+    def _named(self, name: str) -> list[Named]:
+        """The values that a `checkpoint_name` names; of several of one line, those that other lines use."""
+        marks = self._checkpoints.get(name, frozenset())
+        found = [n for n in self._exported if (n.line, self._plain_type(n.value_id)) in marks]
+        return [n for n in found if self._leaves_its_line(n)] or found
+
+    def _plain_type(self, value_id: int) -> str:
+        value = self._value(value_id)
+        return type_text(value.dtype, value.shape, None)
+
+    def _leaves_its_line(self, named: Named) -> bool:
+        return any(place_of(user.mlir.location).line != named.line for user, _ in self._value(named.value_id).uses)
 
     def _on_line(self, name: str) -> list[Named]:
         return [n for n in self._exported for line in (n.line, n.library) if is_line(line, name)]
@@ -183,11 +209,13 @@ class Naming:
             return "result", where.index
         if not named.line and isinstance(where, Value) and self.is_input(where):
             return "argument", where.index
-        value = self._value(named.value_id)
-        return named.line, type_text(value.dtype, value.shape, None)
+        return named.line, self._plain_type(named.value_id)
 
     def shape_of(self, value_id: int) -> tuple[int, ...]:
         return self._value(value_id).shape or ()
+
+    def mlir_type(self, value_id: int) -> ir.Type:
+        return self._value(value_id).type
 
     def _value(self, value_id: int) -> Value:
         where = self._engine.value_ids.values[value_id]

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from jax.extend.mlir import ir
+from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
@@ -20,6 +21,7 @@ from sdy_jax.plan.automatic_layouts import AutomaticLayouts
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.border_specs import specs_of
 from sdy_jax.plan.boundary import BoundaryValue
+from sdy_jax.plan.checkpoint_names import checkpoint_names
 from sdy_jax.plan.estimated_time import EstimatedTime
 from sdy_jax.plan.fingerprint import fingerprint_of
 from sdy_jax.plan.layout_reason import LayoutReason
@@ -228,9 +230,9 @@ class Plan:
         """Why a value is sharded as it is: each of its axes, followed back to the annotation that it came from.
 
         Args:
-            value: an argument or result as the plan names it (`params['w1']`, `result[0]`), the beginning of several
-                (`params`), a name in `plan.mlir("propagated")` (`%12`), or a source line (`model.py:42`) for all values
-                made there.
+            value: an argument or result as the plan names it (`params['w1']`, `result[0]`, also `out[0]`), the
+                beginning of several (`params`), a name in `plan.mlir("propagated")` (`%12`), a `checkpoint_name`, or a
+                source line (`model.py:42`) for all values made there.
 
         Returns:
             An answer to print; iterating over it gives its links.
@@ -243,7 +245,7 @@ class Plan:
         """
         notes = tuple(note for note in self.notes if note.is_about(value))
         try:
-            why = self._explanation.why(value)
+            why = self.explanation.why(value)
         except SdyError:
             if notes:  # on a line whose ops make nothing, such as a callback
                 return Why((), (), notes=notes)
@@ -275,33 +277,39 @@ class Plan:
         layouts were not chosen for the whole program."""
         return self.findings.constraints
 
-    def why_not(self, value: str, axis: str, dim: int | None = None) -> WhyNot:
-        """What keeps a value from being split along a mesh axis.
+    def why_not(self, value: str, axis: str | PartitionSpec, dim: int | None = None) -> WhyNot:
+        """What keeps a value from being split along a mesh axis, or from a layout.
 
         Args:
             value: as for `why`.
-            axis: `model`, or a sub-axis, `model:(1)2`.
-            dim: the dimension to be split; None: any.
+            axis: `model`, or a sub-axis, `model:(1)2`; or a whole layout, `P("model")`. For a layout the program is
+                planned once more with the annotation that would state it, which takes as long as the plan did.
+            dim: the dimension to be split along an axis; None: any.
 
         Returns:
-            An answer to print; iterating over it gives the obstacles.
+            An answer to print; iterating over it gives the obstacles. For a layout it also has the annotation to add,
+            and what that costs or saves.
 
         Raises:
-            SdyError: there is no such value, axis or dimension.
+            SdyError: there is no such value, axis or dimension, or the value cannot have such a layout.
 
         Example:
             print(plan.why_not("x", "model"))
+            print(plan.why_not("hidden", P("data", "model")))
         """
-        return self._explanation.why_not(value, axis, dim)
+        if isinstance(axis, PartitionSpec):
+            return extension("why_not_layout")(self, value, axis)  # type: ignore[no-any-return]
+        return self.explanation.why_not(value, axis, dim)
 
     @cached_property
-    def _explanation(self) -> Explanation:
+    def explanation(self) -> Explanation:
+        """Propagation once more, with a recorder, and the names of its values."""
         inputs = [v.path for v in (*self.constants, *self.arguments)]
         given = given_arguments(self.stages["traced"])
         outputs = [v.path for v in self.results]
         passed = frozenset(i for i, path in enumerate(inputs) if path in self.as_passed)
-        source = short_source(self.source)
-        return Explanation(self.stages["imported"], given, inputs, outputs, source, as_passed=passed)
+        source, names = short_source(self.source), checkpoint_names(self.program.jaxpr)
+        return Explanation(self.stages["imported"], given, inputs, outputs, source, as_passed=passed, checkpoints=names)
 
     @cached_property
     def findings(self) -> Findings:
@@ -323,9 +331,9 @@ class Plan:
         """Why values that were asked for have other layouts than propagation says."""
         if self.layouts is None or not self.layouts.chosen:
             return
-        found = self._explanation.naming.find(value)
+        found = self.explanation.naming.find(value)
         origins = {chain.type: chain.links[-1].text for chain in why.chains if chain.links}
-        for reason in self._reasons.of(frozenset(map(self._explanation.naming.mark, found))):
+        for reason in self._reasons.of(frozenset(map(self.explanation.naming.mark, found))):
             texts = (origins[change.proposed] for change in reason.changed if change.proposed in origins)
             yield replace(reason, origins=tuple(dict.fromkeys(texts)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from jax.extend.mlir import ir
 
@@ -17,9 +18,10 @@ from sdy_jax.ir.operations import main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.plan.annotation_origins import Annotations
+from sdy_jax.plan.checkpoint_names import Marks
 from sdy_jax.plan.layout_reason import LayoutReason
 from sdy_jax.plan.naming import Named, Naming
-from sdy_jax.plan.obstacle import ObstacleTexts
+from sdy_jax.plan.obstacle import Obstacle, ObstacleTexts
 from sdy_jax.plan.why_not import Obstacles, WhyNot
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.blockers import Blockers
@@ -117,6 +119,7 @@ class Explanation:
         arguments and results have their shardings written on them.
       compat: as in `propagate`.
       as_passed: the numbers of main's arguments whose shardings are those of the arrays that were passed.
+      checkpoints: the lines and types of the values that have a `checkpoint_name`.
     """
 
     def __init__(
@@ -128,13 +131,14 @@ class Explanation:
         definition: str = "",
         compat: str | None = None,
         as_passed: frozenset[int] = frozenset(),
+        checkpoints: Marks = MappingProxyType({}),
     ):
         events: list[Event] = []
         self._module = imported.clone().operation  # the graph's handles do not keep it alive
         graph = Graph(self._module)
         self.engine = propagate(Engine(graph, compat=compat, recorder=events))
         self.history = History(self.engine, events)
-        self.naming = Naming(graph, self.engine, inputs, outputs)
+        self.naming = Naming(graph, self.engine, inputs, outputs, checkpoints)
         self.annotations = Annotations(self.engine, self.naming, given, definition, as_passed)
         self._sizes = {axis.name: axis.size for mesh in graph.meshes.values() for axis in mesh.axes}
 
@@ -164,6 +168,10 @@ class Explanation:
           SdyError: there is no such value, or no such axis.
         """
         return self._obstacles.why_not(value, axis, dim)
+
+    def obstacles(self, named: Named, axis: AxisRef, dim: int) -> tuple[Obstacle, ...]:
+        """What keeps an axis from a dimension of a value that `naming` found."""
+        return tuple(self._obstacles.of(named, axis, (dim,)))
 
     @cached_property
     def _obstacles(self) -> Obstacles:

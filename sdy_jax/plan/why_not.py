@@ -39,8 +39,12 @@ class WhyNot:
     def __str__(self) -> str:
         return "\n\n".join(self._value(*entry) for entry in self.values)
 
+    @property
+    def _asked(self) -> str:
+        return f"axis '{self.axis}'"
+
     def _value(self, name: str, type_: str, obstacles: Sequence[Obstacle]) -> str:
-        lines = [f"{name}  {type_}, axis '{self.axis}'"]
+        lines = [f"{name}  {type_}, {self._asked}"]
         for obstacle in obstacles:
             lines += [f"  {line}" for line in str(obstacle).splitlines()]
         return "\n".join(lines)
@@ -62,7 +66,7 @@ class Obstacles:
             if dim is not None and not (isinstance(dim, int) and 0 <= dim < rank):
                 raise SdyError(f"{named.label} is {type_} and has no dim {dim}; its dimensions count from 0")
             dims = tuple(range(rank)) if dim is None else (dim,)
-            entries.append((named.label, type_, tuple(self._of(named, ref, dims))))
+            entries.append((named.label, type_, tuple(self.of(named, ref, dims))))
         return WhyNot(axis_name(ref), tuple(dict.fromkeys(entries)))
 
     def _axis(self, text: str) -> AxisRef:
@@ -83,7 +87,8 @@ class Obstacles:
             raise SdyError(f"{text!r} is no part of the axis '{axis.name}', whose size is {size}")
         return AxisRef(axis.name) if sub is not None and sub.size == size else axis
 
-    def _of(self, named: Named, axis: AxisRef, dims: Sequence[int]) -> Iterator[Obstacle]:
+    def of(self, named: Named, axis: AxisRef, dims: Sequence[int]) -> Iterator[Obstacle]:
+        """What keeps an axis from all of some dimensions of a value."""
         plain = self._without_a_search(named, axis, dims) or self._manual(named.value_id, axis)
         if plain is not None:
             yield plain

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend.mlir import ir
+from jax.sharding import PartitionSpec
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import UnsupportedError
@@ -52,7 +53,7 @@ class LocalPlan(Plan):
         """Raises `UnsupportedError`: there are no shardings."""
         raise UnsupportedError(_NO_SHARDINGS)
 
-    def why_not(self, value: str, axis: str, dim: int | None = None) -> WhyNot:
+    def why_not(self, value: str, axis: str | PartitionSpec, dim: int | None = None) -> WhyNot:
         """Raises `UnsupportedError`: there are no shardings."""
         raise UnsupportedError(_NO_SHARDINGS)
 

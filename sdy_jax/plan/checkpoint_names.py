@@ -1,0 +1,54 @@
+"""The values that `jax.ad_checkpoint.checkpoint_name` names.
+
+jax lowers such a name to nothing, so they are found by the line and the type of what is named, in the traced jaxpr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jax.extend.core import Jaxpr
+
+from sdy_jax.ir.hidden_frames import PACKAGE
+from sdy_jax.ir.locations import is_in_library
+from sdy_jax.representation.type_text import array_text
+
+Marks = Mapping[str, frozenset[tuple[str, str]]]
+"""Source lines and types without axes, by name."""
+
+
+def checkpoint_names(jaxpr: Any) -> Marks:
+    """The names in a closed jaxpr, those of its inner ones too; nothing where there is none."""
+    found: dict[str, frozenset[tuple[str, str]]] = {}
+    for name, mark in _names(jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr):
+        found[name] = found.get(name, frozenset()) | {mark}
+    return found
+
+
+def _names(jaxpr: Any) -> Iterator[tuple[str, tuple[str, str]]]:
+    if not isinstance(jaxpr, Jaxpr):
+        return
+    makers: dict[Any, Any] = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "name":
+            (variable,) = equation.invars
+            maker = makers.get(variable, equation)
+            yield equation.params["name"], (_line(maker), array_text(variable.aval))
+        for inner in _inner(equation.params.values()):
+            yield from _names(inner)
+
+
+def _inner(parameters: Any) -> Iterator[Any]:
+    for parameter in parameters:
+        for each in parameter if isinstance(parameter, (tuple, list)) else (parameter,):
+            yield each.jaxpr if hasattr(each, "jaxpr") else each
+
+
+def _line(equation: Any) -> str:
+    """The innermost line of the user's code that made an equation."""
+    traceback = equation.source_info.traceback
+    frames = traceback.frames if traceback is not None else ()
+    users = (
+        frame for frame in frames if not is_in_library(frame.file_name) and not frame.file_name.startswith(PACKAGE)
+    )
+    return next((f"{frame.file_name}:{frame.line_num}" for frame in users), "")
