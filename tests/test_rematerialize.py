@@ -111,10 +111,15 @@ def of_all_and_a_part(x, w):
     return found @ w, sdy.sharding_constraint(found, P("y")) * 3.0
 
 
-def slices(function, specs, *arguments, out):
+def sliced(function, specs, *arguments, out):
+    """The values of which parts are taken."""
     plan = sdy.partition(function, mesh=MESH, in_shardings=specs, out_shardings=out, layouts="local").plan(*arguments)
     ops = Graph(plan.stages["partitioned"]).ops
-    return [op.results[0].shape for op in ops if op.name == "sdy.all_slice"]
+    return [op.operands[0] for op in ops if op.name == "sdy.all_slice"]
+
+
+def slices(function, specs, *arguments, out):
+    return [value.shape for value in sliced(function, specs, *arguments, out=out)]
 
 
 def test_a_part_is_computed_of_parts(whole):
@@ -122,6 +127,34 @@ def test_a_part_is_computed_of_parts(whole):
     given = (P("y"), P(None, "y")), x, w
     assert slices(of_all_and_a_part, *given, out=(P(None, "y"), P("y"))) == []
     check(of_all_and_a_part, *given, out=(P(None, "y"), P("y")))
+
+
+def normalized_and_a_part(x, w):
+    """What is normalized is wanted whole for the product, and in parts for the result; it is not there in parts."""
+    far = x - jnp.mean(x, 1, keepdims=True)
+    found = sdy.sharding_constraint(far * jax.lax.rsqrt(jnp.mean(far * far, 1, keepdims=True) + 1), P())
+    return found @ w, sdy.sharding_constraint(found, P("y")) * 3.0
+
+
+def test_of_a_normalized_value_the_part_is_computed(whole):
+    """Of a part of what is normalized, which is as large and there anyway."""
+    x, w = jnp.arange(512.0).reshape(16, 32) % 8, jnp.ones((32, 8))
+    given, out = ((P(), P(None, "y")), x, w), (P(None, "y"), P("y"))
+    large = [value for value in sliced(normalized_and_a_part, *given, out=out) if value.shape == x.shape]
+    assert [value.defining_op for value in large] == [None]
+    check(normalized_and_a_part, *given, out=out)
+
+
+def test_of_a_sum_of_large_values_a_part_is_taken(whole):
+    """Else both of them would have to be kept."""
+
+    def function(x, y, w):
+        found = sdy.sharding_constraint(x + y, P())
+        return found @ w, sdy.sharding_constraint(found, P("y")) * 3.0
+
+    x, w = jnp.ones((16, 32)), jnp.ones((32, 8))
+    found = sliced(function, (P(), P(), P(None, "y")), x, x * 2, w, out=(P(None, "y"), P("y")))
+    assert [value.defining_op.name for value in found] == ["stablehlo.add"]
 
 
 def test_a_part_of_a_product_is_taken(whole):

@@ -10,6 +10,13 @@ again what a slice takes. So where the parts of what a value is computed of are 
     %y = all_gather %x          every device computes tanh of all of x
     %t = tanh %y
     %s = all_slice %t           the same as tanh %x
+
+So is where one value is as large, and what else it is computed of is small: what is taken a part of is that one, which
+other ops read as well, as those of a backward pass read what a normalization is computed of.
+
+    %m = mean %y
+    %n = subtract %y, %m
+    %s = all_slice %n           the same as the difference of slices of %y and %m
 Source: spec of the partitioner, section 2.9.
 """
 
@@ -18,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.planning.factors import Assignment, are_apart, dimension_axes, factor_axes, is_contiguous
@@ -78,34 +86,54 @@ def rematerialization(value: Value, target: TensorSharding, facts: Rematerializa
 
 def computed_of_parts(value: Value, target: TensorSharding, facts: RematerializationFacts) -> Rematerialization | None:
     """How to compute a part of a value that a slice would take of it, if what it is computed of is there in parts, or
-    small; None where it is not."""
-    return _of_parts(value, target, facts, _MAX_PARTS, {})
+    small, or no more than the value is kept whole instead of it; None where it is not."""
+    found = _Parts(facts).of(value, target)
+    return found.plan if found is not None else None
 
 
-def _of_parts(
-    value: Value,
-    target: TensorSharding,
-    facts: RematerializationFacts,
-    depth: int,
-    known: dict[object, Rematerialization | None],
-) -> Rematerialization | None:
-    """As `computed_of_parts`; `known`: what was found before, by value and layout."""
-    value = facts.origin(value)
-    key = value, target.layout
-    if key not in known:
-        known[key] = None
-        needed = _parts_needed(value, target, facts)
-        op = value.defining_op
-        if op is not None and needed and depth:
-            both = zip(map(facts.origin, op.operands), needed, strict=True)
-            if all(
-                facts.is_there(operand, sharding)
-                or (_SMALL * _bytes(operand) <= _bytes(value) and not facts.cost(operand, sharding))
-                or _of_parts(operand, sharding, facts, depth - 1, known) is not None
-                for operand, sharding in both
-            ):
-                known[key] = Rematerialization(op, needed)
-    return known[key]
+class _Part(NamedTuple):
+    """How a part of a value is computed, and the large values of which slices are taken for it."""
+
+    plan: Rematerialization
+    sliced: frozenset[Value]
+
+
+class _Parts:
+    """The parts of values that can be computed of parts, as found so far."""
+
+    def __init__(self, facts: RematerializationFacts):
+        self._facts = facts
+        self._known: dict[object, _Part | None] = {}
+
+    def of(self, value: Value, target: TensorSharding, depth: int = _MAX_PARTS) -> _Part | None:
+        value = self._facts.origin(value)
+        key = value, target.layout
+        if key not in self._known:
+            self._known[key] = self._found(value, target, depth)
+        return self._known[key]
+
+    def _found(self, value: Value, target: TensorSharding, depth: int) -> _Part | None:
+        needed, op, sliced = _parts_needed(value, target, self._facts), value.defining_op, frozenset[Value]()
+        if op is None or not needed or not depth:
+            return None
+        for operand, sharding in zip(map(self._facts.origin, op.operands), needed, strict=True):
+            found = self._sliced(operand, sharding, _bytes(value), depth - 1)
+            if found is None:
+                return None
+            sliced |= found
+        if sum(map(_bytes, sliced)) > _bytes(value):
+            return None
+        return _Part(Rematerialization(op, needed), sliced)
+
+    def _sliced(self, operand: Value, sharding: TensorSharding, size: float, depth: int) -> frozenset[Value] | None:
+        """Of what slices are taken for a part of an operand; None where that is not there without sending."""
+        is_free = not self._facts.cost(operand, sharding)
+        if self._facts.is_there(operand, sharding) or (is_free and _SMALL * _bytes(operand) <= size):
+            return frozenset()
+        found = self.of(operand, sharding, depth)
+        if found is not None:
+            return found.sliced
+        return frozenset((operand,)) if is_free else None
 
 
 def _parts_needed(value: Value, target: TensorSharding, facts: RematerializationFacts) -> tuple[TensorSharding, ...]:
