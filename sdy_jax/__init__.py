@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from sdy_jax.lowering.reshard.cost import CostModel
     from sdy_jax.plan.plan import Plan
     from sdy_jax.plan.warn import PartitionWarning
+    from sdy_jax.plan_record.files import load_plan
+    from sdy_jax.plan_record.record import PlanRecord
     from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
     from sdy_jax.representation.rule import OpShardingRule
     from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
@@ -73,6 +75,7 @@ __all__ = [
     "PartitionWarning",
     "PartitionedFunction",
     "Plan",
+    "PlanRecord",
     "ProcessError",
     "Program",
     "SdyError",
@@ -89,6 +92,7 @@ __all__ = [
     "fsdp",
     "like",
     "load",
+    "load_plan",
     "loads",
     "manual_computation",
     "named_computation",
@@ -146,6 +150,8 @@ _MODULES = {
     "sdy_jax.lowering.reshard.cost": ("CostModel",),
     "sdy_jax.plan.plan": ("Plan",),
     "sdy_jax.plan.warn": ("PartitionWarning",),
+    "sdy_jax.plan_record.files": ("load_plan",),
+    "sdy_jax.plan_record.record": ("PlanRecord",),
     "sdy_jax.representation.mesh": ("AxisRef", "Mesh", "MeshAxis"),
     "sdy_jax.representation.rule": ("OpShardingRule",),
     "sdy_jax.representation.sharding": ("DimensionSharding", "TensorSharding"),

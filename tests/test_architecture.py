@@ -57,7 +57,9 @@ ROOMS = {
     "testing": "lowering.reshard plan calls",
     "commands": "errors representation ir runtime annotate verification text lowering passes plan shard loading calls",
     "__main__": "commands",
-    "__init__": "errors representation annotate lowering.reshard passes plan shard loading calls spec_trees testing",
+    "__init__": (
+        "errors representation annotate lowering.reshard passes plan_record plan shard loading calls spec_trees testing"
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,6 +36,7 @@ from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.plan.work import Work, flops, work_of
+from sdy_jax.plan_record.files import save_plan
 from sdy_jax.plan_record.record import PlanRecord
 from sdy_jax.representation.type_text import bytes_text
 
@@ -219,6 +221,17 @@ class Plan:
     @cached_property
     def _record(self) -> PlanRecord:
         return record_of(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan to a file, as JSON, which `sdy.load_plan` reads without the function or its source.
+
+        Raises:
+            SdyError: the file cannot be written.
+
+        Example:
+            step.plan(state, batch).save("step.plan.json")
+        """
+        save_plan(self.record(), path)
 
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""
