@@ -95,11 +95,11 @@ def test_what_is_no_plan_is_a_clear_error(change: Any, message: str, text: str, 
 
 
 def test_files_that_cannot_be_read_or_written_are_clear_errors(plan: sdy.Plan, tmp_path: Path) -> None:
-    with pytest.raises(sdy.SdyError, match="none.json cannot be read: No such file"):
+    with pytest.raises(sdy.SdyError, match=r"none\.json cannot be read: No such file"):
         sdy.load_plan(tmp_path / "none.json")
     with pytest.raises(sdy.SdyError, match="cannot be read: Is a directory"):
         sdy.load_plan(tmp_path)
-    with pytest.raises(sdy.SdyError, match="cannot be written to .*: No such file.*to fix"):
+    with pytest.raises(sdy.SdyError, match=r"cannot be written to .*: No such file.*to fix"):
         plan.save(tmp_path / "nowhere" / "step.json")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(sdy.SdyError, match="is no plan of sdy_jax: it is no text"):

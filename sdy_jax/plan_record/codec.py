@@ -83,7 +83,9 @@ class Decoder:
             if not 0 <= number < len(self._tables[kind]):
                 raise SdyError(f"{where} is {number}, of {len(self._tables[kind])} {_TABLES[kind]}")
             return self._tables[kind][number]
-        return self._object(kind, data, where) if is_dataclass(kind) else _scalar(kind, data, where)
+        if isinstance(kind, type) and is_dataclass(kind):
+            return self._object(kind, data, where)
+        return _scalar(kind, data, where)
 
     def _object(self, kind: type, data: Any, where: str) -> Any:
         given, found = _checked(data, dict, where), {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from functools import lru_cache
+from itertools import takewhile
 
 from jax.extend.mlir import ir
 
@@ -38,7 +39,10 @@ class Places:
 
     def _inside(self, frames: tuple[tuple[str, str], ...]) -> list[RecordedFrame]:
         own = [number for number, (_, function) in enumerate(frames) if function == self._name]
-        return [frame_of(*frame) for frame in frames[: own[-1] + 1 if own else None]]
+        if own:
+            return [frame_of(*frame) for frame in frames[: own[-1] + 1]]
+        inner = takewhile(lambda frame: frame[1] != "<module>", frames[1:])
+        return [frame_of(*frame) for frame in (*frames[:1], *inner)]
 
 
 @lru_cache(maxsize=1 << 12)
