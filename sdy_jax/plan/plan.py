@@ -36,6 +36,8 @@ from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.plan.work import Work, flops, work_of
+from sdy_jax.plan_record.diff import diff
+from sdy_jax.plan_record.differences import PlanDiff
 from sdy_jax.plan_record.files import save_plan
 from sdy_jax.plan_record.record import PlanRecord
 from sdy_jax.representation.type_text import bytes_text
@@ -232,6 +234,21 @@ class Plan:
             step.plan(state, batch).save("step.plan.json")
         """
         save_plan(self.record(), path)
+
+    def diff(self, other: Plan | PlanRecord) -> PlanDiff:
+        """What changed between another plan and this one: which collectives and values, which changed annotation or
+        line caused it, and what it costs. Edits elsewhere do not count: comments, names of variables, lines that moved.
+
+        Args:
+            other: the plan before; either may come from a file.
+
+        Returns:
+            The differences, to print; false where there are none.
+
+        Example:
+            print(step.plan(state, batch).diff(sdy.load_plan("step.plan.json")))
+        """
+        return diff(other, self)
 
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdy_jax.plan_record.border import RecordedPlace, RecordedTensor
+from sdy_jax.plan_record.border import RecordedFrame, RecordedPlace, RecordedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +155,19 @@ class RecordedMemory:
     def live(self, op: int) -> list[RecordedBuffer]:
         """The temporaries that are live while an op runs, largest first."""
         return sorted((b for b in self.buffers if b.first <= op <= b.last), key=lambda buffer: -buffer.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCount:
+    """So many ops that jax calls by a name."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCode:
+    """The ops of one line: the user's frames around them, inner ones first, and what they are."""
+
+    frames: tuple[RecordedFrame, ...]
+    ops: tuple[RecordedCount, ...]

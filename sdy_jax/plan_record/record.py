@@ -16,9 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder, RecordedFrame, RecordedMesh
-from sdy_jax.plan_record.program import RecordedCollective, RecordedMemory, RecordedOp, RecordedValue
+from sdy_jax.plan_record.diff import diff
+from sdy_jax.plan_record.differences import PlanDiff
+from sdy_jax.plan_record.program import RecordedCode, RecordedCollective, RecordedMemory, RecordedOp, RecordedValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,7 @@ class PlanRecord:
         wire_bytes: that a device sends per call; `known` is False where that is the least.
         flops, repeated_flops: that a device performs per call.
         fingerprint: of the ordered collectives.
+        code: in a record without ops, which of these stand at which lines.
     """
 
     name: str
@@ -157,6 +161,7 @@ class PlanRecord:
     flops: float
     repeated_flops: float
     fingerprint: str
+    code: tuple[RecordedCode, ...] = ()
 
     @cached_property
     def value_of(self) -> dict[str, RecordedValue]:
@@ -167,6 +172,14 @@ class PlanRecord:
     def counted(self) -> Iterator[RecordedCollective]:
         """The collectives that count, members of buckets one by one."""
         return (one for each in self.collectives for one in each.single if each.counted)
+
+    def record(self) -> PlanRecord:
+        """Itself: what takes plans takes records as well."""
+        return self
+
+    def diff(self, other: Any) -> PlanDiff:
+        """What changed between another plan and this one: as `Plan.diff`."""
+        return diff(other, self)
 
     def __repr__(self) -> str:
         return f"<record of the {self.headline}>"
