@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sdy_jax.annotate.named import named_computation
     from sdy_jax.annotate.program import Program
     from sdy_jax.annotate.ruled import with_sharding_rule
+    from sdy_jax.annotate.shown import show_sharding
     from sdy_jax.calls.partition import partition
     from sdy_jax.calls.partitioned_function import PartitionedFunction
     from sdy_jax.errors import (
@@ -108,6 +109,7 @@ __all__ = [
     "sharded_to_unreduced",
     "sharding_constraint",
     "sharding_group",
+    "show_sharding",
     "tensor_parallel",
     "testing",
     "with_sharding_rule",
@@ -134,6 +136,7 @@ _MODULES = {
     "sdy_jax.annotate.named": ("named_computation",),
     "sdy_jax.annotate.program": ("Program",),
     "sdy_jax.annotate.ruled": ("with_sharding_rule",),
+    "sdy_jax.annotate.shown": ("show_sharding",),
     "sdy_jax.calls.partition": ("partition",),
     "sdy_jax.calls.partitioned_function": ("PartitionedFunction",),
     "sdy_jax.errors": (

@@ -10,6 +10,7 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from sdy_jax.annotate.shown import Shown
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.ir.custom_ops import INSPECTED, Callback, call_function
 from sdy_jax.jax_internals import inspect_sharding_p
@@ -22,6 +23,9 @@ from sdy_jax.runtime.mesh import RefinedMesh
 def _emit(
     site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, *, callback: Callable[[jax.sharding.Sharding], Any]
 ) -> list[ir.Value]:
+    if isinstance(callback, Shown):
+        told = Callback("sdy.show_sharding", lambda *_: [], planned=callback.planned)
+        return call_function(INSPECTED, told, [], [x], has_effect=True)
     mesh = site.jax_mesh
 
     def say(refined: RefinedMesh, sharding: TensorSharding | None) -> list[Any]:

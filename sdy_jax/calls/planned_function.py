@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from sdy_jax.calls.donated import donated_leaves
 from sdy_jax.calls.meshes import mesh_of_call, stated_mesh
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
+from sdy_jax.calls.replanned import changes
 from sdy_jax.calls.statics import StaticParameters, Statics
 from sdy_jax.calls.without_devices import with_devices
 from sdy_jax.errors import ShardingError
@@ -29,6 +31,7 @@ from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.build import build_plan, collection_paused
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.progress import LOG
 from sdy_jax.plan.warn import report_notes
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.boundary import auto_mesh, checked_mesh
@@ -121,6 +124,8 @@ class PlannedFunction:
         key = (*arguments.key, _settings())
         if key in self._calls:
             return self._calls[key]
+        if self._calls and LOG.isEnabledFor(logging.INFO):
+            LOG.info("%s is planned again: %s", self.name, changes(arguments, list(self._calls)))
         call = PlannedCall(self._made(arguments), arguments.mesh, self._of_derivatives(arguments.mesh))
         if call.outer:  # ends with its trace
             return call

@@ -15,7 +15,7 @@ from sdy_jax.commands import terminal
 _PACKAGES = ("sdy_jax", "jax", "jaxlib", "numpy", "ml_dtypes")
 _OPTIONAL = {
     "flatbuffers": "reads jax.export files",
-    "rich": "the example's progress bar",
+    "rich": "progress bars in terminals",
     "libtpu": "plans for TPU pods",
 }
 

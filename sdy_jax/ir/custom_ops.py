@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -59,13 +59,15 @@ class Callback:
     along the manual axes. What is called with blocks has no results.
 
     `checked`: where `run` gives one more result at the end, which says that it failed, what takes that and the others
-    on every device.
+    on every device. `planned`: what is told once of the operand when it is planned: the source line, its type with its
+    sharding, and that of a device's part.
     """
 
     title: str
     run: Callable[..., Sequence[Any]]
     position: int = 0
     checked: Callable[[Sequence[Any], Any], Sequence[Any]] | None = None
+    planned: Callable[[str, str, str], None] | None = None
 
 
 _keys = itertools.count()
@@ -109,6 +111,12 @@ def register(op: CustomOp | Callback, context: ir.Context) -> str:
         _by_key[key] = op
         _of_context.setdefault(context, {})[key] = op
     return key
+
+
+def kept_in(context: ir.Context) -> Collection[CustomOp | Callback]:
+    """The functions that a context keeps."""
+    with _lock:
+        return tuple(_of_context.get(context, {}).values())
 
 
 def title_of(key: str) -> str:

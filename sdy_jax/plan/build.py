@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,8 +32,9 @@ from sdy_jax.plan.automatic import Border, automatic_plan
 from sdy_jax.plan.boundary import boundary_values
 from sdy_jax.plan.dump import Dump, dump_of, ignore
 from sdy_jax.plan.plan import Plan
-from sdy_jax.plan.progress import progress_of
+from sdy_jax.plan.progress import LOG, Tell, progress_of
 from sdy_jax.plan.proposal import PlannedWith, input_names, to_partition
+from sdy_jax.plan.shown import report_shown
 
 NOTE_SOURCES: list[Callable[[ir.Operation], Iterable[Note]]] = []
 """Functions from a traced module to notes for its plan, registered by dialects."""
@@ -61,9 +64,16 @@ def build_plan(
         is_trial: the plan is only to be compared with another one; its stages are not dumped.
     """
     context = program.module.context
+    begun = time.monotonic()
     with collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
-        making = _Making(name, costs, source, policy, inner, is_trial)
-        return making.searched(program) if program.is_automatic else making.plan(program)
+        with progress_of(name) as tell:
+            making = _Making(name, costs, source, policy, inner, is_trial, tell)
+            plan = making.searched(program) if program.is_automatic else making.plan(program)
+        if not is_trial:
+            if LOG.isEnabledFor(logging.INFO):
+                LOG.info("planned in %.2f s: %r", time.monotonic() - begun, plan)
+            report_shown(plan.stages["partitioned"], program.mesh_name)
+    return plan
 
 
 @contextmanager
@@ -88,7 +98,8 @@ class _Making:
     source: str
     policy: Policy
     inner: bool
-    is_trial: bool = False
+    is_trial: bool
+    tell: Tell
 
     def again(self, program: Program, policy: Policy) -> Plan:
         """The plan of another program of the same function, to be compared with the first."""
@@ -100,6 +111,7 @@ class _Making:
     def plan(self, program: Program) -> Plan:
         """The plan of a program whose border is stated."""
         dump = self._dump()
+        self.tell("propagation")
         stages, rules = self._propagated(program, dump)
         module, notes = to_partition(stages["propagated"], program, self.source, self.inner)
         inputs = input_names(program)
@@ -107,6 +119,7 @@ class _Making:
         uneven_ones = list(_uneven_arguments(*mains, program, inputs, self.source))
         if uneven_ones and self.policy.uneven == "error":
             raise ShardingError(f"{self.source}: {uneven_ones[0].message}, or leave uneven='pad'")
+        self.tell("layouts and collectives")
         report = partition(module, program.mesh_name, self.costs, rules, self.policy, inputs)
         dump("partitioned", module)
         stages["partitioned"] = module
@@ -137,8 +150,7 @@ class _Making:
         run_pipeline(imported, plan_import())
         limit = self.policy.memory or self.policy.device_memory or math.inf
         unlimited = replace(self, policy=replace(self.policy, memory=math.inf))
-        with progress_of(self.name) as tell:
-            return automatic_plan(program, imported, self.plan, unlimited.plan, self._freed, limit, tell)
+        return automatic_plan(program, imported, self.plan, unlimited.plan, self._freed, limit, self.tell)
 
     def _freed(self, program: Program, border: FreeBorder) -> Border:
         stages, rules = self._propagated(program, self._dump())

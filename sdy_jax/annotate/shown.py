@@ -1,0 +1,52 @@
+"""`sdy.show_sharding`: how an intermediate array lies by the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from sdy_jax.representation.type_text import array_text
+
+
+def show_sharding(x: Any, name: str = "", *, show: Callable[[str], Any] = print) -> None:
+    """Says how an array lies, once, when the function around it is planned: by `plan`, or before its first call.
+
+    Like `jax.debug.inspect_array_sharding`, with the axes at the dimensions that they split and the line that asks. It
+    changes neither layouts nor results. In `jax.jit`, and outside of any, it says the array's jax sharding.
+
+    Args:
+        x: an array or a tree of arrays.
+        name: what the line calls it.
+        show: is called with a line per array.
+
+    Example:
+        @sdy.partition(mesh=mesh, in_shardings=(P("data"), P(None, "model")))
+        def layer(x, w):
+            h = x @ w
+            sdy.show_sharding(h, "h")  # h at model.py:5: f32[64@data,256@model], f32[32,64] on each device
+            return jax.nn.relu(h)
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        own = name + jax.tree_util.keystr(path)
+        jax.debug.inspect_array_sharding(leaf, callback=Shown(own, array_text(jax.typeof(leaf)), show))
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Shown:
+    """What is told of one array: by jax its sharding, by a plan its type."""
+
+    name: str
+    type: str
+    show: Callable[[str], Any]
+
+    def __call__(self, sharding: jax.sharding.Sharding) -> None:
+        """What jax says of it."""
+        self.show(f"{self.name or 'array'}: {self.type} in {sharding}")
+
+    def planned(self, source: str, type_: str, local: str) -> None:
+        """What a plan says of it: where that was asked, and its type in all and on each device."""
+        where = " at ".join(filter(None, (self.name, source)))
+        self.show(f"{where or 'array'}: {type_}, {local} on each device")

@@ -1,0 +1,40 @@
+"""Why a partitioned function is planned again: what calls before had otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from sdy_jax.annotate.arguments import Leaf
+from sdy_jax.calls.arguments import Arguments
+from sdy_jax.representation.type_text import array_text
+
+
+def changes(arguments: Arguments, before: Iterable[tuple[Any, ...]]) -> str:
+    """What distinguishes arguments from those of earlier calls, by their keys: from the nearest of them.
+
+    Example:
+        "batch['x']: f32[32,256] for f32[64,256]"
+    """
+    found: list[list[str]] = [list(_changes(arguments, key)) for key in before]
+    return ", ".join(min(found, key=len)) or "jax's settings changed"
+
+
+def _changes(arguments: Arguments, key: tuple[Any, ...]) -> Iterator[str]:
+    mesh, tree, types, statics = key[:4]
+    if mesh != arguments.mesh:
+        yield f"on {arguments.mesh} for {mesh}"
+    if statics != arguments.statics.key:
+        yield "other static arguments"
+    if tree != arguments.tree:
+        yield "another structure of the arguments"
+        return
+    for leaf, new, old in zip(arguments.leaves, arguments.key[2], types, strict=True):
+        if new != old:
+            yield f"{leaf.path}: {_type(leaf, new)} for {_type(leaf, old)}"
+
+
+def _type(leaf: Leaf, type_: Sequence[Any]) -> str:
+    shape, dtype, weak, spec, _ = type_
+    text = array_text(leaf.value.update(shape=shape, dtype=dtype))
+    return text + (" of weak type" if weak else "") + (f" in {spec}" if spec is not None else "")
