@@ -16,8 +16,8 @@ def changes(arguments: Arguments, before: Iterable[tuple[Any, ...]]) -> str:
     Example:
         "batch['x']: f32[32,256] for f32[64,256]"
     """
-    found: list[list[str]] = [list(_changes(arguments, key)) for key in before]
-    return ", ".join(min(found, key=len)) or "jax's settings changed"
+    nearest = min([list(_changes(arguments, key)) for key in before], key=len)
+    return ", ".join(nearest) or "jax's settings changed"
 
 
 def _changes(arguments: Arguments, key: tuple[Any, ...]) -> Iterator[str]:
