@@ -92,7 +92,6 @@ def test_an_added_layer_is_named_by_its_line(tmp_path: Path) -> None:
 
 def test_an_inserted_transpose_is_named_by_its_line(tmp_path: Path) -> None:
     before = MLP.replace('params["first"], "first")\n', 'params["first"], "first")\n    x = x * 2\n')
-    after = before.replace()
     after = before.replace("    x = x * 2\n", "    x = x * 2\n    x = jnp.transpose(x).reshape(8, 16)\n")
     found = difference(before, after, tmp_path)
     assert first_line(found) == line_of(after, "transpose") and "transpose" in found.causes[0].what

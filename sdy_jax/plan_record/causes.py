@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder
-from sdy_jax.plan_record.code import CodeChange, code_changes, code_of
+from sdy_jax.plan_record.code import CodeChange, code_changes
 from sdy_jax.plan_record.differences import Cause
 from sdy_jax.plan_record.matching import matched
 
@@ -21,7 +21,7 @@ _NAMED = 4
 def causes(old: PlanRecord, new: PlanRecord) -> Iterator[Cause]:
     """What the user changed: what was stated, then edited lines, then what follows from those; other costs and versions
     where nothing else differs."""
-    code = [_code(change) for change in code_changes(old.code or code_of(old.ops), new.code or code_of(new.ops))]
+    code = [_code(change) for change in code_changes(old.code, new.code)]
     found = [*_mesh(old, new), *_options(old, new), *_annotations(old, new), *_stated(old, new), *code]
     found += _arguments(old, new)
     yield from dict.fromkeys(found or _surroundings(old, new))

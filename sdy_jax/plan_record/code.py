@@ -6,29 +6,13 @@ which only moved are the same.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from sdy_jax.plan_record.border import RecordedFrame
 from sdy_jax.plan_record.matching import matched
-from sdy_jax.plan_record.program import RecordedCode, RecordedCount, RecordedOp
-
-_PLANNERS = ("sdy.",)
-"""Dialects of ops that the planner makes, not the user's code."""
-
-
-def code_of(ops: Iterable[RecordedOp]) -> tuple[RecordedCode, ...]:
-    """The ops by the lines at which they stand: what jax calls them, and how many there are."""
-    found: dict[tuple[RecordedFrame, ...], Counter[str]] = {}
-    for op in ops:
-        if op.place.primitive and not op.kind.startswith(_PLANNERS):
-            found.setdefault(op.place.frames, Counter())[op.place.primitive] += 1
-    return tuple(
-        RecordedCode(frames, tuple(RecordedCount(name, count) for name, count in names.items()))
-        for frames, names in found.items()
-    )
+from sdy_jax.plan_record.program import RecordedCode
 
 
 @dataclass(frozen=True, slots=True)

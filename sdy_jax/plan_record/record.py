@@ -125,6 +125,7 @@ class PlanRecord:
         options: of `partition` that decide about layouts and differ from the defaults, `layouts='local'`.
         arguments, closed_over, results: the border.
         annotations: what the user wrote inside of the function.
+        code: the ops of the user's own program by the lines at which they stand.
         collectives: in the order in which they run.
         ops: of the partitioned program in order; ops in regions follow the op that they are in.
         values: arguments first, then what ops make.
@@ -133,7 +134,6 @@ class PlanRecord:
         wire_bytes: that a device sends per call; `known` is False where that is the least.
         flops, repeated_flops: that a device performs per call.
         fingerprint: of the ordered collectives.
-        code: in a record without ops, which of these stand at which lines.
     """
 
     name: str
@@ -146,6 +146,7 @@ class PlanRecord:
     closed_over: tuple[RecordedBorder, ...]
     results: tuple[RecordedBorder, ...]
     annotations: tuple[RecordedAnnotation, ...]
+    code: tuple[RecordedCode, ...]
     collectives: tuple[RecordedCollective, ...]
     ops: tuple[RecordedOp, ...]
     values: tuple[RecordedValue, ...]
@@ -161,7 +162,6 @@ class PlanRecord:
     flops: float
     repeated_flops: float
     fingerprint: str
-    code: tuple[RecordedCode, ...] = ()
 
     @cached_property
     def value_of(self) -> dict[str, RecordedValue]:

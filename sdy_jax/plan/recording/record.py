@@ -18,6 +18,7 @@ from sdy_jax.plan.border_specs import pasted
 from sdy_jax.plan.layout_reasons import RESULTS
 from sdy_jax.plan.proposal import input_names
 from sdy_jax.plan.recording.border import BorderRecords, written
+from sdy_jax.plan.recording.code import code_of
 from sdy_jax.plan.recording.collectives import CollectiveRecords
 from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.ops import OpRecords
@@ -66,6 +67,7 @@ def record_of(plan: Plan) -> PlanRecord:
         closed_over=tuple(arguments[:count]),
         results=tuple(border.results()),
         annotations=tuple(written(program.with_module(plan.stages["traced"]), places)),
+        code=code_of(plan.stages["imported"], places) if graph is not None else (),
         collectives=tuple(collectives.of(plan.collectives, plan.totals.counted)),
         ops=tuple(ops.ops()) if ops is not None else (),
         values=tuple(ops.values(plan.stages["propagated"])) if ops is not None else (),
