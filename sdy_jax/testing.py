@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,8 +12,13 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from sdy_jax.calls.partition import partition
+from sdy_jax.errors import SdyError
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.plan import Plan
+from sdy_jax.plan_record.files import load_plan, save_plan
+from sdy_jax.plan_record.record import PlanRecord
+from sdy_jax.plan_record.reviewed import reviewed
+from sdy_jax.pytest_plugin import UPDATE_PLANS
 
 # Relative tolerances by dtype: what reassociating a reduction over a few thousand terms of similar size can change.
 _TOLERANCE = {
@@ -79,6 +86,45 @@ def assert_same(
         problem = _difference(_array(ours_leaf), _array(plain_leaf), rtol, atol or 0.0)
         assert not problem, f"result{keystr(path)} {problem}\n{plan}"
     return plan
+
+
+def assert_plan(plan: Plan | PlanRecord, path: str | os.PathLike[str]) -> None:
+    """Asserts that a plan is the one that was reviewed: the arguments, results and collectives of the file at `path`.
+
+    What changes no plan is no difference: comments, names of variables and arguments, lines that moved, versions of
+    jax. `pytest --sdy-update-plans` (or the environment variable `SDY_JAX_UPDATE_PLANS=1`) writes the file where it is
+    not there or differs; review its changes like those of code.
+
+    Args:
+        plan: what is planned now.
+        path: a file of JSON, beside the test.
+
+    Raises:
+        AssertionError: the plan differs, or there is no file; the message has the differences and what caused them.
+        SdyError: the file is no plan, or is of a newer version.
+
+    Example:
+        def test_the_step_sends_what_was_reviewed():
+            sdy.testing.assert_plan(step.plan(state, batch), Path(__file__).parent / "plans" / "step.json")
+    """
+    record, target = plan.record(), Path(path)
+    how = f"to accept it: pytest --sdy-update-plans, or {UPDATE_PLANS}=1, and review the changes of the file"
+    if os.environ.get(UPDATE_PLANS, "0") not in ("", "0"):
+        _update(record, target)
+        return
+    assert target.exists(), f"there is no reviewed plan {target}\n{record.headline}\n{how}"
+    found = record.diff(load_plan(target))
+    assert not found, f"the plan is not the one reviewed in {target}\n{found}\n{how}"
+
+
+def _update(record: PlanRecord, target: Path) -> None:
+    """Writes the file, unless it has the plan already: then its lines stay as they were reviewed."""
+    try:
+        if not record.diff(load_plan(target)):
+            return
+    except SdyError:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    save_plan(reviewed(record), target)
 
 
 def _structure(x: Any) -> Any:

@@ -54,7 +54,8 @@ ROOMS = {
         "lowering.placement lowering plan shard loading processes"
     ),
     "spec_trees": "errors representation annotate",
-    "testing": "lowering.reshard plan calls",
+    "pytest_plugin": "",
+    "testing": "errors lowering.reshard plan_record plan calls pytest_plugin",
     "commands": "errors representation ir runtime annotate verification text lowering passes plan shard loading calls",
     "__main__": "commands",
     "__init__": (
