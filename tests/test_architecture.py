@@ -48,6 +48,7 @@ ROOMS = {
     "loading": (
         "errors jax_internals representation ir runtime annotate verification text lowering.emission passes shard"
     ),
+    "measuring": "errors lowering.emission lowering.placement plan representation",
     "processes": "errors jax_internals representation ir plan",
     "calls": (
         "errors jax_internals representation ir runtime annotate lowering.reshard lowering.emission "

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import types
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -52,6 +53,7 @@ class PartitionedFunction(Generic[P, R]):
 
     def __init__(self, fun: Callable[P, R], options: Options):
         self._function = PlannedFunction(fun, options, _derivative, self._is_inner)
+        self._function.runner = weakref.ref(self)
         functools.update_wrapper(self, fun, updated=())
         self._jitted = JittedFunction(self._function)
         plain = self._jitted.jit(lambda *args, **kwargs: fun(*args, **kwargs))

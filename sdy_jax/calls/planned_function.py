@@ -75,6 +75,7 @@ class PlannedFunction:
         source: the line at which it was partitioned.
         mesh: as stated; None if each call has its own.
         statics: its static parameters.
+        runner: the function that users call, which runs what is planned; plans know it as long as somebody has it.
     """
 
     def __init__(self, fun: Callable[..., Any], options: Options, of_derivative: OfDerivative, is_inner: bool):
@@ -85,6 +86,7 @@ class PlannedFunction:
         stated = options.in_shardings, options.out_shardings
         self.mesh = options.mesh if options.mesh is not None else stated_mesh(*stated)
         self.statics = StaticParameters.of(fun, options.static_argnums, options.static_argnames)
+        self.runner: Callable[[], Any] = lambda: None
         self._of_derivative = of_derivative
         self._signature = None if isinstance(fun, LoadedFunction) else function_signature(fun)
         self._parameters = Parameters.of(fun)
@@ -151,9 +153,13 @@ class PlannedFunction:
             )
         report_notes(plan.notes, self.options.on_unknown)
         plan = with_dialect_collectives(plan, mesh)
-        resized = functools.partial(self._resized, arguments.types)
-        kind = device_kind(mesh)
-        return dataclasses.replace(plan, as_passed=arguments.as_passed, resized=resized, device_kind=kind)
+        return dataclasses.replace(
+            plan,
+            as_passed=arguments.as_passed,
+            resized=functools.partial(self._resized, arguments.types),
+            device_kind=device_kind(mesh),
+            function=self.runner,
+        )
 
     def _resized(self, arguments: Arguments, size: int, other: int) -> Program:
         """The program of arguments that have another size wherever they have this one."""

@@ -16,6 +16,7 @@ F = TypeVar("F")
 _EXTENSIONS = ("sdy_jax.lowering.strategies", "sdy_jax.shard.registration", "sdy_jax.partitioning.registration")
 
 _FUNCTIONS = {
+    "analyze": "sdy_jax.measuring.analyze",
     "fixes": "sdy_jax.fixes.fixes",
     "loads": "sdy_jax.loading.load",
     "partition_into_reshards": "sdy_jax.partitioning.reshards",

@@ -1,0 +1,1 @@
+"""Plans beside what their programs do: measured times and memory, per collective where the profiler tells."""

@@ -1,0 +1,56 @@
+"""Which instructions of a compiled program are which collectives of its plan: by the scopes that profilers show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sdy_jax.lowering.emission.names import scope_name
+from sdy_jax.lowering.placement.report import CollectiveRecord
+from sdy_jax.plan.hlo import WIRE_BYTES
+
+_MODULE = re.compile(r"HloModule ([^\s,]+)")
+_COLLECTIVE = re.compile(
+    rf"%?(?P<name>[\w.-]+) = .*? (?:{'|'.join(WIRE_BYTES)})(?:-start|-done)?\("
+    r'.*metadata=\{[^}]*?op_name="(?P<scope>[^"]*)"'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The collectives of a plan that profilers show under one name, and the instructions that they became."""
+
+    name: str
+    records: tuple[CollectiveRecord, ...]
+    instructions: tuple[str, ...]
+
+
+def module_name(text: str) -> str:
+    """The name of an HLO module, from its text."""
+    found = _MODULE.match(text)
+    return found[1] if found else ""
+
+
+def scopes(records: Iterable[CollectiveRecord], text: str) -> list[Scope]:
+    """The collectives of a plan by their scopes, in the order of the plan, with their instructions in the text of its
+    optimised HLO."""
+    planned: dict[str, list[CollectiveRecord]] = {}
+    for record in records:
+        planned.setdefault(_scope_of(record), []).append(record)
+    found: dict[str, list[str]] = {}
+    for match in filter(None, map(_COLLECTIVE.search, text.splitlines())):
+        own = [part for part in _parts(match["scope"]) if part in planned]
+        if own:
+            found.setdefault(own[-1], []).append(match["name"])
+    return [Scope(name, tuple(same), tuple(found.get(name, ()))) for name, same in planned.items()]
+
+
+def _scope_of(record: CollectiveRecord) -> str:
+    first = record.members[0] if record.members else record
+    return scope_name(f"sdy.{first.kind}", first.axes, first.source)
+
+
+def _parts(scope: str) -> list[str]:
+    """The scopes around an instruction, outermost first; buckets are called after their first member."""
+    return [re.sub(r"^bucket_\d+_", "", part) for part in scope.split("/")]

@@ -1,0 +1,146 @@
+"""Plans beside what their programs do: `plan.analyze`."""
+
+import dataclasses
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from partitioned_ops import LINE, PLANE
+
+import sdy_jax as sdy
+from sdy_jax.errors import SdyError
+from sdy_jax.measuring.scopes import module_name, scopes
+
+X, W = jnp.ones((64, 32)), jnp.ones((32, 64))
+
+
+def layer(x, w):
+    h = jnp.tanh(x @ w)
+    return jnp.sum(h * h)
+
+
+SPECS = (P("x", "y"), P("y"))
+
+
+@pytest.fixture(scope="module")
+def analyzed():
+    step = sdy.partition(layer, mesh=PLANE, in_shardings=SPECS)
+    plan = step.plan(X, W)
+    return plan, plan.analyze(X, W)
+
+
+def test_each_collective_of_the_plan_is_measured(analyzed):
+    plan, found = analyzed
+    assert sum(row.planned for row in found.collectives) == sum(r.times for r in plan.collectives if r.wire_bytes)
+    assert sum(row.wire_bytes for row in found.collectives) == plan.wire_bytes
+    assert all(row.measured > 0 for row in found.collectives)
+    assert found.seconds > 0
+
+
+def test_estimates_of_bytes_are_shares_of_what_was_measured(analyzed):
+    _, found = analyzed
+    estimated = sum(map(found.estimated_seconds, found.collectives))
+    assert estimated == pytest.approx(sum(row.measured for row in found.collectives))
+
+
+def test_memory_is_what_the_compiler_says(analyzed):
+    plan, found = analyzed
+    assert found.memory.arguments == plan.memory.arguments
+    assert found.memory.results == plan.memory.results
+
+
+def test_the_text_says_both(analyzed):
+    plan, found = analyzed
+    text = str(found)
+    assert text.startswith(plan.headline)
+    assert "a call" in text
+    assert str(plan.time) in text
+    assert all(row.name in text for row in found.collectives)
+
+
+def test_warnings_name_what_is_off_by_more_than_twice(analyzed):
+    _, found = analyzed
+    first, *others = found.collectives
+    slow = dataclasses.replace(first, measured=1.0, estimated=1e-3)
+    others = [dataclasses.replace(row, measured=1.0, estimated=1.0) for row in others]
+    changed = dataclasses.replace(found, collectives=(slow, *others))
+    assert changed.scale == pytest.approx(len(others) + 1, rel=0.9)
+    (warning,) = [text for text in changed.warnings if text.startswith(first.name)]
+    assert "times what the cost model says" in warning
+
+
+def test_a_model_of_time_is_not_scaled():
+    costs = sdy.CostModel.of_machine("h100", PLANE.axis_names)
+    plan = sdy.partition(layer, mesh=PLANE, in_shardings=SPECS, costs=costs).plan(X, W)
+    found = plan.analyze(X, W)
+    assert found.scale == 1.0
+    assert any("times what the cost model says" in text for text in found.warnings)  # these are no such devices
+
+
+def test_loops_count_each_trip_and_donated_arguments_live_on():
+    def loop(state, w):
+        def body(c, _):
+            return jnp.tanh(c @ w @ w.T), None
+
+        return jax.lax.scan(body, state, None, length=3)[0]
+
+    step = sdy.partition(loop, mesh=LINE, in_shardings=(P(), P(None, "x")), out_shardings=P(), donate_argnums=0)
+    state = jax.device_put(X, jax.sharding.NamedSharding(LINE, P()))
+    found = step.plan(state, W).analyze(state, W)
+    assert max(row.planned for row in found.collectives) == 3
+    assert all(row.measured for row in found.collectives)
+    assert not state.is_deleted()
+    assert found.memory.results == 0  # they lie in the donated argument
+
+
+def test_keyword_and_static_arguments():
+    step = sdy.partition(lambda x, *, w, n: layer(x, w) * n, mesh=PLANE, static_argnames="n")
+    found = step.plan(X, w=W, n=2).analyze(X, w=W, n=2)
+    np.testing.assert_allclose(step(X, w=W, n=2), 2 * layer(X, W), rtol=1e-5)
+    assert found.collectives == ()
+
+
+def test_other_arguments_than_the_plans():
+    step = sdy.partition(layer, mesh=PLANE, in_shardings=SPECS)
+    own = step.plan(X, W)
+    with pytest.raises(SdyError, match=r"`x` is f32\[128@x,32@y\] here and f32\[64@x,32@y\] in the plan"):
+        own.analyze(jnp.ones((128, 32)), W)
+
+
+def test_the_function_is_gone():
+    plan = sdy.partition(layer, mesh=PLANE, in_shardings=SPECS).plan(X, W)
+    gc.collect()
+    with pytest.raises(SdyError, match="the function of layer is gone"):
+        plan.analyze(X, W)
+
+
+def test_a_profiler_that_runs_already(tmp_path):
+    step = sdy.partition(layer, mesh=PLANE, in_shardings=SPECS)
+    with jax.profiler.trace(tmp_path), pytest.raises(SdyError, match="profiler cannot be started"):
+        step.plan(X, W).analyze(X, W)
+
+
+def test_a_plan_without_devices():
+    mesh = jax.sharding.AbstractMesh((8,), ("x",))
+    step = sdy.partition(layer, mesh=mesh, in_shardings=P("x"))
+    with pytest.raises(SdyError, match="devices"):
+        step.plan(X, W).analyze(X, W)
+
+
+def test_instructions_are_found_by_scopes():
+    text = "\n".join(
+        (
+            "HloModule jit_f, is_scheduled=true",
+            '  %psum.1 = f32[] all-reduce(%p), metadata={op_name="jit(f)/shard_map/sdy.all_reduce[x] a.py:1/psum"}',
+            '  %copy.1 = f32[] copy(%p), metadata={op_name="jit(f)/shard_map/sdy.all_reduce[x] a.py:1/psum"}',
+            '  %psum.2 = f32[] all-reduce(%p), metadata={op_name="jit(f)/shard_map/other/psum"}',
+        )
+    )
+    assert module_name(text) == "jit_f"
+    plan = sdy.partition(layer, mesh=LINE, in_shardings=(P(None, "x"), P("x"))).plan(X, W)
+    record = next(record for record in plan.collectives if record.kind == "all_reduce")
+    (scope,) = scopes([record], text.replace("a.py:1", record.source.rpartition("/")[2]))
+    assert scope.instructions == ("psum.1",)
