@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -53,7 +54,10 @@ def measured(call: Callable[[], Any], module: str) -> Measured:
                 jax.block_until_ready(call())
         finally:
             trace.__exit__(None, None, None)
-        events = [*_events(Path(folder), module)]
+        with warnings.catch_warnings():
+            # Types of jax's reader warn when they are made, and where warnings are errors that aborts the process.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            events = [*_events(Path(folder), module)]
     return Measured(median(times), _per_call(events))
 
 
