@@ -35,10 +35,13 @@ if TYPE_CHECKING:
     from sdy_jax.annotate.program import Program
     from sdy_jax.annotate.ruled import with_sharding_rule
     from sdy_jax.annotate.shown import show_sharding
+    from sdy_jax.annotate.strict import strict
     from sdy_jax.calls.partition import partition
     from sdy_jax.calls.partitioned_function import PartitionedFunction
+    from sdy_jax.contracts.budget import Budget
     from sdy_jax.errors import (
         ArgumentError,
+        ContractError,
         InternalError,
         MemoryLimitError,
         ParseError,
@@ -65,6 +68,8 @@ __all__ = [
     "AUTO",
     "ArgumentError",
     "AxisRef",
+    "Budget",
+    "ContractError",
     "CostModel",
     "DimensionSharding",
     "InternalError",
@@ -110,6 +115,7 @@ __all__ = [
     "sharding_constraint",
     "sharding_group",
     "show_sharding",
+    "strict",
     "tensor_parallel",
     "testing",
     "with_sharding_rule",
@@ -137,10 +143,13 @@ _MODULES = {
     "sdy_jax.annotate.program": ("Program",),
     "sdy_jax.annotate.ruled": ("with_sharding_rule",),
     "sdy_jax.annotate.shown": ("show_sharding",),
+    "sdy_jax.annotate.strict": ("strict",),
+    "sdy_jax.contracts.budget": ("Budget",),
     "sdy_jax.calls.partition": ("partition",),
     "sdy_jax.calls.partitioned_function": ("PartitionedFunction",),
     "sdy_jax.errors": (
         "ArgumentError",
+        "ContractError",
         "InternalError",
         "MemoryLimitError",
         "ParseError",

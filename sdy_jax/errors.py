@@ -6,6 +6,8 @@ what was given, where (argument path, source line or MLIR location), and what wo
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SdyError(Exception):
     """Base of everything that sdy_jax raises on purpose."""
@@ -29,6 +31,12 @@ class UnsupportedError(SdyError, NotImplementedError):
 
 class MemoryLimitError(SdyError):
     """No program was found that keeps within `memory=`."""
+
+
+class ContractError(SdyError):
+    """A plan does what its function's `budget=` or `strict` does not allow; `plan` is the plan."""
+
+    plan: Any = None
 
 
 class ProcessError(SdyError, RuntimeError):

@@ -50,17 +50,22 @@ ROOMS = {
     ),
     "measuring": "errors lowering.emission lowering.placement plan representation",
     "processes": "errors jax_internals representation ir plan",
+    "contracts": "errors representation ir lowering.placement op_rules plan_record plan",
     "calls": (
         "errors jax_internals representation ir runtime annotate lowering.reshard lowering.emission "
-        "lowering.placement lowering plan shard loading processes"
+        "lowering.placement lowering plan contracts shard loading processes"
     ),
     "spec_trees": "errors representation annotate",
     "pytest_plugin": "",
     "testing": "errors lowering.reshard plan_record plan calls pytest_plugin",
-    "commands": "errors representation ir runtime annotate verification text lowering passes plan shard loading calls",
+    "commands": (
+        "errors representation ir runtime annotate verification text lowering passes plan_record plan contracts shard "
+        "loading calls"
+    ),
     "__main__": "commands",
     "__init__": (
-        "errors representation annotate lowering.reshard passes plan_record plan shard loading calls spec_trees testing"
+        "errors representation annotate lowering.reshard passes plan_record plan contracts shard loading calls "
+        "spec_trees testing"
     ),
 }
 

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import jax
 import numpy as np
 
+from sdy_jax.contracts.budget import Budget
 from sdy_jax.errors import SdyError, with_article
 from sdy_jax.lowering.placement.policy import LAYOUTS, UNEVEN, Combining, Policy
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -38,6 +39,8 @@ class Keywords(TypedDict, total=False):
     layouts: str
     memory: int | str | None
     combine: bool | int | str | None
+    budget: Budget | None
+    strict: str | Sequence[str] | None
     device: jax.Device | None
     backend: str | None
 
@@ -63,6 +66,8 @@ class Options:
     layouts: str = "global"
     memory: int | str | None = None
     combine: bool | int | str | None = None
+    budget: Budget | None = None
+    strict: str | Sequence[str] | None = None
 
     def check(self) -> None:
         """
@@ -91,6 +96,16 @@ class Options:
             raise SdyError(f"compiler_options is {given}; expected a dict of XLA's options")
         if self.mesh is not None:
             checked_mesh(self.mesh)
+        if self.budget is not None and not isinstance(self.budget, Budget):
+            raise SdyError(f"budget is {with_article(type(self.budget))}; expected a sdy_jax.Budget")
+        is_several = isinstance(self.strict, (tuple, list)) and all(isinstance(axis, str) for axis in self.strict)
+        if self.strict is not None and not isinstance(self.strict, str) and not is_several:
+            raise SdyError(f"strict={self.strict!r}; expected the name of a mesh axis, or several")
+
+    @property
+    def strict_axes(self) -> tuple[str, ...]:
+        """The axes along which nothing may move unasked."""
+        return (self.strict,) if isinstance(self.strict, str) else tuple(self.strict or ())
 
     def policy(self, mesh: AnyMesh) -> Policy:
         """Those of the partitioner, for a mesh."""

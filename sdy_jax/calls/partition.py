@@ -12,6 +12,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.calls.meshes import mesh_with_device
 from sdy_jax.calls.options import Keywords, Options
 from sdy_jax.calls.partitioned_function import P, PartitionedFunction, R
+from sdy_jax.contracts.budget import Budget
 from sdy_jax.loading.loaded_function import prepared
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.named import AnyMesh
@@ -51,6 +52,8 @@ def partition(
     layouts: str = "global",
     memory: int | str | None = None,
     combine: bool | int | str | None = None,
+    budget: Budget | None = None,
+    strict: str | Sequence[str] | None = None,
     device: jax.Device | None = None,
     backend: str | None = None,
 ) -> Any:
@@ -100,6 +103,10 @@ def partition(
             blocks of a bucket have an eighth of what a device holds, at most. Members are copied side by side, but for
             those of which XLA makes one without a copy: all-reduces, and on GPUs gathers and scatters. By default only
             these are combined, on TPUs and GPUs. With False it is left to XLA.
+        budget: what plans may send and hold; one that does more is a `ContractError`, raised while tracing, with the
+            lines and what would save bytes. Each derivative has a plan, and the budget, of its own.
+        strict: a mesh axis, or several, along which bytes move only where the function asks for it: as `sdy.strict`
+            around all of it.
         device, backend: as in `jax.jit`, where they are deprecated: a mesh of one device, if none is given.
 
     Returns:
@@ -132,6 +139,8 @@ def partition(
         layouts,
         memory,
         combine,
+        budget,
+        strict,
     )
     if fun is None:
         return lambda f: PartitionedFunction(f, options)

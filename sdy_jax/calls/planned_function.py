@@ -24,6 +24,7 @@ from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.replanned import changes
 from sdy_jax.calls.statics import StaticParameters, Statics
 from sdy_jax.calls.without_devices import with_devices
+from sdy_jax.contracts.check import check
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir import hidden_frames
 from sdy_jax.jax_internals import context_mesh
@@ -153,13 +154,15 @@ class PlannedFunction:
             )
         report_notes(plan.notes, self.options.on_unknown)
         plan = with_dialect_collectives(plan, mesh)
-        return dataclasses.replace(
+        plan = dataclasses.replace(
             plan,
             as_passed=arguments.as_passed,
             resized=functools.partial(self._resized, arguments.types),
             device_kind=device_kind(mesh),
             function=self.runner,
         )
+        check(plan, self.options.budget, self.options.strict_axes)
+        return plan
 
     def _resized(self, arguments: Arguments, size: int, other: int) -> Program:
         """The program of arguments that have another size wherever they have this one."""

@@ -23,6 +23,9 @@ _LIBRARIES = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 
 # What jax itself puts on the name stack for the parts of an op with regions.
 _PARTS = frozenset({"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation"})
+STRICT = "sdy_strict."
+"""How the name scope of a strict region begins: `sdy_strict.error[model]`."""
+_STRICT = re.compile(r"sdy_strict\.(\w+)\[([^\]]*)\]")
 _BRANCH = re.compile(r"branch_\d+_fun")
 
 
@@ -72,6 +75,12 @@ def user_frames(location: ir.Location) -> tuple[tuple[str, str], ...]:
     """The lines of the user's code around a location, outside of libraries, inner ones first, with their functions; in
     code of libraries alone their lines."""
     return _user_frames(str(location))
+
+
+def strict_axes(location: ir.Location) -> dict[str, str]:
+    """The axes that are strict at a location, each with what becomes of moves along it: "error" or "warn"."""
+    found = _STRICT.findall(str(location))
+    return {axis: on_move for on_move, axes in found for axis in axes.split(",")}
 
 
 def is_line(line: str, asked: str) -> bool:
@@ -149,4 +158,4 @@ def _scope(part: str) -> str:
         if match[1] in ("jit", "pjit"):
             return ""
         part = match[2]
-    return "" if part in _PARTS or _BRANCH.fullmatch(part) else part
+    return "" if part in _PARTS or part.startswith(STRICT) or _BRANCH.fullmatch(part) else part

@@ -271,6 +271,19 @@ class Plan:
         """
         return diff(other, self)
 
+    def assert_collectives(self, **expected: int) -> None:
+        """Asserts how often collectives of some kinds run per call: loops count once per trip, conditionals as the
+        branch that sends most. Kinds that are left out may run as often as they like.
+
+        Raises:
+            AssertionError: with the lines of those that run.
+            SdyError: there is no such kind.
+
+        Example:
+            plan.assert_collectives(all_reduce=4, all_gather=0)
+        """
+        self.record().assert_collectives(**expected)
+
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""
         if stage not in self.stages:

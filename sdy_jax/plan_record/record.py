@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder, RecordedFrame, RecordedMesh
+from sdy_jax.plan_record.counts import check_counts
 from sdy_jax.plan_record.diff import diff
 from sdy_jax.plan_record.differences import PlanDiff
 from sdy_jax.plan_record.program import RecordedCode, RecordedCollective, RecordedMemory, RecordedOp, RecordedValue
@@ -176,6 +177,10 @@ class PlanRecord:
     def record(self) -> PlanRecord:
         """Itself: what takes plans takes records as well."""
         return self
+
+    def assert_collectives(self, **expected: int) -> None:
+        """Asserts how often collectives of some kinds run per call: as `Plan.assert_collectives`."""
+        check_counts(self, expected)
 
     def diff(self, other: Any) -> PlanDiff:
         """What changed between another plan and this one: as `Plan.diff`."""

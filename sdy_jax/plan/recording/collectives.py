@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.placement.report import CollectiveRecord
@@ -15,6 +16,9 @@ from sdy_jax.plan_record.program import RecordedBranch, RecordedCollective
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import BY_STRIPS, KINDS
 from sdy_jax.representation.type_text import axis_name
+
+if TYPE_CHECKING:
+    from sdy_jax.plan.plan import Plan
 
 _KINDS = frozenset(f"sdy.{kind}" for kind in (*KINDS, BY_STRIPS))
 
@@ -111,3 +115,11 @@ def _key(op: Op) -> object:
     kind = op.name.removeprefix("sdy.")
     value = op.results[0]
     return "collective_permute" if kind == BY_STRIPS else kind, value.shape, str(value.sharding)
+
+
+def recorded_collectives(plan: Plan) -> list[RecordedCollective]:
+    """The collectives of a plan that count, one by one, without the ops that they are."""
+    mesh, name = plan.program.mesh, plan.program.mesh_name
+    records = CollectiveRecords(mesh, plan.costs, Places(plan.name), Tensors(name, {name: mesh}))
+    found = records.of(plan.collectives, plan.totals.counted)
+    return [one for each in found for one in each.single if one.counted]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from sdy_jax.ir.graph import Graph, itemsize
+from sdy_jax.ir.graph import Graph, Op, itemsize
 from sdy_jax.ir.locations import short_source
 from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.report import ChangedLayout, LayoutChoice, Note
+from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, Note
 from sdy_jax.plan.border_specs import pasted
 from sdy_jax.plan.layout_reasons import RESULTS
 from sdy_jax.plan.proposal import input_names
@@ -26,6 +26,7 @@ from sdy_jax.plan.recording.places import Places, frame_of
 from sdy_jax.plan.recording.tensors import Tensors
 from sdy_jax.plan.work import flops
 from sdy_jax.plan_record.border import RecordedAxis, RecordedMesh
+from sdy_jax.plan_record.program import RecordedCollective
 from sdy_jax.plan_record.record import (
     PlanRecord,
     RecordedAutomatic,
@@ -46,12 +47,7 @@ _OPTIONS = ("optimize_collectives", "uneven", "layouts", "memory")
 def record_of(plan: Plan) -> PlanRecord:
     """The whole of a plan as plain data."""
     program, places = plan.program, Places(plan.name)
-    partitioned = plan.stages.get("partitioned")
-    graph = Graph(partitioned) if partitioned is not None else None
-    tensors = Tensors(program.mesh_name, graph.meshes if graph is not None else {program.mesh_name: program.mesh})
-    ops = None
-    if graph is not None:
-        ops = OpRecords(graph, program.mesh_name, tensors, Names(graph, places, input_names(program)))
+    tensors, ops = _ops(plan, places)
     border, count = BorderRecords(plan, tensors), len(plan.constants)
     arguments = border.arguments()
     collectives = CollectiveRecords(program.mesh, plan.costs, places, tensors, ops)
@@ -67,7 +63,7 @@ def record_of(plan: Plan) -> PlanRecord:
         closed_over=tuple(arguments[:count]),
         results=tuple(border.results()),
         annotations=tuple(written(program.with_module(plan.stages["traced"]), places)),
-        code=code_of(plan.stages["imported"], places) if graph is not None else (),
+        code=code_of(plan.stages["imported"], places) if ops is not None else (),
         collectives=tuple(collectives.of(plan.collectives, plan.totals.counted)),
         ops=tuple(ops.ops()) if ops is not None else (),
         values=tuple(ops.values(plan.stages["propagated"])) if ops is not None else (),
@@ -84,6 +80,26 @@ def record_of(plan: Plan) -> PlanRecord:
         repeated_flops=plan.repeated_flops,
         fingerprint=plan.fingerprint(),
     )
+
+
+def linked_collectives(plan: Plan) -> tuple[list[Op], list[tuple[CollectiveRecord, RecordedCollective]]]:
+    """The ops of a partitioned program, and its collectives one by one as they were and as data, which refers to the
+    ops by their numbers."""
+    places = Places(plan.name)
+    tensors, ops = _ops(plan, places)
+    records = CollectiveRecords(plan.program.mesh, plan.costs, places, tensors, ops)
+    singles = [one for record in plan.collectives for one in record.members or (record,)]
+    return ops.order if ops is not None else [], list(zip(singles, records.of(singles, ()), strict=True))
+
+
+def _ops(plan: Plan, places: Places) -> tuple[Tensors, OpRecords | None]:
+    """What makes records of tensors and of ops; a program on local arrays has no ops."""
+    program, partitioned = plan.program, plan.stages.get("partitioned")
+    if partitioned is None:
+        return Tensors(program.mesh_name, {program.mesh_name: program.mesh}), None
+    graph = Graph(partitioned)
+    tensors = Tensors(program.mesh_name, graph.meshes)
+    return tensors, OpRecords(graph, program.mesh_name, tensors, Names(graph, places, input_names(program)))
 
 
 def _own_version() -> str:
