@@ -6,6 +6,7 @@ import pytest
 
 from sdy_jax.errors import InternalError, SdyError
 from sdy_jax.lowering.reshard.cost import CostModel, same_cost
+from sdy_jax.lowering.reshard.tiles import Copies, LastCut, last_cut
 from sdy_jax.representation.mesh import AxisRef, Mesh
 
 MESH = Mesh.of(x=2, y=4)
@@ -101,6 +102,50 @@ def test_what_is_sent_is_copied():
     model = CostModel(bandwidth={"x": 10.0}, copies=0.4)
     assert model.time("all_gather", [AxisRef("x")], Mesh.of(x=2), 100, 200) == pytest.approx(100 / 10 + 0.4 * 100)
     assert not CostModel(copies=0.4).is_default
+
+
+@pytest.mark.parametrize(
+    ("kind", "cut", "copied"),
+    [
+        ("all_gather", None, 0),
+        ("all_gather", LastCut(128, False), 0),
+        ("reduce_scatter", LastCut(64, True), 0),
+        ("all_to_all", None, 2),
+        ("all_to_all", LastCut(256, True), 2),
+        ("all_to_all", LastCut(256, True, joins=True), 8),
+        ("all_to_all", LastCut(256, False, joins=True), 2),
+        ("all_to_all", LastCut(64, True), 8),
+        ("all_to_all", LastCut(192, True), 8),
+        ("all_to_all", LastCut(64, False), 42),
+    ],
+)
+def test_blocks_that_are_no_whole_tiles_are_rearranged(kind, cut, copied):
+    model = CostModel(bandwidth={"x": 10.0}, copies=Copies.in_tiles(0.1))
+    assert model.sending_time(kind, [AxisRef("x")], Mesh.of(x=2), 100, cut) == pytest.approx(
+        100 / 10 + copied * 0.1 * 100
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "before", "after", "cut"),
+    [
+        ((16, 512), (8, 1), (1, 8), LastCut(64, True)),
+        ((16, 512), (1, 8), (8, 1), LastCut(64, True, joins=True)),
+        ((16, 8, 512), (1, 1, 2), (1, 1, 4), LastCut(128, False)),
+        ((16, 8, 512), (8, 1, 2), (1, 8, 2), None),
+        ((10,), (1,), (4,), LastCut(3, False)),
+        ((), (), (), None),
+    ],
+)
+def test_what_is_cut_of_the_last_dimension(shape, before, after, cut):
+    assert last_cut(shape, before, after) == cut
+
+
+def test_only_tpus_have_tiles():
+    assert {name: CostModel.of_machine(name, ["x"]).lanes for name in ("tpu v5e", "h100")} == {
+        "tpu v5e": 128,
+        "h100": 0,
+    }
 
 
 @pytest.mark.parametrize(("size", "slower"), [(2, 1), (4, 4 / 3), (8, 16 / 7), (16, 64 / 15)])

@@ -30,6 +30,7 @@ from sdy_jax.lowering.placement.rematerialize import (
 from sdy_jax.lowering.placement.report import CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan
+from sdy_jax.lowering.reshard.tiles import last_cut
 from sdy_jax.op_rules.dataflow import edges_of
 from sdy_jax.propagation.edge_shardings import state_body_arguments
 from sdy_jax.representation.attributes import attribute_from_text, sharding_to_attribute, shardings_to_attribute
@@ -142,10 +143,14 @@ class MaterializedLayouts:
         self.state(origin)
         if nearest.sharding.unreduced_axes and producer is not None:
             cause = producer
-        current = nearest.mlir
+        current, before_step = nearest.mlir, nearest.sharding
         for step in self._plan(value, nearest.sharding, target).steps:
             reduction = step.reduction if step.op.kind in REDUCING else ""
-            moved = Moved(step.op.summary, step.result, sent_by_step(step, value, self._mesh), reduction)
+            cut = last_cut(
+                value.shape or (), before_step.shard_counts(self._mesh), step.result.shard_counts(self._mesh)
+            )
+            moved = Moved(step.op.summary, step.result, sent_by_step(step, value, self._mesh), reduction, cut)
+            before_step = step.result
             record = self._report.add(moved, value, before, cause, again=again)
             current = create_collective(step, current, cause.mlir.location, ir.InsertionPoint(before.mlir))
             self._spare.append((current.owner, record))

@@ -11,6 +11,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.locations import SourcePlace, is_line, place_of, short_source
 from sdy_jax.lowering.placement.trips import UNKNOWN, executions
+from sdy_jax.lowering.reshard.tiles import LastCut
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
@@ -28,13 +29,14 @@ Origin = Literal["partitioner", "user"]
 
 
 class Moved(NamedTuple):
-    """What a collective says, the sharding of its result, the bytes that a device sends in one execution, and how it
-    combines values, where it does and that is known: `sum`, `max`."""
+    """What a collective says, the sharding of its result, the bytes that a device sends in one execution, how it
+    combines values, where it does and that is known (`sum`, `max`), and what it does to the last dimension."""
 
     summary: CollectiveSummary
     result: TensorSharding
     wire_bytes: float
     reduction: str = ""
+    cut: LastCut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,10 @@ class CollectiveRecord:
     @property
     def wire_bytes(self) -> float:
         return self.moved.wire_bytes
+
+    @property
+    def cut(self) -> LastCut | None:
+        return self.moved.cut
 
     @property
     def estimated_times(self) -> int:

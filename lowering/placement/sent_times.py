@@ -44,11 +44,11 @@ class SentTimes:
         """What those have in common that may run together."""
         if id(record) not in self._movable:
             return id(record)
-        return record.kind, record.axes, record.dtype, record.depth, record.branches, record.estimated_times
+        return record.kind, record.axes, record.dtype, record.depth, record.branches, record.estimated_times, record.cut
 
     def _together(self, records: list[CollectiveRecord]) -> float:
         first, wires = records[0], [record.wire_bytes for record in records]
-        return first.estimated_times * self._costs.sending_times(first.kind, first.axes, self._mesh, wires)
+        return first.estimated_times * self._costs.sending_times(first.kind, first.axes, self._mesh, wires, first.cut)
 
 
 def _movable(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord]) -> frozenset[int]:

@@ -17,6 +17,7 @@ from sdy_jax.lowering.placement.report import Moved
 from sdy_jax.lowering.reshard.cost import wire_bytes
 from sdy_jax.lowering.reshard.planner import Collective
 from sdy_jax.lowering.reshard.problem import padded_block
+from sdy_jax.lowering.reshard.tiles import last_cut
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.axes import set_difference
 from sdy_jax.representation.mesh import Axes, Mesh, axes_size
@@ -56,7 +57,8 @@ class Written:
         wire = wire_bytes(collective.kind, axes_size(axes, mesh), before, after)
         step = Collective(collective, self.target, wire, self.source.reduction)
         reduction = step.reduction if collective.kind in REDUCING else ""
-        return Moved(collective.summary, self.target, sent_by_step(step, value, mesh), reduction)
+        last = last_cut(shape, self.source.shard_counts(mesh), self.target.shard_counts(mesh))
+        return Moved(collective.summary, self.target, sent_by_step(step, value, mesh), reduction, last)
 
 
 def is_written_collective(op: Op) -> bool:

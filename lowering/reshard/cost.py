@@ -17,6 +17,7 @@ import jax
 
 from sdy_jax.errors import InternalError, SdyError
 from sdy_jax.lowering.reshard.machines import MACHINES, machine_name
+from sdy_jax.lowering.reshard.tiles import Copies, LastCut
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.runtime.devices import device_kind, network_axes, platform_of
@@ -56,7 +57,7 @@ class Link(NamedTuple):
         start: seconds before a collective along it sends anything.
         is_torus: its devices reach only their neighbours, as a ring in both directions, so that an all_to_all passes
             through others, and everything comes halfway round.
-        copy: seconds for each byte sent in which a device rearranges what it sends and receives.
+        copies: the time in which a device rearranges what it sends and receives.
     """
 
     size: int
@@ -64,7 +65,7 @@ class Link(NamedTuple):
     hop: float = 0.0
     start: float = 0.0
     is_torus: bool = False
-    copy: float = 0.0
+    copies: Copies = Copies()
 
     @property
     def around(self) -> float:
@@ -110,8 +111,8 @@ class Rate(NamedTuple):
         return self.fixed / self.per_byte / IN_A_BUCKET
 
 
-def rate(kind: str, links: Sequence[Link], combines: Collection[str] = ()) -> Rate:
-    """The rate of a kind of collective over links; `combines` as in a cost model.
+def rate(kind: str, links: Sequence[Link], combines: Collection[str] = (), cut: LastCut | None = None) -> Rate:
+    """The rate of a kind of collective over links; `combines` as in a cost model, `cut`: of the last dimension.
 
     Hops add up along each link; the slowest one decides about bytes. Through a ring of g devices the blocks of an
     all_to_all pass g/4 links on average in either direction.
@@ -124,7 +125,7 @@ def rate(kind: str, links: Sequence[Link], combines: Collection[str] = ()) -> Ra
         group = math.prod([link.size for link in links])
         turned = [link.size / 4 / _kept(group) / link.bandwidth for link in links if link.is_torus]
         per_byte = max(per_byte, *turned)
-    return Rate(_fixed(kind, links), per_byte + max([link.copy for link in links]), kind in combines)
+    return Rate(_fixed(kind, links), per_byte + max([link.copies.of(kind, cut) for link in links]), kind in combines)
 
 
 def _fixed(kind: str, links: Sequence[Link]) -> float:
@@ -168,7 +169,7 @@ class CostModel:
         launch: seconds that every op takes beside that is not fused into another one. It is a part of estimated times;
             no choice depends on it, as every plan has these ops.
         product_launch: likewise of products and convolutions.
-        copies: seconds per byte sent in which devices rearrange what they send and receive.
+        copies: seconds per byte sent in which devices rearrange what they send and receive, whatever it is, or by that.
         combines: the kinds of collectives of which small ones are combined to buckets, by the compiler if not here, so
             that each has a share of their latency. What waits for a product, and a product for it, has no others to run
             with, so the planner charges it all of its latency.
@@ -187,7 +188,7 @@ class CostModel:
     memory: float = 0.0
     launch: float = 0.0
     product_launch: float = 0.0
-    copies: float = 0.0
+    copies: float | Copies = 0.0
     combines: tuple[str, ...] = ()
     torus: tuple[str, ...] = ()
     origin: str = field(default="", compare=False)
@@ -200,8 +201,10 @@ class CostModel:
             if not isinstance(given, (int, float)):
                 object.__setattr__(self, name, tuple(sorted(dict(given).items())))
         object.__setattr__(self, "torus", tuple(sorted(self.torus)))
+        if not isinstance(self.copies, Copies):
+            object.__setattr__(self, "copies", Copies(self.copies))
         object.__setattr__(self, "combines", tuple(sorted(set(self.combines))))
-        is_free = not any([*_numbers(self.latency), *_numbers(self.start), self.copies])
+        is_free = not any([*_numbers(self.latency), *_numbers(self.start), *self._copies])
         plain = is_free and not self.torus and all(value == 1.0 for value in _numbers(self.bandwidth))
         object.__setattr__(self, "is_default", plain)
 
@@ -254,7 +257,7 @@ class CostModel:
             memory=1 / machine.memory,
             launch=machine.launch,
             product_launch=machine.product_launch,
-            copies=2 / machine.memory,
+            copies=Copies.in_tiles(1 / machine.memory) if machine.is_torus else Copies(2 / machine.memory),
             combines=machine.combines,
             torus=tuple(axis for axis in axes if machine.is_torus and axis not in slow),
             origin=f"{name}, by its published rates",
@@ -303,17 +306,21 @@ class CostModel:
         wire = wire_bytes(kind, axes_size(axes, mesh), bytes_in, bytes_out)
         return wire if self.is_default else self.rate(kind, axes, mesh).time(wire)
 
-    def sending_time(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wire: float) -> float:
+    def sending_time(
+        self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wire: float, cut: LastCut | None = None
+    ) -> float:
         """The time of one collective over `axes` in which each device sends `wire` bytes, with none that it runs
-        together with. Devices that are permuted may send them along any axis."""
-        return self.sending_times(kind, axes, mesh, [wire])
+        together with. Devices that are permuted may send them along any axis. `cut`: of the last dimension."""
+        return self.sending_times(kind, axes, mesh, [wire], cut)
 
-    def sending_times(self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wires: Sequence[float]) -> float:
+    def sending_times(
+        self, kind: str, axes: Iterable[AxisRef], mesh: Mesh, wires: Sequence[float], cut: LastCut | None = None
+    ) -> float:
         """As `sending_time`, of several collectives that may run together."""
         if self.is_default or not any(wires):
             return sum(wires)
         axes = tuple(axes) or tuple([AxisRef(axis.name) for axis in mesh.axes])
-        return self.rate(kind if kind in _TABLE else "collective_permute", axes, mesh).together(wires)
+        return self.rate(kind if kind in _TABLE else "collective_permute", axes, mesh, cut).together(wires)
 
     def work_time(self, operations: float, touched: float) -> float:
         """The time of a device's own work.
@@ -337,16 +344,25 @@ class CostModel:
         found = self.rate(kind, tuple(axes), mesh)
         return float(round(found.bucket)) if found.fixed else 0.0
 
-    def rate(self, kind: str, axes: tuple[AxisRef, ...], mesh: Mesh) -> Rate:
+    def rate(self, kind: str, axes: tuple[AxisRef, ...], mesh: Mesh, cut: LastCut | None = None) -> Rate:
         """The rate of a kind of collective over axes."""
-        return _rate(self, kind, axes, mesh)
+        return _rate(self, kind, axes, mesh, cut)
 
     def link(self, axis: AxisRef, mesh: Mesh) -> Link:
         """An axis, or a part of one, as collectives see it."""
         name, size = axis.name, axis.size(mesh)
         far = mesh.sizes[name] // (axis.pre_size * size)
         hop, start = far * _of(self.latency, name), _of(self.start, name)
-        return Link(size, self.bandwidth_of(name), hop, start, name in self.torus, self.copies)
+        return Link(size, self.bandwidth_of(name), hop, start, name in self.torus, self._copies)
+
+    @property
+    def lanes(self) -> int:
+        """The elements of a last dimension in a tile; 0 where it does not matter how arrays lie."""
+        return self._copies.lanes
+
+    @property
+    def _copies(self) -> Copies:
+        return self.copies if isinstance(self.copies, Copies) else Copies(self.copies)
 
     def bandwidth_of(self, axis: str) -> float:
         """Bytes per second along a mesh axis."""
@@ -362,8 +378,8 @@ def _numbers(given: PerAxis) -> Sequence[float]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _rate(model: CostModel, kind: str, axes: tuple[AxisRef, ...], mesh: Mesh) -> Rate:
-    return rate(kind, [model.link(axis, mesh) for axis in axes], model.combines)
+def _rate(model: CostModel, kind: str, axes: tuple[AxisRef, ...], mesh: Mesh, cut: LastCut | None) -> Rate:
+    return rate(kind, [model.link(axis, mesh) for axis in axes], model.combines, cut)
 
 
 def wire_bytes(kind: str, group: int, bytes_in: float, bytes_out: float) -> float:

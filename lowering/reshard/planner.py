@@ -242,7 +242,7 @@ def _is_best(problem: ReshardProblem, price: Price, least: float) -> bool:
     """Whether a plan sends the least bytes that there are, over the fastest atoms, in one collective."""
     quickest = same_cost(price.time, least / problem.fastest)
     return same_cost(price.wire_bytes, least) and (
-        quickest or (price.communicating == 1 and problem.is_of_one_speed(problem.all_atoms))
+        quickest or (price.communicating == 1 and problem.is_of_one_speed(problem.all_atoms) and not problem.cuts_tiles)
     )
 
 

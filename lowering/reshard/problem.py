@@ -16,6 +16,7 @@ from typing import NamedTuple
 from sdy_jax.lowering.reshard.cost import Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.reshard.relayout import Atoms, Change, change, is_relaid
 from sdy_jax.lowering.reshard.strips import block_length
+from sdy_jax.lowering.reshard.tiles import LastCut, last_cut
 from sdy_jax.representation.sdy_collectives import BY_STRIPS
 from sdy_jax.representation.verify_collectives import leads_to_blocks
 
@@ -106,7 +107,7 @@ class ReshardProblem:
     divides: bool = True
     strips: bool = True
     _products: dict[Atoms, int] = field(default_factory=dict, compare=False, repr=False)
-    _rates: dict[tuple[str, int], Rate] = field(default_factory=dict, compare=False, repr=False)
+    _rates: dict[tuple[str, int, LastCut | None], Rate] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -138,11 +139,22 @@ class ReshardProblem:
     def fastest(self) -> float:
         return max([link.bandwidth for link in self.links], default=1.0)
 
-    def rate(self, kind: str, group: int) -> Rate:
+    @cached_property
+    def lanes(self) -> int:
+        """The elements of the last dimension in a tile; 0 where it does not matter how arrays lie."""
+        return max([link.copies.lanes for link in self.links], default=0)
+
+    @cached_property
+    def cuts_tiles(self) -> bool:
+        """Whether an exchange from source to target rearranges parts of tiles, so that other steps may cost less."""
+        cut = last_cut(self.shape, self.counts(self.source), self.counts(self.target)) if self.lanes else None
+        return any(link.copies.of("all_to_all", cut) > link.copies.of("all_to_all", None) for link in self.links)
+
+    def rate(self, kind: str, group: int, cut: LastCut | None = None) -> Rate:
         """The rate of a kind of collective over the atoms in the mask `group`."""
-        key = kind, group
+        key = kind, group, cut
         if key not in self._rates:
-            self._rates[key] = rate(kind, [self.links[a] for a in atoms_of(group)], self.combines)
+            self._rates[key] = rate(kind, [self.links[a] for a in atoms_of(group)], self.combines, cut)
         return self._rates[key]
 
     def is_of_one_speed(self, group: int) -> bool:
@@ -223,7 +235,8 @@ class ReshardProblem:
         wire = wire_bytes(kind, size, b_in, b_out)
         if not wire and kind in ("all_slice", "replicated_to_unreduced", "sharded_to_unreduced"):
             return Price(0.0, 0.0, 0, 1)
-        return Price(self.rate(kind, group).time(wire), wire, 1, 1)
+        cut = last_cut(self.shape, self.counts(before), self.counts(after)) if self.lanes else None
+        return Price(self.rate(kind, group, cut).time(wire), wire, 1, 1)
 
     def _price_of_strips(self, before: State, after: State) -> Price:
         done = self.change(before, after)

@@ -65,7 +65,8 @@ def search(problem: ReshardProblem, known: Price | None = None, budget: int = BU
     infinite = float("inf")
     limit = _Limit(infinite, infinite)
     if known is not None:
-        limit = _Limit(known.time, known.wire_bytes if problem.is_of_one_speed(problem.all_atoms) else infinite)
+        is_linear = problem.is_of_one_speed(problem.all_atoms) and not problem.cuts_tiles
+        limit = _Limit(known.time, known.wire_bytes if is_linear else infinite)
     backward, table = _continuations(problem, limit, budget)
     forward = _Half()
     end = _forward(problem, limit, forward, table, backward, budget)

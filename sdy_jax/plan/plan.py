@@ -140,7 +140,9 @@ class Plan:
             assert plan.time.communication < 0.1 * plan.time.compute
         """
         costs, mesh = self.costs, self.program.mesh
-        sent = sum(r.estimated_times * costs.sending_time(r.kind, r.axes, mesh, r.wire_bytes) for r in self.collectives)
+        sent = sum(
+            r.estimated_times * costs.sending_time(r.kind, r.axes, mesh, r.wire_bytes, r.cut) for r in self.collectives
+        )
         hidden = sum(record.estimated_times * record.hidden for record in self.collectives)
         return EstimatedTime(self.work_cost, sent, costs.unit, hidden)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdy_jax.lowering.planning.routes.paths import Matrix, shortest
-from sdy_jax.lowering.planning.routes.space import Space, is_small, space_of
+from sdy_jax.lowering.planning.routes.space import Lanes, Space, is_small, space_of
 from sdy_jax.lowering.reshard.cost import CostModel, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.reshard.problem import State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.tiles import LastCut
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -46,10 +47,20 @@ class ShapeClass:
             spare = [dim for dim in self._dims if dim not in used]
             self._dims = sorted({*used, *sorted(spare, key=lambda dim: -blocks[dim])[:1]})
         self.blocks = tuple([blocks[dim] for dim in self._dims])
+        self._shape = shape
 
     def links(self, costs: CostModel) -> tuple[Link, ...]:
         """The atoms as collectives see them."""
         return tuple([costs.link(AxisRef.canonical(*atom, self._mesh), self._mesh) for atom in self.atoms])
+
+    def lanes(self, costs: CostModel) -> Lanes | None:
+        """The last dimension, where it matters what is cut of it."""
+        lanes, last, is_matrix = costs.lanes, len(self._shape) - 1, len(self._shape) == 2
+        if not lanes or last not in self._dims:
+            return None
+        groups = [group for size in range(len(self.sizes)) for group in combinations(self.sizes, size + 1)]
+        narrow = frozenset([n for n in map(math.prod, groups) if self._shape[last] // n % lanes])
+        return Lanes(self._dims.index(last), narrow, is_matrix) if narrow or is_matrix else None
 
     def state(self, layout: TensorSharding) -> State:
         """A layout by its atoms."""
@@ -92,7 +103,7 @@ def times_between(
     total = shape_class.items * itemsize
     ends = [shape_class.state(s) for s in sources], [shape_class.state(t) for t in targets]
     others = () if is_small(len(shape_class.blocks), len(shape_class.sizes)) else _unordered([*ends[0], *ends[1]])
-    routes = _routes(shape_class.blocks, shape_class.links(costs), others, costs.combines)
+    routes = _routes(shape_class.blocks, shape_class.links(costs), others, costs.combines, shape_class.lanes(costs))
     if routes.are_linear or total <= 1:
         return _scaled(routes.matrix(1.0, *ends), total)
     below = float(_STEP ** math.floor(math.log(total, _STEP)))
@@ -113,9 +124,9 @@ def _unordered(states: Sequence[State]) -> tuple[State, ...]:
 class _Routes:
     """The times to states from all others, by the bytes of a tensor, computed when a state is first asked for."""
 
-    def __init__(self, space: Space, links: tuple[Link, ...], combines: tuple[str, ...]):
-        self._space, self._links, self._combines = space, links, combines
-        self._rates = space.rates(links, combines)
+    def __init__(self, space: Space, links: tuple[Link, ...], combines: tuple[str, ...], lanes: Lanes | None):
+        self._space, self._links, self._combines, self._lanes = space, links, combines, lanes
+        self._rates = space.rates(links, combines, lanes)
         self._are_alike = self.are_linear and len({link.bandwidth for link in links}) < 2
         self._known: dict[tuple[float, State], NDArray[np.float64]] = {}
         self._steps: dict[tuple[State, State], tuple[float, Rate] | None] = {}
@@ -157,21 +168,26 @@ class _Routes:
         """What one collective from one state to another sends of a tensor, and its rate."""
         if (source, target) not in self._steps:
             found = _single_step(source, target) if source != target else None
-            self._steps[source, target] = self._rate_of(*found, source) if found else None
+            cut = self._space.cut(self._lanes, source, target)
+            self._steps[source, target] = self._rate_of(*found, source, cut) if found else None
         return self._steps[source, target]
 
-    def _rate_of(self, kind: str, group: int, source: State) -> tuple[float, Rate]:
+    def _rate_of(self, kind: str, group: int, source: State, cut: LastCut | None) -> tuple[float, Rate]:
         links = [self._links[a] for a in atoms_of(group)]
         block = 1 / int(self._space.shards[self._space.index[source]])
         sent = wire_bytes(kind, math.prod([link.size for link in links]), block, 0.0)
-        return sent, rate(kind, links, self._combines)
+        return sent, rate(kind, links, self._combines, cut)
 
 
 @lru_cache(maxsize=1 << 9)
 def _routes(
-    blocks: tuple[int, ...], links: tuple[Link, ...], others: tuple[State, ...], combines: tuple[str, ...]
+    blocks: tuple[int, ...],
+    links: tuple[Link, ...],
+    others: tuple[State, ...],
+    combines: tuple[str, ...],
+    lanes: Lanes | None,
 ) -> _Routes:
-    return _Routes(space_of(blocks, tuple([link.size for link in links]), others), links, combines)
+    return _Routes(space_of(blocks, tuple([link.size for link in links]), others), links, combines, lanes)
 
 
 def _single_step(source: State, target: State) -> tuple[str, int] | None:

@@ -20,6 +20,7 @@ from sdy_jax.lowering.reshard.cost import IN_A_BUCKET, Link, Rate, rate, wire_by
 from sdy_jax.lowering.reshard.moves import MAX_PARAMS
 from sdy_jax.lowering.reshard.problem import State, atoms_of, mask_of
 from sdy_jax.lowering.reshard.relayout import Atoms
+from sdy_jax.lowering.reshard.tiles import LastCut
 
 ALL_ORDERS = 1000
 """States up to which the atoms of a dimension are taken in every order; with more, in mesh order only. Three atoms in
@@ -51,6 +52,15 @@ class Arc(NamedTuple):
         return self.group if self.kind in ("replicated_to_unreduced", "sharded_to_unreduced") else 0
 
 
+class Lanes(NamedTuple):
+    """The last dimension of a class: its index, the shard counts whose blocks are no whole tiles, and whether its
+    arrays are matrices."""
+
+    dim: int
+    narrow: frozenset[int]
+    is_matrix: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Space:
     """The states of a class and the arcs between them, sorted by source.
@@ -74,16 +84,29 @@ class Space:
         useless = (self.sliced & ~wanted) | (self.reduced & target.unreduced) | (self.unreduced & ~target.unreduced)
         return np.flatnonzero(useless == 0)
 
-    def rates(self, links: Sequence[Link], combines: tuple[str, ...]) -> Rates:
+    def cut(self, lanes: Lanes | None, source: State, target: State) -> LastCut | None:
+        """What leads from a state to another does to the last dimension, where that matters."""
+        if lanes is None or source.dims[lanes.dim] == target.dims[lanes.dim]:
+            return None
+        before, after = (math.prod([self.sizes[a] for a in state.dims[lanes.dim]]) for state in (source, target))
+        return (
+            LastCut(int(max(before, after) in lanes.narrow), lanes.is_matrix, before > after)
+            if before != after
+            else None
+        )
+
+    def rates(self, links: Sequence[Link], combines: tuple[str, ...], lanes: Lanes | None = None) -> Rates:
         """The rates of the arcs; `links` are per atom."""
-        known: dict[tuple[str, int], tuple[float, Rate]] = {}
+        known: dict[tuple[str, int, LastCut | None], tuple[float, Rate]] = {}
+        states, found = list(self.index), []
         for arc in self.arcs:
-            key = arc.kind, arc.group
+            cut = self.cut(lanes, states[arc.source], states[arc.target])
+            key = arc.kind, arc.group, cut
             if key not in known:
                 group = [links[a] for a in atoms_of(arc.group)]
                 sent = wire_bytes(arc.kind, math.prod([link.size for link in group]), 1.0, 0.0)
-                known[key] = sent, rate(arc.kind, group, combines)
-        found = [known[arc.kind, arc.group] for arc in self.arcs]
+                known[key] = sent, rate(arc.kind, group, combines, cut)
+            found.append(known[key])
         sending = np.array([sent * each.per_byte for sent, each in found]) / self.shards[self.sources]
         fixed = np.array([each.fixed if sent else 0.0 for sent, each in found])
         return Rates(sending, fixed, np.array([each.is_shared for _, each in found]))
