@@ -99,6 +99,18 @@ def test_its_plan_can_be_asserted_on(names):
     executed(block("assert {c.kind"), names, "mlp.py")
 
 
+def test_plans_are_kept_compared_and_limited(names, capsys):
+    made = dict(names)
+    assert printed(capsys, lambda: executed(block("sdy.load_plan("), made, "mlp.py")) == "plan of mlp: no differences\n"
+    with pytest.raises(AssertionError, match="all_reduce: 1 per call, expected 4"):
+        made["plan"].assert_collectives(all_reduce=4)
+    within, arguments = made["mlp_within"], (names["x"], names["weights"])
+    np.testing.assert_allclose(within(*arguments), names["y"], rtol=1e-6)
+    whole = sdy.partition(names["mlp"], mesh=names["mesh"], budget=made["limits"], out_shardings=P())
+    with pytest.raises(sdy.ContractError, match="all_gather is forbidden"):
+        whole.plan(*arguments)
+
+
 def test_moves_at_the_border(names):
     split = NamedSharding(names["mesh"], P(None, "model"))
     plan = names["mlp"].plan(jax.device_put(names["x"], split), names["weights"])
@@ -285,7 +297,7 @@ def test_a_plan_for_a_pod(tmp_path, capsys):
 
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
-    assert len(BLOCKS) == 26
+    assert len(BLOCKS) == 27
     assert {
         line
         for line in COMMANDS

@@ -60,6 +60,9 @@ each. Nothing runs, and no accelerators are needed: devices that are missing are
   sdy-jax plan train.py:step --mesh data=8 --args "f32[64,128], f32[128,10]" --in-shardings "P('data'), None"
   sdy-jax plan model.mlir --why result                      why the result is sharded as it is
   sdy-jax plan model.mlir --stage partitioned               the module with its collectives
+  sdy-jax plan train.py:step ... --save step.plan.json      keeps the plan, which needs no source to be read
+  sdy-jax plan train.py:step ... --diff step.plan.json      what changed since, because of which line
+  sdy-jax plan train.py:step ... --budget wire_bytes=10MiB,forbid=all_gather   fails where it does more
   sdy-jax plan train.py:step --mesh data=256,model=256 ...  makes no devices, however many there are
   sdy-jax plan train.py:step --topology tpu:v5e:16x16 --mesh data=16,model=16 ...   compiles it for them
 """
@@ -171,10 +174,18 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--why", metavar="VALUE", help="print why a value is sharded as it is, back to the annotations")
+    shown.add_argument("--diff", metavar="OLD", help="print what changed since the plan that --save wrote to this file")
     shown.add_argument(
         "--stage",
         choices=("traced", "imported", "propagated", "partitioned"),
         help="print the module after this stage instead of the report",
+    )
+    parser.add_argument("--save", metavar="FILE", help="write the plan to a file as well, for --diff and sdy.load_plan")
+    parser.add_argument(
+        "--budget",
+        metavar="LIMITS",
+        help="fail, with exit status 1, where the plan sends or holds more: "
+        "wire_bytes=10MiB,memory=12GiB,forbid=all_gather+all_to_all,AXIS=all_reduce",
     )
 
 

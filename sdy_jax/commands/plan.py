@@ -7,6 +7,7 @@ import argparse
 import jax
 
 from sdy_jax.commands import UsageError
+from sdy_jax.commands.demands import Demands
 from sdy_jax.commands.failures import explained
 from sdy_jax.commands.partitioned_program import Job, job_of
 from sdy_jax.commands.topology import Topology, compiled_report, prepare
@@ -17,11 +18,15 @@ from sdy_jax.representation.type_text import array_text
 def run(options: argparse.Namespace) -> int:
     """Prints what is asked for."""
     options.chips = _chips(options)
+    demands = Demands(options)
     job = job_of(options)
     with explained(job.file), job.settings():
         _check_sizes(job)
         plan = job.plan(job.args, job.kwargs)
-        if options.why:
+        demands.keep(plan)
+        if demands.before is not None:
+            print(plan.diff(demands.before))
+        elif options.why:
             print(plan.why(options.why))
         elif options.stage:
             print(plan.mlir(options.stage), end="")
@@ -29,6 +34,7 @@ def run(options: argparse.Namespace) -> int:
             print(plan)
             if options.chips is not None:
                 print(f"\n{compiled_report(job.lower(), options.chips)}")
+        demands.check(plan)
     return 0
 
 

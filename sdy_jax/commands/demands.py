@@ -1,0 +1,69 @@
+"""Plans kept, compared and held to budgets on the command line."""
+
+from __future__ import annotations
+
+import argparse
+
+from sdy_jax.commands import UsageError
+from sdy_jax.contracts.budget import Budget
+from sdy_jax.contracts.check import check
+from sdy_jax.errors import SdyError
+from sdy_jax.plan.plan import Plan
+from sdy_jax.plan_record.files import load_plan
+from sdy_jax.plan_record.record import PlanRecord
+
+_BYTES = ("wire_bytes", "memory")
+
+
+class Demands:
+    """What is asked of a plan beside printing it. What needs no plan is checked first: it may take long to make.
+
+    Raises:
+        UsageError: `--budget` says nothing that a budget can.
+        SdyError: the file of `--diff` is no plan.
+    """
+
+    def __init__(self, options: argparse.Namespace):
+        self.before: PlanRecord | None = load_plan(options.diff) if options.diff else None
+        self._save, self._budget = options.save, budget_of(options.budget) if options.budget else None
+
+    def keep(self, plan: Plan) -> None:
+        """Writes the plan to the file of `--save`."""
+        if self._save:
+            plan.save(self._save)
+
+    def check(self, plan: Plan) -> None:
+        """
+        Raises:
+            ContractError: the plan breaks its budget.
+        """
+        check(plan, self._budget, ())
+
+
+def budget_of(text: str) -> Budget:
+    """The budget that `wire_bytes=10MiB,memory=12GiB,forbid=all_gather,model=all_reduce+reduce_scatter` says: every
+    other name is that of a mesh axis, with the kinds that may send along it.
+
+    Raises:
+        UsageError: it says none.
+    """
+    said: dict[str, str] = {}
+    for entry in text.split(","):
+        name, equals, value = (part.strip() for part in entry.partition("="))
+        if not name or not equals or name in said:
+            raise UsageError(f"--budget: {entry.strip()!r} is not NAME=VALUE, once per name; {_FORM}")
+        said[name] = value
+    forbidden = _kinds(said.pop("forbid", ""))
+    amounts = {name: said.pop(name) for name in _BYTES if name in said}
+    axes = {axis: _kinds(kinds) for axis, kinds in said.items()}
+    try:
+        return Budget(**amounts, forbid=forbidden, axes=axes or None)
+    except SdyError as error:
+        raise UsageError(f"--budget: {str(error).removeprefix('Budget: ')}") from None
+
+
+_FORM = "expected wire_bytes=10MiB,memory=12GiB,forbid=all_gather,AXIS=all_reduce+reduce_scatter, or some of them"
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (kind.strip() for kind in text.split("+"))))
