@@ -14,6 +14,7 @@
   parameters of its primitive.
 * The primitives of `jax.debug`, `pure_callback` and `io_callback`, whose parameters hold the Python functions, and
   their effects; `Traced._params`, the jaxpr that is lowered, to put one without ordered effects in its place.
+* `check_p`, `ErrorEffect` and `error_checks` of `checkify`: what a partitioned function becomes under it.
 * `use_rgv3`: jax 0.12 lowers a collective's groups to axes of a mesh, which other tools and jax 0.10 do not know; its
   switch for one thread is private.
 * `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
@@ -37,7 +38,7 @@ from typing import Any
 
 import jax
 from jax import export
-from jax._src import callback, config, debugging, distributed, effects
+from jax._src import callback, checkify, config, debugging, distributed, effects
 from jax._src.core import jaxpr_const_args
 from jax._src.custom_partitioning import custom_partitioning_p as custom_partitioning_p
 from jax._src.custom_partitioning_sharding_rule import sdy_sharding_rule_to_mlir, str_to_sdy_sharding_rule
@@ -71,6 +72,41 @@ CALLBACKS: dict[Primitive, str] = {
 inspect_sharding_p: Primitive = debugging.inspect_sharding_p
 debug_callback_p: Primitive = debugging.debug_callback_p
 debug_effect: Any = debugging.debug_effect
+
+
+check_p: Primitive = checkify.check_p
+
+
+def effects_of_checks(found: Set[Any]) -> Set[Any]:
+    """Those of `checkify.check` among some effects."""
+    return {effect for effect in found if isinstance(effect, checkify.ErrorEffect)}
+
+
+def on_checkify(
+    primitive: Primitive,
+    functionalized: Callable[..., tuple[Any, Sequence[Any]]],
+    may_fail: Callable[..., bool] = lambda errors, **parameters: True,
+) -> None:
+    """Registers what `checkify.checkify` makes of a primitive with several results.
+
+    Args:
+        primitive: the primitive.
+        functionalized: the error and the results, given `(errors, *values, **parameters)`: the kinds of errors that are
+            looked for and the operands.
+        may_fail: whether there may be errors in it at all, given `(errors, **parameters)`.
+    """
+
+    def rule(*args: Any, **parameters: Any) -> tuple[Any, Sequence[Any]]:
+        first = next(i for i, x in enumerate(args) if isinstance(x, checkify.Error))
+        error, errors, *values = args[first:]
+        if not may_fail(errors, **parameters):
+            return error, primitive.bind(*values, **parameters)
+        new, results = functionalized(errors, *values, **parameters)
+        leaves, tree = jax.tree.flatten(new)
+        error, _ = checkify.error_checks[check_p](*args[: first + 2], *leaves, err_tree=tree, debug=False)
+        return error, results
+
+    checkify.error_checks[primitive] = rule
 
 
 def effects_of(primitive: Primitive, avals: Sequence[Any], parameters: Mapping[str, Any]) -> Set[Any]:

@@ -49,7 +49,7 @@ ROOMS = {
         "errors jax_internals representation ir runtime annotate verification text lowering.emission passes shard"
     ),
     "measuring": "errors lowering.emission lowering.placement plan representation",
-    "processes": "errors jax_internals representation ir plan",
+    "processes": "errors jax_internals representation ir runtime plan",
     "contracts": "errors representation ir lowering.placement op_rules plan_record plan",
     "calls": (
         "errors jax_internals representation ir runtime annotate lowering.reshard lowering.emission "

@@ -14,12 +14,12 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.representation.sdy_collectives import KINDS
+from sdy_jax.runtime.identity_ops import identity_op
 
 _MOVING = frozenset(f"sdy.{kind}" for kind in KINDS)
 _FREE = frozenset(("stablehlo.broadcast_in_dim", "sdy.all_slice"))
@@ -77,13 +77,8 @@ def as_at_border(x: jax.Array, device: jax.Device) -> jax.Array:
         layout = Layout.from_pjrt_layout(device.client.get_default_layout(x.dtype, x.shape, device))
     except jax.errors.JaxRuntimeError:  # not known there
         return x
-    laid_out: jax.Array = border_layout_p.bind(x, layout=Layout(layout.major_to_minor))
-    return laid_out
-
-
-border_layout_p = Primitive("border_layout_constraint")
-"""`with_layout_constraint`, except in what is exported, where its custom call has no meaning that lasts, and in
-batches, which have another dimension."""
+    (laid_out,) = border_layout_p.bind(x, layout=Layout(layout.major_to_minor))
+    return laid_out  # type: ignore[no-any-return]
 
 
 def _lowered(ctx: mlir.LoweringRuleContext, x: Any, *, layout: Layout) -> Any:
@@ -92,8 +87,6 @@ def _lowered(ctx: mlir.LoweringRuleContext, x: Any, *, layout: Layout) -> Any:
     return mlir.lower_fun(lambda x: with_layout_constraint(x, layout), multiple_results=False)(ctx, x)
 
 
-border_layout_p.def_impl(lambda x, layout: x)
-border_layout_p.def_abstract_eval(lambda x, layout: x)
-mlir.register_lowering(border_layout_p, _lowered)
-ad.deflinear(border_layout_p, lambda ct, layout: [ct])
-batching.primitive_batchers[border_layout_p] = lambda xs, dims, layout: (xs[0], dims[0])
+border_layout_p = identity_op("border_layout_constraint", lowered=_lowered, mapped=lambda axis_data, layout: False)
+"""`with_layout_constraint`, except in what is exported, where its custom call has no meaning that lasts, and in
+batches, which have another dimension."""

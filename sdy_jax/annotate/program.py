@@ -11,7 +11,7 @@ import jax
 from jax.extend.mlir import ir
 from jax.tree_util import PyTreeDef
 
-from sdy_jax.annotate import callbacks, inspected, scans  # noqa: F401  (register how they are written)
+from sdy_jax.annotate import callbacks, checks, inspected, scans  # noqa: F401  (register how they are written)
 from sdy_jax.annotate.argument_errors import no_reference, no_result
 from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.automatic import AUTO
@@ -48,6 +48,7 @@ class Program:
     `jaxpr` is the function that was traced, of the tracers among `constants` and of the input leaves.
     `unreduced_arguments` are the indices of the input leaves that are unreduced by their types (`Leaf.unreduced`),
     `automatic_arguments` and `automatic_results` those of the leaves whose layout the planner chooses (`AUTO`).
+    `unchecked` says that checks of `checkify.check` were left out of the module.
     """
 
     module: ir.Operation
@@ -66,6 +67,7 @@ class Program:
     unreduced_arguments: frozenset[int] = frozenset()
     automatic_arguments: frozenset[int] = frozenset()
     automatic_results: frozenset[int] = frozenset()
+    unchecked: bool = False
 
     @property
     def is_automatic(self) -> bool:
@@ -134,14 +136,9 @@ def from_function(
         avals = tuple(leaf.value for leaf in leaves)
         platform = lowering_platform(jax_mesh)
         args, kwargs = jax.tree.unflatten(tree, avals)
-        try:
-            module, jaxpr, results, constants = trace_and_lower(
-                checked, args, kwargs, platform, site.lowering_rules, unordered
-            )
-        except ValueError as error:
-            if "checkify.check which was not functionalized" in str(error):
-                error.add_note(_CHECKED_INSIDE)
-            raise
+        module, jaxpr, results, constants = trace_and_lower(
+            checked, args, kwargs, platform, site.lowering_rules, unordered
+        )
     if any(isinstance(constant, jax.Ref) for constant in jaxpr.consts):
         raise no_reference("an array that the function closes over")
     out_info, out_tree = jax.tree.flatten(results)
@@ -166,15 +163,10 @@ def from_function(
             unreduced_arguments=frozenset(i for i, leaf in enumerate(leaves) if leaf.unreduced),
             automatic_arguments=_automatic(leaves),
             automatic_results=_automatic(outputs),
+            unchecked=site.unchecked,
         )
         _annotate(program, leaves, outputs, jax_mesh)
     return program
-
-
-_CHECKED_INSIDE = (
-    "A partitioned function is planned as it is traced, before checkify sees it. To fix: functionalize inside, by "
-    "sdy_jax.partition(checkify.checkify(f), ...), which returns the error and the result"
-)
 
 
 def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal, Primitive, jaxpr_as_fun
+from jax.extend.core import Literal, Primitive, jaxpr_as_fun, unmapped_aval
 from jax.extend.core.primitives import jit_p
 from jax.interpreters import ad, batching, mlir
 from jax.tree_util import PyTreeDef
@@ -73,7 +73,7 @@ def trace(fun: Callable[..., Any], leaves: Sequence[Any]) -> Traced:
     return Traced(region, captured, trees[0])
 
 
-def region_primitive(name: str, batched: Callable[..., tuple[Sequence[Any], int]]) -> Primitive:
+def region_primitive(name: str, batched: Callable[..., tuple[Sequence[Any], int | None]]) -> Primitive:
     """A primitive that computes its parameter `region`, wherever its lowering is not overridden.
 
     Args:
@@ -143,7 +143,7 @@ def batched(region: Region, axis_data: Any, dims: Sequence[int | None], out_dim:
 
     Without any such argument, the results still depend on the mapped axis if the region names it (`lax.psum`).
     """
-    fun, types = jaxpr_as_fun(region), _batched_types(region, axis_data.size, dims)
+    fun, types = jaxpr_as_fun(region), _batched_types(region, axis_data, dims)
     along = {"axis_name": axis_data.name, "axis_size": axis_data.size, "spmd_axis_name": axis_data.spmd_name}
     if any(dim is not None for dim in dims):
         return jax.make_jaxpr(jax.vmap(fun, in_axes=tuple(dims), out_axes=out_dim, **along))(*types)
@@ -151,11 +151,11 @@ def batched(region: Region, axis_data: Any, dims: Sequence[int | None], out_dim:
     return jax.make_jaxpr(functools.partial(indexed, jnp.arange(axis_data.size)))(*types)
 
 
-def _batched_types(region: Region, size: int, dims: Sequence[int | None]) -> list[Any]:
-    return [
-        aval if d is None else aval.update(shape=(*aval.shape[:d], size, *aval.shape[d:]))
-        for aval, d in zip(region.in_avals, dims, strict=True)
-    ]
+def _batched_types(region: Region, axis_data: Any, dims: Sequence[int | None]) -> list[Any]:
+    def batched_type(aval: Any, dim: int | None) -> Any:
+        return aval if dim is None else unmapped_aval(axis_data.size, dim, aval, axis_data.explicit_mesh_axis)
+
+    return list(map(batched_type, region.in_avals, dims))
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ class Site:
         """Shape and argument path of the first member of each sharding group."""
         self.unfinished = False
         """Whether something was emitted that `finish` has to complete."""
+        self.unchecked = False
+        """Whether checks of `checkify.check` were left out, which mean something only once they are functionalized."""
         self.collectives: list[tuple[SdyCollective, str, str]] = []
         """The collectives that `finish` has to complete, each with its reduction and what errors name."""
         self.notes: dict[Hashable, list[tuple[weakref.ref[Any], Any]]] = defaultdict(list)

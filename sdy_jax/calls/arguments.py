@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import compress
 from typing import Any
 
+import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
@@ -98,6 +99,11 @@ class Arguments:
             own is not None and _specification(leaf.spec, self.mesh) != as_specification(own, self.mesh)
             for leaf, own in zip(self.leaves, self._own, strict=True)
         )
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether some of them stand for arrays that are not there yet."""
+        return any(isinstance(leaf.value, jax.core.Tracer) for leaf in self.given)
 
     @property
     def bring_other_meshes(self) -> bool:

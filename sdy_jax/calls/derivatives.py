@@ -18,18 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding
 
+from sdy_jax.calls.linear_map import Flat, LinearMap, linear_map_p
 from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.named import on_whole_axes
 from sdy_jax.representation.sharding import TensorSharding
-
-Flat = Callable[..., Sequence[Any]]
-"""A function of arrays that returns a sequence of them."""
 
 BorderShardings = Sequence[TensorSharding]
 
@@ -93,20 +88,6 @@ def specs(values: Iterable[BoundaryValue], types: Iterable[Any]) -> list[TensorS
     """How a plan lays out values at its border, as specifications; those of keys do not speak of their raw words."""
     pairs = zip((value.sharding for value in values), types, strict=True)
     return [replace(s, dimensions=s.dimensions[: len(t.shape)]) for s, t in pairs]
-
-
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
-class LinearMap:
-    """A function that is linear in its arguments after the first `residuals`, and its transpose.
-
-    `forward(*residuals, *tangents)` gives tangents of the results `smooth`, `backward(*residuals, *cotangents)` the
-    cotangents of the tangents.
-    """
-
-    forward: Flat
-    backward: Flat
-    residuals: int
-    smooth: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,71 +212,3 @@ def _replaced(values: Sequence[Any], places: Sequence[int], new: Sequence[Any]) 
     for place, value in zip(places, new, strict=True):
         replaced[place] = value
     return replaced
-
-
-def _forward(*values: Any, linear: LinearMap, types: Any) -> Sequence[Any]:
-    return linear.forward(*values)
-
-
-linear_map_p = Primitive("sdy_linear_map")
-linear_map_p.multiple_results = True
-linear_map_p.def_impl(_forward)
-linear_map_p.def_abstract_eval(lambda *_, linear, types: types)
-mlir.register_lowering(linear_map_p, mlir.lower_fun(_forward, multiple_results=True))
-
-
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, linear: LinearMap, types: Any) -> tuple[Any, Any]:
-    count = linear.residuals
-    results = linear_map_p.bind(*primals, linear=linear, types=types)
-    moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero) and t.dtype != jax.dtypes.float0]
-    if all(i >= count for i in moving):
-        moved = map(ad.instantiate_zeros, tangents[count:])
-        return results, linear_map_p.bind(*primals[:count], *moved, linear=linear, types=types)
-
-    def of_moving(*values: Any) -> list[Any]:
-        return list(linear.forward(*_replaced(primals, moving, values)))
-
-    return results, jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])[1]
-
-
-def _transpose(cotangents: Sequence[Any], *values: Any, linear: LinearMap, types: Any) -> list[Any]:
-    residuals, tangents = values[: linear.residuals], values[linear.residuals :]
-    pulled = linear.backward(*residuals, *map(ad.instantiate_zeros, cotangents))
-    wanted = [_like(t.aval, x) if ad.is_undefined_primal(t) else None for t, x in zip(tangents, pulled, strict=True)]
-    return [*(None for _ in residuals), *wanted]
-
-
-def _like(type_: Any, x: Any) -> Any:
-    """A cotangent with its tangent's type: on Explicit axes a type has a sharding."""
-    own = jax.typeof(x).sharding
-    if own.spec == type_.sharding.spec:
-        return x
-    return jax.sharding.reshard(x, NamedSharding(own.mesh, type_.sharding.spec))
-
-
-def _batch(values: Sequence[Any], dims: Sequence[int | None], *, linear: LinearMap, types: Any) -> tuple[Any, Any]:
-    """`vmap` of the map: all tangents are given the new dimension, so that the transpose has it as well."""
-    size = next(x.shape[d] for x, d in zip(values, dims, strict=True) if d is not None)
-    count = linear.residuals
-    tangents = [batching.bdim_at_front(x, d, size) for x, d in zip(values[count:], dims[count:], strict=True)]
-    of_residuals = tuple(dims[:count])
-    batched = LinearMap(
-        _mapped(linear.forward, of_residuals, size), _mapped(linear.backward, of_residuals, size), count, linear.smooth
-    )
-    types = tuple(jax.core.ShapedArray((size, *t.shape), t.dtype) for t in types)
-    results = linear_map_p.bind(*values[:count], *tangents, linear=batched, types=types)
-    return results, [0] * len(results)
-
-
-def _mapped(fun: Flat, of_residuals: tuple[int | None, ...], size: int) -> Flat:
-    def mapped(*values: Any) -> Sequence[Any]:
-        dims = (*of_residuals, *(0,) * (len(values) - len(of_residuals)))
-        results: Sequence[Any] = jax.vmap(lambda *xs: list(fun(*xs)), dims, axis_size=size)(*values)
-        return results
-
-    return mapped
-
-
-ad.primitive_jvps[linear_map_p] = _jvp
-ad.primitive_transposes[linear_map_p] = _transpose
-batching.primitive_batchers[linear_map_p] = _batch

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from sdy_jax.annotate.user_function import in_name_of
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
 from sdy_jax.calls.formats import formats_of_arguments, formats_of_results, states_layouts
+from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.stages import lowered_arguments
 from sdy_jax.calls.without_devices import check_has_devices, described
@@ -43,29 +45,35 @@ class JittedFunction:
         self._moved: set[str] = set()
         """The paths of arguments whose move was reported already."""
 
-    def run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of the jitted function of a call. Errors about arguments that jit refuses name their paths."""
-        try:
-            is_alone = method == "lower" and are_several()
-            jitted = self._choice(args, kwargs, is_alone).jitted if is_alone else self._dispatch(args, kwargs)
-            if method != CACHE_MISS:
-                call = self._function.arguments(args, kwargs)
-                args, kwargs = lowered_arguments(call, self._function.planned(call))
-            return getattr(jitted, method)(*args, **kwargs)
-        except ProcessError as error:
-            raise error from None  # without jax's account of where it was raised
-        except SdyError:
-            raise
-        except (TypeError, ValueError):
-            problem = self._argument_error(args, kwargs, is_call=method == CACHE_MISS)
-            if problem is None:
-                raise
-        raise problem
+    def missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
+        """A call that jit's C++ has not seen. Errors about arguments that jit refuses name their paths."""
+        with self._paths_in_errors(args, kwargs, is_call=True):
+            found: tuple[Any, Any, bool] = getattr(self._dispatch(args, kwargs), CACHE_MISS)(*args, **kwargs)
+        return found
 
-    def lowered_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
-        """Of several processes one may lower alone. They compare when they compile."""
-        lowered = self.run("lower", args, kwargs)
-        return ComparedLowered.of(lowered, self._function.planned(self._function.arguments(args, kwargs)).compare)
+    def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
+        """As jit's `trace`."""
+        with self._paths_in_errors(args, kwargs):
+            _, jitted, args, kwargs = self._ahead(args, kwargs)
+            traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
+        return traced
+
+    def lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
+        """As jit's `lower`. Of several processes one may lower alone; they compare when they compile."""
+        several = are_several()
+        with self._paths_in_errors(args, kwargs):
+            planned, jitted, args, kwargs = self._ahead(args, kwargs, is_alone=several)
+            lowered: jax.stages.Lowered = jitted.lower(*args, **kwargs)
+        return ComparedLowered.of(lowered, planned.compare) if several else lowered
+
+    def _ahead(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_alone: bool = False
+    ) -> tuple[PlannedCall, Any, tuple[Any, ...], dict[str, Any]]:
+        """The plan of a call, what jit traces for it, and with which arguments."""
+        call = self._function.arguments(args, kwargs)
+        jitted = self._chosen(call, is_alone).jitted
+        planned = self._function.planned(call)
+        return planned, jitted, *lowered_arguments(call, planned)
 
     def traced_without_devices(self, call: Arguments) -> jax.stages.Traced:
         """The traced program of a call on a mesh without devices."""
@@ -82,6 +90,21 @@ class JittedFunction:
             jitted.clear_cache()
         self._jitted.clear()
 
+    @contextmanager
+    def _paths_in_errors(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_call: bool = False) -> Iterator[None]:
+        try:
+            yield
+            return
+        except ProcessError as error:
+            raise error from None  # without jax's account of where it was raised
+        except SdyError:
+            raise
+        except (TypeError, ValueError):
+            problem = self._argument_error(args, kwargs, is_call)
+            if problem is None:
+                raise
+        raise problem
+
     def _argument_error(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_call: bool) -> SdyError | None:
         try:
             call = self._function.arguments(args, kwargs)
@@ -93,9 +116,11 @@ class JittedFunction:
             return error
         return None
 
-    def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_alone: bool = False) -> DispatchChoice:
+    def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DispatchChoice:
+        return self._chosen(self._function.arguments(args, kwargs))
+
+    def _chosen(self, call: Arguments, is_alone: bool = False) -> DispatchChoice:
         """The jitted function for a call. Warns of arguments that will be moved on entry, once for each."""
-        call = self._function.arguments(args, kwargs)
         check_has_devices(self._function.name, call.mesh, call.given)
         if call.may_move and not self._function.is_inner:
             self._report(call.moves(self._function.planned(call)))
@@ -106,7 +131,8 @@ class JittedFunction:
     def _shardings(self, call: Arguments) -> dict[str, Any]:
         """The options of jit that say the shardings of a call: only where it cannot infer them."""
         found, results = dict[str, Any](), self._function.options.out_shardings
-        if self._function.is_inner or call.bring_other_meshes or _states_parts(results, call.mesh):
+        is_inner = self._function.is_inner and not call.is_traced  # else vmap would add its axes to them
+        if is_inner or call.bring_other_meshes or _states_parts(results, call.mesh):
             found["out_shardings"] = self._function.planned(call).results
         if states_layouts(results):
             found["out_shardings"] = formats_of_results(results, self._function.planned(call))

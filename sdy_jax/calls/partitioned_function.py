@@ -18,11 +18,10 @@ from sdy_jax.calls.options import Options
 from sdy_jax.calls.pickling import global_name, recorded, restored
 from sdy_jax.calls.planned_function import PlannedFunction, traced_on
 from sdy_jax.errors import SdyError
-from sdy_jax.jax_internals import CACHE_MISS, with_cache_miss
+from sdy_jax.jax_internals import with_cache_miss
 from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
-from sdy_jax.processes.comparison import are_several
 from sdy_jax.runtime.boundary import auto_mesh
 from sdy_jax.runtime.devices import lowering_platform
 from sdy_jax.runtime.waiting import is_called_back, waits_forever
@@ -75,8 +74,7 @@ class PartitionedFunction(Generic[P, R]):
         """As `jax.jit(fun).trace`: the traced program of the partitioned function."""
         if (call := self._without_devices(args, kwargs)) is not None:
             return self._jitted.traced_without_devices(call)
-        traced: jax.stages.Traced = self._jitted.run("trace", args, kwargs)
-        return traced
+        return self._jitted.traced(args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `jax.jit(fun).lower`; the result's `compile()` gives the executable. On a mesh without devices it takes
@@ -84,10 +82,7 @@ class PartitionedFunction(Generic[P, R]):
         if (call := self._without_devices(args, kwargs)) is not None:
             traced = self._jitted.traced_without_devices(call)
             return traced.lower(lowering_platforms=(lowering_platform(call.mesh),))  # type: ignore[no-any-return]
-        if are_several():
-            return self._jitted.lowered_alone(args, kwargs)
-        lowered: jax.stages.Lowered = self._jitted.run("lower", args, kwargs)
-        return lowered
+        return self._jitted.lowered(args, kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The types of the results; nothing is run. Those on Explicit axes have shardings, which need a plan."""
@@ -164,8 +159,7 @@ class PartitionedFunction(Generic[P, R]):
             return self._function.inlined(args, kwargs, mesh), None, False
         if is_called_back():
             self._check_may_wait(args, kwargs)
-        found: tuple[Any, Any, bool] = self._jitted.run(CACHE_MISS, args, kwargs)
-        return found
+        return self._jitted.missed(args, kwargs)
 
     def _check_may_wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Calls in callbacks come here each time: jax runs those under settings of their own."""

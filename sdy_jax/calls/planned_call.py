@@ -11,15 +11,19 @@ from typing import Any
 import jax
 from jax.extend.core import jaxpr_as_fun
 
-from sdy_jax.calls.derivatives import Flat, Partition, Planned, differentiable, specs
+from sdy_jax.calls.derivatives import Partition, Planned, differentiable, specs
+from sdy_jax.calls.linear_map import Flat
 from sdy_jax.calls.live import LiveFunction
 from sdy_jax.calls.mapped_axes import checked
-from sdy_jax.calls.opaque import opaque
+from sdy_jax.calls.program_op import PlannedProgram, as_op
 from sdy_jax.ir.graph import Graph
+from sdy_jax.jax_internals import effects_of_checks
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.plan.plan import Plan
+from sdy_jax.plan.without_axes import without_axes
 from sdy_jax.processes.compared import compared
 from sdy_jax.processes.comparison import are_several, compare
+from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.boundary import Boundary
@@ -116,8 +120,16 @@ class PlannedCall:
         operands = [*compress(plan.constants, self._closed_over), *plan.arguments]
         types = [*self.outer, *program.in_info]
         inputs = specs(*(compress(all_, self._live.used) for all_ in (operands, types)))
-        outputs = specs(plan.results, program.out_info)
-        return differentiable(self._run, jaxpr_as_fun(self._live.jaxpr), inputs, outputs, self._derivative)
+        outputs, function = specs(plan.results, program.out_info), self._live.jaxpr
+        plain, checks = jaxpr_as_fun(function), effects_of_checks(function.effects)
+        planned = PlannedProgram(
+            plain, checks, inputs, outputs, self._derivative, program.unchecked, self._along, self._apart_from
+        )
+        return differentiable(as_op(self._run, planned), plain, inputs, outputs, self._derivative)
+
+    def _apart_from(self, axes: frozenset[str]) -> Flat:
+        """The same program, planned without some axes."""
+        return PlannedCall(without_axes(self.plan, axes), self._mesh, None, self._is_alone)._run
 
     def _derivative(self, fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str) -> Planned:
         """A function of the derivatives, partitioned and kept."""
@@ -129,8 +141,7 @@ class PlannedCall:
     @cached_property
     def _run(self) -> Flat:
         plan, program, graph = self.plan, self.plan.program, self._graph
-        axes = used_axes(graph)
-        refined, along = RefinedMesh.of(program.mesh, axes), frozenset(axis.name for axis in axes)
+        refined = RefinedMesh.of(program.mesh, self._axes)
         used = self._used
         unreduced = [False] * len(plan.constants) + [
             i in program.unreduced_arguments for i in range(len(plan.arguments))
@@ -147,12 +158,21 @@ class PlannedCall:
         is_operand = [*compress(self._is_operand, used)]
 
         def run(*operands: Any) -> list[Any]:
-            rest = iter(checked(operands, along, plan.name))
+            rest = iter(operands if self._partition is not None else checked(operands, self._along, plan.name))
             values = [next(rest) if is_given else x for x, is_given in zip(fixed, is_operand, strict=True)]
             results = boundary(function, values, program.out_info)
             return results if self._is_alone or not are_several() else compared(results, self.compare)
 
-        return opaque(run) if program.jaxpr is not None and program.jaxpr.effects else run
+        return run
+
+    @cached_property
+    def _axes(self) -> list[AxisRef]:
+        return used_axes(self._graph)
+
+    @property
+    def _along(self) -> frozenset[str]:
+        """The mesh axes that the program uses."""
+        return frozenset(axis.name for axis in self._axes)
 
     @property
     def _used(self) -> list[bool]:

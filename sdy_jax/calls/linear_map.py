@@ -1,0 +1,111 @@
+"""A partitioned function that is linear in some of its arguments, and its transpose, as one op of jax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.experimental import checkify
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding
+
+from sdy_jax.jax_internals import on_checkify
+
+Flat = Callable[..., Sequence[Any]]
+"""A function of arrays that returns a sequence of them."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class LinearMap:
+    """A function that is linear in its arguments after the first `residuals`, and its transpose.
+
+    `forward(*residuals, *tangents)` gives tangents of the results `smooth`, `backward(*residuals, *cotangents)` the
+    cotangents of the tangents.
+    """
+
+    forward: Flat
+    backward: Flat
+    residuals: int
+    smooth: tuple[int, ...]
+
+
+def _forward(*values: Any, linear: LinearMap, types: Any) -> Sequence[Any]:
+    return linear.forward(*values)
+
+
+linear_map_p = Primitive("sdy_linear_map")
+linear_map_p.multiple_results = True
+linear_map_p.def_impl(_forward)
+linear_map_p.def_abstract_eval(lambda *_, linear, types: types)
+mlir.register_lowering(linear_map_p, mlir.lower_fun(_forward, multiple_results=True))
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, linear: LinearMap, types: Any) -> tuple[Any, Any]:
+    count = linear.residuals
+    results = linear_map_p.bind(*primals, linear=linear, types=types)
+    moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero) and t.dtype != jax.dtypes.float0]
+    if all(i >= count for i in moving):
+        moved = map(ad.instantiate_zeros, tangents[count:])
+        return results, linear_map_p.bind(*primals[:count], *moved, linear=linear, types=types)
+
+    def of_moving(*values: Any) -> list[Any]:
+        new = dict(zip(moving, values, strict=True))
+        return list(linear.forward(*(new.get(i, x) for i, x in enumerate(primals))))
+
+    return results, jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])[1]
+
+
+def _transpose(cotangents: Sequence[Any], *values: Any, linear: LinearMap, types: Any) -> list[Any]:
+    residuals, tangents = values[: linear.residuals], values[linear.residuals :]
+    pulled = linear.backward(*residuals, *map(ad.instantiate_zeros, cotangents))
+    wanted = [_like(t.aval, x) if ad.is_undefined_primal(t) else None for t, x in zip(tangents, pulled, strict=True)]
+    return [*(None for _ in residuals), *wanted]
+
+
+def _like(type_: Any, x: Any) -> Any:
+    """A cotangent with its tangent's type: on Explicit axes a type has a sharding."""
+    own = jax.typeof(x).sharding
+    if own.spec == type_.sharding.spec:
+        return x
+    return jax.sharding.reshard(x, NamedSharding(own.mesh, type_.sharding.spec))
+
+
+def _batch(
+    axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], *, linear: LinearMap, types: Any
+) -> tuple[Any, Any]:
+    """`vmap` of the map: all tangents are given the new dimension, so that the transpose has it as well."""
+    if all(dim is None for dim in dims):
+        return linear_map_p.bind(*values, linear=linear, types=types), [None] * len(types)
+    size, count = axis_data.size, linear.residuals
+    tangents = [batching.bdim_at_front(x, d, size) for x, d in zip(values[count:], dims[count:], strict=True)]
+    of_residuals = tuple(dims[:count])
+    forward, backward = (_mapped(fun, of_residuals, axis_data) for fun in (linear.forward, linear.backward))
+    batched = LinearMap(forward, backward, count, linear.smooth)
+    types = tuple(jax.core.ShapedArray((size, *t.shape), t.dtype) for t in types)
+    results = linear_map_p.bind(*values[:count], *tangents, linear=batched, types=types)
+    return results, [0] * len(results)
+
+
+def _mapped(fun: Flat, of_residuals: tuple[int | None, ...], axis_data: Any) -> Flat:
+    along = {"axis_size": axis_data.size, "spmd_axis_name": axis_data.spmd_name}
+
+    def mapped(*values: Any) -> Sequence[Any]:
+        dims = (*of_residuals, *(0,) * (len(values) - len(of_residuals)))
+        results: Sequence[Any] = jax.vmap(lambda *xs: list(fun(*xs)), dims, **along)(*values)
+        return results
+
+    return mapped
+
+
+def _functionalized(errors: Any, *values: Any, linear: LinearMap, types: Any) -> tuple[Any, Sequence[Any]]:
+    error, results = checkify.checkify(linear.forward, errors=errors)(*values)
+    return error, results
+
+
+on_checkify(linear_map_p, _functionalized)
+ad.primitive_jvps[linear_map_p] = _jvp
+ad.primitive_transposes[linear_map_p] = _transpose
+batching.fancy_primitive_batchers[linear_map_p] = _batch

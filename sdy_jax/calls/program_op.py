@@ -1,0 +1,152 @@
+"""A partitioned program as one op of jax, with what it computes: for transformations that need it planned otherwise.
+
+`checkify` functionalizes the function itself, and has that planned with its error values: inside of the program each
+device would look for errors in its own blocks, with indices into these, and in what pads them. A check means something
+only then; so the program leaves checks out, and is refused as `jax.jit` refuses it where nobody functionalizes it,
+unless all its checks are `debug_check`s. `vmap` with an `spmd_axis_name` along which the program splits its work has it
+planned without that axis.
+
+As an op, a program with callbacks is not taken apart by linearization inside of a loop, which drops branches without
+results: that in which one device calls the host (jax 0.10 and 0.12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.experimental import checkify
+from jax.interpreters import mlir
+
+from sdy_jax.annotate import regions
+from sdy_jax.calls.derivatives import BorderShardings, Partition
+from sdy_jax.calls.linear_map import Flat
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.jax_internals import has_ordered, on_checkify
+from sdy_jax.representation.sharding import OPEN, TensorSharding
+
+Axes = frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PlannedProgram:
+    """What a partitioned program computes, and how.
+
+    Attributes:
+        plain: the function that was partitioned.
+        checks: the effects of its checks.
+        inputs, outputs: the shardings of operands and results.
+        partition: how the function is partitioned with its error values.
+        refused: whether the program leaves out checks that must be functionalized.
+        along: the axes along which it splits its work.
+        apart_from: the program planned without some axes.
+    """
+
+    plain: Flat
+    checks: Set[Any]
+    inputs: BorderShardings
+    outputs: BorderShardings
+    partition: Partition
+    refused: bool
+    along: Axes
+    apart_from: Callable[[Axes], Flat]
+
+
+def as_op(run: Flat, planned: PlannedProgram) -> Flat:
+    """The program as one op. It has no derivative: `differentiable` gives it one."""
+
+    def call(*operands: Any) -> Sequence[Any]:
+        traced = regions.trace(run, operands)
+        results: Sequence[Any] = program_p.bind(*traced.captured, *operands, region=traced.region, planned=planned)
+        return results
+
+    return call
+
+
+def _batched(
+    axis_data: Any,
+    values: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    region: regions.Region,
+    planned: PlannedProgram,
+) -> tuple[Sequence[Any], int | None]:
+    if all(dim is None for dim in dims):
+        return program_p.bind(*values, region=region, planned=planned), None
+    if has_ordered(region.effects):
+        raise UnsupportedError(
+            "jax.vmap of a partitioned function with ordered callbacks, which one device runs in their order; to fix: "
+            "vmap inside of the function, or make them unordered"
+        )
+    taken = frozenset(axis_data.spmd_name or ())
+    if planned.along & taken:
+        values, dims, region = _apart_from(taken, values, dims, region, planned)
+    planned = _mapped(planned, axis_data, dims[len(dims) - len(planned.inputs) :], taken)
+    return program_p.bind(*values, region=regions.batched(region, axis_data, dims), planned=planned), 0
+
+
+def _widened(sharding: TensorSharding, position: int) -> TensorSharding:
+    dimensions = sharding.dimensions
+    return replace(sharding, dimensions=(*dimensions[:position], OPEN, *dimensions[position:]))
+
+
+def _mapped(planned: PlannedProgram, axis_data: Any, dims: Sequence[int | None], taken: Axes) -> PlannedProgram:
+    along = {"axis_name": axis_data.name, "axis_size": axis_data.size, "spmd_axis_name": axis_data.spmd_name}
+
+    def apart_from(axes: Axes) -> Flat:
+        return jax.vmap(planned.apart_from(axes | taken), tuple(dims), 0, **along)
+
+    return replace(
+        planned,
+        plain=jax.vmap(planned.plain, tuple(dims), 0, **along),
+        inputs=[s if d is None else _widened(s, d) for s, d in zip(planned.inputs, dims, strict=True)],
+        outputs=[_widened(s, 0) for s in planned.outputs],
+        apart_from=apart_from,
+    )
+
+
+def _apart_from(
+    axes: Axes, values: Sequence[Any], dims: Sequence[int | None], region: regions.Region, planned: PlannedProgram
+) -> tuple[Sequence[Any], Sequence[int | None], regions.Region]:
+    """The program planned without these axes: what it captures and its operands, their new dimensions, the program."""
+    if region.effects:
+        raise UnsupportedError(
+            f"jax.vmap(spmd_axis_name={', '.join(map(repr, sorted(axes)))}) of a partitioned function with callbacks, "
+            "which one device runs; to fix: leave spmd_axis_name out, or vmap inside of the function"
+        )
+    own = -len(planned.inputs)
+    traced = regions.trace(planned.apart_from(axes), region.in_avals[own:])
+    return [*traced.captured, *values[own:]], [*[None] * len(traced.captured), *dims[own:]], traced.region
+
+
+def _functionalized(
+    errors: frozenset[Any], *values: Any, region: regions.Region, planned: PlannedProgram
+) -> tuple[Any, Sequence[Any]]:
+    function = checkify.checkify(planned.plain, errors=errors)
+    run = planned.partition(function, tuple(planned.inputs), (None, list(planned.outputs)), "with checks")
+    error, results = run(*values[len(values) - len(planned.inputs) :])
+    return error, results
+
+
+def _may_fail(errors: frozenset[Any], *, region: regions.Region, planned: PlannedProgram) -> bool:
+    return bool(planned.checks) or not errors <= checkify.user_checks
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *xs: Any, region: regions.Region, planned: PlannedProgram) -> Sequence[Any]:
+    if planned.refused:
+        raise ValueError(
+            "a checkify.check in a partitioned function was not functionalized; to fix: functionalize it from outside, "
+            "checkify.checkify(f)(...), or inside, sdy_jax.partition(checkify.checkify(f), ...), which both return the "
+            "error and the result"
+        )
+    lowered: Sequence[Any] = mlir.core_call_lowering(ctx, *xs, name="sdy_program", call_jaxpr=region)
+    return lowered
+
+
+program_p = regions.region_primitive("sdy_program", _batched)
+"""Parameters: the program as a region, and what was planned."""
+program_p.def_effectful_abstract_eval(lambda *_, region, planned: (region.out_avals, region.effects | planned.checks))
+mlir.register_lowering(program_p, _lower)
+on_checkify(program_p, _functionalized, _may_fail)
