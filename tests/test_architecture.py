@@ -36,9 +36,13 @@ ROOMS = {
         "lowering.emission lowering.strategies lowering.placement passes"
     ),
     "plan_record": "errors representation",
+    "python_source": (
+        "errors representation ir runtime annotate op_rules lowering.reshard lowering.emission lowering.strategies "
+        "lowering.placement"
+    ),
     "plan": (
         "errors representation ir runtime annotate op_rules propagation text lowering.reshard lowering.emission "
-        "lowering.planning lowering.placement passes plan_record"
+        "lowering.planning lowering.placement passes plan_record python_source"
     ),
     "fixes": "errors annotate ir lowering.emission lowering.placement plan representation",
     "shard": (

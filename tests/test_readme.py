@@ -140,6 +140,11 @@ def test_automatic_layouts(names, capsys):
     assert re.search(r"automatic layouts\n *(in_shardings=.*)", text)[1].startswith(program.split("layouts: ")[1][:40])
 
 
+def test_the_program_as_python(tmp_path):
+    output_of(f"{FIRST}\n{block('to_python(')}", tmp_path, "mlp.py")
+    assert block("def mlp_on_device") in (tmp_path / "on_devices.py").read_text()
+
+
 def test_why(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     config, mesh = train_lm.Config(layers=1), jax.make_mesh((2, 4), ("data", "model"))
@@ -297,7 +302,7 @@ def test_a_plan_for_a_pod(tmp_path, capsys):
 
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
-    assert len(BLOCKS) == 27
+    assert len(BLOCKS) == 29
     assert {
         line
         for line in COMMANDS

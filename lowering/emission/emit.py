@@ -32,11 +32,20 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
 
+class NotedType(NamedTuple):
+    """The type of a result: element type, global shape, sharding."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sharding: TensorSharding | None
+
+
 class NotedOp(NamedTuple):
-    """An op by its name and place: its module may be gone."""
+    """An op by its name, its place and the types of its results: its module may be gone."""
 
     name: str
     location: ir.Location
+    results: tuple[NotedType, ...] = ()
 
 
 _noted: ContextVar[list[NotedOp] | None] = ContextVar("noted", default=None)
@@ -63,11 +72,12 @@ def noted_index(location: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-def _noted_scope(op: Op) -> AbstractContextManager[Any]:
+def _noted_scope(op: Op, shardings: Mapping[Value, TensorSharding]) -> AbstractContextManager[Any]:
     ops = _noted.get()
     if ops is None:
         return nullcontext()
-    ops.append(NotedOp(op.name, op.mlir.location))
+    types = tuple(NotedType(v.dtype, v.shape, shardings.get(v)) for v in op.results if v.shape is not None)
+    ops.append(NotedOp(op.name, op.mlir.location, types))
     return jax.named_scope(f"sdy_op_{len(ops) - 1}")
 
 
@@ -195,7 +205,7 @@ class _Emission:
         self._arrays.update(given)
         for found in _together(ops):
             values = [value for op in found for value in op.results]
-            with _noted_scope(found[0]):
+            with _noted_scope(found[0], self._shardings):
                 results = zip(values, self._compute(found), strict=True)
                 self._arrays.update((value, self._laid_out(value, x)) for value, x in results)
         returned = [self._arrays[v] for v in wanted]

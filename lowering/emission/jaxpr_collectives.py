@@ -34,13 +34,27 @@ def sent_by_kind(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Counter[str]:
     """
     found: Counter[str] = Counter()
     for eqn in jaxpr.eqns:
-        kind = _KINDS.get(eqn.primitive.name)
-        if kind is not None:
-            found[kind] += _sent(eqn, kind, sizes)  # type: ignore[assignment]
+        joined = collective_kind(eqn.primitive.name, eqn.params, sizes)
+        if joined is not None:
+            kind, _, group = joined
+            found[kind] += _sent(eqn, kind, group)  # type: ignore[assignment]
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         for inner in _inner(eqn.params.values()):
             found.update({k: times * n for k, n in sent_by_kind(inner, sizes).items()})
     return found
+
+
+def collective_kind(
+    primitive: str, params: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[str, tuple[str, ...], int] | None:
+    """The kind of a primitive that is a collective, its axes, and how many devices it joins; None for others."""
+    kind = _KINDS.get(primitive)
+    if kind is None:
+        return None
+    names = params["axes"] if "axes" in params else params["axis_name"]
+    names = tuple(n for n in (names if isinstance(names, tuple) else (names,)) if isinstance(n, str))
+    groups = params.get("axis_index_groups")
+    return kind, names, len(groups[0]) if groups else math.prod(sizes[name] for name in names)
 
 
 def _inner(values: Any) -> Iterator[Jaxpr]:
@@ -52,13 +66,9 @@ def _inner(values: Any) -> Iterator[Jaxpr]:
             yield from _inner(value)
 
 
-def _sent(eqn: JaxprEqn, kind: str, sizes: Mapping[str, int]) -> float:
+def _sent(eqn: JaxprEqn, kind: str, group: int) -> float:
     if kind == "collective_permute" and all(sender == receiver for sender, receiver in eqn.params["perm"]):
         return 0.0
-    names = eqn.params["axes"] if "axes" in eqn.params else eqn.params["axis_name"]
-    names = names if isinstance(names, tuple) else (names,)
-    groups = eqn.params.get("axis_index_groups")
-    group = len(groups[0]) if groups else math.prod(sizes[name] for name in names if isinstance(name, str))
     before, after = (sum(map(_bytes, ends)) for ends in (eqn.invars, eqn.outvars))
     return wire_bytes(kind, group, before, after)
 

@@ -63,6 +63,7 @@ each. Nothing runs, and no accelerators are needed: devices that are missing are
   sdy-jax plan train.py:step ... --save step.plan.json      keeps the plan, which needs no source to be read
   sdy-jax plan train.py:step ... --diff step.plan.json      what changed since, because of which line
   sdy-jax plan train.py:step ... --budget wire_bytes=10MiB,forbid=all_gather   fails where it does more
+  sdy-jax plan model.mlir --python on_devices.py            what each device runs, as Python to read and run
   sdy-jax plan train.py:step --mesh data=256,model=256 ...  makes no devices, however many there are
   sdy-jax plan train.py:step --topology tpu:v5e:16x16 --mesh data=16,model=16 ...   compiles it for them
 """
@@ -179,6 +180,13 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--stage",
         choices=("traced", "imported", "propagated", "partitioned"),
         help="print the module after this stage instead of the report",
+    )
+    shown.add_argument(
+        "--python",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write what each device runs as a Python module, which needs jax and numpy only; without FILE, print it",
     )
     parser.add_argument("--save", metavar="FILE", help="write the plan to a file as well, for --diff and sdy.load_plan")
     parser.add_argument(

@@ -30,6 +30,9 @@ def run(options: argparse.Namespace) -> int:
             print(plan.why(options.why))
         elif options.stage:
             print(plan.mlir(options.stage), end="")
+        elif options.python is not None:
+            text = plan.to_python(None if options.python == "-" else options.python)
+            print(text if options.python == "-" else f"{options.python}: {plan.headline}", end="")
         else:
             print(plan)
             if options.chips is not None:

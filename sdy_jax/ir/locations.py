@@ -12,6 +12,7 @@ import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
@@ -91,6 +92,20 @@ def is_line(line: str, asked: str) -> bool:
 def is_in_library(file: str) -> bool:
     """Whether a file is one of an installed package."""
     return _LIBRARIES.search(file) is not None
+
+
+class Frame(NamedTuple):
+    """A frame of a call: file, line, and the function's name, which may be empty."""
+
+    file: str
+    line: int
+    function: str
+
+
+def frames_of(location: ir.Location) -> list[Frame]:
+    """The user's frames, innermost first; those in `site-packages` are left out."""
+    frames = _FRAME.finditer(str(location))
+    return [Frame(f[2], int(f[3]), f[1] or "") for f in frames if not _LIBRARIES.search(f[2])]
 
 
 def has_source_line(location: ir.Location) -> bool:

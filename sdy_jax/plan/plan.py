@@ -6,8 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
@@ -40,6 +42,7 @@ from sdy_jax.plan_record.diff import diff
 from sdy_jax.plan_record.differences import PlanDiff
 from sdy_jax.plan_record.files import save_plan
 from sdy_jax.plan_record.record import PlanRecord
+from sdy_jax.python_source.module import python_module
 from sdy_jax.representation.type_text import bytes_text
 
 
@@ -291,6 +294,32 @@ class Plan:
         if stage not in self.stages:
             raise SdyError(f"no stage {stage!r}; the stages are {', '.join(self.stages)}")
         return str(self.stages[stage])
+
+    def to_python(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The program as a Python module that needs jax and numpy only: what each device runs, as lax calls in
+        `jax.shard_map`, and a function of whole arrays that has the planned function's name, arguments and results.
+
+        It is made to be read: values have the names of your source, its lines stand above the statements, and each
+        collective says what it sends and for which op. ruff formats it where that is installed.
+
+        Args:
+            path: a file to write it to as well. Large arrays that the function closes over go into a file beside it,
+                that ends in `.npz`; where there is no path, the text still loads them from there.
+
+        Raises:
+            UnsupportedError: the program calls back to the host, closes over values of an outer trace, or takes partial
+                sums.
+
+        Example:
+            step.plan(state, batch).to_python("step_on_devices.py")
+        """
+        specs = [value.sharding for value in self.results]
+        module = python_module(self.name, self.headline, self.program, specs, self.collectives)
+        if path is not None:
+            Path(path).write_text(module.text)
+            if module.arrays:
+                np.savez(Path(path).with_suffix(".npz"), **module.arrays)  # type: ignore[arg-type]
+        return module.text
 
     def why(self, value: str) -> Why:
         """Why a value is sharded as it is: each of its axes, followed back to the annotation that it came from.

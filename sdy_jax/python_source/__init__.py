@@ -1,0 +1,7 @@
+"""Partitioned programs as Python modules: what every device runs, inside `jax.shard_map`, for people to read and run.
+
+A program is traced as it runs, to a jaxpr of lax calls (`traced.py`). That is read into steps (`steps.py`) without what
+tracing leaves behind (`simplified.py`). `printers/` knows each primitive by family: how it is written. `blocks.py` puts
+statements in order, `names.py` and `source_lines.py` name values as the user's source does, `module.py` adds the mesh,
+the specs and the function of global arrays.
+"""

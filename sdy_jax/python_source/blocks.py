@@ -1,0 +1,205 @@
+"""The statements of a function: a line per value that has a name, with short expressions inside of longer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sdy_jax.python_source.expressions import Expr, target_text, tuple_text
+from sdy_jax.python_source.known_numbers import LOOKUP
+from sdy_jax.python_source.literals import LARGEST_INLINE, array_text, number_text
+from sdy_jax.python_source.named_values import names_by_source
+from sdy_jax.python_source.names import MOVED, kind_name
+from sdy_jax.python_source.printers.elementwise import ELEMENTWISE
+from sdy_jax.python_source.printers.other import by_name
+from sdy_jax.python_source.printers.registry import PRINTERS, Call, Function, materialized
+from sdy_jax.python_source.sources import Sources
+from sdy_jax.python_source.steps import Block, Step, Value, use_counts
+
+INDENT = "    "
+_LONGEST_PART = 64
+"""Longer expressions get a name."""
+
+_PARTS = ELEMENTWISE | {
+    "axis_index", "reshape", "transpose", "squeeze", "slice", "broadcast_in_dim", "dot_general", "iota", "reduce_sum",
+    "reduce_max", "dynamic_slice", LOOKUP,
+}  # fmt: skip
+"""What may stand inside of the expression that uses it."""
+
+_FOLDED = frozenset({"broadcast_in_dim"})
+"""What is no statement where it is a view: operators broadcast it."""
+
+
+@dataclass(slots=True)
+class BlockWriter:
+    """Writes one function's body; functions of regions are written by writers of their own, inside.
+
+    Invariant: `known` has an expression for every value that the steps so far have made, in terms of names that are
+    bound where the next line stands.
+    """
+
+    sources: Sources
+    known: dict[Value, Expr]
+    depth: int = 1
+    lines: list[str] = field(default_factory=list)
+    _uses: dict[Value, int] = field(default_factory=dict)
+    _user: dict[Value, Step] = field(default_factory=dict)
+    _named: dict[Value, str] = field(default_factory=dict)
+    _line: str = ""
+
+    def run(self, block: Block, results: Sequence[str] = ()) -> None:
+        """Writes the steps of a block; `results` are names for what it returns that has no other."""
+        self._uses, self._user = use_counts(block, block.outputs), {}
+        self._named = dict(zip(block.outputs, results, strict=bool(results)))
+        self._named |= names_by_source(block, self.sources.statement)
+        if self.depth > 1:  # a region returns what it makes last
+            self._named = {v: name for v, name in self._named.items() if v not in block.outputs}
+        for step in block.steps:
+            self._user.update(dict.fromkeys(step.inputs, step))
+        for step in block.steps:
+            self._write(step)
+
+    # What printers ask for.
+
+    @property
+    def is_wide(self) -> bool:
+        return self.sources.is_wide
+
+    def expression(self, value: Value) -> Expr:
+        """What a value is called, or made of."""
+        if value.constant is None:
+            return self.known[value]
+        return self._constant(value)
+
+    def function(self, function: Function) -> str:
+        """Defines a local function before the statement."""
+        name = self.sources.names.fresh(function.hint)
+        uses = use_counts(function.block, function.block.outputs)
+        inner = BlockWriter(self.sources, self.known, self.depth + 1, _uses=uses, _line=self._line)
+        parameters = [inner.parameter(p) for p in function.parameters]
+        inner.run(function.block)
+        results = [inner.returned(r) for r in function.results]
+        self._add(f"def {name}({', '.join(parameters)}):")
+        self.lines += [*inner.lines, f"{INDENT * inner.depth}return {', '.join(results)}", ""]
+        return name
+
+    def parameter(self, parameter: Value | tuple[str, Sequence[Value]]) -> str:
+        """Binds a parameter, and returns its name; a tuple is taken apart on a line of its own."""
+        if isinstance(parameter, Value):
+            self._bind(parameter, self.sources.names.fresh("index" if parameter.shape == () else "x"))
+            return self.known[parameter].text
+        hint, values = parameter
+        if not values:
+            return "_"
+        name = self.sources.names.fresh(hint)
+        names = [self._part_name(value, hint) for value in values]
+        self._add(f"{target_text(names, (len(names),))} = {name}")
+        for value, own in zip(values, names, strict=True):
+            self._bind(value, own)
+        return name
+
+    def _part_name(self, value: Value, hint: str) -> str:
+        if value not in self._uses:
+            return "_"
+        return self.sources.names.fresh(self.sources.hint(value) or hint[:1])
+
+    def returned(self, result: Value | Sequence[Value]) -> str:
+        """A result of the function, or a tuple of them."""
+        if isinstance(result, Value):
+            return self.array(result).text
+        return tuple_text([self.array(value).text for value in result]) if result else "()"
+
+    def array(self, value: Value) -> Expr:
+        """A value as an array of its own shape and dtype."""
+        return materialized(self.expression(value), value)
+
+    def constant(self, x: np.ndarray) -> str:
+        """The name of an array that the module holds."""
+        return self.sources.constants.name(x)
+
+    def text(self, x: str) -> str:
+        return self.sources.texts.name(x)
+
+    def helper(self, name: str) -> str:
+        self.sources.helpers.add(name)
+        return name
+
+    def place(self, step: Step) -> str:
+        return self.sources.place(step)
+
+    # Statements.
+
+    def _write(self, step: Step) -> None:
+        self._comment(step)
+        expr = PRINTERS.get(step.primitive, by_name)(Call(step, self))
+        if not expr.groups and self._is_part(step, expr):
+            self.known[step.outputs[0]] = expr
+            return
+        names = [self._name(step, value) for value in step.outputs]
+        if not expr.groups:
+            expr = materialized(expr, step.outputs[0]) if expr.is_number else expr
+        self._add(self._with_type(f"{target_text(names, expr.groups)} = {expr.text}", step))
+        for value, name in zip(step.outputs, names, strict=True):
+            self._bind(value, name, () if expr.groups else expr.shape)
+
+    def _bind(self, value: Value, name: str, shape: tuple[int, ...] = ()) -> None:
+        self.known[value] = Expr(name, shape or value.shape)
+
+    def _is_part(self, step: Step, expr: Expr) -> bool:
+        """Whether an expression stands in the one that uses it."""
+        (value,) = step.outputs
+        if expr.is_number or (step.primitive in _FOLDED and expr.text.isidentifier()):
+            return True
+        if step.primitive in _FOLDED and len(expr.text) <= _LONGEST_PART // 2:
+            return True
+        if self._uses.get(value) != 1 or value in self._named or len(expr.text) > _LONGEST_PART:
+            return False
+        user = self._user.get(value)
+        if user is None:  # what a region returns
+            return self.depth > 1 and step.primitive in _PARTS
+        return step.primitive in _PARTS and self.sources.line(user) == self.sources.line(step)
+
+    def _name(self, step: Step, value: Value) -> str:
+        if self._uses.get(value, 0) == 0:
+            return "_"
+        if value in self._named:
+            return self.sources.names.fresh(self._named[value])
+        moved = MOVED.get(step.primitive)
+        if moved and self.sources.is_named(step.inputs[0], self.known):
+            return self.sources.names.fresh(f"{self.known[step.inputs[0]].text}_{moved}")
+        return self.sources.names.fresh(kind_name(step.primitive))
+
+    def _constant(self, value: Value) -> Expr:
+        x = value.constant
+        assert x is not None
+        text = number_text(x.reshape(-1)[0].reshape(())) if _is_splat(x) else None
+        if text is not None:
+            return Expr(text, (), 7 if text.startswith("-") else 9, is_number=True)
+        if x.size <= LARGEST_INLINE and len(array_text(x)) <= _LONGEST_PART:
+            return Expr(array_text(x), value.shape)
+        return Expr(self.constant(x), value.shape)
+
+    # Comments.
+
+    def _comment(self, step: Step) -> None:
+        """The source line that what follows is for, where that is another than before; what a collective is for."""
+        line = self.sources.line(step)
+        if line and line != self._line:
+            self._line = line
+            self._add(f"# {line}")
+        for said in self.sources.purpose(step):
+            self._add(f"# {said}")
+
+    def _with_type(self, text: str, step: Step) -> str:
+        typed = f"{text}  # {self.sources.type_of(step)}" if self.sources.type_of(step) else text
+        return typed if len(INDENT * self.depth + typed) <= 120 else text
+
+    def _add(self, line: str) -> None:
+        indented = f"{INDENT * self.depth}{line}"
+        self.lines.append(indented[:117] + "..." if line.startswith("#") and len(indented) > 120 else indented)
+
+
+def _is_splat(x: np.ndarray) -> bool:
+    return x.size > 0 and (x.size == 1 or bool((x == x.reshape(-1)[0]).all()))

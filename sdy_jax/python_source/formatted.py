@@ -1,0 +1,26 @@
+"""Python text as ruff formats it, where ruff is installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+LINE_LENGTH = 120
+
+
+def formatted(text: str) -> str:
+    """The text in ruff's format, as it is where there is no ruff."""
+    ruff = _ruff()
+    if ruff is None:
+        return text
+    command = [ruff, "format", "--isolated", f"--line-length={LINE_LENGTH}", "--stdin-filename=program.py", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else text
+
+
+def _ruff() -> str | None:
+    """The binary beside the running Python, or that on the path."""
+    beside = Path(sysconfig.get_path("scripts"), "ruff")
+    return str(beside) if beside.exists() else shutil.which("ruff")

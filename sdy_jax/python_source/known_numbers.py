@@ -1,0 +1,90 @@
+"""What is known of integers before a program runs: constants, and the least and the largest that a value can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from sdy_jax.python_source.steps import Step, Value
+
+LOOKUP = "lookup"
+"""A primitive of ours: an element of a known list, by its index."""
+
+_KEEP_SIGN = frozenset(
+    {"add", "mul", "max", "squeeze", "reshape", "dynamic_slice", "slice", "broadcast_in_dim", "rem", LOOKUP}
+)
+"""Primitives of numbers that are not negative whose results are not, either, if they do not overflow."""
+
+Made = Mapping[Value, Step]
+"""The steps that make the values of a block."""
+
+
+def is_integer(value: Value) -> bool:
+    return value.dtype == np.bool_ or bool(np.issubdtype(value.dtype, np.integer))
+
+
+def is_zero(value: Value, made: Made) -> bool:
+    """Whether a value is an integer 0, or an array of them."""
+    step = made.get(value)
+    if step is not None and step.primitive == "broadcast_in_dim":
+        value = step.inputs[0]
+    return is_integer(value) and value.constant is not None and not value.constant.any()
+
+
+def is_natural(value: Value, made: Made) -> bool:
+    """Whether an integer is known not to be negative."""
+    if not np.issubdtype(value.dtype, np.integer):
+        return False
+    if value.constant is not None:
+        return bool((value.constant >= 0).all())
+    step = made.get(value)
+    if step is None:
+        return False
+    if step.primitive == "axis_index" or np.issubdtype(value.dtype, np.unsignedinteger):
+        return True
+    operands = step.inputs[:1] if step.primitive in ("dynamic_slice", LOOKUP) else step.inputs
+    return step.primitive in _KEEP_SIGN and all(is_natural(operand, made) for operand in operands)
+
+
+def is_within(value: Value, low: Value, high: Value, made: Made) -> bool:
+    """Whether an integer is known to be between two numbers."""
+    if low.constant is None or high.constant is None or not is_integer(value):
+        return False
+    found = _range(value, made)
+    return found is not None and int(low.constant.max()) <= found[0] and found[1] <= int(high.constant.min())
+
+
+def _range(value: Value, made: Made) -> tuple[int, int] | None:
+    if value.constant is not None:
+        return (int(value.constant.min()), int(value.constant.max())) if value.constant.size else None
+    step = made.get(value)
+    if step is None:
+        return None
+    if step.primitive == "convert_element_type" and step.inputs[0].dtype == np.bool_:
+        return 0, 1
+    if step.primitive == "clamp":
+        low, _, high = (x.constant for x in step.inputs)
+        return (int(low.min()), int(high.max())) if low is not None and high is not None else None
+    return None
+
+
+def folded(step: Step) -> Value | None:
+    """The result of a step on known integers, where it is simple; what a condition is beside one that always holds."""
+    (result,) = step.outputs
+    constants = [value.constant for value in step.inputs]
+    if step.primitive == "and" and result.dtype == np.bool_:
+        is_true = constants[0] is not None and bool(constants[0].all())
+        return step.inputs[1] if is_true and step.inputs[1].shape == result.shape else None
+    if (
+        result.shape
+        or not step.inputs
+        or not all(x is not None and is_integer(v) for x, v in zip(constants, step.inputs, strict=True))
+    ):
+        return None
+    numbers = [int(x[()]) for x in constants if x is not None]
+    if step.primitive == "convert_element_type":
+        return Value((), result.dtype, np.asarray(numbers[0]).astype(result.dtype))
+    if step.primitive == "clamp":
+        return Value((), result.dtype, np.asarray(min(max(numbers[1], numbers[0]), numbers[2])).astype(result.dtype))
+    return None
