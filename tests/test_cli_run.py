@@ -95,6 +95,13 @@ def test_plan_prints_the_module_of_a_stage(run, stage, has):
     assert run("opt", "stage.mlir")[0] == 0
 
 
+def test_plan_writes_python(run):
+    status, out, _ = run("plan", "m.mlir", "--python")
+    assert status == 0 and "lax.psum(" in out and "def main(" in out
+    assert run("plan", "m.mlir", "--python", "main.py")[1].startswith("main.py: plan of main on mesh a=2, b=2")
+    assert Path("main.py").read_text() == out
+
+
 def test_plan_says_why(run):
     status, out, _ = run("plan", "m.mlir", "--why", "result[0]")
     assert status == 0

@@ -225,6 +225,8 @@ def test_arrays_that_lie_as_specs_say():
     assert plan.wire_bytes == 128
     with pytest.raises(UnsupportedError):
         plan.why("arg0")
+    with pytest.raises(UnsupportedError, match="no text in Python"):
+        plan.to_python()
 
 
 def test_python_functions_in_shard_map_are_counted_too():

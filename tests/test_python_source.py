@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
+import runpy
 import shutil
 import subprocess
+import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_random_numbers as random_numbers
+import test_random_programs as random_programs
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from optax import EmaState
 from python_modules import Modules, assert_alike
 
 import sdy_jax as sdy
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+import train_lm
 
 RUFF = Path(sysconfig.get_path("scripts"), "ruff")
 needs_ruff = pytest.mark.skipif(not RUFF.exists() and not shutil.which("ruff"), reason="ruff is not installed")
@@ -97,6 +107,8 @@ def with_nothing(x, unused, empty):
 
 
 X = numbers(16, 16)
+GENERATED = (1, 2, 5, 7, 10, 15, 22, 24, 26, 30, 32, 39)
+"""Seeds of random modules that have loops, branches, manual computations, scatters, transforms and the like."""
 CASES = {
     "mlp": (mlp, MLP_SPECS, (numbers(8, 16), WEIGHTS)),
     "gradient": (jax.grad(lambda *a: (mlp(*a) ** 2).sum(), 1), MLP_SPECS, (numbers(8, 16), WEIGHTS)),
@@ -146,8 +158,12 @@ def test_a_module_alone_gives_the_same_numbers(name, found, mesh):
 
 @needs_ruff
 def test_ruff_has_nothing_to_say(modules, texts):
+    assert_ruff_is_content(modules.folder)
+
+
+def assert_ruff_is_content(folder):
     ruff = str(RUFF) if RUFF.exists() else "ruff"
-    options = ["--isolated", "--line-length=120", str(modules.folder)]
+    options = ["--isolated", "--line-length=120", str(folder)]
     for command in (["check", "--select=E,F,I,B,UP,SIM,C4,PIE"], ["format", "--check"]):
         done = subprocess.run([ruff, *command, *options], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
@@ -174,3 +190,127 @@ def test_loops_and_branches_are_what_they_are(texts):
 def test_what_is_no_tuple_list_or_dictionary_is_made_like_an_argument(texts, found):
     assert "jax.tree.unflatten(jax.tree.structure(state), [" in texts["averaged"]
     assert isinstance(found["averaged"][0], EmaState)
+
+
+def test_a_training_step(tmp_path, mesh):
+    config = train_lm.Config(layers=1, d_model=16, heads=4, sequence=8, batch=4)
+    specs, tokens = train_lm.shardings(config, mesh)
+    state, window = train_lm.init_state(config, jax.random.key(0)), np.arange(36, dtype=np.int32).reshape(4, 9)
+    step = train_lm.make_train_step(config)
+    partitioned = sdy.partition(
+        step, mesh=mesh, in_shardings=(specs, tokens), out_shardings=(specs, None), donate_argnums=0
+    )
+    modules = Modules(tmp_path)
+    text = modules.add("step", partitioned.plan(state, window), state, window)
+    assert "@jax.jit(donate_argnums=(0,))\ndef train_step(state, window):" in text
+    found, wanted = modules.run()["step"], jax.jit(step)(state, window)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    assert_alike(found, wanted, 2e-4)
+
+
+def test_trees_and_keyword_arguments(tmp_path, mesh):
+    def halves(x, *, scale):
+        return {"halves": (x[:8], x[8:]), "scaled": [scale["by"] * x, None], "count": jnp.int32(3)}
+
+    modules, scale = Modules(tmp_path), {"by": numbers(16, 16, seed=3)}
+    plan = sdy.partition(halves, mesh=mesh, in_shardings=P("data")).plan(X, scale=scale)
+    assert "def halves(x, *, scale):" in modules.add("halves", plan, X, scale=scale)
+    found, wanted = modules.run()["halves"], halves(X, scale=scale)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    assert_alike(found, wanted)
+
+
+def test_large_arrays_that_it_closes_over_are_in_a_file_beside_it(tmp_path, mesh):
+    table, few = jnp.asarray(numbers(64, 64), jnp.bfloat16), jnp.asarray(numbers(16))
+    modules = Modules(tmp_path)
+    plan = sdy.partition(lambda x: (x @ table, x[:, :16] * few), mesh=mesh, in_shardings=P("data")).plan(
+        jnp.ones((8, 64), jnp.bfloat16)
+    )
+    text = modules.add("closed", plan, jnp.ones((8, 64), jnp.bfloat16))
+    assert text.count("ARRAYS[") == 1 and (tmp_path / "closed.npz").exists()
+    x = jnp.ones((8, 64), jnp.bfloat16)
+    assert_alike(modules.run()["closed"], (x @ table, x[:, :16] * few), 2e-2)
+
+
+def test_keys_go_in_and_out(tmp_path, mesh):
+    def split(key, x):
+        first, second = jax.random.split(key)
+        return second, x + jax.random.uniform(first, x.shape)
+
+    path = tmp_path / "split.py"
+    sdy.partition(split, mesh=mesh, in_shardings=(P(), P("data"))).plan(jax.random.key(3), X).to_python(path)
+    names = runpy.run_path(str(path))
+    key, found = names["split"](jax.random.key(3), X)
+    wanted_key, wanted = split(jax.random.key(3), X)
+    np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(wanted_key))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_callbacks_are_refused_by_their_line(mesh):
+    def told(x):
+        jax.debug.print("{}", x.sum())
+        return x * 2
+
+    with pytest.raises(sdy.UnsupportedError, match=r"source.py:\d+ cannot be written in Python: it calls a"):
+        sdy.partition(told, mesh=mesh, in_shardings=P("data")).plan(X).to_python()
+
+
+def test_values_of_an_outer_trace_are_refused(mesh):
+    def outer(y):
+        partitioned = sdy.partition(lambda x: x + y, mesh=mesh, in_shardings=P("data"))
+        with pytest.raises(sdy.UnsupportedError, match="outer trace"):
+            partitioned.plan(X).to_python()
+        return y
+
+    jax.jit(outer)(X)
+
+
+def generated_function(seed, mesh):
+    """A random program of loops, windows, sorts and uneven sizes, as functions of jax."""
+    rng = random.Random(seed)
+    size = rng.choice(random_programs.SIZES)
+    program = random_programs.random_program(rng, mesh)
+    matrices = tuple(np.random.default_rng(seed).standard_normal((3, size, size)))
+    with jax.enable_x64(True):
+        wanted = jax.jit(lambda *xs: program(*xs))(*matrices)
+        token = random_programs.SHARDINGS.set(mesh)
+        try:
+            plan = sdy.partition(program, mesh=mesh, layouts="local").plan(*matrices)
+        finally:
+            random_programs.SHARDINGS.reset(token)
+    return plan, matrices, wanted
+
+
+def generated_module(seed):
+    """A random StableHLO program: loops, branches, manual computations, convolutions, gathers, scatters."""
+    with jax.enable_x64(True):
+        program = sdy.loads(random_numbers.text_of(seed))
+        sizes = [axis.size for axis in program.mesh.axes]
+        devices = np.array(jax.devices()[: math.prod(sizes)]).reshape(sizes)
+        partitioned = sdy.partition(program, mesh=jax.sharding.Mesh(devices, program.mesh.axis_names), layouts="local")
+        rng = np.random.default_rng(seed)
+        arguments = [random_numbers.some_array(rng, info) for info in program.in_info]
+        return partitioned.plan(*arguments), arguments, partitioned(*arguments)
+
+
+@pytest.mark.filterwarnings("ignore::sdy_jax.PartitionWarning")
+def test_generated_programs_run_alone(tmp_path, mesh):
+    modules, wanted = Modules(tmp_path), {}
+    made = {f"function_{seed}": generated_function(seed, mesh) for seed in range(10)}
+    made |= {f"module_{seed}": generated_module(seed) for seed in GENERATED}
+    for name, (plan, arguments, results) in made.items():
+        modules.add(name, plan, *arguments, wide=True)
+        wanted[name] = results
+    assert_ruff_is_content(tmp_path)
+    found = modules.run()
+    for name, results in wanted.items():
+        assert_alike(found[name], results, 1e-7)
+
+
+def fuzz(seed):
+    with tempfile.TemporaryDirectory() as folder:
+        modules = Modules(Path(folder))
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), tuple("xyz"))
+        plan, arguments, wanted = generated_function(seed, mesh)
+        modules.add("function", plan, *arguments, wide=True)
+        assert_alike(modules.run()["function"], wanted, 1e-7)

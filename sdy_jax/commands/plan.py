@@ -12,6 +12,7 @@ from sdy_jax.commands.failures import explained
 from sdy_jax.commands.partitioned_program import Job, job_of
 from sdy_jax.commands.topology import Topology, compiled_report, prepare
 from sdy_jax.errors import SdyError
+from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.type_text import array_text
 
 
@@ -31,14 +32,22 @@ def run(options: argparse.Namespace) -> int:
         elif options.stage:
             print(plan.mlir(options.stage), end="")
         elif options.python is not None:
-            text = plan.to_python(None if options.python == "-" else options.python)
-            print(text if options.python == "-" else f"{options.python}: {plan.headline}", end="")
+            _write_python(plan, options.python)
         else:
             print(plan)
             if options.chips is not None:
                 print(f"\n{compiled_report(job.lower(), options.chips)}")
         demands.check(plan)
     return 0
+
+
+def _write_python(plan: Plan, file: str) -> None:
+    """Writes the program as Python, or prints it where the file is `-`."""
+    if file == "-":
+        print(plan.to_python(), end="")
+    else:
+        plan.to_python(file)
+        print(f"{file}: {plan.headline}")
 
 
 def _chips(options: argparse.Namespace) -> Topology | None:

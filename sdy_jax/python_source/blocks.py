@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,7 +30,12 @@ _PARTS = ELEMENTWISE | {
 """What may stand inside of the expression that uses it."""
 
 _FOLDED = frozenset({"broadcast_in_dim"})
-"""What is no statement where it is a view: operators broadcast it."""
+"""What is no statement where it is a view of what has a name: operators broadcast it."""
+
+_ELEMENTS = {"left": "a", "right": "b", "carry": "c", "slices": "s"}
+"""What the members of a parameter that is a tuple are called."""
+
+_VIEW = re.compile(r"\w+(\[[:, None.]+\])?")
 
 
 @dataclass(slots=True)
@@ -103,7 +109,7 @@ class BlockWriter:
     def _part_name(self, value: Value, hint: str) -> str:
         if value not in self._uses:
             return "_"
-        return self.sources.names.fresh(self.sources.hint(value) or hint[:1])
+        return self.sources.names.fresh(self.sources.hint(value) or _ELEMENTS.get(hint, "x"))
 
     def returned(self, result: Value | Sequence[Value]) -> str:
         """A result of the function, or a tuple of them."""
@@ -142,17 +148,15 @@ class BlockWriter:
             expr = materialized(expr, step.outputs[0]) if expr.is_number else expr
         self._add(self._with_type(f"{target_text(names, expr.groups)} = {expr.text}", step))
         for value, name in zip(step.outputs, names, strict=True):
-            self._bind(value, name, () if expr.groups else expr.shape)
+            self._bind(value, name, value.shape if expr.groups else expr.shape)
 
-    def _bind(self, value: Value, name: str, shape: tuple[int, ...] = ()) -> None:
-        self.known[value] = Expr(name, shape or value.shape)
+    def _bind(self, value: Value, name: str, shape: tuple[int, ...] | None = None) -> None:
+        self.known[value] = Expr(name, value.shape if shape is None else shape)
 
     def _is_part(self, step: Step, expr: Expr) -> bool:
         """Whether an expression stands in the one that uses it."""
         (value,) = step.outputs
-        if expr.is_number or (step.primitive in _FOLDED and expr.text.isidentifier()):
-            return True
-        if step.primitive in _FOLDED and len(expr.text) <= _LONGEST_PART // 2:
+        if expr.is_number or (step.primitive in _FOLDED and _VIEW.fullmatch(expr.text)):
             return True
         if self._uses.get(value) != 1 or value in self._named or len(expr.text) > _LONGEST_PART:
             return False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -69,22 +70,36 @@ def _range(value: Value, made: Made) -> tuple[int, int] | None:
     return None
 
 
+_OF_NUMBERS: Mapping[str, Callable[..., int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "and": operator.and_,
+    "or": operator.or_,
+    "clamp": lambda low, x, high: min(max(x, low), high),
+    "select_n": lambda which, *cases: cases[which],
+    "convert_element_type": lambda x: x,
+}
+"""Primitives on integers that are known."""
+
+
 def folded(step: Step) -> Value | None:
     """The result of a step on known integers, where it is simple; what a condition is beside one that always holds."""
     (result,) = step.outputs
-    constants = [value.constant for value in step.inputs]
     if step.primitive == "and" and result.dtype == np.bool_:
-        is_true = constants[0] is not None and bool(constants[0].all())
-        return step.inputs[1] if is_true and step.inputs[1].shape == result.shape else None
-    if (
-        result.shape
-        or not step.inputs
-        or not all(x is not None and is_integer(v) for x, v in zip(constants, step.inputs, strict=True))
-    ):
+        first, second = step.inputs
+        if first.constant is not None and bool(first.constant.all()) and second.shape == result.shape:
+            return second
+    known = [int(v.constant) for v in step.inputs if v.constant is not None and v.shape == () and is_integer(v)]
+    if result.shape or step.primitive not in _OF_NUMBERS or len(known) != len(step.inputs):
         return None
-    numbers = [int(x[()]) for x in constants if x is not None]
-    if step.primitive == "convert_element_type":
-        return Value((), result.dtype, np.asarray(numbers[0]).astype(result.dtype))
-    if step.primitive == "clamp":
-        return Value((), result.dtype, np.asarray(min(max(numbers[1], numbers[0]), numbers[2])).astype(result.dtype))
-    return None
+    number = np.asarray(_OF_NUMBERS[step.primitive](*known))
+    folded_number = number.astype(result.dtype)
+    is_exact = not is_integer(result) or int(folded_number) == int(number)
+    return Value((), result.dtype, folded_number) if is_exact else None

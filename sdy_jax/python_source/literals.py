@@ -66,9 +66,13 @@ def typed_text(x: np.ndarray) -> str:
     if number is None:
         number = repr(x[()].item())
         number = number.replace("inf", "np.inf").replace("nan", "np.nan") if x.dtype.kind == "c" else number
-    module = "np" if x.dtype.kind in "biufc" and x.dtype.isbuiltin == 1 else "jnp"
-    name = "bool_" if x.dtype == np.bool_ else x.dtype.name
-    return f"{module}.{name}({number})"
+    return scalar_text(number, x.dtype)
+
+
+def scalar_text(number: str, dtype: np.dtype) -> str:
+    """A scalar of a dtype by its number."""
+    module = "np" if dtype.isbuiltin == 1 else "jnp"
+    return f"{module}.{'bool_' if dtype == np.bool_ else dtype.name}({number})"
 
 
 def elements_text(x: np.ndarray) -> str:

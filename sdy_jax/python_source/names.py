@@ -34,6 +34,11 @@ _KINDS = {
     "sub": "difference",
     "mul": "scaled",
     "div": "ratio",
+    "abs": "magnitude",
+    "pow": "power",
+    "integer_pow": "power",
+    "round": "rounded",
+    "complex": "number",
     "neg": "negative",
     "max": "larger",
     "min": "smaller",
@@ -41,6 +46,9 @@ _KINDS = {
     "gt": "is_greater",
     "eq": "is_equal",
     "and": "both",
+    "or": "either",
+    "xor": "differing",
+    "not": "inverted",
     "while": "looped",
     "fori_loop": "looped",
     "scan": "scanned",
@@ -86,7 +94,7 @@ class Names:
 def identifier(text: str) -> str:
     """`params['w1'].scale` as `params_w1_scale`."""
     words = re.sub(r"\W+", "_", text).strip("_") or "value"
-    if keyword.iskeyword(words):
+    if keyword.iskeyword(words) or words in ("l", "O", "I"):  # letters that look like digits
         return f"{words}_"
     return f"arg_{words}" if words[0].isdigit() else words
 

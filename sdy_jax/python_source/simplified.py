@@ -46,6 +46,9 @@ class Simplifier:
             return inputs[0]
         if name in ("add", "sub") and _changes_nothing(step) and is_zero(inputs[1], self.made):
             return inputs[0]
+        if name == "transpose" and (before := self.made.get(inputs[0])) is not None and before.primitive == "transpose":
+            order = [before.params["permutation"][d] for d in step.params["permutation"]]
+            return before.inputs[0] if order == sorted(order) else None
         if name == "clamp" and is_within(inputs[1], inputs[0], inputs[2], self.made):
             return inputs[1]
         return self._index_within(step) if name == "select_n" and len(inputs) == 3 else None

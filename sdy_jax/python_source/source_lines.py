@@ -15,12 +15,13 @@ from sdy_jax.ir.locations import Frame, frames_of, place_of, short_source
 
 def shown_line(location: ir.Location) -> str:
     """`model.py:42: h = x @ w`: the line of the user's code, by the file's name, with its text where that is known."""
-    source = place_of(location).line
-    file, _, number = source.rpartition(":")
+    place = place_of(location)
+    file, _, number = place.line.rpartition(":")
     if not number.isdigit():
         return ""
     text = linecache.getline(file, int(number)).strip()
-    return f"{os.path.basename(short_source(source))}: {text}" if text else os.path.basename(short_source(source))
+    name = os.path.basename(short_source(place.line)) + (" (backward pass)" if place.backward else "")
+    return f"{name}: {text}" if text else name
 
 
 def common_frames(locations: Sequence[ir.Location]) -> int:

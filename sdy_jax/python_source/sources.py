@@ -83,7 +83,11 @@ class Sources:
     def statement(self, step: Step) -> tuple[object, str]:
         """The user's statement, and the name that it gives its value."""
         op = self.op(step)
-        return statement_of(op.location, self._around) if op else ((), "")
+        if op is None:
+            return (), ""
+        key, name = statement_of(op.location, self._around)
+        is_backward = place_of(op.location).backward
+        return (key, is_backward), "" if is_backward else name
 
     @cached_property
     def _around(self) -> int:

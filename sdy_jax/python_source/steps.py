@@ -64,14 +64,18 @@ def captured_by(block: Block) -> set[Value]:
     return {value for value in used - made if value.constant is None}
 
 
-def without_dead_steps(block: Block, effectful: frozenset[str] = frozenset()) -> Block:
+CALLBACKS = frozenset({"sdy_host_call", "debug_callback", "debug_print", "pure_callback", "io_callback"})
+"""Primitives that call Python back, whether anything uses their results or not."""
+
+
+def without_dead_steps(block: Block) -> Block:
     """The block with the steps that its results need, and those with effects."""
     wanted: set[Value] = set(block.outputs)
     kept: list[Step] = []
     for step in reversed(block.steps):
-        if wanted.isdisjoint(step.outputs) and step.primitive not in effectful:
+        if wanted.isdisjoint(step.outputs) and step.primitive not in CALLBACKS:
             continue
-        step.blocks = [without_dead_steps(inner, effectful) for inner in step.blocks]
+        step.blocks = [without_dead_steps(inner) for inner in step.blocks]
         wanted.update(step.inputs, step.captured)
         kept.append(step)
     return Block(block.inputs, kept[::-1], block.outputs)

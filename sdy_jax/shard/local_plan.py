@@ -6,6 +6,7 @@ made of: a broadcast is a sum of which all terms but one are zero.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,12 @@ class LocalPlan(Plan):
     def why_not(self, value: str, axis: str | PartitionSpec, dim: int | None = None) -> WhyNot:
         """Raises `UnsupportedError`: there are no shardings."""
         raise UnsupportedError(_NO_SHARDINGS)
+
+    def to_python(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Raises `UnsupportedError`: only partitioned programs have a text in Python."""
+        raise UnsupportedError(
+            "a program on local arrays has no text in Python; `sdy_jax.shard` has its ops for jax.shard_map"
+        )
 
     @property
     def memory(self) -> MemoryUse:  # type: ignore[override]

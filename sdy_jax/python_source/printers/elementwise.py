@@ -7,7 +7,7 @@ import numpy as np
 
 from sdy_jax.python_source.expressions import ADD, AND, COMPARE, MUL, OR, POWER, UNARY, XOR, Expr, infix
 from sdy_jax.python_source.literals import dtype_text
-from sdy_jax.python_source.printers.registry import Call, materialized, printer
+from sdy_jax.python_source.printers.registry import Call, materialized, printer, typed_number
 
 _OPERATORS: dict[str, tuple[str, int]] = {
     "add": ("+", ADD),
@@ -97,8 +97,10 @@ ELEMENTWISE = frozenset(
 def broadcasting(call: Call) -> list[Expr]:
     """The operands, as NumPy broadcasts them to the result: one of them is an array of the result's dtype."""
     operands = [call.operand(i) for i in range(len(call.inputs))]
+    if all(expr.is_number for expr in operands):
+        operands[0] = typed_number(operands[0], call.inputs[0].dtype)
     shape = np.broadcast_shapes(*(expr.shape for expr in operands))
-    if all(expr.is_number for expr in operands) or shape != call.out.shape:
+    if shape != call.out.shape:
         largest = max(range(len(operands)), key=lambda i: (not operands[i].is_number, len(operands[i].shape)))
         operands[largest] = materialized(operands[largest], call.inputs[largest])
     return operands
@@ -111,6 +113,9 @@ def _operator(call: Call) -> Expr:
         is_nan = f"jnp.isnan({call.array(0).text})"
         return call.result(is_nan) if name == "ne" else call.result(f"~{is_nan}", UNARY)
     symbol, power = _OPERATORS[name]
+    if name in ("eq", "ne") and call.inputs[1].dtype == np.bool_ and call.operand(1).is_number:
+        is_same = (name == "eq") == (call.operand(1).text == "True")
+        return call.operand(0) if is_same else call.result(f"~{call.operand(0).within(UNARY)}", UNARY)
     if (name == "div" and not jnp.issubdtype(call.out.dtype, jnp.inexact)) or _is_arithmetic_of_bits(call, power):
         return call.result(f"lax.{name}({call.arrays()})")
     left, right = broadcasting(call)
@@ -168,10 +173,10 @@ def _chosen(call: Call) -> Expr:
         return call.result(f"lax.select_n({call.arrays()})")
     condition, when_false, when_true = (call.operand(i) for i in range(3))
     shape = np.broadcast_shapes(condition.shape, when_false.shape, when_true.shape)
-    if (when_false.is_number and when_true.is_number) or shape != call.out.shape:
+    if when_false.is_number and when_true.is_number and call.out.dtype != np.bool_:
+        when_true = typed_number(when_true, call.out.dtype)
+    if shape != call.out.shape:
         when_true = materialized(when_true, call.inputs[2])
-        if when_true.shape != call.out.shape:
-            when_true = Expr(f"jnp.broadcast_to({when_true.text}, {call.out.shape})", call.out.shape)
     return call.result(f"jnp.where({condition.text}, {when_true.text}, {when_false.text})")
 
 

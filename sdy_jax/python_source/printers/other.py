@@ -9,6 +9,7 @@ from jax import lax
 from sdy_jax.python_source.expressions import Expr
 from sdy_jax.python_source.literals import dtype_text, param_text, shape_text
 from sdy_jax.python_source.printers.registry import Call, printer
+from sdy_jax.python_source.steps import CALLBACKS
 
 _NOT_SAID = frozenset({"accuracy", "out_sharding", "sharding", "jaxpr"})
 """Parameters that say nothing where they are None."""
@@ -53,7 +54,7 @@ def _random_bits(call: Call) -> Expr:
     )
 
 
-@printer("sdy_host_call", "debug_callback", "pure_callback", "io_callback", "debug_print")
+@printer(*CALLBACKS)
 def _callback(call: Call) -> Expr:
     raise call.refused(
         "it calls a Python function back, which a module without your code does not have; to fix: plan the function "

@@ -17,7 +17,7 @@ import numpy as np
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.python_source.expressions import Expr
-from sdy_jax.python_source.literals import array_text, dtype_text, shape_text, typed_text
+from sdy_jax.python_source.literals import array_text, dtype_text, scalar_text, shape_text, typed_text
 from sdy_jax.python_source.steps import Block, Step, Value
 
 Parameter = Value | tuple[str, Sequence[Value]]
@@ -127,6 +127,11 @@ def materialized(expr: Expr, value: Value) -> Expr:
     if expr.shape == value.shape[missing:] and set(value.shape[:missing]) == {1}:
         return Expr(f"{expr.atom}[{', '.join(['None'] * missing)}]", value.shape)
     return Expr(f"jnp.broadcast_to({expr.text}, {shape_text(value.shape)})", value.shape)
+
+
+def typed_number(number: Expr, dtype: Any) -> Expr:
+    """A number as a scalar of a dtype: `np.float32(0.5)`."""
+    return Expr(scalar_text(number.text, np.dtype(dtype)), ())
 
 
 def _filled(number: Expr, value: Value) -> str:

@@ -32,7 +32,7 @@ def _broadcast(call: Call) -> Expr:
     first = next(iter(dims), 0)
     index = [":" if dim in kept else "None" for dim in range(first, len(shape))]
     viewed = tuple(kept.get(dim, 1) for dim in range(first, len(shape)))
-    if last < len(shape) - 1 and first + len(own) - 1 == last and len(index) > 3:
+    if last < len(shape) - 1 and first + len(own) - 1 == last and index.count(":") > 1:
         index = ["...", *("None" for _ in range(len(shape) - 1 - last))]
     return Expr(f"{operand.atom}[{', '.join(index)}]", viewed)
 
