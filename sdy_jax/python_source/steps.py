@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+CALLBACKS = frozenset({"sdy_host_call", "debug_callback", "debug_print", "pure_callback", "io_callback"})
+"""Primitives that call Python back, whether anything uses their results or not."""
+
 
 @dataclass(eq=False, slots=True)
 class Value:
@@ -50,6 +53,12 @@ class Step:
     blocks: list[Block] = field(default_factory=list)
 
     @property
+    def calls_back(self) -> bool:
+        """Whether it, or a step in its regions, calls Python back."""
+        inner = (step for block in self.blocks for step in block.walk())
+        return self.primitive in CALLBACKS or any(step.primitive in CALLBACKS for step in inner)
+
+    @property
     def captured(self) -> set[Value]:
         """The values from outside that its regions use."""
         return {value for block in self.blocks for value in captured_by(block)}
@@ -64,16 +73,12 @@ def captured_by(block: Block) -> set[Value]:
     return {value for value in used - made if value.constant is None}
 
 
-CALLBACKS = frozenset({"sdy_host_call", "debug_callback", "debug_print", "pure_callback", "io_callback"})
-"""Primitives that call Python back, whether anything uses their results or not."""
-
-
 def without_dead_steps(block: Block) -> Block:
     """The block with the steps that its results need, and those with effects."""
     wanted: set[Value] = set(block.outputs)
     kept: list[Step] = []
     for step in reversed(block.steps):
-        if wanted.isdisjoint(step.outputs) and step.primitive not in CALLBACKS:
+        if wanted.isdisjoint(step.outputs) and not step.calls_back:
             continue
         step.blocks = [without_dead_steps(inner) for inner in step.blocks]
         wanted.update(step.inputs, step.captured)
