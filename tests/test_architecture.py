@@ -35,14 +35,15 @@ ROOMS = {
         "errors jax_internals representation ir runtime op_rules propagation verification lowering.reshard "
         "lowering.emission lowering.strategies lowering.placement passes"
     ),
-    "plan_record": "errors representation",
+    "plan_record": "errors representation ir",
+    "plan_page": "errors representation plan_record",
     "python_source": (
         "errors representation ir runtime annotate op_rules lowering.reshard lowering.emission lowering.strategies "
         "lowering.placement"
     ),
     "plan": (
         "errors representation ir runtime annotate op_rules propagation text lowering.reshard lowering.emission "
-        "lowering.planning lowering.placement passes plan_record python_source"
+        "lowering.planning lowering.placement passes plan_record plan_page python_source"
     ),
     "fixes": "errors annotate ir lowering.emission lowering.placement plan representation",
     "shard": (

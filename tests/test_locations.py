@@ -98,7 +98,9 @@ def test_scopes_of_derivatives_are_those_of_the_function(mesh, network):
 def test_the_printed_plan_has_all_three(mesh, network):
     net, line = network
     said = str(planned(mesh, net))
-    assert re.search(rf"test_locations\.py:{line} \(layers/linear\.py:\d+\) .*dot_general in attention/dense\n", said)
+    assert re.search(
+        rf"test_locations\.py:{line} \(layers/linear\.py:\d+\) .*dot_general in attention/dense$", said, re.MULTILINE
+    )
 
 
 def test_notes_name_all_three(mesh, library):

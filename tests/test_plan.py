@@ -43,7 +43,8 @@ def loop(mesh):
 def test_every_collective_has_a_line_with_kind_axes_bytes_and_source(layers):
     lines = str(layers).split("collectives (bytes per device)\n")[1].split("\n\n")[0].splitlines()
     assert len(lines) == len(layers.collectives) > 0
-    for line, record in zip(lines, layers.collectives, strict=True):
+    by_bytes = sorted(layers.collectives, key=lambda record: -record.wire_bytes)
+    for line, record in zip(lines, by_bytes, strict=True):
         assert re.search(r"test_plan\.py:\d+", line)
         for word in (record.kind, record.detail, bytes_text(record.wire_bytes), f"for {record.cause}"):
             assert word in line
@@ -76,14 +77,14 @@ def test_head_arguments_and_results(layers):
     text = str(layers)
     count = len(layers.collectives)
     assert text.startswith(f"plan of two_layers on mesh data=2, model=4 (8 devices): {count} collective")
-    assert re.search(r"arguments\n  x +f32\[8@data,16@model\]\n  w +f32\[16@model,16\]\n", text)
-    assert re.search(r"results\n  result +f32\[8@data,16\]\n", text)
+    assert re.search(r"arguments\n  x +f32\[8@data,16@model\]  4x4 on a device .*\n  w +f32\[16@model,16\] .*\n", text)
+    assert re.search(r"results\n  result +f32\[8@data,16\]  4x16 on a device  256 B\n", text)
 
 
 def test_collectives_in_loops_are_marked(loop):
     inside = [c for c in loop.collectives if c.depth]
     assert inside
-    assert str(loop).count(" x 3 ") == len(inside)
+    assert str(loop).count(" 3 trips x ") == len(inside)
 
 
 def test_summary_counts_by_kind(layers):

@@ -168,6 +168,7 @@ def test_why_layouts_were_chosen(names, capsys):
     said = printed(capsys, lambda: print(known["plan"].why("x").instead[0]))
     assert words(block("chosen for the whole program")) == words(said)
     assert block("layouts: global") in str(known["plan"])
+    assert str(known["plan"]).endswith(block("fix-its\n").rstrip())
 
 
 def test_why_not(names):
@@ -302,7 +303,7 @@ def test_a_plan_for_a_pod(tmp_path, capsys):
 
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
-    assert len(BLOCKS) == 29
+    assert len(BLOCKS) == 30
     assert {
         line
         for line in COMMANDS

@@ -60,7 +60,7 @@ def test_a_gather_in_a_scan_counts_once_per_step(mesh):
         ("all_gather", 12, 1536),
         ("all_gather", 1, 1536),
     ]
-    assert " 1.5 KiB x 12 " in str(plan) and "19.5 KiB on the wire" in str(plan).splitlines()[0]
+    assert " 12 trips x 1.5 KiB " in str(plan) and "19.5 KiB on the wire" in str(plan).splitlines()[0]
 
 
 def test_fully_sharded_weights_are_gathered_in_every_step():
@@ -104,14 +104,14 @@ def test_where_a_count_is_unknown_the_plan_says_at_least(mesh):
     in_condition, in_body = plan.collectives
     assert not plan.totals.known and (in_condition.times, in_body.times) == (2, 1)
     assert "at least" in str(plan).splitlines()[0] and "at least" in plan.summary().splitlines()[0]
-    assert " x 2 x ? " in str(plan) and " B x ? " in str(plan)
+    assert " 2 trips x ? trips x " in str(plan) and "  ? trips x " in str(plan)
 
 
 def test_the_known_factor_is_printed_beside_the_unknown_one(mesh):
     def loop(x):
         return jax.lax.scan(lambda c, _: (doubled_until(9.0)(c), None), x, None, length=12)[0]
 
-    assert " x 12 x ? " in str(agreed(loop, f32(8, 16), mesh=mesh, in_shardings=P("data", "model")))
+    assert " 12 trips x ? trips x " in str(agreed(loop, f32(8, 16), mesh=mesh, in_shardings=P("data", "model")))
 
 
 def test_a_conditional_counts_as_its_largest_branch(mesh):

@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
         elif options.python is not None:
             _write_python(plan, options.python)
         else:
-            print(plan)
+            plan.show()
             if options.chips is not None:
                 print(f"\n{compiled_report(job.lower(), options.chips)}")
         demands.check(plan)

@@ -17,10 +17,16 @@ _EXTENSIONS = ("sdy_jax.lowering.strategies", "sdy_jax.shard.registration", "sdy
 
 _FUNCTIONS = {
     "analyze": "sdy_jax.measuring.analyze",
+    "as_html": "sdy_jax.plan_page.terminal",
+    "coloured": "sdy_jax.plan_page.terminal",
+    "drawing_of": "sdy_jax.plan_page.drawing",
     "fixes": "sdy_jax.fixes.fixes",
     "loads": "sdy_jax.loading.load",
+    "page_of": "sdy_jax.plan_page.page",
     "partition_into_reshards": "sdy_jax.partitioning.reshards",
     "run_local": "sdy_jax.shard.local_program",
+    "show": "sdy_jax.plan_page.terminal",
+    "table_of": "sdy_jax.plan_page.tables",
     "why_not_layout": "sdy_jax.fixes.asked",
 }
 """What methods of a class, or options of a pass, offer that rooms above do."""

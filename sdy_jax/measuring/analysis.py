@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sdy_jax.plan.layout_reason import seconds_text
 from sdy_jax.plan.plan import Plan
-from sdy_jax.representation.type_text import bytes_text
+from sdy_jax.representation.type_text import bytes_text, seconds_text
 
 _OFF = 2.0
 """How many times more or less than estimated is worth a warning."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdy_jax.plan.layout_reason import seconds_text
-from sdy_jax.representation.type_text import bytes_text
+from sdy_jax.representation.type_text import bytes_text, seconds_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,25 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.representation.type_text import bytes_text
+from sdy_jax.representation.type_text import bytes_text, seconds_text
 
 
 def sent_text(costs: CostModel, amount: float) -> str:
     """What communication costs by a cost model: bytes where that is its unit, else time."""
     return bytes_text(amount) if costs.unit == "bytes" else seconds_text(amount)
-
-
-def seconds_text(amount: float) -> str:
-    """A time with its unit.
-
-    >>> [seconds_text(amount) for amount in (2.0, 0.0125, 3e-6)]
-    ['2 s', '12.5 ms', '3 us']
-    """
-    for unit in ("s", "ms"):
-        if amount >= 1:
-            return f"{amount:.3g} {unit}"
-        amount *= 1000
-    return f"{amount:.3g} us"
 
 
 @dataclass(frozen=True, slots=True)

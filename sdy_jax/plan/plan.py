@@ -31,23 +31,27 @@ from sdy_jax.plan.layout_reason import LayoutReason
 from sdy_jax.plan.layout_reasons import Findings, LayoutReasons
 from sdy_jax.plan.memory import MemoryUse, memory_of
 from sdy_jax.plan.padding import PaddedValue, padded_values
-from sdy_jax.plan.plan_text import plan_text
 from sdy_jax.plan.proposal import PlannedWith
 from sdy_jax.plan.recording.record import record_of
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.plan.work import Work, flops, work_of
+from sdy_jax.plan_page.page import page_of
 from sdy_jax.plan_record.diff import diff
 from sdy_jax.plan_record.differences import PlanDiff
 from sdy_jax.plan_record.files import save_plan
+from sdy_jax.plan_record.printed import Printed
 from sdy_jax.plan_record.record import PlanRecord
 from sdy_jax.python_source.module import python_module
 from sdy_jax.representation.type_text import bytes_text
 
+_FIXED_UNASKED = 150
+"""Ops up to which a page shows fix-its unasked: trying one takes less than half a second then (2026-11)."""
+
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class Plan(Printed):
     """What `PartitionedFunction.plan` returns. Printing it is like SQL's EXPLAIN; its `repr` is the first line.
 
     Attributes:
@@ -445,7 +449,16 @@ class Plan:
         return f"<{self.headline}>"
 
     def __str__(self) -> str:
-        return plan_text(self)
+        return page_of(self.record(), self._said_of_fixes)
+
+    @property
+    def _said_of_fixes(self) -> Sequence[str]:
+        """The lines of the page on fix-its: these, if they are there or soon found, else how to ask for them."""
+        if self.planner is None or not self.wire_bytes:
+            return ()
+        if "fixes" in vars(self) or len(self.record().ops) <= _FIXED_UNASKED:
+            return [str(fix) for fix in self.fixes]
+        return ("plan.fixes looks for changes of one line that save bytes, and plans the program again with each",)
 
     @property
     def headline(self) -> str:

@@ -109,7 +109,8 @@ class RecordedBorder:
             (the array that was passed has it), "planner" (`AUTO`), or "propagation".
         stated: what was stated, `P('data')`; empty where nothing was.
         line: where that is said.
-        move: the layout in which the argument comes, where it is moved on entry.
+        move: the layout in which the argument comes, where it is moved on entry; and the bytes that a device receives
+            then at least.
     """
 
     path: str
@@ -118,6 +119,7 @@ class RecordedBorder:
     stated: str = ""
     line: str = ""
     move: str = ""
+    moved_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

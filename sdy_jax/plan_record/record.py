@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from sdy_jax.ir.extensions import extension
 from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder, RecordedFrame, RecordedMesh
 from sdy_jax.plan_record.counts import check_counts
 from sdy_jax.plan_record.diff import diff
 from sdy_jax.plan_record.differences import PlanDiff
+from sdy_jax.plan_record.printed import Printed
 from sdy_jax.plan_record.program import RecordedCode, RecordedCollective, RecordedMemory, RecordedOp, RecordedValue
 
 
@@ -114,7 +116,7 @@ class RecordedPadding:
 
 
 @dataclass(frozen=True)
-class PlanRecord:
+class PlanRecord(Printed):
     """A plan.
 
     Attributes:
@@ -185,6 +187,9 @@ class PlanRecord:
     def diff(self, other: Any) -> PlanDiff:
         """What changed between another plan and this one: as `Plan.diff`."""
         return diff(other, self)
+
+    def __str__(self) -> str:
+        return str(extension("page_of")(self))
 
     def __repr__(self) -> str:
         return f"<record of the {self.headline}>"

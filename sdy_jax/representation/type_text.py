@@ -99,3 +99,21 @@ def flops_text(count: float) -> str:
         if count < 1000:
             return f"{count:.1f} {unit}"
     return f"{count / 1000:.1f} Tflop"
+
+
+def seconds_text(amount: float) -> str:
+    """A time with its unit.
+
+    >>> [seconds_text(amount) for amount in (2.0, 0.0125, 3e-6)]
+    ['2 s', '12.5 ms', '3 us']
+    """
+    for unit in ("s", "ms"):
+        if amount >= 1:
+            return f"{amount:.3g} {unit}"
+        amount *= 1000
+    return f"{amount:.3g} us"
+
+
+def amount_text(unit: str, amount: float) -> str:
+    """What communication costs in the unit of a cost model, "seconds" or "bytes"."""
+    return seconds_text(amount) if unit == "seconds" else bytes_text(amount)

@@ -32,7 +32,7 @@ class BorderRecords:
     def __init__(self, plan: Plan, tensors: Tensors):
         self._plan, self._tensors, self._line = plan, tensors, short_source(plan.source)
         self._main = main_function(plan.program.module)
-        self._moves = {move.path: move.before for move in plan.moves}
+        self._moves = {move.path: (move.before, move.bytes) for move in plan.moves}
         automatic = plan.automatic
         self._chosen = automatic.arguments | automatic.results if automatic is not None else frozenset()
 
@@ -56,7 +56,9 @@ class BorderRecords:
             origin = self._origin(value.path, said is not None)
             text = spec_text(said) if said is not None and origin == "stated" else ""
             line = self._line if text else ""
-            found.append(RecordedBorder(value.path, tensor, origin, text, line, self._moves.get(value.path, "")))
+            found.append(
+                RecordedBorder(value.path, tensor, origin, text, line, *self._moves.get(value.path, ("", 0.0)))
+            )
         return found
 
     def _origin(self, path: str, is_stated: bool) -> str:

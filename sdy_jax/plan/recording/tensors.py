@@ -33,6 +33,8 @@ class Tensors:
 
     def type(self, dtype: str, shape: Sequence[int] | None, sharding: TensorSharding | None) -> str:
         """The text of the type alone."""
+        if sharding is not None and shape is not None and sharding.rank != len(shape):  # all of it on one device
+            sharding = None
         return type_text(dtype, shape, sharding, self._mesh_name)
 
     def _made(self, dtype: str, shape: tuple[int, ...] | None, sharding: TensorSharding | None) -> RecordedTensor:

@@ -1,0 +1,46 @@
+"""The text of a plan: one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sdy_jax.plan_page.border import border_sections
+from sdy_jax.plan_page.collectives import collective_section
+from sdy_jax.plan_page.costs import device_section, most_section
+from sdy_jax.plan_page.findings import (
+    automatic_sections,
+    layouts_section,
+    moves_section,
+    notes_section,
+    padding_section,
+    repeated_section,
+)
+from sdy_jax.plan_page.sections import Section, fitted
+from sdy_jax.plan_record.record import PlanRecord
+
+LINES = 60
+"""The lines of a page at most."""
+
+
+def page_of(record: PlanRecord, fixes: Sequence[str] = ()) -> str:
+    """The page of a plan.
+
+    Args:
+        record: the plan.
+        fixes: lines on fix-its, those that save most first.
+    """
+    sections = [
+        Section(record.headline),
+        device_section(record),
+        most_section(record),
+        *border_sections(record),
+        *automatic_sections(record),
+        moves_section(record),
+        collective_section(record),
+        layouts_section(record),
+        padding_section(record),
+        repeated_section(record),
+        notes_section(record),
+        Section("fix-its" if fixes else "", [(line,) for line in fixes], weight=3.0),
+    ]
+    return fitted(sections, LINES)

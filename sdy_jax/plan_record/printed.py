@@ -1,0 +1,57 @@
+"""What plans and their records offer to be read: the page, tables, drawings, and where these are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sdy_jax.ir.extensions import extension
+
+
+class Printed:
+    """A plan, or the record of one, whose `str` is its page and which `record()` says as plain data."""
+
+    def record(self) -> Any:
+        """All that is printed."""
+        raise NotImplementedError
+
+    def table(self, name: str) -> Any:
+        """All rows of one kind, which the page folds.
+
+        Args:
+            name: "collectives", "ops", "values", "arguments" (with results) or "memory" (at the peak).
+
+        Returns:
+            A `Table` to print; iterating over it gives its rows, which are named tuples.
+
+        Raises:
+            SdyError: there is no such table.
+
+        Example:
+            print(plan.table("collectives"))
+            most = max(plan.table("arguments"), key=lambda row: row.bytes)
+        """
+        return extension("table_of")(self.record(), name)
+
+    def draw(self, value: str) -> Any:
+        """The devices that hold each block of an argument or result, to print.
+
+        Args:
+            value: a path, `params['w1']`, or a name in `plan.table("values")`.
+
+        Raises:
+            SdyError: there is no such value, or more than two of its dimensions are split.
+
+        Example:
+            print(plan.draw("params['w1']"))
+        """
+        return extension("drawing_of")(self.record(), value)
+
+    def show(self) -> None:
+        """Prints the page, in colours where standard output is a terminal and `rich` is installed."""
+        extension("show")(str(self))
+
+    def __rich__(self) -> Any:
+        return extension("coloured")(str(self))
+
+    def _repr_html_(self) -> str:
+        return str(extension("as_html")(str(self)))
