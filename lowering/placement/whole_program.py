@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 from jax.extend.mlir import ir
 
@@ -20,7 +22,6 @@ from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.lowering.placement import model_builder
 from sdy_jax.lowering.placement.combined import combine_collectives
 from sdy_jax.lowering.placement.free_border import BorderLayouts, FreeBorder
-from sdy_jax.lowering.placement.live_bytes import peak_of
 from sdy_jax.lowering.placement.marks import erase_marks
 from sdy_jax.lowering.placement.memory_errors import border_too_large, too_large
 from sdy_jax.lowering.placement.modelled import ModelledProgram
@@ -31,7 +32,7 @@ from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, L
 from sdy_jax.lowering.placement.rings import form_rings
 from sdy_jax.lowering.placement.stated import changed_statements
 from sdy_jax.lowering.placement.walked import LayoutPlan
-from sdy_jax.lowering.placement.within_memory import Walk, tried
+from sdy_jax.lowering.placement.within_memory import Walk, best_choice, tried
 from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.op_rules import RuleBook
@@ -82,19 +83,18 @@ def _planned(
 ) -> tuple[Partitioner, dict[ir.Operation, CollectiveRecord]]:
     """The walk that follows the best plan for the whole program, with collectives beside what hides them; and those
     that are hidden by nothing."""
-    proposed, limit = walks.proposed, policy.memory
-    if limit is None:
-        limit = max((1 + _TOLERATED) * proposed.peak.total, policy.device_memory)
-    walks.check_border(limit)
-    must_plan = proposed.sends or proposed.peak.total > limit
-    fitting = walks.fitting(walks.planned(limit) if must_plan else [proposed], limit)
+    proposed = walks.proposed
+    walks.check_border()
+    must_plan = proposed.sends or not walks.fits(proposed)
+    fitting = walks.fitting(walks.planned() if must_plan else [proposed])
     best = min(fitting, key=lambda walk: walk.cost)
-    if proposed in fitting and best.cost > proposed.cost - _LEAST_GAIN * proposed.walker.sending_time():
+    if proposed in fitting and best.cost > proposed.cost - walks.least_gain:
         best = proposed
     if walks.can_be_planned:
         best.report.layouts = _choice(walks.graph, best, proposed)
     made, inserted = best.walker.graph.module, best.walker.placement.inserted
-    inserted = prefetch(made, inserted, best.report, walks.mesh, costs, limit, policy.products_fuse)
+    if costs.unit == "seconds":
+        inserted = prefetch(made, inserted, best.report, walks.mesh, costs, walks.limit, policy.products_fuse)
     return best.walker, form_rings(made, inserted, best.report, walks.mesh, costs)
 
 
@@ -112,9 +112,9 @@ def best_border(
     Raises:
         MemoryLimitError: no program was found that keeps within the policy's memory.
     """
+    policy = replace(policy, memory=policy.memory or policy.device_memory or math.inf)
     walks = _Walks(module, mesh_name, costs, rules, policy, (), border)
-    limit = policy.memory or policy.device_memory or math.inf
-    best = min(walks.fitting(walks.planned(limit), limit), key=lambda walk: walk.cost)
+    best = min(walks.fitting(walks.planned()), key=lambda walk: walk.cost)
     if best.walker.plan is not None:
         return best.walker.plan.border
     walked = best.walker.walked
@@ -149,42 +149,59 @@ class _Walks:
             main = main_function(copy)
             set_function_shardings(main, "arg_attrs", plan.border.arguments)
             set_function_shardings(main, "res_attrs", plan.border.results)
-        graph = Graph(copy)
-        walker = Partitioner(graph, self._mesh_name, self._costs, self._rules, self._policy, self._inputs, plan)
-        report = walker.run()
-        peak = peak_of(Graph(graph.module), products_fuse=self._policy.products_fuse)
-        return Walk(walker, report, walker.cost(), peak)
+        walker = Partitioner(Graph(copy), self._mesh_name, self._costs, self._rules, self._policy, self._inputs, plan)
+        return Walk(walker, walker.run(), self._policy.products_fuse)
 
-    def check_border(self, limit: float) -> None:
+    @cached_property
+    def limit(self) -> float:
+        """The bytes that a device may hold."""
+        policy = self._policy
+        if policy.memory is not None:
+            return policy.memory
+        return max((1 + _TOLERATED) * self.proposed.peak.total, policy.device_memory)
+
+    def fits(self, walk: Walk) -> bool:
+        """Whether a walk keeps within the limit, as the proposal does where none is stated."""
+        return (walk is self.proposed and self._policy.memory is None) or walk.peak.total <= self.limit
+
+    def check_border(self) -> None:
         """
         Raises:
             MemoryLimitError: arguments and results alone, where they are stated, hold more than the limit.
         """
-        if self.proposed.peak.border > limit:
-            raise border_too_large(self.graph, self.proposed.walker.walked, self._inputs, self.mesh, limit)
+        if not self.fits(self.proposed) and self.proposed.peak.border > self.limit:
+            raise border_too_large(self.graph, self.proposed.walker.walked, self._inputs, self.mesh, self.limit)
 
     @property
     def can_be_planned(self) -> bool:
         """Whether the program is on few enough axes."""
         return len(self._atoms) <= _MOST_ATOMS
 
-    def planned(self, limit: float) -> list[Walk]:
-        """The walks by plans that were tried, the proposal first."""
+    @cached_property
+    def least_gain(self) -> float:
+        """What a plan has to save."""
+        return _LEAST_GAIN * self.proposed.walker.sending_time()
+
+    def planned(self) -> list[Walk]:
+        """The walks by plans that were tried, the proposal first. Where the model promises little it is alone."""
         if not self.can_be_planned:
             return [self.proposed]
         program = modelled(self.graph, self.proposed.walker, self._atoms, self._policy, self._border)
-        return tried(program, self.proposed, limit, self._walk)
+        best = best_choice(program)
+        saved = program.model.cost(program.start) - program.model.cost(best)
+        if saved < self.least_gain and self.fits(self.proposed):
+            return [self.proposed]
+        return tried(program, best, self.proposed, self.limit, self._walk)
 
-    @staticmethod
-    def fitting(walks: Sequence[Walk], limit: float) -> list[Walk]:
+    def fitting(self, walks: Sequence[Walk]) -> list[Walk]:
         """Those that keep within the limit.
 
         Raises:
             MemoryLimitError: there are none.
         """
-        found = [walk for walk in walks if walk.peak.total <= limit]
+        found = [walk for walk in walks if self.fits(walk)]
         if not found:
-            raise too_large(min(walks, key=lambda walk: walk.peak.total).peak, limit)
+            raise too_large(min(walks, key=lambda walk: walk.peak.total).peak, self.limit)
         return found
 
 

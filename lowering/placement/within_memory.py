@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement.copies import HeldCopy, PlannedUse
 from sdy_jax.lowering.placement.held_copies import held_copies
 from sdy_jax.lowering.placement.layout_plans import plan_of
-from sdy_jax.lowering.placement.live_bytes import Peak
+from sdy_jax.lowering.placement.live_bytes import Peak, peak_of
 from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner
 from sdy_jax.lowering.placement.report import PartitionReport
@@ -29,10 +31,11 @@ from sdy_jax.lowering.planning.program_model import Chosen
 _LEAST_SAVING = 1e-5
 """The share of the program's cost that a reshard has to save to be worth its collective."""
 
-_WORTH = 1 / 32
-"""The share of what the proposal's reshards cost on average that another one has to save. Without it a transformer's
-step with replicated weights on 2 x 4 has 94 collectives, with it 77 for 0.6 percent more cost; GPT with FSDP weights on
-2 x 4 has 47 instead of 85 for 0.9 percent, and most rows of `scripts/bench_bytes` are as before (2026-11)."""
+_WORTH = 1 / 16
+"""The share of what the proposal's reshards cost on average that another one has to save: each is time to compile, and
+latency that a model of bytes does not know. Without it a transformer's step with replicated weights on 2 x 4 has 94
+collectives, with it 77 for 0.6 percent more cost. Half as much would have the data-parallel step of twelve flax layers
+compile for 1.4 as long, with 226 instead of 200 collectives for 1 percent less (2026-11)."""
 
 _TRIES = 8
 """Prices of work, and of holding, that are tried."""
@@ -59,13 +62,23 @@ PerOp = NDArray[np.float64]
 """A number per op of the program before it is walked."""
 
 
-class Walk(NamedTuple):
-    """A walk over a copy of the program: what it inserted, what that costs, and what a device holds at most."""
+@dataclass(eq=False)
+class Walk:
+    """A walk over a copy of the program, and what it inserted. `products_fuse` as for `peak_of`."""
 
     walker: Partitioner
     report: PartitionReport
-    cost: float
-    peak: Peak
+    products_fuse: bool
+
+    @cached_property
+    def cost(self) -> float:
+        """What collectives and each device's own work cost."""
+        return self.walker.cost()
+
+    @cached_property
+    def peak(self) -> Peak:
+        """What a device holds at most."""
+        return peak_of(Graph(self.walker.graph.module), products_fuse=self.products_fuse)
 
     @property
     def sends(self) -> bool:
@@ -104,12 +117,11 @@ def best_choice(program: ModelledProgram) -> Chosen:
     return start
 
 
-def tried(program: ModelledProgram, proposed: Walk, limit: float, walked: Walked) -> list[Walk]:
+def tried(program: ModelledProgram, best: Chosen, proposed: Walk, limit: float, walked: Walked) -> list[Walk]:
     """The walks by the best choice and, where it does not fit, with copies made again, and at rising prices of holding
     until one fits, and then a little below. A walk that does not fit and costs more than one that does ends it: those
     that hold less cost more."""
     search = _Search(program, proposed, limit, walked)
-    best = best_choice(program)
     walk = search.follow(best)
     if not search.fits(walk):
         search.raise_prices(best, walk)

@@ -1,9 +1,8 @@
 """Better choices for a whole program, from given ones.
 
-Each *move* leaves every node a few of its ways and solves what is then a small problem for all nodes at once: those
-that differ in one atom only, or those that keep all atoms together. Where none of them leads further, all ways are left
-to all nodes: on small programs that is solved exactly, on large ones from what the moves found. In the end each node is
-tried alone on the true cost.
+All ways are left to all nodes, and the solver chooses for all at once. Where it cannot prove that nothing costs less,
+*moves* come before that: each leaves every node a few of its ways, those that differ in one atom only, or those that
+keep all atoms together. In the end each node is tried alone on the true cost.
 Source: spec of the planner, sections 4 and 12.
 """
 
@@ -15,7 +14,7 @@ from itertools import cycle
 from sdy_jax.lowering.planning.enumerated import Way
 from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.planning.program_model import Chosen, ProgramModel
-from sdy_jax.lowering.planning.restricted import Keeps, RestrictedProgram
+from sdy_jax.lowering.planning.restricted import Keeps, RestrictedProgram, Solved
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef
 
@@ -32,12 +31,21 @@ _LEAST = 1e-9
 def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atoms: Sequence[AxisRef]) -> Chosen:
     """A choice that costs no more than the start, and the start where none was found that costs less."""
     moves = moves_of(table, atoms)
-    best = _moved(model, list(start), moves)
-    if max(len(node.ways) for node in model.nodes) <= _MOST_AT_ONCE:
-        freed = RestrictedProgram(model, best, everything).solved()
-        best = freed if _is_cheaper(model, freed, best) else best
-    found = _improve_locally(model, best, moves[-len(atoms) :] or [everything])
+    best = _all_at_once(model, start)
+    if moves and not best.is_least:
+        moved = _all_at_once(model, _moved(model, list(start), moves))
+        best = moved if _is_cheaper(model, moved.choice, best.choice) else best
+    found = _improve_locally(model, best.choice, moves[-len(atoms) :] or [everything])
     return found if _is_cheaper(model, found, start) else list(start)
+
+
+def _all_at_once(model: ProgramModel, start: Sequence[int]) -> Solved:
+    """What the solver chooses from all ways of all nodes, if these are few enough and that costs less; else the
+    start."""
+    if max(len(node.ways) for node in model.nodes) > _MOST_AT_ONCE:
+        return Solved(list(start), is_least=False)
+    found = RestrictedProgram(model, start, everything).solved()
+    return found if _is_cheaper(model, found.choice, start) else found._replace(choice=list(start))
 
 
 def _moved(model: ProgramModel, start: Chosen, moves: Sequence[Keeps]) -> Chosen:
@@ -45,7 +53,7 @@ def _moved(model: ProgramModel, start: Chosen, moves: Sequence[Keeps]) -> Chosen
     since one did not, which left nothing of its own kind to be found."""
     best, least, failed, others = start, model.cost(start), 0, len(moves)
     for _, move in zip(range(_MOST_MOVES), cycle(moves)):
-        found = RestrictedProgram(model, best, move).solved()
+        found = RestrictedProgram(model, best, move).solved().choice
         cost = model.cost(found)
         if cost < least * (1 - _LEAST):
             best, least, failed, others = found, cost, 0, len(moves) - 1

@@ -190,10 +190,10 @@ class ProgramModel:
         return paid + self._held(value, made, taken) if self._held_before else paid
 
     def mean_reshard(self, chosen: Sequence[int]) -> float:
-        """What bringing a value to where it is taken costs on average each time, of those for which it costs
-        anything."""
+        """What bringing a value to where it is taken costs each time, on average over all that is paid: what costs next
+        to nothing hardly counts, however often it occurs."""
         found = [(cost, value.times) for value in self.values if (cost := self.value_cost(value, chosen))]
-        return sum(cost for cost, _ in found) / sum(times for _, times in found) if found else 0.0
+        return sum(cost * cost / times for cost, times in found) / sum(cost for cost, _ in found) if found else 0.0
 
     def held(self, chosen: Sequence[int]) -> float:
         """What it costs to hold all values."""

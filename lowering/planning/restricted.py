@@ -42,6 +42,13 @@ class _Home(NamedTuple):
     end: int
 
 
+class Solved(NamedTuple):
+    """A choice. `is_least`: by the solver's model no other one costs less."""
+
+    choice: Chosen
+    is_least: bool
+
+
 class RestrictedProgram:
     """A program in which each node may only have the ways that a move leaves it, and its own."""
 
@@ -54,7 +61,7 @@ class RestrictedProgram:
         self._uses = [self._different_uses(value) for value in model.values]
         self._learn_prices()
 
-    def solved(self) -> Chosen:
+    def solved(self) -> Solved:
         """The best choice that the solver finds: no worse than the present one, as far as it sees."""
         costs, start = list[Costs](), list[int]()
         numbers, homes = list[int](), dict[int, list[_Home]]()
@@ -72,8 +79,10 @@ class RestrictedProgram:
             if uses:
                 self._add_edges(problem, numbers, made, homes[made])
         _settle(problem, start, sorted(set(range(len(costs))).difference(numbers)))
-        choice = solve(problem, start).choice
-        return [allowed[choice[number]] for allowed, number in zip(self._allowed, numbers, strict=True)]
+        solution = solve(problem, start)
+        chosen = [solution.choice[number] for number in numbers]
+        choice = [allowed[index] for allowed, index in zip(self._allowed, chosen, strict=True)]
+        return Solved(choice, solution.is_optimal)
 
     # Ways and layouts.
 
