@@ -442,6 +442,26 @@ def test_a_plan_has_to_save_half_a_percent(monkeypatch):
     assert not g.plan([LAYER] * 2, *BATCH).layouts.changed
 
 
+def test_gradients_are_reduced_at_once_where_updating_a_part_saves_next_to_nothing(monkeypatch):
+    """Though biases of which there are many cost little on average; and nothing that the model proposes is walked."""
+    monkeypatch.setattr(whole_program, "tried", None)
+
+    def function(layers, x):
+        def loss(layers):
+            h = x
+            for w, *biases in layers:
+                h = jnp.tanh(h @ w + sum(biases))
+            return jnp.mean(h**2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, layers, jax.grad(loss)(layers))
+
+    layer = shapes((64, 64), *[(64,)] * 8)
+    costs = sdy.CostModel.of_platform("cpu")
+    f = sdy.partition(function, mesh=LINE, in_shardings=(P(), P("x")), costs=costs)
+    plan = f.plan([layer] * 2, *shapes((4096, 64)))
+    assert {record.moved.summary.kind for record in plan.collectives} == {"all_reduce"}
+
+
 def test_reshards_of_several_collectives_are_charged_for_each():
     sharded, partial, both, whole = (
         TensorSharding.closed("mesh", [axes, ()], unreduced)
