@@ -41,6 +41,7 @@ ROOMS = {
         "errors representation ir runtime annotate op_rules lowering.reshard lowering.emission lowering.strategies "
         "lowering.placement"
     ),
+    "plan_html": "plan_record",
     "plan": (
         "errors representation ir runtime annotate op_rules propagation text lowering.reshard lowering.emission "
         "lowering.planning lowering.placement passes plan_record plan_page python_source"

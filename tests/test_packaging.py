@@ -32,3 +32,14 @@ def test_it_runs_from_the_root_without_an_install():
     code = "import sdy_jax.lowering, sdy_jax.runtime; print(sdy_jax.lowering.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()).is_relative_to(ROOT / "sdy_jax" / "lowering")
+
+
+def test_what_is_no_module_is_installed_as_well():
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    installed = {path for name, globs in data.items() for glob in globs for path in folder(name).glob(glob)}
+    there = {path for path in (ROOT / "sdy_jax").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert there == installed and len(there) > 10
+
+
+def folder(package):
+    return ROOT / package.replace(".", "/")

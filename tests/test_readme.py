@@ -111,6 +111,11 @@ def test_plans_are_kept_compared_and_limited(names, capsys):
         whole.plan(*arguments)
 
 
+def test_a_plan_is_explored(names, tmp_path):
+    executed(block("plan.to_html("), {**names, "plan": names["mlp"].plan(names["x"], names["weights"])}, "explore.py")
+    assert "<title>mlp: plan</title>" in (tmp_path / "mlp.html").read_text(encoding="utf-8")
+
+
 def test_moves_at_the_border(names):
     split = NamedSharding(names["mesh"], P(None, "model"))
     plan = names["mlp"].plan(jax.device_put(names["x"], split), names["weights"])
@@ -303,7 +308,7 @@ def test_a_plan_for_a_pod(tmp_path, capsys):
 
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
-    assert len(BLOCKS) == 30
+    assert len(BLOCKS) == 31
     assert {
         line
         for line in COMMANDS

@@ -64,6 +64,7 @@ each. Nothing runs, and no accelerators are needed: devices that are missing are
   sdy-jax plan train.py:step ... --diff step.plan.json      what changed since, because of which line
   sdy-jax plan train.py:step ... --budget wire_bytes=10MiB,forbid=all_gather   fails where it does more
   sdy-jax plan model.mlir --python on_devices.py            what each device runs, as Python to read and run
+  sdy-jax plan train.py:step ... --html plan.html           a page to explore in a browser
   sdy-jax plan train.py:step --mesh data=256,model=256 ...  makes no devices, however many there are
   sdy-jax plan train.py:step --topology tpu:v5e:16x16 --mesh data=16,model=16 ...   compiles it for them
 """
@@ -189,6 +190,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         help="write what each device runs as a Python module, which needs jax and numpy only; without FILE, print it",
     )
     parser.add_argument("--save", metavar="FILE", help="write the plan to a file as well, for --diff and sdy.load_plan")
+    page = "write the plan as a page to explore in a browser, too; with --diff, beside the plan before"
+    parser.add_argument("--html", metavar="FILE", help=page)
     parser.add_argument(
         "--budget",
         metavar="LIMITS",

@@ -25,12 +25,15 @@ class Demands:
 
     def __init__(self, options: argparse.Namespace):
         self.before: PlanRecord | None = load_plan(options.diff) if options.diff else None
-        self._save, self._budget = options.save, budget_of(options.budget) if options.budget else None
+        self._save, self._html = options.save, options.html
+        self._budget = budget_of(options.budget) if options.budget else None
 
     def keep(self, plan: Plan) -> None:
-        """Writes the plan to the file of `--save`."""
+        """Writes the plan to the files of `--save` and `--html`; the latter beside the plan of `--diff`."""
         if self._save:
             plan.save(self._save)
+        if self._html:
+            plan.to_html(self._html, self.before)
 
     def check(self, plan: Plan) -> None:
         """

@@ -27,6 +27,7 @@ _FUNCTIONS = {
     "run_local": "sdy_jax.shard.local_program",
     "show": "sdy_jax.plan_page.terminal",
     "table_of": "sdy_jax.plan_page.tables",
+    "write_page": "sdy_jax.plan_html.page",
     "why_not_layout": "sdy_jax.fixes.asked",
 }
 """What methods of a class, or options of a pass, offer that rooms above do."""

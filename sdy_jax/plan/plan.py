@@ -33,6 +33,7 @@ from sdy_jax.plan.memory import MemoryUse, memory_of
 from sdy_jax.plan.padding import PaddedValue, padded_values
 from sdy_jax.plan.proposal import PlannedWith
 from sdy_jax.plan.recording.record import record_of
+from sdy_jax.plan.recording.steps import steps_of
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_not import WhyNot
@@ -42,6 +43,7 @@ from sdy_jax.plan_record.diff import diff
 from sdy_jax.plan_record.differences import PlanDiff
 from sdy_jax.plan_record.files import save_plan
 from sdy_jax.plan_record.printed import Printed
+from sdy_jax.plan_record.propagation import RecordedPropagation
 from sdy_jax.plan_record.record import PlanRecord
 from sdy_jax.python_source.module import python_module
 from sdy_jax.representation.type_text import bytes_text
@@ -246,13 +248,21 @@ class Plan(Printed):
         """
         return fingerprint_of(self.program.mesh, self.collectives)
 
-    def record(self) -> PlanRecord:
-        """All that the plan says as plain data, without MLIR and jax objects: what is printed, saved and compared."""
-        return self._record
+    def record(self, steps: bool = False) -> PlanRecord:
+        """All that the plan says as plain data, without MLIR and jax objects: what is printed, saved and compared.
+
+        Args:
+            steps: with the steps of propagation, which runs once more for them; programs on local arrays have none.
+        """
+        return replace(self._record, propagation=self._steps) if steps and self.planned_with else self._record
 
     @cached_property
     def _record(self) -> PlanRecord:
         return record_of(self)
+
+    @cached_property
+    def _steps(self) -> RecordedPropagation:
+        return steps_of(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a file, as JSON, which `sdy.load_plan` reads without the function or its source.
@@ -292,6 +302,23 @@ class Plan(Printed):
             plan.assert_collectives(all_reduce=4, all_gather=0)
         """
         self.record().assert_collectives(**expected)
+
+    def to_html(self, path: str | os.PathLike[str], against: Plan | PlanRecord | None = None) -> None:
+        """Writes the plan as a page to explore: the program as a tree of scopes and source lines and as a graph, how
+        each value lies on the devices and why, collectives with their bytes and times, what is held in memory when,
+        and the steps by which layouts came about. It is one file, which needs no network.
+
+        Args:
+            path: of the file.
+            against: another plan, which the page compares this one with: the one before a change.
+
+        Raises:
+            SdyError: the file cannot be written.
+
+        Example:
+            step.plan(state, batch).to_html("step.html", against=sdy.load_plan("main.plan.json"))
+        """
+        self.record(steps=True).to_html(path, against.record(steps=True) if isinstance(against, Plan) else against)
 
     def mlir(self, stage: str = "partitioned") -> str:
         """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""

@@ -26,10 +26,19 @@ def save_plan(record: PlanRecord, path: str | os.PathLike[str]) -> None:
     Raises:
         SdyError: the file cannot be written.
     """
+    write_whole(path, plan_json(record))
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a file at once, so that nobody reads a part of it.
+
+    Raises:
+        SdyError: it cannot be written.
+    """
     target = Path(path)
     new = target.with_name(f"{target.name}.{os.getpid()}.new")
     try:
-        new.write_text(plan_json(record), encoding="utf-8")
+        new.write_text(text, encoding="utf-8")
         os.replace(new, target)
     except OSError as error:
         with suppress(OSError):

@@ -13,6 +13,7 @@ Lines are `file.py:42`, relative to the directory that the plan was made in, or 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ from sdy_jax.plan_record.diff import diff
 from sdy_jax.plan_record.differences import PlanDiff
 from sdy_jax.plan_record.printed import Printed
 from sdy_jax.plan_record.program import RecordedCode, RecordedCollective, RecordedMemory, RecordedOp, RecordedValue
+from sdy_jax.plan_record.propagation import RecordedPropagation
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class PlanRecord(Printed):
         wire_bytes: that a device sends per call; `known` is False where that is the least.
         flops, repeated_flops: that a device performs per call.
         fingerprint: of the ordered collectives.
+        propagation: its steps, where they were asked for: `Plan.record(steps=True)`.
     """
 
     name: str
@@ -165,6 +168,7 @@ class PlanRecord(Printed):
     flops: float
     repeated_flops: float
     fingerprint: str
+    propagation: RecordedPropagation | None = None
 
     @cached_property
     def value_of(self) -> dict[str, RecordedValue]:
@@ -190,6 +194,15 @@ class PlanRecord(Printed):
 
     def __str__(self) -> str:
         return str(extension("page_of")(self))
+
+    def to_html(self, path: str | os.PathLike[str], against: PlanRecord | None = None) -> None:
+        """Writes the plan as a page, as `Plan.to_html` does; of a plan that was read from a file, without the steps of
+        propagation.
+
+        Raises:
+            SdyError: the file cannot be written.
+        """
+        extension("write_page")(self, path, against)
 
     def __repr__(self) -> str:
         return f"<record of the {self.headline}>"

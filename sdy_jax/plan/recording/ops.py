@@ -31,7 +31,7 @@ class OpRecords:
 
     def __init__(self, graph: Graph, mesh_name: str, tensors: Tensors, names: Names):
         self.graph, self.names, self._mesh_name, self._tensors = graph, names, mesh_name, tensors
-        self.order = list(_ops(graph.main.blocks[0]))
+        self.order = list(ops_in(graph.main.blocks[0]))
         self.index = {op: number for number, op in enumerate(self.order)}
         self._runs: dict[Block, Executions] = {}
         for op in self.order:
@@ -102,12 +102,13 @@ class OpRecords:
         )
 
 
-def _ops(block: Block) -> Iterator[Op]:
+def ops_in(block: Block) -> Iterator[Op]:
+    """The ops of a block, and of those in the regions of its loops and branches, in order."""
     for op in block.ops:
         yield op
         if is_data_flow(op):
             for inner in op.blocks:
-                yield from _ops(inner)
+                yield from ops_in(inner)
 
 
 class _Proposed:
@@ -118,10 +119,10 @@ class _Proposed:
         shardings = value_shardings(self._graph)
         self._arguments = [tensors.type(v.dtype, v.shape, shardings.get(v)) for v in self._graph.arguments]
         self._found: dict[tuple[str, str, int, str], deque[str]] = {}
-        for op in _ops(self._graph.main.blocks[0]):
+        for op in ops_in(self._graph.main.blocks[0]):
             for value in op.results:
                 type_ = tensors.type(value.dtype, value.shape, shardings.get(value))
-                self._found.setdefault(_key(op, value), deque()).append(type_)
+                self._found.setdefault(key_of(op, value), deque()).append(type_)
 
     def of(self, value: Value) -> str:
         """The proposed type; empty where the planner made the value."""
@@ -129,13 +130,14 @@ class _Proposed:
         if op is None:
             is_input = isinstance(value.owner, Block) and value.owner.parent.name == "func.func"
             return self._arguments[value.index] if is_input else ""
-        found = self._found.get(_key(op, value))
+        found = self._found.get(key_of(op, value))
         if not found:
             return ""
         return found.popleft() if len(found) > 1 else found[0]  # ops that are made twice come last
 
 
-def _key(op: Op, value: Value) -> tuple[str, str, int, str]:
+def key_of(op: Op, value: Value) -> tuple[str, str, int, str]:
+    """What a value is found by in another module of the same program."""
     return op.name, str(op.mlir.location), value.index, str(value.type)
 
 

@@ -1,0 +1,106 @@
+// Two plans beside each other: the one before on the left, this one on the right.
+
+const MOST_PAIRS = 200; // rows that are added at once
+
+function showCompare(view) {
+  const { causes, border, collectives, values } = app.differences;
+  const box = el("div", { class: "pages compare" }, totals(), causesOf(causes));
+  box.append(
+    pairs("Collectives", collectives.map(collectiveRow), {
+      label: ({ after, before }) => groupLabel(after ?? before),
+      side: (which, collective, { count }) => [el("b", {}, bytesText(collective.total * count)), el("span", { class: "quiet" }, ` ${several(count * collective.times, "run")}`)],
+      choose: ({ before, after }) => openCollective(after ? 0 : 1, after ?? before),
+      cost: ({ bytes }) => bytes,
+    }),
+    pairs("Arguments and results", border.map(([, path, before, after]) => ({ path, before, after })), {
+      label: ({ path }) => tail(path),
+      side: layoutIn,
+      choose: ({ path, after }) => openIn(after ? 0 : 1, path),
+    }),
+    pairs("Values", values.map(([name, before, after, line, count]) => ({ name, before, after, line, count })), {
+      label: ({ name, count }) => [tail(name), count > 1 ? el("span", { class: "quiet" }, ` ×${count}`) : null],
+      side: layoutIn,
+      choose: ({ name }) => openIn(0, name),
+    }),
+  );
+  view.replaceChildren(box);
+}
+
+/** What the user changed, the edited line first; each line once. */
+function causesOf(causes) {
+  if (!causes.length) return el("p", { class: "quiet" }, "The plans do not differ.");
+  const items = [...groupedBy(causes, ([line, , text]) => `${line} ${text}`)].map((group) => {
+    const [[line, , text]] = group;
+    return el("li", {}, line ? el("b", { title: line }, fileLine(line)) : null, text ? el("code", { class: "block-code" }, text) : null, group.map(([, what]) => el("p", {}, what)));
+  });
+  return el("section", {}, el("h3", {}, "What changed"), el("ul", { class: "causes" }, items));
+}
+
+function collectiveRow([before, after, count, bytes]) {
+  const [now, then] = app.plans.map((each) => each.plan);
+  return { before: then.collectives[before], after: now.collectives[after], count, bytes };
+}
+
+const layoutIn = (which, type) => [miniGrid(app.plans[1 - which].plan.mesh, type, 16), typeText(type)];
+
+function groupLabel(collective) {
+  const plan = app.plans.map((each) => each.plan).find((each) => each.collectives.includes(collective));
+  const { line, text } = plan.placeOf(collective.place);
+  return [el("span", { class: `mark ${collective.kind}` }), `${collective.kind} `, el("span", { class: "quiet", title: text }, `${collective.axes} · ${fileLine(line)}`)];
+}
+
+function totals() {
+  const [now, before] = app.plans.map((each) => each.plan);
+  const count = (plan) => plan.counted.reduce((sum, each) => sum + each.times, 0);
+  const rows = app.differences.amounts.map(([name, one, other, unit]) => [name, one, other, (amount) => timeText(amount, unit)]);
+  rows.push(["collectives", count(before), count(now), countText], ["operations", before.data.flops, now.data.flops, flopsText]);
+  const cells = rows.map(([name, one, other, text]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, text(one)), el("td", {}, text(other)), el("td", {}, changeChip(one, other))));
+  const top = el("tr", {}, el("td"), el("th", { scope: "col" }, "before"), el("th", { scope: "col" }, "now"), el("th", { scope: "col" }, "change"));
+  return el("table", { class: "totals" }, el("thead", {}, top), el("tbody", {}, cells));
+}
+
+function changeChip(one, other) {
+  if (Math.abs(one - other) <= 0.0005 * one) return el("span", { class: "quiet" }, "same");
+  const part = one ? (other - one) / one : 1;
+  return el("span", { class: `change ${other > one ? "more" : "less"}` }, one ? `${part > 0 ? "+" : "−"}${Math.abs(100 * part).toFixed(Math.abs(part) < 0.1 ? 1 : 0)}%` : "new");
+}
+
+/**
+ * A section of rows, each with what it is about, and what is `before` and `after`, one of which may be missing.
+ * @param how `label(row)`, `side(which, entry, row)` for before (0) and now (1), `choose(row)`, and maybe `cost(row)` in
+ *   bytes.
+ */
+function pairs(title, rows, how) {
+  const heading = el("h3", {}, `${title} `, el("span", { class: "quiet" }, rows.length ? several(rows.length, "change") : "no changes"));
+  const list = el("div", { class: "pair-list" });
+  const top = rows.length ? el("div", { class: "pair-head", "aria-hidden": "true" }, ["", "before", "now", how.cost ? "change" : ""].map((name) => el("span", {}, name))) : null;
+  const more = (from) => {
+    list.append(...rows.slice(from, from + MOST_PAIRS).map((row) => pairRow(row, how)));
+    const left = rows.length - from - MOST_PAIRS;
+    if (left <= 0) return;
+    const button = el("button", { class: "link", onclick: () => (button.remove(), more(from + MOST_PAIRS)) }, `${left} more`);
+    list.append(button);
+  };
+  more(0);
+  return el("section", { class: `pairs${how.cost ? " priced" : ""}` }, heading, top, list);
+}
+
+function pairRow(row, how) {
+  const { before, after } = row;
+  const kind = !before ? "added" : !after ? "removed" : "altered";
+  const half = (which, entry) => el("span", { class: `half ${which ? "now" : "before"}${entry ? "" : " none"}` }, entry ? how.side(which, entry, row) : "–");
+  const amount = how.cost?.(row) ?? 0;
+  const chip = el("span", { class: `change ${amount > 0 ? "more" : "less"}` }, amount ? `${amount > 0 ? "+" : "−"}${bytesText(Math.abs(amount))}` : "");
+  return el("button", { class: `pair ${kind}`, onclick: () => how.choose(row) }, el("span", { class: "pair-name" }, how.label(row)), half(0, before), half(1, after), how.cost ? chip : null);
+}
+
+/** Shows a value in one of the plans. */
+function openIn(which, name) {
+  usePlan(which);
+  selectName(name);
+}
+
+function openCollective(which, collective) {
+  usePlan(which);
+  selectCollective(collective);
+}

@@ -1,0 +1,148 @@
+// What a device holds over the program, as an area; under the pointer or the keyboard's cursor, the largest values.
+
+const HIGH = 104;
+let cursor = { op: -1, pinned: false };
+
+function startMemory() {
+  on("plan", () => {
+    cursor = { op: -1 };
+    showMemory();
+  });
+  on("select", showSpan);
+  new ResizeObserver(showMemory).observe(byId("memory"));
+}
+
+function showMemory() {
+  const box = byId("memory");
+  const { memory } = app.plan.data;
+  if (!memory || !memory.timeline.length) return box.replaceChildren(el("p", { class: "quiet empty" }, "Nothing is known of the memory of this program."));
+  const peak = peakOf(memory);
+  const chart = el("div", {
+    class: "chart",
+    tabindex: "0",
+    role: "slider",
+    "aria-label": "Memory while the program runs; arrow keys move along it",
+    "aria-valuemin": 0,
+    "aria-valuemax": memory.timeline.length - 1,
+    onkeydown: moveInMemory,
+    onpointermove: (event) => pointAt(opAt(event)),
+    onpointerleave: () => pointAt(peak),
+    onclick: (event) => selectOp(opAt(event)),
+  });
+  const live = el("div", { class: "live" });
+  box.replaceChildren(memoryHead(memory), el("div", { class: "memory-row" }, chart, live));
+  chart.append(area(memory, chart.clientWidth));
+  pointAt(peak);
+  showSpan();
+}
+
+function memoryHead(memory) {
+  const swatch = (kind, name, amount) => el("span", { class: "swatch" }, el("i", { class: kind }), `${name} ${bytesText(amount)}`);
+  const whole = memory.arguments + memory.results - memory.shared + memory.temporaries;
+  return el(
+    "div",
+    { class: "panel-head" },
+    el("h2", {}, "Memory of a device"),
+    el("span", { class: "quiet" }, `peak ${bytesText(whole)}`),
+    el("span", { class: "push" }),
+    swatch("arguments", "arguments", memory.arguments),
+    swatch("results", "results", memory.results - memory.shared),
+    swatch("temporaries", "temporaries, at most", memory.temporaries),
+  );
+}
+
+const peakOf = (memory) => memory.timeline.reduce((best, size, op) => (size > memory.timeline[best] ? op : best), 0);
+const alwaysHeld = (memory) => memory.arguments + memory.results - memory.shared;
+
+/** The area: per column of points the largest of its ops. */
+function area(memory, width) {
+  const { timeline } = memory;
+  const floor = alwaysHeld(memory);
+  const top = Math.max(1, floor + Math.max(...timelineColumns(timeline, width)));
+  const y = (size) => HIGH - (size / top) * (HIGH - 12);
+  const points = timelineColumns(timeline, width).map((size, x) => `${x} ${y(floor + size).toFixed(1)}`);
+  const peak = peakOf(memory);
+  const [px, py] = [xOf(peak, timeline.length, width), y(floor + timeline[peak])];
+  const drawn = svg("svg", { width, height: HIGH, viewBox: `0 0 ${width} ${HIGH}`, "aria-hidden": "true" });
+  drawn.append(
+    svg("path", { class: "temporaries", d: `M0 ${y(floor)}L${points.join("L")}L${width} ${y(floor)}z` }),
+    svg("rect", { class: "results", x: 0, y: y(floor), width, height: y(memory.arguments) - y(floor) }),
+    svg("rect", { class: "arguments", x: 0, y: y(memory.arguments), width, height: HIGH - y(memory.arguments) }),
+    svg("path", { class: "outline", d: `M${points.join("L")}` }),
+    svg("rect", { class: "span", x: 0, y: HIGH - 5, width: 0, height: 5, rx: 2 }),
+    svg("circle", { class: "peak", cx: px, cy: py, r: 3.5 }),
+    svg("line", { class: "cursor", x1: 0, x2: 0, y1: 0, y2: HIGH }),
+  );
+  return drawn;
+}
+
+function timelineColumns(timeline, width) {
+  const count = Math.max(1, Math.floor(width));
+  const found = new Array(count + 1).fill(0);
+  const wide = timeline.length < count;
+  if (wide) return found.map((_, x) => timeline[Math.min(timeline.length - 1, Math.floor((x * timeline.length) / count))]);
+  timeline.forEach((size, op) => {
+    const x = Math.floor((op * count) / timeline.length);
+    found[x] = Math.max(found[x], size);
+  });
+  found[count] = timeline.at(-1);
+  return found;
+}
+
+const xOf = (op, count, width) => ((op + 0.5) * width) / count;
+
+function opAt(event) {
+  const chart = byId("memory").querySelector(".chart");
+  const { left, width } = chart.getBoundingClientRect();
+  const count = app.plan.data.memory.timeline.length;
+  return Math.max(0, Math.min(count - 1, Math.floor(((event.clientX - left) * count) / width)));
+}
+
+/** Puts the cursor at an op, and lists what is held while it runs. */
+function pointAt(op) {
+  cursor.op = op;
+  const { memory } = app.plan.data;
+  const chart = byId("memory").querySelector(".chart");
+  const line = chart.querySelector(".cursor");
+  const x = xOf(op, memory.timeline.length, chart.clientWidth);
+  line.setAttribute("x1", x);
+  line.setAttribute("x2", x);
+  const size = alwaysHeld(memory) + memory.timeline[op];
+  const live = memory.buffers.filter(([, , first, last]) => first <= op && op <= last).sort((a, b) => b[1] - a[1]);
+  const where = op === peakOf(memory) ? "at the peak" : `at op ${op}`;
+  const name = `${bytesText(size)} ${where}: ${app.plan.shortKind(op)} at ${fileLine(app.plan.place(op).line)}`;
+  chart.setAttribute("aria-valuenow", op);
+  chart.setAttribute("aria-valuetext", `${name}; largest: ${live.slice(0, 3).map(([value, bytes]) => `${app.plan.names[value]} ${bytesText(bytes)}`).join(", ")}`);
+  const rows = live.slice(0, 4).map(([value, bytes]) =>
+    el("li", {}, el("button", { class: "link", title: app.plan.names[value], onclick: () => selectValue(value) }, miniGrid(app.plan.mesh, app.plan.type(value), 12), tail(app.plan.names[value])), el("span", {}, bytesText(bytes))),
+  );
+  byId("memory").querySelector(".live").replaceChildren(el("p", { title: name }, name), el("ol", {}, rows));
+}
+
+function moveInMemory(event) {
+  const { timeline } = app.plan.data.memory;
+  const page = Math.max(1, Math.round(timeline.length / 40));
+  const moves = { ArrowRight: 1, ArrowLeft: -1, PageUp: page, PageDown: -page, Home: -Infinity, End: Infinity };
+  if (event.key in moves) pointAt(Math.max(0, Math.min(timeline.length - 1, cursor.op + moves[event.key])));
+  else if (event.key === "p") pointAt(peakOf(app.plan.data.memory));
+  else if (event.key === "Enter") selectOp(cursor.op);
+  else return;
+  event.preventDefault();
+}
+
+/** The time for which the selected value is held. */
+function showSpan() {
+  const chart = byId("memory").querySelector(".chart");
+  if (!chart) return;
+  const { selected, plan } = app;
+  const op = selected?.scope?.op ?? -1;
+  const value = selected?.value ?? (op >= 0 ? plan.data.ops.results[op][0] : undefined);
+  const buffer = plan.buffers.get(value);
+  const scope = selected?.scope;
+  const [first, last] = buffer ? buffer.slice(2) : scope?.parent && scope.ops.length ? [scope.ops[0], scope.ops.at(-1)] : [0, -1];
+  const count = plan.data.memory.timeline.length;
+  const span = chart.querySelector(".span");
+  const [from, to] = [(first * chart.clientWidth) / count, ((last + 1) * chart.clientWidth) / count];
+  span.setAttribute("x", from);
+  span.setAttribute("width", last < first ? 0 : Math.max(2, to - from));
+}

@@ -1,0 +1,115 @@
+// The program as a tree: name scopes, or the functions and lines of calls, then source lines, then ops.
+
+class Scope {
+  constructor(id, kind, label, parent, title = "") {
+    Object.assign(this, { id, kind, label, parent, title, children: [], ops: [], op: -1 });
+    Object.assign(this, { level: parent ? parent.level + 1 : 0, open: false });
+    this.sums = { sent: 0, time: 0, flops: 0, held: 0, ops: 0 };
+  }
+
+  get path() {
+    return this.parent ? [...this.parent.path, this] : [this];
+  }
+
+  contains(other) {
+    for (let at = other; at; at = at.parent) if (at === this) return true;
+    return false;
+  }
+}
+
+/** Ops that compute nothing, and belong to no line. */
+const TERMINATORS = new Set(["func.return", "sdy.return", "stablehlo.return"]);
+
+/** Scopes that somebody named; einsum calls its own by the subscripts, and jax by its transformations. */
+const NAMED = /^[\w.$-]*[\w.$]$/;
+
+class Scopes {
+  constructor(plan) {
+    this.plan = plan;
+    this.all = [];
+    this.root = this._new("root", plan.data.name, null);
+    this.root.open = true;
+    this.ofOp = new Array(plan.opCount);
+    this._at = new Map();
+    this._placed = new Map();
+    for (let op = 0; op < plan.opCount; op += 1) this._place(op);
+    this._contract(this.root);
+    this._number(this.root);
+  }
+
+  _new(kind, label, parent, title = "") {
+    const scope = new Scope(this.all.length, kind, label, parent, title);
+    this.all.push(scope);
+    parent?.children.push(scope);
+    return scope;
+  }
+
+  _child(parent, kind, label, title) {
+    const key = `${parent.id} ${kind} ${label}`;
+    if (!this._at.has(key)) this._at.set(key, this._new(kind, label, parent, title));
+    return this._at.get(key);
+  }
+
+  /** Puts an op under the line that it comes from. */
+  _place(op) {
+    if (TERMINATORS.has(this.plan.kind(op))) {
+      this.ofOp[op] = this.root;
+      return;
+    }
+    const number = this.plan.data.ops.place[op];
+    if (!this._placed.has(number)) this._placed.set(number, this._line(this.plan.placeOf(number)));
+    const line = this._placed.get(number);
+    const scope = this._new("op", this.plan.shortKind(op), line);
+    scope.op = op;
+    this.ofOp[op] = scope;
+    const sums = { sent: this.plan.sent[op], time: this.plan.sending[op], flops: this.plan.work(op), held: this.plan.held(op), ops: 1 };
+    for (let at = scope; at; at = at.parent) {
+      at.ops.push(op);
+      for (const name in sums) at.sums[name] += sums[name];
+    }
+  }
+
+  _line(place) {
+    let at = place.backward ? this._child(this.root, "scope", "backward pass") : this.root;
+    const scopes = place.scope.split("/").filter((name) => NAMED.test(name));
+    if (scopes.length) for (const name of scopes) at = this._child(at, "scope", name);
+    else for (const frame of [...place.callers].reverse().map((n) => this.plan.frame(n))) at = this._child(at, "call", frame.line, frame.text);
+    return this._child(at, "line", place.line || "no source line", place.text);
+  }
+
+  /** Calls with a single child are that child: whoever looks for lines has not to open them one by one. */
+  _contract(scope) {
+    for (const child of scope.children) this._contract(child);
+    scope.children = scope.children.map((child) => {
+      const [only, ...others] = child.children;
+      if (child.kind !== "call" || others.length || only.kind === "op") return child;
+      only.parent = scope;
+      return only;
+    });
+  }
+
+  _number(scope) {
+    scope.level = scope.parent ? scope.parent.level + 1 : 0;
+    scope.first = scope.ops[0] ?? 0;
+    scope.children.forEach((child) => this._number(child));
+  }
+
+  /** The rows of the tree that are not folded away. */
+  visible() {
+    const rows = [];
+    const walk = (scope) => {
+      rows.push(scope);
+      if (scope.open) scope.children.forEach(walk);
+    };
+    walk(this.root);
+    return rows;
+  }
+
+  /** Opens all scopes around one. */
+  reveal(scope) {
+    for (let at = scope.parent; at; at = at.parent) at.open = true;
+  }
+}
+
+/** `attention.py:42` of a longer path. */
+const fileLine = (line) => line.slice(line.lastIndexOf("/") + 1);
