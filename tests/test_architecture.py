@@ -49,7 +49,7 @@ ROOMS = {
     "fixes": "errors annotate ir lowering.emission lowering.placement plan representation",
     "shard": (
         "errors representation ir runtime annotate op_rules verification text lowering.reshard lowering.emission "
-        "lowering.strategies lowering.placement lowering passes plan"
+        "lowering.strategies lowering.placement lowering passes plan_record plan"
     ),
     "loading": (
         "errors jax_internals representation ir runtime annotate verification text lowering.emission passes shard"

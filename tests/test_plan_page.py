@@ -96,7 +96,7 @@ def test_what_a_page_says_is_what_a_small_program_sends(mesh):
 
 @pytest.mark.slow
 def test_gpt_of_12_layers_under_fsdp_and_megatron(mesh):
-    config = train_lm.Config(layers=12, d_model=32, heads=4, sequence=32)
+    config = train_lm.Config(layers=12, d_model=64, heads=8, sequence=64)
     specs, tokens = train_lm.shardings(config, mesh, fsdp=True)
     made = sdy.partition(
         train_lm.make_train_step(config),

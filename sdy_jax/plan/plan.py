@@ -36,6 +36,7 @@ from sdy_jax.plan.recording.record import record_of
 from sdy_jax.plan.recording.steps import steps_of
 from sdy_jax.plan.totals import PlanTotals
 from sdy_jax.plan.why import Explanation, Why, given_arguments
+from sdy_jax.plan.why_collective import is_collective, why_collective
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.plan.work import Work, flops, work_of
 from sdy_jax.plan_page.page import page_of
@@ -43,6 +44,7 @@ from sdy_jax.plan_record.diff import diff
 from sdy_jax.plan_record.differences import PlanDiff
 from sdy_jax.plan_record.files import save_plan
 from sdy_jax.plan_record.printed import Printed
+from sdy_jax.plan_record.program import RecordedCollective
 from sdy_jax.plan_record.propagation import RecordedPropagation
 from sdy_jax.plan_record.record import PlanRecord
 from sdy_jax.python_source.module import python_module
@@ -352,23 +354,29 @@ class Plan(Printed):
                 np.savez(Path(path).with_suffix(".npz"), **module.arrays)  # type: ignore[arg-type]
         return module.text
 
-    def why(self, value: str) -> Why:
-        """Why a value is sharded as it is: each of its axes, followed back to the annotation that it came from.
+    def why(self, value: str | CollectiveRecord | RecordedCollective) -> Why:
+        """Why a value is sharded as it is: each of its axes, followed back to the annotation that it came from; or why
+        a collective runs.
 
         Args:
             value: an argument or result as the plan names it (`params['w1']`, `result[0]`, also `out[0]`), the
                 beginning of several (`params`), a name in `plan.mlir("propagated")` (`%12`), a `checkpoint_name`, or a
-                source line (`model.py:42`) for all values made there.
+                source line (`model.py:42`) for all values made there. A collective: a record of `collectives`, its kind
+                and line as the plan prints them (`all_gather at model.py:42`), or the name of what it makes
+                (`all_gather(params['w1'])`).
 
         Returns:
             An answer to print; iterating over it gives its links.
 
         Raises:
-            SdyError: there is no such value.
+            SdyError: there is no such value, or collective.
 
         Example:
             print(plan.why("result"))
+            print(plan.why(max(plan.collectives, key=lambda record: record.total_wire_bytes)))
         """
+        if isinstance(value, (CollectiveRecord, RecordedCollective)) or is_collective(value):
+            return why_collective(self, value)
         notes = tuple(note for note in self.notes if note.is_about(value))
         try:
             why = self.explanation.why(value)

@@ -41,7 +41,7 @@ def _section(title: str, values: Sequence[RecordedBorder], folding: Folding) -> 
 
 
 def _row(value: FoldedValue) -> tuple[str, ...]:
-    tensor, held = value.value.tensor, bytes_text(value.bytes)
+    tensor, held = value.value.tensor, bytes_text(value.bytes) if value.bytes else ""
     if value.like:
         return value.path, f"as {value.like}", "", f"{value.count} arrays", held
     block = f"{sizes_text(tensor.local_shape)} on a device" if tensor.local_shape != tensor.shape else ""

@@ -28,6 +28,7 @@ from sdy_jax.plan.memory import MemoryUse
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.why import Why
 from sdy_jax.plan.why_not import WhyNot
+from sdy_jax.plan_record.program import RecordedCollective
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
@@ -50,7 +51,7 @@ class LocalPlan(Plan):
         """The program, which has no other stage."""
         return super().mlir(stage)
 
-    def why(self, value: str) -> Why:
+    def why(self, value: str | CollectiveRecord | RecordedCollective) -> Why:
         """Raises `UnsupportedError`: there are no shardings."""
         raise UnsupportedError(_NO_SHARDINGS)
 
