@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import random
 import re
@@ -20,6 +21,7 @@ import pytest
 import test_random_numbers as random_numbers
 import test_random_programs as random_programs
 from jax import lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from optax import EmaState
 from python_modules import Modules, assert_alike
@@ -30,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import train_lm
 
 RUFF = Path(sysconfig.get_path("scripts"), "ruff")
-needs_ruff = pytest.mark.skipif(not RUFF.exists() and not shutil.which("ruff"), reason="ruff is not installed")
+has_ruff = RUFF.exists() or shutil.which("ruff") is not None
+needs_ruff = pytest.mark.skipif(not has_ruff, reason="ruff is not installed")
 
 
 def numbers(*shape, seed=0, dtype=np.float32):
@@ -192,20 +195,35 @@ def test_what_is_no_tuple_list_or_dictionary_is_made_like_an_argument(texts, fou
     assert isinstance(found["averaged"][0], EmaState)
 
 
-def test_a_training_step(tmp_path, mesh):
-    config = train_lm.Config(layers=1, d_model=16, heads=4, sequence=8, batch=4)
-    specs, tokens = train_lm.shardings(config, mesh)
-    state, window = train_lm.init_state(config, jax.random.key(0)), np.arange(36, dtype=np.int32).reshape(4, 9)
-    step = train_lm.make_train_step(config)
-    partitioned = sdy.partition(
-        step, mesh=mesh, in_shardings=(specs, tokens), out_shardings=(specs, None), donate_argnums=0
-    )
+SMALL = train_lm.Config(layers=1, d_model=16, heads=4, sequence=8, batch=8)
+WINDOW = np.arange(72, dtype=np.int32).reshape(8, 9)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The training state of the examples, what their step makes of it, and the step."""
+    step, state = train_lm.make_train_step(SMALL), train_lm.init_state(SMALL, jax.random.key(0))
+    return step, state, jax.jit(step)(state, WINDOW)
+
+
+def test_the_examples_steps(tmp_path, mesh, trained):
+    step, state, wanted = trained
+    eight = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("data",))
+    given = {"split": (mesh, *train_lm.shardings(SMALL, mesh)), "data": (eight, *train_lm.shardings(SMALL, eight))}
+    if importlib.util.find_spec("orbax") is not None:
+        import resume_elsewhere
+
+        given["resumed"] = (mesh, resume_elsewhere.layout(SMALL, mesh)[1], NamedSharding(mesh, P("data")))
     modules = Modules(tmp_path)
-    text = modules.add("step", partitioned.plan(state, window), state, window)
-    assert "@jax.jit(donate_argnums=(0,))\ndef train_step(state, window):" in text
-    found, wanted = modules.run()["step"], jax.jit(step)(state, window)
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    assert_alike(found, wanted, 2e-4)
+    for name, (on, specs, tokens) in given.items():
+        shardings = {"in_shardings": (specs, tokens), "out_shardings": (specs, None)}
+        plan = sdy.partition(step, mesh=on, donate_argnums=0, **shardings).plan(state, WINDOW)
+        text = modules.add(name, plan, state, WINDOW)
+        assert "@jax.jit(donate_argnums=(0,))\ndef train_step(state, window):" in text
+    found = modules.run()
+    for name in given:
+        assert jax.tree.structure(found[name]) == jax.tree.structure(wanted)
+        assert_alike(found[name], wanted, 2e-4)
 
 
 def test_trees_and_keyword_arguments(tmp_path, mesh):
@@ -301,7 +319,8 @@ def test_generated_programs_run_alone(tmp_path, mesh):
     for name, (plan, arguments, results) in made.items():
         modules.add(name, plan, *arguments, wide=True)
         wanted[name] = results
-    assert_ruff_is_content(tmp_path)
+    if has_ruff:
+        assert_ruff_is_content(tmp_path)
     found = modules.run()
     for name, results in wanted.items():
         assert_alike(found[name], results, 1e-7)

@@ -20,8 +20,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from python_modules import Modules, assert_alike
 
 import sdy_jax as sdy
+from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.commands.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -65,6 +67,24 @@ def names() -> dict[str, Any]:
     """What the first program makes, but for the devices, which are there already."""
     program = re.sub(r"^jax.config.update.*", "", FIRST, flags=re.MULTILINE)
     return executed(program, {"__name__": "mlp"}, "mlp.py")
+
+
+CALLS: list[PlannedCall] = []
+"""The calls that the programs above the last test have planned."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _calls_recorded() -> Iterator[None]:
+    planned = PlannedCall.__init__
+
+    def recorded(self: PlannedCall, *args: Any, **kwargs: Any) -> None:
+        planned(self, *args, **kwargs)
+        CALLS.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlannedCall, "__init__", recorded)
+        yield
+    CALLS.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -314,3 +334,26 @@ def test_no_other_line_is_shown():
         for line in COMMANDS
         if not line.startswith((*ELSEWHERE, "sdy-jax plan mlp.bin", "sdy-jax opt", PLANNED_ON_A_POD))
     } == set()
+
+
+def some(info: Any, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if np.issubdtype(info.dtype, np.integer):
+        return rng.integers(0, 4, info.shape).astype(info.dtype)
+    return np.asarray(rng.standard_normal(info.shape) / 8, info.dtype)
+
+
+def test_the_programs_above_run_alone_as_python(tmp_path):
+    """What the tests before have planned, as far as they have run in this process."""
+    modules, wanted = Modules(tmp_path), {}
+    for number, call in enumerate(list(CALLS)):
+        plan, program = call.plan, call.plan.program
+        if program.mesh.size > 8 or call.outer:
+            continue
+        leaves = [some(info, number) for info in program.in_info]
+        args, kwargs = jax.tree.unflatten(program.in_tree, leaves)
+        modules.add(f"program_{number}", plan, *args, **kwargs)
+        wanted[f"program_{number}"] = jax.jit(lambda *xs, call=call: call.alone(*xs))(*leaves)
+    found = modules.run()
+    for name, results in wanted.items():
+        assert_alike(found[name], results, 1e-4)
