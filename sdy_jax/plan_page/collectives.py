@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -38,17 +39,24 @@ def collective_section(record: PlanRecord) -> Section:
     unit = record.time.unit
     groups = grouped(record.collectives, _alike)
     if sum(1 + len(group.first.members) for group in groups) > _PLAIN:
-        groups = grouped([one for each in record.collectives for one in each.single], _of_one_line)
-        rows = [_coarse(group, record.wire_bytes) for group in groups]
+        every = [one for each in record.collectives for one in each.single]
+        groups = grouped((each for each in every if each.wire_bytes), _of_one_line)
+        rows = [*(_coarse(group, record.wire_bytes) for group in groups), *_silent(every)]
     else:
         with_members = ((group, len(groups) > 1) for group in groups)
         rows = [row for group, many in with_members for row in _fine(group, record.wire_bytes if many else 0.0, unit)]
 
     def left_out(hidden: int) -> str:
-        sent = bytes_text(sum(group.bytes for group in groups[-hidden:]))
+        sent = bytes_text(sum(group.bytes for group in groups[len(rows) - hidden :]))
         return f"and {hidden} more lines, {sent}: plan.table('collectives')"
 
     return Section("collectives (bytes per device)", rows, {2, 3}, 2.0, left_out)
+
+
+def _silent(collectives: Iterable[RecordedCollective]) -> list[tuple[str]]:
+    """The line on those that send nothing, such as slices of what every device has."""
+    counts = Counter(each.kind for each in collectives if not each.wire_bytes)
+    return [(f"{', '.join(f'{count} {kind}' for kind, count in counts.items())}: nothing is sent",)] if counts else []
 
 
 def grouped(collectives: Iterable[RecordedCollective], key: Callable[[RecordedCollective], object]) -> list[Group]:
@@ -144,13 +152,13 @@ def _coarse(group: Group, whole: float) -> tuple[str, ...]:
 
 def _executions(members: Sequence[RecordedCollective]) -> str:
     """`12 x 42.0 KiB`, or `24 x` where they send different amounts; loops as trips."""
-    kinds = {(each.times, each.times_known, each.wire_bytes) for each in members}
-    if len(kinds) == 1:
-        first = members[0]
-        factors = ([f"{len(members)} x"] if len(members) > 1 else []) + trips(first)
+    first, loops = members[0], {tuple(trips(each)) for each in members}
+    if len(loops) > 1:
+        return f"{len(members)} x, {sum(bool(trips(each)) for each in members)} in loops"
+    factors = ([f"{len(members)} x"] if len(members) > 1 else []) + trips(first)
+    if len({each.wire_bytes for each in members}) == 1:
         return " ".join([*factors, bytes_text(first.wire_bytes)]) if factors else ""
-    in_loops = [each for each in members if trips(each)]
-    return f"{len(members)} x" + (f", {len(in_loops)} in loops" if in_loops else "")
+    return " ".join(factors).removesuffix(" x") if trips(first) else " ".join(factors)
 
 
 def _causes(members: Sequence[RecordedCollective]) -> str:

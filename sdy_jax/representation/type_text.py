@@ -104,12 +104,12 @@ def flops_text(count: float) -> str:
 def seconds_text(amount: float) -> str:
     """A time with its unit.
 
-    >>> [seconds_text(amount) for amount in (2.0, 0.0125, 3e-6)]
-    ['2 s', '12.5 ms', '3 us']
+    >>> [seconds_text(amount) for amount in (2000.0, 2.0, 0.0125, 0.0009999, 3e-6)]
+    ['2000 s', '2 s', '12.5 ms', '1 ms', '3 us']
     """
     for unit in ("s", "ms"):
-        if amount >= 1:
-            return f"{amount:.3g} {unit}"
+        if amount >= 0.9995:  # what rounds to one of the unit
+            return f"{amount:.0f} {unit}" if amount >= 1000 else f"{amount:.3g} {unit}"
         amount *= 1000
     return f"{amount:.3g} us"
 
