@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -95,13 +97,23 @@ def usable_memory(mesh: AnyMesh) -> float:
     return _USABLE * (stats or {}).get("bytes_limit", 0)
 
 
-def network_axes(mesh: AnyMesh) -> tuple[str, ...]:
-    """The axes along which neighbours reach each other over the data-centre network only: those over several slices, or
-    over several processes where devices do not know their slice. Virtual CPU devices have none."""
+def network_axes(mesh: AnyMesh) -> dict[str, int]:
+    """The axes along which neighbours reach each other over the data-centre network: those over several slices, or over
+    several processes where devices do not know their slice. Virtual CPU devices have none. With each the size of its
+    major part that does so, where blocks of devices along it are of one slice; else 0."""
     if isinstance(mesh, jax.sharding.AbstractMesh) or mesh.devices.flat[0].platform == "cpu":
-        return ()
+        return {}
     place = np.vectorize(_place, otypes=[int])(mesh.devices)
-    return tuple(name for dim, name in enumerate(mesh.axis_names) if np.diff(place, axis=dim).any())
+    counts = zip(mesh.axis_names, place.shape, map(partial(_blocks, place), range(place.ndim)), strict=True)
+    return {name: 0 if count == size else count for name, size, count in counts if count > 1}
+
+
+def _blocks(place: np.ndarray, dim: int) -> int:
+    """How many blocks of one size a dimension has, each in one place: as few as there are."""
+    others = tuple(other for other in range(place.ndim) if other != dim)
+    steps = np.flatnonzero((np.diff(place, axis=dim) != 0).any(axis=others))
+    size = place.shape[dim]
+    return size // math.gcd(size, *(int(step) + 1 for step in steps))
 
 
 def _place(device: jax.Device) -> int:

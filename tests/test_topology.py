@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,6 +23,7 @@ import sdy_jax as sdy
 from sdy_jax.commands.cli import main
 from sdy_jax.commands.topology import Topology, compiled_report
 from sdy_jax.errors import SdyError
+from sdy_jax.runtime.devices import network_axes
 
 TESTS = Path(__file__).parent
 
@@ -85,28 +88,65 @@ def test_bad_options(
     assert any(part in error for part in message.split("|")) and "Traceback" not in error
 
 
-NAMES = ("slice", "data", "model")
-
-
-def test_a_slow_axis_is_used_least() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "batch", "slow"),
+    [
+        ({"slice": 2, "data": 4, "model": 4}, ("slice", "data"), "slice"),
+        ({"data": 8, "model": 4}, "data", "data:(1)2"),
+    ],
+)
+def test_a_slow_axis_or_part_of_one_is_used_least(sizes: dict[str, int], batch: Any, slow: str) -> None:
     """Gradients are summed within slices, and a device's part of the sum between them."""
-    mesh = AbstractMesh((2, 4, 4), NAMES, axis_types=(AxisType.Auto,) * 3)
-    costs = sdy.CostModel.of_machine("tpu v5e", NAMES, {"slice": 3.125e9})
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    costs = sdy.CostModel.of_machine("tpu v5e", sizes, {slow: 3.125e9})
 
     def step(weights: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
         slopes = jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"]) ** 2))(weights)
         return jax.tree.map(lambda p, g: p - g, weights, slopes)
 
-    specs = {"up": P("data", "model"), "down": P("model", "data")}
+    within = P("data", "model") if "slice" in sizes else '[{"data":(2)4}, {"model"}]'
+    back = P("model", "data") if "slice" in sizes else '[{"model"}, {"data":(2)4}]'
+    specs = {"up": within, "down": back}
     shapes = {"up": (2048, 8192), "down": (8192, 2048)}
     weights = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     x = jax.ShapeDtypeStruct((8192, 2048), jnp.float32)
-    step_on_slices = sdy.partition(
-        step, mesh=mesh, in_shardings=(specs, P(("slice", "data"))), out_shardings=specs, costs=costs
-    )
-    slow = [r for r in step_on_slices.plan(weights, x).collectives if any(a.name == "slice" for a in r.axes)]
+    step_on_slices = sdy.partition(step, mesh=mesh, in_shardings=(specs, P(batch)), out_shardings=specs, costs=costs)
+    plan = step_on_slices.plan(weights, x)
+    crossing = [r for r in plan.collectives if any((a.name, a.pre_size) == (slow.split(":")[0], 1) for a in r.axes)]
     shards = sum(4 * int(np.prod(shape)) / 16 for shape in shapes.values())
-    assert sum(record.total_wire_bytes for record in slow) <= shards  # an all-reduce of one on two slices sends it once
+    assert (
+        sum(record.total_wire_bytes for record in crossing) <= shards
+    )  # an all-reduce of one on two slices sends it once
+
+
+def test_a_slow_part_of_an_axis_is_reduced_over_last() -> None:
+    """On eight devices in two slices: within them first, then what is left between them."""
+    mesh = of_cpus(2).mesh(sdy.Mesh.of(data=8))
+    costs = sdy.CostModel.of_machine("tpu v5e", ["data"], {"data:(1)2": 1e6})
+    x, w = np.random.default_rng(0).normal(size=(2, 64, 64)).astype(np.float32)
+    step = sdy.partition(lambda x, w: (x.T @ x) @ w, mesh=mesh, in_shardings=(P("data"), P()), costs=costs)
+    sums = [r for r in step.plan(x, w).collectives if r.kind in ("reduce_scatter", "all_reduce")]
+    assert [(r.kind, *map(str, r.axes)) for r in sums][:2] == [
+        ("reduce_scatter", '"data":(2)4'),
+        ("all_reduce", '"data":(1)2'),
+    ]
+    np.testing.assert_allclose(step(x, w), (x.T @ x) @ w, rtol=1e-4, atol=1e-3)
+
+
+@dataclass(frozen=True)
+class Chip:
+    slice_index: int
+    platform: str = "tpu"
+
+
+@pytest.mark.parametrize(
+    ("slices", "expected"),
+    [([0] * 8, {}), ([0] * 4 + [1] * 4, {"x": 2}), ([*range(8)], {"x": 0}), ([0, 0, 0, 1, 1, 1, 2, 2], {"x": 0})],
+)
+def test_which_part_of_an_axis_runs_over_slices(slices: list[int], expected: dict[str, int]) -> None:
+    chips = np.array([Chip(index) for index in slices])
+    mesh = SimpleNamespace(devices=chips.reshape(8, 1), axis_names=("x", "y"))
+    assert network_axes(mesh) == expected  # type: ignore[arg-type]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

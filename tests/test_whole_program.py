@@ -45,7 +45,7 @@ class Program:
             self.graph = prepared(module, plan.program.mesh_name, rules)
             self.rules, self.mesh_name = rules, plan.program.mesh_name
             self.walk = self.walked()
-            atoms = self.walk.walked.atoms(self.walk.placement.meshes.base)
+            atoms = self.walk.walked.atoms(self.walk.placement.meshes.base, {})
             self.modelled = modelled(self.graph, self.walk, atoms, Policy())
         self.model = self.modelled.model
 

@@ -39,7 +39,9 @@ class Reconsidered:
         walker = Partitioner(Graph(self.graph.module.clone().operation), mesh_name, costs, rules, policy, ())
         walker.run()
         self._meshes, self.costs = walker.placement.meshes, costs
-        self.program = modelled(self.graph, walker, walker.walked.atoms(self._meshes.base), policy)
+        self.program = modelled(
+            self.graph, walker, walker.walked.atoms(self._meshes.base, walker.costs.major_parts), policy
+        )
         self.model, self.start = self.program.model, self.program.start
         self.chosen: Chosen = list(chosen) or list(self.start)
         if len(self.chosen) != len(self.start):

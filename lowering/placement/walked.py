@@ -15,6 +15,7 @@ from sdy_jax.lowering.placement.copies import PlannedUse
 from sdy_jax.lowering.placement.decisions import Decision, Shardings
 from sdy_jax.lowering.placement.free_border import BorderLayouts
 from sdy_jax.lowering.planning.choice import PlannedOp
+from sdy_jax.lowering.reshard.major_parts import with_cuts
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -43,8 +44,8 @@ class Walked:
     arguments: list[TensorSharding] = field(default_factory=list)
     results: list[TensorSharding] = field(default_factory=list)
 
-    def atoms(self, mesh: Mesh) -> tuple[AxisRef, ...]:
-        """The mesh axes in mesh order, cut where the walk cut them."""
+    def atoms(self, mesh: Mesh, major_parts: Mapping[str, int]) -> tuple[AxisRef, ...]:
+        """The mesh axes in mesh order, cut where the walk cut them, and behind parts that have rates of their own."""
         edges = {axis.name: {1, axis.size} for axis in mesh.axes if axis.size > 1}
         for sharding in self._shardings():
             for axis in chain(*sharding.axes, sharding.unreduced_axes):
@@ -53,7 +54,7 @@ class Walked:
         return tuple(
             [
                 AxisRef.canonical(name, low, high // low, mesh)
-                for name, cuts in edges.items()
+                for name, cuts in with_cuts(edges, major_parts).items()
                 for low, high in pairwise(sorted(cuts))
             ]
         )

@@ -141,7 +141,7 @@ class _Walks:
         self.graph = prepared(module, mesh_name, rules)
         self.proposed = self._walk(None)
         self.mesh = self.proposed.walker.mesh
-        self._atoms = self.proposed.walker.walked.atoms(self.mesh)
+        self._atoms = self.proposed.walker.walked.atoms(self.mesh, costs.major_parts)
 
     def _walk(self, plan: LayoutPlan | None) -> Walk:
         copy = self.graph.module.clone().operation

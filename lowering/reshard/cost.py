@@ -17,6 +17,8 @@ import jax
 
 from sdy_jax.errors import InternalError, SdyError
 from sdy_jax.lowering.reshard.machines import MACHINES, machine_name
+from sdy_jax.lowering.reshard.major_parts import cut as cut_at
+from sdy_jax.lowering.reshard.major_parts import major_parts, part_name
 from sdy_jax.lowering.reshard.tiles import Copies, LastCut
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.named import AnyMesh
@@ -156,7 +158,8 @@ class CostModel:
     no price, other ops may repeat two hundredths of what all do. With `repeat_work` all may, where that costs less.
 
     `bandwidth` may be given as a mapping from axis name; axes that it does not name have bandwidth 1. It is kept as
-    sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes.
+    sorted pairs, so that models are hashable. With `CostModel()` every time is a number of bytes. The major part of an
+    axis may have rates of its own, under the name `data:(1)2`: two slices, of which the axis has devices.
 
     Attributes:
         latency: seconds per hop from device to device, of all axes or by axis name.
@@ -215,8 +218,8 @@ class CostModel:
 
     @classmethod
     def of_mesh(cls, mesh: AnyMesh) -> CostModel:
-        """The default for a mesh: the model of its devices' machine, in seconds, where that is in `MACHINES`. Axes
-        along which devices are of several slices, or of several processes, run over the network.
+        """The default for a mesh: the model of its devices' machine, in seconds, where that is in `MACHINES`. Axes, or
+        major parts of them, along which devices are of several slices, or of several processes, run over the network.
 
         >>> CostModel.of_mesh(jax.make_mesh((1,), ("x",), devices=jax.devices("cpu")[:1])).unit
         'bytes'
@@ -226,7 +229,8 @@ class CostModel:
         name = machine_name(device_kind(mesh))
         if name is None:
             return cls(origin=f"the rates of {device_kind(mesh)!r} devices are not known")
-        slow = dict.fromkeys(network_axes(mesh), MACHINES[name].network)
+        over_network = (part_name(axis, size) if size else axis for axis, size in network_axes(mesh).items())
+        slow = dict.fromkeys(over_network, MACHINES[name].network)
         return cls.of_machine(name, mesh.axis_names, slow)
 
     @classmethod
@@ -236,7 +240,8 @@ class CostModel:
         Args:
             name: one of the names in `MACHINES`.
             axes: the mesh's axis names.
-            bandwidth: bytes per second of axes that do not run over the machine's own links (a data-centre network).
+            bandwidth: bytes per second of axes, or major parts such as `data:(1)2`, that do not run over the machine's
+                own links (a data-centre network).
 
         Raises:
             SdyError: the machine is not in the table.
@@ -250,7 +255,7 @@ class CostModel:
             )
         machine, slow, axes = MACHINES[name], dict(bandwidth or {}), tuple(axes)
         return cls(
-            {axis: machine.network_latency if axis in slow else machine.latency for axis in axes},
+            dict.fromkeys(axes, machine.latency) | dict.fromkeys(slow, machine.network_latency),
             2 / machine.flops,
             dict.fromkeys(axes, machine.bandwidth) | slow,
             start=machine.start,
@@ -349,11 +354,18 @@ class CostModel:
         return _rate(self, kind, axes, mesh, cut)
 
     def link(self, axis: AxisRef, mesh: Mesh) -> Link:
-        """An axis, or a part of one, as collectives see it."""
-        name, size = axis.name, axis.size(mesh)
-        far = mesh.sizes[name] // (axis.pre_size * size)
-        hop, start = far * _of(self.latency, name), _of(self.start, name)
-        return Link(size, self.bandwidth_of(name), hop, start, name in self.torus, self._copies)
+        """An axis, or a part of one, as collectives see it; all of it lies in a major part with rates, or none."""
+        name, size, end = axis.name, axis.size(mesh), axis.next_pre_size(mesh)
+        major = self.major_parts.get(name, 1)
+        whole, rates = (major, part_name(name, major)) if end <= major else (mesh.sizes[name], name)
+        latency, start = _of(self.latency, rates, _of(self.latency, name)), _of(self.start, name)
+        hop = whole // end * latency
+        return Link(size, self.bandwidth_of(rates), hop, start, rates in self.torus, self._copies)
+
+    @property
+    def major_parts(self) -> Mapping[str, int]:
+        """The sizes of the major parts of axes that have rates of their own."""
+        return _major_parts(self.bandwidth) if isinstance(self.bandwidth, tuple) else {}
 
     @property
     def lanes(self) -> int:
@@ -379,7 +391,13 @@ def _numbers(given: PerAxis) -> Sequence[float]:
 
 @lru_cache(maxsize=1 << 12)
 def _rate(model: CostModel, kind: str, axes: tuple[AxisRef, ...], mesh: Mesh, cut: LastCut | None) -> Rate:
-    return rate(kind, [model.link(axis, mesh) for axis in axes], model.combines, cut)
+    parts = [part for axis in axes for part in cut_at(axis, mesh, model.major_parts)]
+    return rate(kind, [model.link(part, mesh) for part in parts], model.combines, cut)
+
+
+@lru_cache(maxsize=64)
+def _major_parts(bandwidth: tuple[tuple[str, float], ...]) -> Mapping[str, int]:
+    return major_parts(name for name, _ in bandwidth)
 
 
 def wire_bytes(kind: str, group: int, bytes_in: float, bytes_out: float) -> float:

@@ -17,6 +17,7 @@ from itertools import islice, pairwise, product
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.reshard.cost import CostModel, same_cost
 from sdy_jax.lowering.reshard.greedy import greedy, last_resort
+from sdy_jax.lowering.reshard.major_parts import with_cuts
 from sdy_jax.lowering.reshard.problem import (
     FREE,
     MERGEABLE,
@@ -188,7 +189,7 @@ def _problem(
 ) -> tuple[ReshardProblem, list[Piece]]:
     """The problem without names, and the atoms that its numbers stand for, in order of first appearance."""
     ends = _lists(source, mesh), _lists(target, mesh)
-    edges = _edges([*ends[0], *ends[1]])
+    edges = with_cuts(_edges([*ends[0], *ends[1]]), costs.major_parts)
     atoms = list(dict.fromkeys([a for lists in ends for axes in lists for p in axes for a in _cut(p, edges)]))
     numbers = {atom: number for number, atom in enumerate(atoms)}
 
