@@ -210,6 +210,17 @@ def die(folder: Path) -> dict[str, Any]:
     return {"losses": trained(mesh, initial(), after=save)}
 
 
+def fail(folder: Path) -> dict[str, Any]:
+    """An error ends the process `VICTIM` before it comes to the program."""
+    mesh, started = mesh_of(jax.devices()), time.monotonic()
+    total = sdy.partition(lambda x: x.sum(), mesh=mesh, in_shardings=P("data"), out_shardings=P())
+    if jax.process_index() == int(os.environ["VICTIM"]):
+        raise KeyError("the batch has no tokens")
+    message, _ = refused(lambda: total(placed(mesh, P("data"), batch(0))))
+    (folder / f"fail.{jax.process_index()}").write_text(json.dumps([message, time.monotonic() - started]))
+    os._exit(0)  # jax would wait for all processes
+
+
 def resume(folder: Path) -> dict[str, Any]:
     """Goes on from the last checkpoint, on the devices that there are now."""
     with np.load(folder / "checkpoint.npz") as saved:
@@ -224,7 +235,7 @@ def main() -> None:
     jax.distributed.initialize(
         f"127.0.0.1:{port}", int(count), int(index), heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=60
     )
-    report = {"train": train, "differ": differ, "die": die, "resume": resume}[name](Path(folder))
+    report = {"train": train, "differ": differ, "die": die, "fail": fail, "resume": resume}[name](Path(folder))
     (Path(folder) / f"{name}.{index}").write_text(json.dumps(report))
 
 

@@ -277,6 +277,20 @@ def test_results_of_all_types_keep_their_bits(dtype):
     assert np.asarray(run(x)).tobytes() == np.asarray(x).tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_results_of_less_than_a_byte_are_refused(dtype):
+    """They would hang: one device ends, the others wait for it. As operands they are fine."""
+    x = jnp.arange(8).astype(dtype)
+    seen = []
+    run = sdy.partition(lambda x: (jax.debug.callback(seen.append, x), x)[1], mesh=PLANE, in_shardings=P("x"))
+    jax.block_until_ready(run(x))
+    jax.effects_barrier()
+    np.testing.assert_array_equal(seen, [np.arange(8)])
+    returned = sdy.partition(lambda x: jax.pure_callback(np.asarray, jax.typeof(x), x), mesh=PLANE, in_shardings=P("x"))
+    with pytest.raises(UnsupportedError, match=rf"jax.pure_callback is to return {dtype}\[8\]; .* to fix: return int8"):
+        returned(x)
+
+
 # Transformations of partitioned functions with callbacks.
 
 
@@ -448,6 +462,30 @@ def printed(program):
 
 def test_what_was_ordered_is_printed_before_the_process_ends():
     assert printed(PRINTS) == ["sum 28.0", "sum 36.0"]
+
+
+RAISES_ALONE = """
+def none(x): raise KeyError("no such row")
+calls = [
+    lambda x: jax.debug.callback(none, x),
+    lambda x: jax.debug.callback(none, x, ordered=True),
+    lambda x: io_callback(none, None, x),
+    lambda x: io_callback(none, None, x, ordered=True),
+]
+for call in calls:
+    run = lambda x: (call(x), x.cumsum() + x.sum())[1]
+    try:
+        sdy.partition(run, mesh=mesh, in_shardings=jax.P("x"))(x).block_until_ready()
+        jax.effects_barrier()
+        print("fine", flush=True)
+    except Exception as error:
+        print(str(error).splitlines()[-1], flush=True)
+import os; os._exit(0)
+"""
+
+
+def test_a_callback_without_results_that_raises_does_not_keep_collectives_after_it_waiting():
+    assert printed(RAISES_ALONE) == ["KeyError: 'no such row'"] * 4
 
 
 def test_a_callback_that_raises_ends_the_program_on_every_device():

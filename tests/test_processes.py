@@ -1,5 +1,6 @@
 """Several processes on one machine: they train as one does, and what goes wrong in one of them all of them say."""
 
+import json
 import re
 import time
 from pathlib import Path
@@ -52,6 +53,18 @@ def test_every_process_says_which_one_runs_something_else(count: int, tmp_path: 
         message, seconds = report["missing"]
         assert message.startswith(f"{odd} did not come to `program` within 3 s")
         assert "SDY_JAX_PROCESS_TIMEOUT" in message and seconds < 20
+
+
+@TWO_OR_FOUR
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_process_that_an_error_ends_is_named_at_once(count: int, victim: int, tmp_path: Path) -> None:
+    ended(start("fail", count, tmp_path, VICTIM=str(victim)))
+    for index in {*range(count)} - {victim}:
+        message, seconds = json.loads((tmp_path / f"fail.{index}").read_text())
+        assert message.startswith(
+            f"process {victim} ended before it came to `<lambda>`, by KeyError: 'the batch has no"
+        )
+        assert seconds < 30
 
 
 @TWO_OR_FOUR

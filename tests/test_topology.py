@@ -133,6 +133,14 @@ def test_a_slow_part_of_an_axis_is_reduced_over_last() -> None:
     np.testing.assert_allclose(step(x, w), (x.T @ x) @ w, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("said", ["state", "0"])
+def test_the_command_line_donates(said: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "model.py").write_text("def step(state, x):\n    return state + x.sum()\n")
+    options = ["--mesh", "data=8", "--args", "f32[1024,1024], f32[8]", "--donate", said]
+    assert main(["plan", f"{tmp_path / 'model.py'}:step", *options]) == 0
+    assert "4.0 MiB of results, 4.0 MiB of them in donated arguments" in capsys.readouterr().out
+
+
 @dataclass(frozen=True)
 class Chip:
     slice_index: int

@@ -25,7 +25,7 @@ from sdy_jax.annotate.host_calls import Bind, host_call
 from sdy_jax.annotate.regions import with_own_widths
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.annotate.unordered import Ordered
-from sdy_jax.errors import ShardingError
+from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, Callback, call_function
 from sdy_jax.jax_internals import CALLBACKS, effects_of, has_ordered
 from sdy_jax.runtime.waiting import Waited
@@ -44,6 +44,7 @@ def _emit(
     if function is not None and isinstance(site.jax_mesh, Mesh):
         parameters["callback"] = Waited(title, frozenset(site.jax_mesh.devices.flat), function)
     if ctx.avals_out:
+        _check_bytes(title, ctx.avals_out)
         guarded = Guarded(title, parameters["callback"], ctx.avals_in, ctx.avals_out)
         parameters |= {"callback": guarded, "result_avals": guarded.types}
         checked = guarded.raised
@@ -52,6 +53,18 @@ def _emit(
     target = CALLBACK_ON_BLOCKS if parameters.get("partitioned") else CALLBACK
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]
     return call_function(target, Callback(title, run, position, checked), types, xs, has_effect=bool(effects))
+
+
+def _check_bytes(title: str, avals: Sequence[Any]) -> None:
+    """jax passes no results of less than a byte each on (0.10): their device would end, and others wait for it."""
+    for aval in avals:
+        info = jnp.iinfo if jnp.issubdtype(aval.dtype, jnp.integer) else jnp.finfo
+        is_number = jnp.issubdtype(aval.dtype, jnp.integer) or jnp.issubdtype(aval.dtype, jnp.floating)
+        if is_number and info(aval.dtype).bits < 8:
+            raise UnsupportedError(
+                f"{title} is to return {aval.str_short()}; expected whole bytes, as jax passes on no others from the "
+                "host; to fix: return int8 or float32, and convert it with astype"
+            )
 
 
 for _primitive in CALLBACKS:

@@ -22,6 +22,7 @@ from sdy_jax.jax_internals import with_cache_miss
 from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
+from sdy_jax.processes.failures import tell_of_failures
 from sdy_jax.runtime.boundary import auto_mesh
 from sdy_jax.runtime.devices import lowering_platform
 from sdy_jax.runtime.waiting import is_called_back, waits_forever
@@ -51,6 +52,7 @@ class PartitionedFunction(Generic[P, R]):
     parts of axes."""
 
     def __init__(self, fun: Callable[P, R], options: Options):
+        tell_of_failures()
         self._function = PlannedFunction(fun, options, _derivative, self._is_inner)
         self._function.runner = weakref.ref(self)
         functools.update_wrapper(self, fun, updated=())

@@ -174,6 +174,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slices", type=_count, default=1, metavar="N", help="so many slices; the mesh's first axis runs over them"
     )
+    parser.add_argument(
+        "--donate",
+        metavar="ARGS",
+        help="arguments whose memory results may take, as a training step's state: their numbers or names, 0,state",
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--why", metavar="VALUE", help="print why a value is sharded as it is, back to the annotations")
     shown.add_argument("--diff", metavar="OLD", help="print what changed since the plan that --save wrote to this file")

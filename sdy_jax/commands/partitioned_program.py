@@ -43,7 +43,7 @@ _CHOICES = ("optimize_collectives", "layouts", "memory")
 _PARTITIONING = ("in_shardings", "out_shardings", *_CHOICES)
 """The options that are those of `partition`, by its names; `_CHOICES` are given to it as they are."""
 
-_OF_PLAIN_FUNCTIONS = ("mesh", "topology", *_PARTITIONING)
+_OF_PLAIN_FUNCTIONS = ("mesh", "topology", "donate", *_PARTITIONING)
 """The options that a function which is partitioned already has no use for."""
 
 _FUNCTION = re.compile(r"(?P<module>.+?):(?P<name>[A-Za-z_][\w.]*)")
@@ -195,10 +195,18 @@ def _partitioned(fun: Any, mesh: Mesh, options: argparse.Namespace) -> Partition
         if text
     }
     chosen = {name: value for name in _CHOICES if (value := getattr(options, name))}
+    chosen |= _donated(getattr(options, "donate", None))
     on_devices = _mesh_on(options)(mesh, options.devices or mesh.size)
     with hidden_frames.called_from("the command line" if given else _file_name(options)):
         found: PartitionedFunction = partition(fun, mesh=on_devices, on_unknown="ignore", **given, **chosen)
     return found
+
+
+def _donated(text: str | None) -> dict[str, Any]:
+    """`0,state`: the arguments whose memory results may take, as the options of `partition`."""
+    said = [part.strip() for part in text.split(",")] if text else []
+    numbers, names = [int(part) for part in said if part.isdigit()], [part for part in said if not part.isdigit()]
+    return ({"donate_argnums": numbers} if numbers else {}) | ({"donate_argnames": names} if names else {})
 
 
 # Functions ------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from sdy_jax.errors import ProcessError, SdyError
 from sdy_jax.jax_internals import distributed_client
 from sdy_jax.plan.plan import Plan
 from sdy_jax.processes.difference import Description, difference
-from sdy_jax.processes.rendezvous import Group, Missing, Service
+from sdy_jax.processes.rendezvous import Failed, Group, Missing, Service
 from sdy_jax.representation.named import AnyMesh
 
 VARIABLE = "SDY_JAX_PROCESS_TIMEOUT"
@@ -53,6 +53,10 @@ def compare(plan: Plan, mesh: AnyMesh) -> None:
         digests = group.agree(description.digest, timeout)
     except Missing as missing:
         raise ProcessError(_missing_message(plan.name, missing.processes, timeout)) from None
+    except Failed as failed:
+        raise ProcessError(
+            f"process {failed.process} ended before it came to `{plan.name}`, by {failed.error}. To fix: see its output"
+        ) from None
     if digests:
         raise ProcessError(_message(group, me, description, digests))
 

@@ -18,7 +18,7 @@ _GRACE = 1.0
 """Seconds in which others may still arrive after two different digests were seen, so that the error can name all."""
 
 _SLICE = 1.0
-"""Seconds for which a process waits without looking for interrupts."""
+"""Seconds for which a process waits without looking for interrupts, and for processes that failed."""
 
 
 _LEFT = "left"
@@ -43,6 +43,22 @@ class Missing(Exception):
         self.processes = tuple(processes)
 
 
+class Failed(Exception):
+    """An error has ended a process."""
+
+    def __init__(self, process: int, error: str):
+        super().__init__(process, error)
+        self.process, self.error = process, error
+
+
+_FAILED = "sdy_jax/failed/"
+
+
+def tell_failure(service: Service, me: int, error: str) -> None:
+    """Says to all processes that an error ends this one."""
+    service.key_value_set(f"{_FAILED}{me}", error, allow_overwrite=True)
+
+
 class Group:
     """The processes `members`, one of which is `me`, and what they have agreed on so far."""
 
@@ -61,6 +77,7 @@ class Group:
 
         Raises:
             Missing: after the timeout.
+            Failed: an error has ended one of those that are not here.
         """
         with self._lock:
             if digest in self._agreed:
@@ -103,10 +120,20 @@ class Group:
         came = {process for process, state in self._states().items() if str(self._round) in (state[0], state[-1])}
         return Missing([process for process in self._members if process not in came])
 
+    def _check_failures(self) -> None:
+        for key, error in self._service.key_value_dir_get(_FAILED):
+            process = int(key.rpartition("/")[2])
+            if process in self._members:
+                raise Failed(process, error)
+
     def _decided(self, timeout: float) -> str:
         """The verdict, by the member that gives it."""
         end, pause = time.monotonic() + timeout, 0.002
+        look = time.monotonic() + _SLICE / 2
         while True:
+            if time.monotonic() > look:
+                self._check_failures()
+                look = time.monotonic() + _SLICE
             here = self._here()
             differ = len({*here.values()}) > 1
             end = min(end, time.monotonic() + _GRACE) if differ else end
@@ -132,6 +159,7 @@ class Group:
             except RuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
+                self._check_failures()
         raise self._missing()
 
 
