@@ -48,6 +48,15 @@ def test_differences_to_a_saved_plan_are_printed(run: Run) -> None:
     assert status == 0 and "out_shardings of result: P() -> P('a')" in out and "- all_gather" in out
 
 
+def test_a_saved_plan_is_printed_and_compared_without_the_program(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = run("--save", "old.json")
+    assert (main(["plan", "old.json"]), *capsys.readouterr()) == printed
+    run("--save", "new.json", text=MODULE.replace("[{}]", '[{"a"}]'))
+    assert main(["plan", "new.json", "--diff", "old.json"]) == 0 and "- all_gather" in capsys.readouterr().out
+    assert main(["plan", "new.json", "--why", "result"]) == 2
+    assert "--why needs the program, new.json is a saved plan of it" in capsys.readouterr().err
+
+
 def test_a_plan_within_its_budget_passes(run: Run) -> None:
     status, out, err = run("--budget", "wire_bytes=16, memory=1KiB, forbid=all_reduce+all_to_all, a=all_gather")
     assert (status, err) == (0, "") and out.startswith("plan of main")

@@ -160,7 +160,7 @@ def asked(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
 def test_in_a_strict_region_nothing_moves_unasked() -> None:
     text = refused(unasked)
     assert "strict('model'): bytes move along it unasked" in text
-    assert "write sdy.reshard(x, P('data')) around the result of dot_general, f32[8, 16]" in text
+    assert "write sdy.reshard(x, P('data')) around the result of dot_general at tests/test_contracts.py:" in text
 
 
 def test_what_the_error_says_to_write_is_allowed() -> None:
@@ -209,6 +209,15 @@ def test_constraints_written_collectives_and_out_shardings_ask() -> None:
 
 def test_the_whole_function_may_be_strict() -> None:
     assert "strict('model')" in refused(strict=("data", "model"))
+
+
+def test_a_strict_function_is_strict_inside_of_another_one() -> None:
+    inner = sdy.partition(mlp, strict="model", **MLP)
+    text = refused(lambda x, w, v: inner(x, w, v) * 2)
+    assert "strict('model')" in text and "around the result of dot_general at tests/test_contracts.py:" in text
+    outer = sdy.partition(asked, strict="model", **MLP)
+    doubled = sdy.partition(lambda x, w, v: outer(x, w, v) * 2, **MLP)
+    np.testing.assert_allclose(doubled(X, W, V), 2 * mlp(X, W, V), rtol=1e-6)
 
 
 def test_a_strict_region_may_warn() -> None:

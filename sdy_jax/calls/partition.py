@@ -104,7 +104,8 @@ def partition(
             those of which XLA makes one without a copy: all-reduces, and on GPUs gathers and scatters. By default only
             these are combined, on TPUs and GPUs. With False it is left to XLA.
         budget: what plans may send and hold; one that does more is a `ContractError`, raised while tracing, with the
-            lines and what would save bytes. Each derivative has a plan, and the budget, of its own.
+            lines and what would save bytes. Each derivative has a plan, and the budget, of its own. Where another
+            partitioned function calls this one, it is part of that one's plan, which that one's budget is for.
         strict: a mesh axis, or several, along which bytes move only where the function asks for it: as `sdy.strict`
             around all of it.
         device, backend: as in `jax.jit`, where they are deprecated: a mesh of one device, if none is given.

@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax
 from sdy_jax.annotate.arguments import Parameters, argument_leaves, match_prefix
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program, from_function
+from sdy_jax.annotate.strict import strict
 from sdy_jax.annotate.user_function import check_call, check_function, function_name, function_signature, in_name_of
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.derivatives import Partition, Planned
@@ -213,7 +215,9 @@ class PlannedFunction:
         leaves = argument_leaves(self.options.in_shardings, dynamic, named, self._dynamic(statics))
         values = [constrained(leaf, "in_shardings") for leaf in leaves]
         dynamic, named = jax.tree.unflatten(jax.tree.structure((dynamic, named)), values)
-        result = self.fun(*statics.merged(dynamic), **named, **dict(statics.named))
+        axes = self.options.strict_axes
+        with strict(*axes) if axes else nullcontext():
+            result = self.fun(*statics.merged(dynamic), **named, **dict(statics.named))
         stated = match_prefix(self.options.out_shardings, result, "result", "out_shardings")
         outputs = [constrained(leaf, "out_shardings") for leaf in stated]
         return jax.tree.unflatten(jax.tree.structure(result), outputs)

@@ -61,6 +61,7 @@ each. Nothing runs, and no accelerators are needed: devices that are missing are
   sdy-jax plan model.mlir --why result                      why the result is sharded as it is
   sdy-jax plan model.mlir --stage partitioned               the module with its collectives
   sdy-jax plan train.py:step ... --save step.plan.json      keeps the plan, which needs no source to be read
+  sdy-jax plan step.plan.json                               prints the plan that was saved
   sdy-jax plan train.py:step ... --diff step.plan.json      what changed since, because of which line
   sdy-jax plan train.py:step ... --budget wire_bytes=10MiB,forbid=all_gather   fails where it does more
   sdy-jax plan model.mlir --python on_devices.py            what each device runs, as Python to read and run

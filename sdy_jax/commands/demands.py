@@ -43,6 +43,24 @@ class Demands:
         check(plan, self._budget, ())
 
 
+def show_saved(file: str, options: argparse.Namespace) -> None:
+    """Prints a plan that `--save` wrote, or what changed before it, and writes its page.
+
+    Raises:
+        UsageError: options ask for what only the program can answer.
+    """
+    asked = [f"--{name}" for name in _OF_PROGRAMS if getattr(options, name)]
+    if asked:
+        raise UsageError(f"{asked[0]} needs the program, {file} is a saved plan of it; to fix: name the program")
+    plan, demands = load_plan(file), Demands(options)
+    if options.html:
+        plan.to_html(options.html, demands.before)
+    print(plan if demands.before is None else plan.diff(demands.before))
+
+
+_OF_PROGRAMS = ("why", "stage", "python", "save", "budget", "topology", "mesh", "args", "in_shardings", "out_shardings")
+
+
 def budget_of(text: str) -> Budget:
     """The budget that `wire_bytes=10MiB,memory=12GiB,forbid=all_gather,model=all_reduce+reduce_scatter` says: every
     other name is that of a mesh axis, with the kinds that may send along it.

@@ -7,17 +7,21 @@ import argparse
 import jax
 
 from sdy_jax.commands import UsageError
-from sdy_jax.commands.demands import Demands
+from sdy_jax.commands.demands import Demands, show_saved
 from sdy_jax.commands.failures import explained
 from sdy_jax.commands.partitioned_program import Job, job_of
 from sdy_jax.commands.topology import Topology, compiled_report, prepare
 from sdy_jax.errors import SdyError
 from sdy_jax.plan.plan import Plan
+from sdy_jax.plan_record.files import is_saved_plan
 from sdy_jax.representation.type_text import array_text
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints what is asked for."""
+    if is_saved_plan(options.program):
+        show_saved(options.program, options)
+        return 0
     options.chips = _chips(options)
     demands = Demands(options)
     job = job_of(options)

@@ -43,6 +43,13 @@ class Asked:
         taken = [value for op in ops for value in op.operands if value.shape == record.shape and side != "result"]
         return any(map(self._is_stated_after, made)) or any(map(_is_stated_before, taken))
 
+    def is_stated_where_made(self, op: Op | None, shape: tuple[int, ...]) -> bool:
+        """Whether the layout of what an op of the partitioned program makes is stated."""
+        if op is None:
+            return False
+        found = self._ops.get((str(op.mlir.location), op.title), [])
+        return any(self._is_stated_after(v) for each in found for v in each.results if v.shape == shape)
+
     def _is_stated_after(self, value: Value) -> bool:
         for user, operand in value.uses:
             if user.name in _STATEMENTS:

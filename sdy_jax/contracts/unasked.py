@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
 from sdy_jax.contracts.asked import Asked
 from sdy_jax.ir.graph import Graph, Op
-from sdy_jax.ir.locations import strict_axes
+from sdy_jax.ir.locations import place_of, strict_axes
 from sdy_jax.lowering.placement.report import CollectiveRecord
 from sdy_jax.plan.annotation_origins import spec_text
 from sdy_jax.plan.plan import Plan
@@ -15,6 +15,7 @@ from sdy_jax.plan.recording.record import linked_collectives
 from sdy_jax.plan.warn import warn_of
 from sdy_jax.plan_record.counts import line_of
 from sdy_jax.plan_record.program import RecordedCollective
+from sdy_jax.representation.sdy_collectives import REDUCING
 
 
 def unasked(plan: Plan, strict: Sequence[str]) -> list[str]:
@@ -30,53 +31,70 @@ def unasked(plan: Plan, strict: Sequence[str]) -> list[str]:
     moves = [move for record, one in linked if one.wire_bytes for move in _moves(record, one, ops, strict)]
     asked, texts = Asked(plan), dict[str, list[str]](error=[], warn=[])
     for move in moves:
-        if not asked.is_asked(move.record, move.side):
+        if not asked.is_asked(move.record, move.side) and not asked.is_stated_where_made(
+            move.origin, move.record.shape
+        ):
             texts[move.on_move].append(_text(move))
     warn_of(texts["warn"])
     return list(dict.fromkeys(texts["error"]))
 
 
 def _has_regions(plan: Plan) -> bool:
-    """Whether a collective, or a loop or branch that it may be in, is in a strict region."""
+    """Whether a program that sends anything has strict regions."""
     module = plan.stages.get("partitioned")
-    if module is None or not plan.collectives:
+    if module is None or not plan.wire_bytes:
         return False
-    singles = (one for record in plan.collectives for one in record.members or (record,))
-    around = (op.mlir.location for op in Graph(module).main.walk() if op.blocks)
-    return any(strict_axes(one.location) for one in singles) or any(map(strict_axes, around))
+    return any(strict_axes(op.mlir.location) for op in Graph(module).main.walk())
 
 
 class _Move(NamedTuple):
     """A collective along a strict axis: what becomes of it, and whether it moves the "operand" or the "result" of the
-    op that needs it; empty where that op sends by itself."""
+    op that needs it; empty where that op sends by itself. Where it reduces a sum, `origin` made the terms."""
 
     axis: str
     on_move: str
     record: CollectiveRecord
     one: RecordedCollective
     side: str
+    origin: Op | None
 
 
 def _moves(
     record: CollectiveRecord, one: RecordedCollective, ops: Sequence[Op], strict: Sequence[str]
 ) -> Iterator[_Move]:
     at = one.op if one.op is not None else one.serves
-    found = _axes_at(ops[at]) if at is not None else {}
-    found |= strict_axes(record.location) | dict.fromkeys(strict, "error")
     names = {axis.name for axis in record.axes}
+    origin = _origin(ops[one.op], names) if one.op is not None and record.kind in REDUCING else None
+    around = [ops[at]] if at is not None else []
+    found = {axis: how for op in (*around, *([origin] if origin else [])) for axis, how in _axes_at(op).items()}
+    found |= strict_axes(record.location) | dict.fromkeys(strict, "error")
     for axis, on_move in found.items():
         if axis in names or not record.axes:
-            yield _Move(axis, on_move, record, one, _side(one))
+            yield _Move(axis, on_move, record, one, _side(one), origin)
             return
 
 
 def _axes_at(op: Op) -> dict[str, str]:
-    """The axes that are strict in the loops and branches around an op: bodies of loops have no scopes of outside."""
+    """The axes that are strict at an op, or in the loops and branches around it: their bodies have no scopes of
+    outside."""
     found: dict[str, str] = {}
-    parent = op.parent
-    while parent is not None:
-        found = strict_axes(parent.mlir.location) | found
-        parent = parent.parent
+    around: Op | None = op
+    while around is not None:
+        found = strict_axes(around.mlir.location) | found
+        around = around.parent
+    return found
+
+
+def _origin(op: Op, axes: Set[str]) -> Op | None:
+    """The op that made the terms of the sum that a collective reduces along some axes: the planner may reduce it after
+    further ops."""
+    found = None
+    while op.operands:
+        terms = (v for v in op.operands if v.sharding and axes & {a.name for a in v.sharding.unreduced_axes})
+        made = next((v.defining_op for v in terms if v.defining_op is not None), None)
+        if made is None:
+            return found
+        found = op = made
     return found
 
 
@@ -87,8 +105,7 @@ def _side(one: RecordedCollective) -> str:
 
 
 def _text(move: _Move) -> str:
-    primitive = move.one.place.primitive or move.record.cause
-    what = f"the {move.side or 'operand'} of {primitive}, {move.record.dtype}{list(move.record.shape)}"
+    what = f"{_what(move)}, {move.record.dtype}{list(move.record.shape)}"
     return "\n".join(
         [
             f"strict({move.axis!r}): bytes move along it unasked",
@@ -96,3 +113,11 @@ def _text(move: _Move) -> str:
             f"  to allow it, write sdy.reshard(x, {spec_text(move.record.result)}) around {what}",
         ]
     )
+
+
+def _what(move: _Move) -> str:
+    """What is to be stated: where terms of a sum are made, the sum; else what the collective moves."""
+    if move.origin is not None:
+        place = place_of(move.origin.mlir.location)
+        return f"the result of {place.primitive or move.origin.name} at {place.lines}"
+    return f"the {move.side or 'operand'} of {move.one.place.primitive or move.record.cause}"

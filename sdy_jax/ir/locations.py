@@ -80,7 +80,8 @@ def user_frames(location: ir.Location) -> tuple[tuple[str, str], ...]:
 
 def strict_axes(location: ir.Location) -> dict[str, str]:
     """The axes that are strict at a location, each with what becomes of moves along it: "error" or "warn"."""
-    found = _STRICT.findall(str(location))
+    text = str(location)
+    found = _STRICT.findall(text) if STRICT in text else ()
     return {axis: on_move for on_move, axes in found for axis in axes.split(",")}
 
 

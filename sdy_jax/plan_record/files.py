@@ -67,6 +67,15 @@ def load_plan(path: str | os.PathLike[str]) -> PlanRecord:
     return plan_from_json(text, os.fspath(path))
 
 
+def is_saved_plan(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as those of `Plan.save` do."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return f'"kind": "{_KIND}"' in file.read(64)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
 def plan_json(record: PlanRecord) -> str:
     """The text of a plan's file."""
     encoder = Encoder()
