@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
+from sdy_jax.commands.cli import main
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.plan_page.page import LINES, page_of
 from sdy_jax.plan_page.paths import Folding
@@ -283,7 +284,19 @@ def test_what_cannot_be_drawn_is_an_error(mesh):
         plan.draw("y")
 
 
-# Terminals and notebooks.
+# Terminals, the command line and notebooks.
+
+
+def test_tables_and_fix_its_on_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "layers.py").write_text("def layer(x, w):\n    return (x @ w) @ w.T\n")
+    command = ["plan", "layers.py:layer", "--mesh", "x=8", "--args", "f32[64,32], f32[32,64]"]
+    command += ["--in-shardings", "P(None, 'x'), P()"]
+    assert main([*command, "--table", "collectives"]) == 0
+    title, head, *rows = capsys.readouterr().out.splitlines()
+    assert title.startswith("collectives of layer") and head.split()[:3] == ["collective", "type", "bytes"] and rows
+    assert main([*command, "--fixes"]) == 0
+    assert "out_shardings of `x`: P('x') instead of P(None, 'x'): saves " in capsys.readouterr().out
 
 
 def test_notebooks_and_terminals(mesh, capsys):

@@ -33,6 +33,10 @@ def run(options: argparse.Namespace) -> int:
             print(plan.diff(demands.before))
         elif options.why:
             print(plan.why(options.why))
+        elif options.table:
+            plan.table(options.table).show()
+        elif options.fixes:
+            print(plan.fixes)
         elif options.stage:
             print(plan.mlir(options.stage), end="")
         elif options.python is not None:

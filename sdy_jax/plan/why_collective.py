@@ -18,7 +18,7 @@ from sdy_jax.representation.sdy_collectives import KINDS
 from sdy_jax.representation.type_text import bytes_text
 
 if TYPE_CHECKING:
-    from sdy_jax.plan.plan import Plan
+    from sdy_jax.plan.questions import Questions
 
 _LISTED = 5
 """Collectives that an error names."""
@@ -45,7 +45,7 @@ def is_collective(name: object) -> bool:
     return is_made or (isinstance(name, str) and _NAMED.fullmatch(name) is not None)
 
 
-def why_collective(plan: Plan, asked: CollectiveRecord | RecordedCollective | str) -> WhyCollective:
+def why_collective(plan: Questions, asked: CollectiveRecord | RecordedCollective | str) -> WhyCollective:
     """See `Plan.why`."""
     record = plan.record()
     found = list(_found(plan, record, asked))
@@ -59,7 +59,7 @@ def why_collective(plan: Plan, asked: CollectiveRecord | RecordedCollective | st
 
 
 def _found(
-    plan: Plan, record: PlanRecord, asked: CollectiveRecord | RecordedCollective | str
+    plan: Questions, record: PlanRecord, asked: CollectiveRecord | RecordedCollective | str
 ) -> Iterator[RecordedCollective]:
     if isinstance(asked, CollectiveRecord):
         for own, said in zip(plan.collectives, record.collectives, strict=True):
@@ -110,7 +110,7 @@ def _listed(axes: Sequence[str]) -> str:
     return ", ".join(f"'{axis}'" for axis in axes)
 
 
-def _about(plan: Plan, found: Sequence[RecordedCollective]) -> Why:
+def _about(plan: Questions, found: Sequence[RecordedCollective]) -> Why:
     """How the values that are moved came to their layouts: arguments by their paths, others by the line that makes
     them."""
     record, answers = plan.record(), list[Why]()
