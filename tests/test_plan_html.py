@@ -66,7 +66,26 @@ def written(plan: sdy.Plan, before: sdy.Plan, tmp_path_factory: pytest.TempPathF
     hostile = dataclasses.replace(plan.record(), name=HOSTILE, headline=HOSTILE)
     value = dataclasses.replace(hostile.values[0], name=HOSTILE)
     dataclasses.replace(hostile, values=(value, *hostile.values[1:])).to_html(folder / "hostile.html")
+    with_type(plan.record(), "w['up']", "f32[16@(model:(2)2,data),32@model:(1)2]").to_html(folder / "parts.html")
+    with_type(plan.record(), "w['up']", "f32[16,32@data]{U:model}").to_html(folder / "sums.html")
+    (folder / "local.mlir").write_text(LOCAL)
+    assert main(["plan", str(folder / "local.mlir"), "--html", str(folder / "local.html")]) == 0
     return folder
+
+
+LOCAL = """mesh.mesh @m(shape = 2x4)
+func.func @main(%x: tensor<8x4xf32>) -> tensor<16x4xf32> {
+  %r = mesh.all_gather %x on @m mesh_axes = [0] gather_axis = 0 : tensor<8x4xf32> -> tensor<16x4xf32>
+  return %r : tensor<16x4xf32>
+}
+"""
+
+
+def with_type(record: sdy.PlanRecord, name: str, type_: str) -> sdy.PlanRecord:
+    """A record in which a value has another type."""
+    tensor = dataclasses.replace(record.value_of[name].tensor, type=type_)
+    values = [dataclasses.replace(v, tensor=tensor) if v.name == name else v for v in record.values]
+    return dataclasses.replace(record, values=tuple(values))
 
 
 # The file.
@@ -272,10 +291,43 @@ def test_devices_have_the_blocks_that_jax_gives_them(opened: Opened) -> None:
     view = opened("plan.html")
     for path, shape, spec in (("w['up']", (16, 32), SPECS["up"]), ("w['down']", (32, 16), SPECS["down"])):
         find(view, path)
-        titles = view.locator("#details .device").evaluate_all("cells => cells.map((cell) => cell.title)")
+        titles = device_titles(view)
         for device, slices in NamedSharding(MESH, spec).devices_indices_map(shape).items():
             text = ", ".join(":" if s.start is None else f"{s.start}:{s.stop}" for s in slices)
             assert f"device {device.id} has [{text}]" in titles
+
+
+def device_titles(view: Any) -> list[str]:
+    titles: list[str] = view.locator("#details .device").evaluate_all("cells => cells.map((cell) => cell.title)")
+    return titles
+
+
+def test_parts_of_axes_split_as_the_dialect_says(opened: Opened) -> None:
+    view = opened("parts.html")
+    find(view, "w['up']")
+    for device, title in enumerate(device_titles(view)):
+        data, model = divmod(device, 4)
+        row, column = 2 * (model % 2) + data, model // 2  # model:(2)2 is the minor part, model:(1)2 the major one
+        blocks = f"{4 * row}:{4 * row + 4}, {16 * column}:{16 * column + 16}"
+        assert title == f"device {device} has [{blocks}]"
+
+
+def test_partial_sums_are_drawn_as_such(opened: Opened) -> None:
+    view = opened("sums.html")
+    find(view, "w['up']")
+    assert device_titles(view)[5] == "device 5 has terms of [:, 16:32]"
+    assert view.locator("#details .device.partial").count() == 8
+    assert "partial sums along model" in view.locator("#details .device-said").inner_text()
+
+
+def test_a_program_on_local_arrays_has_a_page(opened: Opened) -> None:
+    view = opened("local.html")
+    assert "all_gather 1" in view.locator("#headline").inner_text()
+    for key in "123456":
+        view.keyboard.press(key)
+    view.keyboard.press("3")
+    view.locator("#collectives .space .row").click()
+    assert view.locator("#details h2").inner_text() == "all_gather"
 
 
 def test_the_graph_opens_and_its_boxes_are_chosen_by_clicks(opened: Opened) -> None:

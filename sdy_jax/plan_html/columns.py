@@ -129,7 +129,8 @@ class _Columns:
             "results": memory.results,
             "temporaries": memory.temporaries,
             "shared": memory.shared,
-            "timeline": memory.timeline,
+            # What an op takes and what it makes are not all there at one moment of it.
+            "timeline": [min(size, memory.temporaries) for size in memory.timeline],
             "buffers": [self._buffer(buffer) for buffer in memory.buffers],
         }
 

@@ -1,20 +1,21 @@
 // Drawings of the mesh, each device in the colour of the block that it has.
 
 const MOST_SHOWN = 32; // devices along a side of a drawing
+const FEW = 12; // blocks whose hues stay apart all around
 
-/** The class of a block's colour: hues go round; a whole value has none. */
+/** The colour of a block: a few differ as far as they can, many run through all hues in order; a whole value has none. */
 function blockColour(number, total) {
   if (total === 1) return "--hue:0;--strength:0";
-  const shades = Math.min(total, 12);
-  return `--hue:${Math.round((360 * (number % shades)) / shades + 250) % 360};--strength:1;--shade:${Math.floor(number / shades) % 3}`;
+  const round = total > FEW ? 320 : 360;
+  return `--hue:${Math.round((round * number) / total + 250) % 360};--strength:1`;
 }
 
-/** Rows and columns of a drawn mesh: the first axis, or half of the axes, goes down. */
+/** Rows and columns of a drawn mesh: the first axes go down, so many that it is nearest to a square, or wider. */
 function gridShape(mesh) {
-  const sizes = mesh.axes.map((axis) => axis[1]);
-  const down = sizes.length < 2 ? 0 : Math.floor(sizes.length / 2);
-  const product = (part) => part.reduce((all, size) => all * size, 1);
-  return { rows: product(sizes.slice(0, down)), columns: product(sizes.slice(down)), down };
+  const product = (axes) => axes.reduce((all, [, size]) => all * size, 1);
+  const shapes = mesh.axes.map((_, down) => ({ rows: product(mesh.axes.slice(0, down)), columns: product(mesh.axes.slice(down)), down }));
+  const badness = ({ rows, columns }) => Math.abs(Math.log(columns / rows)) + (rows > columns ? 0.8 : 0);
+  return shapes.reduce((best, shape) => (badness(shape) < badness(best) ? shape : best), shapes[0] ?? { rows: 1, columns: 1, down: 0 });
 }
 
 /** A small drawing for rows and boxes, as an `svg` element of some size. */
@@ -41,7 +42,7 @@ function deviceGrid(mesh, type) {
   const { rows, columns, down } = gridShape(mesh);
   const names = (axes) => axes.map(([name, size]) => `${name} ${size}`).join(" × ");
   const shown = { rows: Math.min(rows, MOST_SHOWN), columns: Math.min(columns, MOST_SHOWN) };
-  const grid = el("div", { class: "devices", role: "img", "aria-label": layoutWords(mesh, type), style: `--columns:${shown.columns}` });
+  const grid = el("div", { class: "devices", role: "img", "aria-label": layoutWords(mesh, type), style: `--columns:${shown.columns};--cell:${cellHeight(shown)}px;--gap:${shown.columns > 12 ? 1 : 3}px` });
   const said = el("output", { class: "device-said" }, layoutWords(mesh, type));
   for (let row = 0; row < shown.rows; row += 1) {
     for (let column = 0; column < shown.columns; column += 1) grid.append(deviceCell(mesh, blocks, row * columns + column, said));
@@ -53,10 +54,12 @@ function deviceGrid(mesh, type) {
   return el("figure", { class: "layout" }, across, el("div", { class: "grid-row" }, aside, grid), left, said);
 }
 
+const cellHeight = ({ rows, columns }) => Math.max(5, Math.min(26, 208 / rows, columns > 12 ? 14 : 26));
+
 function deviceCell(mesh, blocks, device, said) {
   const id = mesh.ids.length ? mesh.ids[device] : device;
   const text = `device ${id} has ${blocks.unreduced.length ? "terms of " : ""}${sliceText(blocks, device)}`;
-  const small = meshSize(mesh) > 256;
+  const small = meshSize(mesh) > 64;
   const cell = el("div", { class: "device block", style: blockColour(blocks.number(device), blocks.total), title: text }, small ? "" : String(id));
   if (blocks.unreduced.length) cell.classList.add("partial");
   cell.addEventListener("mouseenter", () => said.replaceChildren(text));

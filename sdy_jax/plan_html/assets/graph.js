@@ -8,6 +8,7 @@ const PILL = { width: 168, height: 26, letters: 24 };
 let graphState = { scope: null, page: 0, zoom: 1 };
 
 function showGraph(view) {
+  if (!app.scope.children.length) return view.replaceChildren(el("p", { class: "quiet empty" }, "The ops of a program on local arrays are not listed; its collectives are."));
   if (graphState.scope !== app.scope) graphState = { scope: app.scope, page: pageOf(app.selected?.scope), zoom: 0 };
   const shown = app.scope.children.slice(graphState.page * MOST_NODES, (graphState.page + 1) * MOST_NODES);
   const { nodes, edges } = graphOf(app.scope, shown);
@@ -16,7 +17,7 @@ function showGraph(view) {
   view.replaceChildren(graphBar(box, size), box);
   if (!graphState.zoom) graphState.zoom = Math.max(0.72, Math.min(1, (box.clientWidth - 4) / size.width));
   box.append(drawing(nodes, edges, size));
-  box.querySelector(".node.selected")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  return box.querySelector(".node.selected")?.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 function pageOf(scope) {

@@ -74,7 +74,7 @@ class Scopes {
     const scopes = place.scope.split("/").filter((name) => NAMED.test(name));
     if (scopes.length) for (const name of scopes) at = this._child(at, "scope", name);
     else for (const frame of [...place.callers].reverse().map((n) => this.plan.frame(n))) at = this._child(at, "call", frame.line, frame.text);
-    return this._child(at, "line", place.line || "no source line", place.text);
+    return this._child(at, "line", /\w:\d+$/.test(place.line) ? place.line : "no source line", place.text);
   }
 
   /** Calls with a single child are that child: whoever looks for lines has not to open them one by one. */

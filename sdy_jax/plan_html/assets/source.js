@@ -1,7 +1,7 @@
-// The lines of the selected scope, file by file, with what each sends and makes.
+// The lines of the selected scope, or of that around a line, file by file, with what each sends and makes.
 
 function showSource(view) {
-  const lines = linesOf(app.scope);
+  const lines = linesOf(app.scope.kind === "line" ? app.scope.parent : app.scope);
   const most = Math.max(1, ...lines.map((line) => line.sent));
   const parts = [];
   let file = null;
