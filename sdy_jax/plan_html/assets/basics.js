@@ -36,7 +36,7 @@ function scaled(amount, base, units) {
 const bytesText = (amount) => scaled(amount, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
 const flopsText = (amount) => scaled(amount, 1000, ["flop", "kflop", "Mflop", "Gflop", "Tflop", "Pflop"]);
 const countText = (amount) => Math.round(amount).toLocaleString("en");
-const percent = (part, whole) => (whole > 0 ? `${((100 * part) / whole).toFixed(part / whole < 0.0995 ? 1 : 0)}%` : "0%");
+const percent = (part, whole) => (part > 0 && part < 0.0005 * whole ? "<0.1%" : whole > 0 ? `${((100 * part) / whole).toFixed(part / whole < 0.0995 ? 1 : 0)}%` : "0%");
 const several = (count, noun) => `${countText(count)} ${noun}${count === 1 ? "" : "s"}`;
 
 /** A time of the cost model, whose unit is seconds, or bytes where it knows no rates. */

@@ -8,7 +8,7 @@ function showCompare(view) {
   box.append(
     pairs("Collectives", collectives.map(collectiveRow), {
       label: ({ after, before }) => groupLabel(after ?? before),
-      side: (which, collective, { count }) => [el("b", {}, bytesText(collective.total * count)), el("span", { class: "quiet" }, ` ${several(count * collective.times, "run")}`)],
+      side: (which, collective, { count }) => [el("b", {}, bytesText(collective.total * count)), el("span", { class: "quiet" }, ` ×${countText(count * collective.times)}`)],
       choose: ({ before, after }) => openCollective(after ? 0 : 1, after ?? before),
       cost: ({ bytes }) => bytes,
     }),
@@ -92,6 +92,34 @@ function pairRow(row, how) {
   const amount = how.cost?.(row) ?? 0;
   const chip = el("span", { class: `change ${amount > 0 ? "more" : "less"}` }, amount ? `${amount > 0 ? "+" : "−"}${bytesText(Math.abs(amount))}` : "");
   return el("button", { class: `pair ${kind}`, onclick: () => how.choose(row) }, el("span", { class: "pair-name" }, how.label(row)), half(0, before), half(1, after), how.cost ? chip : null);
+}
+
+/** The scopes of the present plan in which something differs from the other one. */
+function differingScopes() {
+  const found = new Set();
+  for (const op of app.differences ? [...differingCollectives(), ...differingValues()] : []) {
+    for (let at = app.scopes.ofOp[op]; at && !found.has(at); at = at.parent) found.add(at);
+  }
+  return found;
+}
+
+/** Differences name the first of those alike, of which there is one in each layer. */
+function differingCollectives() {
+  const { plan } = app;
+  const which = plan === app.plans[0].plan ? 1 : 0;
+  const key = (each) => [each.kind, each.axes, each.type, plan.placeOf(each.place).line].join("|");
+  const keys = new Set(app.differences.collectives.flatMap((row) => (row[which] < 0 ? [] : [key(plan.collectives[row[which]])])));
+  return plan.collectives.filter((each) => keys.has(key(each))).map((each) => (each.op >= 0 ? each.op : each.serves));
+}
+
+function differingValues() {
+  const { plan } = app;
+  const makes = (op, type) => plan.data.ops.results[op].some((value) => plan.type(value) === type);
+  return app.differences.values.flatMap(([name]) => {
+    const value = plan.numbers.get(name);
+    const first = app.scopes.ofOp[plan.maker(value)];
+    return first ? app.scopes.onLine(first.parent.label).filter((op) => makes(op, plan.type(value))) : [];
+  });
 }
 
 /** Shows a value in one of the plans. */

@@ -157,7 +157,7 @@ function scopeBox(node) {
   const box = svg(
     "g",
     {
-      class: `node ${scope.kind} ${collective ? `collective ${collective.kind}` : ""}${chosen ? " selected" : ""}${changes ? " changes" : ""}`,
+      class: `node ${scope.kind} ${collective ? `collective ${collective.kind}` : ""}${chosen ? " selected" : ""}${changes ? " changes" : ""}${app.differing.has(scope) ? " differs" : ""}`,
       role: "button",
       tabindex: "-1",
       "aria-label": `${label}, ${below}`,

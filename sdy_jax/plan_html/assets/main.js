@@ -114,6 +114,7 @@ function usePlan(which) {
   app.steps = known.steps ??= new Steps(plan);
   app.moment = app.steps.last;
   app.changedScopes = new Set();
+  app.differing = differingScopes();
   app.scope = app.scopes.root;
   app.selected = { scope: app.scopes.root };
   byId("which").value = which;

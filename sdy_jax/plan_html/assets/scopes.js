@@ -105,6 +105,17 @@ class Scopes {
     return rows;
   }
 
+  /** The ops of a source line, wherever it is in the tree. */
+  onLine(line) {
+    if (!this._lines) {
+      this._lines = new Map();
+      for (const scope of this.all) {
+        if (scope.kind === "line") this._lines.set(scope.label, [...(this._lines.get(scope.label) ?? []), ...scope.ops]);
+      }
+    }
+    return this._lines.get(line) ?? [];
+  }
+
   /** Opens all scopes around one. */
   reveal(scope) {
     for (let at = scope.parent; at; at = at.parent) at.open = true;

@@ -79,6 +79,7 @@ function treeRow(scope) {
     scope.op >= 0 ? opMark(scope.op, collective) : null,
     el("span", { class: "label" }, scopeLabel(scope)),
     changedMark(scope),
+    app.differing.has(scope) ? el("span", { class: "differs", title: "differs between the plans" }, "±") : null,
     el("span", { class: "amount" }, amount ? text(amount) : ""),
     el("span", { class: `share${amount ? "" : " none"}`, "aria-hidden": "true" }, el("span", { style: `width:${whole ? (100 * amount) / whole : 0}%` })),
   );

@@ -1,0 +1,287 @@
+"""The page of a plan in a headless Chromium: search, clicks, steps, keys, themes, comparisons."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jax.sharding import NamedSharding
+from plan_pages import BEFORE, HOSTILE, MESH, SPECS, planned, write_pages
+
+import sdy_jax as sdy
+
+ARGUMENTS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+
+
+@pytest.fixture(scope="module")
+def plan() -> sdy.Plan:
+    return planned(SPECS)
+
+
+@pytest.fixture(scope="module")
+def before() -> sdy.Plan:
+    return planned(BEFORE)
+
+
+@pytest.fixture(scope="module")
+def written(plan: sdy.Plan, before: sdy.Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pages."""
+    folder = tmp_path_factory.mktemp("pages")
+    write_pages(plan, before, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("there is no Chromium")
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=path, headless=True, args=ARGUMENTS.split())
+        yield started
+        started.close()
+
+
+Opened = Callable[..., Any]
+
+
+@pytest.fixture
+def opened(browser: Any, written: Path) -> Iterator[Opened]:
+    """Opens a page; at the end nothing may have been said on its console, and nothing may have been asked for."""
+    said: list[str] = []
+    asked: list[str] = []
+    views: list[Any] = []
+
+    def opens(name: str, **how: Any) -> Any:
+        view = browser.new_page(viewport={"width": 1280, "height": 800}, **how)
+        views.append(view)
+        view.on("console", lambda message: said.append(message.text))
+        view.on("pageerror", lambda error: said.append(str(error)))
+        view.on("request", lambda request: asked.append(request.url))
+        view.goto((written / name).as_uri())
+        view.wait_for_selector("html[data-ready]")
+        return view
+
+    yield opens
+    for view in views:
+        view.close()
+    assert said == [] and all(url.startswith(("file:", "data:")) for url in asked)
+
+
+def find(view: Any, query: str) -> None:
+    """Searches by the keyboard alone, and takes the first that is found."""
+    view.keyboard.press("/")
+    view.keyboard.press("ControlOrMeta+a")
+    view.keyboard.type(query)
+    view.keyboard.press("Enter")
+
+
+def test_it_opens_with_the_plan_s_figures(opened: Opened, plan: sdy.Plan) -> None:
+    view = opened("plan.html")
+    assert view.title() == "step: plan"
+    figures = view.locator("#headline").inner_text()
+    assert f"{plan.wire_bytes / 1024:.1f} KiB" in figures and "at the peak" in figures
+    assert view.locator("#mesh").inner_text().split() == ["data", "2", "model", "4"]
+    assert view.locator("#tree [role=treeitem]").first.inner_text().startswith("step")
+    assert view.locator("svg.graph .node").count() > 2
+
+
+def test_what_is_searched_is_shown_with_its_layout_and_the_reasons(opened: Opened) -> None:
+    view = opened("plan.html")
+    find(view, "block tanh")
+    assert view.locator("#details h2").inner_text() == "block/tanh"
+    assert "f32[8@data,32@model]" in view.locator("#details .type-line").inner_text()
+    why = view.locator("#details .chain").all_inner_texts()
+    assert any("in_shardings of x: P('data')" in text for text in why)
+    assert any("in_shardings of w['up']: P(None, 'model')" in text for text in why)
+    assert view.locator("#tree [aria-selected=true]").inner_text().startswith("tanh")
+    assert view.locator("svg.graph .node.selected").count() == 1
+
+
+def test_devices_have_the_blocks_that_jax_gives_them(opened: Opened) -> None:
+    view = opened("plan.html")
+    for path, shape, spec in (("w['up']", (16, 32), SPECS["up"]), ("w['down']", (32, 16), SPECS["down"])):
+        find(view, path)
+        titles = device_titles(view)
+        for device, slices in NamedSharding(MESH, spec).devices_indices_map(shape).items():
+            text = ", ".join(":" if s.start is None else f"{s.start}:{s.stop}" for s in slices)
+            assert f"device {device.id} has [{text}]" in titles
+
+
+def device_titles(view: Any) -> list[str]:
+    titles: list[str] = view.locator("#details .device").evaluate_all("cells => cells.map((cell) => cell.title)")
+    return titles
+
+
+def test_parts_of_axes_split_as_the_dialect_says(opened: Opened) -> None:
+    view = opened("parts.html")
+    find(view, "w['up']")
+    for device, title in enumerate(device_titles(view)):
+        data, model = divmod(device, 4)
+        row, column = 2 * (model % 2) + data, model // 2  # model:(2)2 is the minor part, model:(1)2 the major one
+        blocks = f"{4 * row}:{4 * row + 4}, {16 * column}:{16 * column + 16}"
+        assert title == f"device {device} has [{blocks}]"
+
+
+def test_partial_sums_are_drawn_as_such(opened: Opened) -> None:
+    view = opened("sums.html")
+    find(view, "w['up']")
+    assert device_titles(view)[5] == "device 5 has terms of [:, 16:32]"
+    assert view.locator("#details .device.partial").count() == 8
+    assert "partial sums along model" in view.locator("#details .device-said").inner_text()
+
+
+def test_a_program_on_local_arrays_has_a_page(opened: Opened) -> None:
+    view = opened("local.html")
+    assert "all_gather 1" in view.locator("#headline").inner_text()
+    for key in "123456":
+        view.keyboard.press(key)
+    view.keyboard.press("3")
+    view.locator("#collectives .space .row").click()
+    assert view.locator("#details h2").inner_text() == "all_gather"
+
+
+def test_the_graph_opens_and_its_boxes_are_chosen_by_clicks(opened: Opened) -> None:
+    view = opened("plan.html")
+    view.locator("svg.graph .node", has_text="block").first.click()
+    assert view.locator("#details h2").inner_text() == "block"
+    view.locator("svg.graph .node.selected").dblclick()
+    assert view.locator(".crumbs [aria-current]").inner_text() == "block"
+    view.locator(".crumbs button").first.click()
+    assert view.locator("#details .kind").inner_text() == "program"
+
+
+def test_collectives_are_listed_by_bytes_and_lead_to_what_they_move(opened: Opened, plan: sdy.Plan) -> None:
+    view = opened("plan.html")
+    view.click("#tab-collectives")
+    rows = view.locator("#collectives .space .row")
+    assert rows.count() >= 1
+    kinds = {collective.kind for collective in plan.collectives}
+    assert {rows.nth(n).inner_text().split()[0] for n in range(rows.count())} <= kinds
+    rows.first.click()
+    assert view.locator("#details .kind").inner_text() == "collective"
+    assert view.locator("#details .devices").count() == 2
+
+
+def test_steps_lead_from_the_annotations_to_the_program(opened: Opened, plan: sdy.Plan) -> None:
+    view = opened("plan.html")
+    find(view, "block tanh")
+    types = view.locator("#details .part .type-line")
+    view.click("#steps [aria-label='As annotated']")
+    assert types.inner_text() == "f32[8,32]"
+    said = plan.record(steps=True).propagation
+    assert said is not None
+    for spread in [s for s in said.spreads if s.value == "block/tanh"]:
+        view.locator("#moment").fill(str(spread.step + 1))  # the moment after "as annotated" and all steps before
+        assert view.locator("#tree .changed").count() > 0
+        assert types.inner_text() == spread.type
+    for _ in range(3):
+        view.keyboard.press("]")
+        assert view.locator("#tree .changed").count() > 0
+        assert view.locator("#details .at-step").count() > 0
+    view.click("#steps [aria-label='Partitioned']")
+    find(view, "block tanh")
+    assert types.inner_text() == plan.record().value_of["block/tanh"].tensor.type
+    assert view.locator(".phase[aria-pressed=true]").inner_text() == "partitioned"
+
+
+def test_the_keyboard_alone_reaches_everything(opened: Opened) -> None:
+    view = opened("plan.html")
+    focused = "document.activeElement.id || document.activeElement.getAttribute('class')"
+    view.keyboard.press("t")
+    assert view.evaluate(focused) == "tree"
+    before = view.locator("#details h2").inner_text()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+        view.keyboard.press(key)
+    assert view.locator("#details h2").inner_text() != before
+    assert view.locator("#tree [role=treeitem].active").get_attribute("aria-level") == "3"
+    view.keyboard.press("g")
+    assert "node" in view.evaluate(focused)
+    view.keyboard.press("m")
+    now = view.locator(".chart").get_attribute("aria-valuenow")
+    view.keyboard.press("ArrowRight")
+    assert view.locator(".chart").get_attribute("aria-valuenow") != now
+    assert "largest:" in view.locator(".chart").get_attribute("aria-valuetext")
+    view.keyboard.press("Enter")
+    assert view.locator("#details .kind").inner_text() != "program"
+    for number, name in enumerate(("graph", "source", "collectives", "border", "changes", "notes"), 1):
+        view.keyboard.press(str(number))
+        assert view.locator(f"#tab-{name}").get_attribute("aria-selected") == "true"
+        assert view.locator("#view").inner_text().strip() or name == "graph"
+    view.keyboard.press("?")
+    assert view.locator("#help").is_visible()
+    view.keyboard.press("Escape")
+    assert not view.locator("#help").is_visible()
+
+
+def test_all_that_is_pressed_has_a_name(opened: Opened) -> None:
+    view = opened("plan.html")
+    nameless = "nodes => nodes.filter((n) => !(n.getAttribute('aria-label') || n.textContent.trim())).length"
+    for key in "123456":
+        view.keyboard.press(key)
+        assert view.locator("button, [role=button], [role=slider], [role=tree]").evaluate_all(nameless) == 0
+
+
+CONTRAST = """(names) => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const light = (name) => {
+    const probe = document.body.appendChild(document.createElement('i'));
+    probe.style.color = `var(--${name})`;
+    canvas.fillStyle = getComputedStyle(probe).color;
+    probe.remove();
+    canvas.fillRect(0, 0, 1, 1);
+    const parts = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((part) => part / 255);
+    const [r, g, b] = parts.map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  return names.map(([one, other]) => {
+    const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+  });
+}"""
+TEXTS = [(text, on) for text in ("text", "quiet", "accent", "step", "more", "less") for on in ("panel", "raised")]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_stand_out_in_both_themes(opened: Opened, scheme: str) -> None:
+    view = opened("plan.html", color_scheme=scheme)
+    grounds = [("text", "chosen"), ("on-accent", "accent")]
+    assert min(view.evaluate(CONTRAST, [*TEXTS, *grounds])) >= 4.5
+
+
+def test_the_theme_is_the_system_s_until_it_is_chosen(opened: Opened) -> None:
+    view = opened("plan.html", color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = view.evaluate(ground)
+    view.click("#theme")
+    light = view.evaluate(ground)
+    view.click("#theme")
+    assert view.evaluate(ground) == dark != light
+
+
+def test_two_plans_are_compared(opened: Opened, plan: sdy.Plan, before: sdy.Plan) -> None:
+    view = opened("compared.html")
+    assert plan.diff(before).causes[0].what in view.locator(".causes li").first.inner_text()
+    totals = view.locator(".totals").inner_text()
+    assert f"{plan.wire_bytes / 1024:.1f} KiB" in totals and f"{before.wire_bytes / 1024:.1f} KiB" in totals
+    assert view.locator(".pairs").nth(0).locator(".pair").count() == len(plan.diff(before).collectives)
+    view.locator(".pair", has_text="w['up']").first.click()
+    assert view.locator("#details h2").inner_text() == "w['up']"
+    assert view.locator("#tree .differs").count() > 1
+    view.select_option("#which", "1")
+    find(view, "w['up']")
+    assert view.locator("#details .type-line").inner_text() == "f32[16,32]"
+
+
+def test_hostile_names_are_only_text(opened: Opened) -> None:
+    view = opened("hostile.html")
+    assert view.title() == f"{HOSTILE}: plan" and view.locator("h1").inner_text() == HOSTILE
+    find(view, "document.title=")
+    assert view.locator("#details h2").inner_text() == HOSTILE
