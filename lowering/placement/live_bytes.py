@@ -105,9 +105,23 @@ def peak_of(graph: Graph, *, products_fuse: bool = False) -> Peak:
         products_fuse: products and convolutions compute their operands as they read them, as on TPUs, instead of
             reading them from memory.
     """
-    load_extensions()
     sizes = LocalBytes(graph)
-    ranges = _LiveRanges(graph, sizes, products_fuse)
+    return _peak(graph, sizes, _live_ranges(graph, sizes, products_fuse))
+
+
+def peak_and_buffers(graph: Graph, *, products_fuse: bool = False) -> tuple[Peak, list[HeldBuffer]]:
+    """As `peak_of`, with all temporaries that a device holds while the program runs."""
+    sizes = LocalBytes(graph)
+    ranges = _live_ranges(graph, sizes, products_fuse)
+    return _peak(graph, sizes, ranges), list(ranges.held())
+
+
+def _live_ranges(graph: Graph, sizes: LocalBytes, products_fuse: bool) -> _LiveRanges:
+    load_extensions()
+    return _LiveRanges(graph, sizes, products_fuse)
+
+
+def _peak(graph: Graph, sizes: LocalBytes, ranges: _LiveRanges) -> Peak:
     live, most = _most_live(ranges.buffers)
     found = sorted((LiveValue(b.value, b.bytes) for b in live), key=lambda one: -one.bytes)
     arguments, results = (sum(map(sizes.of, values)) for values in (graph.arguments, graph.outputs))
@@ -123,14 +137,6 @@ class HeldBuffer(NamedTuple):
     bytes: float
     first: int
     last: int
-
-
-def held_buffers(graph: Graph, *, products_fuse: bool = False) -> list[HeldBuffer]:
-    """The temporaries that a device holds while it runs a partitioned program; `products_fuse` as of `peak_of`."""
-    load_extensions()
-    ranges = _LiveRanges(graph, LocalBytes(graph), products_fuse)
-    _take_over(ranges.buffers)
-    return list(ranges.held())
 
 
 # Live ranges.

@@ -31,22 +31,27 @@ class Asked:
             self._ops.setdefault((str(op.mlir.location), op.title), []).append(op)
         self._graph = graph
 
-    def is_asked(self, record: CollectiveRecord, side: str) -> bool:
-        """Whether the user asked for a collective, which moves the "operand" or the "result" of its op; or either."""
+    def is_asked(self, record: CollectiveRecord, side: str, origin: Op | None = None) -> bool:
+        """Whether the user asked for a collective, which moves the "operand" or the "result" of its op, or either.
+
+        Args:
+            record: the collective.
+            side: "operand", "result", or empty.
+            origin: the op of the partitioned program that made the terms of a sum, where it reduces one.
+        """
         if record.origin == "user" or record.cause in _STATEMENTS:
             return True
         if record.cause == "func.return":
             returned = zip(self._graph.outputs, self._results, strict=True)
             return any(stated is not None and value.shape == record.shape for value, stated in returned)
+        if origin is not None and self._is_stated_where_made(origin, record.shape):
+            return True
         ops = self._ops.get((str(record.location), record.cause), [])
         made = [value for op in ops for value in op.results if value.shape == record.shape and side != "operand"]
         taken = [value for op in ops for value in op.operands if value.shape == record.shape and side != "result"]
         return any(map(self._is_stated_after, made)) or any(map(_is_stated_before, taken))
 
-    def is_stated_where_made(self, op: Op | None, shape: tuple[int, ...]) -> bool:
-        """Whether the layout of what an op of the partitioned program makes is stated."""
-        if op is None:
-            return False
+    def _is_stated_where_made(self, op: Op, shape: tuple[int, ...]) -> bool:
         found = self._ops.get((str(op.mlir.location), op.title), [])
         return any(self._is_stated_after(v) for each in found for v in each.results if v.shape == shape)
 

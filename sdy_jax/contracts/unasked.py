@@ -31,9 +31,7 @@ def unasked(plan: Plan, strict: Sequence[str]) -> list[str]:
     moves = [move for record, one in linked if one.wire_bytes for move in _moves(record, one, ops, strict)]
     asked, texts = Asked(plan), dict[str, list[str]](error=[], warn=[])
     for move in moves:
-        if not asked.is_asked(move.record, move.side) and not asked.is_stated_where_made(
-            move.origin, move.record.shape
-        ):
+        if not asked.is_asked(move.record, move.side, move.origin):
             texts[move.on_move].append(_text(move))
     warn_of(texts["warn"])
     return list(dict.fromkeys(texts["error"]))
@@ -65,8 +63,7 @@ def _moves(
     at = one.op if one.op is not None else one.serves
     names = {axis.name for axis in record.axes}
     origin = _origin(ops[one.op], names) if one.op is not None and record.kind in REDUCING else None
-    around = [ops[at]] if at is not None else []
-    found = {axis: how for op in (*around, *([origin] if origin else [])) for axis, how in _axes_at(op).items()}
+    found = _axes_at(ops[at] if at is not None else None) | _axes_at(origin)
     found |= strict_axes(record.location) | dict.fromkeys(strict, "error")
     for axis, on_move in found.items():
         if axis in names or not record.axes:
@@ -74,14 +71,13 @@ def _moves(
             return
 
 
-def _axes_at(op: Op) -> dict[str, str]:
+def _axes_at(op: Op | None) -> dict[str, str]:
     """The axes that are strict at an op, or in the loops and branches around it: their bodies have no scopes of
     outside."""
     found: dict[str, str] = {}
-    around: Op | None = op
-    while around is not None:
-        found = strict_axes(around.mlir.location) | found
-        around = around.parent
+    while op is not None:
+        found = strict_axes(op.mlir.location) | found
+        op = op.parent
     return found
 
 

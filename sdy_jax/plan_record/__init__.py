@@ -1,1 +1,1 @@
-"""Plans as plain data: what a plan says, without the function, jax objects or MLIR that it was made from."""
+"""Plans as plain data, without what they were made from: the function, jax objects, MLIR. Files and differences."""

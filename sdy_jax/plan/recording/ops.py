@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.emission.emit import value_shardings
-from sdy_jax.lowering.placement.live_bytes import held_buffers, peak_of
+from sdy_jax.lowering.placement.live_bytes import peak_and_buffers
 from sdy_jax.lowering.placement.trips import Executions, executions
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.tensors import Tensors
-from sdy_jax.plan.work import work_by_op
+from sdy_jax.plan.work import Work, flops, work_by_op
 from sdy_jax.plan_record.program import RecordedBuffer, RecordedMemory, RecordedOp, RecordedValue
 
 
@@ -39,15 +40,22 @@ class OpRecords:
 
     def ops(self) -> Iterator[RecordedOp]:
         """The ops."""
-        work = work_by_op(self.graph, self._mesh_name)
         for op in self.order:
-            made, done = self._op(op), work.get(op)
+            made, done = self._op(op), self._work.get(op)
             if done is None:
                 yield made
             else:
                 yield replace(
                     made, flops=done.flops, repeated=done.repeated, alike=done.alike, is_choice=done.is_choice
                 )
+
+    @cached_property
+    def _work(self) -> dict[Op, Work]:
+        return work_by_op(self.graph, self._mesh_name)
+
+    def flops(self, repeated: bool = False) -> float:
+        """The operations that a device performs in a call; or those of them that others perform as well."""
+        return flops(tuple(self._work.values()), repeated)
 
     def _op(self, op: Op) -> RecordedOp:
         """The op without what it computes."""
@@ -89,11 +97,8 @@ class OpRecords:
 
     def memory(self, products_fuse: bool) -> RecordedMemory:
         """What a device holds."""
-        peak = peak_of(self.graph, products_fuse=products_fuse)
-        held = [
-            RecordedBuffer(self.names.of(b.value), b.bytes, b.first, b.last)
-            for b in held_buffers(self.graph, products_fuse=products_fuse)
-        ]
+        peak, buffers = peak_and_buffers(self.graph, products_fuse=products_fuse)
+        held = [RecordedBuffer(self.names.of(b.value), b.bytes, b.first, b.last) for b in buffers]
         spans = {(buffer.value, buffer.bytes): buffer for buffer in held}
         largest = [spans[self.names.of(live.value), live.bytes] for live in peak.live]
         timeline = tuple(size for _, size in peak.at)

@@ -24,7 +24,6 @@ from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.ops import OpRecords
 from sdy_jax.plan.recording.places import Places, frame_of
 from sdy_jax.plan.recording.tensors import Tensors
-from sdy_jax.plan.work import flops
 from sdy_jax.plan_record.border import RecordedAxis, RecordedMesh
 from sdy_jax.plan_record.program import RecordedCollective
 from sdy_jax.plan_record.record import (
@@ -76,8 +75,8 @@ def record_of(plan: Plan) -> PlanRecord:
         padding=tuple(RecordedPadding(v.type, short_source(v.source), v.bytes) for v in plan.padding),
         wire_bytes=plan.wire_bytes,
         known=plan.totals.known,
-        flops=flops(plan.work),
-        repeated_flops=plan.repeated_flops,
+        flops=ops.flops() if ops is not None else 0.0,
+        repeated_flops=ops.flops(repeated=True) if ops is not None else 0.0,
         fingerprint=plan.fingerprint(),
     )
 
