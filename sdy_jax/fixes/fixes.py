@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from sdy_jax.errors import SdyError
 from sdy_jax.fixes.border import border_changes
@@ -61,7 +62,13 @@ class Fixes(Sequence[Fix]):
     found: tuple[Fix, ...]
     tried: int
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, index: int) -> Fix: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Fix]: ...
+
+    def __getitem__(self, index: int | slice) -> Fix | Sequence[Fix]:
         return self.found[index]
 
     def __len__(self) -> int:
