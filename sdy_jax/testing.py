@@ -89,7 +89,8 @@ def assert_same(
 
 
 def assert_plan(plan: Plan | PlanRecord, path: str | os.PathLike[str]) -> None:
-    """Asserts that a plan is the one that was reviewed: the arguments, results and collectives of the file at `path`.
+    """Asserts that a plan is the one that was reviewed: the arguments, results and collectives of the file at `path`,
+    which begins with the plan's page, for the reviewer.
 
     What changes no plan is no difference: comments, names of variables and arguments, lines that moved, versions of
     jax. `pytest --sdy-update-plans` (or the environment variable `SDY_JAX_UPDATE_PLANS=1`) writes the file where it is
@@ -124,7 +125,7 @@ def _update(record: PlanRecord, target: Path) -> None:
             return
     except SdyError:
         target.parent.mkdir(parents=True, exist_ok=True)
-    save_plan(reviewed(record), target)
+    save_plan(reviewed(record), target, str(record).splitlines())
 
 
 def _structure(x: Any) -> Any:

@@ -85,8 +85,10 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
         assert_plan(planned(MLP, tmp_path), tmp_path / "step.json")
 
 
-def test_the_file_is_small_and_without_ops(reviewed: Path) -> None:
-    plan = json.loads(reviewed.read_text())["plan"]
+def test_the_file_has_a_page_to_read_and_no_ops(reviewed: Path) -> None:
+    whole = json.loads(reviewed.read_text())
+    plan = whole["plan"]
+    assert whole["page"][0].startswith("plan of step on mesh data=2, model=4") and "collectives" in str(whole["page"])
     assert "ops" not in plan or not plan["ops"]
     assert [each["kind"] for each in plan["collectives"]] and plan["arguments"]
 

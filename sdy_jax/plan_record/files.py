@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,18 @@ have a default do not, since readers leave out what they do not know."""
 _KIND = "sdy_jax plan"
 
 
-def save_plan(record: PlanRecord, path: str | os.PathLike[str]) -> None:
+def save_plan(record: PlanRecord, path: str | os.PathLike[str], page: Sequence[str] = ()) -> None:
     """Writes a plan; a file that is there is replaced as a whole.
+
+    Args:
+        record: the plan.
+        path: of the file.
+        page: lines for people who read the file; nobody else does.
 
     Raises:
         SdyError: the file cannot be written.
     """
-    write_whole(path, plan_json(record))
+    write_whole(path, plan_json(record, page))
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
@@ -76,11 +81,13 @@ def is_saved_plan(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def plan_json(record: PlanRecord) -> str:
-    """The text of a plan's file."""
+def plan_json(record: PlanRecord, page: Sequence[str] = ()) -> str:
+    """The text of a plan's file, with some lines for people."""
     encoder = Encoder()
     plan = encoder.encoded(record)
-    whole = {"kind": _KIND, "format": FORMAT, "written_by": record.versions[0], "tables": encoder.tables, "plan": plan}
+    whole: dict[str, Any] = {"kind": _KIND, "format": FORMAT, "written_by": record.versions[0]}
+    whole |= {"page": list(page)} if page else {}
+    whole |= {"tables": encoder.tables, "plan": plan}
     return "".join(_lines(whole, 2)) + "\n"
 
 
