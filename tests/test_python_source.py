@@ -226,6 +226,28 @@ def test_the_examples_steps(tmp_path, mesh, trained):
         assert_alike(found[name], wanted, 2e-4)
 
 
+def test_equal_layers_are_calls_of_one_function(tmp_path, mesh):
+    def stacked(x, layers):
+        for layer in layers:
+            h = jnp.tanh(x @ layer["up"]) * jnp.exp(-((x @ layer["up"]) ** 2))
+            h = (h - h.mean(-1, keepdims=True)) / jnp.sqrt(h.var(-1, keepdims=True) + 1e-3)
+            x = jnp.sin(x + h @ layer["down"]) + jnp.cos(h @ layer["down"]) / 3.0
+        return x
+
+    layers = [{"up": numbers(16, 32, seed=i) / 8, "down": numbers(32, 16, seed=i) / 8} for i in range(5)]
+    specs = P("data"), {"up": P(None, "model"), "down": P("model")}
+    modules, x = Modules(tmp_path), numbers(8, 16)
+    plan = sdy.partition(stacked, mesh=mesh, in_shardings=(specs[0], [specs[1]] * 5)).plan(x, layers)
+    text = modules.add("stacked", plan, x, layers)
+    assert (text.count("    def layer("), text.count(" = layer(")) == (
+        1,
+        4,
+    )  # the first `x` is whole
+    assert "layers_down" in text[text.index("def layer(") :].partition(")")[0]
+    assert (text.count("lax.psum("), sum(c.kind == "all_reduce" for c in plan.collectives)) == (4, 10)
+    assert_alike(modules.run()["stacked"], stacked(x, layers), 1e-4)
+
+
 def test_trees_and_keyword_arguments(tmp_path, mesh):
     def halves(x, *, scale):
         return {"halves": (x[:8], x[8:]), "scaled": [scale["by"] * x, None], "count": jnp.int32(3)}

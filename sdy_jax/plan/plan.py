@@ -338,7 +338,7 @@ class Plan(Questions):
             step.plan(state, batch).to_python("step_on_devices.py")
         """
         specs = [value.sharding for value in self.results]
-        module = python_module(self.name, self.headline, self.program, specs, self.collectives)
+        module = python_module(self.name, self.headline, self.program, specs, self.collectives, self.source)
         if path is not None:
             Path(path).write_text(module.text)
             if module.arrays:

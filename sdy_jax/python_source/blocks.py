@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from sdy_jax.python_source.expressions import Expr, target_text, tuple_text
 from sdy_jax.python_source.known_numbers import LOOKUP
+from sdy_jax.python_source.layers import CALL
 from sdy_jax.python_source.literals import LARGEST_INLINE, array_text, number_text
 from sdy_jax.python_source.named_values import names_by_source
-from sdy_jax.python_source.names import MOVED, kind_name
+from sdy_jax.python_source.names import MOVED, Names, kind_name
 from sdy_jax.python_source.printers.elementwise import ELEMENTWISE
 from sdy_jax.python_source.printers.other import by_name
-from sdy_jax.python_source.printers.registry import PRINTERS, Call, Function, materialized
+from sdy_jax.python_source.printers.registry import PRINTERS, Call, Function, Parameter, materialized
 from sdy_jax.python_source.sources import Sources
 from sdy_jax.python_source.steps import Block, Step, Value, use_counts
 
@@ -35,6 +36,8 @@ _FOLDED = frozenset({"broadcast_in_dim"})
 _ELEMENTS = {"left": "a", "right": "b", "carry": "c", "slices": "s"}
 """What the members of a parameter that is a tuple are called."""
 
+_NUMBER = re.compile(r"_\d+(?=_|$)")
+
 _VIEW = re.compile(r"\w+(\[[:, None.]+\])?")
 
 
@@ -49,6 +52,8 @@ class BlockWriter:
     sources: Sources
     known: dict[Value, Expr]
     depth: int = 1
+    is_region: bool = False
+    """Whether it is the body of a loop or a branch, whose results need no names."""
     lines: list[str] = field(default_factory=list)
     _uses: dict[Value, int] = field(default_factory=dict)
     _user: dict[Value, Step] = field(default_factory=dict)
@@ -60,7 +65,7 @@ class BlockWriter:
         self._uses, self._user = use_counts(block, block.outputs), {}
         self._named = dict(zip(block.outputs, results, strict=bool(results)))
         self._named |= names_by_source(block, self.sources.statement)
-        if self.depth > 1:  # a region returns what it makes last
+        if self.is_region:  # it returns what it makes last
             self._named = {v: name for v, name in self._named.items() if v not in block.outputs}
         for step in block.steps:
             self._user.update(dict.fromkeys(step.inputs, step))
@@ -83,26 +88,41 @@ class BlockWriter:
         """Defines a local function before the statement."""
         name = self.sources.names.fresh(function.hint)
         uses = use_counts(function.block, function.block.outputs)
-        inner = BlockWriter(self.sources, self.known, self.depth + 1, _uses=uses, _line=self._line)
-        parameters = [inner.parameter(p) for p in function.parameters]
+        is_region = function.fields is None
+        inner = BlockWriter(self.sources, self.known, self.depth + 1, is_region, _uses=uses, _line=self._line)
+        if function.about:
+            inner._add(f'"""{function.about}"""')
+        parameters = [inner.parameter(p, function.names) for p in function.parameters]
         inner.run(function.block)
-        results = [inner.returned(r) for r in function.results]
+        fields = function.fields
+        results = [inner.returned(r) if fields is None else inner.named_results(r, fields) for r in function.results]
         self._add(f"def {name}({', '.join(parameters)}):")
         self.lines += [*inner.lines, f"{INDENT * inner.depth}return {', '.join(results)}", ""]
         return name
 
-    def parameter(self, parameter: Value | tuple[str, Sequence[Value]]) -> str:
+    def named_results(self, results: Value | Sequence[Value], fields: list[str]) -> str:
+        """Results as a dictionary by what they are called here; a single one as it is."""
+        values = [results] if isinstance(results, Value) else results
+        texts, names = [self.array(value).text for value in values], Names()
+        fields += [names.fresh(_NUMBER.sub("", text) if text.isidentifier() else "result") for text in texts]
+        if len(texts) == 1:
+            return texts[0]
+        entries = (f'"{entry}": {text}' for entry, text in zip(fields, texts, strict=True))
+        return f"{{{', '.join(entries)}}}"
+
+    def parameter(self, parameter: Parameter, names: Mapping[Value, str]) -> str:
         """Binds a parameter, and returns its name; a tuple is taken apart on a line of its own."""
         if isinstance(parameter, Value):
-            self._bind(parameter, self.sources.names.fresh("index" if parameter.shape == () else "x"))
+            hint = names.get(parameter, "index" if parameter.shape == () else "x")
+            self._bind(parameter, self.sources.names.fresh(hint))
             return self.known[parameter].text
-        hint, values = parameter
+        kind, values = parameter
         if not values:
             return "_"
-        name = self.sources.names.fresh(hint)
-        names = [self._part_name(value, hint) for value in values]
-        self._add(f"{target_text(names, (len(names),))} = {name}")
-        for value, own in zip(values, names, strict=True):
+        name = self.sources.names.fresh(kind)
+        parts = [self._part_name(value, kind) for value in values]
+        self._add(f"{target_text(parts, (len(parts),))} = {name}")
+        for value, own in zip(values, parts, strict=True):
             self._bind(value, own)
         return name
 
@@ -140,6 +160,8 @@ class BlockWriter:
     def _write(self, step: Step) -> None:
         self._comment(step)
         expr = PRINTERS.get(step.primitive, by_name)(Call(step, self))
+        if expr.fields:
+            return self._write_fields(step, expr)
         if not expr.groups and self._is_part(step, expr):
             self.known[step.outputs[0]] = expr
             return
@@ -149,6 +171,13 @@ class BlockWriter:
         self._add(self._with_type(f"{target_text(names, expr.groups)} = {expr.text}", step))
         for value, name in zip(step.outputs, names, strict=True):
             self._bind(value, name, value.shape if expr.groups else expr.shape)
+
+    def _write_fields(self, step: Step, expr: Expr) -> None:
+        """A call that returns a dictionary, whose entries are used as they are."""
+        name = self.sources.names.fresh("made")
+        self._add(f"{name} = {expr.text}")
+        for value, entry in zip(step.outputs, expr.fields, strict=True):
+            self._bind(value, f'{name}["{entry}"]')
 
     def _bind(self, value: Value, name: str, shape: tuple[int, ...] | None = None) -> None:
         self.known[value] = Expr(name, value.shape if shape is None else shape)
@@ -162,7 +191,7 @@ class BlockWriter:
             return False
         user = self._user.get(value)
         if user is None:  # what a region returns
-            return self.depth > 1 and step.primitive in _PARTS
+            return self.is_region and step.primitive in _PARTS
         return step.primitive in _PARTS and self.sources.line(user) == self.sources.line(step)
 
     def _name(self, step: Step, value: Value) -> str:
@@ -170,6 +199,8 @@ class BlockWriter:
             return "_"
         if value in self._named:
             return self.sources.names.fresh(self._named[value])
+        if step.primitive == CALL:
+            return self.sources.names.fresh(step.params["layer"].fields[0])
         moved = MOVED.get(step.primitive)
         if moved and self.sources.is_named(step.inputs[0], self.known):
             return self.sources.names.fresh(f"{self.known[step.inputs[0]].text}_{moved}")

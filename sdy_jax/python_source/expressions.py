@@ -20,6 +20,7 @@ class Expr:
         power: how tightly its outermost operator binds.
         is_number: it is a Python number, which takes the dtype of what it meets.
         groups: it is a tuple of so many results, or several tuples; empty where it is one array.
+        fields: it is a dictionary of results, by these names.
     """
 
     text: str
@@ -27,6 +28,7 @@ class Expr:
     power: int = ATOM
     is_number: bool = False
     groups: tuple[int, ...] = ()
+    fields: tuple[str, ...] = ()
 
     def within(self, power: int) -> str:
         """The text as an operand of an operator that binds with this power."""

@@ -33,6 +33,11 @@ def is_zero(value: Value, made: Made) -> bool:
     return is_integer(value) and value.constant is not None and not value.constant.any()
 
 
+def is_one(value: Value) -> bool:
+    """Whether a value is the integer 1."""
+    return value.is_scalar_literal and bool(np.issubdtype(value.dtype, np.integer)) and value.constant == 1
+
+
 def is_natural(value: Value, made: Made) -> bool:
     """Whether an integer is known not to be negative."""
     if not np.issubdtype(value.dtype, np.integer):

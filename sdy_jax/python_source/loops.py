@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from sdy_jax.python_source.known_numbers import is_one
 from sdy_jax.python_source.steps import Block, Step, Value
 
 FOR = "fori_loop"
@@ -42,6 +43,12 @@ def _drop_invariants(step: Step) -> dict[Value, Value]:
     return same
 
 
+def renamed(block: Block, names: Mapping[Value, Value]) -> Block:
+    """The block, with other values in place of some that it uses."""
+    _rename(block, names)
+    return block
+
+
 def _rename(block: Block, names: Mapping[Value, Value]) -> None:
     for step in block.steps:
         step.inputs = [names.get(value, value) for value in step.inputs]
@@ -61,7 +68,7 @@ def _counted(step: Step) -> Step | None:
     number = condition.inputs.index(index)
     ending, final = body.outputs[number], _final(step.inputs[number], limit)
     added = next((s for s in body.steps if s.outputs == [ending] and s.primitive == "add"), None)
-    if final is None or added is None or added.inputs[0] is not body.inputs[number] or not _is_one(added.inputs[1]):
+    if final is None or added is None or added.inputs[0] is not body.inputs[number] or not is_one(added.inputs[1]):
         return None
     alike = _alike(step, number)
     for i in alike:
@@ -81,7 +88,7 @@ def _alike(step: Step, number: int) -> list[int]:
 
     def counts(i: int) -> bool:
         added, start = made.get(body.outputs[i]), step.inputs[i]
-        if added is None or added.inputs[0] is not body.inputs[i] or not _is_one(added.inputs[1]):
+        if added is None or added.inputs[0] is not body.inputs[i] or not is_one(added.inputs[1]):
             return False
         return start is first or (
             start.is_scalar_literal
@@ -91,10 +98,6 @@ def _alike(step: Step, number: int) -> list[int]:
         )
 
     return [i for i in range(len(body.inputs)) if i == number or counts(i)]
-
-
-def _is_one(value: Value) -> bool:
-    return value.is_scalar_literal and value.constant == 1
 
 
 def _final(first: Value, limit: Value) -> np.ndarray | None:

@@ -24,6 +24,7 @@ from sdy_jax.python_source.constants import constants_text
 from sdy_jax.python_source.expressions import Expr, tuple_text
 from sdy_jax.python_source.formatted import formatted
 from sdy_jax.python_source.helpers import helper_imports, helper_text, wrapped
+from sdy_jax.python_source.layers import with_layers
 from sdy_jax.python_source.literals import dtype_text, shape_text, spec_text
 from sdy_jax.python_source.loops import with_plain_loops
 from sdy_jax.python_source.names import identifier
@@ -48,6 +49,7 @@ def python_module(
     program: Program,
     results: Sequence[TensorSharding],
     collectives: Sequence[CollectiveRecord],
+    source: str = "",
 ) -> PythonModule:
     """The module of a partitioned program.
 
@@ -57,6 +59,7 @@ def python_module(
         program: the partitioned program.
         results: the shardings of its results.
         collectives: what the plan knows of its collectives.
+        source: the line that states the shardings of arguments and results.
 
     Raises:
         UnsupportedError: something in the program has no text: a callback to the host, a value of an outer trace.
@@ -65,7 +68,7 @@ def python_module(
     graph = Graph(program.module)
     traced = trace(graph, program.mesh, results)
     sizes = dict(zip(traced.mesh.axis_names, traced.mesh.shape, strict=True))
-    sources = Sources(traced.ops, collectives, program.mesh, sizes, _is_wide(traced.body))
+    sources = Sources(traced.ops, collectives, program.mesh, sizes, _is_wide(traced.body), source)
     return _Writing(identifier(name), headline, program, graph, traced, sources, tuple(results)).module()
 
 
@@ -130,7 +133,7 @@ class _Writing:
     # What one device runs.
 
     def _on_device(self, name: str) -> Iterator[str]:
-        body = without_dead_steps(with_plain_loops(self.traced.body))
+        body = with_layers(without_dead_steps(with_plain_loops(self.traced.body)), self.sources.line)
         writer = BlockWriter(self.sources, {})
         parameters = []
         for number, value in zip(self.traced.taken, body.inputs, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sdy_jax.python_source.known_numbers import LOOKUP, folded, is_natural, is_within, is_zero
+from sdy_jax.python_source.known_numbers import LOOKUP, folded, is_natural, is_one, is_within, is_zero
 from sdy_jax.python_source.steps import Step, Value
 
 _ALIASES = frozenset(
@@ -49,6 +49,8 @@ class Simplifier:
         if name == "transpose" and (before := self.made.get(inputs[0])) is not None and before.primitive == "transpose":
             order = [before.params["permutation"][d] for d in step.params["permutation"]]
             return before.inputs[0] if order == sorted(order) else None
+        if name == "mul" and _changes_nothing(step) and is_one(inputs[1]):
+            return inputs[0]
         if name == "clamp" and is_within(inputs[1], inputs[0], inputs[2], self.made):
             return inputs[1]
         return self._index_within(step) if name == "select_n" and len(inputs) == 3 else None

@@ -61,6 +61,8 @@ class Sources:
     sizes: Mapping[str, int]
     is_wide: bool
     """Whether the program has arrays of 64 bits."""
+    border: str = ""
+    """The source line that states the shardings of arguments and results."""
     names: Names = field(default_factory=Names)
     helpers: set[str] = field(default_factory=set)
 
@@ -83,7 +85,7 @@ class Sources:
     def statement(self, step: Step) -> tuple[object, str]:
         """The user's statement, and the name that it gives its value."""
         op = self.op(step)
-        if op is None:
+        if op is None or place_of(op.location).line == self.border:
             return (), ""
         key, name = statement_of(op.location, self._around)
         is_backward = place_of(op.location).backward

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from sdy_jax.python_source.expressions import Expr, tuple_text, without_parentheses
+from sdy_jax.python_source.layers import CALL, Layer
 from sdy_jax.python_source.loops import FOR
 from sdy_jax.python_source.printers.registry import Call, Function, Parameter, printer
 from sdy_jax.python_source.steps import Value
@@ -56,6 +58,26 @@ def _scan(call: Call) -> Expr:
     options = ["" if texts[count:] else f"length={p['length']}", "reverse=True" if p["reverse"] else ""]
     said = ", ".join(filter(None, [runs, tuple_text(texts[:count]), slices, *options]))
     return Expr(f"lax.scan({said})", (), groups=(count, len(body.outputs) - count))
+
+
+@printer(CALL)
+def _called(call: Call) -> Expr:
+    """A call of a function that stands before the first of its calls."""
+    layer: Layer = call.params["layer"]
+    if call.step.blocks:
+        (body,) = call.step.blocks
+        hints = {inner: _without_number(call.array(i).text) for i, inner in enumerate(body.inputs)}
+        about = f"One of {layer.count} equal parts of the program."
+        fields: list[str] = []
+        layer.name = call.writer.function(Function(body, "layer", body.inputs, (body.outputs,), hints, about, fields))
+        layer.fields = tuple(fields)
+    text = f"{layer.name}({', '.join(call.texts())})"
+    return call.result(text) if len(layer.fields) == 1 else Expr(text, (), fields=layer.fields)
+
+
+def _without_number(name: str) -> str:
+    """`params_layers_qkv` of `params_layers_0_qkv`."""
+    return re.sub(r"_\d+(?=_|$)", "", name)
 
 
 @printer("cond")

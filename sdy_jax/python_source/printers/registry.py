@@ -9,8 +9,8 @@ parameters as keywords (`other.py`); where that cannot be, `UnsupportedError` na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,12 +26,19 @@ Parameter = Value | tuple[str, Sequence[Value]]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A region as a local function: what it is called, takes and returns. A sequence among the results is a tuple."""
+    """A region as a local function: what it is called, takes and returns. A sequence among the results is a tuple.
+
+    `names` are hints for parameters, `about` is its docstring. With a list of `fields`, to be filled, its results are a
+    dictionary by these names.
+    """
 
     block: Block
     hint: str
     parameters: Sequence[Parameter]
     results: Sequence[Value | Sequence[Value]]
+    names: Mapping[Value, str] = field(default_factory=dict)
+    about: str = ""
+    fields: list[str] | None = None
 
 
 class Writer(Protocol):
