@@ -1,6 +1,7 @@
 """Gradients of weights are computed where they stand in the program, though only results need them."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,12 @@ def tanh(result, operand):
 
 def awaited(body, results, width=8, rows=96):
     """Per product that waits, the kinds of the ops whose results it waits for."""
-    argument = f'%x: {LONG} {{sdy.sharding = #sdy.sharding<@mesh, [{{"a"}}, {{}}]>}}, %w: {SQUARE}'
+    found = waits(body, results, width, rows)
+    return [(op.results[0].uses[0][0].name, [v.defining_op.name for v in op.operands[1:]]) for op in found]
+
+
+def waits(body, results, width=8, rows=96, weight=""):
+    argument = f'%x: {LONG} {{sdy.sharding = #sdy.sharding<@mesh, [{{"a"}}, {{}}]>}}, %w: {SQUARE} {weight}'
     types = ", ".join(SQUARE if name.startswith("g") else LONG for name in results)
     text = f"""
         sdy.mesh @mesh = <["a"=4]>
@@ -51,8 +57,7 @@ def awaited(body, results, width=8, rows=96):
     module = parse(text.replace("8x8xf32", f"{width}x{width}xf32").replace("96x8xf32", f"{rows}x{width}xf32"))
     compute_promptly(module.operation)
     assert module.operation.verify()
-    found = [op for op in Graph(module.operation).ops if op.key == "sdy_jax.after"]
-    return [(op.results[0].uses[0][0].name, [v.defining_op.name for v in op.operands[1:]]) for op in found]
+    return [op for op in Graph(module.operation).ops if op.key == "sdy_jax.after"]
 
 
 STEP = product("h", "x", "w", "step") + tanh("t", "h")
@@ -64,6 +69,13 @@ AFTER_IT = product("v", "u", "w", "step") + product("r", "v", "w", "step")
 def test_a_product_waits_for_the_gradient_before_it():
     body = STEP + tanh("u", "h") + product("g", "t", "t", "gradient") + AFTER_IT
     assert awaited(body, ["g", "r"]) == [("stablehlo.dot_general", ["stablehlo.dot_general"])]
+
+
+@pytest.mark.parametrize("weight", ["", "{sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}"])
+def test_what_waits_is_the_weight_where_that_is_an_argument_in_place(weight):
+    body = STEP + tanh("u", "h") + product("g", "t", "t", "gradient") + AFTER_IT
+    (wait,) = waits(body, ["g", "r"], weight=weight)
+    assert (wait.operands[0].defining_op is None) == bool(weight)
 
 
 def test_the_last_gradient_holds_nothing_up():
@@ -120,11 +132,14 @@ def test_the_numbers_are_the_plain_functions(late, spec, layouts):
     assert_same(step, weights, x, mesh=LINE, layouts=layouts, atol=1e-4, rtol=1e-4, **shardings)
 
 
-@pytest.mark.parametrize(("platform", "barriers"), [("tpu", 1), ("cpu", 0)])
-def test_only_tpus_wait_behind_a_barrier(platform, barriers):
-    """Elsewhere XLA drops barriers before it looks for equal ops."""
+@pytest.mark.parametrize(
+    ("platform", "attributes", "barriers"), [("tpu", {}, 1), ("cpu", {}, 0), ("tpu", {"sdy_jax.in_order": None}, 0)]
+)
+def test_only_tpus_wait_behind_a_barrier(platform, attributes, barriers):
+    """Elsewhere XLA drops barriers before it looks for equal ops, and on TPUs before ops get their order."""
+    local = SimpleNamespace(op=SimpleNamespace(attributes=attributes))
     wait = EMITTERS["sdy_jax.after"]
-    traced = jax.jit(lambda x, y: wait(None, x, y)).trace(jnp.ones(4), jnp.ones((2, 2)))
+    traced = jax.jit(lambda x, y: wait(local, x, y)).trace(jnp.ones(4), jnp.ones((2, 2)))
     text = traced.lower(lowering_platforms=(platform,)).as_text()
     assert text.count("stablehlo.optimization_barrier") == barriers
     assert text.count("stablehlo.select") == 1 - barriers

@@ -22,7 +22,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
-from sdy_jax.lowering.strategies.after import AFTER
+from sdy_jax.lowering.strategies.after import AFTER, IN_ORDER
 from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -105,13 +105,18 @@ def tie(module: ir.Operation) -> None:
 
 
 def create_after(
-    operands: list[ir.Value], sharding: TensorSharding, location: ir.Location, point: ir.InsertionPoint
+    operands: list[ir.Value],
+    sharding: TensorSharding,
+    location: ir.Location,
+    point: ir.InsertionPoint,
+    in_order: bool = False,
 ) -> ir.Value:
-    """The first operand, of this sharding, once the others are there."""
+    """The first operand, of this sharding, once the others are there; `in_order`: so that ops run in this order."""
     context = operands[0].context
     attributes = {
         "call_target_name": ir.StringAttr.get(AFTER, context),
         "sdy.sharding": shardings_to_attribute((sharding,), context),
+        **({IN_ORDER: ir.UnitAttr.get(context)} if in_order else {}),
     }
     return ir.Operation.create(
         "stablehlo.custom_call",

@@ -3,12 +3,13 @@
 Compilers for TPUs run an op no sooner than its result is needed. The gradient of a weight is needed last of all, so
 what it is computed of would live until the end: activations, and their gradients, of every layer. In the program it is
 computed at once, and that is what estimates of memory count on. So where a gradient is smaller than what it is computed
-of, a product that runs after it waits for it. Operands count as these compilers keep them, rounded to bfloat16.
+of, a product that runs after it waits for it, with its weight where that is an argument: then what is computed for it
+need not be written. Operands count as these compilers keep them, rounded to bfloat16.
 
     %g = dot %x, %dy                   the gradient of a weight
     %d = multiply %dy, %s
-    %e = sdy_jax.after %d, %g
-    %f = dot %e, %v
+    %u = sdy_jax.after %v, %g
+    %f = dot %d, %u
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.placement.copies import create_after
 from sdy_jax.lowering.placement.critical import Critical
-from sdy_jax.lowering.placement.fusion import computes, is_product
+from sdy_jax.lowering.placement.fusion import computes, is_product, moves
 from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.op_rules.dataflow import is_data_flow
 
@@ -41,7 +42,7 @@ def compute_promptly(module: ir.Operation) -> None:
             assert operand.sharding is not None
             awaited = [operand.mlir, *(value.mlir for value in pending)]
             op.mlir.operands[index] = create_after(
-                awaited, operand.sharding, op.mlir.location, ir.InsertionPoint(op.mlir)
+                awaited, operand.sharding, op.mlir.location, ir.InsertionPoint(op.mlir), in_order=True
             )
             pending = []
 
@@ -65,13 +66,22 @@ class _Order:
         return kept > sum(map(self._sizes.of, op.results)) and kept >= _MUCH * self._largest
 
     def waiting_operand(self, op: Op) -> int | None:
-        """The operand of a product that others have to be computed before: not a copy of an argument, whose gathering
-        would be held up, and nothing that was just gathered."""
+        """The operand of a product that others have to be computed before, of one that takes what was computed: an
+        argument of the program, so that what is computed need not be written, else that. Not a copy of an argument,
+        whose gathering would be held up, and nothing that was just gathered."""
         if not is_product(op):
             return None
-        return next(
-            (i for i, value in enumerate(op.operands) if value in self._critical.after and _can_wait(value)), None
-        )
+        computed = [i for i, value in enumerate(op.operands) if value in self._critical.after and _can_wait(value)]
+        given = [i for i, value in enumerate(op.operands) if _is_given(value)]
+        return [*given, *computed][0] if computed else None
+
+
+def _is_given(value: Value) -> bool:
+    """Whether a value is an argument of the program, or its elements in another order."""
+    op = value.defining_op
+    while op is not None and len(op.operands) == 1 and moves(op) and not op.name.startswith("sdy."):
+        value, op = op.operands[0], op.operands[0].defining_op
+    return op is None and value.sharding is not None
 
 
 def _can_wait(value: Value) -> bool:

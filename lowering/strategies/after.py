@@ -3,9 +3,10 @@
     %0 = stablehlo.custom_call @sdy_jax.after(%w, %a) : (tensor<64x64xf32>, tensor<8x64xf32>) -> tensor<64x64xf32>
 
 What is computed of the result is not taken for the same as what was computed of the operand, and does not run before
-the other value is there. On TPUs XLA's own barrier says so. On others XLA drops it before it looks for equal ops, on
-CPUs at least, so the result depends on an element of the other value: a comparison that never holds, which no compiler
-knows. On TPUs that would be an op that takes as long as any other for each value.
+the other value is there. On TPUs XLA's own barrier says the former: it is dropped after equal ops are joined, but
+before ops get their order. So where the order is what matters (`sdy_jax.in_order`), and on other platforms, where XLA
+drops barriers earlier, the result depends on an element of the other value: a comparison that never holds, which no
+compiler knows. On TPUs that is an op that takes as long as any other for each value.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from jax import lax
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 
 AFTER = "sdy_jax.after"
+IN_ORDER = "sdy_jax.in_order"
+"""The attribute of those that are there for the order of ops."""
 
 
 @emitter(AFTER)
 def _after(local: LocalOp, x: jax.Array, *awaited: jax.Array) -> jax.Array:
+    if IN_ORDER in local.op.attributes:
+        return _selected(x, *awaited)
     return lax.platform_dependent(x, *awaited, tpu=_behind_barrier, default=_selected)
 
 
