@@ -73,6 +73,11 @@ def test_what_stands_in_the_way_is_said_first(plan):
     assert [obstacle.reason for obstacle in plan.why_not("w", P())] == ["SPLIT"]
 
 
+def test_where_nobody_says_it_the_annotation_is_named(plan):
+    (obstacle,) = plan.why_not("x", "model")
+    assert obstacle.reason == "NO_SOURCE" and "to split it, state P('data', 'model'): asked for that" in obstacle.text
+
+
 def test_a_layout_that_it_has(plan):
     answer = plan.why_not("x", P("data"))
     assert [obstacle.reason for obstacle in answer] == ["PRESENT"] and not answer.annotation

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sdy_jax.errors import ParseError, SdyError
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.op_rules.dataflow import is_data_flow
+from sdy_jax.plan.annotation_origins import spec_text
 from sdy_jax.plan.naming import Named
 from sdy_jax.plan.obstacle import Obstacle, ObstacleTexts
 from sdy_jax.propagation.blockers import Blockage
@@ -66,7 +67,8 @@ class Obstacles:
             if dim is not None and not (isinstance(dim, int) and 0 <= dim < rank):
                 raise SdyError(f"{named.label} is {type_} and has no dim {dim}; its dimensions count from 0")
             dims = tuple(range(rank)) if dim is None else (dim,)
-            entries.append((named.label, type_, tuple(self.of(named, ref, dims))))
+            found = (self._with_annotation(each, named.value_id, ref, dims) for each in self.of(named, ref, dims))
+            entries.append((named.label, type_, tuple(found)))
         return WhyNot(axis_name(ref), tuple(dict.fromkeys(entries)))
 
     def _axis(self, text: str) -> AxisRef:
@@ -197,6 +199,22 @@ class Obstacles:
         closed = sharding is not None and sharding.is_fully_closed
         notes = (f"its dimensions are closed by {n.text}" for n in self._annotations.of(value_id)[-1:] if closed)
         return Obstacle("NO_SOURCE", text, tuple(notes))
+
+    def _with_annotation(self, obstacle: Obstacle, value_id: int, axis: AxisRef, dims: Sequence[int]) -> Obstacle:
+        """With the layout to state where nothing is in the way but that nobody did: the one that the value has, and the
+        axis on the first dimension that it divides and that no other splits."""
+        if obstacle.reason != "NO_SOURCE":
+            return obstacle
+        now, shape = self._naming.final(value_id), self._naming.shape_of(value_id)
+        axes = now.axes if now is not None else ((),) * len(shape)
+        free = (d for d in dims if not axes[d] and shape[d] and not shape[d] % self._sizes[axis.name])
+        dim = next(free, None)
+        if dim is None or axis.sub_axis is not None or any(axis in each for each in axes):
+            return obstacle
+        mesh = now.mesh if now is not None else ""
+        spec = spec_text(TensorSharding.closed(mesh, [(axis,) if d == dim else each for d, each in enumerate(axes)]))
+        hint = f"to split it, state {spec}: asked for that, `why_not` says where, and what it costs"
+        return replace(obstacle, text=f"{obstacle.text}; {hint}")
 
     def _connected(self, value_id: int, dim: int) -> Iterator[tuple[int, int]]:
         for entry in self._blockers.entries.get(value_id, ()):
