@@ -119,7 +119,8 @@ def test_one_flag_of_pytest_accepts_a_plan(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TEST)
     is_installed = any(point.name == "sdy_jax" for point in entry_points(group="pytest11"))
     plugin = [] if is_installed else ["-p", "sdy_jax.pytest_plugin"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    folders = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": folders}
     command = [sys.executable, "-m", "pytest", "-q", *plugin, "--sdy-update-plans", str(tmp_path)]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
