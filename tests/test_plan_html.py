@@ -103,6 +103,17 @@ def test_every_axis_came_from_a_value_that_had_it_before(plan: sdy.Plan) -> None
         holds.add((spread.value, spread.axis))
 
 
+def test_what_was_stated_is_not_said_to_have_come_by_propagation() -> None:
+    open_: Any = ('[{"data", ?}, {?}]', P(None, "model"))
+    x = jnp.ones((8, 16))
+    said = sdy.partition(lambda a, b: a + b, mesh=MESH, in_shardings=open_).plan(x, x).record(steps=True).propagation
+    assert said is not None
+    assert [start.type for start in said.starts] == ["f32[8@data,16]", "f32[8,16@model]"]
+    assert [(s.value, s.dim, s.axis, s.type) for s in said.spreads if s.value == "a"] == [
+        ("a", 1, "model", "f32[8@data,16@model]")
+    ]
+
+
 def test_steps_are_kept_in_files(plan: sdy.Plan) -> None:
     record = plan.record(steps=True)
     assert plan_from_json(plan_json(record)) == record

@@ -96,6 +96,7 @@ def test_it_opens_with_the_plan_s_figures(opened: Opened, plan: sdy.Plan) -> Non
 def test_what_is_searched_is_shown_with_its_layout_and_the_reasons(opened: Opened) -> None:
     view = opened("plan.html")
     find(view, "block tanh")
+    assert not view.locator("#found").is_visible()
     assert view.locator("#details h2").inner_text() == "block/tanh"
     assert "f32[8@data,32@model]" in view.locator("#details .type-line").inner_text()
     why = view.locator("#details .chain").all_inner_texts()
@@ -178,10 +179,14 @@ def test_steps_lead_from_the_annotations_to_the_program(opened: Opened, plan: sd
     assert types.inner_text() == "f32[8,32]"
     said = plan.record(steps=True).propagation
     assert said is not None
-    for spread in [s for s in said.spreads if s.value == "block/tanh"]:
-        view.locator("#moment").fill(str(spread.step + 1))  # the moment after "as annotated" and all steps before
+    before = types.inner_text()
+    for number, type_ in {s.step: s.type for s in said.spreads if s.value == "block/tanh"}.items():
+        view.locator("#moment").fill(str(number))  # all steps before, after "as annotated"
+        assert types.inner_text() == before
+        view.locator("#moment").fill(str(number + 1))
+        before = type_
         assert view.locator("#tree .changed").count() > 0
-        assert types.inner_text() == spread.type
+        assert types.inner_text() == type_
     for _ in range(3):
         view.keyboard.press("]")
         assert view.locator("#tree .changed").count() > 0
