@@ -105,6 +105,60 @@ def noise(x):
     return x + jax.random.normal(key, x.shape), jax.random.randint(key, (5,), 0, 9)
 
 
+def of_elements(x):
+    positive = jnp.abs(x) + 0.1
+    smooth = [
+        jnp.sin,
+        jnp.cos,
+        jnp.tan,
+        jnp.sinh,
+        jnp.cosh,
+        jnp.arctan,
+        jnp.arcsinh,
+        jnp.exp2,
+        jnp.expm1,
+        lax.erf,
+        lax.erfc,
+    ]
+    rough = [
+        jnp.floor,
+        jnp.ceil,
+        jnp.round,
+        jnp.sign,
+        jnp.negative,
+        jnp.cbrt,
+        jnp.square,
+        lax.bessel_i1e,
+        jax.nn.sigmoid,
+    ]
+    of_positive = [jnp.log, jnp.log1p, jnp.sqrt, lax.rsqrt, lax.lgamma, lax.digamma]
+    pairs = [jnp.arctan2, jnp.maximum, jnp.minimum, lax.rem, lax.pow, lax.nextafter]
+    found = (
+        [f(x) for f in smooth + rough] + [f(positive) for f in of_positive] + [f(positive, positive.T) for f in pairs]
+    )
+    bits = (x * 100).astype(jnp.int32)
+    of_bits = [
+        bits << 2,
+        bits >> 1,
+        bits & 7,
+        bits | 8,
+        ~bits,
+        bits ^ 3,
+        lax.population_count(bits),
+        lax.clz(bits),
+        bits % 7,
+    ]
+    return (
+        found,
+        of_bits,
+        lax.clamp(-0.5, x, 0.5),
+        jnp.isfinite(x),
+        lax.reduce_precision(x, 8, 4),
+        x**3,
+        jnp.argmax(x, 1),
+    )
+
+
 def with_nothing(x, unused, empty):
     return x + 1.0, empty * 2.0
 
@@ -126,6 +180,7 @@ CASES = {
     "in_few_bits": (in_few_bits, (P("data"), P(None, "model")), (X, numbers(16, 16, seed=1))),
     "solved": (solved, (P("data"),), (X,)),
     "noise": (noise, (P("data"),), (X,)),
+    "of_elements": (of_elements, (P("data"),), (X,)),
     "with_nothing": (with_nothing, (P("data"), P(), P()), (X, X, np.zeros((0, 4), np.float32))),
     "rolled": (lambda x: jnp.roll(x, 3, 0) + jnp.cumsum(x[::-1], 0), (P("data"),), (X,)),
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, SequenceKey
+from jax.tree_util import DictKey, GetAttrKey, PyTreeDef, SequenceKey
 
 from sdy_jax.python_source.expressions import tuple_text
 from sdy_jax.python_source.names import identifier
@@ -57,7 +57,6 @@ def _step(key: Any) -> str | None:
         return f"[{key.idx}]"
     if isinstance(key, GetAttrKey):
         return f".{key.name}"
-    assert isinstance(key, (DictKey, FlattenedIndexKey)) or key is not None
     return None
 
 

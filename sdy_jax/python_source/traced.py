@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr
+import numpy as np
 
 from sdy_jax.errors import InternalError
 from sdy_jax.ir.graph import Graph
@@ -91,11 +91,6 @@ def _read(jaxpr: Any) -> Block:
 
 def _constants(variables: Sequence[Any], known: dict[Any, Any]) -> Iterator[Any]:
     """What `shard_map` closes over, which it takes like arguments."""
-    import numpy as np
-
     for variable in variables:
         found = known.get(variable) if not hasattr(variable, "val") else variable.val
         yield None if found is None else np.asarray(found)
-
-
-__all__ = ["Jaxpr", "Traced", "trace"]

@@ -163,7 +163,8 @@ def _power(call: Call) -> Expr:
 
 @printer("round")
 def _rounded(call: Call) -> Expr:
-    return call.result(f"lax.round({call.array(0).text}, lax.{call.params['rounding_method']!s})")
+    method = call.params["rounding_method"].name
+    return call.result(f"lax.round({call.array(0).text}, lax.RoundingMethod.{method})")
 
 
 @printer("select_n")

@@ -17,7 +17,7 @@ import numpy as np
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.python_source.expressions import Expr
-from sdy_jax.python_source.literals import array_text, dtype_text, scalar_text, shape_text, typed_text
+from sdy_jax.python_source.literals import dtype_text, scalar_text, shape_text, typed_text
 from sdy_jax.python_source.steps import Block, Step, Value
 
 Parameter = Value | tuple[str, Sequence[Value]]
@@ -161,6 +161,3 @@ def printer(*names: str) -> Callable[[Printer], Printer]:
         return function
 
     return register
-
-
-__all__ = ["PRINTERS", "Call", "Printer", "Writer", "array_text", "materialized", "printer"]
