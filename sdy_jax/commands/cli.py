@@ -184,15 +184,17 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--why", metavar="VALUE", help="print why a value is sharded as it is, back to the annotations")
     shown.add_argument(
         "--table",
+        metavar="KIND",
         choices=("collectives", "ops", "values", "arguments", "memory"),
-        help="print all rows of one kind, which the report folds",
+        help="print all rows of one kind, which the report folds: %(choices)s",
     )
     shown.add_argument("--fixes", action="store_true", help="try changes of one line, and print those that save bytes")
     shown.add_argument("--diff", metavar="OLD", help="print what changed since the plan that --save wrote to this file")
     shown.add_argument(
         "--stage",
+        metavar="NAME",
         choices=("traced", "imported", "propagated", "partitioned"),
-        help="print the module after this stage instead of the report",
+        help="print the module after this stage instead of the report: %(choices)s",
     )
     shown.add_argument(
         "--python",
