@@ -33,6 +33,7 @@ from sdy_jax.lowering.placement.kinds import launch_time, operations_done, work_
 from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.promptly import compute_promptly
+from sdy_jax.lowering.placement.reduced_early import reduce_early
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
 from sdy_jax.lowering.placement.report import Moved, PartitionReport
 from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
@@ -139,6 +140,7 @@ class Partitioner:
         for op in reversed(self.unneeded):
             op.mlir.erase()
         self.placement.sweep()
+        reduce_early(self.placement.inserted)
         self.unsplit.report_notes()
         self.report.work = self._work_time()
         if self.plan is not None and self.plan.copies:
