@@ -80,6 +80,10 @@ class ModelledProgram:
         """The walk's own choices."""
         return [0] * len(self.model.nodes)
 
+    def saved(self, chosen: Chosen) -> float:
+        """What a choice saves of what the walk's costs."""
+        return self.model.cost(self.start) - self.model.cost(chosen) if chosen != self.start else 0.0
+
     def number(self, value: Value) -> int:
         """The number of a value; one that no node makes costs nothing in any layout."""
         return self.values.setdefault(value, FREE)

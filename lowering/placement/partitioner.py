@@ -167,16 +167,21 @@ class Partitioner:
 
     def _work_time(self) -> float:
         """The time of the operations that one device performs, but for those of constants."""
-        work = 0.0
+        work, known = 0.0, dict[int, float]()
         for number, decision in self.walked.decided.items():
             op = self.graph.ops[number]
             if number in self.repeated or all(depends_on_no_input(result) for result in op.results):
                 continue
-            times = executions(op).estimate
-            operations = operations_done(decision.kind, decision.shardings, self.mesh)
-            work += times * work_time(decision.kind, operations, decision.shardings, self.costs, self.mesh)
-            work += times * launch_time(decision.kind, self.costs)
+            if id(decision) not in known:  # equal ops share one
+                known[id(decision)] = self._work_of(decision)
+            work += executions(op).estimate * known[id(decision)]
         return work
+
+    def _work_of(self, decision: Decision) -> float:
+        """The time of one execution of an op."""
+        kind, shardings = decision.kind, decision.shardings
+        own = work_time(kind, operations_done(kind, shardings, self.mesh), shardings, self.costs, self.mesh)
+        return own + launch_time(kind, self.costs)
 
     def sending_time(self, origins: Collection[str] = ("partitioner", "user")) -> float:
         """The time of the collectives: of those that were inserted, and of those that the program holds itself."""

@@ -188,8 +188,7 @@ class _Walks:
             return [self.proposed]
         program = modelled(self.graph, self.proposed.walker, self._atoms, self._policy, self._border)
         best = best_choice(program)
-        saved = program.model.cost(program.start) - program.model.cost(best)
-        if saved < self.least_gain and self.fits(self.proposed):
+        if self.fits(self.proposed) and program.saved(best) < self.least_gain:
             return [self.proposed]
         return tried(program, best, self.proposed, self.limit, self._walk)
 

@@ -70,7 +70,7 @@ def everything(way: Way, now: Way) -> bool:
 
 
 def _is_cheaper(model: ProgramModel, found: Sequence[int], other: Sequence[int]) -> bool:
-    return model.cost(found) < model.cost(other) * (1 - _LEAST)
+    return list(found) != list(other) and model.cost(found) < model.cost(other) * (1 - _LEAST)
 
 
 def moves_of(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Keeps]:
