@@ -9,7 +9,6 @@ from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.placement.fusion import moves, readers
 from sdy_jax.lowering.planning.candidates import MOVING
 from sdy_jax.lowering.strategies.registry import OPEN_PRECISION
-from sdy_jax.representation.sharding import TensorSharding
 
 _MOVING = frozenset(f"sdy.{kind}" for kind in (*MOVING, "all_slice"))
 _ROUNDED = 2
@@ -33,8 +32,16 @@ class LocalBytes:
         key = value.type, sharding, rounded
         if key not in self._known:
             itemsize = _ROUNDED if rounded else value.itemsize
-            self._known[key] = math.prod(self._local_shape(value, sharding)) * itemsize
+            self._known[key] = math.prod(self.shape(value)) * itemsize
         return self._known[key]
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """A value's shape on one device."""
+        sharding = self._shardings.get(value)
+        if value.shape is None:
+            return (0,)
+        mesh = self._meshes.get(str(sharding.mesh)) if sharding is not None else None
+        return value.shape if sharding is None or mesh is None else sharding.local_shape(value.shape, mesh)
 
     def _is_rounded(self, value: Value) -> bool:
         if self._rounded is None or value.dtype != "f32" or value.defining_op is None:
@@ -49,9 +56,3 @@ class LocalBytes:
         if op.name in OPEN_PRECISION:
             return OPEN_PRECISION[op.name](op)
         return (op.name in _MOVING or moves(op)) and self._is_rounded(op.results[0])
-
-    def _local_shape(self, value: Value, sharding: TensorSharding | None) -> tuple[int, ...]:
-        if value.shape is None:
-            return (0,)
-        mesh = self._meshes.get(str(sharding.mesh)) if sharding is not None else None
-        return value.shape if sharding is None or mesh is None else sharding.local_shape(value.shape, mesh)

@@ -9,14 +9,13 @@ Source: spec of the planner, section 15.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op
-from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.emission.prefetched import ahead
 from sdy_jax.lowering.placement.live_bytes import peak_of
+from sdy_jax.lowering.placement.marks import Hiding
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.placement.trips import trip_count
 from sdy_jax.lowering.placement.work_times import WorkTimes
@@ -51,21 +50,19 @@ def prefetch(
     Returns:
         `inserted` without those that are marked.
     """
-    others = dict(inserted)
+    hiding = Hiding(inserted)
     if costs.unit != "seconds":
-        return others
+        return hiding.others
     graph = Graph(module)
-    held, exchanged = peak_of(graph, products_fuse=products_fuse).total, dict[int, CollectiveRecord]()
+    held = peak_of(graph, products_fuse=products_fuse).total
     for op, count, hidden, size in _exposed(graph, inserted, mesh, costs):
         if held + size > limit:
             continue
         held += size
-        record = others.pop(op.mlir)
-        exchanged[id(record)] = replace(record, hidden=hidden, is_ahead=True)
+        hiding.hide(op.mlir, hidden, is_ahead=True)
         integers = ir.IntegerType.get_signless(64, graph.context)
         op.mlir.attributes[PREFETCHED] = ir.IntegerAttr.get(integers, count)
-    report.exchange(exchanged)
-    return others
+    return hiding.reported(report)
 
 
 def _exposed(
@@ -73,7 +70,7 @@ def _exposed(
 ) -> Iterator[tuple[Op, int, float, float]]:
     """The gathers in loops for which a trip waits: the number of trips, how much of that time the products of a trip
     could hide, and the bytes of the result."""
-    times = WorkTimes(graph, value_shardings(graph), mesh, costs)
+    times = WorkTimes(graph, costs)
     for loop in [op for op in graph.ops if op.name == "stablehlo.while"]:
         count = trip_count(loop)
         if count is None or count < _FEWEST:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from jax.extend.mlir import ir
@@ -23,6 +22,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.placement.critical import Critical
+from sdy_jax.lowering.placement.marks import Hiding
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.placement.work_times import WorkTimes
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -74,23 +74,20 @@ def form_rings(
     Returns:
         `inserted` without the collectives that run as rings.
     """
-    others = dict(inserted)
+    hiding = Hiding(inserted)
     if costs.unit != "seconds":
-        return others
+        return hiding.others
     graph = Graph(module)
-    times, hidden = _Times(graph, mesh, costs), dict[int, CollectiveRecord]()
-    busy = set[Op]()
+    times, busy = _Times(graph, mesh, costs), set[Op]()
     for pair in _pairs(graph, inserted, mesh):
         saved = times.saved(pair)
         if pair.product in busy or saved < _LEAST_SAVING * times.of_collective(pair):
             continue
         busy.add(pair.product)
-        record = others.pop(pair.collective.mlir)
-        hidden[id(record)] = replace(record, hidden=saved)
+        hiding.hide(pair.collective.mlir, saved)
         for op in pair.marked:
             op.mlir.attributes[RING] = ir.UnitAttr.get(graph.context)
-    report.exchange(hidden)
-    return others
+    return hiding.reported(report)
 
 
 def _pairs(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], mesh: Mesh) -> Iterator[_Pair]:
@@ -158,7 +155,8 @@ class _Times(WorkTimes):
     """How long products and collectives take, one after the other and in a ring."""
 
     def __init__(self, graph: Graph, mesh: Mesh, costs: CostModel):
-        super().__init__(graph, value_shardings(graph), mesh, costs)
+        super().__init__(graph, costs)
+        self._mesh = mesh
 
     def of_collective(self, pair: _Pair) -> float:
         kind = pair.collective.name.removeprefix("sdy.")
