@@ -116,6 +116,14 @@ def test_devices_have_the_blocks_that_jax_gives_them(opened: Opened) -> None:
             assert f"device {device.id} has [{text}]" in titles
 
 
+def test_every_line_that_is_found_is_in_the_tree(opened: Opened) -> None:
+    view = opened("plan.html")
+    for words in ("jnp.mean", "lax.scan", "value_and_grad", "tree.map", "line plan_pages.py"):
+        find(view, words)
+        assert view.locator("#tree [aria-selected=true]").count() == 1, words
+        assert "plan_pages.py" in view.locator("#details").inner_text(), words
+
+
 def device_titles(view: Any) -> list[str]:
     titles: list[str] = view.locator("#details .device").evaluate_all("cells => cells.map((cell) => cell.title)")
     return titles

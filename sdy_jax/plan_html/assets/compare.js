@@ -49,11 +49,13 @@ function groupLabel(collective) {
   return [el("span", { class: `mark ${collective.kind}` }), `${collective.kind} `, el("span", { class: "quiet", title: text }, `${collective.axes} · ${fileLine(line)}`)];
 }
 
+const AMOUNTS = { "on the wire": "Sent by a device", "of memory": "Memory of a device", estimated: "Estimated time" };
+
 function totals() {
   const [now, before] = app.plans.map((each) => each.plan);
   const count = (plan) => plan.counted.reduce((sum, each) => sum + each.times, 0);
-  const rows = app.differences.amounts.map(([name, one, other, unit]) => [name, one, other, (amount) => timeText(amount, unit)]);
-  rows.push(["collectives", count(before), count(now), countText], ["operations", before.data.flops, now.data.flops, flopsText]);
+  const rows = app.differences.amounts.map(([name, one, other, unit]) => [AMOUNTS[name] ?? name, one, other, (amount) => timeText(amount, unit)]);
+  rows.push(["Collectives", count(before), count(now), countText], ["Operations of a device", before.data.flops, now.data.flops, flopsText]);
   const cells = rows.map(([name, one, other, text]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, text(one)), el("td", {}, text(other)), el("td", {}, changeChip(one, other))));
   const top = el("tr", {}, el("td"), el("th", { scope: "col" }, "before"), el("th", { scope: "col" }, "now"), el("th", { scope: "col" }, "change"));
   return el("table", { class: "totals" }, el("thead", {}, top), el("tbody", {}, cells));

@@ -38,15 +38,15 @@ function scopeDetails(scope) {
   const kinds = { root: "program", scope: "name scope", call: "call", line: "source line" };
   const inside = new Set(scope.ops);
   const groups = alike(app.plan.counted.filter((each) => inside.has(each.op >= 0 ? each.op : each.serves)));
-  const share = (name, text) => `${text(sums[name])}${root.sums[name] && scope !== root ? ` · ${percent(sums[name], root.sums[name])} of all` : ""}`;
+  const share = (name, text) => sums[name] && `${text(sums[name])}${root.sums[name] && scope !== root ? ` · ${percent(sums[name], root.sums[name])} of all` : ""}`;
   const found = [
     head(kinds[scope.kind], scope.title ? el("code", {}, scope.title) : scope.label),
     facts([
       ["line", scope.title ? scope.label : ""],
       ["ops", countText(sums.ops)],
-      ["sent", share("sent", bytesText)],
-      ["time of these", hasTimes() ? share("time", (amount) => timeText(amount, app.plan.unit)) : ""],
-      ["operations", share("flops", flopsText)],
+      ["sent", share("sent", bytesText) || bytesText(0)],
+      ["time of these", (hasTimes() && share("time", (amount) => timeText(amount, app.plan.unit))) || ""],
+      ["operations", share("flops", flopsText) || ""],
       ["values made", `${bytesText(sums.held)} on a device`],
     ]),
   ];

@@ -20,6 +20,8 @@ class Scope {
 /** Ops that compute nothing, and belong to no line. */
 const TERMINATORS = new Set(["func.return", "sdy.return", "stablehlo.return"]);
 
+const isAlone = (scopes) => scopes.length === 1 && scopes[0].kind !== "op";
+
 /** Scopes that somebody named; einsum calls its own by the subscripts, and jax by its transformations. */
 const NAMED = /^[\w.$-]*[\w.$]$/;
 
@@ -34,6 +36,7 @@ class Scopes {
     this._placed = new Map();
     for (let op = 0; op < plan.opCount; op += 1) this._place(op);
     this._contract(this.root);
+    this.all = [];
     this._number(this.root);
   }
 
@@ -77,20 +80,20 @@ class Scopes {
     return this._child(at, "line", /\w:\d+$/.test(place.line) ? place.line : "no source line", place.text);
   }
 
-  /** Calls with a single child are that child: whoever looks for lines has not to open them one by one. */
+  /** Calls with a single child are that child, and a call that is alone in a scope is the scope: whoever looks for lines
+   * has not to open them one by one. */
   _contract(scope) {
     for (const child of scope.children) this._contract(child);
-    scope.children = scope.children.map((child) => {
-      const [only, ...others] = child.children;
-      if (child.kind !== "call" || others.length || only.kind === "op") return child;
-      only.parent = scope;
-      return only;
-    });
+    scope.children = scope.children.map((child) => (child.kind === "call" && isAlone(child.children) ? child.children[0] : child));
+    const [only] = scope.children;
+    if (isAlone(scope.children) && only.kind === "call") scope.children = only.children;
+    for (const child of scope.children) child.parent = scope;
   }
 
+  /** Lists the scopes that are left, with their levels. */
   _number(scope) {
+    this.all.push(scope);
     scope.level = scope.parent ? scope.parent.level + 1 : 0;
-    scope.first = scope.ops[0] ?? 0;
     scope.children.forEach((child) => this._number(child));
   }
 

@@ -43,7 +43,8 @@ function sourceLine(line, most) {
     if (collective?.counted) kinds.set(collective.kind, (kinds.get(collective.kind) ?? 0) + 1);
   }
   const chips = [...kinds].map(([kind, count]) => el("span", { class: `chip ${kind}` }, count > 1 ? `${kind} ×${count}` : kind));
-  const isChosen = app.selected?.scope && app.selected.scope.ops.some((op) => app.plan.place(op).line === line.line) && app.selected.scope.kind !== "root";
+  const { scope } = app.selected;
+  const isChosen = [scope, scope?.parent].some((each) => each?.kind === "line" && each.label === line.line);
   return el(
     "button",
     { class: `source-line${isChosen ? " selected" : ""}`, onclick: () => selectScope(app.scopes.ofOp[line.ops.find((op) => app.plan.sent[op]) ?? line.ops[0]].parent, app.scope) },
