@@ -14,7 +14,7 @@ from sdy_jax.plan.recording.places import Places
 from sdy_jax.plan.recording.tensors import Tensors
 from sdy_jax.plan.why import Explanation
 from sdy_jax.plan_record.propagation import RecordedPropagation, RecordedSpread, RecordedStart
-from sdy_jax.propagation.history import Write, axis_at, has_axis
+from sdy_jax.propagation.history import Write, has_axis
 from sdy_jax.propagation.record import FunctionResult
 from sdy_jax.propagation.value_ids import NOWHERE, ValueIds
 from sdy_jax.representation.mesh import AxisRef
@@ -112,7 +112,7 @@ def _new(known: TensorSharding | None, sharding: TensorSharding) -> Iterator[tup
     """The axes that a sharding has and the one before has not, or not so much of, with their dimensions."""
     for dim, dimension in enumerate(sharding.dimensions):
         for axis in dimension.axes:
-            if axis_at(known, dim, axis) is None or not has_axis(known, dim, axis):
+            if not has_axis(known, dim, axis):
                 yield dim, axis
 
 
