@@ -112,7 +112,7 @@ func.func @main(%x: tensor<4x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"
 def test_the_command_line_says_how_layouts_are_chosen(tmp_path, capsys, layouts, reductions):
     (tmp_path / "m.mlir").write_text(SUM_OF_TERMS)
     assert main(["plan", str(tmp_path / "m.mlir"), "--layouts", layouts]) == 0
-    assert capsys.readouterr().out.count("all_reduce") == reductions
+    assert f"in {reductions} all_reduce" in capsys.readouterr().out
 
 
 def added_up(xs, start):
