@@ -76,6 +76,15 @@ def test_results_and_arguments_are_no_temporaries():
     assert (peak.bytes, peak.arguments, peak.results, peak.total) == (0, KIB, 2 * KIB, 3 * KIB)
 
 
+@pytest.mark.parametrize(("op", "kept"), [("tanh", 4), ("negate", 3)])
+def test_what_is_dear_to_compute_is_computed_once_for_several_kernels(op, kept):
+    """`v` and what is made of it are read by the first and the last product; two products in between are live, too."""
+    body = product("v", "x", "x") + elementwise("d", op, "v")
+    body += elementwise("a", "add", "d", "d") + product("p", "a", "x") + product("q", "p", "x")
+    body += elementwise("b", "multiply", "d", "v") + product("r", "b", "q") + product("y", "r", "x")
+    assert kib(main(body + f"return %y : {X}")) == kept
+
+
 def test_a_value_of_a_diamond_lives_to_its_last_use():
     sides = product("l", "top", "x") + product("r", "top", "x") + product("d", "l", "r") + product("y", "d", "top")
     assert kib(main(product("top", "x", "x") + sides + f"return %y : {X}")) == 4

@@ -1,9 +1,9 @@
 """The bytes that a device holds while it runs a partitioned program: an estimate from live ranges.
 
 Compilers fuse: what is computed element by element, or only moved, exists as a buffer only where something that is
-not fused reads it, or where several read what is dear to compute. An op in a fusion reads its operands when the fusion
-runs, so these live until then. Every other value has a buffer on each device, of its local shape, from its op to the
-last op that reads it; a result may take over the buffer of an operand of its size that nothing reads later.
+not fused reads it, or where several kernels read what is dear to compute. An op in a fusion reads its operands when the
+fusion runs, so these live until then. Every other value has a buffer on each device, of its local shape, from its op to
+the last op that reads it; a result may take over the buffer of an operand of its size that nothing reads later.
 
     h = dot(x, w)           h is live from here ...
     g = tanh(h)             (fused: no buffer)
@@ -46,9 +46,19 @@ from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
+from sdy_jax.op_rules.registry import names
 from sdy_jax.representation.sdy_collectives import BUCKET, PACKED, PREFETCHED
 
 _LOOP, _BARRIER = "stablehlo.while", "stablehlo.optimization_barrier"
+_DEAR = frozenset(
+    names(
+        "stablehlo",
+        "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt "
+        "sine sqrt tan tanh",
+    )
+)
+"""Element-wise ops that compilers compute once, for several kernels that read them."""
+
 _STEP = 2.0**-10
 """Less than the time between two ops of the program order; what is moved runs this much before or after another op."""
 
@@ -288,7 +298,7 @@ class _LiveRanges:
             self._make(op, self._end[op], takes_over=True)
         elif op.block is not None and op is op.block.terminator:
             self._visit_terminator(op)
-        elif self._is_fused(op):
+        elif self._is_fused(op) and not (op.name in _DEAR and self._is_read_twice(op.results[0])):
             result = op.results[0]
             for time in (self._first.get(result), self._last.get(result)):
                 if time is not None:
@@ -327,6 +337,11 @@ class _LiveRanges:
                 loop = self._loop[loop.block] if loop.block is not None else None
             self._first[value] = min(first, self._first.get(value, first))
             self._last[value] = max(last, self._last.get(value, last))
+
+    def _is_read_twice(self, value: Value) -> bool:
+        """Whether what reads a value runs at several times: kernels of their own."""
+        first = self._first.get(value)
+        return first is not None and first + 1 < self._last[value]
 
     def _is_fused(self, op: Op) -> bool:
         if not can_fuse(op, self._products_fuse) or op.results[0] in self._returned:
