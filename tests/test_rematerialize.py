@@ -138,7 +138,7 @@ def normalized_and_a_part(x, w):
 
 def test_of_a_normalized_value_the_part_is_computed(whole):
     """Of a part of what is normalized, which is as large and there anyway."""
-    x, w = jnp.arange(512.0).reshape(16, 32) % 8, jnp.ones((32, 8))
+    x, w = jnp.arange(512.0).reshape(16, 32) % 8, jnp.arange(256.0).reshape(32, 8) % 5
     given, out = ((P(), P(None, "y")), x, w), (P(None, "y"), P("y"))
     large = [value for value in sliced(normalized_and_a_part, *given, out=out) if value.shape == x.shape]
     assert [value.defining_op for value in large] == [None]
