@@ -51,6 +51,8 @@ def test_differences_to_a_saved_plan_are_printed(run: Run) -> None:
 def test_a_saved_plan_is_printed_and_compared_without_the_program(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     printed = run("--save", "old.json")
     assert (main(["plan", "old.json"]), *capsys.readouterr()) == printed
+    assert main(["plan", "old.json", "--table", "memory"]) == 0
+    assert capsys.readouterr().out.startswith("what a device holds when it holds most of main")
     run("--save", "new.json", text=MODULE.replace("[{}]", '[{"a"}]'))
     assert main(["plan", "new.json", "--diff", "old.json"]) == 0 and "- all_gather" in capsys.readouterr().out
     assert main(["plan", "new.json", "--why", "result"]) == 2

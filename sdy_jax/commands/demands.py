@@ -44,7 +44,7 @@ class Demands:
 
 
 def show_saved(file: str, options: argparse.Namespace) -> None:
-    """Prints a plan that `--save` wrote, or what changed before it, and writes its page.
+    """Prints a plan that `--save` wrote, a table of it, or what changed before it, and writes its page.
 
     Raises:
         UsageError: options ask for what only the program can answer.
@@ -55,10 +55,14 @@ def show_saved(file: str, options: argparse.Namespace) -> None:
     plan, demands = load_plan(file), Demands(options)
     if options.html:
         plan.to_html(options.html, demands.before)
-    print(plan if demands.before is None else plan.diff(demands.before))
+    if options.table:
+        plan.table(options.table).show()
+    else:
+        print(plan if demands.before is None else plan.diff(demands.before))
 
 
-_OF_PROGRAMS = ("why", "stage", "python", "save", "budget", "topology", "mesh", "args", "in_shardings", "out_shardings")
+_SHARDINGS = ("in_shardings", "out_shardings")
+_OF_PROGRAMS = ("why", "fixes", "stage", "python", "save", "budget", "topology", "mesh", "args", *_SHARDINGS)
 
 
 def budget_of(text: str) -> Budget:

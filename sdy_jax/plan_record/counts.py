@@ -48,7 +48,9 @@ def check_kinds(kinds: Iterable[str], what: str) -> None:
         if kind not in KINDS:
             near = [_IN_JAX[kind]] if kind in _IN_JAX else difflib.get_close_matches(str(kind), KINDS, 1)
             meant = f"did you mean {near[0]}? " if near else ""
-            raise SdyError(f"{what}: no collective is called {kind!r}; {meant}There are {', '.join(sorted(KINDS))}")
+            raise SdyError(
+                f"{what}: no collective is called {kind!r}; {meant}expected one of {', '.join(sorted(KINDS))}"
+            )
 
 
 def listed(collectives: Iterable[RecordedCollective]) -> list[str]:
