@@ -20,8 +20,9 @@ body reads live until its end. While a bucket of collectives runs, there are cop
 side by side. A branch's values end with it, so that the largest branch counts.
 
 Beside `memory_analysis()` of training steps (2026-11): 38 of 44 within a factor of 1.5 for CPUs, where convolutions and
-reductions over batches keep copies (resnet 0.45) and temporaries may lie in the memory of later results (mlp 1.7); 16
-of 17 for slices of v5e, with products that fuse and arrays beyond VMEM (0.76 to 1.5; 1.6 where float32 weights are
+reductions over batches keep copies (resnet 0.45) and temporaries may lie in the memory of later results (mlp 1.7, data
+parallel steps with AdamW up to 4); with arguments and results 11 of 13 steps with AdamW within it (0.60 to 1.27); 16 of
+17 for slices of v5e, with products that fuse and arrays beyond VMEM (0.76 to 1.5; 1.6 where float32 weights are
 gathered as bfloat16, for products of default precision). Of eight pairs of plans of a program of which one took a fifth
 more it was known which in seven: in a graph network the choice of what lies in VMEM outweighed the rest.
 """
