@@ -54,7 +54,7 @@ ROOMS = {
     "loading": (
         "errors jax_internals representation ir runtime annotate verification text lowering.emission passes shard"
     ),
-    "measuring": "errors lowering.emission lowering.placement plan representation",
+    "measuring": "errors lowering.emission lowering.placement plan plan_page representation",
     "processes": "errors jax_internals representation ir runtime plan",
     "contracts": "errors representation ir lowering.placement op_rules plan_record plan",
     "calls": (

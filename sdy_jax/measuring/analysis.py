@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sdy_jax.plan.plan import Plan
+from sdy_jax.plan_page.columns import aligned
 from sdy_jax.representation.type_text import bytes_text, seconds_text
 
 _OFF = 2.0
@@ -120,11 +121,8 @@ class Analysis:
     def _rows(self) -> Iterator[str]:
         share = "" if self.plan.costs.unit == "seconds" else " (share of what was measured)"
         header = ("collectives", "planned", "compiled", "bytes", f"estimated{share}", "measured", "")
-        rows = [header, *(self._row(each) for each in self.collectives)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            first, *others = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            yield "  ".join([first, *others]).rstrip()
+        rows = aligned([header, *(self._row(each) for each in self.collectives)])
+        yield from (row.removeprefix("  ") for row in rows)  # the header stands further left
 
     def _row(self, each: MeasuredCollective) -> Sequence[str]:
         off, estimated = self.off(each), self.estimated_seconds(each)

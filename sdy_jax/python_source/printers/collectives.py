@@ -25,29 +25,24 @@ def _reduced(call: Call) -> Expr:
 
 @printer("all_gather")
 def _gathered(call: Call) -> Expr:
-    p = call.params
-    return call.result(
-        f"lax.all_gather({call.array(0).text}, {names_text(p['axis_name'])}{_groups(call)}, "
-        f"axis={p['all_gather_dimension']}, tiled={p['tiled']})"
-    )
+    return _moved(call, "all_gather", axis=call.params["all_gather_dimension"])
 
 
 @printer("reduce_scatter")
 def _scattered(call: Call) -> Expr:
-    p = call.params
-    return call.result(
-        f"lax.psum_scatter({call.array(0).text}, {names_text(p['axis_name'])}{_groups(call)}, "
-        f"scatter_dimension={p['scatter_dimension']}, tiled={p['tiled']})"
-    )
+    return _moved(call, "psum_scatter", scatter_dimension=call.params["scatter_dimension"])
 
 
 @printer("all_to_all")
 def _exchanged(call: Call) -> Expr:
-    p = call.params
-    return call.result(
-        f"lax.all_to_all({call.array(0).text}, {names_text(p['axis_name'])}{_groups(call)}, "
-        f"split_axis={p['split_axis']}, concat_axis={p['concat_axis']}, tiled={p['tiled']})"
-    )
+    return _moved(call, "all_to_all", split_axis=call.params["split_axis"], concat_axis=call.params["concat_axis"])
+
+
+def _moved(call: Call, function: str, **dimensions: int) -> Expr:
+    """A collective of lax along axes, with the dimensions that it says."""
+    options = "".join(f"{name}={dimension}, " for name, dimension in dimensions.items())
+    axes = f"{names_text(call.params['axis_name'])}{_groups(call)}"
+    return call.result(f"lax.{function}({call.array(0).text}, {axes}, {options}tiled={call.params['tiled']})")
 
 
 @printer("ppermute")
