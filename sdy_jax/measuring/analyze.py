@@ -22,9 +22,10 @@ def analyze(plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ana
         SdyError: the plan has no function, or the arguments have another plan; or its mesh has no devices.
     """
     function = _function_of(plan, args, kwargs)
-    call = _repeatable(function, args, kwargs)
+    lowered = function.lower(*args, **kwargs)
+    call = _repeatable(function, lowered, args, kwargs)
     jax.block_until_ready(call())  # compiles, or says what is wrong with the arguments
-    compiled = function.lower(*args, **kwargs).compile()
+    compiled = lowered.compile()
     text = compiled.as_text()
     found = measured(call, module_name(text))
     rows = [_row(scope, plan, found) for scope in scopes(plan.collectives, text)]
@@ -47,10 +48,11 @@ def _function_of(plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return function
 
 
-def _repeatable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+def _repeatable(
+    function: Any, lowered: jax.stages.Lowered, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[], Any]:
     """A call that may run many times: where arguments are donated, each call gets copies."""
-    donates = any(leaf.donated for leaf in jax.tree.leaves(function.lower(*args, **kwargs).args_info))
-    if not donates:
+    if not any(leaf.donated for leaf in jax.tree.leaves(lowered.args_info)):
         return lambda: function(*args, **kwargs)
 
     def call() -> Any:
