@@ -118,6 +118,19 @@ def test_checks_of_users_are_found_through_transformations_as_under_jit(name):
     np.testing.assert_allclose(jax.tree.leaves(ours[1])[0], jax.tree.leaves(jits[1])[0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["scan", "while"])
+def test_checks_in_loops_are_found_through_tangents_as_under_jit(name):
+    ours, jits = both(lambda wrap: AROUND["jvp"](wrap(CHECKED[name])))
+    assert ours[0].get() == jits[0].get() is not None
+    np.testing.assert_allclose(jax.tree.leaves(ours[1]), jax.tree.leaves(jits[1]), rtol=1e-6)
+
+
+def test_checks_in_loops_are_found_through_gradients_though_jit_leaves_them_out():
+    ours, jits = both(lambda wrap: AROUND["grad"](wrap(CHECKED["scan"])))
+    assert ours[0].get().startswith("the sum is 120.0") and jits[0].get() is None
+    np.testing.assert_allclose(ours[1], jits[1], rtol=1e-6)
+
+
 def test_what_is_checked_is_traced_once_and_raises():
     traced = []
     checked = checkify.checkify(partitioned(lambda x: (traced.append(1), small(x))[1]))
@@ -234,10 +247,36 @@ def test_vmap_over_a_mesh_axis_that_the_function_itself_names_is_refused():
     for call in (function, lambda x: jax.lax.scan(lambda x, _: (function(x), None), x, None, length=1)[0]):
         with pytest.raises(ShardingError, match=r"test_checks\.py:.* says .*x.*vmap inside"):
             jax.vmap(call, spmd_axis_name="x")(x)
-    for option in ({"in_shardings": P("x")}, {"out_shardings": P("x")}):
-        with pytest.raises(ShardingError, match=f"{next(iter(option))} says .*x"):
-            jax.vmap(sdy.partition(rows, mesh=PLANE, **option), spmd_axis_name="x")(x)
     np.testing.assert_allclose(jax.vmap(function)(x), jax.vmap(rows)(jnp.sin(x)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("option", ["in_shardings", "out_shardings"])
+@pytest.mark.parametrize(
+    "mapped",
+    [
+        lambda f, **along: jax.vmap(f, **along),
+        lambda f, **along: jax.vmap(jax.grad(lambda x: f(x).sum()), **along),
+        lambda f, **along: jax.grad(lambda x: jax.vmap(f, **along)(x).sum()),
+        lambda f, **along: jax.vmap(lambda x: jax.jvp(f, (x,), (x,)), **along),
+        lambda f, **along: jax.vmap(jax.hessian(lambda x: f(x).sum()), **along),
+    ],
+)
+def test_vmap_over_a_mesh_axis_that_the_options_name_is_refused(option, mapped):
+    x = jax.random.normal(jax.random.key(0), (2, 4, 16)) / 16
+    with pytest.raises(Exception, match="at most one positional dimension"):
+        mapped(jax.jit(rows, **{option: NamedSharding(PLANE, P("x"))}), spmd_axis_name="x")(x)
+    with pytest.raises(ShardingError, match=rf"of rows: {option} says .*x"):
+        mapped(sdy.partition(rows, mesh=PLANE, **{option: P("x")}), spmd_axis_name="x")(x)
+
+
+def test_vmap_of_tangents_over_a_mesh_axis():
+    def both_of(f, **along):
+        return jax.vmap(lambda x: jax.jvp(f, (x,), (x,)), **along)
+
+    x = jax.random.normal(jax.random.key(0), (2, 4, 16)) / 16
+    ours = both_of(sdy.partition(rows, mesh=PLANE, in_shardings=P("y")), spmd_axis_name="x")(x)
+    for one, other in zip(ours, both_of(rows)(x), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 # Pallas

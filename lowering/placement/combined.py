@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op
-from sdy_jax.ir.operations import replace_contents
+from sdy_jax.ir.operations import copied, replace_contents
 from sdy_jax.lowering.placement.bucket_members import BucketSize, Candidates
 from sdy_jax.lowering.placement.bucket_order import BlockOrder
 from sdy_jax.lowering.placement.live_bytes import peak_of
@@ -71,7 +71,7 @@ def combine_collectives(
     peak, live = before.total, {id(op): held + before.total - before.bytes for op, held in before.at}
     held = _SHARE_OF_MEMORY * peak if combining.sent is None else _BLOCKS * combining.sent
     for smaller in _TRIED:
-        copy = Graph(module.clone().operation)
+        copy = Graph(copied(module))
         size = BucketSize(costs, combining, held * smaller)
         most = policy.memory or policy.device_memory or math.inf
         limit = max(min(peak + size.held, most), peak)

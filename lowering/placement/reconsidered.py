@@ -13,6 +13,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import InternalError
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import copied
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.whole_program import modelled
@@ -36,7 +37,7 @@ class Reconsidered:
     def __init__(self, module: ir.Operation, chosen: Sequence[int], mesh_name: str, costs: CostModel, policy: Policy):
         self._module, rules = module, RuleBook()  # handles of ops do not keep the module alive
         self.graph = prepared(module, mesh_name, rules)
-        walker = Partitioner(Graph(self.graph.module.clone().operation), mesh_name, costs, rules, policy, ())
+        walker = Partitioner(Graph(copied(self.graph.module)), mesh_name, costs, rules, policy, ())
         walker.run()
         self._meshes, self.costs = walker.placement.meshes, costs
         self.program = modelled(

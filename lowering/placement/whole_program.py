@@ -17,7 +17,7 @@ from functools import cached_property
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.ir.operations import main_function, replace_contents
+from sdy_jax.ir.operations import copied, main_function, replace_contents
 from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.lowering.placement import model_builder
 from sdy_jax.lowering.placement.combined import combine_collectives
@@ -144,7 +144,7 @@ class _Walks:
         self._atoms = self.proposed.walker.walked.atoms(self.mesh, costs.major_parts)
 
     def _walk(self, plan: LayoutPlan | None) -> Walk:
-        copy = self.graph.module.clone().operation
+        copy = copied(self.graph.module)
         if plan is not None:
             main = main_function(copy)
             set_function_shardings(main, "arg_attrs", plan.border.arguments)

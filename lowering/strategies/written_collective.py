@@ -19,6 +19,7 @@ from jax.extend.mlir.dialects import func
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.operations import copied
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
@@ -217,7 +218,7 @@ def _map_text(op: Op, shape: Sequence[int]) -> str:
             mapped = ir.Operation.create(
                 "stablehlo.map", [type_], list(entry.arguments), {"dimensions": dimensions}, regions=1
             )
-            source = op.mlir.operation.clone()
+            source = copied(op.mlir)
             source.regions[0].blocks[0].append_to(mapped.regions[0])
             source.erase()
             func.ReturnOp(mapped.results)

@@ -22,7 +22,7 @@ from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.annotate.unordered import unordered
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.extensions import extension
-from sdy_jax.ir.operations import body_of, main_function, returned_by
+from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
 from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.mesh import Mesh
@@ -149,7 +149,7 @@ def from_function(
         mesh_name = declare_mesh(module.operation, mesh)
         # A copy of its own: an operation does not keep the module object alive that jax made.
         program = Program(
-            module.operation.clone().operation,
+            copied(module),
             mesh,
             mesh_name,
             constants,

@@ -46,7 +46,7 @@ what the function computes, "backward" for example."""
 
 
 def differentiable(
-    run: Flat, plain: Flat, inputs: BorderShardings, outputs: BorderShardings, partition: Partition
+    run: Flat, plain: Flat, inputs: BorderShardings, outputs: BorderShardings, partition: Partition, has_checks: bool
 ) -> Flat:
     """`run` with the derivatives of `plain`, which computes the same on one device.
 
@@ -55,6 +55,7 @@ def differentiable(
         plain: the function that was partitioned, of the same operands.
         inputs, outputs: the shardings of the program's operands and results, and of their tangents and cotangents.
         partition: how the functions of the derivatives are partitioned.
+        has_checks: whether `checkify` may ask for what the function checks.
     """
 
     @jax.custom_jvp
@@ -66,7 +67,7 @@ def differentiable(
     def linearized(moving: tuple[int, ...]) -> _Linearized:
         with lock:
             if moving not in known:
-                known[moving] = _Linearized(plain, moving, inputs, outputs, partition)
+                known[moving] = _Linearized(plain, moving, inputs, outputs, partition, has_checks)
             return known[moving]
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -118,7 +119,9 @@ class _Linearized:
         inputs: BorderShardings,
         outputs: BorderShardings,
         partition: Partition,
+        has_checks: bool,
     ):
+        self._has_checks = has_checks
         self._plain, self._moving, self._partition = plain, moving, partition
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._known = partition(self._trace, tuple(inputs), (self._outputs, None), "forward of the derivative")
@@ -163,6 +166,8 @@ class _Linearized:
 
         primals = [operands[i] for i in self._moving]
         results, pushforward = jax.linearize(of_moving, *primals)
+        if self._has_checks:  # which jax's linearization leaves out in loops (jax 0.10 and 0.12)
+            results = list(self._plain(*operands))
         leaves, tree = jax.tree.flatten(pushforward)
         values = [*operands, *results]
         numbers = {id(value): number for number, value in enumerate(values)}

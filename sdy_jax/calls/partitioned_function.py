@@ -185,9 +185,9 @@ class _InnerFunction(PartitionedFunction[P, R]):
 
 
 def _derivative(
-    name: str, options: Options, fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str
+    name: str, options: Options, of: Plan, fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str
 ) -> _InnerFunction[..., Any]:
     # It does not know the function whose derivative it is: jax keeps it with what it has traced, which goes with that.
     made = _InnerFunction(fun, dataclasses.replace(options, in_shardings=in_shardings, out_shardings=out_shardings))
-    made._function.name = f"{name} ({role})"
+    made._function.name, made._function.of = f"{name} ({role})", of
     return made

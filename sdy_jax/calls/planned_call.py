@@ -45,11 +45,15 @@ class PlannedCall:
     """A plan, called with the leaves of its arguments on a mesh.
 
     Its derivatives are partitioned by `partition`; without one they are those of the partitioned program. When it is
-    lowered, all processes compare it, unless it `is_alone`.
+    lowered, all processes compare it, unless it `is_alone`. In the call of a
+    derivative, `of` is the plan of the user's function.
     """
 
-    def __init__(self, plan: Plan, mesh: AnyMesh, partition: Partition | None, is_alone: bool = False):
+    def __init__(
+        self, plan: Plan, mesh: AnyMesh, partition: Partition | None, is_alone: bool = False, of: Plan | None = None
+    ):
         self.plan = plan
+        self._of = of
         self._mesh, self._partition, self._is_alone = mesh, partition, is_alone
         self.derivatives: list[Planned] = []
         """The functions that compute derivatives. They are planned when they run."""
@@ -68,7 +72,7 @@ class PlannedCall:
     @cached_property
     def alone(self) -> PlannedCall:
         """The same call, to be looked at in one process."""
-        return PlannedCall(self.plan, self._mesh, self._partition, is_alone=True)
+        return PlannedCall(self.plan, self._mesh, self._partition, is_alone=True, of=self._of)
 
     def compare(self) -> None:
         """Waits until all processes are about to run this. Raises `ProcessError` where they are not."""
@@ -125,11 +129,11 @@ class PlannedCall:
         planned = PlannedProgram(
             plain, checks, inputs, outputs, self._derivative, program.unchecked, self._along, self._apart_from
         )
-        return differentiable(as_op(self._run, planned), plain, inputs, outputs, self._derivative)
+        return differentiable(as_op(self._run, planned), plain, inputs, outputs, self._derivative, bool(checks))
 
     def _apart_from(self, axes: frozenset[str]) -> Flat:
         """The same program, planned without some axes."""
-        return PlannedCall(without_axes(self.plan, axes), self._mesh, None, self._is_alone)._run
+        return PlannedCall(without_axes(self.plan, axes, self._of), self._mesh, None, self._is_alone)._run
 
     def _derivative(self, fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str) -> Planned:
         """A function of the derivatives, partitioned and kept."""

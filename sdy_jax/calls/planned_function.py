@@ -40,9 +40,9 @@ from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.boundary import auto_mesh, checked_mesh
 from sdy_jax.runtime.devices import device_kind
 
-OfDerivative = Callable[[str, Options, Callable[..., Any], Any, Any, str], Planned]
-"""Partitions a function of a derivative: by the name of the function that is differentiated and the options, the
-function itself, the shardings of its arguments and results, and which part of the derivative it is."""
+OfDerivative = Callable[[str, Options, Plan, Callable[..., Any], Any, Any, str], Planned]
+"""Partitions a function of a derivative: by the name of the function that is differentiated, the options, the plan of
+the user's function, the function itself, the shardings of its arguments and results, and which part it is."""
 
 
 class _Tracing(threading.local):
@@ -74,6 +74,7 @@ class PlannedFunction:
         fun, options: as given.
         is_inner: whether it is the function of a derivative: always called with the same types, its results go to other
             functions of ours only, and may be split by parts of axes.
+        of: the plan of the user's function whose derivative it is of; None for that function.
         name: what messages call the function.
         source: the line at which it was partitioned.
         mesh: as stated; None if each call has its own.
@@ -90,6 +91,7 @@ class PlannedFunction:
         self.mesh = options.mesh if options.mesh is not None else stated_mesh(*stated)
         self.statics = StaticParameters.of(fun, options.static_argnums, options.static_argnames)
         self.runner: Callable[[], Any] = lambda: None
+        self.of: Plan | None = None
         self._of_derivative = of_derivative
         self._signature = None if isinstance(fun, LoadedFunction) else function_signature(fun)
         self._parameters = Parameters.of(fun)
@@ -131,16 +133,17 @@ class PlannedFunction:
             return self._calls[key]
         if self._calls and LOG.isEnabledFor(logging.INFO):
             LOG.info("%s is planned again: %s", self.name, changes(arguments, list(self._calls)))
-        call = PlannedCall(self._made(arguments), arguments.mesh, self._of_derivatives(arguments.mesh))
+        plan = self._made(arguments)
+        call = PlannedCall(plan, arguments.mesh, self._of_derivatives(arguments.mesh, self.of or plan), of=self.of)
         if call.outer:  # ends with its trace
             return call
         return self._calls.setdefault(key, call)  # another thread may have planned it meanwhile
 
-    def _of_derivatives(self, mesh: AnyMesh) -> Partition | None:
+    def _of_derivatives(self, mesh: AnyMesh, of: Plan) -> Partition | None:
         """What partitions derivatives on `mesh`. None for programs from text, which are differentiated op by op."""
         if isinstance(self.fun, LoadedFunction) and not self.fun.has_derivatives:
             return None
-        return functools.partial(self._of_derivative, self.name, self.options.of_derivatives(mesh))
+        return functools.partial(self._of_derivative, self.name, self.options.of_derivatives(mesh), of)
 
     def _made(self, arguments: Arguments) -> Plan:
         mesh = arguments.mesh

@@ -9,7 +9,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.locations import source_line
-from sdy_jax.ir.operations import main_function, pre_order, replace_op
+from sdy_jax.ir.operations import copied, main_function, pre_order, replace_op
 from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.representation.attributes import sharding_to_attribute
@@ -52,7 +52,7 @@ def with_border(
     program: Program, arguments: Mapping[int, TensorSharding], results: Mapping[int, TensorSharding]
 ) -> Program:
     """The program with other shardings of some argument and result leaves."""
-    module = program.module.clone().operation
+    module = copied(program.module)
     main, first = main_function(module), len(program.constants)
     with module.context:
         set_function_shardings(main, "arg_attrs", {first + leaf: sharding for leaf, sharding in arguments.items()})
@@ -62,7 +62,7 @@ def with_border(
 
 def without_constraints(program: Program, line: str) -> Program:
     """The program without the sharding constraints of a source line."""
-    module = program.module.clone().operation
+    module = copied(program.module)
     for op in list(constraints_in(module)):
         if source_line(op.location) == line:
             replace_op(op, list(op.operands))
@@ -76,7 +76,7 @@ def constraints_in(module: ir.Operation) -> Iterable[ir.Operation]:
 
 def constrained(program: Program, line: str, type_: ir.Type, sharding: TensorSharding) -> Program:
     """The program with a constraint on what a source line makes of a type: the values that other lines use."""
-    module = program.module.clone().operation
+    module = copied(program.module)
     for op in pre_order(module):
         if len(op.results) == 1 and op.results[0].type == type_ and source_line(op.location) == line:
             _constrain(op.results[0], line, sharding)

@@ -63,6 +63,11 @@ def terminator_of(block: ir.Block) -> ir.Operation:
     return block.operations[-1].operation
 
 
+def copied(op: ir.Operation | ir.OpView | ir.Module) -> ir.Operation:
+    """A copy in no module. MLIR's `clone` puts it where ops are being made, which may be where jax lowers a caller."""
+    return op.operation.clone(ip=False).operation
+
+
 def returned_by(function: ir.Operation) -> list[ir.Value]:
     """What a function returns, or the body of another op with one region."""
     return list(terminator_of(body_of(function)).operands)
@@ -211,7 +216,7 @@ def _attribute(op: ir.Operation, name: str) -> ir.Attribute:
 
 def text_of_constant(op: ir.Operation) -> str:
     """The generic form of an op without operands. A copy is printed: in place, MLIR numbers all values first."""
-    copy = op.clone().operation
+    copy = copied(op)
     text = str(copy.get_asm(print_generic_op_form=True))
     copy.erase()
     return text

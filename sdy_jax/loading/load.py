@@ -16,7 +16,7 @@ from sdy_jax.annotate.arguments import argument_leaves, match_prefix
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.ir.graph import Graph, Value
-from sdy_jax.ir.operations import body_of, main_function, module_meshes
+from sdy_jax.ir.operations import body_of, copied, main_function, module_meshes
 from sdy_jax.ir.stored_shardings import map_shardings
 from sdy_jax.loading.artifacts import ArtifactKind, binary_module, contents, damage_noticed, exported_of, recognise
 from sdy_jax.loading.drop_annotations import drop_annotations
@@ -114,7 +114,7 @@ def _module_of(data: bytes, kind: ArtifactKind, file: str, strict: bool) -> ir.M
 
 
 def _without_shardings(program: Program) -> Program:
-    module = program.module.clone().operation
+    module = copied(program.module)
     with module.context, ir.Location.unknown(module.context):
         drop_annotations(module)
     return replace(program, module=module, mesh=Mesh(()), mesh_name="")
@@ -122,7 +122,7 @@ def _without_shardings(program: Program) -> Program:
 
 def _from_module(module: ir.Module) -> Program:
     # A copy of its own: an operation does not keep its module object alive.
-    operation = module.operation.clone().operation
+    operation = copied(module)
     graph = Graph(operation)
     results = tuple(map(_type_of, graph.outputs))
     tree = jax.tree.structure(0 if len(results) == 1 else (0,) * len(results))
@@ -174,7 +174,7 @@ def _from_exported(exported: export.Exported, file: str, any_platform: bool) -> 
         checks = (*exported.disabled_safety_checks, export.DisabledSafetyCheck.platform())
         exported = replace(exported, disabled_safety_checks=checks)
     module = binary_module(exported.mlir_module_serialized, mlir.make_ir_context(), file)
-    operation = module.operation.clone().operation
+    operation = copied(module)
     if 'mhlo.sharding = "{devices=' in operation.get_asm(large_elements_limit=0):
         raise UnsupportedError(
             f"{file}: the program's shardings are in XLA's form (mhlo.sharding), because it was exported with "
@@ -226,7 +226,7 @@ def _own_mesh(module: ir.Operation) -> tuple[Mesh, str]:
         used[sharding.mesh] = None
         return sharding
 
-    map_shardings(module.clone().operation, seen)
+    map_shardings(copied(module), seen)
 
     def named(mesh: str | Mesh) -> tuple[Mesh, str]:
         return (meshes[mesh], mesh) if isinstance(mesh, str) else (mesh, "")

@@ -25,7 +25,7 @@ from jax.interpreters import mlir
 from sdy_jax.annotate.arguments import Leaf, Parameters, Spec, abstracted, argument_leaves, match_prefix
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import ArgumentError, SdyError, ShardingError, UnsupportedError
-from sdy_jax.ir.operations import body_of, function_type, main_function, module_meshes
+from sdy_jax.ir.operations import body_of, copied, function_type, main_function, module_meshes
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, mesh_of, set_function_shardings
 from sdy_jax.jax_internals import with_module
 from sdy_jax.loading.symbolic_sizes import has_open_sizes, with_sizes
@@ -90,7 +90,7 @@ def _with_sdy_annotations(program: Program, mesh: AnyMesh | None) -> Program:
         )
     known = Mesh(()) if mesh is None else mesh_from_jax(mesh)
     on_devices = Devices(mesh=known) if known.axes else Devices(count=jax.device_count())
-    module = program.module.clone().operation
+    module = copied(program.module)
     own = annotated_mesh(module, on_devices)
     if program.mesh.axes and program.mesh_name in ("", *module_meshes(module)):
         own = program.mesh, program.mesh_name  # one of SDY; what those of annotations are called is known only now
@@ -103,7 +103,7 @@ def _with_devices_in_order(program: Program) -> Program:
     """The program whose first device is the first one of its mesh: that is what a jax mesh calls them."""
     if not program.mesh.device_ids:
         return program
-    module = program.module.clone().operation
+    module = copied(program.module)
     renumber_devices(module, program.mesh.device_ids)
     return replace(program, module=module, mesh=replace(program.mesh, device_ids=()))
 
@@ -128,7 +128,7 @@ class LoadedFunction:
         self.__name__ = program.name
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in self._names])
-        module = program.module.clone().operation
+        module = copied(program.module)
         with module.context, ir.Location.unknown(module.context):
             settle_written_collectives(module)
         self._in, self._out = _take_boundary(program, module, mesh)

@@ -9,7 +9,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
 
 from sdy_jax.errors import SdyError
-from sdy_jax.ir.operations import body_of, function_type, main_function, replace_op
+from sdy_jax.ir.operations import body_of, copied, function_type, main_function, replace_op
 from sdy_jax.jax_internals import refined
 
 _INNER = "main_of_any_size"
@@ -31,7 +31,7 @@ def with_sizes(module: ir.Operation, shapes: Sequence[tuple[int, ...]]) -> ir.Op
     Raises:
         SdyError: the sizes break a rule of an op, or do not determine all others.
     """
-    module = module.clone().operation
+    module = copied(module)
     given = [_sized(t, shape) for t, shape in zip(function_type(main_function(module)).inputs, shapes, strict=True)]
     with module.context, ir.Location.unknown(module.context):
         _wrap(module, given)
@@ -40,7 +40,7 @@ def with_sizes(module: ir.Operation, shapes: Sequence[tuple[int, ...]]) -> ir.Op
         found = refined(parsed)
     except ValueError as error:
         raise SdyError(f"arguments of {_listed(given)} do not fit the program: {_reason(error)}") from None
-    operation = found.operation.clone().operation
+    operation = copied(found)
     _erase_conversions(operation)
     return operation
 

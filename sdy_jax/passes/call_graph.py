@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.operations import body_of, callee_of, calls_in, functions, symbol
+from sdy_jax.ir.operations import body_of, callee_of, calls_in, copied, functions, symbol
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.ir.symbols import references
 from sdy_jax.passes.same_computation import computation_of
@@ -124,7 +124,7 @@ class FunctionCopies:
 
     def _copy(self, function: ir.Operation) -> str:
         """Copies a function, with copies of all functions that it calls. Returns the new name."""
-        copy = function.clone().operation
+        copy = copied(function)
         for call in calls_in(copy):
             self.give_own(call)
         name = self._names.new(symbol(function))

@@ -12,7 +12,18 @@ from collections.abc import Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op
-from sdy_jax.ir.operations import CALL, TERMINATORS, callee_of, functions, named, renamed, replace_op, symbol, users
+from sdy_jax.ir.operations import (
+    CALL,
+    TERMINATORS,
+    callee_of,
+    copied,
+    functions,
+    named,
+    renamed,
+    replace_op,
+    symbol,
+    users,
+)
 from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.passes.call_graph import FunctionCopies, callees_first
 
@@ -65,7 +76,7 @@ def _to_sdy_constant(constant: ir.Operation) -> None:
 
 def _through_text(constant: ir.Operation) -> ir.Operation:
     """For complex elements, which the bindings cannot hand over; ten times slower."""
-    bare = constant.clone().operation
+    bare = copied(constant)
     if _SHARDING in bare.attributes:
         del bare.attributes[_SHARDING]  # its mesh is not known outside the module
     text = bare.get_asm(print_generic_op_form=True).replace('"stablehlo.constant"', '"sdy.constant"', 1)

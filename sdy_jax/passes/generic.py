@@ -10,11 +10,11 @@ from functools import partial
 
 from jax.extend.mlir import ir, passmanager
 
-from sdy_jax.ir.operations import body_of
+from sdy_jax.ir.operations import body_of, copied
 
 
 def _run(module: ir.Operation, name: str) -> None:
-    copy = module.clone().operation
+    copy = copied(module)
     with module.context:
         passmanager.PassManager.parse(f"builtin.module({name})").run(copy)
     block = body_of(module)

@@ -15,6 +15,7 @@ from sdy_jax.ir.operations import (
     body_of,
     callee_of,
     calls_in,
+    copied,
     functions,
     module_meshes,
     post_order,
@@ -76,7 +77,7 @@ def _import_call(call: ir.Operation, callee: ir.Operation, meshes: dict[str, Mes
         loc=call.location,
         ip=ir.InsertionPoint(call),
     )
-    source = callee if is_last else callee.clone().operation
+    source = callee if is_last else copied(callee)
     _move_body(source, new, "sdy.return")
     replace_op(call, new.results)
 

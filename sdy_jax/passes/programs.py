@@ -12,7 +12,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.errors import ParseError, UnsupportedError
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.locations import source_line
-from sdy_jax.ir.operations import functions
+from sdy_jax.ir.operations import copied, functions
 from sdy_jax.passes.pipeline_text import WrittenPass, error_at, written_passes
 from sdy_jax.passes.pipelines import PIPELINES
 from sdy_jax.passes.registry import FLAG, PASSES, AllowedValues, Pass, as_keywords, checked, full_name, options_of
@@ -127,7 +127,7 @@ def run(program: Program | str, pipeline: Pipeline, after: After | None = None) 
       sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>]>} : tensor<8xf32>
     """
     if isinstance(program, Program):
-        module = program.module.clone().operation
+        module = copied(program.module)
         run_pipeline(module, pipeline, after)
         return program.with_module(module)
     parsed = parse_module(program, mlir.make_ir_context(), "<text>")

@@ -18,7 +18,7 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.annotate.specs import padded
 from sdy_jax.errors import MemoryLimitError
-from sdy_jax.ir.operations import body_of, main_function, returned_by
+from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.lowering.placement.free_border import FreeBorder
 from sdy_jax.plan.automatic_layouts import AutomaticLayouts, Measured
@@ -142,7 +142,7 @@ class _Search:
 
     def _stated(self, border: Border) -> Program:
         """The program with such a border, which is no longer automatic."""
-        module = self._program.module.clone().operation
+        module = copied(self._program.module)
         main, first = main_function(module), len(self._program.constants)
         arguments, results = border
         at_arguments = {first + i: sharding for i, sharding in arguments.items()}

@@ -16,7 +16,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import shape_and_dtype
-from sdy_jax.ir.operations import function_type, main_function
+from sdy_jax.ir.operations import copied, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.free_border import FreeBorder
 from sdy_jax.lowering.placement.policy import Policy
@@ -146,7 +146,7 @@ class _Making:
 
     def searched(self, program: Program) -> Plan:
         """The plan of a program whose border is left to the planner, in part at least."""
-        imported = program.module.clone().operation
+        imported = copied(program.module)
         run_pipeline(imported, plan_import())
         limit = self.policy.memory or self.policy.device_memory or math.inf
         unlimited = replace(self, policy=replace(self.policy, memory=math.inf))
@@ -163,13 +163,13 @@ class _Making:
         """The module after each stage, and the rules that propagation used."""
         stages, rules = {"traced": program.module}, RuleBook()
         dump("traced", program.module)
-        module = program.module.clone().operation
+        module = copied(program.module)
         run_pipeline(module, plan_import(), after=dump)
         put_on_mesh(module, program.mesh_name)
         dump("imported", module)
         stages["imported"] = module
 
-        module = module.clone().operation
+        module = copied(module)
         _PROPAGATE(module, rules)
         dump(_PROPAGATE, module)
         run_pipeline(module, PLAN_EXPORT, after=dump)

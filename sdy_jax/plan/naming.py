@@ -15,7 +15,7 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.locations import SourcePlace, is_line, place_of, short_source
-from sdy_jax.ir.operations import functions, pre_order
+from sdy_jax.ir.operations import copied, functions, pre_order
 from sdy_jax.op_rules.dataflow import EdgeKind
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT
@@ -140,7 +140,7 @@ class Naming:
     @cached_property
     def _after_export(self) -> Graph:
         """A copy taken through export, each op located by its number in the graph."""
-        module = self._graph.module.clone().operation
+        module = copied(self._graph.module)
         inside = [op for function in functions(module).values() for op in pre_order(function)]
         for number, (op, copy) in enumerate(zip(self._graph.ops, inside, strict=True)):
             assert op.name == copy.name

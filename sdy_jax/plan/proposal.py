@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
-from sdy_jax.ir.operations import body_of, main_function, terminator_of
+from sdy_jax.ir.operations import body_of, copied, main_function, terminator_of
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Note
@@ -36,7 +36,7 @@ def to_partition(
         source: the line at which the program's shardings are given.
         inner: the results may be split by parts of axes that nobody stated.
     """
-    module = propagated.clone().operation
+    module = copied(propagated)
     _keep_arguments_whole(module, traced)
     notes = [] if inner else put_results_on_whole_axes(module, traced, source)
     _locate_return(module, source)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.ir.operations import main_function
+from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.plan.annotation_origins import Annotations
@@ -134,7 +134,7 @@ class Explanation:
         checkpoints: Marks = MappingProxyType({}),
     ):
         events: list[Event] = []
-        self._module = imported.clone().operation  # the graph's handles do not keep it alive
+        self._module = copied(imported)  # the graph's handles do not keep it alive
         graph = Graph(self._module)
         self.engine = propagate(Engine(graph, compat=compat, recorder=events))
         self.history = History(self.engine, events)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.locations import short_source, source_line
-from sdy_jax.ir.operations import main_function, module_meshes, named, pre_order, read_attributes
+from sdy_jax.ir.operations import copied, main_function, module_meshes, named, pre_order, read_attributes
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, set_function_shardings
 from sdy_jax.plan.build import build_plan
 from sdy_jax.plan.plan import Plan
@@ -18,26 +19,25 @@ from sdy_jax.representation.manual_axes import erase_manual_axes
 from sdy_jax.representation.mesh import Mesh, MeshAxis
 
 
-def without_axes(plan: Plan, axes: frozenset[str]) -> Plan:
+def without_axes(plan: Plan, axes: frozenset[str], of: Plan | None = None) -> Plan:
     """The plan of the same program in which these axes split nothing: as if they had one device each.
 
-    The border of a function of a derivative was chosen by the planner, and leaves them out.
+    Args:
+        plan: the plan.
+        axes: the axes.
+        of: the user's function, where the plan is that of its derivative: the border of this was chosen by the planner,
+            and leaves the axes out.
 
     Raises:
-        ShardingError: the program itself says something of them.
+        ShardingError: the user said something of the axes.
     """
     assert plan.planned_with is not None
-    module = plan.stages["traced"].clone().operation
+    module = copied(plan.stages["traced"])
     with module.context, ir.Location.unknown(module.context):
-        if plan.planned_with.inner:
+        users = of or plan
+        _check_unsaid(users.name, axes, chain(_border_statements(users, axes), _op_statements(module, axes)))
+        if of is not None:
             _free_border(main_function(module), axes)
-        for said in _statements(plan, module, axes):
-            names = ", ".join(map(repr, sorted(axes)))
-            raise ShardingError(
-                f"jax.vmap(spmd_axis_name={names}) of {plan.name}: {said}, and an axis splits one dimension only. To "
-                "fix: leave spmd_axis_name out, or other axes there; or vmap inside, partition(jax.vmap(f), "
-                "in_shardings=...) with the axis at the new dimension"
-            )
         for op in named(module, "sdy.mesh"):
             mesh = module_meshes(module)[ir.StringAttr(op.attributes["sym_name"]).value]
             op.attributes["mesh"] = mesh_to_attribute(_of_one_device(mesh, axes), module.context)
@@ -61,9 +61,18 @@ def _free_border(main: ir.Operation, axes: frozenset[str]) -> None:
         set_function_shardings(main, side, freed)
 
 
-def _statements(plan: Plan, module: ir.Operation, axes: frozenset[str]) -> Iterator[str]:
-    """What a traced program says of these axes, for messages."""
-    main, first = main_function(module), len(plan.program.constants)
+def _check_unsaid(name: str, axes: frozenset[str], statements: Iterable[str]) -> None:
+    for said in statements:
+        raise ShardingError(
+            f"jax.vmap(spmd_axis_name={', '.join(map(repr, sorted(axes)))}) of {name}: {said}, and an axis splits one "
+            "dimension only. To fix: leave spmd_axis_name out, or other axes there; or vmap inside, "
+            "partition(jax.vmap(f), in_shardings=...) with the axis at the new dimension"
+        )
+
+
+def _border_statements(plan: Plan, axes: frozenset[str]) -> Iterator[str]:
+    """What the options of `partition` say of these axes, for messages."""
+    main, first = main_function(plan.stages["traced"]), len(plan.program.constants)
     paths = {"arg_attrs": plan.program.inputs, "res_attrs": plan.program.outputs}
     for side, option in zip(SIDES, ("in_shardings", "out_shardings"), strict=True):
         shardings = function_shardings(main, side)
@@ -71,6 +80,10 @@ def _statements(plan: Plan, module: ir.Operation, axes: frozenset[str]) -> Itera
         for path, sharding in zip(paths[side], stated, strict=True):
             if sharding is not None and sharding != erase_manual_axes(sharding, tuple(axes)):
                 yield f"{option} says <{sharding}> for `{path}`"
+
+
+def _op_statements(module: ir.Operation, axes: frozenset[str]) -> Iterator[str]:
+    """What the function itself says of these axes, for messages."""
     for op in pre_order(module):
         if op.name not in ("sdy.mesh", "func.func"):
             place = short_source(source_line(op.location))

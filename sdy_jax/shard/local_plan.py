@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.operations import main_function
+from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.lowering.emission.emit import NotedOp, noted_index, noting_ops
 from sdy_jax.lowering.placement.report import Branch, CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.strategies.registry import sent_by
@@ -108,7 +108,7 @@ def local_plan(function: LocalProgram, arguments: Sequence[Any]) -> LocalPlan:
 
 def _graph(lowered: Any) -> Graph:
     """A lowered program without calls; its ops live as long as it."""
-    module = lowered.compiler_ir("stablehlo").operation.clone().operation
+    module = copied(lowered.compiler_ir("stablehlo"))
     with module.context, ir.Location.unknown(module.context):
         inline_calls(module)
     return Graph(module)

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.operations import main_function
+from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.lowering.emission.emit import NotedOp, local_function, noting_ops
 from sdy_jax.lowering.emission.local_op import EMITTERS
 from sdy_jax.lowering.emission.reemitted import mlir_name, numpy_dtype
@@ -78,7 +78,7 @@ class LocalProgram:
         in_specs: LocalSpecs = None,
         out_specs: LocalSpecs = None,
     ):
-        self.module = module.clone().operation
+        self.module = copied(module)
         inline_calls(self.module)
         memrefs_to_tensors(self.module)
         self.mesh = mesh_to_run_on(program_mesh(self.module), mesh)
@@ -174,7 +174,7 @@ def _check_arrays(arguments: Sequence[Value]) -> None:
 
 def _refined(module: ir.Operation, mesh: jax.sharding.Mesh) -> RefinedMesh:
     """The mesh with the axes of all meshes that the program's ops are about."""
-    known = module.clone().operation
+    known = copied(module)
     with known.context, ir.Location.unknown():
         fill_meshes(known, tuple(mesh.axis_sizes))
     return refined_mesh(known, mesh_from_jax(mesh))

@@ -13,7 +13,7 @@ import jax
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError, UnsupportedError
-from sdy_jax.ir.operations import main_function, pre_order, update_function_type
+from sdy_jax.ir.operations import copied, main_function, pre_order, update_function_type
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.named import mesh_from_jax
@@ -94,7 +94,7 @@ def resolved(module: ir.Operation, mesh: jax.sharding.Mesh, shapes: Sequence[Val
     _check_arguments(module, shapes)
     if not _has_gaps(module):
         return module
-    module = module.clone().operation
+    module = copied(module)
     with module.context, ir.Location.unknown():
         fill_meshes(module, tuple(mesh.axis_sizes))
         _fill_types(module, shapes)
