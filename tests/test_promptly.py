@@ -132,6 +132,24 @@ def test_the_numbers_are_the_plain_functions(late, spec, layouts):
     assert_same(step, weights, x, mesh=LINE, layouts=layouts, atol=1e-4, rtol=1e-4, **shardings)
 
 
+def convolved(weights, x):
+    """The gradients of weights that are parts of an argument."""
+
+    def loss(weights):
+        y = x
+        for weight in weights:
+            y = jnp.tanh(jax.lax.conv(y, weight, (1, 1), "SAME"))
+        return jnp.mean(y**2)
+
+    return jax.grad(loss)(weights)
+
+
+def test_parts_of_a_whole_argument_are_weights_as_well(late):
+    rng = np.random.default_rng(0)
+    weights, x = rng.normal(size=(3, 4, 4, 3, 3)) / 6, rng.normal(size=(16, 4, 12, 4))
+    assert_same(convolved, weights.astype(np.float32), x.astype(np.float32), mesh=LINE, in_shardings=(P(), P("x")))
+
+
 @pytest.mark.parametrize(
     ("platform", "attributes", "barriers"), [("tpu", {}, 1), ("cpu", {}, 0), ("tpu", {"sdy_jax.in_order": None}, 0)]
 )

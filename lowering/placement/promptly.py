@@ -78,10 +78,10 @@ class _Order:
 
 def _is_given(value: Value) -> bool:
     """Whether a value is an argument of the program, or its elements in another order."""
-    op = value.defining_op
+    op, sharding = value.defining_op, value.sharding
     while op is not None and len(op.operands) == 1 and moves(op) and not op.name.startswith("sdy."):
-        value, op = op.operands[0], op.operands[0].defining_op
-    return op is None and value.sharding is not None
+        op = op.operands[0].defining_op
+    return op is None and sharding is not None
 
 
 def _can_wait(value: Value) -> bool:
