@@ -150,6 +150,17 @@ def test_parts_of_a_whole_argument_are_weights_as_well(late):
     assert_same(convolved, weights.astype(np.float32), x.astype(np.float32), mesh=LINE, in_shardings=(P(), P("x")))
 
 
+def test_gradients_without_elements_are_always_there(late):
+    def total(weights, empty, x):
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return jnp.sum(x**2) + jnp.sum(x @ empty)
+
+    x, weight = np.linspace(-1, 1, 512, dtype=np.float32).reshape(64, 8), np.eye(8, dtype=np.float32)
+    step = jax.grad(total, (0, 1))
+    assert_same(step, [weight] * 3, np.ones((8, 0), np.float32), x, mesh=LINE, in_shardings=(P(), P(), P("x")))
+
+
 @pytest.mark.parametrize(
     ("platform", "attributes", "barriers"), [("tpu", {}, 1), ("cpu", {}, 0), ("tpu", {"sdy_jax.in_order": None}, 0)]
 )

@@ -37,7 +37,7 @@ def _behind_barrier(x: jax.Array, *awaited: jax.Array) -> jax.Array:
 
 
 def _selected(x: jax.Array, *awaited: jax.Array) -> jax.Array:
-    nevers = [_never(other) for other in awaited]
+    nevers = [_never(other) for other in awaited if other.size]
     return jnp.where(reduce(jnp.logical_or, nevers), jnp.zeros((), x.dtype), x) if nevers else x
 
 
