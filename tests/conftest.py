@@ -18,13 +18,16 @@ import ctypes
 import gc
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plan_pages import BEFORE, SPECS, planned, write_pages
 
+import sdy_jax as sdy
 from sdy_jax.lowering.strategies import shards
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -65,6 +68,26 @@ def mesh() -> jax.sharding.Mesh:
 def mesh_xyz() -> jax.sharding.Mesh:
     """Eight devices as 2 x 2 x 2, axes `x`, `y` and `z`."""
     return jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("x", "y", "z"))
+
+
+@pytest.fixture(scope="session")
+def paged() -> sdy.Plan:
+    """A plan of which there are pages."""
+    return planned(SPECS)
+
+
+@pytest.fixture(scope="session")
+def paged_before() -> sdy.Plan:
+    """The plan before a change."""
+    return planned(BEFORE)
+
+
+@pytest.fixture(scope="session")
+def pages(paged: sdy.Plan, paged_before: sdy.Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pages of both."""
+    folder = tmp_path_factory.mktemp("pages")
+    write_pages(paged, paged_before, folder)
+    return folder
 
 
 _PEAKS: dict[str, float] = {}

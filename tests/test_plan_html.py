@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
-from plan_pages import BEFORE, HOSTILE, MESH, SPECS, planned, write_pages
+from plan_pages import HOSTILE, MESH
 
 import sdy_jax as sdy
 from sdy_jax.commands.cli import main
@@ -23,24 +23,6 @@ from sdy_jax.plan_html.page import page
 from sdy_jax.plan_record.files import plan_from_json, plan_json
 
 
-@pytest.fixture(scope="module")
-def plan() -> sdy.Plan:
-    return planned(SPECS)
-
-
-@pytest.fixture(scope="module")
-def before() -> sdy.Plan:
-    return planned(BEFORE)
-
-
-@pytest.fixture(scope="module")
-def written(plan: sdy.Plan, before: sdy.Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with pages."""
-    folder = tmp_path_factory.mktemp("pages")
-    write_pages(plan, before, folder)
-    return folder
-
-
 def data_of(text: str) -> Any:
     """What is written in a page."""
     found = re.search(r'<script id="plans" type="application/json">(.*?)</script>', text, re.DOTALL)
@@ -48,42 +30,42 @@ def data_of(text: str) -> Any:
     return json.loads(found[1])
 
 
-def test_a_page_needs_nothing_but_itself(written: Path) -> None:
-    text = (written / "plan.html").read_text(encoding="utf-8")
+def test_a_page_needs_nothing_but_itself(pages: Path) -> None:
+    text = (pages / "plan.html").read_text(encoding="utf-8")
     assert not re.search(r"https?:|//[a-z]+\.|url\(|@import|\bimport\b *[({'\"]|\bfetch\(", text.split('id="plans"')[0])
     assert set(re.findall(r'(?:src|href)="([^"]*)"', text)) == {"data:,", "#tree"}
     assert "http" not in text.replace("http-equiv", "")
 
 
-def test_only_its_own_script_may_run(written: Path) -> None:
-    text = (written / "plan.html").read_text(encoding="utf-8")
+def test_only_its_own_script_may_run(pages: Path) -> None:
+    text = (pages / "plan.html").read_text(encoding="utf-8")
     [script] = re.findall(r'<script type="module">(.*?)</script>', text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in text
 
 
-def test_names_cannot_break_a_page(written: Path) -> None:
-    text = (written / "hostile.html").read_text(encoding="utf-8")
+def test_names_cannot_break_a_page(pages: Path) -> None:
+    text = (pages / "hostile.html").read_text(encoding="utf-8")
     assert text.lower().count("</script") == 2 and "<!--" not in text
     plan = data_of(text)["plans"][0]
     assert plan["name"] == plan["headline"] == HOSTILE and HOSTILE in plan["strings"]
 
 
-def test_a_page_has_the_whole_record(plan: sdy.Plan, written: Path) -> None:
-    record = plan.record(steps=True)
-    data = data_of((written / "plan.html").read_text(encoding="utf-8"))["plans"][0]
+def test_a_page_has_the_whole_record(paged: sdy.Plan, pages: Path) -> None:
+    record = paged.record(steps=True)
+    data = data_of((pages / "plan.html").read_text(encoding="utf-8"))["plans"][0]
     assert data == json.loads(json.dumps(columns(record)))
     names, text = [data["strings"][n] for n in data["names"]], data["strings"]
     assert names[: len(record.values)] == [value.name for value in record.values]
     for number, op in enumerate(record.ops):
         assert text[data["ops"]["kind"][number]] == op.kind
         assert [names[n] for n in data["ops"]["operands"][number]] == list(op.operands)
-    assert sum(row[6] * row[7] for row in data["collectives"] if row[-1] & 2) == plan.wire_bytes
+    assert sum(row[6] * row[7] for row in data["collectives"] if row[-1] & 2) == paged.wire_bytes
 
 
-def test_steps_end_at_what_propagation_proposed(plan: sdy.Plan) -> None:
-    record = plan.record(steps=True)
-    assert record.propagation is not None and plan.record().propagation is None
+def test_steps_end_at_what_propagation_proposed(paged: sdy.Plan) -> None:
+    record = paged.record(steps=True)
+    assert record.propagation is not None and paged.record().propagation is None
     last = {start.value: start.type for start in record.propagation.starts}
     assert last["x"] == "f32[8@data,16]"
     for spread in record.propagation.spreads:
@@ -94,8 +76,8 @@ def test_steps_end_at_what_propagation_proposed(plan: sdy.Plan) -> None:
     assert sum("@" in proposed[name] for name in last if name in proposed) > 20
 
 
-def test_every_axis_came_from_a_value_that_had_it_before(plan: sdy.Plan) -> None:
-    said = plan.record(steps=True).propagation
+def test_every_axis_came_from_a_value_that_had_it_before(paged: sdy.Plan) -> None:
+    said = paged.record(steps=True).propagation
     assert said is not None
     holds = {(s.value, axis) for s in said.starts for axis in ("data", "model") if axis in s.type}
     for spread in said.spreads:
@@ -114,8 +96,8 @@ def test_what_was_stated_is_not_said_to_have_come_by_propagation() -> None:
     ]
 
 
-def test_steps_are_kept_in_files(plan: sdy.Plan) -> None:
-    record = plan.record(steps=True)
+def test_steps_are_kept_in_files(paged: sdy.Plan) -> None:
+    record = paged.record(steps=True)
     assert plan_from_json(plan_json(record)) == record
 
 
@@ -134,15 +116,15 @@ def test_a_page_grows_by_less_than_300_bytes_per_op() -> None:
     assert (many - few) / (more - some) < 300
 
 
-def test_a_plan_from_a_file_has_a_page_without_steps(plan: sdy.Plan, tmp_path: Path) -> None:
-    plan.save(tmp_path / "plan.json")
+def test_a_plan_from_a_file_has_a_page_without_steps(paged: sdy.Plan, tmp_path: Path) -> None:
+    paged.save(tmp_path / "plan.json")
     sdy.load_plan(tmp_path / "plan.json").to_html(tmp_path / "plan.html")
     data = data_of((tmp_path / "plan.html").read_text(encoding="utf-8"))["plans"][0]
-    assert data["steps"] is None and data["wire"] == plan.wire_bytes
+    assert data["steps"] is None and data["wire"] == paged.wire_bytes
 
 
-def test_a_comparison_says_what_the_differences_of_plans_say(plan: sdy.Plan, before: sdy.Plan, written: Path) -> None:
-    found, said = plan.diff(before), data_of((written / "compared.html").read_text(encoding="utf-8"))
+def test_a_comparison_says_what_differs(paged: sdy.Plan, paged_before: sdy.Plan, pages: Path) -> None:
+    found, said = paged.diff(paged_before), data_of((pages / "compared.html").read_text(encoding="utf-8"))
     differences = said["differences"]
     assert [cause[1] for cause in differences["causes"]] == [cause.what for cause in found.causes]
     assert [change[3] for change in differences["collectives"]] == [change.bytes for change in found.collectives]
@@ -153,9 +135,9 @@ def test_a_comparison_says_what_the_differences_of_plans_say(plan: sdy.Plan, bef
             assert one is None or data["strings"][data["collectives"][number][0]] == one.kind
 
 
-def test_a_page_that_cannot_be_written_is_an_error(plan: sdy.Plan, tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_an_error(paged: sdy.Plan, tmp_path: Path) -> None:
     with pytest.raises(SdyError, match=r"cannot be written to .*nowhere"):
-        plan.to_html(tmp_path / "nowhere" / "plan.html")
+        paged.to_html(tmp_path / "nowhere" / "plan.html")
 
 
 def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from jax.sharding import NamedSharding
-from plan_pages import BEFORE, HOSTILE, MESH, SPECS, planned, write_pages
+from plan_pages import HOSTILE, MESH, SPECS
 
 import sdy_jax as sdy
 
@@ -17,24 +17,6 @@ ARGUMENTS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
-
-
-@pytest.fixture(scope="module")
-def plan() -> sdy.Plan:
-    return planned(SPECS)
-
-
-@pytest.fixture(scope="module")
-def before() -> sdy.Plan:
-    return planned(BEFORE)
-
-
-@pytest.fixture(scope="module")
-def written(plan: sdy.Plan, before: sdy.Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with pages."""
-    folder = tmp_path_factory.mktemp("pages")
-    write_pages(plan, before, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +35,7 @@ Opened = Callable[..., Any]
 
 
 @pytest.fixture
-def opened(browser: Any, written: Path) -> Iterator[Opened]:
+def opened(browser: Any, pages: Path) -> Iterator[Opened]:
     """Opens a page; at the end nothing may have been said on its console, and nothing may have been asked for."""
     said: list[str] = []
     asked: list[str] = []
@@ -65,7 +47,7 @@ def opened(browser: Any, written: Path) -> Iterator[Opened]:
         view.on("console", lambda message: said.append(message.text))
         view.on("pageerror", lambda error: said.append(str(error)))
         view.on("request", lambda request: asked.append(request.url))
-        view.goto((written / name).as_uri())
+        view.goto((pages / name).as_uri())
         view.wait_for_selector("html[data-ready]")
         return view
 
@@ -83,11 +65,11 @@ def find(view: Any, query: str) -> None:
     view.keyboard.press("Enter")
 
 
-def test_it_opens_with_the_plan_s_figures(opened: Opened, plan: sdy.Plan) -> None:
+def test_it_opens_with_the_plan_s_figures(opened: Opened, paged: sdy.Plan) -> None:
     view = opened("plan.html")
     assert view.title() == "step: plan"
     figures = view.locator("#headline").inner_text()
-    assert f"{plan.wire_bytes / 1024:.1f} KiB" in figures and "at the peak" in figures
+    assert f"{paged.wire_bytes / 1024:.1f} KiB" in figures and "at the peak" in figures
     assert view.locator("#mesh").inner_text().split() == ["data", "2", "model", "4"]
     assert view.locator("#tree [role=treeitem]").first.inner_text().startswith("step")
     assert view.locator("svg.graph .node").count() > 2
@@ -167,25 +149,25 @@ def test_the_graph_opens_and_its_boxes_are_chosen_by_clicks(opened: Opened) -> N
     assert view.locator("#details .kind").inner_text() == "program"
 
 
-def test_collectives_are_listed_by_bytes_and_lead_to_what_they_move(opened: Opened, plan: sdy.Plan) -> None:
+def test_collectives_are_listed_by_bytes_and_lead_to_what_they_move(opened: Opened, paged: sdy.Plan) -> None:
     view = opened("plan.html")
     view.click("#tab-collectives")
     rows = view.locator("#collectives .space .row")
     assert rows.count() >= 1
-    kinds = {collective.kind for collective in plan.collectives}
+    kinds = {collective.kind for collective in paged.collectives}
     assert {rows.nth(n).inner_text().split()[0] for n in range(rows.count())} <= kinds
     rows.first.click()
     assert view.locator("#details .kind").inner_text() == "collective"
     assert view.locator("#details .devices").count() == 2
 
 
-def test_steps_lead_from_the_annotations_to_the_program(opened: Opened, plan: sdy.Plan) -> None:
+def test_steps_lead_from_the_annotations_to_the_program(opened: Opened, paged: sdy.Plan) -> None:
     view = opened("plan.html")
     find(view, "block tanh")
     types = view.locator("#details .part .type-line")
     view.click("#steps [aria-label='As annotated']")
     assert types.inner_text() == "f32[8,32]"
-    said = plan.record(steps=True).propagation
+    said = paged.record(steps=True).propagation
     assert said is not None
     before = types.inner_text()
     for number, type_ in {s.step: s.type for s in said.spreads if s.value == "block/tanh"}.items():
@@ -201,7 +183,7 @@ def test_steps_lead_from_the_annotations_to_the_program(opened: Opened, plan: sd
         assert view.locator("#details .at-step").count() > 0
     view.click("#steps [aria-label='Partitioned']")
     find(view, "block tanh")
-    assert types.inner_text() == plan.record().value_of["block/tanh"].tensor.type
+    assert types.inner_text() == paged.record().value_of["block/tanh"].tensor.type
     assert view.locator(".phase[aria-pressed=true]").inner_text() == "partitioned"
 
 
@@ -279,12 +261,12 @@ def test_the_theme_is_the_system_s_until_it_is_chosen(opened: Opened) -> None:
     assert view.evaluate(ground) == dark != light
 
 
-def test_two_plans_are_compared(opened: Opened, plan: sdy.Plan, before: sdy.Plan) -> None:
+def test_two_plans_are_compared(opened: Opened, paged: sdy.Plan, paged_before: sdy.Plan) -> None:
     view = opened("compared.html")
-    assert plan.diff(before).causes[0].what in view.locator(".causes li").first.inner_text()
+    assert paged.diff(paged_before).causes[0].what in view.locator(".causes li").first.inner_text()
     totals = view.locator(".totals").inner_text()
-    assert f"{plan.wire_bytes / 1024:.1f} KiB" in totals and f"{before.wire_bytes / 1024:.1f} KiB" in totals
-    assert view.locator(".pairs").nth(0).locator(".pair").count() == len(plan.diff(before).collectives)
+    assert f"{paged.wire_bytes / 1024:.1f} KiB" in totals and f"{paged_before.wire_bytes / 1024:.1f} KiB" in totals
+    assert view.locator(".pairs").nth(0).locator(".pair").count() == len(paged.diff(paged_before).collectives)
     view.locator(".pair", has_text="w['up']").first.click()
     assert view.locator("#details h2").inner_text() == "w['up']"
     assert view.locator("#tree .differs").count() > 1

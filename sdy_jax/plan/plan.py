@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax.extend.mlir import ir
 
-from sdy_jax.annotate.program import Program
-from sdy_jax.errors import SdyError
 from sdy_jax.ir.extensions import extension
-from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.report import CollectiveRecord, LayoutChoice, Note
-from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.plan.automatic_layouts import AutomaticLayouts
-from sdy_jax.plan.border_moves import BorderMove
-from sdy_jax.plan.border_specs import specs_of
-from sdy_jax.plan.boundary import BoundaryValue
-from sdy_jax.plan.estimated_time import EstimatedTime
+from sdy_jax.plan.figures import Figures
 from sdy_jax.plan.fingerprint import fingerprint_of
-from sdy_jax.plan.memory import MemoryUse, memory_of
-from sdy_jax.plan.padding import PaddedValue, padded_values
-from sdy_jax.plan.proposal import PlannedWith
 from sdy_jax.plan.questions import Questions
 from sdy_jax.plan.recording.record import record_of
 from sdy_jax.plan.recording.steps import steps_of
-from sdy_jax.plan.totals import PlanTotals
-from sdy_jax.plan.work import Work, flops, work_of
 from sdy_jax.plan_page.page import page_of
 from sdy_jax.plan_record.diff import diff
 from sdy_jax.plan_record.differences import PlanDiff
@@ -39,165 +24,14 @@ from sdy_jax.plan_record.files import save_plan
 from sdy_jax.plan_record.propagation import RecordedPropagation
 from sdy_jax.plan_record.record import PlanRecord
 from sdy_jax.python_source.module import python_module
-from sdy_jax.representation.type_text import bytes_text
 
 _FIXED_UNASKED = 150
 """Ops up to which a page shows fix-its unasked: trying one takes less than half a second then (2026-11)."""
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Questions):
-    """What `PartitionedFunction.plan` returns. Printing it is like SQL's EXPLAIN; its `repr` is the first line.
-
-    Attributes:
-        name: the function's name.
-        program: the partitioned program.
-        arguments, results: the boundary values, closed-over arrays excluded.
-        collectives: one record per collective of the partitioned program, the user's own included; several that run as
-            one are the `members` of its record.
-        notes: what moves or is computed whole because it cannot be split, by op, source line and name scope.
-        stages: the module after each stage of planning.
-        moves: the arguments that are passed in another layout than they enter in, if the plan was made from arrays.
-        as_passed: the arguments whose shardings are those of the arrays that were passed.
-        source: the source line at which the shardings of arguments and results are given; may be empty.
-        layouts: the choice of layouts for the whole program; None where they were decided op by op.
-        automatic: which arguments and results were left to the planner, and what the usual layouts would have cost;
-            None where all are stated.
-        planned_with: the costs and decisions that the plan was made with; None of a program on local arrays.
-        work_cost: the time of one device's own work, by the cost model.
-        planner: makes the plan of another traced program of the same function, under a policy.
-        resized: traces the function anew, all sizes of arguments that are the first number being the second.
-        device_kind: what the devices call themselves; empty where nobody knows.
-        function: gives the partitioned function that runs it; None where there is none any more.
-    """
-
-    name: str
-    program: Program
-    arguments: tuple[BoundaryValue, ...]
-    constants: tuple[BoundaryValue, ...]
-    results: tuple[BoundaryValue, ...]
-    collectives: tuple[CollectiveRecord, ...]
-    notes: tuple[Note, ...]
-    stages: Mapping[str, ir.Operation]
-    source: str = ""
-    moves: tuple[BorderMove, ...] = ()
-    as_passed: frozenset[str] = frozenset()
-    layouts: LayoutChoice | None = None
-    planned_with: PlannedWith | None = None
-    automatic: AutomaticLayouts | None = None
-    work_cost: float = 0.0
-    planner: Callable[[Program, Policy], Plan] | None = None
-    resized: Callable[[int, int], Program] | None = None
-    device_kind: str = ""
-    function: Callable[[], Any] = lambda: None
-
-    @property
-    def input_specs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The `PartitionSpec`s of positional and of keyword arguments, in trees like theirs: as the `in_shardings` of
-        another function, or to place arrays by.
-
-        Raises:
-            UnsupportedError: an argument is split by a part of a mesh axis.
-
-        Example:
-            args, _ = plan.input_specs
-            step = sdy.partition(step, mesh=mesh, in_shardings=args, out_shardings=plan.output_specs)
-        """
-        return specs_of(self.program.in_tree, [(v.path, v.sharding) for v in self.arguments])  # type: ignore[no-any-return]
-
-    @property
-    def output_specs(self) -> Any:
-        """The `PartitionSpec`s of the results, in a tree like theirs.
-
-        Raises:
-            UnsupportedError: a result is split by a part of a mesh axis.
-        """
-        return specs_of(self.program.out_tree, [(v.path, v.sharding) for v in self.results])
-
-    @property
-    def wire_bytes(self) -> float:
-        """Bytes that each device sends per call: loops count once per trip, conditionals as their largest branch.
-
-        Where the trip count of a loop is unknown (`totals.known` is False), it counts as one trip: this is the least.
-        """
-        return self.totals.wire_bytes
-
-    @cached_property
-    def totals(self) -> PlanTotals:
-        """The sums over `collectives`."""
-        return PlanTotals.of(self.collectives)
-
-    @property
-    def costs(self) -> CostModel:
-        """The cost model that the plan was made with."""
-        return self.planned_with.costs if self.planned_with is not None else CostModel()
-
-    @cached_property
-    def time(self) -> EstimatedTime:
-        """How long the program takes by the cost model, for collectives and for each device's own work one after the
-        other, but for what rings and gathers one trip ahead hide: in seconds where the model is one of time (`unit`),
-        else in bytes. Of a program on local arrays only the collectives count.
-
-        Example:
-            assert plan.time.communication < 0.1 * plan.time.compute
-        """
-        costs, mesh = self.costs, self.program.mesh
-        sent = sum(
-            r.estimated_times * costs.sending_time(r.kind, r.axes, mesh, r.wire_bytes, r.cut) for r in self.collectives
-        )
-        hidden = sum(record.estimated_times * record.hidden for record in self.collectives)
-        return EstimatedTime(self.work_cost, sent, costs.unit, hidden)
-
-    @cached_property
-    def padding(self) -> tuple[PaddedValue, ...]:
-        """The values that lie in blocks which do not divide them, with the bytes of padding that a device holds."""
-        return padded_values(self.stages["partitioned"]) if "partitioned" in self.stages else ()
-
-    @property
-    def padded_bytes(self) -> float:
-        """Bytes of padding per device, over all values of the program (which need not exist at the same time)."""
-        return sum(value.bytes for value in self.padding)
-
-    @cached_property
-    def memory(self) -> MemoryUse:
-        """What a device holds while the program runs, by estimate: arguments, results, and what is in between at most.
-
-        A compiler that fuses more, or orders ops better, needs less; one that copies needs more.
-
-        Example:
-            assert plan.memory.peak < 16 * 2**30
-        """
-        fuse = self.planned_with is not None and self.planned_with.policy.products_fuse
-        return memory_of(self.stages["partitioned"], fuse)
-
-    @cached_property
-    def work(self) -> tuple[Work, ...]:
-        """What the program's ops compute, as far as that is known; nothing of a program on local arrays."""
-        return work_of(self.stages["partitioned"], self.program.mesh_name) if "partitioned" in self.stages else ()
-
-    @property
-    def repeated_flops(self) -> float:
-        """Operations per device and call that exceed the device's part of an op: several devices perform the same.
-
-        Loops count once per trip (a loop with an unknown count as one trip), conditionals as their largest branch.
-        """
-        return flops(self.work, repeated=True)
-
-    @property
-    def traced(self) -> Program:
-        """The program before propagation."""
-        return self.program.with_module(self.stages["traced"])
-
-    @property
-    def policy(self) -> Policy:
-        """The user's decisions about partitioning."""
-        return self.planned_with.policy if self.planned_with is not None else Policy()
-
-    def replanned(self, program: Program, policy: Policy | None = None) -> Plan:
-        """The plan of another traced program of the same function, or under another policy."""
-        if self.planner is None:
-            raise SdyError(f"the plan of {self.name} is of a program on local arrays, which is not planned anew")
-        return self.planner(program, policy or self.policy)
+class Plan(Questions, Figures):
+    """What `PartitionedFunction.plan` returns. Printing it is like SQL's EXPLAIN; its `repr` is the first line."""
 
     @cached_property
     def fixes(self) -> Sequence[Any]:
@@ -313,12 +147,6 @@ class Plan(Questions):
         """
         self.record(steps=True).to_html(path, against.record(steps=True) if isinstance(against, Plan) else against)
 
-    def mlir(self, stage: str = "partitioned") -> str:
-        """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""
-        if stage not in self.stages:
-            raise SdyError(f"no stage {stage!r}; the stages are {', '.join(self.stages)}")
-        return str(self.stages[stage])
-
     def to_python(self, path: str | os.PathLike[str] | None = None) -> str:
         """The program as a Python module that needs jax and numpy only: what each device runs, as lax calls in
         `jax.shard_map`, and a function of whole arrays that has the planned function's name, arguments and results.
@@ -345,15 +173,6 @@ class Plan(Questions):
                 np.savez(Path(path).with_suffix(".npz"), **module.arrays)  # type: ignore[arg-type]
         return module.text
 
-    def summary(self) -> str:
-        """One line per kind of collective: how many executions, how many bytes."""
-        lines = [self.headline]
-        for kind, (count, wire) in self.totals.by_kind().items():
-            lines.append(f"  {count:4d} x {kind:<22} {bytes_text(wire):>10} per device")
-        if self.notes:
-            lines.append(f"  {len(self.notes):4d} notes: print the plan to read them")
-        return "\n".join(lines)
-
     def __repr__(self) -> str:
         return f"<{self.headline}>"
 
@@ -368,14 +187,3 @@ class Plan(Questions):
         if "fixes" in vars(self) or len(self.record().ops) <= _FIXED_UNASKED:
             return [str(fix) for fix in self.fixes]
         return ("plan.fixes looks for changes of one line that save bytes, and plans the program again with each",)
-
-    @property
-    def headline(self) -> str:
-        """The first line of the plan's text: name, mesh, number of collectives, bytes, and the estimated time."""
-        axes = ", ".join(f"{axis.name}={axis.size}" for axis in self.program.mesh.axes)
-        count, least = len(self.collectives), "" if self.totals.known else "at least "
-        return (
-            f"plan of {self.name} on mesh {axes} ({self.program.mesh.size} devices): {count} "
-            f"collective{'' if count == 1 else 's'}, {least}{bytes_text(self.wire_bytes)} on the wire per device"
-            + (f", estimated {least}{self.time}" if self.costs.unit == "seconds" else "")
-        )

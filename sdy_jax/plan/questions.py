@@ -5,44 +5,28 @@ Planning keeps nothing for this but the choice itself; what is needed is made wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from jax.extend.mlir import ir
 from jax.sharding import PartitionSpec
 
-from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.locations import short_source
-from sdy_jax.lowering.placement.report import CollectiveRecord, LayoutChoice, Note
-from sdy_jax.plan.boundary import BoundaryValue
+from sdy_jax.lowering.placement.report import CollectiveRecord, Note
 from sdy_jax.plan.checkpoint_names import checkpoint_names
+from sdy_jax.plan.facts import PlanFacts
 from sdy_jax.plan.layout_reason import LayoutReason
 from sdy_jax.plan.layout_reasons import Findings, LayoutReasons
-from sdy_jax.plan.proposal import PlannedWith
 from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_collective import is_collective, why_collective
 from sdy_jax.plan.why_not import WhyNot
-from sdy_jax.plan_record.printed import Printed
 from sdy_jax.plan_record.program import RecordedCollective
 
 
-class Questions(Printed):
-    """The questions that `Plan` answers, from its attributes of these names."""
-
-    program: Program
-    arguments: tuple[BoundaryValue, ...]
-    constants: tuple[BoundaryValue, ...]
-    results: tuple[BoundaryValue, ...]
-    collectives: tuple[CollectiveRecord, ...]
-    notes: tuple[Note, ...]
-    stages: Mapping[str, ir.Operation]
-    source: str
-    as_passed: frozenset[str]
-    layouts: LayoutChoice | None
-    planned_with: PlannedWith | None
+class Questions(PlanFacts):
+    """The questions that `Plan` answers."""
 
     def why(self, value: str | CollectiveRecord | RecordedCollective) -> Why:
         """Why a value is sharded as it is: each of its axes, followed back to the annotation that it came from; or why

@@ -1,0 +1,121 @@
+"""What a plan is made of: the partitioned program, its collectives and border, and what it was planned with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jax.extend.mlir import ir
+
+from sdy_jax.annotate.program import Program
+from sdy_jax.errors import SdyError
+from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.report import CollectiveRecord, LayoutChoice, Note
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.plan.automatic_layouts import AutomaticLayouts
+from sdy_jax.plan.border_moves import BorderMove
+from sdy_jax.plan.border_specs import specs_of
+from sdy_jax.plan.boundary import BoundaryValue
+from sdy_jax.plan.proposal import PlannedWith
+from sdy_jax.plan_record.printed import Printed
+
+if TYPE_CHECKING:
+    from sdy_jax.plan.plan import Plan
+
+
+@dataclass(frozen=True, repr=False)
+class PlanFacts(Printed):
+    """A plan's attributes.
+
+    Attributes:
+        name: the function's name.
+        program: the partitioned program.
+        arguments, results: the boundary values, closed-over arrays excluded.
+        collectives: one record per collective of the partitioned program, the user's own included; several that run as
+            one are the `members` of its record.
+        notes: what moves or is computed whole because it cannot be split, by op, source line and name scope.
+        stages: the module after each stage of planning.
+        moves: the arguments that are passed in another layout than they enter in, if the plan was made from arrays.
+        as_passed: the arguments whose shardings are those of the arrays that were passed.
+        source: the source line at which the shardings of arguments and results are given; may be empty.
+        layouts: the choice of layouts for the whole program; None where they were decided op by op.
+        automatic: which arguments and results were left to the planner, and what the usual layouts would have cost;
+            None where all are stated.
+        planned_with: the costs and decisions that the plan was made with; None of a program on local arrays.
+        work_cost: the time of one device's own work, by the cost model.
+        planner: makes the plan of another traced program of the same function, under a policy.
+        resized: traces the function anew, all sizes of arguments that are the first number being the second.
+        device_kind: what the devices call themselves; empty where nobody knows.
+        function: gives the partitioned function that runs it; None where there is none any more.
+    """
+
+    name: str
+    program: Program
+    arguments: tuple[BoundaryValue, ...]
+    constants: tuple[BoundaryValue, ...]
+    results: tuple[BoundaryValue, ...]
+    collectives: tuple[CollectiveRecord, ...]
+    notes: tuple[Note, ...]
+    stages: Mapping[str, ir.Operation]
+    source: str = ""
+    moves: tuple[BorderMove, ...] = ()
+    as_passed: frozenset[str] = frozenset()
+    layouts: LayoutChoice | None = None
+    planned_with: PlannedWith | None = None
+    automatic: AutomaticLayouts | None = None
+    work_cost: float = 0.0
+    planner: Callable[[Program, Policy], Plan] | None = None
+    resized: Callable[[int, int], Program] | None = None
+    device_kind: str = ""
+    function: Callable[[], Any] = lambda: None
+
+    @property
+    def input_specs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The `PartitionSpec`s of positional and of keyword arguments, in trees like theirs: as the `in_shardings` of
+        another function, or to place arrays by.
+
+        Raises:
+            UnsupportedError: an argument is split by a part of a mesh axis.
+
+        Example:
+            args, _ = plan.input_specs
+            step = sdy.partition(step, mesh=mesh, in_shardings=args, out_shardings=plan.output_specs)
+        """
+        return specs_of(self.program.in_tree, [(v.path, v.sharding) for v in self.arguments])  # type: ignore[no-any-return]
+
+    @property
+    def output_specs(self) -> Any:
+        """The `PartitionSpec`s of the results, in a tree like theirs.
+
+        Raises:
+            UnsupportedError: a result is split by a part of a mesh axis.
+        """
+        return specs_of(self.program.out_tree, [(v.path, v.sharding) for v in self.results])
+
+    @property
+    def costs(self) -> CostModel:
+        """The cost model that the plan was made with."""
+        return self.planned_with.costs if self.planned_with is not None else CostModel()
+
+    @property
+    def traced(self) -> Program:
+        """The program before propagation."""
+        return self.program.with_module(self.stages["traced"])
+
+    @property
+    def policy(self) -> Policy:
+        """The user's decisions about partitioning."""
+        return self.planned_with.policy if self.planned_with is not None else Policy()
+
+    def replanned(self, program: Program, policy: Policy | None = None) -> Plan:
+        """The plan of another traced program of the same function, or under another policy."""
+        if self.planner is None:
+            raise SdyError(f"the plan of {self.name} is of a program on local arrays, which is not planned anew")
+        return self.planner(program, policy or self.policy)
+
+    def mlir(self, stage: str = "partitioned") -> str:
+        """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"."""
+        if stage not in self.stages:
+            raise SdyError(f"no stage {stage!r}; the stages are {', '.join(self.stages)}")
+        return str(self.stages[stage])
