@@ -21,6 +21,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.commands.optimize import optimize
 from sdy_jax.errors import ParseError, ShardingError
 from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import op_names
 from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.pipeline_text import written_passes
 from sdy_jax.passes.pipelines import (
@@ -31,7 +32,7 @@ from sdy_jax.passes.pipelines import (
     plan_import,
     propagation_pipeline,
 )
-from sdy_jax.passes.registry import FLAG, PASSES, options_of
+from sdy_jax.passes.registry import FLAG, PASSES, SOUGHT, options_of
 from sdy_jax.propagation import propagate
 from sdy_jax.propagation.engine import Engine
 
@@ -348,6 +349,19 @@ def test_what_is_called_after_each_pass_sees_the_module_in_the_order_of_the_pass
         ("sdy-close-shardings", False),
     ]
     assert passes.run(TANH, pipeline) == passes.run(TANH, _text(pipeline))
+
+
+@pytest.mark.parametrize("name", SOUGHT)
+def test_a_pass_that_pipelines_leave_out_would_change_nothing(name: str) -> None:
+    each = Pass(name)
+    texts = [RandomProgram(seed, FEATURES[:count]).text for seed in range(12) for count in range(len(FEATURES))]
+    modules = [parse(text).operation for text in texts]
+    left_out = [module for module in modules if op_names(module).isdisjoint(each.seeks)]
+    assert left_out
+    for module in left_out:
+        before = str(module)
+        each(module)
+        assert str(module) == before
 
 
 def test_a_pass_runs_on_a_module() -> None:

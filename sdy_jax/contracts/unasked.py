@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
 from sdy_jax.contracts.asked import Asked
-from sdy_jax.ir.graph import Graph, Op
-from sdy_jax.ir.locations import place_of, strict_axes
+from sdy_jax.ir.graph import Op
+from sdy_jax.ir.locations import has_strict_regions, place_of, strict_axes
 from sdy_jax.lowering.placement.report import CollectiveRecord
 from sdy_jax.plan.annotation_origins import spec_text
 from sdy_jax.plan.plan import Plan
@@ -40,9 +40,7 @@ def unasked(plan: Plan, strict: Sequence[str]) -> list[str]:
 def _has_regions(plan: Plan) -> bool:
     """Whether a program that sends anything has strict regions."""
     module = plan.stages.get("partitioned")
-    if module is None or not plan.wire_bytes:
-        return False
-    return any(strict_axes(op.mlir.location) for op in Graph(module).main.walk())
+    return module is not None and bool(plan.wire_bytes) and has_strict_regions(module)
 
 
 class _Move(NamedTuple):

@@ -221,8 +221,10 @@ class Graph:
             operand.uses.append((op, number))
         for result in op.results:
             self._values[result.mlir] = result
-        for result, sharding in zip(op.results, stored_results(op.name, mlir.attributes), strict=False):
-            result.sharding = sharding
+        attributes = mlir.attributes
+        if "sdy.sharding" in attributes or op.name.startswith("sdy."):
+            for result, sharding in zip(op.results, stored_results(op.name, attributes), strict=False):
+                result.sharding = sharding
         regions = mlir.regions
         if len(regions):
             op.blocks = tuple([self._read_block(op, region.blocks[0]) for region in regions if len(region.blocks)])

@@ -38,10 +38,11 @@ def post_order(op: ir.Operation) -> list[ir.Operation]:
 def _walked(op: ir.Operation, order: ir.WalkOrder) -> list[ir.Operation]:
     """MLIR walks, which takes half the time of a walk in Python."""
     found: list[ir.Operation] = []
+    add, advance = found.append, ir.WalkResult.ADVANCE
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
-        found.append(inner)
-        return ir.WalkResult.ADVANCE
+        add(inner)
+        return advance
 
     op.walk(visit, order)
     return found
@@ -50,6 +51,11 @@ def _walked(op: ir.Operation, order: ir.WalkOrder) -> list[ir.Operation]:
 def named(module: ir.Operation, *names: str) -> list[ir.Operation]:
     """All ops with one of these names, in pre-order."""
     return [op for op in pre_order(module) if op.name in names]
+
+
+def op_names(module: ir.Operation) -> frozenset[str]:
+    """The names of all ops in a module."""
+    return frozenset([op.name for op in pre_order(module)])
 
 
 # Modules and functions.

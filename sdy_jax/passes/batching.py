@@ -22,6 +22,7 @@ from sdy_jax.passes.ramps import At, Ramps
 from sdy_jax.propagation.liveness import is_removable
 
 _GATHER, _SCATTER, _CONCATENATE = "stablehlo.gather", "stablehlo.scatter", "stablehlo.concatenate"
+INDEXING = (_GATHER, _SCATTER)
 _RULE = "sdy.sharding_rule"
 """On ops whose dimensions the user numbered: they stay as they are."""
 
@@ -36,12 +37,12 @@ def make_batching_explicit(module: ir.Operation, *, compat: Literal["shardy"] | 
       compat: with `"shardy"`, only dimension 0 of an input along dimension 0 of its indices, where there is no other
         batching dimension and the count is an iota, broadcast or reshaped, and perhaps concatenated with the rest.
     """
-    if not named(module, _GATHER, _SCATTER):
+    if not any(map(_has_elements, named(module, *INDEXING))):
         return
     ramps, ops = Ramps(), Graph(module).ops
     replaced: list[Op] = []
     for op in ops:
-        if op.name not in (_GATHER, _SCATTER) or _RULE in op.attributes:
+        if op.name not in INDEXING or _RULE in op.attributes:
             continue
         indexing = _BatchedIndexing.of(op)
         found = _leading(indexing) if compat else _counted(indexing, ramps)
@@ -49,6 +50,14 @@ def make_batching_explicit(module: ir.Operation, *, compat: Literal["shardy"] | 
             _change(indexing, found)
             replaced += [producer] if (producer := indexing.indices.defining_op) is not None else []
     _erase_unused(ops, replaced)
+
+
+def _has_elements(op: ir.Operation) -> bool:
+    """Whether the index vectors of a gather or scatter have several elements."""
+    if op.name == _GATHER:
+        return len(stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"]).start_index_map) > 1
+    numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
+    return len(numbers.scattered_dims_to_operand_dims) > 1
 
 
 @dataclass(frozen=True, slots=True)

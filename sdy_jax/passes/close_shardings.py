@@ -50,11 +50,12 @@ def make_boundary_divisible(module: ir.Operation) -> None:
 
     for function in functions(module).values():
         _change_boundary(function, divisible)
-    for call in named(module, "func.call"):
-        known = zip(list_of(call, "sdy.sharding"), call.results, strict=True)
-        set_list(call, "sdy.sharding", [s and divisible(s, v) for s, v in known])
-    for manual in named(module, "sdy.manual_computation"):
-        _change_manual(manual, meshes)
+    for op in named(module, "func.call", "sdy.manual_computation"):
+        if op.name != "func.call":
+            _change_manual(op, meshes)
+            continue
+        known = zip(list_of(op, "sdy.sharding"), op.results, strict=True)
+        set_list(op, "sdy.sharding", [s and divisible(s, v) for s, v in known])
 
 
 def _shape(value: ir.Value) -> Sequence[int]:

@@ -20,6 +20,8 @@ def put_on_mesh(module: ir.Operation, name: str) -> None:
     are written for stay as they are.
     """
     meshes = module_meshes(module)
+    if len(meshes) == 1:
+        return
     base, kept = meshes[name], {s.mesh for op in pre_order(module) for s in _manual_shardings(op)}
     others = {
         other: mesh

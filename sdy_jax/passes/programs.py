@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import overload
 
 from jax.extend.mlir import ir
@@ -12,7 +12,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.errors import ParseError, UnsupportedError
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.locations import source_line
-from sdy_jax.ir.operations import copied, functions
+from sdy_jax.ir.operations import copied, functions, op_names
 from sdy_jax.passes.pipeline_text import WrittenPass, error_at, written_passes
 from sdy_jax.passes.pipelines import PIPELINES
 from sdy_jax.passes.registry import FLAG, PASSES, AllowedValues, Pass, as_keywords, checked, full_name, options_of
@@ -76,8 +76,13 @@ def run_pipeline(module: ir.Operation, pipeline: Pipeline, after: After | None =
     passes = parse(pipeline) if isinstance(pipeline, str) else tuple(pipeline)
     if any(each.name.startswith("sdy-") for each in passes):
         _check_bodies(module)
+    present: Set[str] = frozenset()
     for each in passes:
-        each(module)
+        if each.seeks:
+            present = present or op_names(module)
+        if not each.seeks or not present.isdisjoint(each.seeks):
+            each(module)
+            present = frozenset()
         if after is not None:
             after(each, module)
 

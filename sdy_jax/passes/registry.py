@@ -19,6 +19,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.errors import ParseError
 from sdy_jax.ir.extensions import load_extensions
+from sdy_jax.ir.operations import DATA_FLOW_OPS
 from sdy_jax.passes import (
     batching,
     call_graph,
@@ -96,6 +97,21 @@ PASSES: dict[str, Callable[..., None]] = {
 }
 """Extensions add theirs."""
 
+SOUGHT: dict[str, tuple[str, ...]] = {
+    "sdy-manual-axes-cleanup": ("sdy.manual_computation",),
+    "sdy-add-data-flow-edges": DATA_FLOW_OPS,
+    "sdy-apply-sharding-constraints": (constraints.CONSTRAINT, "sdy.manual_computation"),
+    "sdy-sharding-group-import": (sharding_groups.GROUP,),
+    "sdy-explicit-gather-scatter-batching": batching.INDEXING,
+    "sdy-sink-data-flow-edges": (data_flow_edges.EDGE, *DATA_FLOW_OPS),
+    "sdy-remove-sharding-groups": (sharding_groups.GROUP,),
+    "sdy-sharding-constraint-to-reshard": (constraints.CONSTRAINT,),
+    "synchronize-sharding-groups": (sharding_groups.GROUP,),
+    "record-statements": (constraints.CONSTRAINT, *DATA_FLOW_OPS),
+    "keep-statements": (constraints.CONSTRAINT, sharding_groups.GROUP),
+}
+"""The ops without which a pass without options does nothing. Pipelines leave it out where there are none."""
+
 
 @dataclass(frozen=True, init=False, repr=False)
 class Pass:
@@ -137,6 +153,11 @@ class Pass:
         """
         with module.context, ir.Location.unknown(module.context):
             PASSES[self.name](module, *shared, **as_keywords(self.options))
+
+    @property
+    def seeks(self) -> tuple[str, ...]:
+        """The ops without which the pass does nothing; none if it may do something in any module."""
+        return () if self.options else SOUGHT.get(self.name, ())
 
     def __str__(self) -> str:
         options = " ".join(f"{option}={_option_text(value)}" for option, value in self.options)
