@@ -121,6 +121,8 @@ def _solved(graph: Graph, most: float, largest_table: int, rounds: int) -> tuple
                 graph.keep(node, graph.pool.choices(kept))
         if _solved_exactly(graph, graph.remaining(), largest_table):
             return graph.undone({}), graph.constant
+        if cost - bound <= GAP * cost:
+            break
     return choice, bound
 
 
