@@ -1,5 +1,7 @@
 """Small collectives that run as one: numbers, bytes, counts in compiled programs, memory, and what stays apart."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,18 +215,87 @@ def test_buckets_by_the_cost_model():
         assert max(buckets(sdy.partition(each(changed), costs=costs, **options).plan(xs)), default=0) == most
 
 
-def test_by_default_nothing_is_copied():
-    kinds = frozenset(KINDS)
-    for platform, device, joined in (
-        ("cpu", "cpu", {"all_reduce"}),
-        ("tpu", "TPU v5 lite", {"all_reduce"}),
-        ("gpu", "NVIDIA H100 80GB HBM3", {"all_gather", "all_reduce", "reduce_scatter"}),
+def test_by_default_nothing_is_rearranged():
+    kinds, stacked = frozenset(KINDS), frozenset({"all_gather", "collective_permute", "reduce_scatter"})
+    for platform, device, joined, default in (
+        ("cpu", "cpu", {"all_reduce"}, Combining()),
+        ("tpu", "TPU v5 lite", {"all_reduce"}, Combining(stacked | {"all_reduce"}, stacked, stacked)),
+        ("gpu", "NVIDIA H100 80GB HBM3", (gpu := kinds - {"all_to_all", "collective_permute"}), Combining(gpu)),
     ):
-        default = Combining(frozenset(joined) if platform != "cpu" else frozenset())
         assert Combining.of_devices(None, platform, device) == default
         assert Combining.of_devices(True, platform, device) == Combining(kinds, kinds - joined)
-        assert Combining.of_devices(1e6, platform, device) == Combining(kinds, kinds - joined, 1e6)
+        assert Combining.of_devices(1e6, platform, device) == Combining(kinds, kinds - joined, sent=1e6)
         assert Combining.of_devices(False, platform, device) == Combining()
+
+
+@pytest.fixture
+def as_on_tpus(monkeypatch):
+    """What is combined by default on TPUs is combined on CPU devices."""
+    found = Combining.of_devices(None, "tpu", "TPU v5 lite")
+
+    def chosen(said, *_):
+        return found if said is None else replace(found, sent=2.0**20) if said else Combining()
+
+    monkeypatch.setattr(Combining, "of_devices", chosen)
+
+
+ALIKE = {
+    "gathers": (changed, LINE, P("x"), P(), "all_gather"),
+    "gathers of columns": (changed, LINE, P(None, "x"), P(), "all_gather"),
+    "permutes": (changed, PLANE, P(("x", "y")), P(("y", "x")), "collective_permute"),
+    "scatters": (total, LINE, P("x"), P("x"), "reduce_scatter"),
+}
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, bool])
+@pytest.mark.parametrize("case", ALIKE)
+def test_blocks_of_one_shape_are_stacked(case, dtype, as_on_tpus):
+    """Those of other shapes run alone."""
+    function, mesh, before, after, kind = ALIKE[case]
+    xs = arrays([(16, 8, 2)] * 3 + [(8, 16, 2), (16, 24, 2)], dtype)
+    options = {"mesh": mesh, "in_shardings": ([before] * len(xs),), "out_shardings": [after] * len(xs)}
+    together, found = both(each(function), (xs,), combine=True, layouts="local", **options)[1:]
+    assert buckets(together) == [3] and sum(found.values()) == 3
+    assert [record.kind for record in together.collectives if record.members] == [kind]
+    assert together.mlir().count("sdy_jax.packed") == 3
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_blocks_of_one_shape_are_stacked_where_others_would_be_copied(case):
+    function, shapes, mesh, before, after, _ = CASES[case]
+    xs = arrays([shapes[0]] * 3)
+    options = {"mesh": mesh, "in_shardings": ([before] * len(xs),), "out_shardings": [after] * len(xs)}
+    together, found = both(each(function), (xs,), layouts="local", **options)[1:]
+    assert buckets(together) == [3] and sum(found.values()) == 1
+
+
+def test_gathers_of_several_dimensions_are_not_stacked(as_on_tpus):
+    """Each dimension would be gathered for itself."""
+    xs = arrays([(16, 8)] * 3)
+    options = {"mesh": PLANE, "in_shardings": ([P("y", "x")] * 3,), "out_shardings": P(), "layouts": "local"}
+    assert not buckets(both(each(changed), (xs,), combine=True, **options)[1])
+
+
+def test_sizes_that_do_not_divide_are_stacked(as_on_tpus):
+    xs = arrays([(10, 3), (10, 3), (9, 3)])
+
+    def function(xs):
+        inner = [jax.lax.with_sharding_constraint(jnp.tanh(x), NamedSharding(LINE, P("x"))) for x in xs]
+        return [jnp.cos(jax.lax.with_sharding_constraint(x, NamedSharding(LINE, P()))) for x in inner]
+
+    options = {"mesh": LINE, "in_shardings": P(), "out_shardings": P(), "layouts": "propagated"}
+    plan, found = both(function, (xs,), combine=True, **options)[1:]
+    assert buckets(plan) == [2] and found == {"all-gather": 2}
+
+
+def test_what_is_taken_from_a_stack_is_not_copied(as_on_tpus):
+    """Its operands are: that has to take less than latency."""
+    xs = arrays([(64, 64)] * 64)
+    options = {"mesh": LINE, "in_shardings": P("x"), "out_shardings": P()}
+    fixed, copied = 7e-6, 2 * xs[0].nbytes / 8
+    for memory, is_stacked in ((fixed / copied, True), (1.1 * fixed / copied, False)):
+        costs = sdy.CostModel(latency=fixed / 7, memory=memory, bandwidth={"x": 1e9})
+        assert bool(buckets(sdy.partition(each(changed), costs=costs, **options).plan(xs))) == is_stacked
 
 
 def test_what_xla_makes_one_of_is_not_copied(monkeypatch):
@@ -241,6 +312,11 @@ def test_what_is_combined_has_its_share_of_latency():
     assert Options(costs=given).costs_of(LINE) == Options(costs=given, combine=False).costs_of(LINE) == given
     assert set(Options(costs=given, combine=True).costs_of(LINE).combines) == set(KINDS)
     assert Options(combine=True).costs_of(LINE) == sdy.CostModel.of_mesh(LINE)
+
+
+def test_what_is_stacked_with_its_likes_alone_has_all_of_its_latency(as_on_tpus):
+    given = sdy.CostModel(latency=1e-6, bandwidth={"x": 1e9})
+    assert Options(costs=given).costs_of(LINE).combines == ("all_reduce",)
 
 
 @pytest.mark.parametrize("given", [-1, "many", 0.0, [1]])

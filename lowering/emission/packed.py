@@ -1,7 +1,8 @@
 """Several collectives of one kind, group and element type as one, on local arrays.
 
-Each block becomes rows: one per device of the group for what is exchanged or reduced in parts, one in all for what is
-gathered or sent as it is. Rows lie side by side in one array, over which the collective runs once. So dimensions and
+Blocks of one shape of which the collectives say the same are stacked along a new dimension, and nothing is rearranged.
+Else each block becomes rows: one per device of the group for what is exchanged or reduced in parts, one in all for what
+is gathered or sent as it is. Rows lie side by side in one array, over which the collective runs once. So dimensions and
 orders of axes may differ from member to member, as long as the axes of all make up the same group of devices.
 
     all_gather of f32[4, 8] along dimension 0 and f32[2, 6] along dimension 1, among 4 devices
@@ -104,6 +105,8 @@ def run_together(members: Sequence[Member], reduction: str, mesh: RefinedMesh, p
     first = members[0]
     if not packs:
         return [lax_collectives.run_collective(m.said, m.x, reduction, mesh) for m in members]
+    if stacks(first.said) and all(m.x.shape == first.x.shape and m.said == first.said for m in members):
+        return _run_stacked(members, reduction, mesh)
     packing, axes = _PACKINGS[first.said.kind], sort_and_merge(first.said.all_axes, mesh.mesh)
     parts = [_cut(m.x, packing.cut(m.said), axes, mesh) for m in members]
     rows = lax.concatenate([part.reshape(part.shape[0], -1) for part in parts], 1)
@@ -114,6 +117,21 @@ def run_together(members: Sequence[Member], reduction: str, mesh: RefinedMesh, p
         _joined(piece.reshape(rows.shape[0], *part.shape[1:]), packing.joined(m.said), axes, mesh)
         for m, part, piece in zip(members, parts, pieces, strict=True)
     ]
+
+
+def stacks(said: SdyCollective) -> bool:
+    """Whether collectives that say this run as one over a stack: of several dimensions each is gathered, or scattered,
+    for itself."""
+    return sum(map(bool, said.lists)) <= 1
+
+
+def _run_stacked(members: Sequence[Member], reduction: str, mesh: RefinedMesh) -> list[jax.Array]:
+    first, stack = members[0], lax.concatenate([m.x[None] for m in members], 0)
+    if first.said.kind == "collective_permute":
+        found = lax_collectives.collective_permute(stack, first.source, first.target, mesh)
+    else:
+        found = lax_collectives.run_collective(first.said.of_stacks, stack, reduction, mesh)
+    return [lax.index_in_dim(found, n, keepdims=False) for n in range(len(members))]
 
 
 def _cut(x: jax.Array, cuts: AxesOfDims, group: Axes, mesh: RefinedMesh) -> jax.Array:

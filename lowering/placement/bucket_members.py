@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.emission.lax_collectives import has_native_all_reduce, permutation_pairs
+from sdy_jax.lowering.emission.packed import stacks
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.placement.dead_code import has_effect
 from sdy_jax.lowering.placement.fusion import fuses
@@ -24,7 +25,14 @@ from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
-from sdy_jax.representation.sdy_collectives import KINDS, PREFETCHED, REDUCING, RING, collective_from_attributes
+from sdy_jax.representation.sdy_collectives import (
+    KINDS,
+    PREFETCHED,
+    REDUCING,
+    RING,
+    SdyCollective,
+    collective_from_attributes,
+)
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
@@ -55,14 +63,16 @@ class BucketSize(NamedTuple):
         """Whether the operands of such collectives are copied side by side."""
         return record.kind in self.combining.packed
 
-    def gains(self, record: CollectiveRecord, held: float, mesh: Mesh) -> bool:
+    def gains(self, member: Member, mesh: Mesh) -> bool:
         """Whether a bucket with a collective saves more of its latency than it takes to read and write copies of its
-        blocks."""
+        blocks; what is taken from a stack needs no copy."""
+        record = member.record
         if record.kind not in self.combining.kinds or record.wire_bytes >= self.sends(record, mesh):
             return False
         if self.combining.sent is not None or not self.packs(record) or self.costs.is_default:
             return True
-        return 2 * self.costs.memory * held <= self.costs.rate(record.kind, _axes(record, mesh), mesh).fixed
+        copied = member.before if record.kind in self.combining.stacked else member.held
+        return 2 * self.costs.memory * copied <= self.costs.rate(record.kind, _axes(record, mesh), mesh).fixed
 
 
 def _axes(record: CollectiveRecord, mesh: Mesh) -> Axes:
@@ -91,10 +101,17 @@ class Member:
 
 
 class Candidates:
-    """The collectives of a program that may run with others."""
+    """The collectives of a program that may run with others; of the `stacked` kinds with those of their shape."""
 
-    def __init__(self, graph: Graph, records: Mapping[Op, CollectiveRecord], mesh: Mesh):
+    def __init__(
+        self,
+        graph: Graph,
+        records: Mapping[Op, CollectiveRecord],
+        mesh: Mesh,
+        stacked: Collection[str] = (),
+    ):
         self._graph, self._records, self._mesh, self._bytes = graph, records, mesh, LocalBytes(graph)
+        self._stacked = stacked
         self._shardings = value_shardings(graph)
 
     def of(self, block: Block) -> Iterator[Member]:
@@ -127,11 +144,20 @@ class Candidates:
         reduction = reduction_from_attributes(op.attributes) if record.kind in REDUCING else ""
         if record.kind == "all_reduce" and not has_native_all_reduce(reduction, numpy_dtype(value.dtype)):
             return None
-        return record.kind, sharding.mesh, self._group(op, sharding), value.dtype, reduction
+        shape = self._shape(op) if record.kind in self._stacked else ()
+        if shape is None:
+            return None
+        return record.kind, sharding.mesh, self._group(op, sharding), value.dtype, reduction, shape
+
+    def _shape(self, op: Op) -> object:
+        """What blocks have in common that are stacked: their shapes before and after, and what is said of their
+        dimensions."""
+        said = _said(op)
+        return (*map(self._bytes.shape, (op.operands[0], op.results[0])), said) if stacks(said) else None
 
     def _group(self, op: Op, target: TensorSharding) -> object:
         """The devices that exchange something: those along axes, or pairs."""
-        said = collective_from_attributes(op.name.removeprefix("sdy."), op.attributes)
+        said = _said(op)
         if said.kind != "collective_permute":
             return sort_and_merge(said.all_axes, self._mesh)
         source = self._shardings.get(op.operands[0]) or TensorSharding.replicated(target.mesh, target.rank)
@@ -139,6 +165,10 @@ class Candidates:
         axes = [axis for s in (source, target) for dim in (*s.axes, s.unreduced_axes, apart) for axis in dim]
         refined = RefinedMesh.of(self._mesh, axes).with_meshes(self._graph.meshes)
         return tuple(permutation_pairs(apart_along(source, apart), apart_along(target, apart), refined))
+
+
+def _said(op: Op) -> SdyCollective:
+    return collective_from_attributes(op.name.removeprefix("sdy."), op.attributes)
 
 
 def _is_in_bytes(value: Value) -> bool:

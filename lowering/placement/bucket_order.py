@@ -23,7 +23,7 @@ class BlockOrder:
         self._block, self._size, self._mesh, self._room = block, size, mesh, dict(room)
         self._waiting: dict[object, list[Member]] = {}
         for member in candidates.of(block):
-            if size.gains(member.record, member.held, mesh):
+            if size.gains(member, mesh):
                 is_small = size.packs(member.record) and member.held <= _SMALL * size.held
                 alike = (member.key, member.grows, is_small)
                 self._waiting.setdefault(alike, []).append(member)

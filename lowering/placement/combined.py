@@ -107,7 +107,7 @@ def combine(
     Returns:
         The records of each bucket's members, by the bucket's number.
     """
-    candidates = Candidates(graph, records, mesh)
+    candidates = Candidates(graph, records, mesh, size.combining.stacked)
     found: Buckets = []
     for block in dict.fromkeys(op.block for op in records):
         assert block is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sdy_jax.lowering.emission.packed import PACKABLE
-from sdy_jax.lowering.reshard.machines import combined_kinds
+from sdy_jax.lowering.reshard.machines import combined_kinds, stacked_kinds
 
 UNEVEN = ("pad", "replicate", "error")
 LAYOUTS = ("local", "propagated", "global")
@@ -18,28 +18,31 @@ class Combining:
     Attributes:
         kinds: those of which any do.
         packed: the kinds whose operands are copied side by side. XLA itself makes one of others that follow each other.
+        stacked: those of them whose operands need to have one shape, so that nothing is rearranged.
         sent: the bytes that such a bucket sends at most; by default what the cost model says.
     """
 
     kinds: frozenset[str] = frozenset()
     packed: frozenset[str] = frozenset()
+    stacked: frozenset[str] = frozenset()
     sent: float | None = None
 
     @classmethod
     def of_devices(cls, said: bool | float | None, platform: str, device_kind: str) -> Combining:
         """That of `partition(..., combine=said)` on a kind of device; a text of bytes as their number.
 
-        By default nothing is copied. Copies pay on CPU devices for many weights (GPT with FSDP weights took 0.75 of the
-        time), not for few, and take longer to compile. On TPUs they take more than is won: GPT with FSDP weights 1.74
-        million cycles instead of 1.28, by XLA's estimate for v5e (2026-11).
+        By default nothing is rearranged. Copies pay on CPU devices for many weights (GPT with FSDP weights took 0.75 of
+        the time), not for few, and take longer to compile. On TPUs blocks of one shape are stacked; to copy all blocks
+        takes more than is won: GPT with FSDP weights 1.74 million cycles instead of 1.28, by XLA's estimate for v5e
+        (2026-11).
         """
-        joined = frozenset(combined_kinds(device_kind))
+        joined, stacked = (frozenset(found(device_kind)) for found in (combined_kinds, stacked_kinds))
         kinds = joined | PACKABLE
         if said is None:
-            return cls() if platform == "cpu" else cls(joined)
+            return cls() if platform == "cpu" else cls(joined | stacked, stacked, stacked)
         if isinstance(said, bool):
             return cls(kinds, kinds - joined) if said else cls()
-        return cls(kinds, kinds - joined, said)
+        return cls(kinds, kinds - joined, sent=said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,11 +130,12 @@ class Options:
         return replace(self, mesh=mesh, **defaults)
 
     def costs_of(self, mesh: AnyMesh) -> CostModel:
-        """Those for a mesh: what runs as one has its share of latency."""
+        """Those for a mesh: what runs as one, whatever its shape, has its share of latency."""
         costs = self.costs or CostModel.of_mesh(mesh)
         if costs.is_default:
             return costs
-        return replace(costs, combines=(*costs.combines, *self.policy(mesh).combine.kinds))
+        combining = self.policy(mesh).combine
+        return replace(costs, combines=(*costs.combines, *(combining.kinds - combining.stacked)))
 
     @property
     def _memory(self) -> float | None:

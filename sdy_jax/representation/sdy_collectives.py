@@ -107,6 +107,16 @@ class SdyCollective:
         return tuple(axis for axes in self.lists for axis in axes)
 
     @property
+    def of_stacks(self) -> SdyCollective:
+        """The same of values with a further dimension 0, which stays as it is.
+
+        >>> print(SdyCollective("all_gather", ((AxisRef("x"),), ())).of_stacks)
+        [{}, {"x"}, {}]
+        """
+        params = tuple((axes, source + 1, target + 1) for axes, source, target in self.params)
+        return replace(self, axes=((), *self.axes) if self.kind in PER_DIMENSION else self.axes, params=params)
+
+    @property
     def summary(self) -> CollectiveSummary:
         """In short, as what runs."""
         kind = "collective_permute" if self.kind == BY_STRIPS else self.kind
