@@ -13,7 +13,7 @@ from test_within_memory import FIRST, PROGRAMS, drawn, size_of, specs, step_of, 
 
 import sdy_jax as sdy
 from sdy_jax.calls.options import Options
-from sdy_jax.lowering.placement import policy
+from sdy_jax.lowering.placement import combined, policy
 from sdy_jax.lowering.placement.policy import Combining
 from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
@@ -288,12 +288,17 @@ def test_sizes_that_do_not_divide_are_stacked(as_on_tpus):
     assert buckets(plan) == [2] and found == {"all-gather": 2}
 
 
-def test_what_is_taken_from_a_stack_is_not_copied(as_on_tpus):
-    """Its operands are: that has to take less than latency."""
+def test_what_is_taken_from_a_stack_is_not_copied(as_on_tpus, monkeypatch):
+    """Its operands are: that has to take less than latency. And it adds little to what a device holds."""
     xs = arrays([(64, 64)] * 64)
     options = {"mesh": LINE, "in_shardings": P("x"), "out_shardings": P()}
     fixed, copied = 7e-6, 2 * xs[0].nbytes / 8
-    for memory, is_stacked in ((fixed / copied, True), (1.1 * fixed / copied, False)):
+    for memory, added, is_stacked in (
+        (fixed / copied, 1 / 8, True),
+        (1.1 * fixed / copied, 1 / 8, False),
+        (fixed / copied, 1 / 256, False),
+    ):
+        monkeypatch.setattr(combined, "_STACKS", added)
         costs = sdy.CostModel(latency=fixed / 7, memory=memory, bandwidth={"x": 1e9})
         assert bool(buckets(sdy.partition(each(changed), costs=costs, **options).plan(xs))) == is_stacked
 

@@ -38,6 +38,9 @@ _SHARE_OF_MEMORY = 1 / 8
 _BLOCKS = 4
 """The bytes of the blocks of a bucket of stated size, over what it sends: none has more."""
 
+_STACKS = 1 / 64
+"""The share of what a device holds by which stacks that nobody asked for may add to it."""
+
 _TRIED = (1, 1 / 4, 1 / 16)
 """Parts of a bucket's size that are tried until the program keeps within its memory."""
 
@@ -70,11 +73,12 @@ def combine_collectives(
     before = peak_of(graph, products_fuse=policy.products_fuse)
     peak, live = before.total, {id(op): held + before.total - before.bytes for op, held in before.at}
     held = _SHARE_OF_MEMORY * peak if combining.sent is None else _BLOCKS * combining.sent
+    added = _STACKS * peak if combining.stacked and combining.sent is None else math.inf
     for smaller in _TRIED:
         copy = Graph(copied(module))
         size = BucketSize(costs, combining, held * smaller)
         most = policy.memory or policy.device_memory or math.inf
-        limit = max(min(peak + size.held, most), peak)
+        limit = max(min(peak + min(size.held, added), most), peak)
         room = {copy.ops[n]: limit - live[id(op.mlir)] for n, op in enumerate(graph.ops) if id(op.mlir) in live}
         buckets = combine(copy, {copy.ops[n]: record for n, record in records.items()}, mesh, size, room)
         if not buckets:
