@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from partitioned_ops import LINE
+from partitioned_ops import LINE, PLANE
 
 # isort: split
 import training
@@ -52,12 +52,11 @@ def drawn(shapes):
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), leaf.dtype), shapes)
 
 
-def sent(function, args, in_shardings, out_shardings=None):
+def sent(function, args, in_shardings, out_shardings=None, mesh=LINE, costs=None):
     """The collectives of a compiled function whose numbers are those of the plain one: in all, and by kind, their
     number and bytes."""
-    f = sdy.partition(
-        function, mesh=LINE, in_shardings=in_shardings, out_shardings=out_shardings, layouts="global", memory="1GiB"
-    )
+    limit = {"layouts": "global", "memory": "1GiB"}
+    f = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, out_shardings=out_shardings, costs=costs, **limit)
     compiled, values = f.lower(*args).compile(), drawn(args)
     assert largest_difference(compiled(*values), jax.jit(function)(*values), least=1e-6) < 1e-4
     return totals(collectives_in_hlo(compiled.as_text()))
@@ -101,6 +100,27 @@ def test_tokens_go_to_experts_and_back_twice(dispatch):
     assert exchanged <= 4 * layers * SHARE * factor * tokens / G
     shared = [{name: layer[name] for name in ("norm", "router")} for layer in model.weights["layers"]]
     assert found.wire_bytes - exchanged <= 1.02 * 2 * SHARE * size([shared, model.weights["head"]])
+
+
+def exchanged_by_experts(x, weights):
+    y = jnp.einsum("egcd,edf->egcf", x, weights["up"])
+    return jnp.mean(jnp.einsum("egcf,efd->egcd", jnp.tanh(y), weights["down"]) ** 2)
+
+
+def test_experts_on_an_inner_axis_run_one_per_device():
+    """Their weights have copies along the outer axis: each device takes the tokens of one expert of its four, and its
+    gradient is gathered, where reducing that of all would send twice as much."""
+    weights = {"up": training.f32(8, 256, 1024), "down": training.f32(8, 1024, 256)}
+    tokens, spec = training.f32(8, 16, 2, 256), {"up": P("y"), "down": P("y")}
+    costs = sdy.CostModel.of_machine("tpu v5e", "xy")  # op by op nothing is split along both axes, y first
+
+    def step(weights, tokens):
+        gradients = jax.grad(exchanged_by_experts, argnums=1)(tokens, weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+    found = sent(step, (weights, tokens), (spec, P(None, ("x", "y"))), spec, PLANE, costs)
+    assert found.by_kind["all-gather"] == (2, size(weights) / 8)
+    assert found.wire_bytes <= size(weights) / 8 + 3 * SHARE * size(tokens) / G
 
 
 def heads_of_sequences(weights, q, k, v):

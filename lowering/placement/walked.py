@@ -6,7 +6,7 @@ in the graph, which a copy of the module shares.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations, pairwise
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from sdy_jax.lowering.placement.free_border import BorderLayouts
 from sdy_jax.lowering.planning.choice import PlannedOp
 from sdy_jax.lowering.reshard.major_parts import with_cuts
 from sdy_jax.representation.axes import overlaps
-from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -60,9 +60,11 @@ class Walked:
         )
 
     def inverted(self, atoms: Sequence[AxisRef]) -> frozenset[tuple[AxisRef, AxisRef]]:
-        """The pairs of atoms that follow each other in a dimension, but not in mesh order, somewhere."""
+        """The pairs of atoms that follow each other in a dimension, but not in mesh order, somewhere, or that would
+        where an argument is cut further: as an expert's weights, of which each device may take a part."""
         place = {atom: number for number, atom in enumerate(atoms)}
-        lists = dict.fromkeys(axes for sharding in self._shardings() for axes in sharding.axes if len(axes) > 1)
+        walked = (axes for sharding in self._shardings() for axes in sharding.axes)
+        lists = dict.fromkeys(axes for axes in (*walked, *self._cut_further(atoms)) if len(axes) > 1)
         return frozenset(
             (a, b)
             for axes in lists
@@ -71,6 +73,14 @@ class Walked:
             for b in atoms
             if overlaps(a, first) and overlaps(b, second) and place[a] > place[b]
         )
+
+    def _cut_further(self, atoms: Sequence[AxisRef]) -> Iterator[Axes]:
+        """The axes of arguments' dimensions, each followed by an atom along which the argument is whole; not of
+        vectors, which are small."""
+        for sharding in dict.fromkeys(argument for argument in self.arguments if argument.rank > 1):
+            used = (*chain(*sharding.axes), *sharding.unreduced_axes)
+            free = [atom for atom in atoms if not any(overlaps(atom, axis) for axis in used)]
+            yield from ((*axes, atom) for axes in sharding.axes if axes for atom in free)
 
     def _shardings(self) -> Iterable[TensorSharding]:
         """All layouts of the walk, each once."""
