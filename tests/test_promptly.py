@@ -15,12 +15,18 @@ import sdy_jax as sdy
 from sdy_jax.calls import options
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.local_op import EMITTERS
+from sdy_jax.lowering.placement import promptly
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.promptly import compute_promptly
 from sdy_jax.testing import assert_same
 
 LONG, SQUARE = "tensor<96x8xf32>", "tensor<8x8xf32>"
 SPLIT = 'sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a"}, {}]>]>'
+
+
+@pytest.fixture(autouse=True)
+def _arrays_of_any_size(monkeypatch):
+    monkeypatch.setattr(promptly, "_LEAST", 0)
 
 
 def product(result, left, right, kind):
@@ -64,6 +70,14 @@ STEP = product("h", "x", "w", "step") + tanh("t", "h")
 
 
 AFTER_IT = product("v", "u", "w", "step") + product("r", "v", "w", "step")
+
+
+def test_nothing_waits_for_what_is_computed_of_little(monkeypatch):
+    body = STEP + tanh("u", "h") + product("g", "t", "t", "gradient") + AFTER_IT
+    kept = 96 // 4 * 8 * 2  # rounded to bfloat16
+    for least, count in ((kept, 1), (kept + 1, 0)):
+        monkeypatch.setattr(promptly, "_LEAST", least)
+        assert len(awaited(body, ["g", "r"])) == count
 
 
 def test_a_product_waits_for_the_gradient_before_it():
