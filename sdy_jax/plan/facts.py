@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
+from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import CollectiveRecord, LayoutChoice, Note
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -92,6 +94,11 @@ class PlanFacts(Printed):
             UnsupportedError: a result is split by a part of a mesh axis.
         """
         return specs_of(self.program.out_tree, [(v.path, v.sharding) for v in self.results])
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The partitioned program as plain objects."""
+        return Graph(self.stages["partitioned"])
 
     @property
     def costs(self) -> CostModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from sdy_jax.ir.graph import Op
 from sdy_jax.plan.estimated_time import EstimatedTime
 from sdy_jax.plan.facts import PlanFacts
 from sdy_jax.plan.memory import MemoryUse, memory_of
@@ -68,7 +69,7 @@ class Figures(PlanFacts):
     @cached_property
     def padding(self) -> tuple[PaddedValue, ...]:
         """The values that lie in blocks which do not divide them, with the bytes of padding that a device holds."""
-        return padded_values(self.stages["partitioned"]) if "partitioned" in self.stages else ()
+        return padded_values(self.graph) if "partitioned" in self.stages else ()
 
     @property
     def padded_bytes(self) -> float:
@@ -85,12 +86,17 @@ class Figures(PlanFacts):
             assert plan.memory.peak < 16 * 2**30
         """
         fuse = self.planned_with is not None and self.planned_with.policy.products_fuse
-        return memory_of(self.stages["partitioned"], fuse)
+        return memory_of(self.graph, fuse)
 
     @cached_property
     def work(self) -> tuple[Work, ...]:
         """What the program's ops compute, as far as that is known; nothing of a program on local arrays."""
-        return work_of(self.stages["partitioned"], self.program.mesh_name) if "partitioned" in self.stages else ()
+        return tuple(self.work_by_op.values()) if "partitioned" in self.stages else ()
+
+    @cached_property
+    def work_by_op(self) -> dict[Op, Work]:
+        """The same by the ops of `graph`."""
+        return work_of(self.graph, self.program.mesh_name)
 
     @property
     def repeated_flops(self) -> float:

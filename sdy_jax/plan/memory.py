@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jax.extend.mlir import ir
-
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.placement.live_bytes import peak_of
@@ -49,9 +47,8 @@ class MemoryUse(NamedTuple):
         return self.border + self.temporaries
 
 
-def memory_of(module: ir.Operation, products_fuse: bool = False) -> MemoryUse:
-    """What a device holds for a partitioned module; `products_fuse` as for the planner."""
-    graph = Graph(module)
+def memory_of(graph: Graph, products_fuse: bool = False) -> MemoryUse:
+    """What a device holds for a partitioned program; `products_fuse` as for the planner."""
     peak, shardings = peak_of(graph, products_fuse=products_fuse), value_shardings(graph)
     held = [HeldValue(_type(live.value, shardings), live.source, live.bytes) for live in peak.live]
     return MemoryUse(peak.arguments, peak.results, peak.bytes, tuple(held), peak.shared)

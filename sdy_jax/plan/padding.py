@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jax.extend.mlir import ir
-
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.representation.mesh import Mesh
@@ -24,9 +22,8 @@ class PaddedValue:
     bytes: float
 
 
-def padded_values(module: ir.Operation) -> tuple[PaddedValue, ...]:
-    """The padded values of a partitioned module, in program order."""
-    graph = Graph(module)
+def padded_values(graph: Graph) -> tuple[PaddedValue, ...]:
+    """The padded values of a partitioned program, in program order."""
     found = []
     for value, sharding in value_shardings(graph).items():
         mesh = graph.meshes.get(str(sharding.mesh))

@@ -48,13 +48,8 @@ class Work:
         return source_line(self.location)
 
 
-def work_of(module: ir.Operation, mesh_name: str) -> tuple[Work, ...]:
-    """What the ops of a partitioned module compute, in program order; ops on scalars are left out."""
-    return tuple(work_by_op(Graph(module), mesh_name).values())
-
-
-def work_by_op(graph: Graph, mesh_name: str) -> dict[Op, Work]:
-    """What each op of a partitioned module computes, in program order."""
+def work_of(graph: Graph, mesh_name: str) -> dict[Op, Work]:
+    """What each op of a partitioned program computes, in program order; ops on scalars are left out."""
     return dict(_Reader(graph, graph.meshes[mesh_name], value_shardings(graph)).read())
 
 

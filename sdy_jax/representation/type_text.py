@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from sdy_jax.representation.sharding import TensorSharding
 _JAX_NAMES = {"i1": "bool", "complex<f32>": "c64", "complex<f64>": "c128"}
 
 
+@lru_cache(maxsize=1 << 8)
 def dtype_name(dtype: str) -> str:
     """jax's short name of an MLIR element type (`ui8`: `u8`, `i1`: `bool`, `f8E4M3FN`: `f8_e4m3fn`)."""
     name = _JAX_NAMES.get(dtype) or re.sub(r"^ui", "u", dtype)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import main_function, pre_order
 from sdy_jax.plan.recording.places import Places
 from sdy_jax.plan_record.border import RecordedFrame
 from sdy_jax.plan_record.program import RecordedCode, RecordedCount
@@ -16,8 +16,8 @@ def code_of(module: ir.Operation, places: Places) -> tuple[RecordedCode, ...]:
     """The ops of a module before it is partitioned, by the lines at which they stand: what jax calls them, and how many
     there are."""
     found: dict[tuple[RecordedFrame, ...], Counter[str]] = {}
-    for op in Graph(module).main.walk():
-        place = places.of(op.mlir.location)
+    for op in pre_order(main_function(module)):
+        place = places.of(op.location)
         if place.primitive and not op.name.startswith("sdy."):  # those are the annotations
             found.setdefault(place.frames, Counter())[place.primitive] += 1
     return tuple(

@@ -78,7 +78,7 @@ class CollectiveRecords:
     def _at_op(self, made: RecordedCollective, record: CollectiveRecord) -> RecordedCollective:
         if self._ops is None:
             return made
-        near = self._at.get(str(record.location), [])
+        near = self._at.get(record.location.attr, [])
         op = self._left.take(record)
         if op is None:  # the op sends by itself
             return replace(made, serves=next((self._ops.index[o] for o in near if o.title == record.cause), None))

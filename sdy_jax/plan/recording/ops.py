@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 
 from jax.extend.mlir import ir
 
@@ -16,7 +15,7 @@ from sdy_jax.lowering.placement.trips import Executions, executions
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.tensors import Tensors
-from sdy_jax.plan.work import Work, flops, work_by_op
+from sdy_jax.plan.work import Work
 from sdy_jax.plan_record.program import RecordedBuffer, RecordedMemory, RecordedOp, RecordedValue
 
 
@@ -30,32 +29,24 @@ class OpRecords:
         names: of its values.
     """
 
-    def __init__(self, graph: Graph, mesh_name: str, tensors: Tensors, names: Names):
-        self.graph, self.names, self._mesh_name, self._tensors = graph, names, mesh_name, tensors
+    def __init__(self, graph: Graph, tensors: Tensors, names: Names):
+        self.graph, self.names, self._tensors = graph, names, tensors
         self.order = list(ops_in(graph.main.blocks[0]))
         self.index = {op: number for number, op in enumerate(self.order)}
         self._runs: dict[Block, Executions] = {}
         for op in self.order:
             names.name(op)
 
-    def ops(self) -> Iterator[RecordedOp]:
-        """The ops."""
+    def ops(self, work: Mapping[Op, Work]) -> Iterator[RecordedOp]:
+        """The ops, with what they compute."""
         for op in self.order:
-            made, done = self._op(op), self._work.get(op)
+            made, done = self._op(op), work.get(op)
             if done is None:
                 yield made
             else:
                 yield replace(
                     made, flops=done.flops, repeated=done.repeated, alike=done.alike, is_choice=done.is_choice
                 )
-
-    @cached_property
-    def _work(self) -> dict[Op, Work]:
-        return work_by_op(self.graph, self._mesh_name)
-
-    def flops(self, repeated: bool = False) -> float:
-        """The operations that a device performs in a call; or those of them that others perform as well."""
-        return flops(tuple(self._work.values()), repeated)
 
     def _op(self, op: Op) -> RecordedOp:
         """The op without what it computes."""
@@ -123,7 +114,7 @@ class _Proposed:
         self._graph = Graph(propagated)
         shardings = value_shardings(self._graph)
         self._arguments = [tensors.type(v.dtype, v.shape, shardings.get(v)) for v in self._graph.arguments]
-        self._found: dict[tuple[str, str, int, str], deque[str]] = {}
+        self._found: dict[Key, deque[str]] = {}
         for op in ops_in(self._graph.main.blocks[0]):
             for value in op.results:
                 type_ = tensors.type(value.dtype, value.shape, shardings.get(value))
@@ -141,14 +132,18 @@ class _Proposed:
         return found.popleft() if len(found) > 1 else found[0]  # ops that are made twice come last
 
 
-def key_of(op: Op, value: Value) -> tuple[str, str, int, str]:
-    """What a value is found by in another module of the same program."""
-    return op.name, str(op.mlir.location), value.index, str(value.type)
+Key = tuple[str, ir.Attribute, int, ir.Type]
+"""What a value is found by in another module of the same program: op, location, number and type."""
 
 
-def by_location(ops: Mapping[Op, int]) -> dict[str, list[Op]]:
-    """The ops by the text of their locations."""
-    found: dict[str, list[Op]] = {}
+def key_of(op: Op, value: Value) -> Key:
+    """The key of a result of an op."""
+    return op.name, op.mlir.location.attr, value.index, value.type
+
+
+def by_location(ops: Mapping[Op, int]) -> dict[ir.Attribute, list[Op]]:
+    """The ops by their locations."""
+    found: dict[ir.Attribute, list[Op]] = {}
     for op in ops:
-        found.setdefault(str(op.mlir.location), []).append(op)
+        found.setdefault(op.mlir.location.attr, []).append(op)
     return found

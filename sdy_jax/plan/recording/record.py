@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from sdy_jax.ir.graph import Graph, Op, itemsize
+from sdy_jax.ir.graph import Op, itemsize
 from sdy_jax.ir.locations import short_source
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, Note
@@ -24,6 +24,7 @@ from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.ops import OpRecords
 from sdy_jax.plan.recording.places import Places, frame_of
 from sdy_jax.plan.recording.tensors import Tensors
+from sdy_jax.plan.work import flops
 from sdy_jax.plan_record.border import RecordedAxis, RecordedMesh
 from sdy_jax.plan_record.program import RecordedCollective
 from sdy_jax.plan_record.record import (
@@ -64,7 +65,7 @@ def record_of(plan: Plan) -> PlanRecord:
         annotations=tuple(written(program.with_module(plan.stages["traced"]), places)),
         code=code_of(plan.stages["imported"], places) if ops is not None else (),
         collectives=tuple(collectives.of(plan.collectives, plan.totals.counted)),
-        ops=tuple(ops.ops()) if ops is not None else (),
+        ops=tuple(ops.ops(plan.work_by_op)) if ops is not None else (),
         values=tuple(ops.values(plan.stages["propagated"])) if ops is not None else (),
         memory=ops.memory(planned is not None and planned.policy.products_fuse) if ops is not None else None,
         time=_time(plan),
@@ -75,8 +76,8 @@ def record_of(plan: Plan) -> PlanRecord:
         padding=tuple(RecordedPadding(v.type, short_source(v.source), v.bytes) for v in plan.padding),
         wire_bytes=plan.wire_bytes,
         known=plan.totals.known,
-        flops=ops.flops() if ops is not None else 0.0,
-        repeated_flops=ops.flops(repeated=True) if ops is not None else 0.0,
+        flops=flops(plan.work),
+        repeated_flops=plan.repeated_flops,
         fingerprint=plan.fingerprint(),
     )
 
@@ -93,12 +94,11 @@ def linked_collectives(plan: Plan) -> tuple[list[Op], list[tuple[CollectiveRecor
 
 def _ops(plan: Plan, places: Places) -> tuple[Tensors, OpRecords | None]:
     """What makes records of tensors and of ops; a program on local arrays has no ops."""
-    program, partitioned = plan.program, plan.stages.get("partitioned")
-    if partitioned is None:
+    program = plan.program
+    if "partitioned" not in plan.stages:
         return Tensors(program.mesh_name, {program.mesh_name: program.mesh}), None
-    graph = Graph(partitioned)
-    tensors = Tensors(program.mesh_name, graph.meshes)
-    return tensors, OpRecords(graph, program.mesh_name, tensors, Names(graph, places, input_names(program)))
+    tensors = Tensors(program.mesh_name, plan.graph.meshes)
+    return tensors, OpRecords(plan.graph, tensors, Names(plan.graph, places, input_names(program)))
 
 
 def _own_version() -> str:

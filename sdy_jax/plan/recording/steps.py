@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.graph import Op, Value
 from sdy_jax.plan.proposal import input_names
 from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.ops import OpRecords, key_of, ops_in
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 def steps_of(plan: Plan) -> RecordedPropagation:
     """How propagation gave the values of a plan their axes; it runs once more for that."""
-    program, graph = plan.program, Graph(plan.stages["partitioned"])
+    program, graph = plan.program, plan.graph
     places, tensors, inputs = Places(plan.name), Tensors(program.mesh_name, graph.meshes), input_names(program)
-    ops = OpRecords(graph, program.mesh_name, tensors, Names(graph, places, inputs))
+    ops = OpRecords(graph, tensors, Names(graph, places, inputs))
     names = _names(plan.explanation, ops, inputs)
     return _StepRecords(plan.explanation, names, [v.path for v in plan.results], places, tensors).propagation()
 
