@@ -7,11 +7,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
+from random_programs import RandomProgram
+from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.calls import options
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.rematerialize import depends_on_no_input, free_values
 from sdy_jax.testing import assert_same
 
 MESH = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -177,3 +180,20 @@ def test_parts_of_rows_that_are_looked_up_are_looked_up(whole):
     given = (P("y"), P(), P(None, "y")), tokens, table, w
     assert all(len(shape) < 2 or shape[-1] == 1 for shape in slices(function, *given, out=(P(None, "y"), P("y"))))
     check(function, *given, out=(P(None, "y"), P("y")))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_free_values_are_those_that_depend_on_no_input(seed: int) -> None:
+    module = parse(RandomProgram(seed, ("while", "constant")).text)
+    graph = Graph(module.operation)
+    values = [result for op in graph.ops for result in op.results]
+    assert free_values(graph) == {value for value in values if depends_on_no_input(value)} != set()
+
+
+def test_the_end_of_a_long_chain_is_not_free() -> None:
+    ops = [f"%{n + 1} = stablehlo.tanh %{n} : tensor<8xf32>" for n in range(8)]
+    text = "\n".join(["%0 = stablehlo.iota dim = 0 : tensor<8xf32>", *ops, "return %8 : tensor<8xf32>"])
+    module = parse(f"func.func @main() -> tensor<8xf32> {{ {text} }}")
+    graph = Graph(module.operation)
+    values = [op.results[0] for op in graph.ops if op.results]
+    assert free_values(graph) == {value for value in values if depends_on_no_input(value)} == set(values[:6])

@@ -24,7 +24,7 @@ from sdy_jax.lowering.placement.rematerialize import (
     Rematerialization,
     RematerializationFacts,
     computed_of_parts,
-    depends_on_no_input,
+    free_values,
     rematerialization,
 )
 from sdy_jax.lowering.placement.report import CollectiveRecord, Moved, PartitionReport
@@ -75,7 +75,7 @@ class MaterializedLayouts:
             self.origin, placed.__getitem__, rule_of, self._cost, self._is_there, mesh, costs
         )
         self._origins: dict[Value, Value] = {}
-        self._free: dict[Value, bool] = {}
+        self._free = free_values(graph)
         self._by_layout: dict[Value, dict[object, MaterializedLayout]] = {}
         self._by_copy: dict[tuple[Value, int], dict[object, MaterializedLayout]] = {}
         self.tracked: set[Value] = set()
@@ -173,10 +173,7 @@ class MaterializedLayouts:
 
     def is_free(self, value: Value) -> bool:
         """Whether every device can compute a value in any sharding without communication."""
-        origin = self.origin(value)
-        if origin not in self._free:
-            self._free[origin] = depends_on_no_input(origin)
-        return self._free[origin]
+        return self.origin(value) in self._free
 
     def state(self, value: Value) -> None:
         """Writes a value's sharding to the module if it has none: the dialect requires one on collectives' operands."""

@@ -19,7 +19,7 @@ from sdy_jax.lowering.placement.decisions import Decision
 from sdy_jax.lowering.placement.free_border import FreeBorder, FreeEnd
 from sdy_jax.lowering.placement.modelled import FREE, ModelledProgram, Part
 from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
+from sdy_jax.lowering.placement.rematerialize import free_values
 from sdy_jax.lowering.placement.stated import StatedWays
 from sdy_jax.lowering.placement.trips import trips
 from sdy_jax.lowering.placement.uses_in_time import place_uses
@@ -79,6 +79,7 @@ class _Builder:
         self._costs, self._pads = costs, pads
         self._alone = Critical.of_products(program.graph).between if costs.combines else frozenset()
         self._ways: dict[tuple[AxisRef, ...], Ways] = {}
+        self._free_values = free_values(program.graph)
         self._stated, self._ties = StatedWays(program.table, pads), dict[int, int]()
         self._free = program.atoms
         """The atoms that are not manual here."""
@@ -174,7 +175,7 @@ class _Builder:
         return self._ties[group]
 
     def _decide(self, op: Op, decision: Decision, times: float) -> None:
-        if all(depends_on_no_input(result) for result in op.results):
+        if self._free_values.issuperset(op.results):
             self._program.values.update(dict.fromkeys(op.results, FREE))
             return
         ways, slots = self._ways_here().of(op, decision), _slots(op)

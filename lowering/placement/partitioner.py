@@ -34,7 +34,6 @@ from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.promptly import compute_promptly
 from sdy_jax.lowering.placement.reduced_early import reduce_early
-from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
 from sdy_jax.lowering.placement.report import Moved, PartitionReport
 from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
 from sdy_jax.lowering.placement.sent_times import SentTimes
@@ -167,14 +166,16 @@ class Partitioner:
 
     def _work_time(self) -> float:
         """The time of the operations that one device performs, but for those of constants."""
-        work, known = 0.0, dict[int, float]()
+        work, known, times = 0.0, dict[int, float](), dict[Block | None, int]()
         for number, decision in self.walked.decided.items():
             op = self.graph.ops[number]
-            if number in self.repeated or all(depends_on_no_input(result) for result in op.results):
+            if number in self.repeated or all(map(self.placement.is_free, op.results)):
                 continue
             if id(decision) not in known:  # equal ops share one
                 known[id(decision)] = self._work_of(decision)
-            work += executions(op).estimate * known[id(decision)]
+            if op.block not in times:
+                times[op.block] = executions(op).estimate
+            work += times[op.block] * known[id(decision)]
         return work
 
     def _work_of(self, decision: Decision) -> float:

@@ -76,7 +76,11 @@ class Placement:
     def free_among(self, values: Sequence[Value]) -> frozenset[int]:
         """The indices of sharded values that every device can compute in any sharding without communication."""
         split = [n for n, value in enumerate(values) if not self[value].is_fully_replicated]
-        return frozenset([n for n in split if self._layouts.is_free(values[n])])
+        return frozenset([n for n in split if self.is_free(values[n])])
+
+    def is_free(self, value: Value) -> bool:
+        """Whether every device can compute a value in any sharding without communication."""
+        return self._layouts.is_free(value)
 
     def __contains__(self, value: Value) -> bool:
         return value in self._placed

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.planning.factors import Assignment, are_apart, dimension_axes, factor_axes, is_contiguous
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, strategies_of
@@ -77,6 +77,18 @@ def depends_on_no_input(value: Value, depth: int = _MAX_CHAIN) -> bool:
     if not depth or op is None or op.blocks or len(op.results) != 1 or not _can_rematerialize(op):
         return False
     return all(depends_on_no_input(operand, depth - 1) for operand in op.operands)
+
+
+def free_values(graph: Graph) -> set[Value]:
+    """The values of a program of which `depends_on_no_input` is true, found in one pass."""
+    chains: dict[Value, int] = {}
+    for op in graph.ops:
+        if op.blocks or len(op.results) != 1 or not _can_rematerialize(op):
+            continue
+        chain = 1 + max([chains.get(operand, _MAX_CHAIN) for operand in op.operands], default=0)
+        if chain <= _MAX_CHAIN:
+            chains[op.results[0]] = chain
+    return set(chains)
 
 
 def rematerialization(value: Value, target: TensorSharding, facts: RematerializationFacts) -> Rematerialization | None:

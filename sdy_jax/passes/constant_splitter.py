@@ -7,11 +7,9 @@ function that holds only such ops is one of them; each copy of the call gets a c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.graph import Graph, Op
+from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import (
     CALL,
     TERMINATORS,
@@ -19,6 +17,7 @@ from sdy_jax.ir.operations import (
     copied,
     functions,
     named,
+    post_order,
     renamed,
     replace_op,
     symbol,
@@ -38,11 +37,11 @@ def split_constants(module: ir.Operation) -> None:
     """Turns `stablehlo.constant` into `sdy.constant` and copies constant expressions per use."""
     for constant in named(module, "stablehlo.constant"):
         _to_sdy_constant(constant)
-    graph, copies = Graph(module), FunctionCopies(module)
+    copies = FunctionCopies(module)
     spoiled: set[ScopeKey] = set()
-    for name in map(symbol, callees_first(functions(module))):
-        function = graph.functions[name]
-        for scope in (*_computations(function), function):
+    for function in callees_first(functions(module)):
+        computations = [op for op in post_order(function) if op.name == _NAMED]
+        for scope in (*computations, function):
             _Splitter(scope, copies, spoiled).split()
 
 
@@ -50,22 +49,13 @@ ScopeKey = tuple[str, str]
 """`func.func` or `sdy.named_computation`, and a name. All named computations of one name count as one."""
 
 
-def _scope_of(op: Op) -> ScopeKey | None:
+def _scope_of(op: ir.Operation) -> ScopeKey | None:
     """The scope that an op is, or that it calls."""
     if op.name == CALL:
-        return "func.func", callee_of(op.mlir)
+        return "func.func", callee_of(op)
     if op.name == "func.func":
-        return op.name, op.text("sym_name")
-    return (op.name, op.text("name")) if op.name == _NAMED else None
-
-
-def _computations(op: Op) -> Iterator[Op]:
-    """The named computations in an op, inner ones before the one around them."""
-    for block in op.blocks:
-        for inner in block.ops:
-            yield from _computations(inner)
-            if inner.name == _NAMED:
-                yield inner
+        return op.name, symbol(op)
+    return (op.name, ir.StringAttr(op.attributes["name"]).value) if op.name == _NAMED else None
 
 
 def _to_sdy_constant(constant: ir.Operation) -> None:
@@ -96,71 +86,85 @@ class _Splitter:
     that is not among them yet is taken for one that does.
     """
 
-    def __init__(self, scope: Op, copies: FunctionCopies, spoiled: set[ScopeKey]) -> None:
+    def __init__(self, scope: ir.Operation, copies: FunctionCopies, spoiled: set[ScopeKey]) -> None:
         self._scope, self._key = scope, _scope_of(scope)
         self._function_copies, self._spoiled = copies, spoiled
-        self.constants: set[Op] = set()
-        self.copied: dict[Op, None] = {}
+        self._constants: set[ir.Value] = set()
+        self._copied: list[ir.Operation] = []
+        self._made_by: dict[ir.Value, ir.Operation] = {}
+        """The ops that are copied, by their results."""
 
     def split(self) -> None:
-        for block in self._scope.blocks:
-            for op in block.ops:
-                self._visit(op)
+        self._visit_regions(self._scope)
         self._erase_unused()
 
-    def _visit(self, op: Op) -> None:
+    def _visit_regions(self, op: ir.Operation) -> None:
+        if len(op.regions):
+            for inner in [child.operation for region in op.regions for block in region for child in block.operations]:
+                self._visit(inner)
+
+    def _visit(self, op: ir.Operation) -> None:
         if op.name == _GROUP:
             return
         preserves = op.name in _LEAVES or self._preserves(op)
-        if preserves and all(v.defining_op in self.constants for v in op.operands):
-            self.constants.add(op)
-            self.copied[op] = None
-        elif op.name == "stablehlo.broadcast_in_dim" and op.operands[0].rank == 0:
-            self.copied[op] = None
+        if preserves and self._constants.issuperset(op.operands):
+            self._constants.update(op.results)
+            self._copy_later(op)
+        elif op.name == "stablehlo.broadcast_in_dim" and _shape(op.operands[0]) == ():
+            self._copy_later(op)
         else:
-            self._copy_operands(op, op.mlir, None)
+            self._copy_operands(op, op, None)
         if self._key is not None and not preserves and op.name not in TERMINATORS:
             self._spoiled.add(self._key)
-        if op.name == _NAMED:
-            return
-        for block in op.blocks:
-            for inner in block.ops:
-                self._visit(inner)
+        if op.name != _NAMED:
+            self._visit_regions(op)
 
-    def _preserves(self, op: Op) -> bool:
+    def _copy_later(self, op: ir.Operation) -> None:
+        self._copied.append(op)
+        self._made_by.update(dict.fromkeys(op.results, op))
+
+    def _preserves(self, op: ir.Operation) -> bool:
         """The op makes a constant expression out of constant expressions."""
         scope = _scope_of(op)
         if scope is not None:
             return scope not in self._spoiled
         return op.name in _PRESERVING or (op.name != "sdy.sharding_constraint" and is_elementwise(op))
 
-    def _copy_operands(self, op: Op, target: ir.Operation, copies: dict[Op, ir.Operation] | None) -> None:
+    def _copy_operands(
+        self, op: ir.Operation, target: ir.Operation, copies: dict[ir.Value, ir.Operation] | None
+    ) -> None:
         """Gives `target` (`op`, or a copy of it) its own copies of its constant operands."""
         for number, operand in enumerate(op.operands):
-            source = operand.defining_op
-            if source is None or source not in self.copied or operand.shape == ():
+            source = self._made_by.get(operand)
+            if source is None or _shape(operand) == ():
                 continue
             copy = self._copy(source, {} if copies is None else copies)
-            target.operands[number] = copy.results[operand.index]
+            target.operands[number] = copy.results[ir.OpResult(operand).result_number]
 
-    def _copy(self, op: Op, copies: dict[Op, ir.Operation]) -> ir.Operation:
-        if op in copies:
-            return copies[op]
-        copy = op.mlir.clone(ir.InsertionPoint(op.mlir)).operation
+    def _copy(self, op: ir.Operation, copies: dict[ir.Value, ir.Operation]) -> ir.Operation:
+        """`copies`: those made for the same user, by the first result of the original."""
+        first = op.results[0]
+        if first in copies:
+            return copies[first]
+        copy = op.clone(ir.InsertionPoint(op)).operation
         self._copy_operands(op, copy, copies)
         for result, new in zip(op.results, copy.results, strict=True):
-            for group in (u for u in users(result.mlir) if u.name == _GROUP):
+            for group in (u for u in users(result) if u.name == _GROUP):
                 group.clone(ir.InsertionPoint.after(copy)).operation.operands[0] = new
         if op.name == CALL:
             self._function_copies.give_own(copy)
-        copies[op] = copy
+        copies[first] = copy
         return copy
 
     def _erase_unused(self) -> None:
-        for op in reversed(self.copied):
-            left = [user for result in op.mlir.results for user in users(result)]
+        for op in reversed(self._copied):
+            left = [user for result in op.results for user in users(result)]
             if any(user.name != _GROUP for user in left):
                 continue
             for group in left:
                 group.erase()
-            op.mlir.erase()
+            op.erase()
+
+
+def _shape(value: ir.Value) -> tuple[int, ...] | None:
+    return shape_and_dtype(value.type)[0]
