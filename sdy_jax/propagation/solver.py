@@ -74,11 +74,18 @@ class Solver:
         self._meshes = meshes
         self._kinds: dict[OpKind, int] = {}
         self._kind_list: list[OpKind] = []
+        self._numbers: dict[tuple[int, bool, bool], tuple[OpShardingRule, int]] = {}
+        """Those of kinds by the identity of their rule, which is kept: to compare rules takes longer."""
         self._known: dict[object, Updates] = {}
 
     def kind(self, rule: OpShardingRule, elementwise: bool = False, conservative: bool = False) -> int:
         """The number that stands for an op kind."""
-        kind = OpKind(rule, elementwise, conservative)
+        key = id(rule), elementwise, conservative
+        if key not in self._numbers:
+            self._numbers[key] = rule, self._number(OpKind(rule, elementwise, conservative))
+        return self._numbers[key][1]
+
+    def _number(self, kind: OpKind) -> int:
         found = self._kinds.setdefault(kind, len(self._kinds))
         if found == len(self._kind_list):
             self._kind_list.append(kind)
