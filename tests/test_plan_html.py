@@ -116,11 +116,13 @@ def test_a_page_grows_by_less_than_300_bytes_per_op() -> None:
     assert (many - few) / (more - some) < 300
 
 
-def test_a_plan_from_a_file_has_a_page_without_steps(paged: sdy.Plan, tmp_path: Path) -> None:
+def test_a_plan_from_a_file_has_a_page_and_steps_if_they_were_saved(paged: sdy.Plan, tmp_path: Path) -> None:
     paged.save(tmp_path / "plan.json")
     sdy.load_plan(tmp_path / "plan.json").to_html(tmp_path / "plan.html")
     data = data_of((tmp_path / "plan.html").read_text(encoding="utf-8"))["plans"][0]
     assert data["steps"] is None and data["wire"] == paged.wire_bytes
+    paged.save(tmp_path / "plan.json", steps=True)
+    assert sdy.load_plan(tmp_path / "plan.json") == paged.record(steps=True)
 
 
 def test_a_comparison_says_what_differs(paged: sdy.Plan, paged_before: sdy.Plan, pages: Path) -> None:

@@ -91,8 +91,12 @@ class Plan(Questions, Figures):
     def _steps(self) -> RecordedPropagation:
         return steps_of(self)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], steps: bool = False) -> None:
         """Writes the plan to a file, as JSON, which `sdy.load_plan` reads without the function or its source.
+
+        Args:
+            path: of the file.
+            steps: with the steps of propagation, which pages made of the file show then; they add three fifths to its size.
 
         Raises:
             SdyError: the file cannot be written.
@@ -100,7 +104,7 @@ class Plan(Questions, Figures):
         Example:
             step.plan(state, batch).save("step.plan.json")
         """
-        save_plan(self.record(), path)
+        save_plan(self.record(steps), path)
 
     def diff(self, other: Plan | PlanRecord) -> PlanDiff:
         """What changed between another plan and this one: which collectives and values, which changed annotation or
