@@ -96,7 +96,7 @@ class Plan(Questions, Figures):
 
         Args:
             path: of the file.
-            steps: with the steps of propagation, which pages made of the file show then; they add three fifths to its size.
+            steps: with those of propagation, for pages made of the file; they add three fifths to its size.
 
         Raises:
             SdyError: the file cannot be written.
