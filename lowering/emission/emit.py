@@ -145,7 +145,9 @@ def value_shardings(graph: Graph) -> dict[Value, TensorSharding]:
     """The sharding of every value that has one; all targets of a data-flow edge have the edge's."""
     found: dict[Value, TensorSharding] = {v: v.sharding for v in graph.arguments if v.sharding is not None}
     for op in graph.main.walk():
-        found.update((v, v.sharding) for v in op.results if v.sharding is not None)
+        for value in op.results:
+            if value.sharding is not None:
+                found[value] = value.sharding
         for sided in edge_shardings(op) if op.blocks else ():
             found.update(dict.fromkeys(sided.edge.targets, sided.targets))
     return found

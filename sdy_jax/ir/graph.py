@@ -174,7 +174,10 @@ class Op:
         yield self
         for block in self.blocks:
             for op in block.ops:
-                yield from op.walk()
+                if op.blocks:
+                    yield from op.walk()
+                else:
+                    yield op
 
     def __repr__(self) -> str:
         return f"<{self.name} at {self.source}>"
