@@ -10,7 +10,7 @@ Source: spec of the planner, sections 1, 4 and 9.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -20,6 +20,10 @@ from sdy_jax.lowering.planning.layout_table import Prices, ValueClass
 
 Chosen = list[int]
 """Per node, the number of the chosen way."""
+
+
+Layouts = Sequence[tuple[int, ...]] | Mapping[int, tuple[int, ...]]
+"""By node, the layouts of its slots."""
 
 
 class Port(NamedTuple):
@@ -173,8 +177,10 @@ class ProgramModel:
 
     def cost(self, chosen: Sequence[int]) -> float:
         """What the program costs under a choice."""
-        own = sum([node.times * node.ways[c].cost for node, c in zip(self.nodes, chosen, strict=True)])
-        return own + sum([self.value_cost(value, chosen) for value in self.values])
+        ways = [node.ways[way] for node, way in zip(self.nodes, chosen, strict=True)]
+        own = sum([node.times * way.cost for node, way in zip(self.nodes, ways, strict=True)])
+        layouts = [way.layouts for way in ways]
+        return own + sum([self._paid(value, layouts) for value in self.values])
 
     def operations(self, chosen: Sequence[int]) -> float:
         """The operations that one device performs under a choice."""
@@ -182,10 +188,17 @@ class ProgramModel:
 
     def value_cost(self, value: ModelValue, chosen: Sequence[int]) -> float:
         """What it costs to bring a value from where it is made to where it is taken, and to hold it in between."""
+        if value.maker is None:
+            return 0.0
+        nodes = dict.fromkeys([value.maker.node, *(use.node for use in value.uses)])
+        return self._paid(value, {node: self.nodes[node].ways[chosen[node]].layouts for node in nodes})
+
+    def _paid(self, value: ModelValue, layouts: Layouts) -> float:
+        """As `value_cost`, with the layouts of nodes."""
         if value.maker is None or not value.uses:
             return 0.0
-        made, taken = self.layout(chosen, value.maker), [self.layout(chosen, use) for use in value.uses]
-        wanted = frozenset([layout for layout in taken if layout != made])
+        made, taken = layouts[value.maker.node][value.maker.slot], [layouts[node][slot] for node, slot in value.uses]
+        wanted = frozenset(taken) - {made}
         paid = value.times * self.spread(value.shape, made, wanted) if wanted else 0.0
         return paid + self._held(value, made, taken) if self._held_before else paid
 

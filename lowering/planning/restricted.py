@@ -131,7 +131,8 @@ class RestrictedProgram:
         """The homes of a value, one per phase, numbered from here; none for a value with a single use."""
         if len(uses) < 2:
             return []
-        layouts, needed = self._layouts_around(value), [value.needed[value.uses.index(use)] for use in uses]
+        places = {use: place for place, use in enumerate(value.uses)}
+        layouts, needed = self._layouts_around(value), [value.needed[places[use]] for use in uses]
         phases = [list(range(len(uses)))]
         if self._model.holding_costs and value.is_at_hand and len(self._column(self._maker_of(value)).layouts) == 1:
             phases = _phases(needed, self._model.holding)
