@@ -38,6 +38,7 @@ class RoutePrices:
     def __init__(self, mesh_name: str, mesh: Mesh, costs: CostModel, pair: PairPrice | None = None):
         self._mesh_name, self._mesh, self._costs = mesh_name, mesh, costs
         self._pair = pair or self._planned
+        self._of_byte: dict[object, float] = {}
 
     def matrix(
         self,
@@ -70,7 +71,14 @@ class RoutePrices:
 
     def of_pair(self, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding) -> float:
         """The price of one pair, whatever its blocks are; infinite where no reshard leads there."""
-        return self._pair(shape, itemsize, source, target) if may_become_unreduced(source, target) else math.inf
+        if not may_become_unreduced(source, target):
+            return math.inf
+        if not self._costs.is_default:
+            return self._pair(shape, itemsize, source, target)
+        key = shape, source.layout, target.layout
+        if key not in self._of_byte:  # prices are bytes: tensors of all element types share them
+            self._of_byte[key] = self._pair(shape, 1.0, source, target)
+        return itemsize * self._of_byte[key]
 
     def _is_known(self, shape: Sequence[int], sharding: TensorSharding) -> bool:
         """Whether a layout is on the mesh, in blocks of one size."""
