@@ -216,7 +216,7 @@ def test_buckets_by_the_cost_model():
 
 
 def test_by_default_nothing_is_rearranged():
-    kinds, stacked = frozenset(KINDS), frozenset({"all_gather", "collective_permute", "reduce_scatter"})
+    kinds, stacked = frozenset(KINDS), frozenset({"all_gather", "collective_permute"})
     for platform, device, joined, default in (
         ("cpu", "cpu", {"all_reduce"}, Combining()),
         ("tpu", "TPU v5 lite", {"all_reduce"}, Combining(stacked | {"all_reduce"}, stacked, stacked)),
@@ -243,7 +243,6 @@ ALIKE = {
     "gathers": (changed, LINE, P("x"), P(), "all_gather"),
     "gathers of columns": (changed, LINE, P(None, "x"), P(), "all_gather"),
     "permutes": (changed, PLANE, P(("x", "y")), P(("y", "x")), "collective_permute"),
-    "scatters": (total, LINE, P("x"), P("x"), "reduce_scatter"),
 }
 
 

@@ -10,11 +10,12 @@ _COMBINED = ("all_reduce",)
 """The kinds of collectives of which XLA runs small ones as one, on any machine; on CPUs and TPUs no others (libtpu
 0.0.52, 2026-11)."""
 
-_STACKED = ("all_gather", "collective_permute", "reduce_scatter")
+_STACKED = ("all_gather", "collective_permute")
 """Eight of them on eight chips, each alone and as a stack, by the compiler's estimate for v5e and the links' rates:
-gathers of 64 KiB 110 and 79 microseconds, of 256 KiB along columns 203 and 172; scatters of 1 MiB 219 and 179, permutes
-232 and 211. The slices of a stack are part of what reads them. All-to-alls of 4 MiB take longer so, 1181 and 1456
-(libtpu 0.0.52, 2026-11)."""
+gathers of 64 KiB 110 and 79 microseconds, of 256 KiB along columns 203 and 172, permutes of 1 MiB 232 and 211. The
+slices of a stack are part of what reads them. All-to-alls of 4 MiB take longer so, 1181 and 1456; scatters take less,
+219 and 179, but XLA made an all-reduce of a stack of blocks of 8 x 64, which is twice the bytes (libtpu 0.0.52,
+2026-11)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def stacked_kinds(device_kind: str) -> tuple[str, ...]:
     """The kinds of collectives that run faster as one of a stack of their operands, on a kind of device.
 
     >>> stacked_kinds("TPU v5 lite")
-    ('all_gather', 'collective_permute', 'reduce_scatter')
+    ('all_gather', 'collective_permute')
     """
     name = machine_name(device_kind)
     return () if name is None else MACHINES[name].stacks
