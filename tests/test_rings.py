@@ -164,3 +164,27 @@ def test_what_nothing_waits_for_is_left_to_the_scheduler(mesh):
     plan = f.plan(ROWS, UP[0], DOWN[0])
     assert {"all_gather", "reduce_scatter"} <= {record.kind for record in plan.collectives}
     assert not rings_of(plan)
+
+
+def in_a_loop(rows, x, up, down):
+    return jax.lax.fori_loop(0, 5, lambda _, x: x / 2 + layer(rows, up * x.mean(), down), x)
+
+
+def in_a_branch(rows, x, up, down):
+    return jax.lax.cond(x[0, 0] < 0, lambda: layer(rows, up, down), lambda: x)
+
+
+@pytest.mark.parametrize("user", [in_a_loop, in_a_branch])
+def test_what_is_gathered_before_a_loop_or_branch_is_sent_there(mesh, user):
+    f = sdy.partition(
+        lambda x, around, up, down: user(jnp.tanh(x @ around), x, up, down) @ around,
+        mesh=mesh,
+        in_shardings=(P("model"), P(), P(None, "model"), P("model")),
+        out_shardings=P("model"),
+        costs=FAST,
+    )
+    args = ROWS, FIRST, UP[0], DOWN[0]
+    plan = f.plan(*args)
+    assert "all_gather" in {record.kind for record in plan.collectives if record.depth == 0}
+    assert "all_gather" not in rings_of(plan)
+    np.testing.assert_allclose(f(*args), f.__wrapped__(*args), rtol=1e-4, atol=1e-4)

@@ -101,17 +101,23 @@ def _pairs(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], mesh
         if found is None or not _is_even(op, found[0], shardings, mesh):
             continue
         if op.name == "sdy.all_gather":
-            uses = op.results[0].uses
-            if len(uses) == 1 and _is_plain(uses[0][0], shardings, mesh) and op.operands[0] in critical.after:
-                yield _Pair(op, uses[0][0], *found)
+            product = _only_user(op.results[0])
+            if product is not None and _is_plain(product, shardings, mesh) and op.operands[0] in critical.after:
+                yield _Pair(op, product, *found)
         else:
             product = op.operands[0].defining_op
-            if product is None or len(product.results[0].uses) != 1 or product.block is not op.block:
+            if product is None or _only_user(product.results[0]) is not op:
                 continue
             if op.results[0] not in critical.before:
                 continue
             if _adds(op) and _is_plain(product, shardings, mesh) and _is_free(product, found[0]):
                 yield _Pair(op, product, *found)
+
+
+def _only_user(value: Value) -> Op | None:
+    """The op that alone takes a value, if it runs as often as the one that makes it: not in a loop or branch behind."""
+    uses, maker = value.uses, value.defining_op
+    return uses[0][0] if len(uses) == 1 and maker is not None and uses[0][0].block is maker.block else None
 
 
 def _along_one_dimension(op: Op) -> tuple[int, Axes] | None:
