@@ -4,6 +4,7 @@ Matrices of all sizes, even or not; inside of a program any dimension is split o
 """
 
 import random
+from contextlib import nullcontext
 from contextvars import ContextVar
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from machine_models import DEVICES, planned_for, small_costs
 
 import sdy_jax as sdy
 
@@ -134,8 +136,8 @@ def random_spec(rng, axes):
     return P(*(tuple(dim) or None for dim in dims))
 
 
-def check(seed, count, **options):
-    """Options are those of `sdy.partition`."""
+def check(seed, count, machine=None, **options):
+    """Options are those of `sdy.partition`; plans are made for virtual CPU devices or for a machine."""
     rng = random.Random(seed)
     for number in range(count):
         shape, axes = rng.choice(MESHES)
@@ -143,10 +145,13 @@ def check(seed, count, **options):
         program = random_program(rng, mesh)
         specs = tuple(random_spec(rng, axes) if rng.random() < 0.8 and size == 8 else None for _ in range(3))
         matrices = np.random.default_rng([seed, number]).standard_normal((3, size, size))
+        costs = None if machine is None else small_costs(machine, axes)
         try:
-            assert_agreed(program, matrices, mesh, specs, **options)
+            with nullcontext() if machine is None else planned_for(machine):
+                assert_agreed(program, matrices, mesh, specs, costs=costs, **options)
         except Exception as error:
-            raise AssertionError(f"seed {seed}, program {number}, mesh {dict(mesh.shape)}, {specs}, {size}") from error
+            where = f"mesh {dict(mesh.shape)}, {specs}, {size}, {machine or 'cpu'}"
+            raise AssertionError(f"seed {seed}, program {number}, {where}") from error
 
 
 def assert_agreed(program, matrices, mesh, specs, **options):
@@ -166,8 +171,12 @@ OPTIONS = ({"layouts": "local"}, {"layouts": "global", "memory": "1GiB"}, {"layo
 """Layouts chosen op by op, and for the whole program: with much memory, and with no more than op by op."""
 
 
+MACHINES = (None, *DEVICES)
+
+
 def fuzz(seed):
-    check(seed, 3, **OPTIONS[seed % len(OPTIONS)])
+    turn, how = divmod(seed, len(OPTIONS))
+    check(seed, 3, MACHINES[turn % len(MACHINES)], **OPTIONS[how])
 
 
 def test_random_programs():
@@ -177,6 +186,11 @@ def test_random_programs():
 @pytest.mark.parametrize("options", OPTIONS[1:], ids=["much memory", "no more than op by op"])
 def test_random_programs_whose_layouts_are_chosen_together(options):
     check(2, 5, **options)
+
+
+@pytest.mark.parametrize("machine", DEVICES)
+def test_random_programs_as_they_are_planned_for_machines(machine):
+    check(3, 4, machine, layouts="global", memory="1GiB")
 
 
 @pytest.mark.slow
