@@ -22,6 +22,7 @@ from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.emission import reemitted
 from sdy_jax.lowering.emission.border_layout import as_at_border, combined_with_arguments
+from sdy_jax.lowering.emission.computed_apart import running_on
 from sdy_jax.lowering.emission.lax_collectives import collective_permute
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.emission.names import scope_name
@@ -103,7 +104,7 @@ def local_function(
 
     def run(*given: jax.Array) -> tuple[jax.Array, ...]:
         # jax lowers some ops of 32-bit programs through 64-bit integers (the counters of random bits).
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), running_on(device):
             inner = {v: _from_border(x, v.sharding, mesh) for x, v in zip(given, arguments, strict=True)}
             body = graph.main.blocks[0]
             outer = _Emission(mesh, shardings, at_border, device).run_ops(

@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import InternalError, ShardingError
+from sdy_jax.lowering.emission.computed_apart import computed_apart
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
@@ -78,7 +79,7 @@ def stacked(x: jax.Array, axes: AxisSequence, mesh: RefinedMesh) -> jax.Array:
 def partials_of_chunk(x: jax.Array, axes: AxisSequence, dim: int, mesh: RefinedMesh) -> jax.Array:
     """Along a new dimension `dim`, what each device of the group has of this device's chunk of that dimension."""
     parts = _split(x, dim, axes_size(axes, mesh.mesh))
-    return lax.all_to_all(parts, **mesh.group(axes), split_axis=dim, concat_axis=dim, tiled=True)
+    return _exchanged(parts, mesh.group(axes), split=dim, concat=dim)
 
 
 def along(x: jax.Array, dim: int, axes: AxisSequence) -> list[AxisSequence]:
@@ -109,7 +110,7 @@ def all_to_all(x: jax.Array, params: Sequence[tuple[AxisSequence, int, int]], me
         return _combined_all_to_all(x, params, mesh)
     axes, source, target = params[0]
     _chunk(x, target, axes_size(axes, mesh.mesh))
-    return lax.all_to_all(x, **mesh.group(axes), split_axis=target, concat_axis=source, tiled=True)
+    return _exchanged(x, mesh.group(axes), split=target, concat=source)
 
 
 def _combined_all_to_all(x: jax.Array, params: Sequence[tuple[AxisSequence, int, int]], mesh: RefinedMesh) -> jax.Array:
@@ -123,8 +124,12 @@ def _combined_all_to_all(x: jax.Array, params: Sequence[tuple[AxisSequence, int,
         x = jnp.moveaxis(_split(x, dim, count), dim, number)
     rest = x.shape[len(groups) :]
     group = mesh.group([axis for axes, _, _ in params for axis in axes])
-    x = lax.all_to_all(x.reshape(math.prod(groups), *rest), **group, split_axis=0, concat_axis=0, tiled=True)
+    x = _exchanged(x.reshape(math.prod(groups), *rest), group, split=0, concat=0)
     return _merge_before(x.reshape(*groups, *rest), [source for _, source, _ in params])
+
+
+def _exchanged(x: jax.Array, group: Group, split: int, concat: int) -> jax.Array:
+    return lax.all_to_all(computed_apart(x), **group, split_axis=split, concat_axis=concat, tiled=True)
 
 
 def _merge_before(x: jax.Array, sources: Sequence[int]) -> jax.Array:
