@@ -15,6 +15,7 @@ from jax import lax
 import sdy_jax as sdy
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.emission.on_cpus import running_on
 from sdy_jax.representation.axes import merge_neighbours, set_difference, sort_and_merge
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
@@ -69,6 +70,13 @@ def values(dtype, shape=SHAPE, seed=0):
     return (real + 1j * rng.integers(-8, 8, shape)).astype(dtype) if dtype.kind == "c" else real.astype(dtype)
 
 
+@pytest.fixture(params=[False, True], ids=["devices", "cpus"])
+def on_devices(request):
+    """The forms for any devices, and those for CPUs."""
+    with running_on(jax.devices("cpu")[0] if request.param else None):
+        yield
+
+
 DTYPES = (np.float32, jnp.bfloat16, np.int32, np.bool_, np.complex64)
 
 MOVES = [
@@ -88,6 +96,7 @@ def quote(text):
     return text.replace('"q"', "q").replace("p", '"p"').replace("q", '"q"')
 
 
+@pytest.mark.usefixtures("on_devices")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gathers_and_slices_move_every_block_to_its_owner(dtype):
     x = values(dtype)
@@ -121,6 +130,7 @@ def parse_params(params):
     return [(axes_of(quote(f"[{{{axes}}}]"))[0], source, target) for axes, source, target in params]
 
 
+@pytest.mark.usefixtures("on_devices")
 @pytest.mark.parametrize(("cases", "shape"), [(EXCHANGES, SHAPE), (COMBINED, (8, 4, 16, 8))], ids=["one", "several"])
 def test_all_to_all_moves_axes_between_dimensions(cases, shape):
     x = values(np.float32, shape)
@@ -143,6 +153,22 @@ def test_several_moves_are_one_collective():
     exchange = functools.partial(lax_collectives.all_to_all, params=parse_params(params), mesh=REFINED)
     mapped = jax.shard_map(exchange, mesh=jax_mesh, in_specs=spec, out_specs=spec, check_vma=False)
     assert str(jax.make_jaxpr(mapped)(jnp.zeros(local))).count("all_to_all[") == 1
+
+
+@pytest.mark.parametrize(("device", "count"), [(jax.devices("cpu")[0], 1), (None, 2)], ids=["cpus", "devices"])
+def test_gathers_and_scatters_of_several_dimensions_are_one_collective_on_cpus(device, count):
+    axes = axes_of(quote("[{q}, {}, {p}]"))
+    local = sharding(quote("[{q}, {}, {p}]")).local_shape(SHAPE, MESH)
+    jax_mesh = REFINED.to_jax(np.array(jax.devices()[:8]).reshape(2, 4))
+    spec = jax.sharding.PartitionSpec()
+
+    def program(x):
+        return lax_collectives.reduce_scatter(lax_collectives.all_gather(x, axes, REFINED), axes, "sum", REFINED)
+
+    with running_on(device):
+        mapped = jax.shard_map(program, mesh=jax_mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        text = str(jax.make_jaxpr(mapped)(jnp.zeros(local)))
+    assert [text.count(f"{kind}[") for kind in ("all_gather", "reduce_scatter")] == [count, count]
 
 
 PERMUTES = [
@@ -311,9 +337,10 @@ def test_two_bit_integers_travel_as_bytes():
         assert lines and all(":i8[" in line for line in lines), text
 
 
-SCATTERED = ["[{p}, {}]", "[{}, {q}]", '[{"q":(2)2}, {p}]', "[{q, p}, {}]", '[{p}, {"q":(2)2, "q":(1)2}]']
+SCATTERED = ["[{p}, {}]", "[{q}, {p}]", "[{}, {q}]", '[{"q":(2)2}, {p}]', "[{q, p}, {}]", '[{p}, {"q":(2)2, "q":(1)2}]']
 
 
+@pytest.mark.usefixtures("on_devices")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
 def test_reduce_scatter_is_all_reduce_then_all_slice(dtype):
     x = terms_of(dtype, (8, 8))

@@ -22,10 +22,10 @@ from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.emission import reemitted
 from sdy_jax.lowering.emission.border_layout import as_at_border, combined_with_arguments
-from sdy_jax.lowering.emission.computed_apart import running_on
 from sdy_jax.lowering.emission.lax_collectives import collective_permute
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.emission.names import scope_name
+from sdy_jax.lowering.emission.on_cpus import running_on
 from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sdy_collectives import BUCKET, KINDS, collective_from_attributes

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import InternalError, ShardingError
-from sdy_jax.lowering.emission.computed_apart import computed_apart
+from sdy_jax.lowering.emission.on_cpus import are_cpus, computed_apart
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
@@ -63,10 +63,19 @@ def _as_bytes(carriers: dict[np.dtype[Any], Any]) -> Callable[[_Collective], _Co
 @_as_bytes(_TWO_BITS)
 def all_gather(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.Array:
     """Joins the blocks along the given minor axes of each dimension."""
+    dims = [dim for dim, axes in enumerate(axes_per_dim) if axes]
+    if len(dims) > 1 and are_cpus():
+        return _gathered_at_once(x, axes_per_dim, dims, mesh)
     for dim, axes in enumerate(axes_per_dim):
         if axes:
             x = lax.all_gather(x, **mesh.group(axes), axis=dim, tiled=True)
     return x
+
+
+def _gathered_at_once(x: jax.Array, axes_per_dim: AxesPerDim, dims: Sequence[int], mesh: RefinedMesh) -> jax.Array:
+    sizes = [axes_size(axes_per_dim[dim], mesh.mesh) for dim in dims]
+    blocks = stacked(x, [axis for dim in dims for axis in axes_per_dim[dim]], mesh)
+    return _merge_before(blocks.reshape(*sizes, *x.shape), dims)
 
 
 @_as_bytes(_TWO_BITS)
@@ -119,13 +128,18 @@ def _combined_all_to_all(x: jax.Array, params: Sequence[tuple[AxisSequence, int,
     if not params:
         return x
     groups = [axes_size(axes, mesh.mesh) for axes, _, _ in params]
-    for number, ((_, _, target), count) in enumerate(zip(params, groups, strict=True)):
+    group = mesh.group([axis for axes, _, _ in params for axis in axes])
+    chunks = _chunks(x, [target for _, _, target in params], groups)
+    x = _exchanged(chunks, group, split=0, concat=0)
+    return _merge_before(x.reshape(*groups, *chunks.shape[1:]), [source for _, source, _ in params])
+
+
+def _chunks(x: jax.Array, dims: Sequence[int], groups: Sequence[int]) -> jax.Array:
+    """The chunks of dimensions that are cut into so many each, along one new leading dimension, first one major."""
+    for number, (target, count) in enumerate(zip(dims, groups, strict=True)):
         dim = target + number
         x = jnp.moveaxis(_split(x, dim, count), dim, number)
-    rest = x.shape[len(groups) :]
-    group = mesh.group([axis for axes, _, _ in params for axis in axes])
-    x = _exchanged(x.reshape(math.prod(groups), *rest), group, split=0, concat=0)
-    return _merge_before(x.reshape(*groups, *rest), [source for _, source, _ in params])
+    return x.reshape(math.prod(groups), *x.shape[len(groups) :])
 
 
 def _exchanged(x: jax.Array, group: Group, split: int, concat: int) -> jax.Array:
@@ -254,6 +268,9 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
     _check_kind(kind, x.dtype)
     if x.dtype == jnp.bool_:
         return _bool_from(reduce_scatter(x.astype(jnp.uint8), axes_per_dim, _BOOL_AS_UINT8[kind], mesh))
+    dims = [dim for dim, axes in enumerate(axes_per_dim) if axes]
+    if len(dims) > 1 and kind == "sum" and are_cpus():
+        return _scattered_at_once(x, axes_per_dim, dims, mesh)
     for dim, axes in enumerate(axes_per_dim):
         if not axes:
             continue
@@ -278,6 +295,12 @@ def _sum_scattered(x: jax.Array, dim: int, group: Group) -> jax.Array:
     terms = x.reshape([x.shape[d] for d in kept])
     part = lax.psum_scatter(terms, **group, scatter_dimension=kept.index(dim), tiled=True)
     return part.reshape([part.shape[kept.index(d)] if d in kept else 1 for d in range(x.ndim)])
+
+
+def _scattered_at_once(x: jax.Array, axes_per_dim: AxesPerDim, dims: Sequence[int], mesh: RefinedMesh) -> jax.Array:
+    chunks = _chunks(x, dims, [axes_size(axes_per_dim[dim], mesh.mesh) for dim in dims])
+    group = mesh.group([axis for dim in dims for axis in axes_per_dim[dim]])
+    return lax.psum_scatter(chunks, **group, scatter_dimension=0, tiled=False)
 
 
 def replicated_to_unreduced(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:

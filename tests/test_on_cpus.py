@@ -1,4 +1,4 @@
-"""What an all_to_all sends is computed once on CPUs, not once more for each device that it is sent to."""
+"""What is compiled in another form for CPUs: what an all_to_all sends is computed once, not once per receiver."""
 
 import re
 
@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
-from sdy_jax.lowering.emission.computed_apart import computed_apart, running_on
+from sdy_jax.lowering.emission.on_cpus import computed_apart, running_on
 
 X = np.arange(64 * 16, dtype=np.float32).reshape(64, 16) / 1000
 

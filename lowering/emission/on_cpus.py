@@ -1,0 +1,49 @@
+"""What XLA for CPUs compiles faster in another form.
+
+It has no all_to_all of an array: it makes a slice for each device of the group, and fuses each with all the
+element-wise ops before it. Every such fusion is compiled for itself. In a chain of all_to_alls among eight devices with
+a multiplication between two of them, each took 165 ms of compilation, and 75 ms where the operand was computed apart,
+by one fusion (2026-11, jaxlib 0.10.2).
+
+A gather or scatter along another dimension than the first is copied into a layout in which that one comes first, and
+back. One over several dimensions is therefore a single collective along a new first dimension, and one copy: scanned
+layers with weights split over both axes of 2 x 4 have 95 collectives, not 160, in 0.87 of the compiler's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import jax
+from jax.experimental.xla_metadata import set_xla_metadata
+
+_on_cpus: ContextVar[bool] = ContextVar("on_cpus", default=False)
+
+
+@contextmanager
+def running_on(device: jax.Device | None) -> Iterator[None]:
+    """What is traced meanwhile runs on such devices, where these are known."""
+    token = _on_cpus.set(device is not None and device.platform == "cpu")
+    try:
+        yield
+    finally:
+        _on_cpus.reset(token)
+
+
+def are_cpus() -> bool:
+    """Whether devices are known, and are CPUs."""
+    return _on_cpus.get()
+
+
+def computed_apart(x: jax.Array) -> jax.Array:
+    """The array, on CPUs computed once for all its parts. XLA drops `optimization_barrier` before it fuses, so a
+    function that it may not inline stands in between."""
+    if not are_cpus():
+        return x
+    with set_xla_metadata(inlineable="false"):
+        return _as_it_is(x)
+
+
+_as_it_is = jax.jit(jax.lax.optimization_barrier)
