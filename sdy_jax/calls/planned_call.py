@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -53,7 +54,7 @@ class PlannedCall:
         self, plan: Plan, mesh: AnyMesh, partition: Partition | None, is_alone: bool = False, of: Plan | None = None
     ):
         self.plan = plan
-        self._of = of
+        self._of, self._lock = of, threading.RLock()
         self._mesh, self._partition, self._is_alone = mesh, partition, is_alone
         self.derivatives: list[Planned] = []
         """The functions that compute derivatives. They are planned when they run."""
@@ -115,9 +116,15 @@ class PlannedCall:
         """Per argument of the program's main function: an outer value or a leaf, not an array that is closed over."""
         return [*self._closed_over, *(True for _ in self.plan.arguments)]
 
-    @cached_property
+    @property
     def _call(self) -> Flat:
-        """The function of the outer values and leaves that are used."""
+        """The function of the outer values and leaves that are used: one for all threads, so that they share its
+        derivatives."""
+        with self._lock:
+            return self._called
+
+    @cached_property
+    def _called(self) -> Flat:
         if self._partition is None:
             return self._run
         plan, program = self.plan, self.plan.program
