@@ -109,7 +109,9 @@ def test_what_is_sent_is_copied():
     [
         ("all_gather", None, 0),
         ("all_gather", LastCut(128, False), 0),
-        ("reduce_scatter", LastCut(64, True), 0),
+        ("reduce_scatter", LastCut(64, True), 6),
+        ("all_gather", LastCut(64, False), 6),
+        ("all_gather", LastCut(128, True, joins=True), 0),
         ("all_to_all", None, 2),
         ("all_to_all", LastCut(256, True), 2),
         ("all_to_all", LastCut(256, True, joins=True), 8),

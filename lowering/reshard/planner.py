@@ -227,7 +227,7 @@ def _solve(problem: ReshardProblem) -> ReshardSolution:
     if problem.source == problem.target and not problem.reorders:
         return whole, (), FREE
     one = _single_step(problem)
-    if one is not None and problem.is_of_one_speed(one.group):
+    if one is not None and problem.is_of_one_speed(one.group) and not problem.cuts_tiles:
         return whole, (one,), _priced(problem, one, problem.source)
     cuts = _fine_cuts(problem)
     best = _direct(problem, cuts[0])

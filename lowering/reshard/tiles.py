@@ -38,8 +38,8 @@ class Copies(NamedTuple):
         sent: whatever is sent.
         exchanged: beside that, of an all_to_all.
         lanes: the elements of the last dimension in a tile; 0 where arrays do not lie in tiles.
-        rows: beside these, of an all_to_all of a matrix whose blocks are no whole tiles, or whose rows are joined.
-        narrow: likewise of an array of more dimensions whose blocks are no whole tiles.
+        rows: beside these, of blocks that are no whole tiles, and of an all_to_all that joins the rows of a matrix.
+        narrow: instead, of an all_to_all of an array of more dimensions whose blocks are no whole tiles.
     """
 
     sent: float = 0.0
@@ -54,19 +54,17 @@ class Copies(NamedTuple):
 
         By what the compiler for v5e states of single collectives over 4 and 8 chips (libtpu 0.0.52, 2026-11), in bytes
         of memory per byte sent: gathers and scatters 0, all_to_alls 0 to 3.5, but those that join the rows of a matrix
-        9; of narrow blocks gathers and scatters 5 to 8, all_to_alls of matrices 8 to 8.5, of others 25 to 60. Gathers
-        and scatters are taken to need none: what is gathered in narrow blocks mostly has to be.
+        9; of narrow blocks gathers and scatters 5 to 8, all_to_alls of matrices 8 to 8.5, of others 25 to 60.
         """
         return cls(0.0, 2 * memory, 128, 6 * memory, 40 * memory)
 
     def of(self, kind: str, cut: LastCut | None) -> float:
         """Those of a kind of collective and what it cuts."""
-        if kind != "all_to_all":
-            return self.sent
-        return self.sent + self.exchanged + (self._rearranged(cut) if cut is not None and self.lanes else 0.0)
+        exchanges = kind == "all_to_all"
+        rearranged = self._rearranged(cut, exchanges) if cut is not None and self.lanes else 0.0
+        return self.sent + (self.exchanged if exchanges else 0.0) + rearranged
 
-    def _rearranged(self, cut: LastCut) -> float:
-        is_narrow = cut.block % self.lanes > 0
-        if cut.is_matrix:
-            return self.rows if is_narrow or cut.joins else 0.0
-        return self.narrow if is_narrow else 0.0
+    def _rearranged(self, cut: LastCut, exchanges: bool) -> float:
+        if cut.block % self.lanes:
+            return self.narrow if exchanges and not cut.is_matrix else self.rows
+        return self.rows if exchanges and cut.is_matrix and cut.joins else 0.0
