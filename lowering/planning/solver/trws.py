@@ -2,7 +2,7 @@
 
 The bound is a concave function of the messages to earlier nodes, whatever these are, and rises for many rounds along
 one direction. So messages go further that way with momentum (Nesterov 1983), which begins anew where the bound falls
-(O'Donoghue and Candes 2015). The ten graphs of six training steps on 2 x 4 took 150 rounds so, and 264 without
+(O'Donoghue and Candes 2015). The ten graphs of four training steps on 2 x 4 took 150 rounds so, and 264 without
 (2026-11).
 """
 
