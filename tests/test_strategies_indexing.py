@@ -10,6 +10,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import CUBE, LINE, PLANE, check, op
 
+import sdy_jax as sdy
+
 RNG = np.random.default_rng(0)
 
 
@@ -305,3 +307,17 @@ def test_index_vectors_may_lie_along_any_dimension():
     for mesh, table, _ in SPLITS[:2]:
         check(gather, [floats(16, 16), PAIRS.T], [table, P(None, "x")], mesh=mesh)
         check(scatter, [floats(16, 16), PAIRS.T, floats(16)], [table, P(None, "x"), P("x")], mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    "platform, shape, apart", [("tpu", (16, 4), True), ("tpu", (16,), False), ("cpu", (16, 4), False)]
+)
+def test_rows_for_an_array_of_indices_are_apart_on_tpus(platform, shape, apart):
+    """There the sum of such rows and other values was computed twice, and what it is computed of kept beside it."""
+    function = sdy.partition(lambda t, i: t[i] + 1.0, mesh=LINE, in_shardings=(P(), P("x")), out_shardings=P("x"))
+    ids = integers(0, 64, *shape)
+    lowered = jax.jit(function).trace(T, ids).lower(lowering_platforms=(platform,))
+    assert ("optimization_barrier" in lowered.as_text()) == apart
+    np.testing.assert_allclose(function(T, ids), T[ids] + 1.0)
+    found = jax.grad(lambda t: jnp.sum(function(t, ids) ** 2))(T)
+    np.testing.assert_allclose(found, jax.grad(lambda t: jnp.sum((t[ids] + 1.0) ** 2))(T), rtol=1e-5)

@@ -48,11 +48,21 @@ def _gather(local: LocalOp, operand: jax.Array, indices: jax.Array) -> list[jax.
     looked_up, sizes = _looked_up(local, numbers), _local_slice_sizes(local, numbers)
     in_order = local.op.flag("indices_are_sorted")
     if not looked_up:
-        return [_gathered(local, numbers, sizes, operand, indices, in_order)]
+        return [_as_array(_gathered(local, numbers, sizes, operand, indices, in_order), numbers)]
     starts, hit = _own_starts(local, numbers, looked_up, indices)
     block = padded(operand, {d: sizes[d] for d in looked_up if sizes[d] > 1})
     found = _gathered(local, numbers, sizes, block, starts, in_order=False)
     return [_masked(found, hit, numbers)]
+
+
+def _as_array(found: jax.Array, numbers: GatherDimensionNumbers) -> jax.Array:
+    """What was looked up. Compilers for TPUs look up rows for an array of indices along one dimension, and see through
+    the change of shape: a sum of such rows and other values is then kept, and computed once more for some of its
+    readers, so that what it is computed of is kept as well. Behind a barrier rows are an array like any other (GPT in
+    Megatron's layout on eight chips of v5e: temporary memory 24.9 to 22.8 MB, libtpu 0.0.52, 2026-11)."""
+    if found.ndim - len(numbers.offset_dims) < 2 or not numbers.offset_dims:
+        return found
+    return lax.platform_dependent(found, tpu=lax.optimization_barrier, default=lambda x: x)
 
 
 def padded(x: jax.Array, lengths: Mapping[int, int]) -> jax.Array:
