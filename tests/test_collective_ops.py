@@ -198,7 +198,8 @@ def test_partitioned_workloads_keep_the_strict_rules(name):
     workload = workloads()[name]
     inputs, outputs = workload.shardings("2x4")
     step = sdy.partition(workload.step(MESH, "2x4"), mesh=MESH, in_shardings=inputs, out_shardings=outputs)
-    assert "sdy.all_reduce" in partitioned(step.plan(*workload.arguments))
+    text = partitioned(step.plan(*workload.arguments))
+    assert "sdy.all_reduce" in text or "sdy.reduce_scatter" in text
 
 
 # As Python functions.

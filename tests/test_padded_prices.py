@@ -15,14 +15,14 @@ MESH, COSTS = Mesh.of(x=2, y=4), CostModel.of_platform("cpu")
 X, Y = AxisRef("x"), AxisRef("y")
 
 
-def exact(shape, source, target):
-    return plan_reshard(shape, 4.0, source, target, MESH, COSTS).cost
+def exact(shape, source, target, itemsize=4.0):
+    return plan_reshard(shape, itemsize, source, target, MESH, COSTS).cost
 
 
 def priced(shape, layouts):
     table = LayoutTable("mesh", MESH)
     numbers = [table.number(layout) for layout in layouts]
-    prices = Prices(table, COSTS, lambda costs, shape, itemsize, a, b: exact(shape, a, b))
+    prices = Prices(table, COSTS, lambda costs, shape, itemsize, a, b: exact(shape, a, b, itemsize))
     return prices.matrix(ValueClass(shape, 4.0), numbers, numbers)
 
 
