@@ -180,7 +180,7 @@ def _together(ops: Sequence[Op]) -> Iterator[list[Op]]:
 
 
 def _collective_axes(op: Op) -> Iterable[AxisRef]:
-    return collective_from_attributes(op.name.removeprefix("sdy."), op.attributes).all_axes
+    return collective_from_attributes(op.name, op.attributes).all_axes
 
 
 class _Emission:

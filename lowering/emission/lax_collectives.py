@@ -63,13 +63,16 @@ def _as_bytes(carriers: dict[np.dtype[Any], Any]) -> Callable[[_Collective], _Co
 @_as_bytes(_TWO_BITS)
 def all_gather(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.Array:
     """Joins the blocks along the given minor axes of each dimension."""
-    dims = [dim for dim, axes in enumerate(axes_per_dim) if axes]
+    dims = _cut_dims(axes_per_dim)
     if len(dims) > 1 and are_cpus():
         return _gathered_at_once(x, axes_per_dim, dims, mesh)
-    for dim, axes in enumerate(axes_per_dim):
-        if axes:
-            x = lax.all_gather(x, **mesh.group(axes), axis=dim, tiled=True)
+    for dim in dims:
+        x = lax.all_gather(x, **mesh.group(axes_per_dim[dim]), axis=dim, tiled=True)
     return x
+
+
+def _cut_dims(axes_per_dim: AxesPerDim) -> list[int]:
+    return [dim for dim, axes in enumerate(axes_per_dim) if axes]
 
 
 def _gathered_at_once(x: jax.Array, axes_per_dim: AxesPerDim, dims: Sequence[int], mesh: RefinedMesh) -> jax.Array:
@@ -268,12 +271,11 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
     _check_kind(kind, x.dtype)
     if x.dtype == jnp.bool_:
         return _bool_from(reduce_scatter(x.astype(jnp.uint8), axes_per_dim, _BOOL_AS_UINT8[kind], mesh))
-    dims = [dim for dim, axes in enumerate(axes_per_dim) if axes]
+    dims = _cut_dims(axes_per_dim)
     if len(dims) > 1 and kind == "sum" and are_cpus():
         return _scattered_at_once(x, axes_per_dim, dims, mesh)
-    for dim, axes in enumerate(axes_per_dim):
-        if not axes:
-            continue
+    for dim in dims:
+        axes = axes_per_dim[dim]
         _chunk(x, dim, axes_size(axes, mesh.mesh))
         generic = functools.partial(_generic_reduce_scatter, axes=axes, dim=dim, kind=kind, mesh=mesh)
         if kind == "sum":

@@ -168,7 +168,7 @@ class Candidates:
 
 
 def _said(op: Op) -> SdyCollective:
-    return collective_from_attributes(op.name.removeprefix("sdy."), op.attributes)
+    return collective_from_attributes(op.name, op.attributes)
 
 
 def _is_in_bytes(value: Value) -> bool:

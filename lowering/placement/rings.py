@@ -121,7 +121,7 @@ def _only_user(value: Value) -> Op | None:
 
 
 def _along_one_dimension(op: Op) -> tuple[int, Axes] | None:
-    lists = collective_from_attributes(op.name.removeprefix("sdy."), op.attributes).axes
+    lists = collective_from_attributes(op.name, op.attributes).axes
     split = [(dim, axes) for dim, axes in enumerate(lists) if axes]
     return split[0] if len(split) == 1 else None
 

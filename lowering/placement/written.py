@@ -73,7 +73,7 @@ def is_reduction(op: Op) -> bool:
 
 def as_written(op: Op, sources: Iterable[TensorSharding], target: TensorSharding, mesh: Mesh) -> Written | None:
     """A collective with the stated result `target`, from the first of `sources` that it fits; None if it fits none."""
-    collective = _without_size_one(collective_from_attributes(op.name.removeprefix("sdy."), op.attributes), mesh)
+    collective = _without_size_one(collective_from_attributes(op.name, op.attributes), mesh)
     if not collective.all_axes and collective.kind != "collective_permute":
         return None
     combines = reduction_from_attributes(op.attributes)

@@ -47,7 +47,7 @@ def _collective(local: LocalOp, x: jax.Array) -> jax.Array | Gathered:
 
 def _in_ring(local: LocalOp, x: jax.Array | Product) -> jax.Array | Gathered:
     """What a product takes, or has made, in a ring."""
-    said = collective_from_attributes(local.op.name.removeprefix("sdy."), local.op.attributes)
+    said = collective_from_attributes(local.op.name, local.op.attributes)
     dim = next(dim for dim, axes in enumerate(said.axes) if axes)
     ring = Ring(said.axes[dim], local.mesh)
     return x.scattered(dim, ring) if isinstance(x, Product) else Gathered(x, dim, ring)
@@ -69,7 +69,7 @@ def _bucket(members: Sequence[LocalOp], operands: Sequence[jax.Array]) -> list[j
 
 
 def _said(local: LocalOp) -> SdyCollective:
-    return collective_from_attributes(local.op.name.removeprefix("sdy."), local.op.attributes)
+    return collective_from_attributes(local.op.name, local.op.attributes)
 
 
 def _ends(local: LocalOp) -> tuple[TensorSharding, TensorSharding]:

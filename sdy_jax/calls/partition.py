@@ -102,8 +102,8 @@ def partition(
             is the size at which latency is a tenth of the time by `costs`, or 4 MiB where they know no latency; the
             blocks of a bucket have an eighth of what a device holds, at most. Members are copied side by side, but for
             those of which XLA makes one without a copy: all-reduces, and on GPUs gathers and scatters. By default only
-            these are combined, on TPUs and GPUs, and on TPUs gathers and permutes whose blocks have one
-            shape, which are stacked where that takes less than latency. With False it is left to XLA.
+            these are combined, on TPUs and GPUs, and on TPUs gathers and permutes whose blocks have one shape, which
+            are stacked where that takes less than latency. With False it is left to XLA.
         budget: what plans may send and hold; one that does more is a `ContractError`, raised while tracing, with the
             lines and what would save bytes. Each derivative has a plan, and the budget, of its own. Where another
             partitioned function calls this one, it is part of that one's plan, which that one's budget is for.

@@ -46,8 +46,8 @@ class PlannedCall:
     """A plan, called with the leaves of its arguments on a mesh.
 
     Its derivatives are partitioned by `partition`; without one they are those of the partitioned program. When it is
-    lowered, all processes compare it, unless it `is_alone`. In the call of a
-    derivative, `of` is the plan of the user's function.
+    lowered, all processes compare it, unless it `is_alone`. In the call of a derivative, `of` is the plan of the user's
+    function.
     """
 
     def __init__(

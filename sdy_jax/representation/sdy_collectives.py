@@ -142,8 +142,9 @@ class SdyCollective:
         return {AXES_ATTRIBUTE[self.kind]: f"#sdy<{kind}{self}>"}
 
 
-def collective_from_attributes(kind: str, attributes: Mapping[str, object]) -> SdyCollective:
-    """What an op of this kind says, from its attributes or their text."""
+def collective_from_attributes(name: str, attributes: Mapping[str, object]) -> SdyCollective:
+    """What an op says, from its name, or its kind, and its attributes or their text."""
+    kind = name.removeprefix("sdy.")
     if kind == "collective_permute":
         return SdyCollective(kind)
     if kind == "all_to_all":

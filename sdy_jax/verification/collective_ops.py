@@ -50,4 +50,4 @@ def _read(op: ir.Operation) -> tuple[SdyCollective, TensorSharding, TensorShardi
     after = sharding_of(op.results[0])
     assert after is not None
     before = sharding_of(op.operands[0]) or TensorSharding.replicated(after.mesh, after.rank)
-    return collective_from_attributes(op.name.removeprefix("sdy."), op.attributes), before, after
+    return collective_from_attributes(op.name, op.attributes), before, after
