@@ -13,9 +13,6 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 
-_USABLE = 0.9
-"""The share of a device's memory that programs are planned for."""
-
 
 def mesh_on_devices(
     mesh: Mesh, devices: Sequence[jax.Device] | None = None, remedy: str | None = None
@@ -82,8 +79,8 @@ def lowering_platform(mesh: AnyMesh) -> str:
     return "rocm" if "rocm" in said or "amd" in said else "cuda"
 
 
-def usable_memory(mesh: AnyMesh) -> float:
-    """The bytes of a device that a program may hold: 0.9 of what its allocator has; 0 where that is not known.
+def allocator_memory(mesh: AnyMesh) -> float:
+    """The bytes of a device that its allocator has; 0 where that is not known.
 
     With several processes it is not asked for: each would see its own devices only, and plans must be equal everywhere.
     """
@@ -94,7 +91,7 @@ def usable_memory(mesh: AnyMesh) -> float:
         stats = device.memory_stats()
     except (jax.errors.JaxRuntimeError, NotImplementedError):  # a topology without devices, such as TPUs compiled for
         stats = None
-    return _USABLE * (stats or {}).get("bytes_limit", 0)
+    return float((stats or {}).get("bytes_limit", 0))
 
 
 def network_axes(mesh: AnyMesh) -> dict[str, int]:

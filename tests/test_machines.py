@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.lowering.reshard.machines import MACHINES, machine_name
+from sdy_jax.calls.options import Options, memory_of
+from sdy_jax.lowering.reshard.machines import MACHINES, device_memory, machine_name
 
 
 def mesh_of(kind: str, platform: str, places: np.ndarray, names: tuple[str, ...], of: str = "process_index"):
@@ -43,6 +44,55 @@ def mesh_of(kind: str, platform: str, places: np.ndarray, names: tuple[str, ...]
 )
 def test_kinds_of_devices_are_known_by_the_names_that_jax_reports(kind, name):
     assert machine_name(kind) == name
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("kind", "gib"),
+    [
+        ("TPU v5 lite", 15.75),
+        ("TPU7x", 94.74),
+        ("Tesla V100-SXM2-16GB", 0.75 * 16),
+        ("Tesla V100-SXM2-32GB", 0.75 * 32),
+        ("NVIDIA A100-SXM4-80GB", 0.75 * 80),
+        ("NVIDIA A100 80GB PCIe", 0.75 * 80),
+        ("NVIDIA A100", 0.75 * 40),  # may be one of 80
+        ("NVIDIA H100 PCIe", 0.75 * 80),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 0.75 * 10),
+        ("NVIDIA GB200", 0),
+        ("cpu", 0),
+    ],
+)
+def test_the_memory_of_devices_is_known_by_their_kind(kind, gib):
+    assert device_memory(kind) == gib * GIB
+
+
+def test_described_devices_have_the_memory_of_those_at_hand():
+    """What the allocator of these has by chance does not count."""
+    at_hand = mesh_of("TPU v5 lite", "tpu", np.zeros((8,), int), ("data",))
+    for device in at_hand.devices:
+        device.memory_stats = lambda: {"bytes_limit": 15 * GIB}
+    described = AbstractMesh((8,), ("data",), abstract_device=AbstractDevice("TPU v5 lite", 1, "tpu"))
+    assert Options().policy(at_hand) == Options().policy(described)
+    assert Options().policy(described).device_memory == 0.9 * 15.75 * GIB
+
+
+def test_of_unknown_devices_the_allocator_says_the_memory():
+    mesh = mesh_of("Abacus 3", "abacus", np.zeros((8,), int), ("x",))
+    for device in mesh.devices:
+        device.memory_stats = lambda: {"bytes_limit": GIB}
+    assert Options().policy(mesh).device_memory == 0.9 * GIB
+
+
+def test_several_processes_do_not_ask_their_own_allocators(monkeypatch):
+    mesh = mesh_of("Abacus 3", "abacus", np.zeros((8,), int), ("x",))
+    for device in mesh.devices:
+        device.memory_stats = lambda: {"bytes_limit": GIB}
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert memory_of(mesh) == 0
+    assert memory_of(mesh_of("NVIDIA H200", "gpu", np.zeros((8,), int), ("x",))) == 0.75 * 141 * GIB
 
 
 def test_all_machines_have_the_same_order_of_rates():

@@ -1,4 +1,4 @@
-"""Machines: what is published of the rates of one device, by the kind that the device reports."""
+"""Machines: what is published of one device, its rates and its memory, by the kind that the device reports."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ slices of a stack are part of what reads them. All-to-alls of 4 MiB take longer 
 219 and 179, but XLA made an all-reduce of a stack of blocks of 8 x 64, which is twice the bytes (libtpu 0.0.52,
 2026-11)."""
 
+_GIB = 2.0**30
+_ALLOCATED = 0.75
+"""The share of a GPU's memory that jax's allocator takes, unless the environment says otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Peak rates of one device.
+    """Peak rates of one device, and its memory.
 
     Attributes:
         flops: floating-point operations per second (bfloat16; a multiplication and an addition are two).
         bandwidth: bytes per second that it sends along one mesh axis over the machine's own links.
         latency: seconds per hop over these.
         memory: bytes per second of its memory.
+        capacity: the bytes of it that programs can have; of several sizes of one kind, those of the smallest.
         network: bytes per second that it sends over the data-centre network.
         start: seconds before a collective sends anything.
         network_latency: seconds per hop over the network.
@@ -41,6 +46,7 @@ class Machine:
     bandwidth: float
     latency: float
     memory: float
+    capacity: float
     network: float
     start: float
     network_latency: float
@@ -51,16 +57,30 @@ class Machine:
     stacks: tuple[str, ...] = ()
 
 
-def _tpu(flops: float, memory: float, bandwidth: float, network: float) -> Machine:
-    return Machine(flops, bandwidth, 1e-6, memory, network, 5e-6, 10e-6, 1.2e-6, 4e-6, is_torus=True, stacks=_STACKED)
+def _tpu(flops: float, memory: float, gib: float, bandwidth: float, network: float) -> Machine:
+    return Machine(
+        flops,
+        bandwidth,
+        1e-6,
+        memory,
+        gib * _GIB,
+        network,
+        5e-6,
+        10e-6,
+        1.2e-6,
+        4e-6,
+        is_torus=True,
+        stacks=_STACKED,
+    )
 
 
-def _gpu(flops: float, memory: float, bandwidth: float, network: float) -> Machine:
+def _gpu(flops: float, memory: float, gib: float, bandwidth: float, network: float) -> Machine:
     return Machine(
         flops,
         bandwidth,
         0.6e-6,
         memory,
+        _ALLOCATED * gib * _GIB,
         network,
         7e-6,
         5e-6,
@@ -72,17 +92,17 @@ def _gpu(flops: float, memory: float, bandwidth: float, network: float) -> Machi
 
 MACHINES: Mapping[str, Machine] = {
     # TPUs: a mesh axis is a ring of the torus, with two links of a chip
-    "tpu v4": _tpu(275e12, 1.2e12, 90e9, 6.25e9),
-    "tpu v5e": _tpu(197e12, 0.82e12, 90e9, 3.125e9),
-    "tpu v5p": _tpu(459e12, 2.8e12, 180e9, 6.25e9),
-    "tpu v6e": _tpu(918e12, 1.6e12, 180e9, 12.5e9),
-    "tpu7x": _tpu(1153e12, 3.7e12, 100e9, 6.25e9),  # a device is one of the chip's two cores
+    "tpu v4": _tpu(275e12, 1.2e12, 30.5, 90e9, 6.25e9),
+    "tpu v5e": _tpu(197e12, 0.82e12, 15.75, 90e9, 3.125e9),
+    "tpu v5p": _tpu(459e12, 2.8e12, 95.73, 180e9, 6.25e9),
+    "tpu v6e": _tpu(918e12, 1.6e12, 31.24, 180e9, 12.5e9),
+    "tpu7x": _tpu(1153e12, 3.7e12, 94.74, 100e9, 6.25e9),  # a device is one of the chip's two cores
     # GPUs: NVLink within one server, one direction; the network of NVIDIA's own servers, one port per device
-    "v100": _gpu(125e12, 0.9e12, 150e9, 6.25e9),
-    "a100": _gpu(312e12, 2.0e12, 300e9, 25e9),
-    "h100": _gpu(989e12, 3.35e12, 450e9, 50e9),
-    "h200": _gpu(989e12, 4.8e12, 450e9, 50e9),
-    "b200": _gpu(2250e12, 8.0e12, 900e9, 50e9),
+    "v100": _gpu(125e12, 0.9e12, 16, 150e9, 6.25e9),
+    "a100": _gpu(312e12, 2.0e12, 40, 300e9, 25e9),
+    "h100": _gpu(989e12, 3.35e12, 80, 450e9, 50e9),
+    "h200": _gpu(989e12, 4.8e12, 141, 450e9, 50e9),
+    "b200": _gpu(2250e12, 8.0e12, 180, 900e9, 50e9),
 }
 """Published peaks, rounded; for anything finer measure, or give `CostModel` your own.
 
@@ -91,6 +111,8 @@ memory, links and network per chip, 1 microsecond per hop); of TPU7x, and as a c
 on each version (2307 TFLOP/s, 7380 GB/s and 1200 GB/s over six links in both directions per chip of two devices).
 GPUs: NVIDIA's data sheets of the SXM modules (dense bfloat16, of V100 float16; memory; half of NVLink's total) and of
 DGX-1V, A100, H100, H200 and B200 (four ports of 100 Gb/s for eight devices, then a port of 200 or 400 Gb/s for each).
+Memory of TPUs is what the compiler says is there when a program is too large (libtpu 0.0.52; of v4 that of both cores,
+which are one device), of GPUs the data sheets', whose GB are GiB by what the driver reports.
 Latencies are orders of magnitude: of GPUs those with which NCCL tunes rings over NVLink, 7 microseconds and 0.6 per
 hop; of networks 5 and 10. Of TPUs those that the compiler for v5e states: 1.2 microseconds for an op that does next to
 nothing, about 4 for a small product, about 5 for what it puts around a collective (`scripts/bench_model`, 2026-11).
@@ -129,6 +151,20 @@ def stacked_kinds(device_kind: str) -> tuple[str, ...]:
     """
     name = machine_name(device_kind)
     return () if name is None else MACHINES[name].stacks
+
+
+def device_memory(device_kind: str) -> float:
+    """The bytes of its memory that programs can have on a kind of device; 0 where that is not known.
+
+    A GPU of a kind with several sizes says its own, and so does a part of one: the least that it says.
+
+    >>> [device_memory(kind) / 2**30 for kind in ("TPU v5 lite", "NVIDIA A100-SXM4-80GB", "cpu")]
+    [15.75, 60.0, 0.0]
+    """
+    name, said = machine_name(device_kind), re.findall(r"\b(\d+) ?gb\b", device_kind.lower())
+    if name is None:
+        return 0.0
+    return _ALLOCATED * min(map(int, said)) * _GIB if said else MACHINES[name].capacity
 
 
 def machine_name(device_kind: str) -> str | None:

@@ -13,10 +13,14 @@ from sdy_jax.contracts.budget import Budget
 from sdy_jax.errors import SdyError, with_article
 from sdy_jax.lowering.placement.policy import LAYOUTS, UNEVEN, Combining, Policy
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.reshard.machines import device_memory
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.type_text import bytes_of_text
 from sdy_jax.runtime.boundary import checked_mesh
-from sdy_jax.runtime.devices import device_kind, platform_of, usable_memory
+from sdy_jax.runtime.devices import allocator_memory, device_kind, platform_of
+
+_USABLE = 0.9
+"""The share of a device's memory that programs are planned for."""
 
 
 class Keywords(TypedDict, total=False):
@@ -115,7 +119,7 @@ class Options:
             uneven=self.uneven,
             layouts=self.layouts,
             memory=self._memory,
-            device_memory=usable_memory(mesh),
+            device_memory=_USABLE * memory_of(mesh),
             products_fuse=platform == "tpu",
             runs_early=platform == "cpu",
             combine=Combining.of_devices(self._combine, platform, device_kind(mesh)),
@@ -150,6 +154,14 @@ class Options:
         """Those that are left to jit."""
         names = ("donate_argnums", "donate_argnames", "keep_unused", "inline", "compiler_options")
         return {name: getattr(self, name) for name in names}
+
+
+def memory_of(mesh: AnyMesh) -> float:
+    """The bytes of memory of a mesh's devices; 0 where that is not known.
+
+    What is known of their kind comes first, so that a plan for devices that are described is the one on the machine.
+    """
+    return device_memory(device_kind(mesh)) or allocator_memory(mesh)
 
 
 def _bytes(given: Any) -> float | None:
