@@ -85,6 +85,17 @@ def test_a_product_waits_for_the_gradient_before_it():
     assert awaited(body, ["g", "r"]) == [("stablehlo.dot_general", ["stablehlo.dot_general"])]
 
 
+def test_nothing_waits_for_a_sum():
+    """It is computed with what it adds up, and to wait for it is an op of its own."""
+    stacked = f"%q = stablehlo.reshape %t {{{SPLIT.replace('{}]', '{}, {}]')}}} : ({LONG}) -> tensor<12x8x8xf32>\n"
+    sharding = 'sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {}], unreduced={"a"}>]>'
+    types = f"(tensor<12x8x8xf32>, tensor<f32>) -> {SQUARE}"
+    summed = f"""%zero = stablehlo.constant dense<0.0> : tensor<f32>
+        %g = stablehlo.reduce(%q init: %zero) applies stablehlo.add across dimensions = [0] {{{sharding}}} : {types}
+        """
+    assert awaited(STEP + stacked + tanh("u", "h") + summed + AFTER_IT, ["g", "r"]) == []
+
+
 @pytest.mark.parametrize("weight", ["", "{sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}"])
 def test_what_waits_is_the_weight_where_that_is_an_argument_in_place(weight):
     body = STEP + tanh("u", "h") + product("g", "t", "t", "gradient") + AFTER_IT

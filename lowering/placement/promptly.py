@@ -61,8 +61,9 @@ class _Order:
         self._largest = max(map(self._sizes.of, read), default=0.0)
 
     def is_last(self, op: Op) -> bool:
-        """Whether an op reads arrays, and only results of the program are computed of what it makes."""
-        return computes(op) and self._critical.before.isdisjoint(op.results)
+        """Whether an op is a product, and only results of the program are computed of what it makes. A sum, as the
+        gradient of a bias, is computed with what it adds up, or with what reads that."""
+        return is_product(op) and self._critical.before.isdisjoint(op.results)
 
     def frees(self, op: Op) -> bool:
         """Whether what an op is computed of is larger than what it makes, and neither small nor small beside what else
