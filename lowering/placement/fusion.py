@@ -75,14 +75,32 @@ def readers(value: Value) -> Iterator[tuple[Op, int]]:
 
 
 def touched(op: Op, products_fuse: bool) -> tuple[Touched, ...]:
-    """What an op reads from memory and writes to it: operands that are not computed as they are read, and results that
-    are not computed by their readers. Slices read what they take, updates write what they put."""
+    """What an op reads from memory and writes to it: operands that are not computed as they are read, or that each of
+    several readers computes for itself, and results that are not computed by their readers. Slices read what they take,
+    updates write what they put."""
     count = len(op.operands)
     if op.name in UPDATES:
         return ((1, 1), (1, 1))
-    read = [i for i, value in enumerate(op.operands) if not _is_at_hand(value, op, products_fuse)]
+    read = [i for i, value in enumerate(op.operands) if _is_read(value, op, products_fuse)]
     written = [] if can_fuse(op, products_fuse) else range(count, count + len(op.results))
     return (*((i, count if fuses(op) else i) for i in read), *((i, i) for i in written))
+
+
+def _is_read(value: Value, user: Op, products_fuse: bool) -> bool:
+    """Whether a user reads a value from memory, or as much as that of which it computes it, while others do so, too."""
+    if not _is_at_hand(value, user, products_fuse):
+        return True
+    return not fuses(user) and _is_computed_apart(value, products_fuse)
+
+
+def _is_computed_apart(value: Value, products_fuse: bool) -> bool:
+    """Whether a value is computed as it is read of something that others read or compute, too."""
+    op = value.defining_op
+    if op is None or op.name in REMATERIALIZABLE or not can_fuse(op, products_fuse):
+        return False
+    return len(value.uses) > 1 or any(
+        _is_computed_apart(v, products_fuse) for v in op.operands if v.shape == value.shape
+    )
 
 
 def _is_at_hand(value: Value, user: Op, products_fuse: bool) -> bool:

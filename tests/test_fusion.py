@@ -1,0 +1,35 @@
+"""What ops read from memory where a compiler fuses what computes element by element."""
+
+import pytest
+from test_live_bytes import X, elementwise, main, product
+
+from sdy_jax.lowering.placement.fusion import touched
+
+ALL = ((0, 0), (1, 1), (2, 2))
+"""What a product reads and writes that computes neither operand."""
+
+
+def last_touches(body, products_fuse=True):
+    """What the last product of a program touches."""
+    ops = main(body + f"return %y : {X}").main.blocks[0].ops
+    return touched(next(op for op in reversed(ops) if op.name == "stablehlo.dot_general"), products_fuse)
+
+
+def test_a_product_that_alone_reads_a_value_computes_it():
+    body = product("h", "x", "x") + elementwise("t", "tanh", "h")
+    assert last_touches(body + product("y", "t", "x")) == ALL[1:]
+    assert last_touches(body + product("y", "t", "x"), products_fuse=False) == ALL
+
+
+@pytest.mark.parametrize("between", ["", elementwise("t", "tanh", "s")])
+def test_each_of_two_readers_reads_what_both_compute(between):
+    body = product("h", "x", "x") + elementwise("s", "add", "h", "x") + between
+    operand = "t" if between else "s"
+    assert last_touches(body + product("p", "s", "x") + product("y", operand, "p")) == ALL
+
+
+def test_what_is_made_of_nothing_large_is_not_read():
+    ones = f"""%c = stablehlo.constant dense<1.0> : tensor<f32>
+        %o = stablehlo.broadcast_in_dim %c, dims = [] : (tensor<f32>) -> {X}
+        """
+    assert last_touches(ones + product("p", "o", "x") + product("y", "o", "p")) == ALL[1:]
