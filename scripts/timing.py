@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+import sdy_jax as sdy
 from sdy_jax.lowering.reshard.cost import Link, rate
 from sdy_jax.plan.hlo import HloCollective, collectives_in_hlo, estimated_cycles
 
@@ -36,6 +37,15 @@ def compiler_time(hlo: str) -> CompilerTime:
     """The time of a compiled program for v5e, from its text."""
     sent = sum(found.count * _seconds(found) for found in collectives_in_hlo(hlo))
     return CompilerTime(estimated_cycles(hlo) / CLOCK, sent)
+
+
+def fullest_bucket(plan: sdy.Plan) -> float:
+    """What the largest collective of a plan sends, or several that run as one, over the size up to which small ones are
+    worth combining by the plan's model; 0 where nothing is sent, or nothing gained by combining."""
+    mesh = plan.program.mesh
+    sent = [record for record in plan.collectives if record.wire_bytes and record.axes]
+    sizes = [plan.costs.bucket_bytes(record.kind, record.axes, mesh) for record in sent]
+    return max([record.wire_bytes / size for record, size in zip(sent, sizes, strict=True) if size], default=0.0)
 
 
 def _seconds(found: HloCollective) -> float:

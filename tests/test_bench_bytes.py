@@ -6,13 +6,15 @@ import jax
 import numpy as np
 import pytest
 from benchmarks import loaded  # makes the scripts importable
+from jax.sharding import PartitionSpec as P
 
 # isort: split
 from comparing import Cost, rank_correlation
-from timing import compiler_time, paired_ratio
+from timing import compiler_time, fullest_bucket, paired_ratio
 from training import FAST, MODELS, ROWS, training_rows
 from workloads import MESHES
 
+import sdy_jax as sdy
 from sdy_jax.plan.hlo import HloTotals, estimated_cycles
 
 bench_bytes = loaded("bench_bytes")
@@ -57,6 +59,25 @@ def test_rows_say_which_times_are_too_long(times, misses):
     found.times = times
     assert found.misses == misses
     assert bench_bytes.summary("global", [found]).endswith(", ".join(f"{n} {t:.3f}" for n, t in times.items()))
+
+
+@pytest.mark.parametrize(
+    ("count", "fullest", "misses"), [(2, 1.0, []), (2, 1.1, ["collectives"]), (1, 1.1, []), (0, 0.0, [])]
+)
+def test_more_collectives_than_jits_are_each_below_the_size_of_a_bucket(count, fullest, misses):
+    found = row("global")
+    found.costs[0], found.fullest = Cost(HloTotals(count, 100.0, {}), 100.0, 100), fullest
+    assert found.misses == misses
+
+
+def test_the_largest_collective_is_measured_by_buckets():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    costs = sdy.CostModel(latency=1e-6, bandwidth={"x": 1e9})
+    w = jax.ShapeDtypeStruct((64, 64), np.float32)
+    plan = sdy.partition(lambda a, b: a @ b, mesh=mesh, in_shardings=(P(None, "x"), P("x")), costs=costs).plan(w, w)
+    (sent,) = [record for record in plan.collectives if record.wire_bytes]
+    bucket = costs.bucket_bytes(sent.kind, sent.axes, plan.program.mesh)
+    assert fullest_bucket(plan) == sent.wire_bytes / bucket > 0
 
 
 def test_the_compilers_time_is_its_cycles_and_its_collectives():
