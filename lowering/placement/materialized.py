@@ -53,6 +53,7 @@ class MaterializedLayouts:
     """The materialized layouts of a program's values.
 
     `placed`: the sharding in which users expect each value. A value that is not tracked here exists in that one only.
+    `rounded`: those that are rounded before they are moved.
     `keeps_declared`: values are moved, and not rematerialized, unless every device can compute them. `keeps_whole`: the
     devices' compiler keeps all of a value of which a part is taken.
     """
@@ -66,11 +67,13 @@ class MaterializedLayouts:
         mesh: Mesh,
         costs: CostModel,
         report: PartitionReport,
+        rounded: frozenset[Value] = frozenset(),
         keeps_declared: bool = False,
         keeps_whole: bool = False,
     ):
         self._keeps_declared, self._keeps_whole = keeps_declared, keeps_whole
         self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
+        self._rounded = rounded
         self._known = RematerializationFacts(
             self.origin, placed.__getitem__, rule_of, self._cost, self._is_there, mesh, costs
         )
@@ -149,7 +152,8 @@ class MaterializedLayouts:
             cut = last_cut(
                 value.shape or (), before_step.shard_counts(self._mesh), step.result.shard_counts(self._mesh)
             )
-            moved = Moved(step.op.summary, step.result, sent_by_step(step, value, self._mesh), reduction, cut)
+            sent = sent_by_step(step, value, self._mesh)
+            moved = Moved(step.op.summary, step.result, sent, reduction, cut, value in self._rounded)
             before_step = step.result
             record = self._report.add(moved, value, before, cause, again=again)
             current = create_collective(step, current, cause.mlir.location, ir.InsertionPoint(before.mlir))

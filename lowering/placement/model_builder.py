@@ -20,6 +20,7 @@ from sdy_jax.lowering.placement.free_border import FreeBorder, FreeEnd
 from sdy_jax.lowering.placement.modelled import FREE, ModelledProgram, Part
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.rematerialize import free_values
+from sdy_jax.lowering.placement.rounded import rounded_values
 from sdy_jax.lowering.placement.stated import StatedWays
 from sdy_jax.lowering.placement.trips import trips
 from sdy_jax.lowering.placement.uses_in_time import place_uses
@@ -77,6 +78,7 @@ class _Builder:
         self._border = border
         self._program, self._walked, self._model = program, program.walked, program.model
         self._costs, self._pads = costs, pads
+        self._rounded = rounded_values(program.graph) if costs.rounds != 1.0 else frozenset()
         self._alone = Critical.of_products(program.graph).between if costs.combines else frozenset()
         self._ways: dict[tuple[AxisRef, ...], Ways] = {}
         self._free_values = free_values(program.graph)
@@ -232,7 +234,7 @@ class _Builder:
         if value.shape is None:
             self._program.values[value] = FREE
             return
-        shape = ValueClass(value.shape, value.itemsize, value in self._alone)
+        shape = ValueClass(value.shape, value.itemsize, value in self._alone, value in self._rounded)
         self._program.values[value] = self._model.add_value(shape, times)
 
 

@@ -17,6 +17,7 @@ from sdy_jax.lowering.placement.base_mesh import ProgramMeshes
 from sdy_jax.lowering.placement.copies import PlannedUse
 from sdy_jax.lowering.placement.materialized import MaterializedLayouts
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
+from sdy_jax.lowering.placement.rounded import rounded_values
 from sdy_jax.lowering.placement.uneven import uneven
 from sdy_jax.lowering.planning.factors import block_prefix, dividing_prefix
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -51,12 +52,22 @@ class Placement:
         self.meshes = ProgramMeshes(graph, mesh_name)
         self._graph, self._costs, self._report = graph, costs, report
         self._mesh_name, self._mesh = mesh_name, self.meshes.base
+        self._rounded = rounded_values(graph) if costs.rounds != 1.0 else frozenset()
         self._placed: dict[Value, TensorSharding] = {}
         self._declared: dict[Value, TensorSharding] = {}
         self._stated: dict[object, tuple[TensorSharding, TensorSharding, str | None]] = {}
         self._replicated: dict[int, TensorSharding] = {}
         self._layouts = MaterializedLayouts(
-            graph, self._placed, self._plan, rule_of, self._mesh, costs, report, keeps_declared, keeps_whole
+            graph,
+            self._placed,
+            self._plan,
+            rule_of,
+            self._mesh,
+            costs,
+            report,
+            self._rounded,
+            keeps_declared,
+            keeps_whole,
         )
 
     def __getitem__(self, value: Value) -> TensorSharding:
@@ -252,7 +263,8 @@ class Placement:
         return self._layouts.is_erased(op)
 
     def _plan(self, value: Value, source: TensorSharding, target: TensorSharding) -> ReshardPlan:
-        return self.meshes.plan(value.shape or (), value.itemsize, source, target, self._costs)
+        costs = self._costs.of_rounded if value in self._rounded else self._costs
+        return self.meshes.plan(value.shape or (), value.itemsize, source, target, costs)
 
 
 def has_one_user(op: Op, result: Value) -> bool:

@@ -83,7 +83,7 @@ def _exposed(
             if record is None or op.name != "sdy.all_gather" or ahead(body, [op]) is None:
                 computed += times.of(op)
                 continue
-            taken = costs.sending_time(record.kind, record.axes, mesh, record.wire_bytes)
+            taken = record.costs(costs).sending_time(record.kind, record.axes, mesh, record.wire_bytes)
             hidden = min(sent + taken - computed, taken, left)
             if hidden > 0:
                 left -= hidden

@@ -76,9 +76,10 @@ class Reconsidered:
 
     def collectives(self, number: int, choice: Sequence[int]) -> list[str]:
         """The kinds of collectives that bring a value to its users."""
-        (shape, itemsize, _), made = self.model.values[number].shape, self.made(number, choice)
+        (shape, itemsize, _, is_rounded), made = self.model.values[number].shape, self.made(number, choice)
+        costs = self.costs.of_rounded if is_rounded else self.costs
         plans = [
-            self._meshes.plan(shape, itemsize, made, target, self.costs)
+            self._meshes.plan(shape, itemsize, made, target, costs)
             for target in dict.fromkeys(self.taken(number, choice))
             if not target.same_layout_as(made)
         ]

@@ -11,6 +11,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.locations import SourcePlace, is_line, place_of, short_source
 from sdy_jax.lowering.placement.trips import UNKNOWN, executions
+from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.tiles import LastCut
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import AxisRef
@@ -30,13 +31,15 @@ Origin = Literal["partitioner", "user"]
 
 class Moved(NamedTuple):
     """What a collective says, the sharding of its result, the bytes that a device sends in one execution, how it
-    combines values, where it does and that is known (`sum`, `max`), and what it does to the last dimension."""
+    combines values, where it does and that is known (`sum`, `max`), what it does to the last dimension, and whether the
+    value is rounded before it is only moved."""
 
     summary: CollectiveSummary
     result: TensorSharding
     wire_bytes: float
     reduction: str = ""
     cut: LastCut | None = None
+    is_rounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,10 @@ class CollectiveRecord:
     @property
     def cut(self) -> LastCut | None:
         return self.moved.cut
+
+    def costs(self, model: CostModel) -> CostModel:
+        """The model by which its time counts."""
+        return model.of_rounded if self.moved.is_rounded else model
 
     @property
     def estimated_times(self) -> int:
@@ -283,6 +290,7 @@ def _bucket(number: int, members: Sequence[CollectiveRecord]) -> CollectiveRecor
         CollectiveSummary(first.kind, first.axes, braces(first.axes)),
         TensorSharding.replicated(first.result.mesh, 0),
         sum(member.wire_bytes for member in members),
+        is_rounded=all(member.moved.is_rounded for member in members),
     )
     again = any(member.again for member in members)
     return replace(first, moved=moved, shape=(), again=again, bucket=number, members=tuple(members))

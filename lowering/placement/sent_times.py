@@ -44,11 +44,20 @@ class SentTimes:
         """What those have in common that may run together."""
         if id(record) not in self._movable:
             return id(record)
-        return record.kind, record.axes, record.dtype, record.depth, record.branches, record.estimated_times, record.cut
+        return (
+            record.kind,
+            record.axes,
+            record.dtype,
+            record.depth,
+            record.branches,
+            record.estimated_times,
+            *record.moved[4:],
+        )
 
     def _together(self, records: list[CollectiveRecord]) -> float:
         first, wires = records[0], [record.wire_bytes for record in records]
-        return first.estimated_times * self._costs.sending_times(first.kind, first.axes, self._mesh, wires, first.cut)
+        costs = first.costs(self._costs)
+        return first.estimated_times * costs.sending_times(first.kind, first.axes, self._mesh, wires, first.cut)
 
 
 def _movable(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord]) -> frozenset[int]:

@@ -25,11 +25,13 @@ class ValueClass(NamedTuple):
     no bytes is only taken in the layout in which it is made: it ties nodes to each other.
 
     `is_alone`: products make it, and products wait for it, so that its collectives have no others to run with.
+    `is_rounded`: it is rounded before it is moved.
     """
 
     shape: tuple[int, ...]
     itemsize: float
     is_alone: bool = False
+    is_rounded: bool = False
 
 
 ModelPairPrice = Callable[[CostModel, tuple[int, ...], float, TensorSharding, TensorSharding], float]
@@ -118,7 +120,14 @@ class Prices:
     def __init__(self, table: LayoutTable, costs: CostModel, pair: ModelPairPrice):
         self._table = table
         alone = replace(costs, combines=())
-        self._routes = [RoutePrices(table.mesh_name, table.mesh, of, partial(pair, of)) for of in (costs, alone)]
+        models = {
+            (apart, rounds): of.of_rounded if rounds else of
+            for apart, of in ((False, costs), (True, alone))
+            for rounds in (False, True)
+        }
+        self._routes = {
+            key: RoutePrices(table.mesh_name, table.mesh, of, partial(pair, of)) for key, of in models.items()
+        }
         self._least = 0.0
         self._known: dict[ValueClass, _OfClass] = {}
         self._bytes: dict[tuple[ValueClass, int], float] = {}
@@ -147,8 +156,8 @@ class Prices:
         """The prices between all layouts. Between two of which one lies in padded blocks, what is sent is padded like
         the smaller blocks. Where blocks neither join to the other ones nor are cut into them, strips are sent, or other
         layouts lie in between."""
-        shape, itemsize, is_alone = of
-        routes = self._routes[is_alone]
+        shape, itemsize, is_alone, is_rounded = of
+        routes = self._routes[is_alone, is_rounded]
         if not itemsize:
             return np.where(np.eye(len(layouts)), 0.0, np.inf)
         counts = np.array([layout.shard_counts(self._table.mesh) for layout in layouts], int).reshape(len(layouts), -1)
@@ -191,7 +200,7 @@ class Prices:
         """What one device holds of a tensor."""
         key = of, layout
         if key not in self._bytes:
-            shape, itemsize, _ = of
+            shape, itemsize, *_ = of
             local = self._table.shardings[layout].local_shape(shape, self._table.mesh)
             self._bytes[key] = itemsize * math.prod(local)
         return self._bytes[key]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -45,6 +45,9 @@ _TABLE: dict[str, tuple[_Bytes, int]] = {
     "sharded_to_unreduced": (lambda g, b_in, b_out: 0.0, 0),
 }
 
+_MOVES = frozenset(("all_gather", "all_to_all", "collective_permute"))
+"""The kinds that combine nothing."""
+
 IN_A_BUCKET = 1 / 9
 """Latency for each second of sending in a bucket: a tenth of the time in all."""
 
@@ -60,6 +63,7 @@ class Link(NamedTuple):
         is_torus: its devices reach only their neighbours, as a ring in both directions, so that an all_to_all passes
             through others, and everything comes halfway round.
         copies: the time in which a device rearranges what it sends and receives.
+        moved: the share of its bytes that a value has on the wire if it is only moved.
     """
 
     size: int
@@ -68,6 +72,7 @@ class Link(NamedTuple):
     start: float = 0.0
     is_torus: bool = False
     copies: Copies = Copies()
+    moved: float = 1.0
 
     @property
     def around(self) -> float:
@@ -127,7 +132,10 @@ def rate(kind: str, links: Sequence[Link], combines: Collection[str] = (), cut: 
         group = math.prod([link.size for link in links])
         turned = [link.size / 4 / _kept(group) / link.bandwidth for link in links if link.is_torus]
         per_byte = max(per_byte, *turned)
-    return Rate(_fixed(kind, links), per_byte + max([link.copies.of(kind, cut) for link in links]), kind in combines)
+    per_byte += max([link.copies.of(kind, cut) for link in links])
+    if kind in _MOVES:
+        per_byte *= max([link.moved for link in links])
+    return Rate(_fixed(kind, links), per_byte, kind in combines)
 
 
 def _fixed(kind: str, links: Sequence[Link]) -> float:
@@ -177,6 +185,9 @@ class CostModel:
             that each has a share of their latency. What waits for a product, and a product for it, has no others to run
             with, so the planner charges it all of its latency.
         torus: the axes along which devices reach only their neighbours.
+        rounds: the share of its bytes that a float32 value has on the wire where it is moved for products alone: half
+            on TPUs, whose compiler rounds it to bfloat16 before. Partial sums are sent as they are.
+        moved: the share of its bytes that any value has there: `rounds` in the model of such values, `of_rounded`.
         origin: where the numbers are from, in words.
 
     >>> CostModel().wire_bytes("all_gather", 4, 256, 1024)
@@ -194,6 +205,8 @@ class CostModel:
     copies: float | Copies = 0.0
     combines: tuple[str, ...] = ()
     torus: tuple[str, ...] = ()
+    rounds: float = 1.0
+    moved: float = 1.0
     origin: str = field(default="", compare=False)
     is_default: bool = field(init=False, repr=False, compare=False, default=True)
     """Time is the number of bytes."""
@@ -265,6 +278,7 @@ class CostModel:
             copies=Copies.in_tiles(1 / machine.memory) if machine.is_torus else Copies(2 / machine.memory),
             combines=machine.combines,
             torus=tuple(axis for axis in axes if machine.is_torus and axis not in slow),
+            rounds=0.5 if machine.is_torus else 1.0,
             origin=f"{name}, by its published rates",
         )
 
@@ -360,7 +374,12 @@ class CostModel:
         whole, rates = (major, part_name(name, major)) if end <= major else (mesh.sizes[name], name)
         latency, start = _of(self.latency, rates, _of(self.latency, name)), _of(self.start, name)
         hop = whole // end * latency
-        return Link(size, self.bandwidth_of(rates), hop, start, rates in self.torus, self._copies)
+        return Link(size, self.bandwidth_of(rates), hop, start, rates in self.torus, self._copies, self.moved)
+
+    @property
+    def of_rounded(self) -> CostModel:
+        """The model of values that are moved for products alone."""
+        return self if self.rounds == self.moved else _of_rounded(self)
 
     @property
     def major_parts(self) -> Mapping[str, int]:
@@ -393,6 +412,11 @@ def _numbers(given: PerAxis) -> Sequence[float]:
 def _rate(model: CostModel, kind: str, axes: tuple[AxisRef, ...], mesh: Mesh, cut: LastCut | None) -> Rate:
     parts = [part for axis in axes for part in cut_at(axis, mesh, model.major_parts)]
     return rate(kind, [model.link(part, mesh) for part in parts], model.combines, cut)
+
+
+@lru_cache(maxsize=64)
+def _of_rounded(model: CostModel) -> CostModel:
+    return replace(model, moved=model.rounds)
 
 
 @lru_cache(maxsize=64)

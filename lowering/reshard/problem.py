@@ -137,7 +137,7 @@ class ReshardProblem:
 
     @cached_property
     def fastest(self) -> float:
-        return max([link.bandwidth for link in self.links], default=1.0)
+        return max([link.bandwidth / link.moved for link in self.links], default=1.0)
 
     @cached_property
     def lanes(self) -> int:

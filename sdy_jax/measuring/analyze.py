@@ -70,7 +70,7 @@ def _row(scope: Scope, plan: Plan, found: Measured) -> MeasuredCollective:
         scope.name,
         sum(record.times for record in records),
         sum(record.total_wire_bytes for record in records),
-        sum(r.times * costs.sending_time(r.kind, r.axes, mesh, r.wire_bytes) for r in records),
+        sum(r.times * r.costs(costs).sending_time(r.kind, r.axes, mesh, r.wire_bytes) for r in records),
         len(scope.instructions),
         sum(seen) if seen else None,
     )

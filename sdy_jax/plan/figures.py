@@ -61,7 +61,8 @@ class Figures(PlanFacts):
         """
         costs, mesh = self.costs, self.program.mesh
         sent = sum(
-            r.estimated_times * costs.sending_time(r.kind, r.axes, mesh, r.wire_bytes, r.cut) for r in self.collectives
+            r.estimated_times * r.costs(costs).sending_time(r.kind, r.axes, mesh, r.wire_bytes, r.cut)
+            for r in self.collectives
         )
         hidden = sum(record.estimated_times * record.hidden for record in self.collectives)
         return EstimatedTime(self.work_cost, sent, costs.unit, hidden)

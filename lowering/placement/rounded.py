@@ -1,0 +1,41 @@
+"""Values that compilers round before they are moved.
+
+Products of open precision take float32 rounded to bfloat16 on TPUs. What is moved for them alone XLA rounds before, so
+that half of its bytes are sent. What else reads such a value element by element runs in the layout in which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.placement.fusion import fuses, is_product, moves, readers
+from sdy_jax.lowering.strategies.registry import OPEN_PRECISION
+
+
+def rounded_values(graph: Graph) -> frozenset[Value]:
+    """The float32 values that products of open precision read, and else only ops that run in any layout."""
+    known: dict[Value, bool] = {}
+    return frozenset(value for value in _values(graph) if value.dtype == "f32" and _is_rounded(value, known))
+
+
+def _values(graph: Graph) -> Iterator[Value]:
+    yield from graph.arguments
+    for op in graph.ops:
+        yield from op.results
+        for block in op.blocks:
+            yield from block.arguments
+
+
+def _is_rounded(value: Value, known: dict[Value, bool]) -> bool:
+    if value not in known:
+        users = [user for user, _ in readers(value)]
+        known[value] = all(is_product(op) or fuses(op) for op in users) and any(_rounds(op, known) for op in users)
+    return known[value]
+
+
+def _rounds(op: Op, known: dict[Value, bool]) -> bool:
+    """Whether an op rounds its operands, or only moves them to ops that do."""
+    if op.name in OPEN_PRECISION:
+        return OPEN_PRECISION[op.name](op)
+    return moves(op) and _is_rounded(op.results[0], known)

@@ -1,0 +1,85 @@
+"""Values that are rounded before they are moved for products, and what that costs."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from machine_models import planned_for, small_costs
+from partitioned_ops import LINE
+from test_live_bytes import X, elementwise, main, product
+
+import sdy_jax as sdy
+from sdy_jax.lowering.placement.rounded import rounded_values
+from sdy_jax.representation.mesh import AxisRef, Mesh
+
+TRANSPOSED = f"%t = stablehlo.transpose %v, dims = [1, 0] : ({X}) -> {X}\n"
+
+
+@pytest.mark.parametrize(
+    ("users", "is_rounded"),
+    [
+        (product("y", "v", "x"), True),
+        (product("y", "v", "x").replace("[0] :", "[0], precision = [HIGHEST, DEFAULT] :"), False),
+        (TRANSPOSED + product("y", "t", "x"), True),
+        (elementwise("e", "add", "v", "x") + product("y", "v", "e"), True),
+        (elementwise("y", "tanh", "v"), False),
+        (f"%s = stablehlo.cholesky %v, lower = true : {X}\n" + product("y", "v", "s"), False),
+    ],
+)
+def test_values_are_rounded_that_products_read_and_else_only_what_runs_in_any_layout(users, is_rounded):
+    graph = main(elementwise("v", "tanh", "x") + users + f"return %y : {X}")
+    assert (graph.main.blocks[0].ops[0].results[0] in rounded_values(graph)) == is_rounded
+
+
+def test_what_is_returned_is_sent_as_it_is():
+    body = elementwise("v", "tanh", "x") + product("y", "v", "x") + f"return %y, %v : {X}, {X}"
+    graph = main(body, results=f"{X}, {X}")
+    assert graph.main.blocks[0].ops[0].results[0] not in rounded_values(graph)
+
+
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [("all_gather", 0.5), ("all_to_all", 0.5), ("collective_permute", 0.5), ("all_reduce", 1), ("reduce_scatter", 1)],
+)
+def test_rounded_values_are_half_on_the_wire_of_tpus_but_for_sums(kind, share):
+    mesh, axes = Mesh.of(x=8), (AxisRef("x"),)
+    tpu, gpu = (sdy.CostModel.of_machine(name, ["x"]) for name in ("tpu v5e", "h100"))
+    plain, rounded = tpu.rate(kind, axes, mesh), tpu.of_rounded.rate(kind, axes, mesh)
+    assert rounded.per_byte == pytest.approx(share * plain.per_byte) and rounded.fixed == plain.fixed
+    assert gpu.of_rounded is gpu and tpu.of_rounded.of_rounded == tpu.of_rounded
+
+
+def block(x, weights):
+    """A feed-forward layer in a residual stream, normalized before."""
+    for up, down in weights:
+        h = (x - jnp.mean(x, -1, keepdims=True)) * jax.lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5)
+        x = x + jnp.tanh(h @ up) @ down
+    return x
+
+
+def step(weights, x):
+    gradients = jax.grad(lambda weights: jnp.sum(block(x, weights) ** 2))(weights)
+    return jax.tree.map(lambda w, g: w - 1e-3 * g, weights, gradients)
+
+
+def test_layers_in_megatrons_layout_scatter_their_sums_on_tpus():
+    """What is scattered and gathered again, rounded, is less than what an all_reduce sends; and what is between that is
+    computed on shards. So most sums are scattered, and the plan's time is that of rounded gathers."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((8, 16, 64)).astype(np.float32)
+    weights = [tuple(rng.standard_normal(s).astype(np.float32) / 8 for s in ((64, 256), (256, 64)))] * 2
+    specs, costs, plans = [(P(None, "x"), P("x"))] * 2, small_costs("tpu v5e", ["x"]), []
+    for each in (costs, replace(costs, rounds=1.0)):
+        with planned_for("tpu v5e"):
+            partitioned = sdy.partition(step, mesh=LINE, in_shardings=(specs, P()), out_shardings=specs, costs=each)
+            plans.append(partitioned.plan(weights, x))
+            found = partitioned(weights, x)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, jax.jit(step)(weights, x))
+    kinds = Counter(c.kind for c in plans[0].collectives if c.shape == x.shape)
+    assert kinds["reduce_scatter"] == kinds["all_gather"] == 2 * kinds["all_reduce"]
+    assert plans[0].time.communication < 0.9 * plans[1].time.communication
