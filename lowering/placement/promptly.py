@@ -4,7 +4,9 @@ Compilers for TPUs run an op no sooner than its result is needed. The gradient o
 what it is computed of would live until the end: activations, and their gradients, of every layer. In the program it is
 computed at once, and that is what estimates of memory count on. So where a gradient is smaller than what it is computed
 of, a product that runs after it waits for it, with its weight where that is an argument: then what is computed for it
-need not be written. Operands count as these compilers keep them, rounded to bfloat16.
+need not be written. Operands count as these compilers keep them, rounded to bfloat16. Where a gradient is larger, and
+only element-wise ops lie between it and a result of the program, such as an optimizer's moment, that is computed with
+it and waited for (`updates.py`): then the gradient need not be kept.
 
     %g = dot %x, %dy                   the gradient of a weight
     %d = multiply %dy, %s
@@ -21,6 +23,7 @@ from sdy_jax.lowering.placement.copies import create_after
 from sdy_jax.lowering.placement.critical import Critical
 from sdy_jax.lowering.placement.fusion import computes, is_product, moves
 from sdy_jax.lowering.placement.local_bytes import LocalBytes
+from sdy_jax.lowering.placement.updates import Updates
 from sdy_jax.op_rules.dataflow import is_data_flow
 
 _MUCH = 0.25
@@ -34,21 +37,22 @@ in a transformer with activations of 32 KiB ten of these were a twentieth of the
 def compute_promptly(module: ir.Operation) -> None:
     """Lets products of the main function's own block wait for what is to be computed before them."""
     graph = Graph(module)
-    order = _Order(graph)
-    pending: list[Value] = []
-    for op in graph.main.blocks[0].ops:
+    order, updates = _Order(graph), Updates(graph.main.blocks[0])
+    pending: list[tuple[Value, int]] = []
+    for position, op in enumerate(graph.main.blocks[0].ops):
         if order.is_last(op):
-            pending += op.results if order.frees(op) else ()
+            pending += order.awaited(op, updates)
             continue
-        index = order.waiting_operand(op) if pending else None
+        ready = [value for value, last in pending if last < position]
+        index = order.waiting_operand(op) if ready else None
         if index is not None:
             operand = op.operands[index]
             assert operand.sharding is not None
-            awaited = [operand.mlir, *(value.mlir for value in pending)]
+            awaited = [operand.mlir, *(value.mlir for value in ready)]
             op.mlir.operands[index] = create_after(
                 awaited, operand.sharding, op.mlir.location, ir.InsertionPoint(op.mlir), in_order=True
             )
-            pending = []
+            pending = [(value, last) for value, last in pending if last >= position]
 
 
 class _Order:
@@ -65,11 +69,16 @@ class _Order:
         gradient of a bias, is computed with what it adds up, or with what reads that."""
         return is_product(op) and self._critical.before.isdisjoint(op.results)
 
-    def frees(self, op: Op) -> bool:
-        """Whether what an op is computed of is larger than what it makes, and neither small nor small beside what else
-        there is."""
+    def awaited(self, op: Op, updates: Updates) -> list[tuple[Value, int]]:
+        """What has to be there so that what an op is computed of can be freed, and the position of the last op that is
+        to run before: the op's results, if they are smaller, else a result of the program in which they are used up."""
         kept = sum([self._sizes.of(v) for v in dict.fromkeys(op.operands) if v in self._critical.after])
-        return kept > sum(map(self._sizes.of, op.results)) and kept >= max(_LEAST, _MUCH * self._largest)
+        if kept < max(_LEAST, _MUCH * self._largest):
+            return []
+        if kept > sum(map(self._sizes.of, op.results)):
+            return [(value, -1) for value in op.results]
+        update = updates.run_after(op)
+        return [] if update is None else [update]
 
     def waiting_operand(self, op: Op) -> int | None:
         """The operand of a product that others have to be computed before, of one that takes what was computed: an
