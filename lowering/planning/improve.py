@@ -1,9 +1,9 @@
 """Better choices for a whole program, from given ones.
 
-All ways are left to all nodes, and the solver chooses for all at once. Where it cannot prove that nothing costs less,
-*moves* from the same start are tried, too: each leaves every node a few of its ways, those that differ in one atom
-only, or those that keep all atoms together. All ways once more after them found nothing in seven of seven solves of an
-LSTM's step on 2 x 4 (2026-11). In the end each node is tried alone on the true cost.
+All ways are left to all nodes, and the solver chooses for all at once. Where it cannot prove that nothing costs much
+less, *moves* from the same start are tried, too: each leaves every node a few of its ways, those that differ in one
+atom only, or those that keep all atoms together. All ways once more after them found nothing in seven of seven solves
+of an LSTM's step on 2 x 4 (2026-11). In the end each node is tried alone on the true cost.
 Source: spec of the planner, sections 4 and 12.
 """
 

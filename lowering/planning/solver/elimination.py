@@ -11,7 +11,7 @@ import numpy as np
 
 from sdy_jax.lowering.planning.solver.graph import Beside, Graph, Step
 from sdy_jax.lowering.planning.solver.problem import Costs
-from sdy_jax.lowering.planning.solver.tables import IMPOSSIBLE, LIMIT, Vector
+from sdy_jax.lowering.planning.solver.tables import IMPOSSIBLE, LIMIT, Vector, parts
 
 MOST_ENTRIES = 60_000_000
 """Entries of all different tables together, all of which are kept: half a gigabyte. Sixteen layers of 400 nodes had 15
@@ -136,11 +136,11 @@ class _Elimination:
         """The factor that a node leaves, normalised, and what was subtracted."""
         rank = 1 + max(place for scope in places for place in scope)
         aligned = [_aligned(array, scope, rank) for scope, array in zip(places, arrays, strict=True)]
-        least: Costs = np.full(np.broadcast_shapes(*(array.shape[1:] for array in aligned)), IMPOSSIBLE)
-        for candidate, cost in enumerate(own.values):
-            if cost < LIMIT:
-                total = _sum([array[candidate] for array in aligned])
-                np.minimum(least, np.add(total, cost), out=least)
+        shape = np.broadcast_shapes(*(array.shape[1:] for array in aligned))
+        least: Costs = np.full(shape, IMPOSSIBLE)
+        aligned.append(own.values.reshape(-1, *(1,) * rank))
+        for some in parts(len(own), math.prod(shape)):
+            np.minimum(least, np.minimum.reduce(_sum([array[some] for array in aligned]), axis=0), out=least)
         lowest = float(least.min())
         return self._array(np.where(least >= LIMIT, IMPOSSIBLE, least - lowest)), lowest
 

@@ -63,6 +63,8 @@ class Graph:
         return sorted(self.tables[node])
 
     def add_cost(self, node: int, vector: Vector) -> None:
+        if vector.is_zero:
+            return
         self.vectors[node], least = self.pool.total(self.vectors[node], vector)
         self.constant += least
 

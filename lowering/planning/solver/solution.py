@@ -45,7 +45,11 @@ class Solution:
     @property
     def is_optimal(self) -> bool:
         """Whether no choice costs less, up to a millionth."""
-        return self.bound >= self.cost * (1 - GAP)
+        return self.is_within(GAP)
+
+    def is_within(self, share: float) -> bool:
+        """Whether no choice saves more than this share of the cost."""
+        return self.bound >= self.cost * (1 - share)
 
 
 def solve(
