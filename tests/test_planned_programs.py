@@ -275,6 +275,17 @@ def test_partial_sums_that_all_users_take_are_not_reduced_before():
     assert plan_of(program.modelled, best_choice(program.modelled)).homes[product, 0].unreduced_axes
 
 
+def test_a_weight_that_is_rounded_for_two_users_is_gathered_once():
+    def function(weight, x):
+        rounded = weight.astype(jnp.float16)
+        return jnp.tanh(jnp.tanh(x @ rounded) @ rounded).astype(jnp.float32)
+
+    weight, x = drawn((128, 128), (64, 128))
+    args = weight, x.astype(jnp.float16)
+    whole, _ = checked(function, args, LINE, (P("x", None), P("x", None)), P("x", None))
+    assert whole == 7 / 8 * 128 * 128 * 2
+
+
 # Uneven sizes and halos.
 
 

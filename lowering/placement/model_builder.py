@@ -41,7 +41,8 @@ _MORE_WORK = 0.02
 nothing: a model of time charges what they read and write."""
 
 _MOST_USERS, _WIDENING = 16, 4
-"""What is made anew for each user has at most so many, and is that many times as large as what it is made of."""
+"""What is made anew for each user has at most so many, and is that many times as large as what it is made of, or as
+large where that is an argument."""
 
 
 def modelled(
@@ -244,14 +245,14 @@ def _slots(op: Op) -> list[tuple[Op, int]]:
 
 def _is_made_anew(op: Op) -> bool:
     """Whether an op had better run for each of its users alone than have its result moved: it widens what it takes, or
-    only turns an argument around."""
+    only turns an argument around. What it makes smaller, as a weight that is rounded, is sent once for all users."""
     if len(op.results) != 1 or len(op.operands) != 1 or not 2 <= len(op.results[0].uses) <= _MOST_USERS:
         return False
     operand, result = op.operands[0], op.results[0]
     if op.name not in REMATERIALIZABLE and not is_elementwise(op):
         return False
     given = isinstance(operand.owner, Block) and operand.owner.parent.name == "func.func"
-    return given or _bytes(result) >= _WIDENING * _bytes(operand)
+    return _bytes(result) >= (1 if given else _WIDENING) * _bytes(operand)
 
 
 def _bytes(value: Value) -> float:
