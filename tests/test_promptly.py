@@ -51,7 +51,7 @@ def awaited(body, results, width=8, rows=96):
     return [(op.results[0].uses[0][0].name, [v.defining_op.name for v in op.operands[1:]]) for op in found]
 
 
-def waits(body, results, width=8, rows=96, weight=""):
+def waits(body, results, width=8, rows=96, weight="", memory=0.0):
     argument = f'%x: {LONG} {{sdy.sharding = #sdy.sharding<@mesh, [{{"a"}}, {{}}]>}}, %w: {SQUARE} {weight}'
     types = ", ".join(SQUARE if name.startswith("g") else LONG for name in results)
     text = f"""
@@ -61,7 +61,7 @@ def waits(body, results, width=8, rows=96, weight=""):
         return {", ".join("%" + name for name in results)} : {types}
         }}"""
     module = parse(text.replace("8x8xf32", f"{width}x{width}xf32").replace("96x8xf32", f"{rows}x{width}xf32"))
-    compute_promptly(module.operation)
+    compute_promptly(module.operation, memory)
     assert module.operation.verify()
     return [op for op in Graph(module.operation).ops if op.key == "sdy_jax.after"]
 
@@ -83,6 +83,13 @@ def test_nothing_waits_for_what_is_computed_of_little(monkeypatch):
 def test_a_product_waits_for_the_gradient_before_it():
     body = STEP + tanh("u", "h") + product("g", "t", "t", "gradient") + AFTER_IT
     assert awaited(body, ["g", "r"]) == [("stablehlo.dot_general", ["stablehlo.dot_general"])]
+
+
+def test_nothing_waits_for_a_gradient_where_a_device_holds_all_values_at_once():
+    body = STEP + tanh("u", "h") + product("g", "t", "t", "gradient") + AFTER_IT
+    long, square = 96 // 4 * 8 * 4, 8 * 8 * 4  # bytes on a device
+    together = 6 * long + 2 * square  # x, h, t, u, v, r and w, g
+    assert waits(body, ["g", "r"], memory=together - 1) and not waits(body, ["g", "r"], memory=together)
 
 
 def test_nothing_waits_for_a_sum():

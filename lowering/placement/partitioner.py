@@ -109,6 +109,7 @@ class Partitioner:
         self.plan, self.walked, self.number = plan, Walked(), {op: n for n, op in enumerate(graph.ops)}
         self.graph, self.optimize_collectives = graph, policy.optimize_collectives
         self.costs, self.all_copies_wait, self._runs_late = costs, policy.runs_early, policy.runs_late
+        self._memory = policy.memory or policy.device_memory
         self.report = PartitionReport(inputs)
         keeps = policy.layouts == "propagated"
         self.placement = Placement(
@@ -145,7 +146,7 @@ class Partitioner:
         if self.plan is not None and self.plan.copies:
             tie(self.graph.module)
         if self._runs_late:
-            compute_promptly(self.graph.module)
+            compute_promptly(self.graph.module, self._memory)
         return self.report
 
     @property
