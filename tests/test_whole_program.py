@@ -24,6 +24,7 @@ from sdy_jax.lowering.placement.copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.placement.layout_plans import plan_of
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.uses_in_time import place_uses
 from sdy_jax.lowering.placement.whole_program import modelled
 from sdy_jax.lowering.placement.within_memory import best_choice, tried
 from sdy_jax.lowering.planning.steps import steps_between
@@ -311,6 +312,7 @@ def test_what_is_fused_takes_no_memory_and_its_operands_live_until_it_is_read():
         return h.sum(0), jnp.tanh(h * 2 + 1) @ v
 
     program = Program(function, shapes((32, 64), (64, 64), (64, 64)), LINE, (P("x"), P(), P()))
+    place_uses(program.modelled, products_fuse=False)
     values = {value: program.model.values[n] for value, n in program.modelled.values.items() if n >= 0}
     products = [value for value in values if value.defining_op and value.defining_op.name == "stablehlo.dot_general"]
     (scaled,) = [value for value in values if value.defining_op and value.defining_op.name == "stablehlo.multiply"]
@@ -335,6 +337,8 @@ class Tried:
 
         monkeypatch.setattr(within_memory, "improved", improved)
         monkeypatch.setattr(within_memory, "plan_of", lambda _, chosen, copies: (chosen[0], copies))
+        self.placed = []
+        monkeypatch.setattr(within_memory, "place_uses", lambda program, _: self.placed.append(program))
         monkeypatch.setattr(within_memory, "held_copies", lambda *_: self.copies)
         model = SimpleNamespace(
             cost=lambda c: walks[c[0]][0],
@@ -365,17 +369,19 @@ class Tried:
         peak = SimpleNamespace(total=live.max(), border=0.0)
         walker = SimpleNamespace(costs=sdy.CostModel(), mesh=SimpleNamespace(axes=()))
         cost += again
-        return SimpleNamespace(cost=cost, sent=cost, peak=peak, live=lambda: live, walker=walker)
+        return SimpleNamespace(cost=cost, sent=cost, peak=peak, live=lambda: live, walker=walker, products_fuse=False)
 
 
 def test_no_price_is_tried_where_the_best_choice_fits(monkeypatch):
     tried = Tried(monkeypatch, [(10, 5), (4, 5), (4, 5)])
     assert tried.found(limit=5) == [(10, 5), (4, 5)] and tried.prices == [0]
+    assert not tried.placed
 
 
 def test_prices_rise_until_it_fits_and_then_fall_a_little(monkeypatch):
     tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 5), (5.5, 6), (5.6, 5)])
     assert tried.found(limit=5)[-1] == (5.6, 5)
+    assert tried.placed == [tried.program]
     first, second, *rest = tried.prices[1:]
     assert second == 4 * first and rest == [2 * first, pytest.approx(2**1.5 * first)]
 
@@ -421,8 +427,9 @@ def nested(weights, x):
 @pytest.mark.parametrize("function", [nested, jax.grad(lambda w, x: jnp.sum(nested(w, x)))], ids=["plain", "gradient"])
 def test_values_are_needed_after_they_are_made(function):
     program = Program(function, shapes((64, 64), (32, 64)), LINE, (P("x"), P("x")))
+    place_uses(program.modelled, products_fuse=False)
     needed = [(value.born, begin, end) for value in program.model.values for begin, end in value.needed]
-    assert all(born <= begin <= end for born, begin, end in needed)
+    assert needed and all(born <= begin <= end for born, begin, end in needed)
 
 
 def test_a_program_that_sends_nothing_as_proposed_is_not_planned(monkeypatch):

@@ -23,7 +23,6 @@ from sdy_jax.lowering.placement.rematerialize import free_values
 from sdy_jax.lowering.placement.rounded import rounded_values
 from sdy_jax.lowering.placement.stated import StatedWays
 from sdy_jax.lowering.placement.trips import trips
-from sdy_jax.lowering.placement.uses_in_time import place_uses
 from sdy_jax.lowering.placement.walked import Walked
 from sdy_jax.lowering.placement.ways import Ways
 from sdy_jax.lowering.planning.enumerated import Way
@@ -61,12 +60,11 @@ def modelled(
         graph, walked: the program, and what the walk decided.
         table, atoms: of the program's mesh: its layouts, and its axes, cut where the walk cut them.
         costs, price: of work and what is sent, and of the reshards whose prices no table has.
-        policy: which dimensions are padded, and what is fused.
+        policy: which dimensions are padded.
         border: the arguments and results that may have any layout.
     """
     program = ModelledProgram(graph, walked, table, atoms, ProgramModel(Prices(table, costs, price)))
     _Builder(program, costs, policy.uneven == "pad", border).read()
-    place_uses(program, policy.products_fuse)
     if costs.flop and not (costs.memory or costs.repeat_work):
         program.most_operations = (1 + _MORE_WORK) * program.model.operations(program.start)
     return program

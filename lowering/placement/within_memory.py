@@ -24,6 +24,7 @@ from sdy_jax.lowering.placement.live_bytes import Peak, peak_of
 from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner
 from sdy_jax.lowering.placement.report import PartitionReport
+from sdy_jax.lowering.placement.uses_in_time import place_uses
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.planning.improve import improved
 from sdy_jax.lowering.planning.program_model import Chosen
@@ -133,17 +134,24 @@ class _Search:
 
     def __init__(self, program: ModelledProgram, proposed: Walk, limit: float, walked: Walked):
         self._program, self._limit, self._walked = program, limit, walked
+        self._products_fuse = proposed.products_fuse
         self.known: dict[object, Walk] = {tuple(program.start): proposed}
 
     def fits(self, walk: Walk) -> bool:
         return walk.peak.total <= self._limit
+
+    @cached_property
+    def _timed(self) -> ModelledProgram:
+        """The program, whose model knows when values are needed. Most programs fit, and nobody asks."""
+        place_uses(self._program, self._products_fuse)
+        return self._program
 
     def follow(self, chosen: Chosen) -> Walk:
         """The walk by a choice; with copies made again, if it does not fit and enough of them can be freed."""
         walk = self._with_copies(chosen, {})
         if self.fits(walk):
             return walk
-        held = held_copies(self._program, chosen)
+        held = held_copies(self._timed, chosen)
         freed = set[tuple[int, int]]()
         for _ in range(_FREED if held else 0):
             more = _freed(held, walk.live() - self._limit, freed)
@@ -180,7 +188,7 @@ class _Search:
 
     def raise_prices(self, best: Chosen, walk: Walk) -> None:
         """Tries choices at rising prices of holding."""
-        program, chosen = self._program, best
+        program, chosen = self._timed, best
         prices = self._first_prices(walk)
         low, high, closer, idle = np.zeros_like(prices), None, 0, 0
         for _ in range(_TRIES):

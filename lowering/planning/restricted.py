@@ -37,7 +37,7 @@ _MOST_PHASES = 3
 
 class _Home(NamedTuple):
     """The home of a value for some of its uses: its number in the problem, its candidates, and the first and the last
-    node for which it is there."""
+    node for which it is there, where that has a price."""
 
     number: int
     layouts: list[int]
@@ -135,10 +135,13 @@ class RestrictedProgram:
         """The homes of a value, one per phase, numbered from here; none for a value with a single use."""
         if len(uses) < 2:
             return []
+        layouts = self._layouts_around(value)
+        if not self._model.holding_costs:
+            return [_Home(number, layouts, uses, 0, 0)]
         places = {use: place for place, use in enumerate(value.uses)}
-        layouts, needed = self._layouts_around(value), [value.needed[places[use]] for use in uses]
+        needed = [value.needed[places[use]] for use in uses]
         phases = [list(range(len(uses)))]
-        if self._model.holding_costs and value.is_at_hand and len(self._column(self._maker_of(value)).layouts) == 1:
+        if value.is_at_hand and len(self._column(self._maker_of(value)).layouts) == 1:
             phases = _phases(needed, self._model.holding)
         ends = [[needed[i] for i in phase] for phase in phases]
         return [
