@@ -36,6 +36,12 @@ def test_values_are_rounded_that_products_read_and_else_only_what_runs_in_any_la
     assert (graph.main.blocks[0].ops[0].results[0] in rounded_values(graph)) == is_rounded
 
 
+def test_long_chains_of_sums_are_followed():
+    chain = "".join(elementwise(f"v{n + 1}", "add", f"v{n}", "x") for n in range(2000))
+    graph = main(elementwise("v0", "tanh", "x") + chain + product("y", "v2000", "x") + f"return %y : {X}")
+    assert graph.main.blocks[0].ops[0].results[0] in rounded_values(graph)
+
+
 def test_what_is_returned_is_sent_as_it_is():
     body = elementwise("v", "tanh", "x") + product("y", "v", "x") + f"return %y, %v : {X}, {X}"
     graph = main(body, results=f"{X}, {X}")

@@ -6,7 +6,7 @@ that half of its bytes are sent. What else reads such a value element by element
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.placement.fusion import fuses, is_product, moves, readers
@@ -16,7 +16,10 @@ from sdy_jax.lowering.strategies.registry import OPEN_PRECISION
 def rounded_values(graph: Graph) -> frozenset[Value]:
     """The float32 values that products of open precision read, and else only ops that run in any layout."""
     known: dict[Value, bool] = {}
-    return frozenset(value for value in _values(graph) if value.dtype == "f32" and _is_rounded(value, known))
+    for value in reversed([*_values(graph)]):  # the last first, so that what users make of a value is known
+        users = [user for user, _ in readers(value)]
+        known[value] = all(is_product(op) or fuses(op) for op in users) and any(_rounds(op, known) for op in users)
+    return frozenset(value for value, is_rounded in known.items() if is_rounded and value.dtype == "f32")
 
 
 def _values(graph: Graph) -> Iterator[Value]:
@@ -27,15 +30,8 @@ def _values(graph: Graph) -> Iterator[Value]:
             yield from block.arguments
 
 
-def _is_rounded(value: Value, known: dict[Value, bool]) -> bool:
-    if value not in known:
-        users = [user for user, _ in readers(value)]
-        known[value] = all(is_product(op) or fuses(op) for op in users) and any(_rounds(op, known) for op in users)
-    return known[value]
-
-
-def _rounds(op: Op, known: dict[Value, bool]) -> bool:
+def _rounds(op: Op, known: Mapping[Value, bool]) -> bool:
     """Whether an op rounds its operands, or only moves them to ops that do."""
     if op.name in OPEN_PRECISION:
         return OPEN_PRECISION[op.name](op)
-    return moves(op) and _is_rounded(op.results[0], known)
+    return moves(op) and known[op.results[0]]
