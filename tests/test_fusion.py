@@ -33,3 +33,8 @@ def test_what_is_made_of_nothing_large_is_not_read():
         %o = stablehlo.broadcast_in_dim %c, dims = [] : (tensor<f32>) -> {X}
         """
     assert last_touches(ones + product("p", "o", "x") + product("y", "o", "p")) == ALL[1:]
+
+
+def test_long_chains_are_followed():
+    chain = "".join(elementwise(f"v{n + 1}", "tanh", f"v{n}") for n in range(2000))
+    assert last_touches(product("v0", "x", "x") + chain + product("y", "v2000", "x")) == ALL[1:]

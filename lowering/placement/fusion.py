@@ -95,12 +95,16 @@ def _is_read(value: Value, user: Op, products_fuse: bool) -> bool:
 
 def _is_computed_apart(value: Value, products_fuse: bool) -> bool:
     """Whether a value is computed as it is read of something that others read or compute, too."""
-    op = value.defining_op
-    if op is None or op.name in REMATERIALIZABLE or not can_fuse(op, products_fuse):
-        return False
-    return len(value.uses) > 1 or any(
-        _is_computed_apart(v, products_fuse) for v in op.operands if v.shape == value.shape
-    )
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        op = found.defining_op
+        if op is None or op.name in REMATERIALIZABLE or not can_fuse(op, products_fuse):
+            continue
+        if len(found.uses) > 1:
+            return True
+        waiting += [operand for operand in op.operands if operand.shape == found.shape]
+    return False
 
 
 def _is_at_hand(value: Value, user: Op, products_fuse: bool) -> bool:
