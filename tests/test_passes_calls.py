@@ -21,8 +21,9 @@ from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.pipeline_text import written_passes
 from sdy_jax.passes.pipelines import Passes, export_pipeline, import_pipeline, propagation_pipeline
 
+_IS_OLD = jax.__version_info__ < (0, 11)
 needs_new_oracle = pytest.mark.skipif(
-    jax.__version_info__ < (0, 11), reason="older passes propagate no constraint to calls and nothing to main's results"
+    _IS_OLD, reason="older passes propagate no constraint to calls and nothing to main's results"
 )
 """We do what jaxlib 0.12 does. What that makes of the programs here is kept in a file for tests with older ones."""
 EXPECTED = Path(__file__).parent / "call_programs.txt"
@@ -344,33 +345,35 @@ FEATURES = [
 ]
 
 
-def _check_random(seeds: range) -> None:
+def _check_random(seeds: range) -> float:
+    """The share of programs of which the oracle made something: it dies of priorities on dead ops."""
     cases = []
     for seed in seeds:
         features = FEATURES[seed % len(FEATURES)]
         text = RandomCallProgram(seed, features).text
         cases += [(seed, text, steps) for steps in (NAMED if "named" in features else DEFAULT, DEDUP)]
     expected = run_passes((text, ",".join(map(oracle_text, steps))) for _, text, steps in cases)
-    assert sum(text is not None for text in expected) > 0.9 * len(cases)
     for (seed, text, steps), theirs in zip(cases, expected, strict=True):
-        if theirs is not None:  # the oracle dies of priorities on dead ops
+        if theirs is not None:
             assert _after_all(text, steps) == theirs, f"seed {seed}, {_id(steps)}\n{text}"
+    return sum(text is not None for text in expected) / len(cases)
 
 
 def fuzz(seed: int) -> None:
-    _check_random(range(20 * seed, 20 * seed + 20))
+    if not _IS_OLD:
+        _check_random(range(20 * seed, 20 * seed + 20))
 
 
 @needs_new_oracle
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_random_programs_with_calls_become_what_the_oracle_makes_of_them(first: int) -> None:
-    _check_random(range(first, first + 20))
+    assert _check_random(range(first, first + 20)) > 0.9
 
 
 @needs_new_oracle
 @pytest.mark.slow
 def test_many_random_programs_with_calls_become_what_the_oracle_makes_of_them() -> None:
-    _check_random(range(1000, 2000))
+    assert _check_random(range(1000, 2000)) > 0.9
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS.values(), *NAMED_PROGRAMS.values()], ids=[*PROGRAMS, *NAMED_PROGRAMS])
