@@ -14,6 +14,7 @@ from partitioned_ops import LINE
 from test_live_bytes import X, elementwise, main, product
 
 import sdy_jax as sdy
+from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement.rounded import rounded_values
 from sdy_jax.representation.mesh import AxisRef, Mesh
 
@@ -89,3 +90,32 @@ def test_layers_in_megatrons_layout_scatter_their_sums_on_tpus():
     kinds = Counter(c.kind for c in plans[0].collectives if c.shape == x.shape)
     assert kinds["reduce_scatter"] == kinds["all_gather"] == 2 * kinds["all_reduce"]
     assert plans[0].time.communication < 0.9 * plans[1].time.communication
+
+
+def cells(weights, biases, x):
+    """A recurrent layer."""
+
+    def cell(h, now):
+        h = jnp.tanh(now + h @ weights + biases)
+        return h, h
+
+    return jnp.sum(jax.lax.scan(cell, jnp.zeros_like(x[0]), x)[1] ** 2)
+
+
+@pytest.mark.parametrize("memory", [None, "270KiB"])
+def test_a_sum_takes_what_is_gathered_for_products_before_it_is_rounded(memory):
+    """The gradient of a bias, in a loop that gathers the gradients of activations for products."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(s).astype(np.float32) / 8 for s in ((128, 128), (128,), (8, 64, 128))]
+    given, costs = (P("x"), P(), P(None, "x")), small_costs("tpu v5e", ["x"])
+    step = jax.grad(cells, (0, 1))
+    with planned_for("tpu v5e"):
+        partitioned = sdy.partition(
+            step, mesh=LINE, in_shardings=given, out_shardings=given[:2], costs=costs, memory=memory
+        )
+        plan, found = partitioned.plan(*arrays), partitioned(*arrays)
+    assert "bound" in str(plan)
+    sums = [op for op in Graph(plan.stages["partitioned"]).ops if op.name == "stablehlo.reduce"]
+    assert [str(op.operands[0].sharding) for op in sums if op.operands[0].shape == (64, 128)] == ['@mesh, [{"x"}, {}]']
+    for ours, plain in zip(found, step(*arrays), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=1e-4)

@@ -49,7 +49,12 @@ def is_product(op: Op) -> bool:
 
 def computes(op: Op) -> bool:
     """Whether the op is a product or a reduction: it makes a buffer of what it reads element by element."""
-    return is_product(op) or _linear(op) is Linear.SUMMED
+    return is_product(op) or is_sum(op)
+
+
+def is_sum(op: Op) -> bool:
+    """Whether the op is a reduction of one array."""
+    return _linear(op) is Linear.SUMMED
 
 
 def can_fuse(op: Op, products_fuse: bool) -> bool:

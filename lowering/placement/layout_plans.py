@@ -42,7 +42,7 @@ class _Reader:
         found = dict[int, PlannedOp]()
         for number, node in self._program.decided.items():
             way, decision = self._way(node), self._program.walked.decided[number]
-            taken = tuple([self._shardings[layout] for layout in way.layouts])
+            taken = tuple([self._shardings[layout] for layout in way.layouts[: len(decision.shardings)]])
             found[number] = PlannedOp(taken, way.inside, way.strategy, decision.choice.gathered)
         return found
 

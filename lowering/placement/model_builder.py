@@ -17,6 +17,7 @@ from sdy_jax.ir.statements import group_of
 from sdy_jax.lowering.placement.critical import Critical
 from sdy_jax.lowering.placement.decisions import Decision
 from sdy_jax.lowering.placement.free_border import FreeBorder, FreeEnd
+from sdy_jax.lowering.placement.fusion import is_sum
 from sdy_jax.lowering.placement.modelled import FREE, ModelledProgram, Part
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.rematerialize import free_values
@@ -80,6 +81,7 @@ class _Builder:
         self._rounded = rounded_values(program.graph) if costs.rounds != 1.0 else frozenset()
         self._alone = Critical.of_products(program.graph).between if costs.combines else frozenset()
         self._ways: dict[tuple[AxisRef, ...], Ways] = {}
+        self._made_twice: dict[tuple[int, tuple[int, ...]], tuple[list[Way], list[Way]]] = {}
         self._free_values = free_values(program.graph)
         self._stated, self._ties = StatedWays(program.table, pads), dict[int, int]()
         self._free = program.atoms
@@ -220,6 +222,9 @@ class _Builder:
         self._program.parts.append(Part(tuple(slots), taken_for, tuple(makes), self._here, self._last))
         takes = [self._program.taken(op, i) for op, i in slots]
         made = [self._program.values[value] for value in makes]
+        if apart := [value for value in makes if value in self._program.unrounded]:
+            made += [self._program.unrounded[value] for value in apart]
+            ways = self._twice(ways, tuple(len(slots) + makes.index(value) for value in apart))
         if tie is None:
             node = self._model.add_node(ways, times, takes, made)
         else:
@@ -235,6 +240,17 @@ class _Builder:
             return
         shape = ValueClass(value.shape, value.itemsize, value in self._alone, value in self._rounded)
         self._program.values[value] = self._model.add_value(shape, times)
+        if shape.is_rounded and any(is_sum(op) for op, _ in value.uses):
+            whole = shape._replace(is_rounded=False)
+            self._program.unrounded[value] = self._model.add_value(whole, times)
+
+    def _twice(self, ways: list[Way], slots: tuple[int, ...]) -> list[Way]:
+        """Ways that make what they make at some slots twice; one list for all nodes with the same ways."""
+        key = id(ways), slots
+        if key not in self._made_twice:
+            twice = [way._replace(layouts=(*way.layouts, *(way.layouts[n] for n in slots))) for way in ways]
+            self._made_twice[key] = ways, twice  # with the list itself, so that no other one gets its id
+        return self._made_twice[key][1]
 
 
 def _slots(op: Op) -> list[tuple[Op, int]]:

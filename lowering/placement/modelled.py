@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.placement.free_border import FreeEnd
+from sdy_jax.lowering.placement.fusion import is_sum
 from sdy_jax.lowering.placement.walked import Walked
 from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.planning.program_model import Chosen, Port, ProgramModel
@@ -46,7 +47,8 @@ class ModelledProgram:
 
     `atoms`: the parts of mesh axes that are somewhere in a layout. `parts`: per node, what it stands for. `values`: the
     numbers of values, `FREE` where one has no price; `made_anew`: per use of what is made for each user alone, the
-    number of its value; `free_uses`: where values without a price are taken.
+    number of its value; `unrounded`: of values that are rounded for products, the numbers of what sums take;
+    `free_uses`: where values without a price are taken.
 
     The nodes of ops by the ops' numbers: `decided`, those with a rule; `constraints`, those that state a layout; and
     `edges`, by the index of the edge, too. The last layout of the edges in `made_outside` is that outside of a
@@ -62,6 +64,7 @@ class ModelledProgram:
     parts: list[Part] = field(default_factory=list)
     values: dict[Value, int] = field(default_factory=dict)
     made_anew: dict[tuple[Op, int], int] = field(default_factory=dict)
+    unrounded: dict[Value, int] = field(default_factory=dict)
     free_uses: dict[Value, list[Port]] = field(default_factory=dict)
     decided: dict[int, int] = field(default_factory=dict)
     constraints: dict[int, int] = field(default_factory=dict)
@@ -90,7 +93,10 @@ class ModelledProgram:
 
     def taken(self, op: Op, index: int) -> int:
         """The number of the value that an operand is."""
-        return self.made_anew.get((op, index), self.number(op.operands[index]))
+        value, use = op.operands[index], (op, index)
+        if use in self.made_anew:
+            return self.made_anew[use]
+        return self.unrounded[value] if value in self.unrounded and is_sum(op) else self.number(value)
 
     def maker(self, number: int) -> int:
         """The node that makes a value; -1 if none does."""

@@ -15,22 +15,29 @@ def place_uses(program: ModelledProgram, products_fuse: bool) -> None:
     """Says of each use from which node to which the value is needed for it: all of a loop, if the use is inside; what
     is fused reads its operands when its users run. `products_fuse`: users compute products, too."""
     main, returned = program.graph.main.blocks[0], frozenset(program.graph.outputs)
-    found = [*program.values.items(), *((op.operands[i], n) for (op, i), n in program.made_anew.items())]
+    found = [
+        *program.values.items(),
+        *program.unrounded.items(),
+        *((op.operands[i], n) for (op, i), n in program.made_anew.items()),
+    ]
     values = {number: value for value, number in reversed(found) if number != FREE}
     anew, runs = set(program.made_anew.values()), [(node, node) for node in range(len(program.model.nodes))]
     given = {number for number, value in values.items() if value.owner is main}
+    second = set(program.unrounded.values())  # in the memory of the first, in the layout in which both are made
     for number in sorted(values, key=lambda n: -1 if n in given else program.maker(n), reverse=True):
         value, known = values[number], program.model.values[number]
         op, home = value.defining_op, value.owner if isinstance(value.owner, Block) else value.owner.block
         known.born = _born(program, value, known)
         known.needed = [_needed(program, use.node, runs[use.node], home, known.born) for use in known.uses]
         fused = op is not None and value not in returned and _is_fused(op, products_fuse)
-        known.is_at_hand = fused or (home is main and op is None)
+        known.is_at_hand = fused or number in second or (home is main and op is None)
         if not known.uses:
             continue
         begins, ends = zip(*known.needed, strict=True)
         if fused:
-            runs[program.maker(number)] = min(begins), max(ends)
+            maker = program.maker(number)
+            before = runs[maker] if runs[maker] != (maker, maker) else known.needed[0]
+            runs[maker] = min(*begins, before[0]), max(*ends, before[1])
         elif number in anew:  # runs just before its user
             known.born, runs[program.maker(number)] = min(begins), (min(begins), min(begins))
 
