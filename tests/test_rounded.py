@@ -15,9 +15,10 @@ from test_live_bytes import X, elementwise, main, product
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.rounded import rounded_values
+from sdy_jax.lowering.placement.rounded import rounded_values, values_kept_rounded
 from sdy_jax.representation.mesh import AxisRef, Mesh
 
+TPU = sdy.CostModel.of_machine("tpu v5e", ["x"])
 TRANSPOSED = f"%t = stablehlo.transpose %v, dims = [1, 0] : ({X}) -> {X}\n"
 
 
@@ -34,19 +35,19 @@ TRANSPOSED = f"%t = stablehlo.transpose %v, dims = [1, 0] : ({X}) -> {X}\n"
 )
 def test_values_are_rounded_that_products_read_and_else_only_what_runs_in_any_layout(users, is_rounded):
     graph = main(elementwise("v", "tanh", "x") + users + f"return %y : {X}")
-    assert (graph.main.blocks[0].ops[0].results[0] in rounded_values(graph)) == is_rounded
+    assert (graph.main.blocks[0].ops[0].results[0] in rounded_values(graph, TPU)) == is_rounded
 
 
 def test_long_chains_of_sums_are_followed():
     chain = "".join(elementwise(f"v{n + 1}", "add", f"v{n}", "x") for n in range(2000))
     graph = main(elementwise("v0", "tanh", "x") + chain + product("y", "v2000", "x") + f"return %y : {X}")
-    assert graph.main.blocks[0].ops[0].results[0] in rounded_values(graph)
+    assert graph.main.blocks[0].ops[0].results[0] in rounded_values(graph, TPU)
 
 
 def test_what_is_returned_is_sent_as_it_is():
     body = elementwise("v", "tanh", "x") + product("y", "v", "x") + f"return %y, %v : {X}, {X}"
     graph = main(body, results=f"{X}, {X}")
-    assert graph.main.blocks[0].ops[0].results[0] not in rounded_values(graph)
+    assert graph.main.blocks[0].ops[0].results[0] not in rounded_values(graph, TPU)
 
 
 @pytest.mark.parametrize(
@@ -119,3 +120,9 @@ def test_a_sum_takes_what_is_gathered_for_products_before_it_is_rounded(memory):
     assert [str(op.operands[0].sharding) for op in sums if op.operands[0].shape == (64, 128)] == ['@mesh, [{"x"}, {}]']
     for ours, plain in zip(found, step(*arrays), strict=True):
         np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=1e-4)
+
+
+def test_long_chains_of_sums_are_kept_rounded():
+    chain = "".join(elementwise(f"v{n + 1}", "add", f"v{n}", "x") for n in range(2000))
+    graph = main(elementwise("v0", "tanh", "x") + chain + product("y", "v2000", "x") + f"return %y : {X}")
+    assert graph.main.blocks[0].ops[0].results[0] in values_kept_rounded(graph)

@@ -17,11 +17,10 @@ from sdy_jax.ir.statements import group_of
 from sdy_jax.lowering.placement.critical import Critical
 from sdy_jax.lowering.placement.decisions import Decision
 from sdy_jax.lowering.placement.free_border import FreeBorder, FreeEnd
-from sdy_jax.lowering.placement.fusion import is_sum
 from sdy_jax.lowering.placement.modelled import FREE, ModelledProgram, Part
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.rematerialize import free_values
-from sdy_jax.lowering.placement.rounded import rounded_values
+from sdy_jax.lowering.placement.rounded import rounded_values, sums_of
 from sdy_jax.lowering.placement.stated import StatedWays
 from sdy_jax.lowering.placement.trips import trips
 from sdy_jax.lowering.placement.walked import Walked
@@ -78,7 +77,7 @@ class _Builder:
         self._border = border
         self._program, self._walked, self._model = program, program.walked, program.model
         self._costs, self._pads = costs, pads
-        self._rounded = rounded_values(program.graph) if costs.rounds != 1.0 else frozenset()
+        self._rounded = rounded_values(program.graph, costs)
         self._alone = Critical.of_products(program.graph).between if costs.combines else frozenset()
         self._ways: dict[tuple[AxisRef, ...], Ways] = {}
         self._made_twice: dict[tuple[int, tuple[int, ...]], tuple[list[Way], list[Way]]] = {}
@@ -240,7 +239,7 @@ class _Builder:
             return
         shape = ValueClass(value.shape, value.itemsize, value in self._alone, value in self._rounded)
         self._program.values[value] = self._model.add_value(shape, times)
-        if shape.is_rounded and any(is_sum(op) for op, _ in value.uses):
+        if shape.is_rounded and sums_of(value):
             whole = shape._replace(is_rounded=False)
             self._program.unrounded[value] = self._model.add_value(whole, times)
 

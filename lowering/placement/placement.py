@@ -52,7 +52,7 @@ class Placement:
         self.meshes = ProgramMeshes(graph, mesh_name)
         self._graph, self._costs, self._report = graph, costs, report
         self._mesh_name, self._mesh = mesh_name, self.meshes.base
-        self._rounded = rounded_values(graph) if costs.rounds != 1.0 else frozenset()
+        self._rounded = rounded_values(graph, costs)
         self._placed: dict[Value, TensorSharding] = {}
         self._declared: dict[Value, TensorSharding] = {}
         self._stated: dict[object, tuple[TensorSharding, TensorSharding, str | None]] = {}

@@ -51,7 +51,8 @@ class SentTimes:
             record.depth,
             record.branches,
             record.estimated_times,
-            *record.moved[4:],
+            record.cut,
+            record.moved.is_rounded,
         )
 
     def _together(self, records: list[CollectiveRecord]) -> float:
