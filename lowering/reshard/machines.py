@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 _COMBINED = ("all_reduce",)
 """The kinds of collectives of which XLA runs small ones as one, on any machine; on CPUs and TPUs no others (libtpu
@@ -57,37 +58,34 @@ class Machine:
     stacks: tuple[str, ...] = ()
 
 
+_TPU = partial(
+    Machine,
+    latency=1e-6,
+    start=5e-6,
+    network_latency=10e-6,
+    launch=1.2e-6,
+    product_launch=4e-6,
+    is_torus=True,
+    stacks=_STACKED,
+)
+_GPU = partial(
+    Machine,
+    latency=0.6e-6,
+    start=7e-6,
+    network_latency=5e-6,
+    launch=2.5e-6,
+    product_launch=2.5e-6,
+    combines=("all_gather", *_COMBINED, "reduce_scatter"),
+)
+
+
 def _tpu(flops: float, memory: float, gib: float, bandwidth: float, network: float) -> Machine:
-    return Machine(
-        flops,
-        bandwidth,
-        1e-6,
-        memory,
-        gib * _GIB,
-        network,
-        5e-6,
-        10e-6,
-        1.2e-6,
-        4e-6,
-        is_torus=True,
-        stacks=_STACKED,
-    )
+    return _TPU(flops=flops, memory=memory, capacity=gib * _GIB, bandwidth=bandwidth, network=network)
 
 
 def _gpu(flops: float, memory: float, gib: float, bandwidth: float, network: float) -> Machine:
-    return Machine(
-        flops,
-        bandwidth,
-        0.6e-6,
-        memory,
-        _ALLOCATED * gib * _GIB,
-        network,
-        7e-6,
-        5e-6,
-        2.5e-6,
-        2.5e-6,
-        combines=("all_gather", *_COMBINED, "reduce_scatter"),
-    )
+    capacity = _ALLOCATED * gib * _GIB
+    return _GPU(flops=flops, memory=memory, capacity=capacity, bandwidth=bandwidth, network=network)
 
 
 MACHINES: Mapping[str, Machine] = {
