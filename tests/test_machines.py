@@ -132,6 +132,11 @@ def test_an_axis_over_slices_of_tpus_is_slow_and_one_over_hosts_of_a_slice_is_no
     assert costs.torus == ("data",)
 
 
+def test_tpus_of_unknown_rates_round_what_products_read():
+    costs = sdy.CostModel.of_mesh(mesh_of("TPU v99", "tpu", np.zeros((8,), int), ("x",)))
+    assert costs == sdy.CostModel.of_platform("tpu") and costs.unit == "bytes" and "'TPU v99'" in costs.origin
+
+
 def test_of_unknown_devices_bytes_count_and_the_model_says_so():
     costs = sdy.CostModel.of_mesh(mesh_of("Abacus 3", "abacus", np.zeros((8,), int), ("x",)))
     assert costs == sdy.CostModel() and costs.unit == "bytes"

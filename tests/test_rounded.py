@@ -19,6 +19,7 @@ from sdy_jax.lowering.placement.rounded import rounded_values, values_kept_round
 from sdy_jax.representation.mesh import AxisRef, Mesh
 
 TPU = sdy.CostModel.of_machine("tpu v5e", ["x"])
+BYTES = sdy.CostModel.of_platform("tpu")
 TRANSPOSED = f"%t = stablehlo.transpose %v, dims = [1, 0] : ({X}) -> {X}\n"
 
 
@@ -54,12 +55,21 @@ def test_what_is_returned_is_sent_as_it_is():
     ("kind", "share"),
     [("all_gather", 0.5), ("all_to_all", 0.5), ("collective_permute", 0.5), ("all_reduce", 1), ("reduce_scatter", 1)],
 )
-def test_rounded_values_are_half_on_the_wire_of_tpus_but_for_sums(kind, share):
-    mesh, axes = Mesh.of(x=8), (AxisRef("x"),)
-    tpu, gpu = (sdy.CostModel.of_machine(name, ["x"]) for name in ("tpu v5e", "h100"))
-    plain, rounded = tpu.rate(kind, axes, mesh), tpu.of_rounded.rate(kind, axes, mesh)
-    assert rounded.per_byte == pytest.approx(share * plain.per_byte) and rounded.fixed == plain.fixed
-    assert gpu.of_rounded is gpu and tpu.of_rounded.of_rounded == tpu.of_rounded
+@pytest.mark.parametrize("costs", [TPU, BYTES], ids=["seconds", "bytes"])
+def test_rounded_values_are_half_on_the_wire_of_tpus_but_for_sums(costs, kind, share):
+    mesh, axes, rounded = Mesh.of(x=8), (AxisRef("x"),), costs.of_rounded
+    assert rounded.unit == costs.unit and rounded.of_rounded == rounded
+    plain = costs.rate(kind, axes, mesh)
+    assert rounded.rate(kind, axes, mesh) == plain._replace(per_byte=pytest.approx(share * plain.per_byte))
+    sent = [model.sending_time(kind, axes, mesh, 2.0**30) for model in (costs, rounded)]
+    assert sent[1] == pytest.approx(share * sent[0], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    "costs", [sdy.CostModel.of_machine("h100", ["x"]), *map(sdy.CostModel.of_platform, ("cpu", "gpu"))]
+)
+def test_only_tpus_round(costs):
+    assert costs.of_rounded is costs
 
 
 def block(x, weights):
@@ -75,13 +85,14 @@ def step(weights, x):
     return jax.tree.map(lambda w, g: w - 1e-3 * g, weights, gradients)
 
 
-def test_layers_in_megatrons_layout_scatter_their_sums_on_tpus():
+@pytest.mark.parametrize("costs", [small_costs("tpu v5e", ["x"]), BYTES], ids=["seconds", "bytes"])
+def test_layers_in_megatrons_layout_scatter_their_sums_on_tpus(costs):
     """What is scattered and gathered again, rounded, is less than what an all_reduce sends; and what is between that is
     computed on shards. So most sums are scattered, and the plan's time is that of rounded gathers."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((8, 16, 64)).astype(np.float32)
     weights = [tuple(rng.standard_normal(s).astype(np.float32) / 8 for s in ((64, 256), (256, 64)))] * 2
-    specs, costs, plans = [(P(None, "x"), P("x"))] * 2, small_costs("tpu v5e", ["x"]), []
+    specs, plans = [(P(None, "x"), P("x"))] * 2, []
     for each in (costs, replace(costs, rounds=1.0)):
         with planned_for("tpu v5e"):
             partitioned = sdy.partition(step, mesh=LINE, in_shardings=(specs, P()), out_shardings=specs, costs=each)

@@ -150,6 +150,9 @@ def _fixed(kind: str, links: Sequence[Link]) -> float:
 # of its time, with this one 1.00 of the bytes in 1.01 of the time (2026-11, medians of 10 pairs on two cores).
 _CPU_FLOP = 0.1
 
+_ON_TPUS = 0.5
+"""The share of its bytes that a float32 value has there that is rounded to bfloat16."""
+
 PerAxis = float | Mapping[str, float] | tuple[tuple[str, float], ...]
 """One number for every mesh axis, or one by axis name."""
 
@@ -221,13 +224,14 @@ class CostModel:
             object.__setattr__(self, "copies", Copies(self.copies))
         object.__setattr__(self, "combines", tuple(sorted(set(self.combines))))
         is_free = not any([*_numbers(self.latency), *_numbers(self.start), *self._copies])
-        plain = is_free and not self.torus and all(value == 1.0 for value in _numbers(self.bandwidth))
-        object.__setattr__(self, "is_default", plain)
+        rates = {self.moved, *_numbers(self.bandwidth)}
+        object.__setattr__(self, "is_default", is_free and not self.torus and rates <= {1.0})
 
     @classmethod
     def of_platform(cls, platform: str) -> CostModel:
-        """Bytes, for devices of a platform: on virtual CPU devices replicated work competes for the same cores."""
-        return cls(flop=_CPU_FLOP) if platform == "cpu" else cls()
+        """Bytes, for devices of a platform: on virtual CPU devices replicated work competes for the same cores, and
+        TPUs round what products read."""
+        return cls(flop=_CPU_FLOP) if platform == "cpu" else cls(rounds=_ON_TPUS if platform == "tpu" else 1.0)
 
     @classmethod
     def of_mesh(cls, mesh: AnyMesh) -> CostModel:
@@ -237,11 +241,13 @@ class CostModel:
         >>> CostModel.of_mesh(jax.make_mesh((1,), ("x",), devices=jax.devices("cpu")[:1])).unit
         'bytes'
         """
-        if platform_of(mesh) == "cpu":
-            return cls.of_platform("cpu")
-        name = machine_name(device_kind(mesh))
+        platform, name = platform_of(mesh), machine_name(device_kind(mesh))
+        if platform == "cpu":
+            return cls.of_platform(platform)
         if name is None:
-            return cls(origin=f"the rates of {device_kind(mesh)!r} devices are not known")
+            return replace(
+                cls.of_platform(platform), origin=f"the rates of {device_kind(mesh)!r} devices are not known"
+            )
         over_network = (part_name(axis, size) if size else axis for axis, size in network_axes(mesh).items())
         slow = dict.fromkeys(over_network, MACHINES[name].network)
         return cls.of_machine(name, mesh.axis_names, slow)
@@ -278,7 +284,7 @@ class CostModel:
             copies=Copies.in_tiles(1 / machine.memory) if machine.is_torus else Copies(2 / machine.memory),
             combines=machine.combines,
             torus=tuple(axis for axis in axes if machine.is_torus and axis not in slow),
-            rounds=0.5 if machine.is_torus else 1.0,
+            rounds=_ON_TPUS if machine.is_torus else 1.0,
             origin=f"{name}, by its published rates",
         )
 
