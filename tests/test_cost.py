@@ -108,17 +108,21 @@ def test_what_is_sent_is_copied():
     ("kind", "cut", "copied"),
     [
         ("all_gather", None, 0),
-        ("all_gather", LastCut(128, False), 0),
-        ("reduce_scatter", LastCut(64, True), 6),
-        ("all_gather", LastCut(64, False), 6),
-        ("all_gather", LastCut(128, True, joins=True), 0),
+        ("all_gather", LastCut(128, 3), 0),
+        ("reduce_scatter", LastCut(64, 2), 6),
+        ("all_gather", LastCut(64, 2, joins=True), 6),
+        ("reduce_scatter", LastCut(64, 3), 6),
+        ("all_gather", LastCut(64, 3, joins=True), 10),
+        ("all_gather", LastCut(128, 2, joins=True), 0),
         ("all_to_all", None, 2),
-        ("all_to_all", LastCut(256, True), 2),
-        ("all_to_all", LastCut(256, True, joins=True), 8),
-        ("all_to_all", LastCut(256, False, joins=True), 2),
-        ("all_to_all", LastCut(64, True), 8),
-        ("all_to_all", LastCut(192, True), 8),
-        ("all_to_all", LastCut(64, False), 42),
+        ("all_to_all", LastCut(256, 2), 2),
+        ("all_to_all", LastCut(256, 2, joins=True), 8),
+        ("all_to_all", LastCut(256, 3, joins=True), 2),
+        ("all_to_all", LastCut(64, 2), 8),
+        ("all_to_all", LastCut(192, 2), 8),
+        ("all_to_all", LastCut(64, 3), 12),
+        ("all_to_all", LastCut(64, 4), 42),
+        ("all_gather", LastCut(64, 4, joins=True), 10),
     ],
 )
 def test_blocks_that_are_no_whole_tiles_are_rearranged(kind, cut, copied):
@@ -129,13 +133,31 @@ def test_blocks_that_are_no_whole_tiles_are_rearranged(kind, cut, copied):
 
 
 @pytest.mark.parametrize(
+    ("kind", "cut", "ops"),
+    [
+        ("all_gather", None, 0),
+        ("all_gather", LastCut(128, 3, joins=True), 0),
+        ("all_to_all", LastCut(256, 2, joins=True), 0),
+        ("reduce_scatter", LastCut(64, 3), 1),
+        ("all_gather", LastCut(64, 2, joins=True), 1),
+        ("all_gather", LastCut(192, 3, joins=True), 4),
+        ("all_to_all", LastCut(64, 2), 1),
+        ("all_to_all", LastCut(64, 3), 4),
+    ],
+)
+def test_small_blocks_that_are_no_whole_tiles_are_rearranged_by_ops_of_their_own(kind, cut, ops):
+    model = CostModel(bandwidth={"x": 10.0}, copies=Copies.in_tiles(0.0, launch=1000.0))
+    assert model.sending_time(kind, [AxisRef("x")], Mesh.of(x=2), 100, cut) == pytest.approx(100 / 10 + 1000 * ops)
+
+
+@pytest.mark.parametrize(
     ("shape", "before", "after", "cut"),
     [
-        ((16, 512), (8, 1), (1, 8), LastCut(64, True)),
-        ((16, 512), (1, 8), (8, 1), LastCut(64, True, joins=True)),
-        ((16, 8, 512), (1, 1, 2), (1, 1, 4), LastCut(128, False)),
+        ((16, 512), (8, 1), (1, 8), LastCut(64, 2)),
+        ((16, 512), (1, 8), (8, 1), LastCut(64, 2, joins=True)),
+        ((16, 8, 512), (1, 1, 2), (1, 1, 4), LastCut(128, 3)),
         ((16, 8, 512), (8, 1, 2), (1, 8, 2), None),
-        ((10,), (1,), (4,), LastCut(3, False)),
+        ((10,), (1,), (4,), LastCut(3, 1)),
         ((), (), (), None),
     ],
 )

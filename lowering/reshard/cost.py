@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 
 from sdy_jax.errors import InternalError, SdyError
-from sdy_jax.lowering.reshard.machines import MACHINES, machine_name
+from sdy_jax.lowering.reshard.machines import MACHINES, Machine, machine_name
 from sdy_jax.lowering.reshard.major_parts import cut as cut_at
 from sdy_jax.lowering.reshard.major_parts import major_parts, part_name
 from sdy_jax.lowering.reshard.tiles import Copies, LastCut
@@ -135,7 +135,8 @@ def rate(kind: str, links: Sequence[Link], combines: Collection[str] = (), cut: 
     per_byte += max([link.copies.of(kind, cut) for link in links])
     if kind in _MOVES:
         per_byte *= max([link.moved for link in links])
-    return Rate(_fixed(kind, links), per_byte, kind in combines)
+    fixed = _fixed(kind, links) + max([link.copies.fixed(kind, cut) for link in links])
+    return Rate(fixed, per_byte, kind in combines)
 
 
 def _fixed(kind: str, links: Sequence[Link]) -> float:
@@ -183,7 +184,8 @@ class CostModel:
         launch: seconds that every op takes beside that is not fused into another one. It is a part of estimated times;
             no choice depends on it, as every plan has these ops.
         product_launch: likewise of products and convolutions.
-        copies: seconds per byte sent in which devices rearrange what they send and receive, whatever it is, or by that.
+        copies: seconds per byte sent in which devices rearrange what they send and receive, whatever it is, or by that;
+            on TPUs, beside it, those of the ops that rearrange blocks which are no whole tiles.
         combines: the kinds of collectives of which small ones are combined to buckets, by the compiler if not here, so
             that each has a share of their latency. What waits for a product, and a product for it, has no others to run
             with, so the planner charges it all of its latency.
@@ -281,7 +283,7 @@ class CostModel:
             memory=1 / machine.memory,
             launch=machine.launch,
             product_launch=machine.product_launch,
-            copies=Copies.in_tiles(1 / machine.memory) if machine.is_torus else Copies(2 / machine.memory),
+            copies=_copies_of(machine),
             combines=machine.combines,
             torus=tuple(axis for axis in axes if machine.is_torus and axis not in slow),
             rounds=_ON_TPUS if machine.is_torus else 1.0,
@@ -404,6 +406,10 @@ class CostModel:
     def bandwidth_of(self, axis: str) -> float:
         """Bytes per second along a mesh axis."""
         return _of(self.bandwidth, axis, 1.0) if self.bandwidth else 1.0
+
+
+def _copies_of(machine: Machine) -> Copies:
+    return Copies.in_tiles(1 / machine.memory, machine.launch) if machine.is_torus else Copies(2 / machine.memory)
 
 
 def _of(given: PerAxis, axis: str, default: float = 0.0) -> float:

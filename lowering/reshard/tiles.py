@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 
 class LastCut(NamedTuple):
-    """What a collective cuts or joins along the last dimension: the size of the smaller blocks, whether the array is a
-    matrix, and whether blocks are joined."""
+    """What a collective cuts or joins along the last dimension: the size of the smaller blocks, the rank of the array,
+    and whether blocks are joined."""
 
     block: int
-    is_matrix: bool
+    rank: int
     joins: bool = False
 
 
@@ -24,11 +24,18 @@ def last_cut(shape: Sequence[int], before: Sequence[int], after: Sequence[int]) 
     """What leads from some shard counts per dimension to others; None where the last dimension stays as it is.
 
     >>> last_cut((16, 512), (8, 1), (1, 8))
-    LastCut(block=64, is_matrix=True, joins=False)
+    LastCut(block=64, rank=2, joins=False)
     """
     if not shape or before[-1] == after[-1]:
         return None
-    return LastCut(-(-shape[-1] // max(before[-1], after[-1])), len(shape) == 2, before[-1] > after[-1])
+    return LastCut(-(-shape[-1] // max(before[-1], after[-1])), len(shape), before[-1] > after[-1])
+
+
+_MATRIX = 2
+"""The rank of a matrix."""
+
+_SEVERAL = 4
+"""The ops that rearrange narrow blocks, about, where it takes more than one: copies to rows of other sizes and back."""
 
 
 class Copies(NamedTuple):
@@ -39,7 +46,9 @@ class Copies(NamedTuple):
         exchanged: beside that, of an all_to_all.
         lanes: the elements of the last dimension in a tile; 0 where arrays do not lie in tiles.
         rows: beside these, of blocks that are no whole tiles, and of an all_to_all that joins the rows of a matrix.
-        narrow: instead, of an all_to_all of an array of more dimensions whose blocks are no whole tiles.
+        narrow: instead, of such blocks of an array of three dimensions, and where more are gathered.
+        folded: instead, of an all_to_all of such blocks of more dimensions.
+        launch: seconds of each op that rearranges blocks which are no whole tiles, however small these are.
     """
 
     sent: float = 0.0
@@ -47,24 +56,44 @@ class Copies(NamedTuple):
     lanes: int = 0
     rows: float = 0.0
     narrow: float = 0.0
+    folded: float = 0.0
+    launch: float = 0.0
 
     @classmethod
-    def in_tiles(cls, memory: float) -> Copies:
-        """Those of TPUs, whose memory takes so many seconds for a byte.
+    def in_tiles(cls, memory: float, launch: float = 0.0) -> Copies:
+        """Those of TPUs, whose memory takes so many seconds for a byte, and an op so many seconds beside.
 
-        By what the compiler for v5e states of single collectives over 4 and 8 chips (libtpu 0.0.52, 2026-11), in bytes
-        of memory per byte sent: gathers and scatters 0, all_to_alls 0 to 3.5, but those that join the rows of a matrix
-        9; of narrow blocks gathers and scatters 5 to 8, all_to_alls of matrices 8 to 8.5, of others 25 to 60.
+        By what the compiler for v5e states of single collectives of 4 KiB to 7 MiB over 2, 4 and 8 chips (libtpu
+        0.0.52, 2026-11), in bytes of memory per byte sent: gathers and scatters 0, all_to_alls 0 to 3.5, but those that
+        join the rows of a matrix 9. Of narrow blocks scatters and collectives of matrices 4 to 8, beside 1.2 to 1.8
+        microseconds (all_to_alls 1.3 to 5); gathers of more dimensions and all_to_alls of three 6 to 12 beside 3 to 7
+        microseconds, all_to_alls of four 25 to 63.
         """
-        return cls(0.0, 2 * memory, 128, 6 * memory, 40 * memory)
+        return cls(0.0, 2 * memory, 128, 6 * memory, 10 * memory, 40 * memory, launch)
 
     def of(self, kind: str, cut: LastCut | None) -> float:
         """Those of a kind of collective and what it cuts."""
         exchanges = kind == "all_to_all"
-        rearranged = self._rearranged(cut, exchanges) if cut is not None and self.lanes else 0.0
+        rearranged = self._rearranged(kind, cut) if cut is not None and self.lanes else 0.0
         return self.sent + (self.exchanged if exchanges else 0.0) + rearranged
 
-    def _rearranged(self, cut: LastCut, exchanges: bool) -> float:
-        if cut.block % self.lanes:
-            return self.narrow if exchanges and not cut.is_matrix else self.rows
-        return self.rows if exchanges and cut.is_matrix and cut.joins else 0.0
+    def fixed(self, kind: str, cut: LastCut | None) -> float:
+        """The seconds of a collective beside those for its bytes."""
+        if cut is None or not self._is_narrow(cut):
+            return 0.0
+        is_one = cut.rank <= _MATRIX or kind == "reduce_scatter"
+        return self.launch if is_one else _SEVERAL * self.launch
+
+    def _rearranged(self, kind: str, cut: LastCut) -> float:
+        if self._is_narrow(cut):
+            return self._of_narrow(kind, cut.rank)
+        return self.rows if kind == "all_to_all" and cut.rank == _MATRIX and cut.joins else 0.0
+
+    def _of_narrow(self, kind: str, rank: int) -> float:
+        if rank <= _MATRIX or kind == "reduce_scatter":
+            return self.rows
+        return self.folded if kind == "all_to_all" and rank > _MATRIX + 1 else self.narrow
+
+    def _is_narrow(self, cut: LastCut) -> bool:
+        """Whether blocks are no whole tiles."""
+        return self.lanes > 0 and cut.block % self.lanes > 0

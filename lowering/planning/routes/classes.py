@@ -55,12 +55,12 @@ class ShapeClass:
 
     def lanes(self, costs: CostModel) -> Lanes | None:
         """The last dimension, where it matters what is cut of it."""
-        lanes, last, is_matrix = costs.lanes, len(self._shape) - 1, len(self._shape) == 2
+        lanes, rank, last = costs.lanes, len(self._shape), len(self._shape) - 1
         if not lanes or last not in self._dims:
             return None
         groups = [group for size in range(len(self.sizes)) for group in combinations(self.sizes, size + 1)]
         narrow = frozenset([n for n in map(math.prod, groups) if self._shape[last] // n % lanes])
-        return Lanes(self._dims.index(last), narrow, is_matrix) if narrow or is_matrix else None
+        return Lanes(self._dims.index(last), narrow, rank) if narrow or rank == 2 else None
 
     def state(self, layout: TensorSharding) -> State:
         """A layout by its atoms."""

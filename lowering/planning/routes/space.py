@@ -53,12 +53,12 @@ class Arc(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """The last dimension of a class: its index, the shard counts whose blocks are no whole tiles, and whether its
-    arrays are matrices."""
+    """The last dimension of a class: its index, the shard counts whose blocks are no whole tiles, and the rank of its
+    arrays."""
 
     dim: int
     narrow: frozenset[int]
-    is_matrix: bool
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +89,7 @@ class Space:
         if lanes is None or source.dims[lanes.dim] == target.dims[lanes.dim]:
             return None
         before, after = (math.prod([self.sizes[a] for a in state.dims[lanes.dim]]) for state in (source, target))
-        return (
-            LastCut(int(max(before, after) in lanes.narrow), lanes.is_matrix, before > after)
-            if before != after
-            else None
-        )
+        return LastCut(int(max(before, after) in lanes.narrow), lanes.rank, before > after) if before != after else None
 
     def rates(self, links: Sequence[Link], combines: tuple[str, ...], lanes: Lanes | None = None) -> Rates:
         """The rates of the arcs; `links` are per atom."""
