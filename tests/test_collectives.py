@@ -15,7 +15,7 @@ from jax import lax
 import sdy_jax as sdy
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.emission import lax_collectives
-from sdy_jax.lowering.emission.on_cpus import running_on
+from sdy_jax.lowering.emission.platforms import running_on
 from sdy_jax.representation.axes import merge_neighbours, set_difference, sort_and_merge
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding

@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
-from sdy_jax.lowering.emission.on_cpus import computed_apart, running_on
+from sdy_jax.lowering.emission.on_cpus import computed_apart
+from sdy_jax.lowering.emission.platforms import running_on
 
 X = np.arange(64 * 16, dtype=np.float32).reshape(64, 16) / 1000
 

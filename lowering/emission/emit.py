@@ -25,7 +25,7 @@ from sdy_jax.lowering.emission.border_layout import as_at_border, combined_with_
 from sdy_jax.lowering.emission.lax_collectives import collective_permute
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.emission.names import scope_name
-from sdy_jax.lowering.emission.on_cpus import running_on
+from sdy_jax.lowering.emission.platforms import running_on
 from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sdy_collectives import BUCKET, KINDS, collective_from_attributes

@@ -21,7 +21,9 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import InternalError, ShardingError
-from sdy_jax.lowering.emission.on_cpus import are_cpus, computed_apart
+from sdy_jax.lowering.emission.on_cpus import computed_apart
+from sdy_jax.lowering.emission.on_tpus import as_rows
+from sdy_jax.lowering.emission.platforms import are_cpus
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
@@ -279,24 +281,29 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
         _chunk(x, dim, axes_size(axes, mesh.mesh))
         generic = functools.partial(_generic_reduce_scatter, axes=axes, dim=dim, kind=kind, mesh=mesh)
         if kind == "sum":
-            native = functools.partial(_sum_scattered, dim=dim, group=mesh.group(axes))
+            parts = axes_size(axes, mesh.mesh)
+            native = functools.partial(_sum_scattered, dim=dim, parts=parts, group=mesh.group(axes))
             x = _native(x, native, generic, _SCATTERED_BY_PARTS)
         else:
             x = generic(x)
     return x
 
 
-def _sum_scattered(x: jax.Array, dim: int, group: Group) -> jax.Array:
-    """The sum of `x` over a group, of which each member keeps its part of `dim`.
+def _sum_scattered(x: jax.Array, dim: int, parts: int, group: Group) -> jax.Array:
+    """The sum of `x` over a group, of which each of so many members keeps its part of `dim`.
 
     Other dimensions of size 1, such as that of a device's only head, are left out meanwhile: XLA for TPUs does not
     compile some reduce-scatters that have one (2026-11, `AllReduceScatterFusion not implemented for 2nd-minor
     compaction`).
     """
-    kept = [d for d, size in enumerate(x.shape) if d == dim or size != 1]
-    terms = x.reshape([x.shape[d] for d in kept])
-    part = lax.psum_scatter(terms, **group, scatter_dimension=kept.index(dim), tiled=True)
-    return part.reshape([part.shape[kept.index(d)] if d in kept else 1 for d in range(x.ndim)])
+    before = [size for size in x.shape[:dim] if size != 1]
+    behind = [size for size in x.shape[dim + 1 :] if size != 1]
+    at = len(before)
+    if as_rows(x.shape, x.dtype.itemsize, dim, parts):
+        behind = [math.prod(behind)]
+    terms = x.reshape([*before, x.shape[dim], *behind])
+    part = lax.psum_scatter(terms, **group, scatter_dimension=at, tiled=True)
+    return part.reshape([*x.shape[:dim], part.shape[at], *x.shape[dim + 1 :]])
 
 
 def _scattered_at_once(x: jax.Array, axes_per_dim: AxesPerDim, dims: Sequence[int], mesh: RefinedMesh) -> jax.Array:

@@ -12,29 +12,10 @@ layers with weights split over both axes of 2 x 4 have 95 collectives, not 160, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-_on_cpus: ContextVar[bool] = ContextVar("on_cpus", default=False)
-
-
-@contextmanager
-def running_on(device: jax.Device | None) -> Iterator[None]:
-    """What is traced meanwhile runs on such devices, where these are known."""
-    token = _on_cpus.set(device is not None and device.platform == "cpu")
-    try:
-        yield
-    finally:
-        _on_cpus.reset(token)
-
-
-def are_cpus() -> bool:
-    """Whether devices are known, and are CPUs."""
-    return _on_cpus.get()
+from sdy_jax.lowering.emission.platforms import are_cpus
 
 
 def computed_apart(x: jax.Array) -> jax.Array:

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+SUBLANES, LANES = 8, 128
+"""The rows of a tile, and the elements of each."""
+
 
 class LastCut(NamedTuple):
     """What a collective cuts or joins along the last dimension: the size of the smaller blocks, the rank of the array,
@@ -69,7 +72,7 @@ class Copies(NamedTuple):
         microseconds (all_to_alls 1.3 to 5); gathers of more dimensions and all_to_alls of three 6 to 12 beside 3 to 7
         microseconds, all_to_alls of four 25 to 63.
         """
-        return cls(0.0, 2 * memory, 128, 6 * memory, 10 * memory, 40 * memory, launch)
+        return cls(0.0, 2 * memory, LANES, 6 * memory, 10 * memory, 40 * memory, launch)
 
     def of(self, kind: str, cut: LastCut | None) -> float:
         """Those of a kind of collective and what it cuts."""

@@ -13,6 +13,7 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
 from sdy_jax.lowering.emission.rings import Gathered, Numbers, Product
+from sdy_jax.lowering.strategies.matrices import multiplied
 from sdy_jax.lowering.strategies.monoids import sum_kind
 from sdy_jax.lowering.strategies.registry import Strategy, open_precision, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
@@ -54,8 +55,9 @@ def _dot_general(local: LocalOp, lhs: jax.Array | Gathered, rhs: jax.Array | Gat
     dtype = numpy_dtype(op.results[0].dtype)
     if "algorithm" in op.attributes or not lhs.dtype == rhs.dtype == dtype or op.results[0].dtype == "i1":
         return re_emit(local, lhs, rhs)
+    multiply = partial(lax.dot_general, precision=precision(op), preferred_element_type=dtype)
     batching = (numbers.lhs_batching, numbers.rhs_batching)
-    return lax.dot_general(lhs, rhs, (contracting, batching), precision=precision(op), preferred_element_type=dtype)
+    return multiplied(local, lhs, rhs, Numbers(contracting, batching), multiply)
 
 
 def _in_ring(local: LocalOp, lhs: jax.Array | Gathered, rhs: jax.Array | Gathered) -> jax.Array | Product:

@@ -1,0 +1,137 @@
+"""What is emitted in another form for TPUs: what is scattered is a matrix where its last dimension fills no lanes."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from partitioned_ops import LINE
+from sharding_dump import parse
+
+import sdy_jax as sdy
+from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.emission import on_tpus
+from sdy_jax.lowering.emission.local_op import LocalOp
+from sdy_jax.lowering.emission.on_tpus import as_rows
+from sdy_jax.lowering.emission.rings import Numbers
+from sdy_jax.lowering.strategies.matrices import multiplied
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.runtime.mesh import RefinedMesh
+
+
+@pytest.fixture
+def tpus(monkeypatch):
+    """The forms for TPUs, of arrays of any size, on whatever devices there are."""
+    monkeypatch.setattr(on_tpus, "are_tpus", lambda: True)
+    monkeypatch.setattr(on_tpus, "LEAST_BYTES", 0)
+
+
+@pytest.mark.usefixtures("tpus")
+@pytest.mark.parametrize(
+    ("shape", "dim", "parts", "found"),
+    [
+        ((512, 3, 8, 64), 0, 8, True),
+        ((2, 512, 8, 64), 1, 8, True),
+        ((512, 8, 128), 0, 8, False),  # whole lanes
+        ((512, 1, 64), 0, 8, False),  # one dimension alone
+        ((8, 64, 512), 2, 8, False),  # nothing behind
+        ((16, 32, 8, 64), 0, 8, False),  # two rows for each device
+        ((512, 3, 2, 64), 0, 2, False),  # a part fills lanes
+    ],
+)
+def test_what_fills_lanes_together_only_is_one_dimension(shape, dim, parts, found):
+    assert as_rows(shape, 4, dim, parts) is found
+
+
+def test_small_arrays_keep_the_dimensions(monkeypatch):
+    monkeypatch.setattr(on_tpus, "are_tpus", lambda: True)
+    assert as_rows((512, 8, 64), 4, 0, 8)
+    assert not as_rows((512, 8, 64), 2, 0, 8)
+
+
+def test_other_devices_keep_the_dimensions():
+    assert not as_rows((512, 3, 8, 64), 4, 0, 8)
+
+
+SHAPES = {"b": 64, "s": 8, "d": 64, "e": 2, "n": 3, "h": 2, "k": 4}
+"""The sizes of dimensions by their letters; `b` is split."""
+
+SCATTERED = [
+    # einsum, where the result is split, the shapes of products, and of what is scattered
+    ("bsd,bsnhk->dnhk", P("x"), "64,24", "64,24"),
+    ("bsnhk,bsd->dnhk", P("x"), "64,24", "64,24"),
+    ("sbd,sbhk->sdhk", P(None, "x"), "8,64,8", "8,64,8"),  # a batch of products
+    ("bsd,bsnhk->dknh", P("x"), "3,2,4,64", "3,2,4,64"),  # columns in another order: transposed afterwards
+    ("bsde,bsk->dek", P("x"), "64,2,4", "64,8"),  # columns of both operands
+    ("bsd,bsnhk->nhkd", P(None, None, None, "x"), "3,2,4,64", "3,2,4,64"),
+]
+
+
+@pytest.mark.usefixtures("tpus")
+@pytest.mark.parametrize(("equation", "spec", "product", "scattered"), SCATTERED)
+def test_products_are_scattered_as_matrices(equation, spec, product, scattered):
+    rng = np.random.default_rng(0)
+    operands = equation.partition("->")[0].split(",")
+    x, y = (jnp.asarray(rng.normal(size=[SHAPES[c] for c in names]), jnp.float32) for names in operands)
+    specs = tuple(P(*("x" if c == "b" else None for c in names)) for names in operands)
+
+    def gradient(x, y):
+        return jnp.einsum(equation, x, y)
+
+    step = sdy.partition(gradient, mesh=LINE, in_shardings=specs, out_shardings=spec)
+    np.testing.assert_allclose(step(x, y), gradient(x, y), rtol=1e-4, atol=1e-4)
+    text = str(jax.make_jaxpr(step)(x, y))
+    assert re.findall(r"f32\[([\d,]+)\] = dot_general", text) == [product]
+    assert operand_of("reduce_scatter", text) == scattered
+
+
+TRANSPOSED = [
+    # operands, dimension numbers, the transposition before the scatter, and the shape as which the product is made
+    ((5, 3, 2, 4), (5, 64), (((0,), (0,)), ((), ())), (3, 0, 1, 2), (24, 64)),
+    ((5, 64), (5, 3, 2, 4), (((0,), (0,)), ((), ())), (0, 1, 2, 3), (64, 24)),
+    ((5, 64), (3, 2, 5, 4), (((0,), (2,)), ((), ())), (0, 1, 2, 3), (64, 3, 2, 4)),  # apart in the operand
+    ((5, 3, 2, 4), (5, 64), (((0,), (0,)), ((), ())), (3, 0, 2, 1), (3, 2, 4, 64)),  # in another order
+    ((5, 3, 4), (5, 4, 64), (((0,), (0,)), ((2,), (1,))), (2, 1, 0), (4, 3, 64)),  # one of them a batch
+    ((4, 5, 3, 2), (4, 5, 64), (((1,), (1,)), ((0,), (0,))), (0, 3, 1, 2), (4, 6, 64)),  # behind a batch
+]
+
+
+@pytest.mark.usefixtures("tpus")
+@pytest.mark.parametrize(("lhs", "rhs", "numbers", "permutation", "shape"), TRANSPOSED)
+def test_columns_are_neighbours_of_one_operand(lhs, rhs, numbers, permutation, shape):
+    x, y = (jnp.asarray(np.random.default_rng(0).normal(size=of), jnp.float32) for of in (lhs, rhs))
+    made, wanted = [], jax.lax.dot_general(x, y, numbers)
+
+    def multiply(x, y, numbers):
+        made.append(jax.lax.dot_general(x, y, numbers))
+        return made[-1]
+
+    module = scattered(wanted.shape, permutation, permutation.index(wanted.shape.index(64)))
+    op = Graph(module.operation).main.blocks[0].ops[0]
+    local = LocalOp(op, RefinedMesh.of(Mesh.of(x=8), []), (None,), (None,), lambda *_: [])
+    found = multiplied(local, x, y, Numbers(*numbers), multiply)
+    assert made[0].shape == shape
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def scattered(shape, permutation, dim):
+    """A module with an op whose result is transposed and scattered."""
+    types = ["tensor<" + "".join(f"{n}x" for n in of) + "f32>" for of in (shape, [shape[d] for d in permutation])]
+    dims = ", ".join('{"x"}' if d == dim else "{}" for d in range(len(shape)))
+    return parse(f"""
+    sdy.mesh @mesh = <["x"=8]>
+    func.func @main(%x: {types[0]}) -> {types[1]} {{
+      %p = stablehlo.negate %x : {types[0]}
+      %t = stablehlo.transpose %p, dims = {list(permutation)} : ({types[0]}) -> {types[1]}
+      %r = sdy.reduce_scatter [{dims}] %t out_sharding=<@mesh, [{dims}]> : {types[1]}
+      return %r : {types[1]}
+    }}""")
+
+
+def operand_of(primitive, text):
+    """The shape of what an op of a jaxpr takes."""
+    (name,) = re.findall(rf"= {primitive}\[.*?\n?\s*\] (\w+)", text, re.DOTALL)
+    (shape,) = re.findall(rf"\b{name}:f32\[([\d,]+)\]", text)
+    return shape
