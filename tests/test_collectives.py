@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -70,10 +71,10 @@ def values(dtype, shape=SHAPE, seed=0):
     return (real + 1j * rng.integers(-8, 8, shape)).astype(dtype) if dtype.kind == "c" else real.astype(dtype)
 
 
-@pytest.fixture(params=[False, True], ids=["devices", "cpus"])
+@pytest.fixture(params=[None, "cpu", "tpu"], ids=["devices", "cpus", "tpus"])
 def on_devices(request):
-    """The forms for any devices, and those for CPUs."""
-    with running_on(jax.devices("cpu")[0] if request.param else None):
+    """The forms for any devices, and those for CPUs and TPUs."""
+    with running_on(SimpleNamespace(platform=request.param) if request.param else None):
         yield
 
 
@@ -365,6 +366,39 @@ def test_sums_are_scattered_without_dimensions_of_size_1(shape, dim):
     target = TensorSharding.closed("mesh", axes)
     got = run(lambda v: lax_collectives.reduce_scatter(v, axes, "sum", REFINED), x)
     np.testing.assert_array_equal(got, np.stack([blocks(whole[d], target)[d] for d in range(8)]))
+
+
+ROWS = [
+    # block, the dimension that is scattered, the block of which rows are scattered on TPUs
+    ((3, 4, 8, 5), 1, (3, 32, 5)),
+    ((2, 3, 8, 2, 8, 5), 2, (6, 128, 5)),
+    ((3, 1, 4, 16, 5), 2, (3, 64, 5)),
+    ((3, 4, 6, 5), 1, (3, 4, 6, 5)),
+    ((4, 3, 8, 5), 0, (4, 3, 8, 5)),
+    ((3, 2, 4, 5), 2, (3, 2, 4, 5)),
+    ((3, 2, 8, 4), 3, (3, 2, 8, 4)),
+]
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+@pytest.mark.parametrize(("shape", "dim", "rows"), ROWS)
+def test_sums_are_scattered_as_rows_on_tpus(shape, dim, rows, platform, monkeypatch):
+    x, axes = values(np.float32, (8, *shape)), tuple((AxisRef("q"),) if d == dim else () for d in range(len(shape)))
+    whole, target = reduced(x, [AxisRef("q")], "sum"), TensorSharding.closed("mesh", axes)
+    taken = []
+
+    def program(v):
+        with pytest.MonkeyPatch.context() as patch:
+            native = jax.lax.psum_scatter
+            patch.setattr(
+                jax.lax, "psum_scatter", lambda v, *args, **kw: (taken.append(v.shape), native(v, *args, **kw))[1]
+            )
+            return lax_collectives.reduce_scatter(v, axes, "sum", REFINED)
+
+    with running_on(SimpleNamespace(platform=platform)):
+        got = run(program, x)
+    np.testing.assert_array_equal(got, np.stack([blocks(whole[d], target)[d] for d in range(8)]))
+    assert set(taken) == {rows if platform == "tpu" else tuple(n for d, n in enumerate(shape) if n != 1 or d == dim)}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16], ids=lambda t: np.dtype(t).name)

@@ -22,7 +22,7 @@ from jax import lax
 
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.emission.on_cpus import computed_apart
-from sdy_jax.lowering.emission.on_tpus import as_rows
+from sdy_jax.lowering.emission.on_tpus import as_rows, rows_between
 from sdy_jax.lowering.emission.platforms import are_cpus
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.sdy_collectives import SdyCollective
@@ -298,12 +298,13 @@ def _sum_scattered(x: jax.Array, dim: int, parts: int, group: Group) -> jax.Arra
     """
     before = [size for size in x.shape[:dim] if size != 1]
     behind = [size for size in x.shape[dim + 1 :] if size != 1]
-    at = len(before)
+    shape, at = [*before, x.shape[dim], *behind], len(before)
     if as_rows(x.shape, x.dtype.itemsize, dim, parts):
-        behind = [math.prod(behind)]
-    terms = x.reshape([*before, x.shape[dim], *behind])
-    part = lax.psum_scatter(terms, **group, scatter_dimension=at, tiled=True)
-    return part.reshape([*x.shape[:dim], part.shape[at], *x.shape[dim + 1 :]])
+        shape = [*before, x.shape[dim], math.prod(behind)]
+    elif rows_between(shape, at):
+        shape, at = [math.prod(before), math.prod(shape[at:-1]), shape[-1]], 1
+    part = lax.psum_scatter(x.reshape(shape), **group, scatter_dimension=at, tiled=True)
+    return part.reshape([*x.shape[:dim], x.shape[dim] // parts, *x.shape[dim + 1 :]])
 
 
 def _scattered_at_once(x: jax.Array, axes_per_dim: AxesPerDim, dims: Sequence[int], mesh: RefinedMesh) -> jax.Array:

@@ -6,6 +6,10 @@ first dimension, would fill half of the lanes with its last one. So XLA has a pr
 in lanes, and copies all of it before it is sent; or it sends more: an all-reduce of [512, 8, 64], of which each device
 keeps a part. As matrices, [512, 1536] and [512, 512], both are made as they are sent. On v5e that is 55 us, not 76, for
 the first one with its product and the update of a weight (libtpu 0.0.52, 2026-11).
+
+It scatters the first dimension, or one of the last two, and of a sum that is scattered along another one makes an
+all-reduce, of which each device keeps a part. With all dimensions but the last as rows it is one of the last two, and
+moves for nothing where rows fill tiles: [8, 16, 8, 256] along its second one takes 15 us on v5e, not 30.
 """
 
 from __future__ import annotations
@@ -28,3 +32,9 @@ def as_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> bool:
     if not are_tpus() or len(behind) < 2 or math.prod(shape) * itemsize < LEAST_BYTES:
         return False
     return bool(behind[-1] % LANES and part % LANES) and part % SUBLANES == 0
+
+
+def rows_between(shape: Sequence[int], dim: int) -> bool:
+    """Whether the devices are TPUs, where an array that is scattered along a dimension is sent as rows of that and those
+    behind it, but the last: there are dimensions before it, and rows that fill tiles."""
+    return are_tpus() and 0 < dim < len(shape) - 2 and shape[-2] % SUBLANES == 0
