@@ -352,6 +352,34 @@ def test_gradients_that_are_gathered_leave_weights_and_moments_in_place():
     assert compiled.compile(options).memory_analysis().temp_size_in_bytes < 3 * 4 * np.prod(weight.shape)
 
 
+def test_sums_along_a_middle_dimension_are_scattered():
+    """The compiler would make an all-reduce of a scatter along one of the first dimensions, but the first."""
+    sums = sdy.partition(
+        lambda x, w: jnp.einsum("egcf,fd->egcd", x, w),
+        mesh=tpu_mesh(8, names=("x",)),
+        in_shardings=(P(None, None, None, "x"), P("x")),
+        out_shardings=P(None, "x"),
+    )
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 16, 8, 1024), (1024, 256))]
+    found = collectives_in_hlo(sums.lower(*args).compile().as_text())
+    assert [(c.kind, c.wire_bytes) for c in found] == [("reduce-scatter", 7 / 8 * 4 * 8 * 16 * 8 * 256)]
+
+
+def test_products_make_what_is_gathered_as_it_is_gathered():
+    """The compiler would copy the result of a product before it is gathered, to transpose it."""
+    shape, tokens = (8, 256, 1024), (8, 128)
+    weight, x, y = (jax.ShapeDtypeStruct(s, jnp.float32) for s in (shape, (*tokens, 256), (*tokens, 1024)))
+    spec = {"in_shardings": (P(), P("x"), P("x")), "out_shardings": P(), "donate_argnums": 0}
+
+    def step(weight, x, y):
+        gradient = jax.grad(lambda w: (jnp.einsum("egd,edf->egf", x, w) * y).sum())(weight)
+        return weight - 0.1 * lax.with_sharding_constraint(gradient, P())
+
+    lowered = sdy.partition(step, mesh=tpu_mesh(8, names=("x",)), layouts="local", **spec).lower(weight, x, y)
+    text = lowered.compile({"xla_msa_enable": False}).as_text()
+    assert [c.kind for c in collectives_in_hlo(text)] == ["all-gather"] and " copy(" not in text
+
+
 def doubled(x):
     """A kernel of Pallas, compiled by Mosaic."""
 
