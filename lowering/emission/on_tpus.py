@@ -35,6 +35,6 @@ def as_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> bool:
 
 
 def rows_between(shape: Sequence[int], dim: int) -> bool:
-    """Whether the devices are TPUs, where an array that is scattered along a dimension is sent as rows of that and those
-    behind it, but the last: there are dimensions before it, and rows that fill tiles."""
+    """Whether the devices are TPUs, where an array that is scattered along a dimension is sent as rows of that and
+    those behind it, but the last: there are dimensions before it, and rows that fill tiles."""
     return are_tpus() and 0 < dim < len(shape) - 2 and shape[-2] % SUBLANES == 0
