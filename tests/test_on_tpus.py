@@ -1,4 +1,4 @@
-"""What is emitted in another form for TPUs: what is scattered is a matrix where its last dimension fills no lanes."""
+"""What is emitted in another form for TPUs: products are made as they are sent."""
 
 import re
 
@@ -16,6 +16,7 @@ from sdy_jax.lowering.emission import on_tpus
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.on_tpus import as_rows
 from sdy_jax.lowering.emission.rings import Numbers
+from sdy_jax.lowering.strategies import matrices
 from sdy_jax.lowering.strategies.matrices import multiplied
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -24,7 +25,8 @@ from sdy_jax.runtime.mesh import RefinedMesh
 @pytest.fixture
 def tpus(monkeypatch):
     """The forms for TPUs, of arrays of any size, on whatever devices there are."""
-    monkeypatch.setattr(on_tpus, "are_tpus", lambda: True)
+    for module in (on_tpus, matrices):
+        monkeypatch.setattr(module, "are_tpus", lambda: True)
     monkeypatch.setattr(on_tpus, "LEAST_BYTES", 0)
 
 
@@ -89,31 +91,45 @@ def test_products_are_scattered_as_matrices(equation, spec, product, scattered):
 
 TRANSPOSED = [
     # operands, dimension numbers, the transposition before the scatter, and the shape as which the product is made
-    ((5, 3, 2, 4), (5, 64), (((0,), (0,)), ((), ())), (3, 0, 1, 2), (24, 64)),
-    ((5, 64), (5, 3, 2, 4), (((0,), (0,)), ((), ())), (0, 1, 2, 3), (64, 24)),
-    ((5, 64), (3, 2, 5, 4), (((0,), (2,)), ((), ())), (0, 1, 2, 3), (64, 3, 2, 4)),  # apart in the operand
-    ((5, 3, 2, 4), (5, 64), (((0,), (0,)), ((), ())), (3, 0, 2, 1), (3, 2, 4, 64)),  # in another order
-    ((5, 3, 4), (5, 4, 64), (((0,), (0,)), ((2,), (1,))), (2, 1, 0), (4, 3, 64)),  # one of them a batch
-    ((4, 5, 3, 2), (4, 5, 64), (((1,), (1,)), ((0,), (0,))), (0, 3, 1, 2), (4, 6, 64)),  # behind a batch
+    ((5, 3, 2, 4), (5, 64), (((0,), (0,)), ((), ())), (3, 0, 1, 2), "64,24"),
+    ((5, 64), (5, 3, 2, 4), (((0,), (0,)), ((), ())), (0, 1, 2, 3), "64,24"),
+    ((5, 64), (3, 2, 5, 4), (((0,), (2,)), ((), ())), (0, 1, 2, 3), "64,3,2,4"),  # apart in the operand
+    ((5, 3, 2, 4), (5, 64), (((0,), (0,)), ((), ())), (3, 0, 2, 1), "3,2,4,64"),  # in another order
+    ((5, 3, 4), (5, 4, 64), (((0,), (0,)), ((2,), (1,))), (2, 1, 0), "4,3,64"),  # one of them a batch
+    ((4, 5, 3, 2), (4, 5, 64), (((1,), (1,)), ((0,), (0,))), (0, 3, 1, 2), "4,64,6"),  # behind a batch
+    ((4, 5, 3), (4, 5, 64), (((1,), (1,)), ((0,), (0,))), (0, 2, 1), "4,64,3"),  # operands in each other's place
 ]
 
 
 @pytest.mark.usefixtures("tpus")
 @pytest.mark.parametrize(("lhs", "rhs", "numbers", "permutation", "shape"), TRANSPOSED)
-def test_columns_are_neighbours_of_one_operand(lhs, rhs, numbers, permutation, shape):
+def test_products_are_made_as_they_are_sent(lhs, rhs, numbers, permutation, shape):
     x, y = (jnp.asarray(np.random.default_rng(0).normal(size=of), jnp.float32) for of in (lhs, rhs))
-    made, wanted = [], jax.lax.dot_general(x, y, numbers)
+    wanted = jax.lax.dot_general(x, y, numbers)
+    run = product_in(scattered(wanted.shape, permutation, permutation.index(wanted.shape.index(64))), numbers)
+    np.testing.assert_allclose(run(x, y), wanted, rtol=1e-5)
+    assert re.findall(r"f32\[([\d,]+)\] = dot_general", str(jax.make_jaxpr(run)(x, y))) == [shape]
 
-    def multiply(x, y, numbers):
-        made.append(jax.lax.dot_general(x, y, numbers))
-        return made[-1]
 
-    module = scattered(wanted.shape, permutation, permutation.index(wanted.shape.index(64)))
+@pytest.mark.usefixtures("tpus")
+def test_operands_keep_their_precisions_in_each_others_places():
+    numbers, x, y = (((0,), (0,)), ((), ())), jnp.ones((5, 3)), jnp.ones((5, 64))
+    precisions = jax.lax.Precision.HIGHEST, jax.lax.Precision.DEFAULT
+    run = product_in(scattered((3, 64), (1, 0), 0), numbers, precisions)
+    assert "precision=(Precision.DEFAULT, Precision.HIGHEST)" in str(jax.make_jaxpr(run)(x, y))
+
+
+def test_on_other_devices_operands_keep_their_places():
+    run = product_in(scattered((3, 64), (1, 0), 0), (((0,), (0,)), ((), ())))
+    text = str(jax.make_jaxpr(run)(jnp.ones((5, 3)), jnp.ones((5, 64))))
+    assert "f32[3,64] = dot_general" in text and "transpose" not in text
+
+
+def product_in(module, numbers, precisions=None):
+    """What the first op of a module would be as a product."""
     op = Graph(module.operation).main.blocks[0].ops[0]
-    local = LocalOp(op, RefinedMesh.of(Mesh.of(x=8), []), (None,), (None,), lambda *_: [])
-    found = multiplied(local, x, y, Numbers(*numbers), multiply)
-    assert made[0].shape == shape
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    local = LocalOp(op, RefinedMesh.of(Mesh.of(x=8), []), (None,), (None,), lambda *_: [module])
+    return lambda x, y: multiplied(local, (x, y), Numbers(*numbers), precisions, np.float32)
 
 
 def scattered(shape, permutation, dim):
@@ -128,6 +144,20 @@ def scattered(shape, permutation, dim):
       %r = sdy.reduce_scatter [{dims}] %t out_sharding=<@mesh, [{dims}]> : {types[1]}
       return %r : {types[1]}
     }}""")
+
+
+@pytest.mark.usefixtures("tpus")
+def test_what_is_gathered_has_its_operands_in_place():
+    """A gradient of experts, each on one device."""
+    rng = np.random.default_rng(1)
+    x, y = (jnp.asarray(rng.normal(size=(8, 32, n)), jnp.float32) for n in (6, 10))
+
+    def gradient(x, y):
+        return jnp.swapaxes(jax.lax.dot_general(x, y, (((1,), (1,)), ((0,), (0,)))), 1, 2)
+
+    step = sdy.partition(gradient, mesh=LINE, in_shardings=P("x"), out_shardings=P())
+    np.testing.assert_allclose(step(x, y), gradient(x, y), rtol=1e-4, atol=1e-5)
+    assert re.findall(r"f32\[([\d,]+)\] = dot_general", str(jax.make_jaxpr(step)(x, y))) == ["1,10,6"]
 
 
 def operand_of(primitive, text):

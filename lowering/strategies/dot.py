@@ -15,7 +15,7 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
 from sdy_jax.lowering.emission.rings import Gathered, Numbers, Product
-from sdy_jax.lowering.strategies.matrices import multiplied
+from sdy_jax.lowering.strategies.matrices import Precisions, multiplied
 from sdy_jax.lowering.strategies.monoids import sum_kind
 from sdy_jax.lowering.strategies.registry import Strategy, folds, open_precision, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
@@ -94,9 +94,8 @@ def _dot_general(local: LocalOp, lhs: jax.Array | Gathered, rhs: jax.Array | Gat
     dtype = numpy_dtype(op.results[0].dtype)
     if "algorithm" in op.attributes or not lhs.dtype == rhs.dtype == dtype or op.results[0].dtype == "i1":
         return re_emit(local, lhs, rhs)
-    multiply = partial(lax.dot_general, precision=precision(op), preferred_element_type=dtype)
     batching = (numbers.lhs_batching, numbers.rhs_batching)
-    return multiplied(local, lhs, rhs, Numbers(contracting, batching), multiply)
+    return multiplied(local, (lhs, rhs), Numbers(contracting, batching), precision(op), dtype)
 
 
 def _in_ring(local: LocalOp, lhs: jax.Array | Gathered, rhs: jax.Array | Gathered) -> jax.Array | Product:
@@ -117,8 +116,8 @@ def _in_ring(local: LocalOp, lhs: jax.Array | Gathered, rhs: jax.Array | Gathere
     return Product(lhs, rhs, numbers, multiply)
 
 
-def precision(op: Op) -> tuple[lax.Precision, lax.Precision] | None:
-    """The precisions that a dot or a convolution asks for, one per operand; None where it leaves them open."""
+def precision(op: Op) -> Precisions:
+    """The precisions that a dot or a convolution asks for."""
     if "precision_config" not in op.attributes:
         return None
     lhs, rhs = (lax.Precision[str(p).split()[-1].rstrip(">")] for p in op.attributes["precision_config"])  # type: ignore[attr-defined]

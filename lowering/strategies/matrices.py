@@ -1,28 +1,32 @@
-"""Products whose results are scattered, with the dimensions that are sent as one made as one."""
+"""Products that are made as they are sent: with the operands in the places, and the dimensions as one, as that is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.on_tpus import as_rows
+from sdy_jax.lowering.emission.platforms import are_tpus
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.emission.rings import Numbers
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sdy_collectives import collective_from_attributes
 
-Multiply = Callable[[jax.Array, jax.Array, Numbers], jax.Array]
+Precisions = tuple[lax.Precision, lax.Precision] | None
+"""Those that a product asks for, one per operand; None where it leaves them open."""
 
 
 class _Side(NamedTuple):
-    """One operand of a product: its array, and which of its dimensions are contracted, and batches."""
+    """One operand of a product: its array, its precision, and which of its dimensions are contracted, and batches."""
 
     x: jax.Array
+    precision: lax.Precision | None
     contracting: tuple[int, ...]
     batching: tuple[int, ...]
 
@@ -33,22 +37,48 @@ class _Side(NamedTuple):
         contracting, batching = (
             tuple(dim if dim < first else dim - more for dim in found) for found in (self.contracting, self.batching)
         )
-        return _Side(self.x.reshape(shape), contracting, batching)
+        return _Side(self.x.reshape(shape), self.precision, contracting, batching)
 
 
-def multiplied(local: LocalOp, lhs: jax.Array, rhs: jax.Array, numbers: Numbers, multiply: Multiply) -> jax.Array:
-    """A product; where it is scattered as a matrix, the columns of that are one dimension of one operand."""
-    sides = [_Side(x, *(pair[side] for pair in numbers)) for side, x in enumerate((lhs, rhs))]
-    batch = [(0, dim) for dim in numbers.batching[0]]
-    dims = [*batch, *((side, dim) for side in (0, 1) for dim in numbers.free(side, sides[side].x.ndim))]
-    shape = [sides[side].x.shape[dim] for side, dim in dims]
-    columns = [dims[dim] for dim in _columns(local, shape)]
-    if not columns or set(columns) & set(batch) or not _are_neighbours(columns):
-        return multiply(lhs, rhs, numbers)
-    side = columns[0][0]
-    sides[side] = sides[side].merged([dim for _, dim in columns])
-    (x, *first), (y, *second) = sides
-    return multiply(x, y, Numbers(*zip(first, second, strict=True))).reshape(shape)
+def multiplied(
+    local: LocalOp, operands: tuple[jax.Array, jax.Array], numbers: Numbers, precisions: Precisions, dtype: Any
+) -> jax.Array:
+    """A product. Where it is scattered as a matrix, the columns of that are one dimension of one operand. Where the
+    operands change their places in a transposition that follows, they have these places: what is transposed back here
+    cancels that. XLA for TPUs copies such a gradient before it is gathered, else."""
+    asked = precisions or (None, None)
+    sides = [_Side(x, asked[side], *(pair[side] for pair in numbers)) for side, x in enumerate(operands)]
+    batch, *free = [(0, dim) for dim in numbers.batching[0]], *_free(numbers, *operands)
+    dims, changed = [*batch, *free[0], *free[1]], [*batch, *free[1], *free[0]]
+    columns = [dims[dim] for dim in _columns(local, [sides[side].x.shape[dim] for side, dim in dims])]
+    sizes = {(side, dim): sides[side].x.shape[dim] for side, dim in dims}
+    if columns and not set(columns) & set(batch) and _are_neighbours(columns):
+        side = columns[0][0]
+        sides[side] = sides[side].merged([dim for _, dim in columns])
+    if not _is_transposed(local.op, [dims.index(dim) for dim in changed]):
+        return _product(sides, dtype).reshape([sizes[dim] for dim in dims])
+    found = _product(sides[::-1], dtype).reshape([sizes[dim] for dim in changed])
+    return found.transpose([changed.index(dim) for dim in dims])
+
+
+def _free(numbers: Numbers, *operands: jax.Array) -> list[list[tuple[int, int]]]:
+    """The free dimensions of both operands, each with the operand's index."""
+    return [[(side, dim) for dim in numbers.free(side, x.ndim)] for side, x in enumerate(operands)]
+
+
+def _product(sides: Sequence[_Side], dtype: Any) -> jax.Array:
+    x, y = sides
+    numbers = ((x.contracting, y.contracting), (x.batching, y.batching))
+    precision = None if x.precision is None or y.precision is None else (x.precision, y.precision)
+    return lax.dot_general(x.x, y.x, numbers, precision=precision, preferred_element_type=dtype)
+
+
+def _is_transposed(op: Op, permutation: Sequence[int]) -> bool:
+    """Whether devices are TPUs, and a transposition alone takes an op's result."""
+    user = _only_user(op.results[0]) if are_tpus() else None
+    if user is None or user.name != "stablehlo.transpose":
+        return False
+    return list(user.ints("permutation")) == list(permutation)
 
 
 def _columns(local: LocalOp, shape: Sequence[int]) -> list[int]:
