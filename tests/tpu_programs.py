@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -352,17 +354,22 @@ def test_gradients_that_are_gathered_leave_weights_and_moments_in_place():
     assert compiled.compile(options).memory_analysis().temp_size_in_bytes < 3 * 4 * np.prod(weight.shape)
 
 
-def test_sums_along_a_middle_dimension_are_scattered():
-    """The compiler would make an all-reduce of a scatter along one of the first dimensions, but the first."""
+@pytest.mark.parametrize(
+    ("equation", "operands", "dim"),
+    [("egcf,fd->egcd", ((8, 16, 8, 1024), (1024, 256)), 1), ("btf,fhk->bthk", ((16, 32, 1024), (1024, 8, 64)), 2)],
+)
+def test_sums_along_a_middle_dimension_are_scattered(equation, operands, dim):
+    """The compiler would make all-reduces of scatters along dimensions such as those of tokens and heads."""
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in operands)
     sums = sdy.partition(
-        lambda x, w: jnp.einsum("egcf,fd->egcd", x, w),
+        partial(jnp.einsum, equation),
         mesh=tpu_mesh(8, names=("x",)),
-        in_shardings=(P(None, None, None, "x"), P("x")),
-        out_shardings=P(None, "x"),
+        in_shardings=(P(*[None] * (x.ndim - 1), "x"), P("x")),
+        out_shardings=P(*[None] * dim, "x"),
     )
-    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 16, 8, 1024), (1024, 256))]
-    found = collectives_in_hlo(sums.lower(*args).compile().as_text())
-    assert [(c.kind, c.wire_bytes) for c in found] == [("reduce-scatter", 7 / 8 * 4 * 8 * 16 * 8 * 256)]
+    sent = 7 / 8 * 4 * np.prod(jax.eval_shape(partial(jnp.einsum, equation), x, w).shape)
+    found = collectives_in_hlo(sums.lower(x, w).compile().as_text())
+    assert [(c.kind, c.wire_bytes) for c in found] == [("reduce-scatter", sent)]
 
 
 def test_products_make_what_is_gathered_as_it_is_gathered():
