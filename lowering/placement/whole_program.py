@@ -21,7 +21,6 @@ from sdy_jax.ir.operations import copied, main_function, replace_contents
 from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.lowering.placement import model_builder
 from sdy_jax.lowering.placement.combined import combine_collectives
-from sdy_jax.lowering.placement.fold import fold_last
 from sdy_jax.lowering.placement.free_border import BorderLayouts, FreeBorder
 from sdy_jax.lowering.placement.marks import erase_marks
 from sdy_jax.lowering.placement.memory_errors import border_too_large, too_large
@@ -74,7 +73,6 @@ def partition(
         walker, movable = _planned(_Walks(module, mesh_name, costs, rules, policy, inputs), costs, policy)
     made = walker.graph.module
     combine_collectives(made, movable, walker.report, walker.mesh, costs, policy)
-    fold_last(made)
     if made is not module:
         replace_contents(module, made)
     return walker.report

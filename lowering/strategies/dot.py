@@ -8,8 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import stablehlo
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
@@ -17,9 +15,9 @@ from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
 from sdy_jax.lowering.emission.rings import Gathered, Numbers, Product
 from sdy_jax.lowering.strategies.matrices import Precisions, multiplied
 from sdy_jax.lowering.strategies.monoids import sum_kind
-from sdy_jax.lowering.strategies.registry import Strategy, folds, open_precision, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import Strategy, open_precision, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
-from sdy_jax.op_rules.op_attributes import DotDimensionNumbers, dot_dimension_numbers
+from sdy_jax.op_rules.op_attributes import dot_dimension_numbers
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sdy_collectives import RING
 
@@ -39,43 +37,6 @@ def without_padding(
         mask_padding(local, 0, lhs, lhs_dims, np.zeros((), lhs.dtype)),
         mask_padding(local, 1, rhs, rhs_dims, np.zeros((), rhs.dtype)),
     )
-
-
-@folds("stablehlo.transpose", last=True)
-def _fold_into_product(op: Op) -> bool:
-    """A product whose result is only turned around, so that what the second operand brings comes first, takes its
-    operands in the other order: jax writes gradients of weights so. Where a collective stands behind a transpose, no
-    compiler sees that the product could make what is sent, and a device copies it."""
-    value = op.operands[0]
-    product = value.defining_op
-    if product is None or product.name != "stablehlo.dot_general" or len(value.uses) != 1:
-        return False
-    numbers, rank = dot_dimension_numbers(product), len(value.shape or ())
-    batch = len(numbers.lhs_batching)
-    own = product.operands[0].rank - len(numbers.lhs_contracting)  # batch and free dimensions of the first operand
-    turned = (*range(batch), *range(own, rank), *range(batch, own))
-    is_plain = product.attributes.keys().isdisjoint(("algorithm", RING)) and op.attribute("sdy.sharding") is not None
-    if op.ints("permutation") != turned or not is_plain:
-        return False
-    _swap_operands(product, numbers)
-    value.mlir.set_type(op.results[0].mlir.type)
-    product.mlir.attributes["sdy.sharding"] = op.mlir.attributes["sdy.sharding"]
-    op.results[0].mlir.replace_all_uses_with(value.mlir)
-    return True
-
-
-def _swap_operands(product: Op, numbers: DotDimensionNumbers) -> None:
-    lhs, rhs = product.mlir.operands
-    product.mlir.operands[0], product.mlir.operands[1] = rhs, lhs
-    product.mlir.attributes["dot_dimension_numbers"] = stablehlo.DotDimensionNumbers.get(
-        numbers.rhs_batching,
-        numbers.lhs_batching,
-        numbers.rhs_contracting,
-        numbers.lhs_contracting,
-        product.mlir.context,
-    )
-    if found := product.attributes.get("precision_config"):
-        product.mlir.attributes["precision_config"] = ir.ArrayAttr.get([*found][::-1], product.mlir.context)
 
 
 @emitter("stablehlo.dot")

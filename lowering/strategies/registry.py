@@ -8,8 +8,7 @@ Tables, filled by the family modules of this package:
 * `CHECKS`: op -> the reason why such an op cannot run on shards at all, if there is one.
 * `SENT`: op -> the collectives that the op is by itself, as the program's author wrote it. Those that an emitter adds
   are stated by its strategies.
-* `FOLDS`: op -> how it takes over what ops beside it do, so that the two are one op on shards; `LAST_FOLDS`, of a
-  partitioned program, whose layouts are chosen.
+* `FOLDS`: op -> how it takes over what ops beside it do, so that the two are one op on shards.
 * `WHOLE`: the ops that take whole operands by their nature: what they do, and how to give them less.
 * `PARTIAL_ACCESS`: the ops that read or write a part of their first operand at a position known at run time.
 * `OPEN_PRECISION`: op -> whether it leaves open to which precision its operands are rounded.
@@ -122,7 +121,6 @@ FoldFunction = Callable[[Op], bool]
 """Edits the op in the module, as long as no result of the program changes; says whether it did."""
 
 FOLDS: dict[str, FoldFunction] = {}
-LAST_FOLDS: dict[str, FoldFunction] = {}
 SENT: dict[str, SentFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
 OPEN_PRECISION: dict[str, Callable[[Op], bool]] = {}
@@ -160,14 +158,13 @@ def sends(*names: str) -> Callable[[SentFunction], SentFunction]:
     return registered(SENT, names, "functions say what is sent")
 
 
-def folds(*names: str, last: bool = False) -> Callable[[FoldFunction], FoldFunction]:
-    """Registers what ops of these names take over; `last`: in partitioned programs."""
-    known = LAST_FOLDS if last else FOLDS
+def folds(*names: str) -> Callable[[FoldFunction], FoldFunction]:
+    """Registers what ops of these names take over."""
 
     def register(function: FoldFunction) -> FoldFunction:
         for name in names:
-            assert name not in known, f"two folds for {name}"
-            known[name] = function
+            assert name not in FOLDS, f"two folds for {name}"
+            FOLDS[name] = function
         return function
 
     return register
