@@ -16,6 +16,7 @@ from sdy_jax.calls.options import Options
 from sdy_jax.lowering.placement import combined, policy
 from sdy_jax.lowering.placement.policy import Combining
 from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
+from sdy_jax.lowering.reshard.tiles import Copies
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.testing import assert_same
 
@@ -300,6 +301,28 @@ def test_what_is_taken_from_a_stack_is_not_copied(as_on_tpus, monkeypatch):
         monkeypatch.setattr(combined, "_STACKS", added)
         costs = sdy.CostModel(latency=fixed / 7, memory=memory, bandwidth={"x": 1e9})
         assert bool(buckets(sdy.partition(each(changed), costs=costs, **options).plan(xs))) == is_stacked
+
+
+@pytest.mark.parametrize(
+    ("shape", "split", "lanes", "is_stacked"),
+    [
+        ((64, 1024), P(None, "x"), 128, True),
+        ((64, 512), P(None, "x"), 128, False),  # 64 of 128 lanes
+        ((64, 512), P("x"), 128, True),
+        ((512, 4, 16), P("x"), 128, False),  # the first dimension is in lanes
+        ((512, 4, 16), P(None, None, "x"), 128, True),
+        ((64, 512), P(None, "x"), 0, True),  # no tiles
+    ],
+)
+def test_what_is_taken_from_a_stack_in_another_layout_is_copied(
+    shape, split, lanes, is_stacked, as_on_tpus, monkeypatch
+):
+    monkeypatch.setattr(combined, "_STACKS", 1 / 8)
+    xs = arrays([shape] * 64)
+    memory = 7e-6 / (4 * xs[0].nbytes / 8)  # half of the latency for the operands
+    costs = sdy.CostModel(latency=1e-6, memory=memory, bandwidth={"x": 1e10}, copies=Copies(lanes=lanes))
+    options = {"mesh": LINE, "in_shardings": split, "out_shardings": P(), "costs": costs}
+    assert bool(buckets(sdy.partition(each(changed), **options).plan(xs))) == is_stacked
 
 
 def test_what_xla_makes_one_of_is_not_copied(monkeypatch):

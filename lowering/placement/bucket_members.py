@@ -19,6 +19,7 @@ from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.lowering.placement.policy import Combining
 from sdy_jax.lowering.placement.report import CollectiveRecord
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.reshard.tiles import LANES, in_lanes
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.lowering.strategies.registry import SENT
 from sdy_jax.op_rules.dataflow import is_data_flow
@@ -35,6 +36,10 @@ from sdy_jax.representation.sdy_collectives import (
 )
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
+
+_RELAID = 12.0
+"""The bytes of memory that take as long as to copy one into another layout there. XLA for v5e states 10.5 to 21 for the
+stacks of weights that are gathered in blocks which fill no lanes (2026-11)."""
 
 BUCKET_BYTES = 4 * 2.0**20
 """What a bucket sends at most where the cost model knows no latency."""
@@ -65,14 +70,16 @@ class BucketSize(NamedTuple):
 
     def gains(self, member: Member, mesh: Mesh) -> bool:
         """Whether a bucket with a collective saves more of its latency than it takes to read and write copies of its
-        blocks; what is taken from a stack needs no copy."""
+        blocks; what is taken from a stack needs none, but where it is in another layout."""
         record = member.record
         if record.kind not in self.combining.kinds or record.wire_bytes >= self.sends(record, mesh):
             return False
         if self.combining.sent is not None or not self.packs(record) or self.costs.is_default:
             return True
         copied = member.before if record.kind in self.combining.stacked else member.held
-        return 2 * self.costs.memory * copied <= self.costs.rate(record.kind, _axes(record, mesh), mesh).fixed
+        relaid = member.after * record.costs(self.costs).moved if member.is_relaid and self.costs.lanes else 0.0
+        copying = self.costs.memory * (2 * copied + _RELAID * relaid)
+        return copying <= self.costs.rate(record.kind, _axes(record, mesh), mesh).fixed
 
 
 def _axes(record: CollectiveRecord, mesh: Mesh) -> Axes:
@@ -82,13 +89,14 @@ def _axes(record: CollectiveRecord, mesh: Mesh) -> Axes:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A collective that may run with others of its `key`."""
+    """A collective that may run with others of its `key`; its result `is_relaid` where arrays lie in tiles."""
 
     op: Op
     record: CollectiveRecord
     key: object
     before: float
     after: float
+    is_relaid: bool = False
 
     @property
     def held(self) -> float:
@@ -119,7 +127,8 @@ class Candidates:
             record = self._records.get(op)
             key = self._key(op, record) if record is not None and record.wire_bytes else None
             if record is not None and key is not None:
-                yield Member(op, record, key, *map(self._bytes.of, (op.operands[0], op.results[0])))
+                before, after = map(self._bytes.of, (op.operands[0], op.results[0]))
+                yield Member(op, record, key, before, after, self._is_relaid(op))
 
     def is_barrier(self, op: Op) -> bool:
         """Whether nothing may move from one side of an op to the other."""
@@ -154,6 +163,13 @@ class Candidates:
         dimensions."""
         said = _said(op)
         return (*map(self._bytes.shape, (op.operands[0], op.results[0])), said) if stacks(said) else None
+
+    def _is_relaid(self, op: Op) -> bool:
+        """Whether the dimension that is in lanes is joined from blocks that fill none: what is taken from a stack of
+        such results is copied."""
+        before, after = (self._bytes.shape(value) for value in (op.operands[0], op.results[0]))
+        dim = in_lanes(after)
+        return bool(after) and before[dim] < after[dim] and before[dim] % LANES != 0
 
     def _group(self, op: Op, target: TensorSharding) -> object:
         """The devices that exchange something: those along axes, or pairs."""

@@ -14,6 +14,17 @@ SUBLANES, LANES = 8, 128
 """The rows of a tile, and the elements of each."""
 
 
+def in_lanes(shape: Sequence[int]) -> int:
+    """The dimension that is in lanes: the last one, or the largest one that fills lanes where that does not.
+
+    >>> in_lanes((8, 64, 512)), in_lanes((512, 3, 8, 64)), in_lanes((3, 5))
+    (2, 0, 1)
+    """
+    last = len(shape) - 1
+    filling = [dim for dim in range(len(shape)) if shape[dim] % LANES == 0]
+    return last if not filling or last in filling else max(filling, key=shape.__getitem__)
+
+
 class LastCut(NamedTuple):
     """What a collective cuts or joins along the last dimension: the size of the smaller blocks, the rank of the array,
     and whether blocks are joined."""
