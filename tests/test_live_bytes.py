@@ -109,7 +109,36 @@ def test_an_op_in_a_fusion_keeps_its_operands_until_the_fusion_runs():
 def test_products_read_memory_unless_they_fuse():
     graph = main(product("h", "x", "x") + elementwise("t", "tanh", "h") + product("y", "t", "h") + f"return %y : {X}")
     assert kib(graph) == 2
-    assert kib(graph, products_fuse=True) == 1
+    assert kib(graph, products_fuse=True) == 8  # one value: rows of 16 elements are tiles of 128
+
+
+def test_arrays_lie_in_whole_tiles_on_tpus():
+    wide = "tensor<16x200xf32>"
+    contract = f"contracting_dims = [1] x [0] : ({X}, {wide}) -> {wide}"
+    body = f"%h = stablehlo.dot_general %x, %w, {contract} return %h : {wide}"
+    graph = main(body, f"%x: {X}, %w: {wide}", wide)
+    peak, on_tpus = peak_of(graph), peak_of(graph, products_fuse=True)
+    assert (peak.arguments, peak.results) == (KIB + 12.5 * KIB, 12.5 * KIB)
+    assert (on_tpus.arguments, on_tpus.results) == (8 * KIB + 16 * KIB, 16 * KIB)
+
+
+TILES = "tensor<16x128xf32>"
+"""8 KiB, in whole tiles."""
+
+
+def test_independent_all_reduces_run_as_one_on_tpus():
+    """Updates of weights wait for the last gradient: until then three are live, and else one beside that of which the
+    next one is made."""
+    contract = f"contracting_dims = [1] x [0] : ({X}, {TILES}) -> {TILES}"
+    body = ""
+    for i, before in enumerate(("x", "g0", "g1")):
+        body += f"%g{i} = stablehlo.dot_general %s, %{before}, {contract}\n"
+        body += f'%r{i} = sdy.all_reduce {{"a"}} %g{i} out_sharding=<@mesh, [{{}}, {{}}]> : {TILES}\n'
+        body += f"%w{i} = stablehlo.add %x, %r{i} : {TILES}\n"
+    results = ", ".join([TILES] * 3)
+    graph = main(body + f"return %w0, %w1, %w2 : {results}", f"%s: {X}, %x: {TILES}", results)
+    assert kib(graph) == 16
+    assert kib(graph, products_fuse=True) == 24
 
 
 def test_an_elementwise_result_takes_over_the_buffer_of_an_operand():

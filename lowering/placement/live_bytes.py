@@ -21,10 +21,14 @@ side by side. A branch's values end with it, so that the largest branch counts.
 
 Beside `memory_analysis()` of training steps (2026-11): 38 of 44 within a factor of 1.5 for CPUs, where convolutions and
 reductions over batches keep copies (resnet 0.45) and temporaries may lie in the memory of later results (mlp 1.7, data
-parallel steps with AdamW up to 4); with arguments and results 11 of 13 steps with AdamW within it (0.60 to 1.27); 16 of
-17 for slices of v5e, with products that fuse and arrays beyond VMEM (0.76 to 1.5; 1.6 where float32 weights are
-gathered as bfloat16, for products of default precision). Of eight pairs of plans of a program of which one took a fifth
-more it was known which in seven: in a graph network the choice of what lies in VMEM outweighed the rest.
+parallel steps with AdamW up to 4); with arguments and results 11 of 13 steps with AdamW within it (0.60 to 1.27). Of
+eight pairs of plans of a program of which one took a fifth more it was known which in seven: in a graph network the
+choice of what lies in VMEM outweighed the rest.
+
+For slices of v5e what counts is what the compiler takes where there is no more than that: with memory to spare it packs
+loosely, and says up to 2.1 times as much. Of 24 training steps, beside temporaries where the device had about what was
+estimated (`xla_tpu_max_hbm_size_mib`): 0.73 to 1.34, one 1.56; 18 within 0.9 to 1.2. Weights that a loop takes rounded,
+and what convolutions rearrange, are missing (an LSTM 0.73, resnet 0.76). Programs themselves take 6 to 8 MiB beside.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.placement.donated import shared_bytes
 from sdy_jax.lowering.placement.fusion import UPDATES, can_fuse, fuses, readers
 from sdy_jax.lowering.placement.local_bytes import LocalBytes
+from sdy_jax.lowering.placement.together import run_together
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
@@ -114,17 +119,22 @@ def peak_of(graph: Graph, *, products_fuse: bool = False) -> Peak:
     Args:
         graph: the program, whose values have global shapes and shardings.
         products_fuse: products and convolutions compute their operands as they read them, as on TPUs, instead of
-            reading them from memory.
+            reading them from memory. There they round them, too, arrays lie in tiles, and independent all_reduces run
+            as one.
     """
-    sizes = LocalBytes(graph)
+    sizes = _sizes(graph, products_fuse)
     return _peak(graph, sizes, _live_ranges(graph, sizes, products_fuse))
 
 
 def peak_and_buffers(graph: Graph, *, products_fuse: bool = False) -> tuple[Peak, list[HeldBuffer]]:
     """As `peak_of`, with all temporaries that a device holds while the program runs."""
-    sizes = LocalBytes(graph)
+    sizes = _sizes(graph, products_fuse)
     ranges = _live_ranges(graph, sizes, products_fuse)
     return _peak(graph, sizes, ranges), list(ranges.held())
+
+
+def _sizes(graph: Graph, products_fuse: bool) -> LocalBytes:
+    return LocalBytes(graph, products_round=products_fuse, in_tiles=products_fuse)
 
 
 def _live_ranges(graph: Graph, sizes: LocalBytes, products_fuse: bool) -> _LiveRanges:
@@ -188,6 +198,9 @@ class _LiveRanges:
         self.buffers: list[_Buffer] = []
 
         main = graph.main.blocks[0]
+        self._together: dict[Op, Op] = {}
+        """All_reduces, each with the last of those that run as one with it."""
+
         self._number(main, None)
         self._returned = set(map(self._root, main.terminator.operands))
         self._early = self._computed_early(main)
@@ -224,6 +237,8 @@ class _LiveRanges:
 
     def _number(self, block: Block, loop: Op | None) -> None:
         self._number_buckets(block)
+        if self._products_fuse:
+            self._together.update(run_together(block, self._sizes.of))
         parent = block.parent
         self._loop[block] = loop
         self._inlined[block] = self._inlined[parent.block] if parent.name in COMPUTATIONS and parent.block else block
@@ -279,7 +294,7 @@ class _LiveRanges:
         ready: dict[Value, float] = {}
         early: dict[Op, float] = {}
         for op in main.ops[:-1]:
-            time = self._end[op]
+            time = self._end[self._together.get(op, op)]
             if fuses(op):
                 time = max((ready.get(self._root(v), -1.0) for v in op.operands), default=-1.0)
                 if op.results[0] in self._returned:
@@ -306,7 +321,7 @@ class _LiveRanges:
                     self._read(op, op.operands, time)
         else:
             time = self._time(op)
-            self._make(op, time, op.name in ELEMENTWISE or op.name in UPDATES)
+            self._make(op, time, op.name in ELEMENTWISE or op.name in UPDATES or op in self._together)
             self._read(op, op.operands, time)
             if op in self._buckets and PACKED in op.attributes:
                 self._pack(op)
@@ -355,8 +370,8 @@ class _LiveRanges:
 
     def _time(self, op: Op) -> float:
         """When an op that is not fused runs."""
-        time = self._early.get(op, self._position[op])
-        if op in self._buckets:
+        time = self._early.get(op, self._position[self._together.get(op, op)])
+        if op in self._buckets or op in self._together:
             return time
         firsts = [self._first[v] for v in op.results if v in self._first]
         if op in self._early or not firsts or not (fuses(op) or is_forwarding(op)):

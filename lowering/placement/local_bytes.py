@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import permutations
 
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.lowering.emission.emit import value_shardings
@@ -11,17 +13,46 @@ from sdy_jax.lowering.placement.rounded import values_kept_rounded
 _ROUNDED = 2
 """Bytes of a bfloat16."""
 
+_LANES, _ROWS = 128, 8
+"""The elements of a tile's rows, and its rows; an array with fewer rows has tiles of fewer."""
+
+
+def elements_in_tiles(shape: Sequence[int]) -> int:
+    """The elements of a block in whole tiles of TPUs, with those two dimensions in tiles of which it then has fewest,
+    as the compiler chooses them.
+
+    >>> [elements_in_tiles(shape) for shape in ((32, 32, 64), (512, 64), (3, 128))]
+    [131072, 32768, 512]
+    """
+    if len(shape) < 2:
+        return math.prod(shape)
+    if not all(shape):
+        return 0
+    pairs = permutations(shape, 2)
+    padded = min(_whole(lanes, _LANES) / lanes * _whole(rows, min(_ROWS, _power(rows))) / rows for lanes, rows in pairs)
+    return round(math.prod(shape) * padded)
+
+
+def _whole(size: int, tile: int) -> int:
+    return -(-size // tile) * tile
+
+
+def _power(size: int) -> int:
+    """The least power of two that is no smaller."""
+    return 1 << (size - 1).bit_length()
+
 
 class LocalBytes:
     """Bytes of values on one device.
 
     `products_round`: products and convolutions whose precision is open round their operands to bfloat16, as on TPUs.
-    What nothing else reads is kept, and sent, so.
+    What nothing else reads is kept, and sent, so. `in_tiles`: arrays lie in whole tiles, as on TPUs.
     """
 
-    def __init__(self, graph: Graph, products_round: bool = False):
+    def __init__(self, graph: Graph, products_round: bool = False, in_tiles: bool = False):
         self._meshes, self._shardings = graph.meshes, value_shardings(graph)
         self._known: dict[object, float] = {}
+        self._elements = elements_in_tiles if in_tiles else math.prod
         self._rounded = values_kept_rounded(graph) if products_round else frozenset()
 
     def of(self, value: Value) -> float:
@@ -29,7 +60,7 @@ class LocalBytes:
         key = value.type, sharding, rounded
         if key not in self._known:
             itemsize = _ROUNDED if rounded else value.itemsize
-            self._known[key] = math.prod(self.shape(value)) * itemsize
+            self._known[key] = self._elements(self.shape(value)) * itemsize
         return self._known[key]
 
     def shape(self, value: Value) -> tuple[int, ...]:
