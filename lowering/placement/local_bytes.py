@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import permutations
 
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.placement.rounded import values_kept_rounded
+from sdy_jax.lowering.reshard.tiles import elements_in_tiles
 
 _ROUNDED = 2
 """Bytes of a bfloat16."""
-
-_LANES, _ROWS = 128, 8
-"""The elements of a tile's rows, and its rows; an array with fewer rows has tiles of fewer."""
-
-
-def elements_in_tiles(shape: Sequence[int]) -> int:
-    """The elements of a block in whole tiles of TPUs, with those two dimensions in tiles of which it then has fewest,
-    as the compiler chooses them.
-
-    >>> [elements_in_tiles(shape) for shape in ((32, 32, 64), (512, 64), (3, 128))]
-    [131072, 32768, 512]
-    """
-    if len(shape) < 2:
-        return math.prod(shape)
-    if not all(shape):
-        return 0
-    pairs = permutations(shape, 2)
-    padded = min(_whole(lanes, _LANES) / lanes * _whole(rows, min(_ROWS, _power(rows))) / rows for lanes, rows in pairs)
-    return round(math.prod(shape) * padded)
-
-
-def _whole(size: int, tile: int) -> int:
-    return -(-size // tile) * tile
-
-
-def _power(size: int) -> int:
-    """The least power of two that is no smaller."""
-    return 1 << (size - 1).bit_length()
 
 
 class LocalBytes:

@@ -7,11 +7,40 @@ a tile with padding, so that all of its elements change their lanes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import permutations
 from typing import NamedTuple
 
 SUBLANES, LANES = 8, 128
-"""The rows of a tile, and the elements of each."""
+"""The rows of a tile, and the elements of each; an array with fewer rows has tiles of fewer."""
+
+
+def elements_in_tiles(shape: Sequence[int]) -> int:
+    """The elements of a block in whole tiles, with those two dimensions in tiles of which it then has fewest, as the
+    compiler chooses them.
+
+    >>> [elements_in_tiles(shape) for shape in ((32, 32, 64), (512, 64), (3, 128))]
+    [131072, 32768, 512]
+    """
+    if len(shape) < 2:
+        return math.prod(shape)
+    if not all(shape):
+        return 0
+    pairs = permutations(shape, 2)
+    padded = min(
+        _whole(lanes, LANES) / lanes * _whole(rows, min(SUBLANES, _power(rows))) / rows for lanes, rows in pairs
+    )
+    return round(math.prod(shape) * padded)
+
+
+def _whole(size: int, tile: int) -> int:
+    return -(-size // tile) * tile
+
+
+def _power(size: int) -> int:
+    """The least power of two that is no smaller."""
+    return 1 << (size - 1).bit_length()
 
 
 def in_lanes(shape: Sequence[int]) -> int:
@@ -95,8 +124,7 @@ class Copies(NamedTuple):
         """The seconds of a collective beside those for its bytes."""
         if cut is None or not self._is_narrow(cut):
             return 0.0
-        is_one = cut.rank <= _MATRIX or kind == "reduce_scatter"
-        return self.launch if is_one else _SEVERAL * self.launch
+        return self.launch * (1 if _is_one_op(kind, cut.rank) else _SEVERAL)
 
     def _rearranged(self, kind: str, cut: LastCut) -> float:
         if self._is_narrow(cut):
@@ -104,10 +132,15 @@ class Copies(NamedTuple):
         return self.rows if kind == "all_to_all" and cut.rank == _MATRIX and cut.joins else 0.0
 
     def _of_narrow(self, kind: str, rank: int) -> float:
-        if rank <= _MATRIX or kind == "reduce_scatter":
+        if _is_one_op(kind, rank):
             return self.rows
         return self.folded if kind == "all_to_all" and rank > _MATRIX + 1 else self.narrow
 
     def _is_narrow(self, cut: LastCut) -> bool:
         """Whether blocks are no whole tiles."""
         return self.lanes > 0 and cut.block % self.lanes > 0
+
+
+def _is_one_op(kind: str, rank: int) -> bool:
+    """Whether one op rearranges narrow blocks."""
+    return rank <= _MATRIX or kind == "reduce_scatter"
