@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from machine_models import planned_for, small_costs
 from partitioned_ops import LINE, op
 
 import sdy_jax as sdy
@@ -46,6 +47,18 @@ def test_plans_count_what_the_compiled_program_sends(function, layouts):
     assert plan.stages["partitioned"].verify()
     compiled = sdy.partition(function, mesh=LINE, in_shardings=P("x"), layouts=layouts).lower(X).compile()
     assert plan.wire_bytes == totals(collectives_in_hlo(compiled.as_text())).wire_bytes, plan
+
+
+def slices(x):
+    """A product computes the first one as it reads it, by a model of memory; to sort the second one it is written."""
+    return x[:12] @ x[:12].T, jnp.sort(x[:12], 0)
+
+
+@pytest.mark.parametrize("machine", ["tpu v5e", "h100"])
+def test_an_op_that_another_one_stands_in_for_is_planned_as_it_was(machine):
+    costs = small_costs(machine, ["x"])
+    with planned_for(machine):
+        assert_same(slices, X, mesh=LINE, in_shardings=P(None, "x"), costs=costs, rtol=1e-5)
 
 
 def test_one_of_two_equal_sums_is_left():

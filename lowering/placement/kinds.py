@@ -100,6 +100,7 @@ class Kinds:
 
         Different ops share one if rule, strategies and tensors are equal: an addition and a subtraction, say.
         """
+        op.keep_attributes()  # its strategies outlive it, where another one computes the same
         tensors = tuple([(v.shape or (), v.itemsize) for v in (*op.operands, *op.results)])
         strategies = strategies_of(op, rule)
         strategies = strategies if self._halo_exchange else _without_halos(strategies)

@@ -113,6 +113,10 @@ class Op:
             self._attributes = read_attributes(self.mlir)
         return self._attributes
 
+    def keep_attributes(self) -> None:
+        """Reads the attributes now: those of an op that is erased can not be read any more."""
+        self._attributes = self.attributes
+
     def attribute(self, name: str) -> ir.Attribute | None:
         """One attribute, without reading all of them."""
         return self.mlir.attributes.get(name)
