@@ -107,6 +107,11 @@ class ReshardProblem:
     divides: bool = True
     strips: bool = True
     _products: dict[Atoms, int] = field(default_factory=dict, compare=False, repr=False)
+    _counts: dict[tuple[Atoms, ...], tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _shards: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
+    _prices: dict[tuple[str, int, tuple[int, ...], tuple[int, ...]], Price] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     _rates: dict[tuple[str, int, LastCut | None], Rate] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -172,17 +177,28 @@ class ReshardProblem:
         return self._products[axes]
 
     def counts(self, state: State) -> tuple[int, ...]:
-        return tuple(self.product(axes) for axes in state.dims)
+        """The shards of each dimension."""
+        found = self._counts.get(state.dims)
+        if found is None:
+            found = self._counts[state.dims] = tuple([self.product(axes) for axes in state.dims])
+        return found
 
     def shards(self, state: State) -> int:
-        return math.prod(self.product(axes) for axes in state.dims)
+        counts = self.counts(state)
+        found = self._shards.get(counts)
+        if found is None:
+            found = self._shards[counts] = math.prod(counts)
+        return found
 
     def local_bytes(self, state: State) -> float:
         """The bytes of one block, with its padding."""
         if self.is_even:
             return self.total_bytes / self.shards(state)
-        counts = self.counts(state)
-        return self.itemsize * math.prod(padded_block(self.shape, counts, counts))
+        return self._padded_bytes(*[self.counts(state)] * 2)
+
+    def _padded_bytes(self, before: tuple[int, ...], after: tuple[int, ...]) -> float:
+        """The bytes of a block with so many shards per dimension, with the padding that a step to others needs."""
+        return self.itemsize * math.prod(padded_block(self.shape, before, after))
 
     @cached_property
     def is_even(self) -> bool:
@@ -230,12 +246,23 @@ class ReshardProblem:
         """The price of one step over the atoms in the mask `group`."""
         if kind == BY_STRIPS:
             return self._price_of_strips(before, after)
-        b_in, b_out = self._bytes_before(before, after), self.local_bytes(after)
+        key = kind, group, self.counts(before), self.counts(after)
+        found = self._prices.get(key)
+        if found is None:
+            found = self._prices[key] = self._price_between(*key)
+        return found
+
+    def _price_between(self, kind: str, group: int, before: tuple[int, ...], after: tuple[int, ...]) -> Price:
+        """The price of a step from so many shards per dimension to others."""
+        if self.is_even:
+            b_in, b_out = self.total_bytes / math.prod(before), self.total_bytes / math.prod(after)
+        else:
+            b_in, b_out = self._padded_bytes(before, after), self._padded_bytes(after, after)
         size = math.prod(self.sizes[a] for a in atoms_of(group))
         wire = wire_bytes(kind, size, b_in, b_out)
         if not wire and kind in ("all_slice", "replicated_to_unreduced", "sharded_to_unreduced"):
             return Price(0.0, 0.0, 0, 1)
-        cut = last_cut(self.shape, self.counts(before), self.counts(after)) if self.lanes else None
+        cut = last_cut(self.shape, before, after) if self.lanes else None
         return Price(self.rate(kind, group, cut).time(wire), wire, 1, 1)
 
     def _price_of_strips(self, before: State, after: State) -> Price:
@@ -248,12 +275,6 @@ class ReshardProblem:
         wire = self.itemsize * row * found.wire_elements
         each = self.rate("collective_permute", mask_of(found.group))
         return Price(found.rounds * each.fixed + wire * each.per_byte, wire, 1, 1)
-
-    def _bytes_before(self, before: State, after: State) -> float:
-        """The bytes of a block before a step, with the padding that the step needs to cut it."""
-        if self.is_even:
-            return self.local_bytes(before)
-        return self.itemsize * math.prod(padded_block(self.shape, self.counts(before), self.counts(after)))
 
     def permute_price(self, state: State) -> Price:
         """A permute is charged at the slowest axis of the problem."""
