@@ -194,7 +194,8 @@ class ReshardProblem:
         """The bytes of one block, with its padding."""
         if self.is_even:
             return self.total_bytes / self.shards(state)
-        return self._padded_bytes(*[self.counts(state)] * 2)
+        counts = self.counts(state)
+        return self._padded_bytes(counts, counts)
 
     def _padded_bytes(self, before: tuple[int, ...], after: tuple[int, ...]) -> float:
         """The bytes of a block with so many shards per dimension, with the padding that a step to others needs."""
