@@ -116,8 +116,8 @@ def _pairs(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], mesh
 
 def _only_user(value: Value) -> Op | None:
     """The op that alone takes a value, if it runs as often as the one that makes it: not in a loop or branch behind."""
-    uses, maker = value.uses, value.defining_op
-    return uses[0][0] if len(uses) == 1 and maker is not None and uses[0][0].block is maker.block else None
+    user, maker = value.only_user, value.defining_op
+    return user if user is not None and maker is not None and user.block is maker.block else None
 
 
 def _along_one_dimension(op: Op) -> tuple[int, Axes] | None:

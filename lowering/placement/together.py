@@ -69,7 +69,5 @@ def _kind(op: Op) -> object:
 
 def _taken(op: Op) -> Iterator[Value]:
     """What an op takes, or those in its regions."""
-    yield from op.operands
-    for block in op.blocks:
-        for inner in block.ops:
-            yield from _taken(inner)
+    for inner in op.walk():
+        yield from inner.operands

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.on_tpus import as_rows
 from sdy_jax.lowering.emission.platforms import are_tpus
@@ -45,7 +45,10 @@ def multiplied(
 ) -> jax.Array:
     """A product. Where it is scattered as a matrix, the columns of that are one dimension of one operand. Where the
     operands change their places in a transposition that follows, they have these places: what is transposed back here
-    cancels that. XLA for TPUs copies such a gradient before it is gathered, else."""
+    cancels that. XLA for TPUs copies such a gradient before it is gathered, else; other devices run it as it is."""
+    if not are_tpus():
+        dimensions = (numbers.contracting, numbers.batching)
+        return lax.dot_general(*operands, dimensions, precision=precisions, preferred_element_type=dtype)
     asked = precisions or (None, None)
     sides = [_Side(x, asked[side], *(pair[side] for pair in numbers)) for side, x in enumerate(operands)]
     batch, *free = [(0, dim) for dim in numbers.batching[0]], *_free(numbers, *operands)
@@ -74,8 +77,8 @@ def _product(sides: Sequence[_Side], dtype: Any) -> jax.Array:
 
 
 def _is_transposed(op: Op, permutation: Sequence[int]) -> bool:
-    """Whether devices are TPUs, and a transposition alone takes an op's result."""
-    user = _only_user(op.results[0]) if are_tpus() else None
+    """Whether this transposition alone takes an op's result."""
+    user = op.results[0].only_user
     if user is None or user.name != "stablehlo.transpose":
         return False
     return list(user.ints("permutation")) == list(permutation)
@@ -85,7 +88,7 @@ def _columns(local: LocalOp, shape: Sequence[int]) -> list[int]:
     """The dimensions of a product's result of this shape that become the columns of a matrix when it is scattered,
     perhaps transposed; none where it is not."""
     result, order = local.op.results[0], list(range(len(shape)))
-    while (user := _only_user(result)) is not None and user.name == "stablehlo.transpose":
+    while (user := result.only_user) is not None and user.name == "stablehlo.transpose":
         order, result = [order[dim] for dim in user.ints("permutation")], user.results[0]
     if user is None or user.name != "sdy.reduce_scatter":
         return []
@@ -96,10 +99,6 @@ def _columns(local: LocalOp, shape: Sequence[int]) -> list[int]:
     )
     itemsize = numpy_dtype(result.dtype).itemsize
     return [] if others or not as_rows([shape[d] for d in order], itemsize, dim, parts) else order[dim + 1 :]
-
-
-def _only_user(value: Value) -> Op | None:
-    return value.uses[0][0] if len(value.uses) == 1 else None
 
 
 def _are_neighbours(dims: Sequence[tuple[int, int]]) -> bool:

@@ -54,6 +54,11 @@ class Value:
         """The op whose result this is; None for block arguments."""
         return self.owner if isinstance(self.owner, Op) else None
 
+    @property
+    def only_user(self) -> Op | None:
+        """The op that alone takes this, and once; None where there is none or more."""
+        return self.uses[0][0] if len(self.uses) == 1 else None
+
     def use_list(self) -> list[tuple[Op, int]]:
         """`uses` in the order in which the module lists them now."""
         if len(self.uses) < 2:
