@@ -77,8 +77,7 @@ def combine_collectives(
     for smaller in _TRIED:
         copy = Graph(copied(module))
         size = BucketSize(costs, combining, held * smaller)
-        most = policy.memory or policy.device_memory or math.inf
-        limit = max(min(peak + min(size.held, added), most), peak)
+        limit = max(min(peak + min(size.held, added), policy.limit), peak)
         room = {copy.ops[n]: limit - live[id(op.mlir)] for n, op in enumerate(graph.ops) if id(op.mlir) in live}
         buckets = combine(copy, {copy.ops[n]: record for n, record in records.items()}, mesh, size, room)
         if not buckets:

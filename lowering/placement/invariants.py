@@ -1,12 +1,14 @@
 """Loop invariants: bodies of loops use a value that never changes from outside instead of carrying it.
 
 jax lets a loop carry every value that its body closes over. One that the body returns unchanged is the same in all
-iterations. Used from outside of the loop, it is resharded once, before the loop.
+iterations. Used from outside of the loop, it is resharded once, before the loop. What a body returns from outside, as
+masks that the forward pass of a scan keeps for the backward pass, is that value after the first trip.
 """
 
 from __future__ import annotations
 
-from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.lowering.placement.trips import trip_count
 
 
 def use_invariants_from_outside(graph: Graph) -> None:
@@ -14,7 +16,18 @@ def use_invariants_from_outside(graph: Graph) -> None:
     # Outer loops come first: what they carry may be carried on by inner ones.
     for loop in [op for op in graph.ops if op.name == "stablehlo.while"]:
         condition, body = loop.blocks
-        unchanged = [i for i, argument in enumerate(body.arguments) if body.terminator.operands[i] is argument]
-        for i in unchanged:
-            for value in (body.arguments[i], condition.arguments[i], loop.results[i]):
-                graph.replace_uses(value, loop.operands[i])
+        for i, returned in enumerate(body.terminator.operands):
+            arguments = body.arguments[i], condition.arguments[i]
+            if returned is arguments[0]:
+                for value in (*arguments, loop.results[i]):
+                    graph.replace_uses(value, loop.operands[i])
+            elif not any(value.uses for value in arguments) and _is_outside(returned, loop) and trip_count(loop):
+                graph.replace_uses(loop.results[i], returned)
+
+
+def _is_outside(value: Value, loop: Op) -> bool:
+    """Whether a value that a loop's body returns is made before the loop."""
+    block = value.owner if isinstance(value.owner, Block) else value.owner.block
+    while block is not None and block.parent is not loop:
+        block = block.parent.block
+    return block is None

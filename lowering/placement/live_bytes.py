@@ -331,10 +331,12 @@ class _LiveRanges:
         if parent is None or parent.name in COMPUTATIONS:
             return
         if parent.name == _LOOP and op.block is parent.blocks[1]:
-            for returned, argument in zip(op.operands, op.block.arguments, strict=True):
-                if argument not in self._same:
-                    self._carried[self._root(returned)] = argument
-        self._read(op, op.operands, self._position[op])
+            pairs = zip(op.operands, op.block.arguments, strict=True)
+            changed = [(returned, argument) for returned, argument in pairs if argument not in self._same]
+            self._carried.update((self._root(returned), argument) for returned, argument in changed)
+            self._read(op, [returned for returned, _ in changed], self._position[op])
+        else:
+            self._read(op, op.operands, self._position[op])
 
     def _visit_loop(self, loop: Op) -> None:
         changed = [i for i, result in enumerate(loop.results) if result not in self._same]

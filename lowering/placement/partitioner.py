@@ -38,6 +38,7 @@ from sdy_jax.lowering.placement.report import Moved, PartitionReport
 from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
 from sdy_jax.lowering.placement.sent_times import SentTimes
 from sdy_jax.lowering.placement.stacks import LOOP, Stacks
+from sdy_jax.lowering.placement.sunk import sink_into_loops
 from sdy_jax.lowering.placement.trips import executions
 from sdy_jax.lowering.placement.twins import Twins
 from sdy_jax.lowering.placement.unsplit import Unsplit
@@ -87,7 +88,7 @@ def prepared(module: ir.Operation, mesh_name: str, rules: RuleBook) -> Graph:
     """The graph of a propagated module that is about to be walked: joined, folded, and without dead code."""
     graph = Graph(module)
     use_invariants_from_outside(graph)
-    graph = erase_dead_code(fold(graph))
+    graph = erase_dead_code(sink_into_loops(fold(graph)))
     joined = join_pieces(graph, mesh_name, graph.meshes[mesh_name], rules.without_overrides().rule_of)
     return graph if joined is graph else erase_dead_code(joined)
 
@@ -109,7 +110,7 @@ class Partitioner:
         self.plan, self.walked, self.number = plan, Walked(), {op: n for n, op in enumerate(graph.ops)}
         self.graph, self.optimize_collectives = graph, policy.optimize_collectives
         self.costs, self.all_copies_wait, self._runs_late = costs, policy.runs_early, policy.runs_late
-        self._memory = policy.memory or policy.device_memory
+        self._memory = policy.limit if policy.available else 0.0
         self.report = PartitionReport(inputs)
         keeps = policy.layouts == "propagated"
         self.placement = Placement(

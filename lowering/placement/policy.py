@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sdy_jax.lowering.emission.packed import PACKABLE
@@ -9,6 +10,9 @@ from sdy_jax.lowering.reshard.machines import combined_kinds, stacked_kinds
 
 UNEVEN = ("pad", "replicate", "error")
 LAYOUTS = ("local", "propagated", "global")
+
+_USABLE = 0.9
+"""The share of a device's memory that programs are planned for: estimates are no better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,8 @@ class Policy:
             is brought to its propagated sharding right where it is made. "global": layouts and strategies of the whole
             program are chosen together, by what all of it costs; never dearer than "local".
         memory: the bytes that a device may hold, with "global": arguments, results and what is in between. By default
-            what the "local" program needs and one percent, or `device_memory` where that is more.
-        device_memory: the bytes of a device that may be used; 0 where that is not known.
+            most of `device_memory`; where that is not known what the "local" program needs, and one percent.
+        device_memory: the bytes of a device that programs can have; 0 where that is not known.
         products_fuse: the devices' compiler fuses element-wise ops into products, so that these make no buffers.
         runs_early: the devices' compiler runs an op as soon as its operands are there, not when it is needed.
         runs_late: it runs an op no sooner than its result is needed.
@@ -79,3 +83,14 @@ class Policy:
     keeps_whole: bool = False
     halo_exchange: bool = True
     combine: Combining = Combining()
+
+    @property
+    def available(self) -> float:
+        """The bytes that a device has for the program: those that the user states, else its own; 0 where neither is
+        known."""
+        return self.memory or self.device_memory
+
+    @property
+    def limit(self) -> float:
+        """The bytes that a plan may hold on a device; infinite where nothing is known."""
+        return self.memory or _USABLE * self.device_memory or math.inf

@@ -19,9 +19,6 @@ from sdy_jax.representation.type_text import bytes_of_text
 from sdy_jax.runtime.boundary import checked_mesh
 from sdy_jax.runtime.devices import allocator_memory, device_kind, platform_of
 
-_USABLE = 0.9
-"""The share of a device's memory that programs are planned for."""
-
 
 class Keywords(TypedDict, total=False):
     """The options of `partition`, for type checkers."""
@@ -119,7 +116,7 @@ class Options:
             uneven=self.uneven,
             layouts=self.layouts,
             memory=self._memory,
-            device_memory=_USABLE * memory_of(mesh),
+            device_memory=memory_of(mesh),
             products_fuse=platform == "tpu",
             runs_early=platform == "cpu",
             combine=Combining.of_devices(self._combine, platform, device_kind(mesh)),

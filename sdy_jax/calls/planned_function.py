@@ -35,7 +35,7 @@ from sdy_jax.plan.build import build_plan, collection_paused
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG
-from sdy_jax.plan.warn import report_notes
+from sdy_jax.plan.warn import report_notes, too_large, warn_of
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.boundary import auto_mesh, checked_mesh
 from sdy_jax.runtime.devices import device_kind
@@ -158,6 +158,7 @@ class PlannedFunction:
                 inner=self.is_inner,
             )
         report_notes(plan.notes, self.options.on_unknown)
+        warn_of(too_large(plan))
         plan = with_dialect_collectives(plan, mesh)
         plan = dataclasses.replace(
             plan,

@@ -106,10 +106,18 @@ def _worth(plan: Plan, change: Change) -> Iterator[Fix]:
     except SdyError:  # what would not even be planned is not offered
         return
     sent, held = plan.wire_bytes - after.wire_bytes, plan.memory.peak - after.memory.peak
+    if after.memory.fits and not plan.memory.fits:
+        yield _fix(plan, change, sent, held)
+        return
     if after.wire_bytes > _NO_MORE * plan.wire_bytes or after.memory.peak > _NO_MORE * plan.memory.peak:
         return
     if after.work_cost > _NO_MORE * plan.work_cost:
         return
     if sent > _WORTH * plan.wire_bytes or held > _WORTH * plan.memory.peak:
-        share = sent / plan.wire_bytes if plan.wire_bytes else 0.0
-        yield Fix(change.kind, change.line, change.text, max(0.0, sent), max(0.0, held), share)
+        yield _fix(plan, change, sent, held)
+
+
+def _fix(plan: Plan, change: Change, sent: float, held: float) -> Fix:
+    """The fix-it of a change that saves so many bytes on the wire and of memory."""
+    share = sent / plan.wire_bytes if plan.wire_bytes else 0.0
+    return Fix(change.kind, change.line, change.text, max(0.0, sent), max(0.0, held), share)

@@ -148,7 +148,7 @@ class _Making:
         """The plan of a program whose border is left to the planner, in part at least."""
         imported = copied(program.module)
         run_pipeline(imported, plan_import())
-        limit = self.policy.memory or self.policy.device_memory or math.inf
+        limit = self.policy.limit
         unlimited = replace(self, policy=replace(self.policy, memory=math.inf))
         return automatic_plan(program, imported, self.plan, unlimited.plan, self._freed, limit, self.tell)
 

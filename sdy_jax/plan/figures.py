@@ -19,14 +19,22 @@ class Figures(PlanFacts):
 
     @property
     def headline(self) -> str:
-        """The first line of the plan's text: name, mesh, number of collectives, bytes, and the estimated time."""
+        """The first line of the plan's text: name, mesh, that it does not fit, number of collectives, bytes, and the
+        estimated time."""
         axes = ", ".join(f"{axis.name}={axis.size}" for axis in self.program.mesh.axes)
         count, least = len(self.collectives), "" if self.totals.known else "at least "
         return (
-            f"plan of {self.name} on mesh {axes} ({self.program.mesh.size} devices): {count} "
+            f"plan of {self.name} on mesh {axes} ({self.program.mesh.size} devices): {self._too_large}{count} "
             f"collective{'' if count == 1 else 's'}, {least}{bytes_text(self.wire_bytes)} on the wire per device"
             + (f", estimated {least}{self.time}" if self.costs.unit == "seconds" else "")
         )
+
+    @property
+    def _too_large(self) -> str:
+        """That a device has less memory than the program takes."""
+        if self.planned_with is None or self.memory.fits:
+            return ""
+        return f"does not fit: {bytes_text(self.memory.peak)} of {bytes_text(self.memory.available)}; "
 
     def summary(self) -> str:
         """One line per kind of collective: how many executions, how many bytes."""
@@ -86,8 +94,10 @@ class Figures(PlanFacts):
         Example:
             assert plan.memory.peak < 16 * 2**30
         """
-        fuse = self.planned_with is not None and self.planned_with.policy.products_fuse
-        return memory_of(self.graph, fuse)
+        if self.planned_with is None:
+            return memory_of(self.graph)
+        policy = self.planned_with.policy
+        return memory_of(self.graph, policy.products_fuse, policy.available)
 
     @cached_property
     def work(self) -> tuple[Work, ...]:

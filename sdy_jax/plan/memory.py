@@ -28,6 +28,7 @@ class MemoryUse(NamedTuple):
         temporaries: of values made in between, when most is live.
         largest: the temporaries that are live then, largest first.
         shared: of results that lie in the memory of donated arguments.
+        available: what a device has for the program: `memory=`, else its own memory; 0 where neither is known.
     """
 
     arguments: float
@@ -35,6 +36,12 @@ class MemoryUse(NamedTuple):
     temporaries: float
     largest: tuple[HeldValue, ...]
     shared: float = 0.0
+    available: float = 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has as much, or it is not known how much it has."""
+        return not self.available or self.peak <= self.available
 
     @property
     def border(self) -> float:
@@ -47,11 +54,11 @@ class MemoryUse(NamedTuple):
         return self.border + self.temporaries
 
 
-def memory_of(graph: Graph, products_fuse: bool = False) -> MemoryUse:
-    """What a device holds for a partitioned program; `products_fuse` as for the planner."""
+def memory_of(graph: Graph, products_fuse: bool = False, available: float = 0.0) -> MemoryUse:
+    """What a device holds for a partitioned program, of what it has; `products_fuse` as for the planner."""
     peak, shardings = peak_of(graph, products_fuse=products_fuse), value_shardings(graph)
     held = [HeldValue(_type(live.value, shardings), live.source, live.bytes) for live in peak.live]
-    return MemoryUse(peak.arguments, peak.results, peak.bytes, tuple(held), peak.shared)
+    return MemoryUse(peak.arguments, peak.results, peak.bytes, tuple(held), peak.shared, available)
 
 
 def _type(value: Value, shardings: Mapping[Value, TensorSharding]) -> str:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.hidden_frames import users_stack_level
 from sdy_jax.lowering.placement.report import Note
+from sdy_jax.representation.type_text import bytes_text
+
+if TYPE_CHECKING:
+    from sdy_jax.plan.plan import Plan
+
+_LISTED = 5
 
 
 class PartitionWarning(UserWarning):
-    """Something moves or is computed whole because it cannot be split, or an argument is moved because it lies
-    otherwise than stated; it names the op or the argument, and the source line."""
+    """Something moves or is computed whole because it cannot be split, an argument is moved because it lies otherwise
+    than stated, or a program takes more memory than a device has; it names the op, the argument or the largest values,
+    and the source line."""
 
 
 def report_notes(notes: Sequence[Note], on_unknown: str) -> None:
@@ -25,6 +33,19 @@ def report_notes(notes: Sequence[Note], on_unknown: str) -> None:
         raise UnsupportedError("cannot be split, and on_unknown='error':\n" + "\n".join(map(str, notes)))
     if on_unknown == "warn":
         warn_of(map(str, notes))
+
+
+def too_large(plan: Plan) -> Iterator[str]:
+    """What is said of a plan that takes more memory than its devices have."""
+    if plan.planned_with is None or plan.memory.fits:
+        return
+    held = plan.memory
+    largest = [f"{bytes_text(value.bytes)} of {value.type} at {value.source}" for value in held.largest[:_LISTED]]
+    yield (
+        f"{plan.source}: {plan.name}: does not fit: {bytes_text(held.peak)} of {bytes_text(held.available)} on each "
+        f"device, the least that was found. The largest values at the peak: {'; '.join(largest)}; to fix: split these, "
+        "compute them again (jax.checkpoint), or donate arguments that are replaced (donate_argnums)"
+    )
 
 
 def warn_of(texts: Iterable[str]) -> None:

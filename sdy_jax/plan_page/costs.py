@@ -43,8 +43,9 @@ def _sends(record: PlanRecord) -> str:
 
 def _holds(memory: RecordedMemory) -> str:
     shared = f", {bytes_text(memory.shared)} of them in donated arguments" if memory.shared else ""
+    available = f" of {bytes_text(memory.available)}" if memory.available else ""
     return (
-        f"{bytes_text(memory.peak)} at most: {bytes_text(memory.arguments)} of arguments, "
+        f"{bytes_text(memory.peak)}{available} at most: {bytes_text(memory.arguments)} of arguments, "
         f"{bytes_text(memory.results)} of results{shared}, {bytes_text(memory.temporaries)} in between"
     )
 

@@ -136,7 +136,7 @@ class RecordedMemory:
 
     `timeline` has the bytes of temporaries that are live while each of the ops runs; `buffers` are those temporaries,
     so that the ones at any op are found; `largest` those at the peak, largest first. `shared` are the bytes of results
-    in the memory of donated arguments.
+    in the memory of donated arguments. `available`: what a device has for the program; 0 where that is not known.
     """
 
     arguments: float = 0.0
@@ -146,6 +146,7 @@ class RecordedMemory:
     timeline: tuple[float, ...] = ()
     buffers: tuple[RecordedBuffer, ...] = ()
     largest: tuple[RecordedBuffer, ...] = ()
+    available: float = 0.0
 
     @property
     def peak(self) -> float:

@@ -86,15 +86,15 @@ class OpRecords:
             if is_data_flow(op):
                 yield from (value for block in op.blocks for value in block.arguments)
 
-    def memory(self, products_fuse: bool) -> RecordedMemory:
-        """What a device holds."""
+    def memory(self, products_fuse: bool, available: float) -> RecordedMemory:
+        """What a device holds, of what it has."""
         peak, buffers = peak_and_buffers(self.graph, products_fuse=products_fuse)
         held = [RecordedBuffer(self.names.of(b.value), b.bytes, b.first, b.last) for b in buffers]
         spans = {(buffer.value, buffer.bytes): buffer for buffer in held}
         largest = [spans[self.names.of(live.value), live.bytes] for live in peak.live]
         timeline = tuple(size for _, size in peak.at)
         return RecordedMemory(
-            peak.arguments, peak.results, peak.bytes, peak.shared, timeline, tuple(held), tuple(largest)
+            peak.arguments, peak.results, peak.bytes, peak.shared, timeline, tuple(held), tuple(largest), available
         )
 
 

@@ -26,7 +26,7 @@ from sdy_jax.plan.recording.places import Places, frame_of
 from sdy_jax.plan.recording.tensors import Tensors
 from sdy_jax.plan.work import flops
 from sdy_jax.plan_record.border import RecordedAxis, RecordedMesh
-from sdy_jax.plan_record.program import RecordedCollective
+from sdy_jax.plan_record.program import RecordedCollective, RecordedMemory
 from sdy_jax.plan_record.record import (
     PlanRecord,
     RecordedAutomatic,
@@ -67,7 +67,7 @@ def record_of(plan: Plan) -> PlanRecord:
         collectives=tuple(collectives.of(plan.collectives, plan.totals.counted)),
         ops=tuple(ops.ops(plan.work_by_op)) if ops is not None else (),
         values=tuple(ops.values(plan.stages["propagated"])) if ops is not None else (),
-        memory=ops.memory(planned is not None and planned.policy.products_fuse) if ops is not None else None,
+        memory=_memory(plan, ops) if ops is not None else None,
         time=_time(plan),
         notes=tuple(map(_note, plan.notes)),
         dear=tuple(_note(note) for note in plan.dear_constraints if note.op != RESULTS),
@@ -99,6 +99,13 @@ def _ops(plan: Plan, places: Places) -> tuple[Tensors, OpRecords | None]:
         return Tensors(program.mesh_name, {program.mesh_name: program.mesh}), None
     tensors = Tensors(program.mesh_name, plan.graph.meshes)
     return tensors, OpRecords(plan.graph, tensors, Names(plan.graph, places, input_names(program)))
+
+
+def _memory(plan: Plan, ops: OpRecords) -> RecordedMemory:
+    planned = plan.planned_with
+    if planned is None:
+        return ops.memory(products_fuse=False, available=0.0)
+    return ops.memory(planned.policy.products_fuse, planned.policy.available)
 
 
 def _own_version() -> str:
