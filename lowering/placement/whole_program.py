@@ -197,12 +197,18 @@ class _Walks:
         """What a plan has to save."""
         return _LEAST_GAIN * self.proposed.walker.sending_time()
 
+    @property
+    def _latency(self) -> float:
+        """That of a gather along an axis, the slowest one."""
+        axes = [AxisRef(axis.name) for axis in self.mesh.axes if axis.size > 1]
+        return max([self._costs.rate("all_gather", (axis,), self.mesh).fixed for axis in axes], default=0.0)
+
     def planned(self) -> list[Walk]:
         """The walks by plans that were tried, the proposal first. Where the model promises little it is alone."""
         if not self.can_be_planned:
             return [self.proposed]
         program = modelled(self.graph, self.proposed.walker, self._atoms, self._policy, self._border)
-        best = best_choice(program)
+        best = best_choice(program, self._latency)
         if self.fits(self.proposed) and program.saved(best) < self.least_gain:
             return [self.proposed]
         return tried(program, best, self.proposed, Room(self.limit, self._policy.device_memory, self._byte), self._walk)
