@@ -40,9 +40,9 @@ collectives, with it 77 for 0.6 percent more cost. Half as much would have the d
 compile for 1.4 as long, with 226 instead of 200 collectives for 1 percent less (2026-11)."""
 
 _LATENCIES = 0.25
-"""The latencies that it has to save at most, where the model knows them. The proposal for an 8B model on 256 chips moves
-whole activations, 0.1 s each on average; a sixteenth of that for each gather of a layer had stacks gathered before the
-loops, which held twice of what a chip has (2026-11)."""
+"""The latencies that it has to save at most, where the model knows them. The proposal for an 8B model on 256 chips
+moves whole activations, 0.1 s each on average; a sixteenth of that for each gather of a layer had stacks gathered
+before the loops, which held twice of what a chip has (2026-11)."""
 
 _TRIES = 8
 """Prices of work, and of holding, that are tried."""

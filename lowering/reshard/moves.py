@@ -129,7 +129,7 @@ def _relayouts(problem: ReshardProblem, state: State, ends: Sequence[Atoms]) -> 
         elsewhere = problem.used(state) & ~mask_of(axes)
         for count in range(len(end), 0, -1):
             other = end[:count]
-            if not problem.may_relay(dim, axes, other):
+            if not problem.has_to_relay(dim, axes, other):
                 continue
             for after in _beside(problem, state.with_dim(dim, other), dim, mask_of(other) & elsewhere, ends):
                 if problem.shards(after) >= problem.min_shards and problem.change(state, after):

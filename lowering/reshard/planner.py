@@ -136,6 +136,22 @@ def _remembered(
     return ReshardPlan(collectives, price.wire_bytes, price.time)
 
 
+def strips_time(
+    shape: tuple[int, ...],
+    itemsize: float,
+    source: TensorSharding,
+    target: TensorSharding,
+    mesh: Mesh,
+    costs: CostModel,
+) -> float:
+    """The time of strips that lead from one sharding to another at once, on one mesh; infinite where none do."""
+    problem, _ = _problem(shape, itemsize, source, target, mesh, costs)
+    before, after = problem.source, problem.target
+    if before.unreduced != after.unreduced or not problem.change(before, after):
+        return math.inf
+    return problem.price(BY_STRIPS, 0, before, after).time
+
+
 def _combine_differently(source: TensorSharding, target: TensorSharding) -> bool:
     """Whether two unreduced shardings cannot share axes: their reductions or their meshes differ."""
     return source.reduction != target.reduction or source.mesh != target.mesh
@@ -453,11 +469,17 @@ class _Names:
             mesh = target.mesh if step.kind == "collective_permute" else mesh  # one permute at least, if they differ
             result = self.sharding(step.state, mesh, kind)
             collective = self.collective_of(step, before)
-            made.append(Collective(collective, result, _priced(problem, step, before).wire_bytes, kind))
+            made.append(Collective(collective, result, self.wire_bytes(problem, step, before), kind))
             before = step.state
         if before != problem.target:
             raise InternalError(f"the plan from <{source}> to <{target}> ends at another sharding: {made}")
         return tuple(made)
+
+    def wire_bytes(self, problem: ReshardProblem, step: ReshardStep, before: State) -> float:
+        """What a device sends in a step."""
+        if step.kind == BY_STRIPS:
+            return problem.price_of_planned_strips(before, step.state).wire_bytes
+        return _priced(problem, step, before).wire_bytes
 
     def collective_of(self, step: ReshardStep, before: State) -> SdyCollective:
         """What a step says with names."""

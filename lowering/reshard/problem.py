@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sdy_jax.lowering.reshard.cost import Link, Rate, rate, wire_bytes
-from sdy_jax.lowering.reshard.relayout import Atoms, Change, change, is_relaid
+from sdy_jax.lowering.reshard.relayout import Atoms, Change, Sent, change, is_relaid, sent
 from sdy_jax.lowering.reshard.strips import block_length
 from sdy_jax.lowering.reshard.tiles import LastCut, last_cut
 from sdy_jax.representation.sdy_collectives import BY_STRIPS
@@ -64,7 +64,7 @@ MERGEABLE = frozenset({"all_slice", "all_gather", "reduce_scatter", "replicated_
 
 
 MOST_DEVICES = 256
-"""The largest group whose strips are planned: it takes milliseconds, and the square of that for twice as many."""
+"""The largest group whose strips are sent: listing them takes milliseconds, the square of that for twice as many."""
 
 
 def mask_of(atoms: Iterable[int]) -> int:
@@ -234,14 +234,14 @@ class ReshardProblem:
             for d, (a, b) in enumerate(pairs)
         )
 
-    def may_relay(self, dim: int, have: Atoms, want: Atoms) -> bool:
-        """Whether a dimension can be relaid by strips, and has to be."""
-        devices = self.product(tuple(dict.fromkeys((*have, *want))))
-        return devices <= MOST_DEVICES and is_relaid(self.shape[dim], self.sizes, have, want)
+    def has_to_relay(self, dim: int, have: Atoms, want: Atoms) -> bool:
+        """Whether a dimension has to be relaid by strips."""
+        return is_relaid(self.shape[dim], self.sizes, have, want)
 
     def change(self, before: State, after: State) -> Change | None:
-        """What strips do between two states; None where they cannot."""
-        return change(self.shape, self.sizes, before.dims, after.dims)
+        """What strips do between two states; None where they cannot, or where too many devices would send them."""
+        found = change(self.shape, self.sizes, before.dims, after.dims)
+        return found if found and found.relaid.count(found.relaid.group) <= MOST_DEVICES else None
 
     def price(self, kind: str, group: int, before: State, after: State) -> Price:
         """The price of one step over the atoms in the mask `group`."""
@@ -269,12 +269,22 @@ class ReshardProblem:
     def _price_of_strips(self, before: State, after: State) -> Price:
         done = self.change(before, after)
         assert done is not None, "moves are made of changes"
-        found, counts = done.relayout, map(max, self.counts(before), self.counts(after))
+        return self._strips(before, after, done, sent(done.relaid))
+
+    def price_of_planned_strips(self, before: State, after: State) -> Price:
+        """As `price`, of strips as they are sent, of which the price may be an estimate."""
+        done = self.change(before, after)
+        assert done is not None, "steps are changes"
+        found = done.relayout
+        return self._strips(before, after, done, Sent(found.wire_elements, found.rounds))
+
+    def _strips(self, before: State, after: State, done: Change, found: Sent) -> Price:
+        counts = map(max, self.counts(before), self.counts(after))
         row = math.prod(
             block_length(n, count) for d, (n, count) in enumerate(zip(self.shape, counts, strict=True)) if d != done.dim
         )
-        wire = self.itemsize * row * found.wire_elements
-        each = self.rate("collective_permute", mask_of(found.group))
+        wire = self.itemsize * row * found.elements
+        each = self.rate("collective_permute", mask_of(done.relaid.group))
         return Price(found.rounds * each.fixed + wire * each.per_byte, wire, 1, 1)
 
     def permute_price(self, state: State) -> Price:

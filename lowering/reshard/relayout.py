@@ -40,15 +40,47 @@ class Relayout:
         return sum(len(stage.rounds) for stage in self.stages)
 
 
+class Relaid(NamedTuple):
+    """A dimension in other blocks: see `relayout`."""
+
+    size: int
+    sizes: tuple[int, ...]
+    have: Atoms
+    want: Atoms
+    cut: Atoms = ()
+    joined: Atoms = ()
+
+    @property
+    def group(self) -> Atoms:
+        """The atoms along which devices send to each other, the first one major."""
+        return tuple(dict.fromkeys((*self.joined, *self.have, *self.want)))
+
+    def count(self, atoms: Atoms) -> int:
+        """The devices along some atoms."""
+        return math.prod([self.sizes[atom] for atom in atoms])
+
+
+class Sent(NamedTuple):
+    """What a device sends, in elements along the dimension, and the number of permutes."""
+
+    elements: int
+    rounds: int
+
+
 class Change(NamedTuple):
     """How dimensions change: `dim` is relaid. Atoms that it gives away, or takes, may begin or cease to split `other`,
     whose blocks are cut, or joined, in `chunks`."""
 
     dim: int
-    relayout: Relayout
+    relaid: Relaid
     other: int | None = None
     chunks: int = 1
     is_cut: bool = False
+
+    @property
+    def relayout(self) -> Relayout:
+        """The strips."""
+        return relayout(*self.relaid)
 
 
 Dims = Sequence[Atoms]
@@ -63,7 +95,7 @@ def change(shape: Sequence[int], sizes: tuple[int, ...], before: Dims, after: Di
     ((dim,), others) = relaid, [dim for dim in moved if dim not in relaid]
     ends = before[dim], after[dim]
     if not others:
-        return Change(dim, relayout(shape[dim], sizes, *ends))
+        return Change(dim, Relaid(shape[dim], sizes, *ends))
     (other,) = others
     few, many = sorted((before[other], after[other]), key=len)
     part, is_cut = many[len(few) :], many == after[other]
@@ -73,7 +105,7 @@ def change(shape: Sequence[int], sizes: tuple[int, ...], before: Dims, after: Di
     counts = (math.prod(sizes[atom] for atom in atoms) for atoms in (few, many))
     if not leads_to_blocks(shape[other], *counts):
         return None
-    found = relayout(shape[dim], sizes, *ends, *((part, ()) if is_cut else ((), part)))
+    found = Relaid(shape[dim], sizes, *ends, *((part, ()) if is_cut else ((), part)))
     return Change(dim, found, other, math.prod(sizes[atom] for atom in part), is_cut)
 
 
@@ -87,6 +119,43 @@ def is_relaid(size: int, sizes: Sequence[int], have: Atoms, want: Atoms) -> bool
         return False
     short, long = sorted((have, want), key=len)
     return long[: len(short)] != short or not leads_to_blocks(size, *shards)
+
+
+_LISTED = 16
+"""Devices up to which strips are listed for their price. Among more it is read off the pattern of blocks: to list those
+of 256 devices takes milliseconds, and a search prices hundreds (2026-11)."""
+
+_APART = 1.4
+"""What rounds send beside the strips of the busiest device, where blocks end at different places."""
+
+
+@lru_cache(maxsize=1 << 16)
+def sent(relaid: Relaid) -> Sent:
+    """What a relayout sends: of few devices as it is planned, of many by the pattern of overlaps.
+
+    A device receives its block in as many strips as that overlaps with others, and each of those that hold a block
+    sends its share of what all want of it; blocks that do not end at the same places share rounds badly. Where devices
+    want the same block, they pass parts of it on. Where blocks are cut into others, nearly, most of them is there.
+    """
+    if relaid.count(relaid.group) <= _LISTED:
+        found = relayout(*relaid)
+        return Sent(found.wire_elements, found.rounds)
+    held, wanted, parts = map(relaid.count, (relaid.have, relaid.want, relaid.joined))
+    devices, is_whole = relaid.count(relaid.group), not (relaid.cut or relaid.joined)
+    have, want = block_length(relaid.size, held), block_length(relaid.size, wanted)
+    if is_whole and relaid.have == relaid.want[: len(relaid.have)]:
+        return Sent(min(want, held * (wanted // held * want - have)), _overlaps(want, have, held))
+    receivers, holders = devices // wanted, devices // (parts * held)
+    copies = 1 if is_whole and relaid.want == relaid.have[: len(relaid.want)] else receivers
+    takers = block_length(_overlaps(have, want, wanted) * copies, holders)
+    elements = max(parts * min(want, relaid.size), block_length(have * copies, holders))
+    apart = 1.0 if max(have, want) % min(have, want) == 0 else _APART
+    return Sent(round(apart * elements), max(parts * _overlaps(want, have, held), takers))
+
+
+def _overlaps(length: int, block: int, count: int) -> int:
+    """How many of `count` blocks overlap at most with one of a length, of several such ones side by side."""
+    return min(block_length(length - math.gcd(length, block), block) + 1, count)
 
 
 @lru_cache(maxsize=4096)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,12 +157,15 @@ class _Routes:
 
     def _join_steps(self, total: float, made: Matrix, sources: Sequence[State], targets: Sequence[State]) -> None:
         """Where one collective does it all, over all axes at once, it may take less than one after another."""
+        columns = dict[State, list[int]]()
+        for j, target in enumerate(targets):
+            columns.setdefault(target, []).append(j)
         for i, source in enumerate(sources):
-            for j, target in enumerate(targets):
+            for target in columns if source.unreduced else filter(columns.__contains__, _gathered(source)):
                 step = self._step(source, target)
                 if step is not None:
                     sent, each = step
-                    made[i, j] = min(made[i, j], each.time(sent * total))
+                    made[i, columns[target]] = np.minimum(made[i, columns[target]], each.time(sent * total))
 
     def _step(self, source: State, target: State) -> tuple[float, Rate] | None:
         """What one collective from one state to another sends of a tensor, and its rate."""
@@ -188,6 +191,12 @@ def _routes(
     lanes: Lanes | None,
 ) -> _Routes:
     return _Routes(space_of(blocks, tuple([link.size for link in links]), others), links, combines, lanes)
+
+
+def _gathered(source: State) -> Iterator[State]:
+    """The states to which gathers lead from one, alone."""
+    prefixes = [[axes[:n] for n in range(len(axes) + 1)] for axes in source.dims]
+    return (State(dims, source.unreduced) for dims in product(*prefixes))
 
 
 def _single_step(source: State, target: State) -> tuple[str, int] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from sdy_jax.lowering.planning.routes.classes import ShapeClass, times_between
 from sdy_jax.lowering.planning.routes.paths import Matrix
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.lowering.reshard.planner import plan_reshard, strips_time
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -70,9 +70,12 @@ class RoutePrices:
         return found
 
     def of_pair(self, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding) -> float:
-        """The price of one pair, whatever its blocks are; infinite where no reshard leads there."""
+        """The price of one step between blocks that neither join to blocks nor are cut into blocks; infinite where none
+        leads there. Between meshes, that of all steps."""
         if not may_become_unreduced(source, target):
             return math.inf
+        if source.mesh == target.mesh:
+            return strips_time(shape, itemsize, source, target, self._mesh, self._costs)
         if not self._costs.is_default:
             return self._pair(shape, itemsize, source, target)
         key = shape, source.layout, target.layout
