@@ -76,14 +76,15 @@ def test_described_devices_have_the_memory_of_those_at_hand():
         device.memory_stats = lambda: {"bytes_limit": 15 * GIB}
     described = AbstractMesh((8,), ("data",), abstract_device=AbstractDevice("TPU v5 lite", 1, "tpu"))
     assert Options().policy(at_hand) == Options().policy(described)
-    assert Options().policy(described).device_memory == 0.9 * 15.75 * GIB
+    assert Options().policy(described).device_memory == 15.75 * GIB
+    assert Options().policy(described).limit == 0.9 * 15.75 * GIB
 
 
 def test_of_unknown_devices_the_allocator_says_the_memory():
     mesh = mesh_of("Abacus 3", "abacus", np.zeros((8,), int), ("x",))
     for device in mesh.devices:
         device.memory_stats = lambda: {"bytes_limit": GIB}
-    assert Options().policy(mesh).device_memory == 0.9 * GIB
+    assert Options().policy(mesh).device_memory == GIB
 
 
 def test_several_processes_do_not_ask_their_own_allocators(monkeypatch):

@@ -26,7 +26,7 @@ from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.uses_in_time import place_uses
 from sdy_jax.lowering.placement.whole_program import modelled
-from sdy_jax.lowering.placement.within_memory import best_choice, tried
+from sdy_jax.lowering.placement.within_memory import Room, best_choice, tried
 from sdy_jax.lowering.planning.steps import steps_between
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -351,11 +351,9 @@ class Tried:
             model=model, start=[0], table=None, atoms=(), charge_holding=charge_holding, most_operations=0.0
         )
 
-    def found(self, limit):
-        best = best_choice(self.program)
-        return [
-            (walk.cost, walk.peak.total) for walk in tried(self.program, best, self.walk((0, {})), limit, self.walk)
-        ]
+    def found(self, limit, memory=0.0, byte=0.0):
+        best, room = best_choice(self.program), Room(limit, memory, byte)
+        return [(walk.cost, walk.peak.total) for walk in tried(self.program, best, self.walk((0, {})), room, self.walk)]
 
     def walk(self, plan):
         """Ops 0 and 9 hold nothing; what is made again is freed between ops 2 and 7."""
@@ -369,7 +367,9 @@ class Tried:
         peak = SimpleNamespace(total=live.max(), border=0.0)
         walker = SimpleNamespace(costs=sdy.CostModel(), mesh=SimpleNamespace(axes=()))
         cost += again
-        return SimpleNamespace(cost=cost, sent=cost, peak=peak, live=lambda: live, walker=walker, products_fuse=False)
+        return SimpleNamespace(
+            cost=cost, sending=cost, peak=peak, live=lambda: live, walker=walker, products_fuse=False
+        )
 
 
 def test_no_price_is_tried_where_the_best_choice_fits(monkeypatch):
@@ -383,7 +383,14 @@ def test_prices_rise_until_it_fits_and_then_fall_a_little(monkeypatch):
     assert tried.found(limit=5)[-1] == (5.6, 5)
     assert tried.placed == [tried.program]
     first, second, *rest = tried.prices[1:]
-    assert second == 4 * first and rest == [2 * first, pytest.approx(2**1.5 * first)]
+    assert second == 16 * first and rest == [4 * first, pytest.approx(8 * first)]
+
+
+def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(monkeypatch):
+    tried = Tried(monkeypatch, [(10, 5), (4, 5), (4.1, 3), (4.1, 3)])
+    assert tried.found(limit=9, memory=10, byte=0.5)[-1] == (4.1, 3)
+    assert tried.prices[1:] == [0.5 / 8] * 2  # at the eight moments at which most is held
+    assert Tried(monkeypatch, [(10, 5), (4, 2), (4.1, 1)]).found(limit=9, memory=10, byte=0.5)[-1] == (4, 2)
 
 
 def test_nothing_is_tried_beyond_what_costs_more_than_a_proposal_that_fits(monkeypatch):
