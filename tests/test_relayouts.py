@@ -16,7 +16,7 @@ from test_uneven import PARTITIONED, assert_close, split
 
 import sdy_jax as sdy
 from sdy_jax.lowering.reshard.planner import plan_reshard
-from sdy_jax.lowering.reshard.relayout import relayout
+from sdy_jax.lowering.reshard.relayout import Relaid, is_relaid, relayout, sent
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -61,6 +61,20 @@ def block_at(size, sizes, atoms, group, place):
 def test_one_block_that_several_want_is_parted_among_them():
     found = relayout(65, (2, 4), (0, 1), (0,))
     assert [stage.wire_elements for stage in found.stages] == [3, 27]
+
+
+@pytest.mark.parametrize("size", [257, 1000, 12345])
+@pytest.mark.parametrize("sizes", [(2, 16), (16, 4), (4, 32)])
+def test_what_many_devices_send_is_estimated_from_the_pattern_of_blocks(sizes, size):
+    for have, want in itertools.product(ORDERS, ORDERS):
+        if is_relaid(size, sizes, have, want):
+            planned, estimated = relayout(size, sizes, have, want), sent(Relaid(size, sizes, have, want))
+            assert 0.5 <= estimated.elements / planned.wire_elements <= 2.0, (have, want)
+
+
+def test_what_few_devices_send_is_what_is_planned():
+    found = relayout(65, (2, 4), (0, 1), (0,))
+    assert sent(Relaid(65, (2, 4), (0, 1), (0,))) == (found.wire_elements, found.rounds)
 
 
 def test_large_groups_are_not_planned():

@@ -11,7 +11,7 @@ of its results has, for all later users, its declared sharding.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -88,9 +88,15 @@ def prepared(module: ir.Operation, mesh_name: str, rules: RuleBook) -> Graph:
     """The graph of a propagated module that is about to be walked: joined, folded, and without dead code."""
     graph = Graph(module)
     use_invariants_from_outside(graph)
-    graph = erase_dead_code(sink_into_loops(fold(graph)))
-    joined = join_pieces(graph, mesh_name, graph.meshes[mesh_name], rules.without_overrides().rule_of)
-    return graph if joined is graph else erase_dead_code(joined)
+    graph = _changed(sink_into_loops, erase_dead_code(fold(graph)))
+    rule_of = rules.without_overrides().rule_of
+    return _changed(lambda graph: join_pieces(graph, mesh_name, graph.meshes[mesh_name], rule_of), graph)
+
+
+def _changed(change: Callable[[Graph], Graph], graph: Graph) -> Graph:
+    """The graph after a change, without what is dead then."""
+    changed = change(graph)
+    return graph if changed is graph else erase_dead_code(changed)
 
 
 class Partitioner:

@@ -1,0 +1,85 @@
+"""Programs on devices whose memory is known: it is the limit of plans, and what does not fit says so."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import sdy_jax as sdy
+from sdy_jax.representation.type_text import bytes_text
+
+CHIP = 15.75 * 2**30
+"""The memory of a TPU v5e."""
+
+MESH = AbstractMesh((16,), ("fsdp",), abstract_device=AbstractDevice("TPU v5 lite", 1, "tpu"))
+LAYERS, WIDTH = 8, 16384
+WEIGHTS = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32)
+"""8 GiB; half of one on each of 16 chips."""
+
+X = jax.ShapeDtypeStruct((16 * 8192, WIDTH), jnp.bfloat16)
+"""A quarter of a GiB on each."""
+
+
+def layer(h, w):
+    return jnp.tanh(h @ w.astype(jnp.bfloat16)), None
+
+
+def loss(weights, x):
+    return jnp.mean(jax.lax.scan(jax.checkpoint(layer), x, weights)[0].astype(jnp.float32) ** 2)
+
+
+def step(weights, momentum, x):
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, jax.grad(loss)(weights, x))
+    return weights - 0.01 * momentum, momentum
+
+
+def plan_of(fun=step, arguments=(WEIGHTS, WEIGHTS, X), specs=(P(None, "fsdp"), P(None, "fsdp"), P("fsdp")), **options):
+    options = {"donate_argnums": (0, 1), "out_shardings": specs[:2]} | options
+    return sdy.partition(fun, mesh=MESH, in_shardings=specs, **options).plan(*arguments)
+
+
+def test_layers_are_gathered_in_loops_though_nothing_is_said_of_memory():
+    """All at once they would take eight GiB, and their gradients as much."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", sdy.PartitionWarning)
+        plan = plan_of()
+    assert plan.memory.available == CHIP and plan.memory.fits and plan.memory.peak < 0.6 * CHIP
+    assert {record.times for record in plan.collectives if record.kind == "all_gather"} == {LAYERS}
+    assert f"holds     {bytes_text(plan.memory.peak)} of 15.8 GiB at most" in str(plan)
+    assert "does not fit" not in str(plan)
+
+
+LARGE = jax.ShapeDtypeStruct((1 << 16, 16 * 6144), jnp.float32)
+"""24 GiB."""
+
+
+def replicated(x):
+    return jnp.tanh(x)
+
+
+def test_what_does_not_fit_is_planned_and_says_so():
+    with pytest.warns(sdy.PartitionWarning, match=r"replicated: does not fit: 48.0 GiB of 15.8 GiB on each device"):
+        plan = plan_of(replicated, (LARGE,), (P(),), donate_argnums=(), out_shardings=P())
+    assert not plan.memory.fits
+    first = str(plan).splitlines()[0]
+    assert first.startswith("plan of replicated on mesh fsdp=16 (16 devices): does not fit: 48.0 GiB of 15.8 GiB; 0 ")
+
+
+def test_what_does_not_fit_a_stated_limit_is_an_error():
+    with pytest.raises(sdy.MemoryLimitError, match="memory"):
+        plan_of(replicated, (LARGE,), (P(),), donate_argnums=(), out_shardings=P(), memory="14GiB")
+
+
+def test_a_stated_limit_replaces_that_of_the_device():
+    plan = plan_of(replicated, (LARGE,), (P(),), donate_argnums=(), out_shardings=P(), memory="50GiB")
+    assert plan.memory.available == 50 * 2**30 and plan.memory.fits and "does not fit" not in str(plan)
+
+
+def test_changes_that_make_it_fit_are_offered():
+    """Though they send no less."""
+    with pytest.warns(sdy.PartitionWarning, match="does not fit"):
+        plan = plan_of(replicated, (LARGE,), (P(),), donate_argnums=(), out_shardings=sdy.AUTO)
+    assert any(fix.memory > 8 * 2**30 for fix in plan.fixes), plan.fixes
