@@ -100,7 +100,7 @@ def test_layers_in_megatrons_layout_scatter_their_sums_on_tpus(costs):
             found = partitioned(weights, x)
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, jax.jit(step)(weights, x))
     kinds = Counter(c.kind for c in plans[0].collectives if c.shape == x.shape)
-    assert kinds["reduce_scatter"] == kinds["all_gather"] == 2 * kinds["all_reduce"]
+    assert kinds["reduce_scatter"] == kinds["all_gather"] >= 2 * max(kinds["all_reduce"], 1)
     assert plans[0].time.communication < 0.9 * plans[1].time.communication
 
 
