@@ -65,8 +65,8 @@ ROOMS = {
     "pytest_plugin": "",
     "testing": "errors lowering.reshard plan_record plan calls pytest_plugin",
     "commands": (
-        "errors representation ir runtime annotate verification text lowering passes plan_record plan contracts shard "
-        "loading calls"
+        "errors representation ir runtime annotate verification text lowering lowering.reshard passes plan_record plan "
+        "contracts shard loading calls"
     ),
     "__main__": "commands",
     "__init__": (

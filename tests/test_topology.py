@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -21,11 +22,15 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.commands.cli import main
+from sdy_jax.commands.gpu_targets import gpu_kinds
 from sdy_jax.commands.topology import Topology, compiled_report
 from sdy_jax.errors import SdyError
+from sdy_jax.lowering.reshard.machines import device_memory
+from sdy_jax.plan.hlo import overlapped
 from sdy_jax.runtime.devices import network_axes
 
 TESTS = Path(__file__).parent
+TARGETS = TESTS.parent / "sdy_jax" / "commands" / "targets"
 
 needs_libtpu = [
     pytest.mark.slow,
@@ -73,6 +78,11 @@ def test_what_the_compiler_says() -> None:
         (("--topology", "v5e"), "expected a platform and a slice of it, as in tpu:v5e:16x16"),
         (("--topology", "tpu:v5e:4x4"), "needs libtpu|libtpu, which is not installed; to fix: pip install libtpu"),
         (("--slices", "2"), "name one of them by --topology"),
+        (("--topology", "gpu:h100"), "gpu:h100; expected a kind and slices x hosts x GPUs, as in gpu:h100:1x8x8"),
+        (("--topology", "gpu:h100:2x2x2x2"), "expected a kind and slices x hosts x GPUs"),
+        (("--topology", "gpu:h900:8"), "gpu:h900; expected a100, a100-40gb, b200, h100, h200, or a file with the text"),
+        (("--topology", "gpu:h100:8"), "for CUDA|for CUDA, which is not installed; .* pip install 'sdy_jax.gpu-topol"),
+        (("--topology", "gpu:h100:8", "--slices", "2"), "--slices 2; GPUs have their slices in their name"),
     ],
 )
 def test_bad_options(
@@ -205,3 +215,78 @@ class TestOnTpus:
         )
         assert done.returncode == 1 and "error: --topology tpu:v5e:3x3: INVALID_ARGUMENT" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+needs_cuda_plugin = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs jax's plugin for CUDA (gpu-topologies)"
+    ),
+]
+
+
+class TestOnGpus:
+    pytestmark = needs_cuda_plugin
+
+    @pytest.mark.parametrize("kind", gpu_kinds())
+    def test_the_command_prints_plan_and_compiler(self, kind: str, tmp_path: Path) -> None:
+        """On an H100 a gather runs beside the product of the layer before."""
+        (tmp_path / "model.py").write_text(LAYERS)
+        options = ["--topology", f"gpu:{kind}:2x8", "--mesh", "data=16", "--args", "bf16[8192,2048], bf16[4,2048,2048]"]
+        sharded = ["--in-shardings", "P('data'), P(None, 'data')", "--out-shardings", "P('data')"]
+        done = run("-m", "sdy_jax", "plan", f"{tmp_path / 'model.py'}:step", *options, *sharded)
+        assert done.returncode == 0, done.stderr[-3000:]
+        report = done.stdout[done.stdout.index("compiled for") :]
+        assert f"compiled for gpu:{kind}:2x8, 16 NVIDIA {kind[:4].upper()}" in report
+        assert re.search(r"memory +[\d.]+ MiB of [\d.]+ GiB", report)
+        assert re.search(r"all-gather +4 x, 30.0 MiB", report)
+        assert "beside other work" in report or kind != "h100"
+
+    def test_a_file_describes_a_gpu(self, tmp_path: Path) -> None:
+        (target,) = (file for file in TARGETS.iterdir() if file.name == "h100.textproto")
+        (tmp_path / "mine.textproto").write_text(target.read_text())
+        (tmp_path / "model.py").write_text(LAYERS)
+        found = ["--topology", f"gpu:{tmp_path / 'mine.textproto'}:8", "--mesh", "data=8"]
+        done = run("-m", "sdy_jax", "plan", f"{tmp_path / 'model.py'}:step", *found, "--args", "f32[8,8], f32[2,8,8]")
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "8 NVIDIA H100 80GB HBM3 devices: per device" in done.stdout
+
+
+LAYERS = """\
+import jax
+import jax.numpy as jnp
+
+
+def step(x, weights):
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights)[0]
+"""
+
+
+@pytest.mark.parametrize("kind", gpu_kinds())
+def test_described_gpus_are_machines_of_known_rates(kind: str) -> None:
+    text = TARGETS.joinpath(f"{kind}.textproto").read_text()
+    described = re.search(r'device_description_str: "(.*)"', text)
+    memory = re.search(r"device_memory_size: (\d+)", text)
+    assert described and memory and 0 < device_memory(described[1]) < int(memory[1])
+
+
+def test_what_runs_beside_other_work_in_a_scheduled_module() -> None:
+    """The first gather has a product between start and done, the second has none."""
+    found = overlapped(SCHEDULED)
+    assert found.by_kind == {"all-gather": (1, 3 * 64.0)}
+
+
+SCHEDULED = """\
+HloModule m, is_scheduled=true, num_partitions=4
+
+ENTRY %main (p: f32[4,4], q: f32[16,16]) -> f32[16,4] {
+  %p = f32[4,4]{1,0} parameter(0)
+  %q = f32[16,16]{1,0} parameter(1)
+  %s = (f32[4,4], f32[16,4]) all-gather-start(%p), replica_groups=[1,4]<=[4], dimensions={0}
+  %d = f32[16,16]{1,0} dot(%q, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %g = f32[16,4]{1,0} all-gather-done(%s)
+  %t = (f32[4,4], f32[16,4]) all-gather-start(%p), replica_groups=[1,4]<=[4], dimensions={0}
+  %h = f32[16,4]{1,0} all-gather-done(%t)
+  ROOT %r = f32[16,4]{1,0} dot(%d, %g), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""

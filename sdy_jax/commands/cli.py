@@ -170,7 +170,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--topology",
         metavar="PLATFORM:SLICE",
         help="compile for all devices of a slice, though none is there, and print what the compiler says of memory, "
-        "costs and collectives: tpu:v5e:16x16 (needs libtpu)",
+        "costs and collectives: tpu:v5e:16x16 (needs libtpu), or gpu:h100:1x8x8, slices x hosts x GPUs (needs jax's "
+        "plugin for CUDA)",
     )
     parser.add_argument(
         "--slices", type=_count, default=1, metavar="N", help="so many slices; the mesh's first axis runs over them"

@@ -13,13 +13,16 @@ import numpy as np
 from jax.experimental import mesh_utils, topologies
 
 from sdy_jax.commands import UsageError
+from sdy_jax.commands.gpu_targets import COMPILER_OPTIONS, described_gpus
 from sdy_jax.errors import SdyError
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.lowering.reshard.machines import device_memory
+from sdy_jax.plan.hlo import collectives_in_hlo, overlapped, totals
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.type_text import bytes_text, flops_text
 
-_QUIET = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-"""libtpu asks no cloud, which might not answer, and compiles beside other processes."""
+_QUIET = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+"""libtpu asks no cloud, which might not answer, and compiles beside other processes. jax's plugin for CUDA loads
+without the libraries that programs run with."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +32,22 @@ class Topology:
     text: str
     slices: int
     devices: tuple[Any, ...]
+    compiler_options: dict[str, str | bool] | None = None
 
     @classmethod
     def of(cls, text: str, slices: int = 1) -> Topology:
-        """`tpu:v5e:16x16`: a platform, and a slice as its compiler names it.
+        """`tpu:v5e:16x16`: a platform, and a slice as its compiler names it; of GPUs as `described_gpus` does.
 
         Raises:
             SdyError: there is no such slice, or no compiler for it.
         """
         platform, _, name = text.partition(":")
         if not name:
-            raise UsageError(f"--topology {text}; expected a platform and a slice of it, as in tpu:v5e:16x16")
+            raise UsageError(
+                f"--topology {text}; expected a platform and a slice of it, as in tpu:v5e:16x16 or gpu:h100:1x8x8"
+            )
+        if platform == "gpu":
+            return cls._of_gpus(text, name, slices)
         if platform == "tpu":
             _check_libtpu()
         several = {"num_slices": slices} if slices > 1 else {}
@@ -50,8 +58,16 @@ class Topology:
         devices = sorted(found.devices, key=lambda device: getattr(device, "slice_index", None) or 0)
         return cls(text, slices, tuple(devices))
 
+    @classmethod
+    def _of_gpus(cls, text: str, name: str, slices: int) -> Topology:
+        if slices != 1:
+            raise UsageError(f"--slices {slices}; GPUs have their slices in their name, as in gpu:h100:{slices}x1x8")
+        devices = tuple(described_gpus(name))
+        counted = len({getattr(device, "slice_index", None) for device in devices})
+        return cls(text, counted, devices, COMPILER_OPTIONS)
+
     def __str__(self) -> str:
-        slices = f"{self.slices} x " if self.slices > 1 else ""
+        slices = f"{self.slices} x " if self.slices > 1 and self.compiler_options is None else ""
         return f"{slices}{self.text}, {len(self.devices)} {self.devices[0].device_kind} devices"
 
     def mesh(self, mesh: Mesh) -> jax.sharding.Mesh:
@@ -94,11 +110,11 @@ def compiled_report(lowered: jax.stages.Lowered, topology: Topology) -> str:
         SdyError: it does not compile, for example because it takes more memory than there is.
     """
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(topology.compiler_options)
     except jax.errors.JaxRuntimeError as error:
         raise SdyError(f"the compiler for {topology} says: {str(error).splitlines()[0]}") from None
     rows = [
-        *_memory(compiled.memory_analysis()),
+        *_memory(compiled.memory_analysis(), device_memory(topology.devices[0].device_kind)),
         *_costs(compiled.cost_analysis()),
         *_collectives(compiled.as_text() or ""),
     ]
@@ -107,15 +123,17 @@ def compiled_report(lowered: jax.stages.Lowered, topology: Topology) -> str:
     return "\n".join([f"compiled for {topology}: per device", *lines])
 
 
-def _memory(found: Any) -> list[tuple[str, str]]:
+def _memory(found: Any, available: float) -> list[tuple[str, str]]:
+    """What a device holds, of what is known to be available to a program."""
     if found is None:
         return []
     arguments, results, temporary, shared = (
         getattr(found, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")
     )
+    of = f" of {bytes_text(available)}" if available else ""
     reused = f", {bytes_text(shared)} of it in donated arguments" if shared else ""
     return [
-        ("memory", bytes_text(arguments + results + temporary - shared)),
+        ("memory", f"{bytes_text(arguments + results + temporary - shared)}{of}"),
         ("  arguments", bytes_text(arguments)),
         ("  results", bytes_text(results) + reused),
         ("  temporary", bytes_text(temporary)),
@@ -134,9 +152,12 @@ def _costs(found: Any) -> list[tuple[str, str]]:
 
 
 def _collectives(hlo: str) -> list[tuple[str, str]]:
-    sent = totals(collectives_in_hlo(hlo))
+    sent, hidden = totals(collectives_in_hlo(hlo)), overlapped(hlo)
     kinds = [(f"  {kind}", f"{count} x, {bytes_text(wire)}") for kind, (count, wire) in sorted(sent.by_kind.items())]
-    return [("collectives", f"{sent.count}, {bytes_text(sent.wire_bytes)} on the wire" if kinds else "none"), *kinds]
+    if not kinds:
+        return [("collectives", "none")]
+    beside = [("  beside other work", f"{hidden.count} x, {bytes_text(hidden.wire_bytes)}")] if hidden.count else []
+    return [("collectives", f"{sent.count}, {bytes_text(sent.wire_bytes)} on the wire"), *kinds, *beside]
 
 
 def _check_libtpu() -> None:

@@ -92,6 +92,29 @@ def totals(collectives: Iterable[HloCollective]) -> HloTotals:
     return HloTotals(sum(c for c, _ in by_kind.values()), sum(w for _, w in by_kind.values()), by_kind)
 
 
+def overlapped(text: str) -> HloTotals:
+    """Of the collectives of a scheduled HLO module those that run beside other work: that have a fusion, a product or a
+    loop between start and done."""
+    module = _HloModule.parse(text)
+    executions = module.executions()
+    return totals(
+        _collective(instruction, module, executions[name])
+        for name, instructions in module.computations.items()
+        for place, instruction in enumerate(instructions)
+        if instruction.opcode in WIRE_BYTES and instruction.is_start and _has_work(instruction, instructions[place:])
+    )
+
+
+def _has_work(start: _Instruction, later: Iterable[_Instruction]) -> bool:
+    """Whether work lies between a start and its done."""
+    for instruction in later:
+        if instruction.opcode.endswith("-done") and start.name in instruction.operands:
+            return False
+        if instruction.opcode in _WORK:
+            return True
+    return False
+
+
 def estimated_cycles(text: str) -> float:
     """The cycles that a TPU's compiler expects the instructions of an optimised HLO module to take, loops by trips.
 
@@ -114,6 +137,7 @@ class _Instruction:
     opcode: str  # without `-start`
     operands: tuple[str, ...]
     attributes: str
+    is_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +246,7 @@ class _HloModule:
         return bytes_of_type(self.instructions[operand].type)
 
 
+_WORK = frozenset(("convolution", "custom-call", "dot", "fusion", "reduce", "scatter", "sort", "while"))
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\) -> .* \{$")
 _RESULT = re.compile(r"\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = ")
 _OPCODE = re.compile(r" ?(?P<opcode>[a-z][\w\-]*)\(")
@@ -250,7 +275,8 @@ def _parse_instruction(line: str) -> _Instruction | None:
     listed = split_list(rest[opcode.end() : close])  # with or without types before the names
     operands = tuple(found[1] for operand in listed if (found := _NAME.search(operand.strip())))
     name = opcode["opcode"].removesuffix("-start")
-    return _Instruction(result["name"], rest[:type_end], name, operands, _METADATA.sub("", rest[close + 1 :]))
+    attributes, is_start = _METADATA.sub("", rest[close + 1 :]), name != opcode["opcode"]
+    return _Instruction(result["name"], rest[:type_end], name, operands, attributes, is_start)
 
 
 def _closing(text: str, start: int) -> int:
