@@ -24,16 +24,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import Mesh
 from workloads import MESHES
 
+from sdy_jax.commands.topology import Topology, prepare
 from sdy_jax.plan.hlo import HloTotals, collectives_in_hlo, totals
 
 Tree = Any
-SLICE = "v5e:2x4"
-"""The TPUs that programs are compiled for, though none is there."""
-IN_HBM = {"xla_msa_enable": False}
+SLICE, GPUS = "tpu:v5e:2x4", "gpu:h100:8"
+"""The TPUs, and GPUs, that programs are compiled for, though none is there."""
+IN_HBM: dict[str, str | bool] = {"xla_msa_enable": False}
 """XLA's options for TPUs: no memory space assignment."""
 
 
@@ -43,12 +43,11 @@ def mesh_of(name: str) -> jax.sharding.Mesh:
     return jax.make_mesh(sizes, axes, axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
 
 
-def chips_of(name: str) -> Mesh:
+def chips_of(name: str, slice_: str = SLICE) -> Mesh:
     """The mesh of this name, of chips that programs can be compiled for, though none is there."""
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    prepare()
     sizes, axes = MESHES[name]
-    chips = np.array(topologies.get_topology_desc(platform="tpu", topology_name=SLICE).devices)
+    chips = np.array(Topology.of(slice_).devices)
     return Mesh(chips.reshape(sizes), axes, axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
 
 
