@@ -1,0 +1,147 @@
+"""One program of a row, by us or by jit, planned and compiled in a process of its own: what it takes there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from timing import compiler_time
+
+import sdy_jax as sdy
+from models.common import Layout, Program
+from models.rows import ROWS, Row
+from sdy_jax.commands.topology import Topology, prepare
+from sdy_jax.plan.hlo import collectives_in_hlo, estimated_cycles, totals
+
+_GIB = 2.0**30
+_NEEDS = re.compile(r"(?:total memory required for HLO temporaries \(|Used )([\d.]+)([GM])")
+
+
+@dataclass
+class Side:
+    """What was measured of one program.
+
+    Attributes:
+        error: why there is none.
+        planned, compiled: CPU seconds of planning, seconds of compiling.
+        took: GiB of memory that planning took.
+        available: GiB that a device has.
+        plan_memory, memory: GiB that it holds, by the plan and by the compiler.
+        plan_bytes, bytes: GiB that it sends.
+        plan_time, time: seconds of a step by the plan, and by the compiler's cycles and the links' rates, where it says
+            any.
+        flops: what the compiler counts, loops once.
+    """
+
+    error: str = ""
+    planned: float = 0.0
+    took: float = 0.0
+    available: float = 0.0
+    plan_memory: float = 0.0
+    plan_bytes: float = 0.0
+    plan_time: float = 0.0
+    compiled: float = 0.0
+    memory: float = 0.0
+    bytes: float = 0.0
+    time: float = 0.0
+    flops: float = 0.0
+
+
+def measured(row: Row, how: str, limit: float, *, compiles: bool = True, layers: int = 0) -> Side:
+    """One program of a row, in a process of its own. `how`: "ours" or "jit", and "constrained" or "auto"; `limit`:
+    seconds."""
+    command = [sys.executable, str(Path(__file__)), row.name, how, str(int(compiles)), str(layers)]
+    kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # libtpu ends at flags of others
+    environment = {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment)
+    except subprocess.TimeoutExpired:
+        return Side(error=f"not done after {limit:.0f} s")
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("{"):
+            return Side(**json.loads(line))
+    return Side(error=(done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:300])
+
+
+def run(row: Row, how: set[str], compiles: bool) -> Side:
+    """As `measured`, here."""
+    topology = Topology.of(*row.chips)
+    mesh = topology.mesh(sdy.Mesh.of(**row.axes))
+    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(jax.sharding.AxisType.Auto,) * len(mesh.axis_names))
+    layout = Layout(mesh, row.rules, "constrained" in how)
+    program, side = row.make(row.model, layout), Side()
+    lower = _jit if "jit" in how else _ours
+    try:
+        lowered = lower(program, layout, how, side, compiles)
+        if compiles:
+            start = time.monotonic()
+            executable = lowered.compile(topology.compiler_options)
+            side.compiled = time.monotonic() - start
+            _read(side, executable)
+    except (sdy.SdyError, jax.errors.JaxRuntimeError) as error:
+        side.error = str(error).splitlines()[0][:300]
+        if found := _NEEDS.search(str(error)):
+            side.memory = float(found[1]) / (1 if found[2] == "G" else 1024)
+    return side
+
+
+def _ours(program: Program, layout: Layout, how: set[str], side: Side, compiles: bool) -> Any:
+    state = len(program.donated) if "auto" in how else 0
+    specs, results = layout.specs(program.named), layout.specs(program.results)
+    function = sdy.partition(
+        program.run,
+        mesh=layout.mesh,
+        in_shardings=((sdy.AUTO,) * state + specs[state:]),
+        out_shardings=((sdy.AUTO,) * state + results[state:]),
+        donate_argnums=program.donated,
+    )
+    start = time.process_time()
+    plan = function.plan(*program.arguments)
+    side.planned = time.process_time() - start
+    side.took = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    side.available, side.plan_memory = plan.memory.available / _GIB, plan.memory.peak / _GIB
+    side.plan_bytes, side.plan_time = plan.wire_bytes / _GIB, plan.time.total
+    return function.lower(*program.arguments) if compiles else None
+
+
+def _jit(program: Program, layout: Layout, how: set[str], side: Side, compiles: bool) -> Any:
+    named = [
+        jax.tree.map(lambda spec: NamedSharding(layout.mesh, spec), layout.specs(tree), is_leaf=_is_spec)
+        for tree in (program.named, program.results)
+    ]
+    function = jax.jit(program.run, in_shardings=named[0], out_shardings=named[1], donate_argnums=program.donated)
+    return function.lower(*program.arguments)
+
+
+def _is_spec(tree: Any) -> bool:
+    return isinstance(tree, P)
+
+
+def _read(side: Side, executable: Any) -> None:
+    held, text = executable.memory_analysis(), executable.as_text()
+    kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
+    side.memory = (kept + held.temp_size_in_bytes) / _GIB
+    side.bytes = totals(collectives_in_hlo(text)).wire_bytes / _GIB
+    side.time = compiler_time(text).total if estimated_cycles(text) else 0.0
+    side.flops = (executable.cost_analysis() or {}).get("flops", 0.0)
+
+
+def main(name: str, how: str, compiles: str, layers: str) -> None:
+    prepare()
+    row = next(row for row in ROWS if row.name == name).with_layers(int(layers))
+    print(json.dumps(asdict(run(row, set(how.split("+")), compiles == "1"))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,120 @@
+"""What `scripts/bench_models` says of its rows: a table, and what misses a goal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from models.measure import Side
+from models.rows import Row
+
+MOST_SECONDS = {1: 30.0, 2: 60.0, 3: 60.0}
+"""Per number of mesh axes, the CPU seconds that a scanned model may take to be planned."""
+
+BYTES_APART, MEMORY_APART = 1.05, (0.85, 1.15)
+"""How far the plan's figures may be from the compiler's: over it, or over its inverse."""
+
+HEAD = (
+    "row",
+    "plan s",
+    "plan GiB",
+    "of",
+    "memory: plan",
+    "compiler",
+    "jit",
+    "bytes: plan",
+    "compiled",
+    "jit",
+    "ratio",
+    "time: plan",
+    "compiler",
+    "jit",
+    "compile s",
+    "jit",
+)
+
+
+@dataclass
+class Result:
+    """The sides of a row, by how it was compiled."""
+
+    row: Row
+    constrained: bool
+    ours: Side
+    jit: Side | None = None
+    others: list[Side] = field(default_factory=list)
+    """jit's with, or without, constraints, whichever `jit` is not."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.name} {'constrained' if self.constrained else 'free'}"
+
+    @property
+    def best_jit(self) -> float:
+        """What jit's program sends, the better one of those that compile; 0 where there is none."""
+        sides = [side for side in (self.jit, *self.others) if side is not None and not side.error]
+        return min([side.bytes for side in sides], default=0.0)
+
+    def misses(self) -> Iterator[str]:
+        """The goals that it misses, each as a text."""
+        ours = self.ours
+        if ours.error and not ours.planned:
+            yield f"no plan: {ours.error}"
+            return
+        limit = MOST_SECONDS[len(self.row.axes)]
+        if self.row.is_scanned and ours.planned > limit:
+            yield f"planned in {ours.planned:.0f} s, for {limit:.0f}"
+        if not self.row.is_scanned and self.jit and self.jit.compiled and ours.planned > self.jit.compiled:
+            yield f"planned in {ours.planned:.0f} s, XLA compiles in {self.jit.compiled:.0f}"
+        if ours.took > 2:
+            yield f"planning takes {ours.took:.1f} GiB"
+        if ours.error:
+            if any(side is not None and not side.error for side in (self.jit, *self.others)):
+                yield f"does not compile, jit's does: {ours.error}"
+            return
+        if ours.memory and not MEMORY_APART[0] <= ours.plan_memory / ours.memory <= MEMORY_APART[1]:
+            yield f"memory by the plan is {ours.plan_memory / ours.memory:.2f} of the compiler's"
+        if ours.bytes and not 1 / BYTES_APART <= ours.plan_bytes / ours.bytes <= BYTES_APART:
+            yield f"bytes by the plan are {ours.plan_bytes / ours.bytes:.2f} of the compiled program's"
+        if self.best_jit and ours.bytes > self.best_jit * (1 + 1e-6):
+            yield f"sends {ours.bytes / self.best_jit:.2f} of jit's better program"
+        if self.jit and self.jit.time and ours.time > self.jit.time * 1.02:
+            yield f"takes {ours.time / self.jit.time:.2f} of jit's time"
+
+    def cells(self) -> list[str]:
+        ours, jit = self.ours, self.jit or Side(error="-")
+        ratio = f"{ours.bytes / jit.bytes:.2f}" if ours.bytes and jit.bytes else "-"
+        return [
+            self.name, _number(ours.planned), _number(ours.took), _number(ours.available), _number(ours.plan_memory),
+            _held(ours), _held(jit), _number(ours.plan_bytes), _number(ours.bytes), _number(jit.bytes), ratio,
+            _number(ours.plan_time), _number(ours.time), _number(jit.time), _number(ours.compiled),
+            _number(jit.compiled),
+        ]  # fmt: skip
+
+    def record(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "row": self.name,
+            "ours": asdict(self.ours),
+            "jit": asdict(self.jit) if self.jit else None,
+            "misses": list(self.misses()),
+        }
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value else "-"
+
+
+def _held(side: Side) -> str:
+    """What a program holds; marked where it is more than there is."""
+    return f"{_number(side.memory)}{'!' if side.error and side.memory else ''}"
+
+
+def markdown(results: list[Result], versions: Mapping[str, str]) -> str:
+    """A table of all rows, GiB and seconds, with the goals that they miss below."""
+    rows = [HEAD, ("---",) * len(HEAD), *(result.cells() for result in results)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    missed = [f"- {result.name}: {miss}" for result in results for miss in result.misses()]
+    said = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"{table}\n\nGiB and seconds per device; {said}.\n\n" + "\n".join(missed or ["All goals are met."]) + "\n"

@@ -1,0 +1,145 @@
+"""The rows of `scripts/bench_models`: a model, chips, and how it lies on them, as MaxText and "How to Scale Your Model"
+state it: batch and weights along `fsdp`, heads, MLPs and vocabulary along `model`, experts along `expert`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from models.common import Layout, Program
+from models.llama import Llama, decoded, prefilled, trained
+from models.text import Bert, Lstm, trained_bert, trained_lstm
+from models.vision import UNet, VisionTransformer, denoised, trained_on_images
+
+LLAMA_8B = Llama(32, 4096, 32, 8, 128, 14336, 128256)
+LLAMA_70B = Llama(80, 8192, 64, 8, 128, 28672, 128256)
+TIED_256K = Llama(28, 3072, 16, 16, 256, 24576, 256000, tied=True)
+LARGE_EXPERTS = Llama(32, 4096, 32, 8, 128, 14336, 32000, experts=8, chosen=2, capacity=1.25)
+SMALL_EXPERTS = Llama(48, 2048, 32, 4, 128, 768, 151936, experts=128, chosen=8)
+VIT_H = VisionTransformer(32, 1280, 16, 5120, 14, 224, 1000)
+UNET = UNet((320, 640, 1280), 64, 4)
+BERT_LARGE = Bert(24, 1024, 16, 4096, 30528)  # 30522 words, padded as Megatron does
+LSTM = Lstm(2, 1024, 8192, 50000)
+
+Rules = Mapping[str, str | tuple[str, ...]]
+_TENSOR: Rules = {"heads": "model", "kv_heads": "model", "mlp": "model", "vocabulary": "model"}
+FSDP: Rules = {"batch": "fsdp", "embed": "fsdp"}
+MEGATRON: Rules = {**FSDP, **_TENSOR}
+SLICES: Rules = {**MEGATRON, "batch": ("slice", "fsdp")}
+EXPERTS: Rules = {"batch": ("fsdp", "expert"), "tokens": "fsdp", "embed": "fsdp", "expert": "expert"}
+SEQUENCE: Rules = {**_TENSOR, "seq": "seq", "cache": "seq"}
+BATCH: Rules = {**_TENSOR, "batch": "data"}
+CACHE: Rules = {**_TENSOR, "cache": "seq"}
+SPACE: Rules = {"batch": "data", "embed": "data", "rows": "space"}
+
+V5E_16, V5E_256, TWO_SLICES = ("tpu:v5e:4x4", 1), ("tpu:v5e:16x16", 1), ("tpu:v5e:16x16", 2)
+H100_8, H100_64 = ("gpu:h100:1x1x8", 1), ("gpu:h100:1x8x8", 1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A program on chips.
+
+    Attributes:
+        make: makes the program of a model and a layout.
+        chips: the name of a topology, and how many slices of it.
+        axes: the mesh's.
+        free: nothing is said of activations only; else rows come with and without.
+    """
+
+    name: str
+    model: Any
+    make: Callable[[Any, Layout], Program]
+    chips: tuple[str, int]
+    axes: Mapping[str, int]
+    rules: Rules
+
+    @property
+    def is_scanned(self) -> bool:
+        return bool(getattr(self.model, "scanned", True))
+
+    def with_layers(self, layers: int) -> Row:
+        """The same with fewer layers, where the model has a number of them."""
+        if not layers or not hasattr(self.model, "layers"):
+            return self
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, layers=layers))
+
+
+def _trained(batch: int, sequence: int = 4096) -> Callable[[Any, Layout], Program]:
+    return partial(trained, batch=batch, sequence=sequence)
+
+
+def _on(name: str, model: Any, per_chip: float, places: tuple[Any, ...]) -> Iterator[Row]:
+    """A training step on several kinds of chips, with so many sequences per chip."""
+    for chips, axes, rules in places:
+        count = math.prod(axes.values())
+        label = ",".join(f"{axis}={size}" for axis, size in axes.items())
+        make = _trained(max(int(per_chip * count), axes.get("fsdp", 1) * axes.get("slice", 1)))
+        yield Row(f"{name} {label} {_short(chips)}", model, make, chips, axes, rules)
+
+
+def _short(chips: tuple[str, int]) -> str:
+    name = chips[0].partition(":")[2]
+    return f"{chips[1]}x{name}" if chips[1] > 1 else name
+
+
+_POD = (V5E_256, {"fsdp": 256}, FSDP)
+_POD_BY_HEADS = (V5E_256, {"fsdp": 16, "model": 16}, MEGATRON)
+_TWO = (TWO_SLICES, {"slice": 2, "fsdp": 16, "model": 16}, SLICES)
+_SERVER = (H100_8, {"fsdp": 8}, FSDP)
+_CLUSTER = (H100_64, {"fsdp": 64}, FSDP)
+_CLUSTER_BY_HEADS = (H100_64, {"fsdp": 8, "model": 8}, MEGATRON)
+_unrolled = partial(dataclasses.replace, scanned=False)
+_kept = partial(dataclasses.replace, checkpointed=False)
+
+
+def _rows() -> Iterator[Row]:
+    yield from _on("llama-8b", LLAMA_8B, 1, (_POD, _POD_BY_HEADS, _TWO, _CLUSTER, _CLUSTER_BY_HEADS))
+    yield from _on("llama-8b-2k", LLAMA_8B, 0.5, (_SERVER,))
+    yield from _on("llama-8b-unrolled", _unrolled(LLAMA_8B), 1, (_POD, _CLUSTER))
+    yield from _on("llama-8b-kept", _kept(LLAMA_8B), 1, (_CLUSTER_BY_HEADS,))
+    yield from _on("llama-70b", LLAMA_70B, 0.25, (_POD, _POD_BY_HEADS, _TWO, _CLUSTER_BY_HEADS))
+    yield from _on("tied-256k", TIED_256K, 1, (_POD, _POD_BY_HEADS, _CLUSTER))
+    mixed = {"fsdp": 32, "expert": 8}
+    yield from _on(
+        "experts-8-large", LARGE_EXPERTS, 1, ((V5E_256, mixed, EXPERTS), (H100_64, {"fsdp": 8, "expert": 8}, EXPERTS))
+    )
+    mixed = {"fsdp": 16, "expert": 16}
+    yield from _on(
+        "experts-128-small", SMALL_EXPERTS, 1, ((V5E_256, mixed, EXPERTS), (H100_64, {"fsdp": 8, "expert": 8}, EXPERTS))
+    )
+    long = partial(prefilled, batch=1, sequence=32768)
+    yield Row("prefill-32k seq=16,model=16 v5e:16x16", LLAMA_8B, long, V5E_256, {"seq": 16, "model": 16}, SEQUENCE)
+    yield Row("prefill-32k seq=8 h100:1x1x8", LLAMA_8B, long, H100_8, {"seq": 8}, {"seq": "seq", "cache": "seq"})
+    step = partial(decoded, batch=64, sequence=4096)
+    for kind, axes, rules in (
+        ("batch", {"data": 4, "model": 4}, BATCH),
+        ("heads", {"model": 16}, {key: _TENSOR[key] for key in ("heads", "mlp", "vocabulary")} | {"cache": "model"}),
+        ("sequence", {"seq": 4, "model": 4}, CACHE),
+    ):
+        label = ",".join(f"{axis}={size}" for axis, size in axes.items())
+        yield Row(f"decode-by-{kind} {label} v5e:4x4", LLAMA_8B, step, V5E_16, axes, rules)
+    many = partial(decoded, batch=128, sequence=8192)
+    yield Row("decode-by-heads data=1,model=8 h100:1x1x8", LLAMA_70B, many, H100_8, {"data": 1, "model": 8}, BATCH)
+    images = partial(trained_on_images, batch=512)
+    yield Row("vit-h fsdp=16 v5e:4x4", VIT_H, images, V5E_16, {"fsdp": 16}, FSDP)
+    yield Row("vit-h fsdp=4,model=4 v5e:4x4", VIT_H, images, V5E_16, {"fsdp": 4, "model": 4}, MEGATRON)
+    yield Row("vit-h fsdp=8 h100:1x1x8", VIT_H, images, H100_8, {"fsdp": 8}, FSDP)
+    space = partial(denoised, batch=64)
+    yield Row("unet data=4,space=4 v5e:4x4", UNET, space, V5E_16, {"data": 4, "space": 4}, SPACE)
+    yield Row("unet data=2,space=4 h100:1x1x8", UNET, space, H100_8, {"data": 2, "space": 4}, SPACE)
+    words = partial(trained_bert, batch=256, sequence=512)
+    yield Row("bert-large fsdp=16 v5e:4x4", BERT_LARGE, words, V5E_16, {"fsdp": 16}, FSDP)
+    yield Row("bert-large fsdp=4,model=4 v5e:4x4", BERT_LARGE, words, V5E_16, {"fsdp": 4, "model": 4}, MEGATRON)
+    yield Row("bert-large fsdp=8 h100:1x1x8", BERT_LARGE, words, H100_8, {"fsdp": 8}, FSDP)
+    cells = partial(trained_lstm, batch=512, sequence=128)
+    yield Row("lstm fsdp=16 v5e:4x4", LSTM, cells, V5E_16, {"fsdp": 16}, FSDP)
+    yield Row("lstm fsdp=4,model=4 v5e:4x4", LSTM, cells, V5E_16, {"fsdp": 4, "model": 4}, MEGATRON)
+
+
+ROWS = tuple(_rows())

@@ -1,0 +1,179 @@
+"""Models of images: a vision transformer whose tokens do not divide, and a diffusion U-Net on images split in space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from models.common import (
+    Array,
+    Layout,
+    Program,
+    Tree,
+    attention,
+    bf16,
+    cross_entropy,
+    f32,
+    i32,
+    layer_norm,
+    layers_of,
+    stacked,
+    training,
+)
+
+
+@dataclass(frozen=True)
+class VisionTransformer:
+    """A transformer over patches of `patch` x `patch` pixels and one token of the class."""
+
+    layers: int
+    d: int
+    heads: int
+    mlp: int
+    patch: int
+    image: int
+    classes: int
+
+    def weights(self) -> Tree:
+        d, tokens = self.d, (self.image // self.patch) ** 2 + 1
+        norm = {"scale": Array((d,), (None,)), "bias": Array((d,), (None,))}
+        layer = {
+            "first": norm,
+            "second": norm,
+            "qkv": Array((d, 3, d), ("embed", None, "heads")),
+            "o": Array((d, d), ("heads", "embed")),
+            "up": Array((d, self.mlp), ("embed", "mlp")),
+            "down": Array((self.mlp, d), ("mlp", "embed")),
+        }
+        return {
+            "patches": Array((self.patch * self.patch * 3, d), (None, "embed")),
+            "class": Array((1, 1, d), (None, None, "embed")),
+            "places": Array((1, tokens, d), (None, None, "embed")),
+            "layers": stacked(self.layers, layer),
+            "norm": norm,
+            "head": Array((d, self.classes), ("embed", None)),
+        }
+
+    def layer(self, x: jax.Array, weights: Tree, layout: Layout) -> jax.Array:
+        weights = jax.tree.map(lambda w: w.astype(x.dtype), weights)
+        split = jnp.einsum("bsd,dce->cbse", layer_norm(x, **weights["first"]), weights["qkv"])
+        q, k, v = (part.reshape(*x.shape[:2], self.heads, -1) for part in split)
+        x = layout(x + attention(q, k, v, None).reshape(x.shape) @ weights["o"], "batch", None, None)
+        inner = layout(jax.nn.gelu(layer_norm(x, **weights["second"]) @ weights["up"]), "batch", None, "mlp")
+        return layout(x + inner @ weights["down"], "batch", None, None)
+
+    def loss(self, weights: Tree, images: jax.Array, labels: jax.Array, *, layout: Layout) -> jax.Array:
+        count, side = images.shape[0], self.image // self.patch
+        cut = images.reshape(count, side, self.patch, side, self.patch, 3).transpose(0, 1, 3, 2, 4, 5)
+        x = cut.reshape(count, side * side, -1).astype(bf16) @ weights["patches"].astype(bf16)
+        first = jnp.broadcast_to(weights["class"].astype(bf16), (count, 1, self.d))
+        x = layout(jnp.concatenate([first, x], 1) + weights["places"].astype(bf16), "batch", None, None)
+        x = layers_of(partial(self.layer, layout=layout), x, weights["layers"], True, True)
+        return cross_entropy(layer_norm(x[:, 0], **weights["norm"]) @ weights["head"].astype(bf16), labels)
+
+
+def trained_on_images(model: VisionTransformer, layout: Layout, batch: int) -> Program:
+    """A training step on labelled images."""
+    images = Array((batch, model.image, model.image, 3), ("batch", None, None, None), f32)
+    return training(partial(model.loss, layout=layout), model.weights(), (images, Array((batch,), ("batch",), i32)))
+
+
+@dataclass(frozen=True)
+class UNet:
+    """A diffusion model's U-Net, one block per level on the way down and up, with attention at the lowest.
+
+    Attributes:
+        channels: those of the levels; each next one has half the rows and columns.
+        image: rows and columns of what is denoised.
+        depth: channels of that.
+    """
+
+    channels: tuple[int, ...]
+    image: int
+    depth: int
+    groups: int = 32
+    heads: int = 8
+
+    def weights(self) -> Tree:
+        down, up, before = [], [], self.channels[0]
+        for wide in self.channels:
+            down.append(self._block(before, wide))
+            before = wide
+        for wide, above in zip(reversed(self.channels), [*reversed(self.channels[:-1]), self.channels[0]], strict=True):
+            up.append(self._block(2 * wide, above))
+        lowest = self.channels[-1]
+        return {
+            "in": _conv(self.depth, self.channels[0]),
+            "down": down,
+            "attention": {
+                "norm": Array((2, lowest), (None, None)),
+                "qkv": Array((lowest, 3, lowest), ("embed", None, None)),
+                "o": Array((lowest, lowest), (None, "embed")),
+            },
+            "up": up,
+            "out": _conv(self.channels[0], self.depth, split="before"),
+        }
+
+    def _block(self, before: int, after: int) -> Tree:
+        return {
+            "norm": Array((2, before), (None, None)),
+            "conv": _conv(before, after),
+            "norm2": Array((2, after), (None, None)),
+            "conv2": _conv(after, after),
+            "skip": Array((1, 1, before, after), (None, None, None, "embed")),
+        }
+
+    def block(self, x: jax.Array, weights: Tree, layout: Layout) -> jax.Array:
+        h = convolved(jax.nn.silu(group_norm(x, weights["norm"], self.groups)), weights["conv"])
+        h = convolved(jax.nn.silu(group_norm(h, weights["norm2"], self.groups)), weights["conv2"])
+        return layout(convolved(x, weights["skip"]) + h, "batch", "rows", None, None)
+
+    def attend(self, x: jax.Array, weights: Tree) -> jax.Array:
+        count, rows, columns, wide = x.shape
+        flat = group_norm(x, weights["norm"], self.groups).reshape(count, rows * columns, wide)
+        split = jnp.einsum("bsd,dce->cbse", flat, weights["qkv"].astype(x.dtype))
+        q, k, v = (part.reshape(count, rows * columns, self.heads, -1) for part in split)
+        return x + (attention(q, k, v, None).reshape(flat.shape) @ weights["o"].astype(x.dtype)).reshape(x.shape)
+
+    def loss(self, weights: Tree, noisy: jax.Array, noise: jax.Array, *, layout: Layout) -> jax.Array:
+        x, kept = convolved(noisy.astype(bf16), weights["in"]), []
+        for number, level in enumerate(weights["down"]):
+            if number:
+                x = x.reshape(x.shape[0], x.shape[1] // 2, 2, x.shape[2] // 2, 2, -1).mean((2, 4))
+            x = jax.checkpoint(partial(self.block, layout=layout))(x, level)
+            kept.append(x)
+        x = self.attend(x, weights["attention"])
+        for number, level in enumerate(weights["up"]):
+            if number:
+                x = x.repeat(2, 1).repeat(2, 2)
+            x = jax.checkpoint(partial(self.block, layout=layout))(jnp.concatenate([x, kept.pop()], -1), level)
+        return jnp.mean((convolved(jax.nn.silu(x), weights["out"]).astype(f32) - noise) ** 2)
+
+
+def denoised(model: UNet, layout: Layout, batch: int) -> Program:
+    """A training step that takes noise away from images."""
+    shape = (batch, model.image, model.image, model.depth)
+    images = Array(shape, ("batch", "rows", None, None), f32)
+    return training(partial(model.loss, layout=layout), model.weights(), (images, images))
+
+
+def _conv(before: int, after: int, split: str = "after") -> Array:
+    return Array((3, 3, before, after), (None, None, *(("embed", None) if split == "before" else (None, "embed"))))
+
+
+def convolved(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Same size, channels last."""
+    dims: Any = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel.astype(x.dtype), (1, 1), "SAME", dimension_numbers=dims)
+
+
+def group_norm(x: jax.Array, scale_and_bias: jax.Array, groups: int) -> jax.Array:
+    count, rows, columns, wide = x.shape
+    grouped = x.astype(f32).reshape(count, rows, columns, groups, wide // groups)
+    grouped = grouped - grouped.mean((1, 2, 4), keepdims=True)
+    grouped = grouped * jax.lax.rsqrt((grouped**2).mean((1, 2, 4), keepdims=True) + 1e-5)
+    return (grouped.reshape(x.shape) * scale_and_bias[0] + scale_and_bias[1]).astype(x.dtype)
