@@ -15,9 +15,9 @@ CHIP = 15.75 * 2**30
 """The memory of a TPU v5e."""
 
 MESH = AbstractMesh((16,), ("fsdp",), abstract_device=AbstractDevice("TPU v5 lite", 1, "tpu"))
-LAYERS, WIDTH = 8, 16384
+LAYERS, WIDTH = 24, 16384
 WEIGHTS = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32)
-"""8 GiB; half of one on each of 16 chips."""
+"""24 GiB; 1.5 on each of 16 chips."""
 
 X = jax.ShapeDtypeStruct((16 * 8192, WIDTH), jnp.bfloat16)
 """A quarter of a GiB on each."""
@@ -42,11 +42,11 @@ def plan_of(fun=step, arguments=(WEIGHTS, WEIGHTS, X), specs=(P(None, "fsdp"), P
 
 
 def test_layers_are_gathered_in_loops_though_nothing_is_said_of_memory():
-    """All at once they would take eight GiB, and their gradients as much."""
+    """All at once they would take twelve GiB, rounded."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", sdy.PartitionWarning)
         plan = plan_of()
-    assert plan.memory.available == CHIP and plan.memory.fits and plan.memory.peak < 0.6 * CHIP
+    assert plan.memory.available == CHIP and plan.memory.fits and plan.memory.peak < 0.8 * CHIP
     assert {record.times for record in plan.collectives if record.kind == "all_gather"} == {LAYERS}
     assert f"holds     {bytes_text(plan.memory.peak)} of 15.8 GiB at most" in str(plan)
     assert "does not fit" not in str(plan)

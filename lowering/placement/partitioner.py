@@ -30,6 +30,7 @@ from sdy_jax.lowering.placement.fold import fold
 from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
 from sdy_jax.lowering.placement.joined import join_pieces
 from sdy_jax.lowering.placement.kinds import launch_time, operations_done, work_time
+from sdy_jax.lowering.placement.narrowed import narrow_stacks, narrowed, widen_stacks
 from sdy_jax.lowering.placement.placement import Placement
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.promptly import compute_promptly
@@ -89,6 +90,7 @@ def prepared(module: ir.Operation, mesh_name: str, rules: RuleBook) -> Graph:
     graph = Graph(module)
     use_invariants_from_outside(graph)
     graph = _changed(sink_into_loops, erase_dead_code(fold(graph)))
+    graph = narrow_stacks(graph)
     rule_of = rules.without_overrides().rule_of
     return _changed(lambda graph: join_pieces(graph, mesh_name, graph.meshes[mesh_name], rule_of), graph)
 
@@ -130,6 +132,7 @@ class Partitioner:
         self.unlike: list[Value] = []
         """Results of loops that come out in other shardings than declared: partial sums, stacks."""
         self.unneeded: list[Op] = []
+        self._narrowed = narrowed(graph)
         self.twins, self.repeated = Twins(self.placement.origin), set[int]()
 
     def run(self) -> PartitionReport:
@@ -147,6 +150,7 @@ class Partitioner:
         for op in reversed(self.unneeded):
             op.mlir.erase()
         self.placement.sweep()
+        self._widen_stacks()
         reduce_early(self.placement.inserted)
         self.unsplit.report_notes()
         self.report.work = self._work_time()
@@ -155,6 +159,14 @@ class Partitioner:
         if self._runs_late:
             compute_promptly(self.graph.module, self._memory)
         return self.report
+
+    def _widen_stacks(self) -> None:
+        """Rounds layers in their loops again where stacks lie there as before."""
+        gone = set(self.unneeded)
+        unused = widen_stacks(op for op in self._narrowed if op not in gone and not self.placement.is_erased(op))
+        for op in unused:
+            op.mlir.erase()
+        self.unneeded += unused
 
     @property
     def remaining(self) -> dict[ir.Operation, int]:
