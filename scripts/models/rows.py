@@ -124,7 +124,7 @@ def _rows() -> Iterator[Row]:
     ):
         label = ",".join(f"{axis}={size}" for axis, size in axes.items())
         yield Row(f"decode-by-{kind} {label} v5e:4x4", LLAMA_8B, step, V5E_16, axes, rules)
-    many = partial(decoded, batch=128, sequence=8192)
+    many = partial(decoded, batch=64, sequence=8192)
     yield Row("decode-by-heads data=1,model=8 h100:1x1x8", LLAMA_70B, many, H100_8, {"data": 1, "model": 8}, BATCH)
     images = partial(trained_on_images, batch=512)
     yield Row("vit-h fsdp=16 v5e:4x4", VIT_H, images, V5E_16, {"fsdp": 16}, FSDP)
@@ -133,7 +133,7 @@ def _rows() -> Iterator[Row]:
     space = partial(denoised, batch=64)
     yield Row("unet data=4,space=4 v5e:4x4", UNET, space, V5E_16, {"data": 4, "space": 4}, SPACE)
     yield Row("unet data=2,space=4 h100:1x1x8", UNET, space, H100_8, {"data": 2, "space": 4}, SPACE)
-    words = partial(trained_bert, batch=256, sequence=512)
+    words = partial(trained_bert, batch=64, sequence=512)
     yield Row("bert-large fsdp=16 v5e:4x4", BERT_LARGE, words, V5E_16, {"fsdp": 16}, FSDP)
     yield Row("bert-large fsdp=4,model=4 v5e:4x4", BERT_LARGE, words, V5E_16, {"fsdp": 4, "model": 4}, MEGATRON)
     yield Row("bert-large fsdp=8 h100:1x1x8", BERT_LARGE, words, H100_8, {"fsdp": 8}, FSDP)
