@@ -19,7 +19,8 @@ import sdy_jax as sdy
 from sdy_jax.ir.locations import short_source
 from sdy_jax.lowering.planning.certificate import _Exact, certified
 from sdy_jax.lowering.planning.clusters import clusters, compared, set_back
-from sdy_jax.lowering.planning.improve import improved, moves_of
+from sdy_jax.lowering.planning.improve import improved
+from sdy_jax.lowering.planning.moves import moves_of
 
 HERE = Path(__file__).name
 

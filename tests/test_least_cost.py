@@ -12,6 +12,7 @@ from test_whole_program import Program, shapes
 import sdy_jax as sdy
 from sdy_jax.lowering.planning import restricted
 from sdy_jax.lowering.planning.improve import improved
+from sdy_jax.lowering.planning.moves import everything
 from sdy_jax.lowering.planning.restricted import RestrictedProgram
 
 SPECS = {
@@ -81,7 +82,7 @@ class Result:
         solutions, solve = [], restricted.solve
         with monkeypatch.context() as patch:
             patch.setattr(restricted, "solve", lambda *args: solutions.append(solve(*args)) or solutions[0])
-            RestrictedProgram(self.model, self.start, lambda way, now: True).solved()
+            RestrictedProgram(self.model, self.start, everything()).solved()
         return solutions[0].bound
 
 

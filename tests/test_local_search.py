@@ -7,6 +7,7 @@ import pytest
 from sdy_jax.lowering.planning.enumerated import Way
 from sdy_jax.lowering.planning.layout_table import ValueClass
 from sdy_jax.lowering.planning.local_search import LEAST, improved_locally
+from sdy_jax.lowering.planning.moves import Move, everything
 from sdy_jax.lowering.planning.program_model import ProgramModel
 
 LAYOUTS = 4
@@ -58,7 +59,7 @@ def test_no_node_alone_can_do_better(seed, holding):
     if holding:
         model.charge_holding([0.25] * 12)
     start = [rng.randrange(5) for _ in model.nodes]
-    found = improved_locally(model, start, [lambda way, now: True])
+    found = improved_locally(model, start, [everything()])
     least = model.cost(found)
     assert least <= model.cost(start)
     for node in range(len(model.nodes)):
@@ -70,6 +71,6 @@ def test_nodes_keep_to_the_ways_that_a_move_allows():
     rng = random.Random(0)
     model = random_model(rng, nodes=12)
     start = [rng.randrange(5) for _ in model.nodes]
-    found = improved_locally(model, start, [lambda way, now: way.layouts[-1] == now.layouts[-1]])
+    found = improved_locally(model, start, [Move(lambda layouts: lambda now: layouts[:, -1] == layouts[now, -1])])
     for node, before, now in zip(model.nodes, start, found, strict=True):
         assert node.ways[before].layouts[-1] == node.ways[now].layouts[-1]

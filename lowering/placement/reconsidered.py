@@ -18,7 +18,7 @@ from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.whole_program import modelled
 from sdy_jax.lowering.planning.enumerated import Openness, Way, layouts_of_shape
-from sdy_jax.lowering.planning.improve import everything, moves_of
+from sdy_jax.lowering.planning.moves import everything, moves_of
 from sdy_jax.lowering.planning.program_model import Chosen, Port
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.op_rules import RuleBook
@@ -47,7 +47,7 @@ class Reconsidered:
         self.chosen: Chosen = list(chosen) or list(self.start)
         if len(self.chosen) != len(self.start):
             raise InternalError(f"a choice for {len(chosen)} nodes, of a program that has {len(self.start)}")
-        self.moves = moves_of(self.program.table, self.program.atoms) or [everything]
+        self.moves = moves_of(self.program.table, self.program.atoms) or [everything()]
         self.values = dict(self._numbered())
 
     def _numbered(self) -> Iterator[tuple[int, Value]]:

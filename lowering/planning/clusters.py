@@ -9,13 +9,13 @@ Source: spec of the planner, section 14.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from sdy_jax.lowering.planning.certificate import changed
 from sdy_jax.lowering.planning.enumerated import Way
+from sdy_jax.lowering.planning.moves import Move
 from sdy_jax.lowering.planning.program_model import Chosen, Node, ProgramModel
-from sdy_jax.lowering.planning.restricted import Keeps
 
 NEAR = 300
 """Nodes around a cluster, or a freed node, that may change with it: some five layers of a transformer."""
@@ -85,29 +85,17 @@ def around(model: ProgramModel, nodes: Collection[int], most: int = NEAR) -> set
     return set(found) - members
 
 
-def improved_near(model: ProgramModel, chosen: Sequence[int], near: Collection[int], moves: Sequence[Keeps]) -> Chosen:
+def improved_near(model: ProgramModel, chosen: Sequence[int], near: Collection[int], moves: Sequence[Move]) -> Chosen:
     """The best choice that was found if only some nodes may change, each as the moves allow."""
     best = list(chosen)
-    for keeps in moves:
-        kept = _kept_by(keeps)
-        best = changed(model, best, {node: kept(model.nodes[node].ways, best[node]) for node in near})
+    for move in moves:
+        kept = {node: (best[node], *move.others(model.nodes[node].ways, best[node])) for node in near}
+        best = changed(model, best, kept)
     return best
 
 
-def _kept_by(keeps: Keeps) -> Callable[[list[Way], int], tuple[int, ...]]:
-    known: dict[tuple[int, int], tuple[int, ...]] = {}
-
-    def kept(ways: list[Way], now: int) -> tuple[int, ...]:
-        key = id(ways), now
-        if key not in known:
-            known[key] = (now, *(n for n, way in enumerate(ways) if n != now and keeps(way, ways[now])))
-        return known[key]
-
-    return kept
-
-
 def set_back(
-    model: ProgramModel, start: Sequence[int], chosen: Sequence[int], cluster: Collection[int], moves: Sequence[Keeps]
+    model: ProgramModel, start: Sequence[int], chosen: Sequence[int], cluster: Collection[int], moves: Sequence[Move]
 ) -> Chosen:
     """The choice with a cluster as in the proposal, and the best that was found around it."""
     back, members = list(chosen), set(cluster)

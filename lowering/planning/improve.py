@@ -10,15 +10,13 @@ Source: spec of the planner, sections 4 and 12.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from itertools import cycle
 
-from sdy_jax.lowering.planning.enumerated import Way
 from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.planning.local_search import LEAST, improved_locally
+from sdy_jax.lowering.planning.moves import Move, everything, moves_of
 from sdy_jax.lowering.planning.program_model import Chosen, ProgramModel
-from sdy_jax.lowering.planning.restricted import Keeps, RestrictedProgram, Solved
-from sdy_jax.representation.axes import overlaps
+from sdy_jax.lowering.planning.restricted import RestrictedProgram, Solved
 from sdy_jax.representation.mesh import AxisRef
 
 _MOST_MOVES = 12
@@ -36,7 +34,7 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
     if moves and not best.is_least:
         moved = _moved(model, list(start), moves)
         choice = moved if _is_cheaper(model, moved, choice) else choice
-    found = improved_locally(model, choice, moves[-len(atoms) :] or [everything])
+    found = improved_locally(model, choice, moves[-len(atoms) :] or [everything()])
     return found if _is_cheaper(model, found, start) else list(start)
 
 
@@ -45,11 +43,11 @@ def _all_at_once(model: ProgramModel, start: Sequence[int]) -> Solved:
     start."""
     if max(len(node.ways) for node in model.nodes) > _MOST_AT_ONCE:
         return Solved(list(start), is_least=False)
-    found = RestrictedProgram(model, start, everything).solved()
+    found = RestrictedProgram(model, start, everything()).solved()
     return found if _is_cheaper(model, found.choice, start) else found._replace(choice=list(start))
 
 
-def _moved(model: ProgramModel, start: Chosen, moves: Sequence[Keeps]) -> Chosen:
+def _moved(model: ProgramModel, start: Chosen, moves: Sequence[Move]) -> Chosen:
     """What the moves lead to, one after the other, until none leads further: all have failed in a row, or all others
     since one did not, which left nothing of its own kind to be found."""
     best, least, failed, others = start, model.cost(start), 0, len(moves)
@@ -65,32 +63,5 @@ def _moved(model: ProgramModel, start: Chosen, moves: Sequence[Keeps]) -> Chosen
     return best
 
 
-def everything(way: Way, now: Way) -> bool:
-    """The move that leaves every node all ways."""
-    return True
-
-
 def _is_cheaper(model: ProgramModel, found: Sequence[int], other: Sequence[int]) -> bool:
     return list(found) != list(other) and model.cost(found) < model.cost(other) * (1 - LEAST)
-
-
-def moves_of(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Keeps]:
-    """The moves that leave each node a few ways of many; none along one atom, where nodes have few."""
-    if len(atoms) < 2:
-        return []
-
-    def along(atom: AxisRef) -> Keeps:
-        rest = cache(lambda layout: table.without(layout, (atom,)))
-        return lambda way, now: all(a == b or rest(a) == rest(b) for a, b in zip(way.layouts, now.layouts, strict=True))
-
-    def together(way: Way, now: Way) -> bool:
-        return all(_holds_all_or_none(table, layout, atoms) for layout in way.layouts)
-
-    return [together, *map(along, atoms)]
-
-
-def _holds_all_or_none(table: LayoutTable, layout: int, atoms: Sequence[AxisRef]) -> bool:
-    """Whether all atoms are in one place of a layout, or none is anywhere."""
-    sharding = table.shardings[layout]
-    used = [axes for axes in (*sharding.axes, sharding.unreduced_axes) if axes]
-    return not used or (len(used) == 1 and all(any(overlaps(a, b) for b in used[0]) for a in atoms))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from sdy_jax.lowering.planning.enumerated import Way
+from sdy_jax.lowering.planning.moves import Move
 from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Node, ProgramModel
 
 _ROUNDS = 10
@@ -21,9 +22,7 @@ LEAST = 1e-9
 """The share of the program's cost below which nothing is changed."""
 
 
-def improved_locally(
-    model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Callable[[Way, Way], bool]]
-) -> Chosen:
+def improved_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move]) -> Chosen:
     """The best of the ways of each node that some move allows, given the others, until nothing changes."""
     search = _LocalSearch(model, chosen, nearby)
     waiting: Iterable[int] = range(len(model.nodes))
@@ -57,9 +56,7 @@ class _LocalSearch:
     """A choice that changes node by node. Invariant: `_taken` counts per value, of those that were asked for, the uses
     in each layout under it."""
 
-    def __init__(
-        self, model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Callable[[Way, Way], bool]]
-    ) -> None:
+    def __init__(self, model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move]) -> None:
         self._model, self._nearby, self.chosen = model, nearby, list(chosen)
         self._least = LEAST * model.cost(self.chosen)
         self._near: dict[tuple[int, int], list[int]] = {}
@@ -84,9 +81,7 @@ class _LocalSearch:
         ways, now = self._model.nodes[number].ways, self.chosen[number]
         key = id(ways), now
         if key not in self._near:
-            self._near[key] = [
-                i for i, way in enumerate(ways) if i != now and any(keeps(way, ways[now]) for keeps in self._nearby)
-            ]
+            self._near[key] = sorted({way for move in self._nearby for way in move.others(ways, now)})
         return self._near[key]
 
     def _choose(self, number: int, way: int) -> None:

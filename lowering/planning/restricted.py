@@ -17,13 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdy_jax.lowering.planning.columns import Column, different
-from sdy_jax.lowering.planning.enumerated import Way
 from sdy_jax.lowering.planning.layout_table import ValueClass
+from sdy_jax.lowering.planning.moves import Move
 from sdy_jax.lowering.planning.program_model import Chosen, ModelValue, Port, ProgramModel
 from sdy_jax.lowering.planning.solver import Ports, Problem, solve
-
-Keeps = Callable[[Way, Way], bool]
-"""`keeps(way, now)`: whether a move allows a way to a node that has the way `now`."""
 
 Costs = NDArray[np.float64]
 
@@ -56,12 +53,12 @@ class Solved(NamedTuple):
 class RestrictedProgram:
     """A program in which each node may only have the ways that a move leaves it, and its own."""
 
-    def __init__(self, model: ProgramModel, now: Sequence[int], keeps: Keeps):
+    def __init__(self, model: ProgramModel, now: Sequence[int], move: Move):
         self._model, self._now = model, now
         self._kept: dict[tuple[int, int], list[int]] = {}
         self._columns: dict[tuple[int, int], Column] = {}
         self._matrices: dict[object, Costs] = {}
-        self._allowed = [self._allowed_ways(node, keeps) for node in range(len(model.nodes))]
+        self._allowed = [self._allowed_ways(node, move) for node in range(len(model.nodes))]
         self._uses = [self._different_uses(value) for value in model.values]
         self._learn_prices()
 
@@ -90,12 +87,11 @@ class RestrictedProgram:
 
     # Ways and layouts.
 
-    def _allowed_ways(self, node: int, keeps: Keeps) -> list[int]:
+    def _allowed_ways(self, node: int, move: Move) -> list[int]:
         ways, now = self._model.nodes[node].ways, self._now[node]
         key = id(ways), now
         if key not in self._kept:
-            others = [i for i, way in enumerate(ways) if i != now and keeps(way, ways[now])]
-            self._kept[key] = [now, *others]
+            self._kept[key] = [now, *move.others(ways, now)]
         return self._kept[key]
 
     def _column(self, port: Port) -> Column:

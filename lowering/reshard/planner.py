@@ -39,6 +39,10 @@ MAX_REFINEMENTS = 8
 MAX_PARTS = 8
 """With more parts than that the search would give up: it takes larger ones."""
 
+_FIRST = 2
+"""Cuts of the axes of which one has to lead to something better than the direct plan, or no others are tried: of 241
+reshards of an 8B model on 2 x 16 x 16 none was found later, and these tries took a third of the time (2026-11)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Collective:
@@ -248,8 +252,10 @@ def _solve(problem: ReshardProblem) -> ReshardSolution:
     cuts = _fine_cuts(problem)
     best = _direct(problem, cuts[0])
     least = problem.bound(problem.source)
-    for cut in dict.fromkeys([whole, *(cuts if sum(map(len, cuts[0])) <= MAX_PARTS else _coarse_cuts(problem))]):
-        if best and _is_best(problem, best[2], least):
+    tried = dict.fromkeys([whole, *(cuts if sum(map(len, cuts[0])) <= MAX_PARTS else _coarse_cuts(problem))])
+    direct = best
+    for number, cut in enumerate(tried):
+        if best and (_is_best(problem, best[2], least) or (number == _FIRST and best is direct)):
             break
         best = _better(best, _searched(_refined(problem, cut), cut, best))
     return best or _uncapped(problem)

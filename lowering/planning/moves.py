@@ -1,0 +1,84 @@
+"""Moves: the ways that each node may take instead of the one it has, if not all of them.
+
+Source: spec of the planner, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdy_jax.lowering.planning.enumerated import Way
+from sdy_jax.lowering.planning.layout_table import LayoutTable
+from sdy_jax.representation.axes import overlaps
+from sdy_jax.representation.mesh import AxisRef
+
+Layouts = NDArray[np.intp]
+"""The numbers of layouts, by way and slot."""
+
+Allowed = Callable[[int], NDArray[np.bool_]]
+"""Which ways a node may have that has the one of this index."""
+
+
+class Move:
+    """What a move allows; remembered, as many nodes share their ways.
+
+    Args:
+        allowed: of the layouts of ways, what a node with one of them may have.
+    """
+
+    def __init__(self, allowed: Callable[[Layouts], Allowed]):
+        self._allowed = allowed
+        self._of_ways: dict[int, tuple[Sequence[Way], Allowed]] = {}
+        self._others: dict[tuple[int, int], list[int]] = {}
+
+    def others(self, ways: Sequence[Way], now: int) -> list[int]:
+        """The other ways that a node may take that has one of them."""
+        key = id(ways), now
+        if key not in self._others:
+            if id(ways) not in self._of_ways:
+                layouts = np.array([way.layouts for way in ways], dtype=np.intp).reshape(len(ways), -1)
+                self._of_ways[id(ways)] = ways, self._allowed(layouts)
+            mask = self._of_ways[id(ways)][1](now)
+            self._others[key] = [way for way in np.flatnonzero(mask).tolist() if way != now]
+        return self._others[key]
+
+
+def everything() -> Move:
+    """The move that leaves every node all ways."""
+    return Move(lambda layouts: lambda now: np.ones(len(layouts), dtype=np.bool_))
+
+
+def moves_of(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Move]:
+    """The moves that leave each node a few ways of many: those that keep all atoms together, and per atom those that
+    differ in this one only; none along one atom, where nodes have few."""
+    if len(atoms) < 2:
+        return []
+
+    def along(atom: AxisRef) -> Move:
+        def allowed(layouts: Layouts) -> Allowed:
+            rest = _each(lambda layout: table.without(layout, (atom,)), layouts)
+            return lambda now: np.logical_and.reduce(rest == rest[now], axis=1)
+
+        return Move(allowed)
+
+    def together(layouts: Layouts) -> Allowed:
+        mask = _each(lambda layout: _holds_all_or_none(table, layout, atoms), layouts).all(axis=1)
+        return lambda now: mask
+
+    return [Move(together), *map(along, atoms)]
+
+
+def _each(function: Callable[[int], int], layouts: Layouts) -> NDArray[np.intp]:
+    """A function of each layout."""
+    numbers, places = np.unique(layouts, return_inverse=True)
+    return np.array([function(number) for number in numbers.tolist()], dtype=np.intp)[places].reshape(layouts.shape)
+
+
+def _holds_all_or_none(table: LayoutTable, layout: int, atoms: Sequence[AxisRef]) -> bool:
+    """Whether all atoms are in one place of a layout, or none is anywhere."""
+    sharding = table.shardings[layout]
+    used = [axes for axes in (*sharding.axes, sharding.unreduced_axes) if axes]
+    return not used or (len(used) == 1 and all(any(overlaps(a, b) for b in used[0]) for a in atoms))
