@@ -75,7 +75,7 @@ class MaterializedLayouts:
         self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
         self._rounded = rounded
         self._known = RematerializationFacts(
-            self.origin, placed.__getitem__, rule_of, self._cost, self._is_there, mesh, costs
+            self.origin, self.is_free, placed.__getitem__, rule_of, self._cost, self._is_there, mesh, costs
         )
         self._origins: dict[Value, Value] = {}
         self._free = free_values(graph)

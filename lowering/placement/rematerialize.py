@@ -51,10 +51,12 @@ _CHEAP = frozenset(("stablehlo.gather",))
 
 @dataclass(frozen=True, slots=True)
 class RematerializationFacts:
-    """Facts for the search: the value that another is an alias of, the sharding in which users expect a value, an op's
-    rule, the cost of a value in a sharding and whether it is there in it, the mesh, and the cost model."""
+    """Facts for the search: the value that another is an alias of, whether it depends on no input, the sharding in which
+    users expect a value, an op's rule, the cost of a value in a sharding and whether it is there in it, the mesh, and
+    the cost model."""
 
     origin: Callable[[Value], Value]
+    is_free: Callable[[Value], bool]
     placed: Callable[[Value], TensorSharding]
     rule_of: Callable[[Op], OpShardingRule | None]
     cost: Callable[[Value, TensorSharding], float]
@@ -187,7 +189,8 @@ def _by_producer(
     if needed is None:
         return None
     items = math.prod(target.local_shape(value.shape or (), facts.mesh))
-    cost = facts.costs.work_time(items, value.itemsize * items)
+    written = 0.0 if facts.is_free(value) else value.itemsize * items  # masks and iotas are part of what reads them
+    cost = facts.costs.work_time(items, written)
     for operand, sharding in zip(op.operands, needed, strict=True):
         if cost >= limit:
             return None
