@@ -252,3 +252,26 @@ def test_totals_by_kind():
     summed = totals([one, other])
     assert (summed.count, summed.wire_bytes) == (3, 310.0)
     assert summed.by_kind == {"all-reduce": (2, 300.0), "all-gather": (1, 10.0)}
+
+
+def test_an_all_reduce_of_which_a_fusion_keeps_a_part_is_a_reduce_scatter():
+    """As TPUs run it."""
+    found = totals(collectives_in_hlo(SCATTERING))
+    assert found.by_kind == {"reduce-scatter": (1, 3 / 4 * 128)}
+
+
+SCATTERING = """\
+HloModule m, is_scheduled=true, num_partitions=4
+
+%all-reduce-scatter.1 (input: f32[8,4]) -> f32[2,4] {
+  %input = f32[8,4]{1,0} parameter(0)
+  %sum = f32[8,4]{1,0} all-reduce(%input), replica_groups=[1,4]<=[4], to_apply=%add
+  %zero = s32[] constant(0)
+  ROOT %part = f32[2,4]{1,0} dynamic-slice(%sum, %zero, %zero), dynamic_slice_sizes={2,4}
+}
+
+ENTRY %main (p: f32[8,4]) -> f32[2,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  ROOT %r = f32[2,4]{1,0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
