@@ -263,6 +263,12 @@ def test_an_all_reduce_of_which_a_fusion_keeps_a_part_is_a_reduce_scatter():
 SCATTERING = """\
 HloModule m, is_scheduled=true, num_partitions=4
 
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
 %all-reduce-scatter.1 (input: f32[8,4]) -> f32[2,4] {
   %input = f32[8,4]{1,0} parameter(0)
   %sum = f32[8,4]{1,0} all-reduce(%input), replica_groups=[1,4]<=[4], to_apply=%add
