@@ -120,3 +120,33 @@ def _place(device: jax.Device) -> int:
     if number is None:
         return 0 if device.platform == "tpu" else device.process_index
     return int(number)
+
+
+def torus_lines(mesh: AnyMesh) -> tuple[tuple[str, tuple[tuple[int, int], ...]], ...]:
+    """Per axis of a mesh of TPUs its parts, major to minor, that each lie along one dimension of their torus: size and
+    dimension. Axes that lie otherwise, or of devices that do not know their place, are left out."""
+    if isinstance(mesh, jax.sharding.AbstractMesh) or not hasattr(mesh.devices.flat[0], "coords"):
+        return ()
+    places = np.array([device.coords for device in mesh.devices.flat]).reshape(*mesh.devices.shape, -1)
+    found = ((name, _lines(np.moveaxis(places, dim, 0))) for dim, name in enumerate(mesh.axis_names))
+    return tuple((name, lines) for name, lines in found if lines)
+
+
+def _lines(places: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """The parts of the first dimension of an array of coordinates; none where they are no lines."""
+    count = len(places)
+    if count == 1:
+        return ()
+    for size in range(count, 1, -1):
+        moving = np.flatnonzero(_changes(places, size)).tolist() if count % size == 0 else []
+        if len(moving) == 1:
+            rest = places[::size]
+            others = _lines(rest)
+            return (*others, (size, moving[0])) if others or len(rest) == 1 else ()
+    return ()
+
+
+def _changes(places: np.ndarray, size: int) -> np.ndarray:
+    """Which coordinates change inside of blocks of so many places."""
+    blocks = places.reshape(len(places) // size, size, *places.shape[1:])
+    return (blocks != blocks[:, :1]).any(axis=tuple(range(blocks.ndim - 1)))

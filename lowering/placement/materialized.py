@@ -11,7 +11,8 @@ Such a copy starts from the layout in which the value is made, and waits for wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from jax.extend.mlir import ir
@@ -29,6 +30,7 @@ from sdy_jax.lowering.placement.rematerialize import (
 )
 from sdy_jax.lowering.placement.report import CollectiveRecord, Moved, PartitionReport
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.reshard.lines import Lines, along_lines
 from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan
 from sdy_jax.lowering.reshard.tiles import last_cut
 from sdy_jax.op_rules.dataflow import edges_of
@@ -70,10 +72,11 @@ class MaterializedLayouts:
         rounded: frozenset[Value] = frozenset(),
         keeps_declared: bool = False,
         keeps_whole: bool = False,
+        lines: Lines = MappingProxyType({}),
     ):
         self._keeps_declared, self._keeps_whole = keeps_declared, keeps_whole
         self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
-        self._rounded = rounded
+        self._rounded, self._lines = rounded, lines
         self._known = RematerializationFacts(
             self.origin, self.is_free, placed.__getitem__, rule_of, self._cost, self._is_there, mesh, costs
         )
@@ -147,7 +150,7 @@ class MaterializedLayouts:
         if nearest.sharding.unreduced_axes and producer is not None:
             cause = producer
         current, before_step = nearest.mlir, nearest.sharding
-        for step in self._plan(value, nearest.sharding, target).steps:
+        for step in self._steps(value, nearest.sharding, target):
             reduction = step.reduction if step.op.kind in REDUCING else ""
             cut = last_cut(
                 value.shape or (), before_step.shard_counts(self._mesh), step.result.shard_counts(self._mesh)
@@ -161,6 +164,13 @@ class MaterializedLayouts:
             self._made[current.owner.operation] = record
         self._materialized(value)[target.layout] = MaterializedLayout(target, current)
         return current
+
+    def _steps(self, value: Value, source: TensorSharding, target: TensorSharding) -> Iterator[Collective]:
+        """The steps of a reshard, as they run."""
+        shape, before = value.shape or (), source
+        for step in self._plan(value, source, target).steps:
+            yield from along_lines(step, before, shape, value.itemsize, self._lines, self._mesh)
+            before = step.result
 
     def keep(self, op: Op, record: CollectiveRecord) -> None:
         """Records a collective that the program holds itself and that stays in its place."""

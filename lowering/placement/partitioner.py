@@ -122,7 +122,15 @@ class Partitioner:
         self.report = PartitionReport(inputs)
         keeps = policy.layouts == "propagated"
         self.placement = Placement(
-            graph, mesh_name, costs, rules.rule_of, self.report, policy.uneven, keeps, policy.keeps_whole
+            graph,
+            mesh_name,
+            costs,
+            rules.rule_of,
+            self.report,
+            policy.uneven,
+            keeps,
+            policy.keeps_whole,
+            dict(policy.lines),
         )
         self.decisions = Decisions(self.placement, rules, costs, policy)
         self.mesh = self.placement.meshes.base

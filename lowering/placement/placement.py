@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from jax.extend.mlir import ir
 
@@ -21,6 +22,7 @@ from sdy_jax.lowering.placement.rounded import rounded_values
 from sdy_jax.lowering.placement.uneven import uneven
 from sdy_jax.lowering.planning.factors import block_prefix, dividing_prefix
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.reshard.lines import Lines
 from sdy_jax.lowering.reshard.planner import ReshardPlan
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.rule import OpShardingRule
@@ -45,6 +47,7 @@ class Placement:
         uneven: str = "pad",
         keeps_declared: bool = False,
         keeps_whole: bool = False,
+        lines: Lines = MappingProxyType({}),
     ):
         self._uneven = uneven
         self.keeps_declared = keeps_declared
@@ -68,6 +71,7 @@ class Placement:
             self._rounded,
             keeps_declared,
             keeps_whole,
+            lines,
         )
 
     def __getitem__(self, value: Value) -> TensorSharding:

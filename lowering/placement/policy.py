@@ -70,6 +70,8 @@ class Policy:
         keeps_whole: it keeps all of a value until a part of it is taken, instead of computing that part.
         halo_exchange: ops may take elements of other shards of a dimension that they cut or shift; else it is whole.
         combine: which small collectives run as one.
+        lines: per mesh axis its parts that lie along one dimension of a torus of TPUs, major to minor: size and
+            dimension.
     """
 
     optimize_collectives: bool = False
@@ -83,6 +85,7 @@ class Policy:
     keeps_whole: bool = False
     halo_exchange: bool = True
     combine: Combining = Combining()
+    lines: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()
 
     @property
     def available(self) -> float:

@@ -51,9 +51,9 @@ _CHEAP = frozenset(("stablehlo.gather",))
 
 @dataclass(frozen=True, slots=True)
 class RematerializationFacts:
-    """Facts for the search: the value that another is an alias of, whether it depends on no input, the sharding in which
-    users expect a value, an op's rule, the cost of a value in a sharding and whether it is there in it, the mesh, and
-    the cost model."""
+    """Facts for the search: the value that another is an alias of, whether it depends on no input, the sharding in
+    which users expect a value, an op's rule, the cost of a value in a sharding and whether it is there in it, the mesh,
+    and the cost model."""
 
     origin: Callable[[Value], Value]
     is_free: Callable[[Value], bool]

@@ -60,7 +60,12 @@ def moves_of(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Move]:
     def along(atom: AxisRef) -> Move:
         def allowed(layouts: Layouts) -> Allowed:
             rest = _each(lambda layout: table.without(layout, (atom,)), layouts)
-            return lambda now: np.logical_and.reduce(rest == rest[now], axis=1)
+
+            def same(now: int) -> NDArray[np.bool_]:
+                mask: NDArray[np.bool_] = (rest == rest[now]).all(axis=1)
+                return mask
+
+            return same
 
         return Move(allowed)
 

@@ -17,7 +17,7 @@ from sdy_jax.lowering.reshard.machines import device_memory
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.type_text import bytes_of_text
 from sdy_jax.runtime.boundary import checked_mesh
-from sdy_jax.runtime.devices import allocator_memory, device_kind, platform_of
+from sdy_jax.runtime.devices import allocator_memory, device_kind, platform_of, torus_lines
 
 
 class Keywords(TypedDict, total=False):
@@ -122,6 +122,7 @@ class Options:
             combine=Combining.of_devices(self._combine, platform, device_kind(mesh)),
             runs_late=platform == "tpu",
             keeps_whole=platform == "tpu",
+            lines=torus_lines(mesh) if platform == "tpu" else (),
         )
 
     def of_derivatives(self, mesh: AnyMesh) -> Options:
