@@ -60,18 +60,13 @@ def moves_of(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Move]:
     def along(atom: AxisRef) -> Move:
         def allowed(layouts: Layouts) -> Allowed:
             rest = _each(lambda layout: table.without(layout, (atom,)), layouts)
-
-            def same(now: int) -> NDArray[np.bool_]:
-                mask: NDArray[np.bool_] = (rest == rest[now]).all(axis=1)
-                return mask
-
-            return same
+            return lambda now: (rest == rest[now]).all(axis=1)
 
         return Move(allowed)
 
     def together(layouts: Layouts) -> Allowed:
-        mask = _each(lambda layout: _holds_all_or_none(table, layout, atoms), layouts).all(axis=1)
-        return lambda now: mask
+        whole = _each(lambda layout: _holds_all_or_none(table, layout, atoms), layouts)
+        return lambda now: whole.all(axis=1)
 
     return [Move(together), *map(along, atoms)]
 
