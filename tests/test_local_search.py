@@ -71,6 +71,6 @@ def test_nodes_keep_to_the_ways_that_a_move_allows():
     rng = random.Random(0)
     model = random_model(rng, nodes=12)
     start = [rng.randrange(5) for _ in model.nodes]
-    found = improved_locally(model, start, [Move(lambda layouts: lambda now: layouts[:, -1] == layouts[now, -1])])
+    found = improved_locally(model, start, [Move(lambda layouts: lambda now: layouts[:, -1:] == layouts[now, -1])])
     for node, before, now in zip(model.nodes, start, found, strict=True):
         assert node.ways[before].layouts[-1] == node.ways[now].layouts[-1]

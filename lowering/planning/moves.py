@@ -15,11 +15,12 @@ from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef
 
-Layouts = NDArray[np.intp]
-"""The numbers of layouts, by way and slot."""
+Layouts = NDArray[np.generic]
+"""The numbers of layouts, or what is said of each, by way and slot."""
 
-Allowed = Callable[[int], NDArray[np.bool_]]
-"""Which ways a node may have that has the one of this index."""
+Allowed = Callable[[int], Layouts]
+"""Per way and slot, whether a node may have it that has the way of this index: it may have those all of whose slots say
+so."""
 
 
 class Move:
@@ -41,14 +42,14 @@ class Move:
             if id(ways) not in self._of_ways:
                 layouts = np.array([way.layouts for way in ways], dtype=np.intp).reshape(len(ways), -1)
                 self._of_ways[id(ways)] = ways, self._allowed(layouts)
-            mask = self._of_ways[id(ways)][1](now)
-            self._others[key] = [way for way in np.flatnonzero(mask).tolist() if way != now]
+            slots = self._of_ways[id(ways)][1](now)
+            self._others[key] = [way for way in np.flatnonzero(slots.all(axis=1)).tolist() if way != now]
         return self._others[key]
 
 
 def everything() -> Move:
     """The move that leaves every node all ways."""
-    return Move(lambda layouts: lambda now: np.ones(len(layouts), dtype=np.bool_))
+    return Move(lambda layouts: lambda now: np.ones_like(layouts))
 
 
 def moves_of(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Move]:
@@ -60,18 +61,18 @@ def moves_of(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Move]:
     def along(atom: AxisRef) -> Move:
         def allowed(layouts: Layouts) -> Allowed:
             rest = _each(lambda layout: table.without(layout, (atom,)), layouts)
-            return lambda now: (rest == rest[now]).all(axis=1)
+            return lambda now: np.equal(rest, rest[now])
 
         return Move(allowed)
 
     def together(layouts: Layouts) -> Allowed:
         whole = _each(lambda layout: _holds_all_or_none(table, layout, atoms), layouts)
-        return lambda now: whole.all(axis=1)
+        return lambda now: whole
 
     return [Move(together), *map(along, atoms)]
 
 
-def _each(function: Callable[[int], int], layouts: Layouts) -> NDArray[np.intp]:
+def _each(function: Callable[[int], int], layouts: Layouts) -> Layouts:
     """A function of each layout."""
     numbers, places = np.unique(layouts, return_inverse=True)
     return np.array([function(number) for number in numbers.tolist()], dtype=np.intp)[places].reshape(layouts.shape)
