@@ -3,7 +3,7 @@
 import pytest
 from test_live_bytes import X, elementwise, main, product
 
-from sdy_jax.lowering.placement.fusion import touched
+from sdy_jax.lowering.placement.fusion import Touches
 
 ALL = ((0, 0), (1, 1), (2, 2))
 """What a product reads and writes that computes neither operand."""
@@ -12,7 +12,7 @@ ALL = ((0, 0), (1, 1), (2, 2))
 def last_touches(body, products_fuse=True):
     """What the last product of a program touches."""
     ops = main(body + f"return %y : {X}").main.blocks[0].ops
-    return touched(next(op for op in reversed(ops) if op.name == "stablehlo.dot_general"), products_fuse)
+    return Touches(products_fuse)(next(op for op in reversed(ops) if op.name == "stablehlo.dot_general"))
 
 
 def test_a_product_that_alone_reads_a_value_computes_it():

@@ -368,7 +368,7 @@ class Tried:
         walker = SimpleNamespace(costs=sdy.CostModel(), mesh=SimpleNamespace(axes=()))
         cost += again
         return SimpleNamespace(
-            cost=cost, sending=cost, peak=peak, live=lambda: live, walker=walker, products_fuse=False
+            cost=cost, sending=cost, peak=peak, live=live, forget=lambda: None, walker=walker, products_fuse=False
         )
 
 

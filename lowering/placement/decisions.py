@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.lowering.placement.fusion import touched
+from sdy_jax.lowering.placement.fusion import Touches
 from sdy_jax.lowering.placement.kinds import Kind, Kinds
 from sdy_jax.lowering.placement.placement import Placement, has_one_user
 from sdy_jax.lowering.placement.policy import Policy
@@ -147,7 +146,7 @@ def _decision(kind: Kind, choice: Choice, around: Shardings, shardings: Sharding
 
 def _touches(costs: CostModel, policy: Policy) -> Callable[[Op], tuple[Touched, ...]] | None:
     """What ops read from memory and write to it, where that has a price."""
-    return partial(touched, products_fuse=policy.products_fuse) if costs.memory else None
+    return Touches(policy.products_fuse) if costs.memory else None
 
 
 def _given_before(operands: Sequence[Value], kind: Kind) -> frozenset[int]:

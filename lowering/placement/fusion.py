@@ -79,44 +79,60 @@ def readers(value: Value) -> Iterator[tuple[Op, int]]:
             yield op, index
 
 
-def touched(op: Op, products_fuse: bool) -> tuple[Touched, ...]:
-    """What an op reads from memory and writes to it: operands that are not computed as they are read, or that each of
-    several readers computes for itself, and results that are not computed by their readers. Slices read what they take,
-    updates write what they put."""
-    count = len(op.operands)
-    if op.name in UPDATES:
-        return ((1, 1), (1, 1))
-    read = [i for i, value in enumerate(op.operands) if _is_read(value, op, products_fuse)]
-    written = [] if can_fuse(op, products_fuse) else range(count, count + len(op.results))
-    return (*((i, count if fuses(op) else i) for i in read), *((i, i) for i in written))
+class Touches:
+    """What the ops of a program read from memory and write to it. What is said of a value is remembered: all layers
+    read some of them, as the sines of positions."""
 
+    def __init__(self, products_fuse: bool):
+        self._products_fuse = products_fuse
+        self._fusible: dict[Op, bool] = {}
+        self._returned: dict[Value, bool] = {}
 
-def _is_read(value: Value, user: Op, products_fuse: bool) -> bool:
-    """Whether a user reads a value from memory, or as much as that of which it computes it, while others do so, too."""
-    if not _is_at_hand(value, user, products_fuse):
-        return True
-    return not fuses(user) and _is_computed_apart(value, products_fuse)
+    def __call__(self, op: Op) -> tuple[Touched, ...]:
+        """Operands that are not computed as they are read, or that each of several readers computes for itself, and
+        results that are not computed by their readers. Slices read what they take, updates write what they put."""
+        count = len(op.operands)
+        if op.name in UPDATES:
+            return ((1, 1), (1, 1))
+        read = [i for i, value in enumerate(op.operands) if self._is_read(value, op)]
+        written = [] if self._can_fuse(op) else range(count, count + len(op.results))
+        return (*((i, count if fuses(op) else i) for i in read), *((i, i) for i in written))
 
+    def _can_fuse(self, op: Op) -> bool:
+        if op not in self._fusible:
+            self._fusible[op] = can_fuse(op, self._products_fuse)
+        return self._fusible[op]
 
-def _is_computed_apart(value: Value, products_fuse: bool) -> bool:
-    """Whether a value is computed as it is read of something that others read or compute, too."""
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
-        op = found.defining_op
-        if op is None or op.name in REMATERIALIZABLE or not can_fuse(op, products_fuse):
-            continue
-        if len(found.uses) > 1:
+    def _is_returned(self, value: Value) -> bool:
+        if value not in self._returned:
+            users = (op for op, _ in value.uses)
+            self._returned[value] = any(op.block is not None and op is op.block.terminator for op in users)
+        return self._returned[value]
+
+    def _is_read(self, value: Value, user: Op) -> bool:
+        """Whether a user reads a value from memory, or as much as that of which it computes it, while others do so,
+        too."""
+        if not self._is_at_hand(value, user):
             return True
-        waiting += [operand for operand in op.operands if operand.shape == found.shape]
-    return False
+        return not fuses(user) and self._is_computed_apart(value)
 
-
-def _is_at_hand(value: Value, user: Op, products_fuse: bool) -> bool:
-    """Whether a user computes a value itself, or is computed with it: what is returned, as the moments of an optimizer,
-    is made in one loop with what follows from it."""
-    made = value.defining_op
-    if made is None:
+    def _is_computed_apart(self, value: Value) -> bool:
+        """Whether a value is computed as it is read of something that others read or compute, too."""
+        waiting = [value]
+        while waiting:
+            found = waiting.pop()
+            op = found.defining_op
+            if op is None or op.name in REMATERIALIZABLE or not self._can_fuse(op):
+                continue
+            if len(found.uses) > 1:
+                return True
+            waiting += [operand for operand in op.operands if operand.shape == found.shape]
         return False
-    is_returned = any(op.block is not None and op is op.block.terminator for op, _ in value.uses)
-    return can_fuse(made, products_fuse) or (is_returned and fuses(made) and fuses(user))
+
+    def _is_at_hand(self, value: Value, user: Op) -> bool:
+        """Whether a user computes a value itself, or is computed with it: what is returned, as the moments of an
+        optimizer, is made in one loop with what follows from it."""
+        made = value.defining_op
+        if made is None:
+            return False
+        return self._can_fuse(made) or (self._is_returned(value) and fuses(made) and fuses(user))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -82,7 +82,8 @@ PerOp = NDArray[np.float64]
 
 @dataclass(eq=False)
 class Walk:
-    """A walk over a copy of the program, and what it inserted. `products_fuse` as for `peak_of`."""
+    """A walk over a copy of the program, and what it inserted. `products_fuse` as for `peak_of`. One that will not be
+    chosen may be forgotten: its figures stay, its copy of the program goes."""
 
     walker: Partitioner
     report: PartitionReport
@@ -108,6 +109,14 @@ class Walk:
         """What collectives cost."""
         return self.walker.sending_time()
 
+    def forget(self) -> None:
+        """Keeps what it costs and holds, and lets the copy of the program go."""
+        if hasattr(self, "walker"):
+            _ = self.cost, self.sending, self.live
+            self.peak = replace(self.peak, live=(), at=())
+            del self.walker, self.report
+
+    @cached_property
     def live(self) -> PerOp:
         """The bytes that are live while an op runs, or what was inserted before it, arguments and results included."""
         found, most = np.zeros(len(self.walker.number)), 0.0
@@ -153,7 +162,7 @@ def tried(program: ModelledProgram, best: Chosen, proposed: Walk, room: Room, wa
     until one fits, and then a little below. A walk that does not fit and costs more than one that does ends it: those
     that hold less cost more. Where it fits, and holds much of a device's memory, walks by what is best if holding has
     its small price."""
-    search = _Search(program, proposed, room.limit, walked)
+    search = _Search(program, proposed, room, walked)
     walk = search.follow(best)
     if not search.fits(walk):
         search.raise_prices(best, walk)
@@ -165,9 +174,9 @@ def tried(program: ModelledProgram, best: Chosen, proposed: Walk, room: Room, wa
 class _Search:
     """The walks that were made, by choice and copies."""
 
-    def __init__(self, program: ModelledProgram, proposed: Walk, limit: float, walked: Walked):
-        self._program, self._limit, self._walked = program, limit, walked
-        self._products_fuse = proposed.products_fuse
+    def __init__(self, program: ModelledProgram, proposed: Walk, room: Room, walked: Walked):
+        self._program, self._limit, self._byte, self._walked = program, room.limit, room.byte, walked
+        self._proposed, self._products_fuse = proposed, proposed.products_fuse
         self.known: dict[object, Walk] = {tuple(program.start): proposed}
 
     def fits(self, walk: Walk) -> bool:
@@ -187,7 +196,7 @@ class _Search:
         held = held_copies(self._timed, chosen)
         freed = set[tuple[int, int]]()
         for _ in range(_FREED if held else 0):
-            more = _freed(held, walk.live() - self._limit, freed)
+            more = _freed(held, walk.live - self._limit, freed)
             if more == freed:
                 break
             freed = more
@@ -199,8 +208,19 @@ class _Search:
     def _with_copies(self, chosen: Chosen, copies: dict[PlannedUse, int]) -> Walk:
         key = (*chosen, *copies.items())
         if key not in self.known:
+            self._forget()
             self.known[key] = self._walked(plan_of(self._program, chosen, copies))
         return self.known[key]
+
+    def _forget(self) -> None:
+        """Forgets the walks that will not be chosen, whatever comes: each is a copy of the program."""
+        walks = list(self.known.values())
+        fitting = [walk for walk in walks if self.fits(walk)]
+        kept = [self._proposed, min(walks, key=lambda walk: walk.peak.total)]
+        kept += [min(fitting, key=lambda walk: walk.cost + self._byte * walk.peak.total)] if fitting else []
+        for walk in walks:
+            if not any(walk is other for other in kept):
+                walk.forget()
 
     def is_good(self, best: Chosen) -> bool:
         """Whether the cheapest program that fits sends little more than the best choice, which may not fit."""
@@ -250,13 +270,13 @@ class _Search:
 
     def _first_prices(self, walk: Walk) -> PerOp:
         """The prices of holding at which what is live at all tight moments costs half as much as sending it does."""
-        tight, walker = self._tight(walk), walk.walker
+        tight, walker = self._tight(walk), self._proposed.walker
         slowest = min([walker.costs.bandwidth_of(axis.name) for axis in walker.mesh.axes], default=1.0)
         return tight / (tight.sum() * slowest) / 2
 
     def _tight(self, walk: Walk) -> PerOp:
         """Per op, 1 where most is live, and less the less is, down to half of what may be."""
-        live, beside = walk.live(), walk.peak.border
+        live, beside = walk.live, walk.peak.border
         least = beside + _NEARLY * max(self._limit - beside, 0.0)
         over = np.maximum(live - least, 0.0)
         return over / over.max() if over.any() else (live == live.max()).astype(float)
