@@ -61,26 +61,42 @@ class BlockOrder:
     # Positions.
 
     def _number(self) -> None:
-        """Numbers the ops, and says of each after which op it can run at the earliest, and before which at the
-        latest."""
+        """Numbers the ops. After which op each can run at the earliest, and before which at the latest, is found for
+        those that are asked for: of thousands a bucket concerns a few."""
         self._position = {op: n for n, op in enumerate(self._order)}
         self._barriers = [n for n, op in enumerate(self._order) if self._is_barrier[op]]
         self._earliest, self._latest = dict[Op, int](), dict[Op, int]()
-        for op in self._order:
-            self._earliest[op] = self._low(op) if self._moves[op] else self._position[op]
-        for op in reversed(self._order):
-            self._latest[op] = self._high(op) if self._moves[op] else self._position[op]
 
     def _low(self, op: Op) -> int:
         """The last op that has to run before an op."""
         before = bisect_left(self._barriers, self._position[op]) - 1
-        made = (self._earliest[maker] for maker in self._makers(op))
+        self._settle(self._makers(op), self._earliest, self._makers, self._low)
+        made = (self._earliest.get(maker, self._position[maker]) for maker in self._makers(op))
         return max(self._barriers[before] if before >= 0 else -1, *made, -1)
 
     def _high(self, op: Op) -> int:
         """The first op that has to run after an op."""
         after = self._barriers[bisect_right(self._barriers, self._position[op])]
-        return min(after, *(self._latest[user] for user in self._users[op]), after)
+        self._settle(self._users[op], self._latest, self._users.__getitem__, self._high)
+        return min(after, *(self._latest.get(user, self._position[user]) for user in self._users[op]), after)
+
+    def _settle(
+        self,
+        ops: Iterable[Op],
+        known: dict[Op, int],
+        neighbours: Callable[[Op], Iterable[Op]],
+        bound: Callable[[Op], int],
+    ) -> None:
+        """Finds the bounds of those of some ops that move, those next to them first."""
+        waiting = [op for op in ops if self._moves[op] and op not in known]
+        while waiting:
+            op = waiting[-1]
+            before = [other for other in neighbours(op) if self._moves[other] and other not in known]
+            if before:
+                waiting += before
+            else:
+                known.setdefault(op, bound(op))
+                waiting.pop()
 
     def _makers(self, op: Op) -> Iterator[Op]:
         """The ops of the block that make what an op takes."""

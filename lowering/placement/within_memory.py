@@ -265,7 +265,9 @@ class _Search:
             tight = self._tight(walk)
             prices = np.maximum(prices, byte * tight / tight.sum()) if len(prices) else byte * tight / tight.sum()
             program.charge_holding(prices.tolist())
-            chosen = improved(program.model, chosen, program.table, program.atoms)
+            before, chosen = chosen, improved(program.model, chosen, program.table, program.atoms)
+            if chosen == before:
+                break
             walk = self.follow(chosen)
 
     def _first_prices(self, walk: Walk) -> PerOp:
