@@ -337,7 +337,7 @@ class Tried:
 
         monkeypatch.setattr(within_memory, "improved", improved)
         monkeypatch.setattr(within_memory, "plan_of", lambda _, chosen, copies: (chosen[0], copies))
-        self.placed = []
+        self.placed, self.forgotten = [], []
         monkeypatch.setattr(within_memory, "place_uses", lambda program, _: self.placed.append(program))
         monkeypatch.setattr(within_memory, "held_copies", lambda *_: self.copies)
         model = SimpleNamespace(
@@ -368,7 +368,13 @@ class Tried:
         walker = SimpleNamespace(costs=sdy.CostModel(), mesh=SimpleNamespace(axes=()))
         cost += again
         return SimpleNamespace(
-            cost=cost, sending=cost, peak=peak, live=live, forget=lambda: None, walker=walker, products_fuse=False
+            cost=cost,
+            sending=cost,
+            peak=peak,
+            live=live,
+            forget=lambda: self.forgotten.append((cost, held)),
+            walker=walker,
+            products_fuse=False,
         )
 
 
@@ -384,6 +390,13 @@ def test_prices_rise_until_it_fits_and_then_fall_a_little(monkeypatch):
     assert tried.placed == [tried.program]
     first, second, *rest = tried.prices[1:]
     assert second == 16 * first and rest == [4 * first, pytest.approx(8 * first)]
+
+
+def test_walks_that_will_not_be_chosen_are_forgotten(monkeypatch):
+    """Neither the proposal, nor what costs least of what fits, nor what holds least."""
+    tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 4), (5.5, 6), (5.6, 5)])
+    tried.found(limit=5)
+    assert set(tried.forgotten) == {(4, 9), (5, 8), (5.5, 6)}
 
 
 def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(monkeypatch):
