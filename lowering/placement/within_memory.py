@@ -51,8 +51,12 @@ _DEARER = 4.0
 """By how much the price of work rises from try to try."""
 
 _STEEPER = 16.0
-"""By how much the price of holding rises. Of an 8B model on 256 chips all layers are gathered in the loops at 256 times
-the first price; of prices that rise by four the last ones were never tried (2026-11)."""
+"""By how much the price of holding rises while it changes nothing. Of an 8B model on 256 chips all layers are gathered
+in the loops at 256 times the first price; of prices that rise by four the last ones were never tried (2026-11)."""
+
+_STEEP = 4.0
+"""By how much it rises where it does. The same model's layers, unrolled, held 14.8 GiB of 14.2 at 16 times the first
+price and 9.3 at 64 times; at 256 times whole activations were gathered at moments that nobody had priced (2026-11)."""
 
 _CLOSER = 2
 """Prices that are tried between the lowest at which the program fits and the highest at which it does not."""
@@ -61,8 +65,8 @@ _IDLE = 3
 """Prices that are tried in a row though nothing holds less than before."""
 
 _LITTLE = 0.1
-"""The share of what the best choice's collectives cost that those of a program that fits may cost more, before others
-are tried."""
+"""The share of what the best choice's collectives cost that a program that fits may cost more, before others are tried.
+"""
 
 _FULL = 0.25
 """The share of a device's memory from which on it matters how much of it a program holds that fits."""
@@ -223,11 +227,9 @@ class _Search:
                 walk.forget()
 
     def is_good(self, best: Chosen) -> bool:
-        """Whether the cheapest program that fits sends little more than the best choice, which may not fit."""
-        fitting = [walk for walk in self.known.values() if self.fits(walk)]
-        if not fitting:
-            return False
-        return min(fitting, key=lambda walk: walk.cost).sending <= (1 + _LITTLE) * self._with_copies(best, {}).sending
+        """Whether the cheapest program that fits costs little more than the best choice, which may not fit."""
+        walk = self._with_copies(best, {})
+        return self._least <= walk.cost + _LITTLE * walk.sending
 
     @property
     def _least(self) -> float:
@@ -246,7 +248,7 @@ class _Search:
         low, high, closer, idle = np.zeros_like(prices), None, 0, 0
         for _ in range(_TRIES):
             program.charge_holding(prices.tolist())
-            before = self._lowest
+            before, known = self._lowest, len(self.known)
             cheaper = min(program.start, chosen, key=program.model.cost)
             chosen = improved(program.model, cheaper, program.table, program.atoms)
             walk = self.follow(chosen)
@@ -256,7 +258,8 @@ class _Search:
             if self.is_good(best) or closer == _CLOSER or idle == _IDLE or (not fits and walk.cost > self._least):
                 break
             closer += int(high is not None and bool(low.any()))
-            prices = self._raised(prices, walk) if high is None else _between(low, high)
+            steep = _STEEPER if len(self.known) == known else _STEEP
+            prices = self._raised(prices, walk, steep) if high is None else _between(low, high)
 
     def save(self, best: Chosen, walk: Walk, byte: float) -> None:
         """Tries choices at the price of holding a byte at the moments at which most is held."""
@@ -283,15 +286,15 @@ class _Search:
         over = np.maximum(live - least, 0.0)
         return over / over.max() if over.any() else (live == live.max()).astype(float)
 
-    def _raised(self, prices: PerOp, walk: Walk) -> PerOp:
-        """Higher prices at the moments at which more is held than may be."""
+    def _raised(self, prices: PerOp, walk: Walk, steep: float) -> PerOp:
+        """Prices that are so many times as high at the moments at which more is held than may be."""
         tight = self._tight(walk)
-        return np.where(tight > 0, np.maximum(prices, prices.max() * tight) * _STEEPER, prices)
+        return np.where(tight > 0, np.maximum(prices, prices.max() * tight) * steep, prices)
 
 
 def _between(low: PerOp, high: PerOp) -> PerOp:
     """Prices between those at which a program does not fit and those at which it does."""
-    return np.where(low > 0, np.sqrt(low * high), high / _STEEPER)
+    return np.where(low > 0, np.sqrt(low * high), high / _STEEP)
 
 
 # Copies.
