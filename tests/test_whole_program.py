@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -322,10 +323,12 @@ def test_what_is_fused_takes_no_memory_and_its_operands_live_until_it_is_read():
 
 
 class Tried:
-    """A search for prices of holding, in which choice `n` costs and holds `walks[n]`, from a proposal of `walks[0]`."""
+    """A search for prices of holding, in which choice `n` costs and holds `walks[n]`, from a proposal of `walks[0]`.
+    Each try finds the next one, or the one in `order`."""
 
-    def __init__(self, monkeypatch, walks, copies=()):
-        self.prices, self.walks, tries, self.price = [], walks, itertools.count(1), 0.0
+    def __init__(self, monkeypatch, walks, copies=(), order=()):
+        self.prices, self.walks, self.price = [], walks, 0.0
+        tries = itertools.chain(order, itertools.count(max(order, default=0) + 1))
         self.copies, self.most = list(copies), None
 
         def improved(*_):
@@ -385,11 +388,13 @@ def test_no_price_is_tried_where_the_best_choice_fits(monkeypatch):
 
 
 def test_prices_rise_until_it_fits_and_then_fall_a_little(monkeypatch):
-    tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 5), (5.5, 6), (5.6, 5)])
+    tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 5), (5.5, 6), (5.6, 5)], order=[1, 1, 2, 3])
     assert tried.found(limit=5)[-1] == (5.6, 5)
     assert tried.placed == [tried.program]
-    first, second, *rest = tried.prices[1:]
-    assert second == 16 * first and rest == [4 * first, pytest.approx(8 * first)]
+    first, *rest = tried.prices[1:]
+    of_nothing, of_something = 16 * first, 64 * first
+    between = math.sqrt(of_nothing * of_something)
+    assert rest == [of_nothing, of_something, between, pytest.approx(math.sqrt(between * of_something))]
 
 
 def test_walks_that_will_not_be_chosen_are_forgotten(monkeypatch):
