@@ -354,8 +354,8 @@ class Tried:
             model=model, start=[0], table=None, atoms=(), charge_holding=charge_holding, most_operations=0.0
         )
 
-    def found(self, limit, memory=0.0, byte=0.0):
-        best, room = best_choice(self.program), Room(limit, memory, byte)
+    def found(self, limit, memory=0.0, holding=0.0):
+        best, room = best_choice(self.program), Room(limit, memory, holding)
         return [(walk.cost, walk.peak.total) for walk in tried(self.program, best, self.walk((0, {})), room, self.walk)]
 
     def walk(self, plan):
@@ -406,9 +406,9 @@ def test_walks_that_will_not_be_chosen_are_forgotten(monkeypatch):
 
 def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(monkeypatch):
     tried = Tried(monkeypatch, [(10, 5), (4, 5), (4.1, 3), (4.1, 3)])
-    assert tried.found(limit=9, memory=10, byte=0.5)[-1] == (4.1, 3)
-    assert tried.prices[1:] == [0.5 / 8] * 2  # at the eight moments at which most is held
-    assert Tried(monkeypatch, [(10, 5), (4, 2), (4.1, 1)]).found(limit=9, memory=10, byte=0.5)[-1] == (4, 2)
+    assert tried.found(limit=9, memory=10, holding=1.25)[-1] == (4.1, 3)
+    assert tried.prices[1:] == [1.25 * 4 / 10 / 8] * 2  # at the eight moments at which most is held
+    assert Tried(monkeypatch, [(10, 5), (4, 2), (4.1, 1)]).found(limit=9, memory=10, holding=1.25)[-1] == (4, 2)
 
 
 def test_nothing_is_tried_beyond_what_costs_more_than_a_proposal_that_fits(monkeypatch):

@@ -93,8 +93,8 @@ def _planned(
     walks.check_border()
     must_plan = proposed.sends or not walks.fits(proposed)
     fitting = walks.fitting(walks.planned() if must_plan else [proposed])
-    best = min(fitting, key=walks.cost_and_holding)
-    if proposed in fitting and walks.cost_and_holding(best) > walks.cost_and_holding(proposed) - walks.least_gain:
+    best = walks.best(fitting)
+    if proposed in fitting and walks.saved(best) < walks.least_gain:
         best = proposed
     if walks.can_be_planned:
         best.report.layouts = _choice(walks.graph, best, proposed)
@@ -120,7 +120,7 @@ def best_border(
     """
     policy = policy if policy.available else replace(policy, memory=math.inf)
     walks = _Walks(module, mesh_name, costs, rules, policy, (), border)
-    best = min(walks.fitting(walks.planned()), key=walks.cost_and_holding)
+    best = walks.best(walks.fitting(walks.planned()))
     if best.walker.plan is not None:
         return best.walker.plan.border
     walked = best.walker.walked
@@ -169,15 +169,22 @@ class _Walks:
         """Whether a walk keeps within the limit."""
         return walk.peak.total <= self.limit
 
-    def cost_and_holding(self, walk: Walk) -> float:
-        """What a walk costs, and a little for what it holds, where the memory of devices is known."""
-        return walk.cost + self._byte * walk.peak.total
+    def best(self, walks: Sequence[Walk]) -> Walk:
+        """The walk that costs least, with a little for what it holds where the memory of devices is known."""
+        byte = self._byte(walks)
+        return min(walks, key=lambda walk: walk.cost + byte * walk.peak.total)
 
-    @cached_property
-    def _byte(self) -> float:
-        """What it is worth not to hold a byte: a little, and always, where the memory of devices is known."""
-        memory = self._policy.device_memory
-        return _HOLDING * self.proposed.cost / memory if memory else 0.0
+    def saved(self, walk: Walk) -> float:
+        """What a walk saves of what the proposal costs, and holds."""
+        byte, proposed = self._byte([walk, self.proposed]), self.proposed
+        return proposed.cost - walk.cost + byte * (proposed.peak.total - walk.peak.total)
+
+    def _byte(self, walks: Sequence[Walk]) -> float:
+        return self._room.byte(min(walk.cost for walk in walks))
+
+    @property
+    def _room(self) -> Room:
+        return Room(self.limit, self._policy.device_memory, _HOLDING)
 
     def check_border(self) -> None:
         """
@@ -211,7 +218,7 @@ class _Walks:
         best = best_choice(program, self._latency)
         if self.fits(self.proposed) and program.saved(best) < self.least_gain:
             return [self.proposed]
-        return tried(program, best, self.proposed, Room(self.limit, self._policy.device_memory, self._byte), self._walk)
+        return tried(program, best, self.proposed, self._room, self._walk)
 
     def fitting(self, walks: Sequence[Walk]) -> list[Walk]:
         """Those that keep within the limit; if there are none, and the limit is what devices have, the one that holds

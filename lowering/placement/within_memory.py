@@ -139,8 +139,8 @@ def best_choice(program: ModelledProgram, latency: float = 0.0) -> Chosen:
     """The best choice that was found, if holding costs nothing; of those that do not do too much work, at a price of
     work that rises where the best one does. `latency`: that of a collective; 0 where that is not known."""
     model, start = program.model, program.start
-    worth = min(_WORTH * model.mean_reshard(start), _LATENCIES * latency or math.inf)
-    model.charge_each_reshard(max(_LEAST_SAVING * model.cost(start), worth))
+    worth = max(_LEAST_SAVING * model.cost(start), _WORTH * model.mean_reshard(start))
+    model.charge_each_reshard(min(worth, _LATENCIES * latency or math.inf))
     for number in range(1, _TRIES + 1):
         found = improved(model, start, program.table, program.atoms)
         if model.operations(found) <= program.most_operations:
@@ -152,13 +152,18 @@ def best_choice(program: ModelledProgram, latency: float = 0.0) -> Chosen:
 class Room(NamedTuple):
     """What a program may hold.
 
-    `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `byte`: what it is worth not
-    to hold one.
+    `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `holding`: the share of a
+    program's cost that it is worth to hold nothing instead of all of it.
     """
 
     limit: float
     memory: float
-    byte: float
+    holding: float
+
+    def byte(self, cost: float) -> float:
+        """What it is worth not to hold a byte, in a program of this cost: a little, and always, where the memory of
+        devices is known."""
+        return self.holding * cost / self.memory if self.memory else 0.0
 
 
 def tried(program: ModelledProgram, best: Chosen, proposed: Walk, room: Room, walked: Walked) -> list[Walk]:
@@ -171,7 +176,7 @@ def tried(program: ModelledProgram, best: Chosen, proposed: Walk, room: Room, wa
     if not search.fits(walk):
         search.raise_prices(best, walk)
     elif room.memory and walk.peak.total > _FULL * room.memory:
-        search.save(best, walk, room.byte)
+        search.save(best, walk)
     return list(search.known.values())
 
 
@@ -179,12 +184,17 @@ class _Search:
     """The walks that were made, by choice and copies."""
 
     def __init__(self, program: ModelledProgram, proposed: Walk, room: Room, walked: Walked):
-        self._program, self._limit, self._byte, self._walked = program, room.limit, room.byte, walked
+        self._program, self._limit, self._room, self._walked = program, room.limit, room, walked
         self._proposed, self._products_fuse = proposed, proposed.products_fuse
         self.known: dict[object, Walk] = {tuple(program.start): proposed}
 
     def fits(self, walk: Walk) -> bool:
         return walk.peak.total <= self._limit
+
+    @property
+    def _byte(self) -> float:
+        """What it is worth not to hold a byte."""
+        return self._room.byte(min(walk.cost for walk in self.known.values()))
 
     @cached_property
     def _timed(self) -> ModelledProgram:
@@ -261,9 +271,9 @@ class _Search:
             steep = _STEEPER if len(self.known) == known else _STEEP
             prices = self._raised(prices, walk, steep) if high is None else _between(low, high)
 
-    def save(self, best: Chosen, walk: Walk, byte: float) -> None:
+    def save(self, best: Chosen, walk: Walk) -> None:
         """Tries choices at the price of holding a byte at the moments at which most is held."""
-        program, chosen, prices = self._timed, best, np.zeros(0)
+        program, chosen, prices, byte = self._timed, best, np.zeros(0), self._byte
         for _ in range(_SAVING):
             tight = self._tight(walk)
             prices = np.maximum(prices, byte * tight / tight.sum()) if len(prices) else byte * tight / tight.sum()
