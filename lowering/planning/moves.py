@@ -59,23 +59,40 @@ def moves_of(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Move]:
         return []
 
     def along(atom: AxisRef) -> Move:
+        without = _OfEach(lambda layout: table.without(layout, (atom,)))
+
         def allowed(layouts: Layouts) -> Allowed:
-            rest = _each(lambda layout: table.without(layout, (atom,)), layouts)
+            rest = without(layouts)
             return lambda now: np.equal(rest, rest[now])
 
         return Move(allowed)
 
+    is_whole = _OfEach(lambda layout: _holds_all_or_none(table, layout, atoms))
+
     def together(layouts: Layouts) -> Allowed:
-        whole = _each(lambda layout: _holds_all_or_none(table, layout, atoms), layouts)
+        whole = is_whole(layouts)
         return lambda now: whole
 
     return [Move(together), *map(along, atoms)]
 
 
-def _each(function: Callable[[int], int], layouts: Layouts) -> Layouts:
-    """A function of each layout."""
-    numbers, places = np.unique(layouts, return_inverse=True)
-    return np.array([function(number) for number in numbers.tolist()], dtype=np.intp)[places].reshape(layouts.shape)
+class _OfEach:
+    """A function of layouts that is asked for each one once, and for arrays of them at a time."""
+
+    _UNKNOWN = -1
+
+    def __init__(self, function: Callable[[int], int]):
+        self._function, self._known = function, np.zeros(0, np.intp)
+
+    def __call__(self, layouts: Layouts) -> Layouts:
+        more = max(int(layouts.max(initial=-1)) + 1 - len(self._known), 0)
+        self._known = np.pad(self._known, (0, more), constant_values=self._UNKNOWN)
+        found = self._known[layouts]
+        if (found == self._UNKNOWN).any():
+            for layout in np.unique(layouts[found == self._UNKNOWN]).tolist():
+                self._known[layout] = self._function(layout)
+            found = self._known[layouts]
+        return found
 
 
 def _holds_all_or_none(table: LayoutTable, layout: int, atoms: Sequence[AxisRef]) -> bool:

@@ -24,20 +24,27 @@ def shortest(space: Space, times: NDArray[np.float64], targets: NDArray[np.intp]
     for level in np.unique(shards)[::-1]:
         ending = np.flatnonzero(own == level)
         left[ending, targets[ending]] = 0.0
-        _relax(left, space, times, arcs[lowest >= level])
+        joined = lowest >= level
+        is_new = np.isin(space.targets[arcs], targets[ending]) | (lowest == level)
+        _relax(left, space, times, arcs[joined], is_new[joined])
         found = np.where(fewer == level, left, found)
     return np.where(np.isinf(found), left, found)
 
 
-def _relax(left: Matrix, space: Space, times: NDArray[np.float64], arcs: NDArray[np.intp]) -> None:
-    """Lowers the times in `left`, in place, until no arc (sorted by source) improves one."""
-    if not len(arcs):
-        return
-    after, cost = space.targets[arcs], times[arcs]
-    sources, starts = np.unique(space.sources[arcs], return_index=True)
-    while True:
-        least = np.minimum.reduceat(left[:, after] + cost, starts, axis=1)
-        lower = np.minimum(left[:, sources], least)
-        if np.array_equal(lower, left[:, sources]):
-            return
-        left[:, sources] = lower
+def _relax(
+    left: Matrix, space: Space, times: NDArray[np.float64], arcs: NDArray[np.intp], waiting: NDArray[np.bool_]
+) -> None:
+    """Lowers the times in `left`, in place, until no arc (sorted by source) improves one. `waiting`: the arcs that may,
+    at first; then those that lead to a state whose time has become less."""
+    while waiting.any():
+        chosen = arcs[waiting]
+        sources = space.sources[chosen]
+        starts = np.flatnonzero(np.diff(sources, prepend=-1))
+        sources = sources[starts]
+        least = np.minimum.reduceat(left[:, space.targets[chosen]] + times[chosen], starts, axis=1)
+        before = left[:, sources]
+        improved = (least < before).any(axis=0)
+        left[:, sources] = np.minimum(before, least)
+        is_changed = np.zeros(left.shape[1], bool)
+        is_changed[sources[improved]] = True
+        waiting = is_changed[space.targets[arcs]]
