@@ -72,6 +72,18 @@ def test_a_small_stack_is_gathered_once_for_both_loops():
     assert_same(gradient, X, W, **SPLIT, out_shardings=P("x"), rtol=1e-4, atol=1e-5)
 
 
+def test_a_loop_reads_shards_of_layers_from_a_whole_stack():
+    """Shards of the stack before the loop would be a copy of it."""
+
+    def split(x, w):
+        return lax.scan(lambda c, layer: (c @ sdy.sharding_constraint(layer, P(None, "x")), None), x, w)[0]
+
+    whole = {"mesh": LINE, "in_shardings": (P(), P()), "out_shardings": P()}
+    plan = agreed(split, X, W, **whole)
+    assert [(c.kind, c.times) for c in plan.collectives] == [("all_slice", 16), ("all_gather", 16)], plan
+    assert_same(split, X, W, **whole, rtol=1e-5)
+
+
 def test_what_would_fill_memory_is_not_kept():
     large = jax.ShapeDtypeStruct((8, 1024, 1024), jnp.float32)
     x = jax.ShapeDtypeStruct((1 << 16, 1024), jnp.float32)

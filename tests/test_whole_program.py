@@ -340,13 +340,14 @@ class Tried:
 
         monkeypatch.setattr(within_memory, "improved", improved)
         monkeypatch.setattr(within_memory, "plan_of", lambda _, chosen, copies: (chosen[0], copies))
-        self.placed, self.forgotten = [], []
+        self.placed, self.forgotten, self.talkative = [], [], ()
         monkeypatch.setattr(within_memory, "place_uses", lambda program, _: self.placed.append(program))
         monkeypatch.setattr(within_memory, "held_copies", lambda *_: self.copies)
         model = SimpleNamespace(
             cost=lambda c: walks[c[0]][0],
             held=lambda c: walks[c[0]][1],
             charge_each_reshard=lambda _: None,
+            price_work=lambda price: self.prices.append(("work", price)),
             mean_reshard=lambda _: 0.0,
             operations=lambda _: 0.0,
         )
@@ -373,6 +374,7 @@ class Tried:
         return SimpleNamespace(
             cost=cost,
             sending=cost,
+            sends_more_than=lambda _: number in self.talkative,
             peak=peak,
             live=live,
             forget=lambda: self.forgotten.append((cost, held)),
@@ -402,6 +404,13 @@ def test_walks_that_will_not_be_chosen_are_forgotten(monkeypatch):
     tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 4), (5.5, 6), (5.6, 5)])
     tried.found(limit=5)
     assert set(tried.forgotten) == {(4, 9), (5, 8), (5.5, 6)}
+
+
+def test_work_is_cheaper_until_nothing_is_sent_to_save_it_that_the_proposal_does_not_send(monkeypatch):
+    tried = Tried(monkeypatch, [(10, 5), (4, 5), (5, 5), (6, 5)])
+    tried.talkative = (1, 2)
+    assert tried.found(limit=5)[-1] == (6, 5)
+    assert tried.prices[1:] == [("work", 1 / 4), 0, ("work", 1 / 16), 0]
 
 
 def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(monkeypatch):

@@ -21,6 +21,7 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.emission.names import collective_attributes
 from sdy_jax.lowering.emission.sent import sent_by_step
 from sdy_jax.lowering.placement.copies import Copies
+from sdy_jax.lowering.placement.fusion import fuses
 from sdy_jax.lowering.placement.rematerialize import (
     Rematerialization,
     RematerializationFacts,
@@ -116,11 +117,12 @@ class MaterializedLayouts:
         if not copy and value not in self.tracked and self._placed[value].same_layout_as(target):
             return value.mlir
         outer, self._user = self._user, user
-        found = self._taken(value, target, user, copy)
+        found = self._taken(value, target, user, copy, for_itself=outer is None)
         self._user = outer
         return found
 
-    def _taken(self, value: Value, target: TensorSharding, user: Op, copy: int) -> ir.Value:
+    def _taken(self, value: Value, target: TensorSharding, user: Op, copy: int, for_itself: bool) -> ir.Value:
+        """`take`, for the user itself or for an op that is computed again for it, before the loop that it is in."""
         origin, layouts = self.origin(value), self._materialized(value)
         if target.layout not in layouts:
             if self._has_to_be_reduced_first(value, target):
@@ -133,6 +135,8 @@ class MaterializedLayouts:
                 layouts[target.layout] = MaterializedLayout(target, self._rematerialized(plan, target, before))
             elif copy and self._as_made(origin).sharding.same_layout_as(target):
                 return self._as_made(origin).mlir
+            elif for_itself and before is not user and not copy and fuses(user) and self._is_cut(value, target):
+                return self._behind(value, target, user, user)
             else:
                 self.moved(value, target, before, user)
         return layouts[target.layout].mlir
@@ -142,7 +146,19 @@ class MaterializedLayouts:
         return found or (computed_of_parts(value, target, self._known) if self._keeps_whole else None)
 
     def moved(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
-        """The MLIR value behind the collectives, inserted here, that bring a value to the target sharding."""
+        """The MLIR value behind the collectives, inserted here, that bring a value to the target sharding: for all
+        users that follow."""
+        found = self._behind(value, target, before, cause)
+        self._materialized(value)[target.layout] = MaterializedLayout(target, found)
+        return found
+
+    def _is_cut(self, value: Value, target: TensorSharding) -> bool:
+        """Whether nothing but shards of what a device has brings a value to a sharding: a loop that reads parts of an
+        array reads parts of its shards instead, where they are cut inside. Before the loop they would be copied."""
+        nearest = self._nearest(value, target).sharding
+        return all(step.kind == "all_slice" for step in self._steps(value, nearest, target))
+
+    def _behind(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
         origin = self.origin(value)
         nearest, producer = self._nearest(value, target), origin.defining_op
         again = self._copy(origin) > 1
@@ -162,7 +178,6 @@ class MaterializedLayouts:
             current = create_collective(step, current, cause.mlir.location, ir.InsertionPoint(before.mlir))
             self._spare.append((current.owner, record))
             self._made[current.owner.operation] = record
-        self._materialized(value)[target.layout] = MaterializedLayout(target, current)
         return current
 
     def _steps(self, value: Value, source: TensorSharding, target: TensorSharding) -> Iterator[Collective]:

@@ -221,13 +221,15 @@ class _Walks:
         return tried(program, best, self.proposed, self._room, self._walk)
 
     def fitting(self, walks: Sequence[Walk]) -> list[Walk]:
-        """Those that keep within the limit; if there are none, and the limit is what devices have, the one that holds
-        least.
+        """Those that keep within the limit, and send no more bytes than the proposal where that does; if there are
+        none, and the limit is what devices have, the one that holds least.
 
         Raises:
             MemoryLimitError: there are none, and the limit is stated.
         """
         found = [walk for walk in walks if self.fits(walk)]
+        if self.proposed in found:
+            return [walk for walk in found if not walk.sends_more_than(self.proposed)]
         if found:
             return found
         least = min(walks, key=lambda walk: walk.peak.total)

@@ -74,6 +74,14 @@ _FULL = 0.25
 _SAVING = 2
 """Choices that are made, where it does, at the price that holding always has."""
 
+_CHEAPER = 4.0
+"""By how much the price of work falls from try to try, where its savings are paid for with bytes."""
+
+_CHEAPENED = 3
+"""Prices of work that are tried there."""
+
+_SAME = 1 + 1e-9
+
 _FREED = 2
 """How often more copies are freed, where what was freed before was not enough."""
 
@@ -113,10 +121,19 @@ class Walk:
         """What collectives cost."""
         return self.walker.sending_time()
 
+    @cached_property
+    def sent(self) -> float:
+        """The bytes that a device sends."""
+        return sum([record.wire_bytes * record.estimated_times for record in self.report.collectives])
+
+    def sends_more_than(self, other: Walk) -> bool:
+        """Whether a device sends more bytes than by another walk."""
+        return self.sent > other.sent * _SAME
+
     def forget(self) -> None:
         """Keeps what it costs and holds, and lets the copy of the program go."""
         if hasattr(self, "walker"):
-            _ = self.cost, self.sending, self.live
+            _ = self.cost, self.sending, self.sent, self.live
             self.peak = replace(self.peak, live=(), at=())
             del self.walker, self.report
 
@@ -169,13 +186,17 @@ class Room(NamedTuple):
 def tried(program: ModelledProgram, best: Chosen, proposed: Walk, room: Room, walked: Walked) -> list[Walk]:
     """The walks by the best choice and, where it does not fit, with copies made again, and at rising prices of holding
     until one fits, and then a little below. A walk that does not fit and costs more than one that does ends it: those
-    that hold less cost more. Where it fits, and holds much of a device's memory, walks by what is best if holding has
-    its small price."""
+    that hold less cost more. Where it fits, but sends more bytes than the proposal to save work, walks at falling
+    prices of work; and where it holds much of a device's memory, walks by what is best if holding has its small price.
+    """
     search = _Search(program, proposed, room, walked)
     walk = search.follow(best)
     if not search.fits(walk):
         search.raise_prices(best, walk)
-    elif room.memory and walk.peak.total > _FULL * room.memory:
+        return list(search.known.values())
+    if search.fits(proposed) and walk.sends_more_than(proposed):
+        best, walk = search.send_less(best, walk)
+    if room.memory and walk.peak.total > _FULL * room.memory:
         search.save(best, walk)
     return list(search.known.values())
 
@@ -270,6 +291,19 @@ class _Search:
             closer += int(high is not None and bool(low.any()))
             steep = _STEEPER if len(self.known) == known else _STEEP
             prices = self._raised(prices, walk, steep) if high is None else _between(low, high)
+
+    def send_less(self, best: Chosen, walk: Walk) -> tuple[Chosen, Walk]:
+        """The choice at the highest price of work with which no more bytes are sent than by the proposal, and its walk;
+        the last one that was tried, if there is none."""
+        program, chosen = self._program, best
+        for number in range(1, _CHEAPENED + 1):
+            program.model.price_work(_CHEAPER**-number)
+            start = min(program.start, chosen, key=program.model.cost)
+            chosen = improved(program.model, start, program.table, program.atoms)
+            walk = self.follow(chosen)
+            if not walk.sends_more_than(self._proposed):
+                break
+        return chosen, walk
 
     def save(self, best: Chosen, walk: Walk) -> None:
         """Tries choices at the price of holding a byte at the moments at which most is held."""
