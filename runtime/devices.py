@@ -124,12 +124,12 @@ def _place(device: jax.Device) -> int:
 
 def torus_lines(mesh: AnyMesh) -> tuple[tuple[str, tuple[tuple[int, int], ...]], ...]:
     """Per axis of a mesh of TPUs its parts, major to minor, that each lie along one dimension of their torus: size and
-    dimension. Axes that lie otherwise, or of devices that do not know their place, are left out."""
+    dimension; none where it lies otherwise. Axes of devices that do not know their place are left out."""
     if isinstance(mesh, jax.sharding.AbstractMesh) or not hasattr(mesh.devices.flat[0], "coords"):
         return ()
     places = np.array([device.coords for device in mesh.devices.flat]).reshape(*mesh.devices.shape, -1)
-    found = ((name, _lines(np.moveaxis(places, dim, 0))) for dim, name in enumerate(mesh.axis_names))
-    return tuple((name, lines) for name, lines in found if lines)
+    along = {name: np.moveaxis(places, dim, 0) for dim, name in enumerate(mesh.axis_names)}
+    return tuple((name, _lines(found)) for name, found in along.items() if (found != found[:1]).any())
 
 
 def _lines(places: np.ndarray) -> tuple[tuple[int, int], ...]:

@@ -40,7 +40,7 @@ def mesh(array, **axes):
         (chips(4, 4), {"x": 4, "y": 4}, {"x": ((4, 0),), "y": ((4, 1),)}),
         (chips(4, 4, order=(1, 0)), {"x": 2, "y": 8}, {"x": ((2, 1),), "y": ((2, 1), (4, 0))}),
         (chips(2, 4, 4), {"x": 32, "y": 1}, {"x": ((2, 0), (4, 1), (4, 2))}),
-        (chips(4, 4)[[0, 1, 2, 3, 7, 6, 5, 4, 8, 9, 10, 11, 15, 14, 13, 12]], {"x": 16}, {}),  # as a snake
+        (chips(4, 4)[[0, 1, 2, 3, 7, 6, 5, 4, 8, 9, 10, 11, 15, 14, 13, 12]], {"x": 16}, {"x": ()}),  # as a snake
     ],
 )
 def test_which_parts_of_axes_lie_along_dimensions_of_a_torus(array, axes, lines):
@@ -49,6 +49,11 @@ def test_which_parts_of_axes_lie_along_dimensions_of_a_torus(array, axes, lines)
 
 def test_devices_that_do_not_know_their_place_have_no_lines():
     assert torus_lines(LINE) == () == torus_lines(AbstractMesh((8,), ("x",)))
+
+
+def test_an_axis_over_slices_has_no_lines():
+    """Chips of all slices have the same coordinates."""
+    assert torus_lines(mesh(np.concatenate([chips(4), chips(4)]), slice=2, x=4)) == (("x", ((4, 0),)),)
 
 
 MESH = Mesh.of(x=16, y=4)
@@ -77,6 +82,15 @@ def test_a_scatter_is_cut_where_its_axes_turn(shape, dims, axes, texts):
     assert steps[-1].result == step.result
     if len(steps) > 1:
         assert sum(each.wire_bytes for each in steps) == pytest.approx(step.wire_bytes)
+
+
+@pytest.mark.parametrize(("axis", "times"), [(X, 2), (Y, 1)])
+def test_a_scatter_around_a_torus_is_counted_as_the_all_reduce_that_it_becomes(axis, times):
+    """Of few chips it stays what it is."""
+    source = TensorSharding.closed("m", [[], []], (axis,))
+    (step,) = plan_reshard((64, 8), 4, source, TensorSharding.closed("m", ([axis], [])), MESH).steps
+    (found,) = along_lines(step, source, (64, 8), 4, {"x": (), "y": ()}, MESH)
+    assert (found.op, found.wire_bytes) == (step.op, times * step.wire_bytes)
 
 
 def test_axes_along_one_dimension_stay_together():

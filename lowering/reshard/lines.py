@@ -7,7 +7,8 @@ XLA's compiler for TPUs makes an all-reduce of one whose chips do not lie in a l
     %r = reduce_scatter [{"fsdp":(1)16}] %x       255/256 of %x in all
     %s = reduce_scatter [{"fsdp":(16)16}] %r
 
-stay what they are (libtpu 0.0.52, v5e:16x16, bfloat16 and float32, either dimension; 2026-11).
+stay what they are (libtpu 0.0.52, v5e:16x16, bfloat16 and float32, either dimension; 2026-11). Where an axis follows no
+lines, as one of 16 chips that goes around 4 x 4, the all-reduce is what is counted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from sdy_jax.representation.mesh import Axes, AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 
 Lines = Mapping[str, tuple[tuple[int, int], ...]]
-"""Per mesh axis its parts, major to minor, that each lie along one dimension of the torus: size and dimension."""
+"""Per mesh axis its parts, major to minor, that each lie along one dimension of the torus: size and dimension. None
+where it goes around."""
+
+_FEW = 8
+"""Chips of which reduce-scatters stay what they are, however they lie (libtpu 0.0.51, v5e:2x4; 2026-11)."""
 
 
 def along_lines(
@@ -41,8 +46,10 @@ def along_lines(
     if step.kind != "reduce_scatter" or not lines or before.mesh != step.result.mesh:
         return (step,)
     parts = [(dim, part) for dim, axes in enumerate(step.op.axes) for part in _parts(axes, lines, mesh)]
+    goes_around = any(not lines.get(axis.name, True) for _, axes in parts for axis in axes)
     if len(parts) < 2 or any(n % k for n, k in zip(shape, step.result.shard_counts(mesh), strict=True)):
-        return (step,)
+        becomes_all_reduce = goes_around and axes_size([a for _, axes in parts for a in axes], mesh) > _FEW
+        return (replace(step, wire_bytes=2 * step.wire_bytes) if becomes_all_reduce else step,)
     return tuple(_scatters(step, before, parts, shape, itemsize, mesh))
 
 
