@@ -71,6 +71,19 @@ def test_what_only_products_read_is_rounded_where_their_precision_is_open(user, 
     assert LocalBytes(graph, products_round=True).of(graph.arguments[1]) == KIB
 
 
+def test_tpus_compute_what_is_dear_again_where_they_read_less_for_it():
+    """Scores of attention are kept in bfloat16, not what is exponential of them in float32."""
+    narrow = X.replace("f32", "bf16")
+    body = product("s", "x", "x").replace(f"-> {X}", f"-> {narrow}")
+    body += f"%w = stablehlo.convert %s : ({narrow}) -> {X}\n"
+    body += elementwise("e", "exponential", "w") + product("a", "e", "x") + product("b", "a", "e")
+    graph = main(body + f"return %b : {X}")
+    held = [
+        {each.value.defining_op.name for each in peak_of(graph, products_fuse=fuses).live} for fuses in (False, True)
+    ]
+    assert ["stablehlo.exponential" in names for names in held] == [True, False]
+
+
 def test_results_and_arguments_are_no_temporaries():
     peak = peak_of(main(product("y", "x", "x") + f"return %y, %x : {X}, {X}", results=f"{X}, {X}"))
     assert (peak.bytes, peak.arguments, peak.results, peak.total) == (0, KIB, 2 * KIB, 3 * KIB)

@@ -416,7 +416,8 @@ def test_work_is_cheaper_until_nothing_is_sent_to_save_it_that_the_proposal_does
 def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(monkeypatch):
     tried = Tried(monkeypatch, [(10, 5), (4, 5), (4.1, 3), (4.1, 3)])
     assert tried.found(limit=9, memory=10, holding=1.25)[-1] == (4.1, 3)
-    assert tried.prices[1:] == [1.25 * 4 / 10 / 8] * 2  # at the eight moments at which most is held
+    worth = 1.25 * 4 / 10  # at the eight moments at which most is held, half of it at two others
+    assert tried.prices[1:] == [worth / 9, worth / 8]
     assert Tried(monkeypatch, [(10, 5), (4, 2), (4.1, 1)]).found(limit=9, memory=10, holding=1.25)[-1] == (4, 2)
 
 

@@ -314,7 +314,7 @@ class _LiveRanges:
             self._make(op, self._end[op], takes_over=True)
         elif op.block is not None and op is op.block.terminator:
             self._visit_terminator(op)
-        elif self._is_fused(op) and not (op.name in _DEAR and self._is_read_twice(op.results[0])):
+        elif self._is_fused(op) and not self._is_kept(op):
             result = op.results[0]
             for time in (self._first.get(result), self._last.get(result)):
                 if time is not None:
@@ -355,6 +355,29 @@ class _LiveRanges:
                 loop = self._loop[loop.block] if loop.block is not None else None
             self._first[value] = min(first, self._first.get(value, first))
             self._last[value] = max(last, self._last.get(value, last))
+
+    def _is_kept(self, op: Op) -> bool:
+        """Whether several kernels read what would be dear to compute in each; not where a TPU reads less of what it is
+        computed of."""
+        if op.name not in _DEAR or not self._is_read_twice(op.results[0]):
+            return False
+        return not self._products_fuse or self._sizes.of(op.results[0]) <= sum(map(self._sizes.of, self._read_for(op)))
+
+    def _read_for(self, op: Op) -> list[Value]:
+        """The values of an op's shape, or of another one of as many elements, that it is computed of in memory."""
+        waiting, found, count = list(op.operands), dict[Value, None](), math.prod(op.results[0].shape or ())
+        seen = set(waiting)
+        while waiting:
+            value = waiting.pop()
+            made = value.defining_op
+            if math.prod(value.shape or ()) != count:
+                continue
+            if made is None or not self._is_fused(made):
+                found[value] = None
+                continue
+            waiting += [operand for operand in made.operands if operand not in seen]
+            seen.update(made.operands)
+        return list(found)
 
     def _is_read_twice(self, value: Value) -> bool:
         """Whether what reads a value runs at several times: kernels of their own."""

@@ -88,6 +88,10 @@ _FREED = 2
 _NEARLY = 0.5
 """The share of what may be held beside arguments and results from which on holding has a price."""
 
+_EVERYWHERE = 0.5
+"""The share of the price at the worst moment that holding has at all others. Without it whole activations of a 70B
+model were gathered at moments that nobody had priced (2026-11)."""
+
 PerOp = NDArray[np.float64]
 """A number per op of the program before it is walked."""
 
@@ -328,7 +332,7 @@ class _Search:
         live, beside = walk.live, walk.peak.border
         least = beside + _NEARLY * max(self._limit - beside, 0.0)
         over = np.maximum(live - least, 0.0)
-        return over / over.max() if over.any() else (live == live.max()).astype(float)
+        return np.maximum(over / over.max(), _EVERYWHERE) if over.any() else (live == live.max()).astype(float)
 
     def _raised(self, prices: PerOp, walk: Walk, steep: float) -> PerOp:
         """Prices that are so many times as high at the moments at which more is held than may be."""

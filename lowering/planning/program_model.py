@@ -10,7 +10,7 @@ Source: spec of the planner, sections 1, 4 and 9.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -238,8 +238,10 @@ class ProgramModel:
         first, last = dict[int, int](), dict[int, int]()
         for layout, (begin, end) in zip(taken, value.needed, strict=True):
             first[layout], last[layout] = min(begin, first.get(layout, begin)), max(end, last.get(layout, end))
-        until = last.pop(made) if made in last else min(begin for begin, _ in value.needed)
-        held = self._held_as_made(value, made, until)
+        if made in last:
+            held = self._held_as_made(value, made, last.pop(made))
+        else:
+            held = self._held_until_moved(value, made, last)
         return held + sum([self._price(value, n, first[n], end) for n, end in last.items()])
 
     def _held_anew(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
@@ -247,8 +249,20 @@ class ProgramModel:
         copies = self._copies(value, made, taken)
         until = [end for layout, (_, end) in zip(taken, value.needed, strict=True) if layout == made]
         until += [begin for copy in copies.values() for begin in copy.again]
-        until.append(min(begin for begin, _ in value.needed))
-        return self._held_as_made(value, made, max(until)) + sum([copy.cost for copy in copies.values()])
+        if until:
+            held = self._held_as_made(value, made, max(*until, min(begin for begin, _ in value.needed)))
+        else:
+            held = self._held_until_moved(value, made, copies)
+        return held + sum([copy.cost for copy in copies.values()])
+
+    def _held_until_moved(self, value: ModelValue, made: int, wanted: Collection[int]) -> float:
+        """What it costs to hold a value until it is first taken, if nobody takes it as it is made: where all want it in
+        one layout that is smaller, it is moved at once."""
+        until = min(begin for begin, _ in value.needed)
+        held = self._held_as_made(value, made, until)
+        if len(wanted) > 1 or not held:
+            return held
+        return min(held, *(self._price(value, layout, value.born, until) for layout in wanted))
 
     def _held_as_made(self, value: ModelValue, made: int, until: int) -> float:
         return 0.0 if value.is_at_hand else self._price(value, made, value.born, until)

@@ -151,15 +151,18 @@ class RestrictedProgram:
         return price * np.array([self._model.prices.local_bytes(value.shape, n) for n in layouts])
 
     def _node_costs(self, number: int) -> Costs:
-        """The costs of a node's ways, and of holding what they make until its only use."""
+        """The costs of a node's ways."""
         node = self._model.nodes[number]
-        costs = node.times * np.array([node.ways[way].cost for way in self._allowed[number]])
-        for made in node.made if self._model.holding_costs else ():
-            value = self._model.values[made]
-            if len(self._uses[made]) == 1 and not value.is_at_hand:
-                layouts, of_way = self._column(self._maker(made))
-                costs = costs + self._held(value, layouts, value.born, value.needed[0][0])[of_way]
-        return costs
+        return node.times * np.array([node.ways[way].cost for way in self._allowed[number]])
+
+    def _held_until(self, value: ModelValue, made: Sequence[int], use: Port, taken: Sequence[int]) -> Costs:
+        """What it costs to hold a value until its only use, from each of some layouts in which it is made to each in
+        which it is taken, in the smaller of both."""
+        if value.is_at_hand or not self._model.holding_costs:
+            return np.zeros((len(made), len(taken)))
+        begin, _ = value.needed[value.uses.index(use)]
+        ends = (self._held(value, layouts, value.born, begin) for layouts in (made, taken))
+        return np.minimum.outer(*ends)
 
     def _home_costs(self, value: ModelValue, home: _Home) -> Costs:
         """What it costs to hold a value of several users in each layout."""
@@ -195,6 +198,7 @@ class RestrictedProgram:
             (use,) = self._uses[made]
             targets, columns = self._column(use)
             direct = self._prices_to(value, sources, use, targets)
+            direct = direct + self._held_until(value, sources, use, targets) / value.times
             problem.add(numbers[maker.node], numbers[use.node], Ports(rows, columns, direct, value.times))
             return
         every = np.arange(len(homes[0].layouts))
