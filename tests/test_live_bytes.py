@@ -13,6 +13,7 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.live_bytes import peak_of
 from sdy_jax.lowering.placement.local_bytes import LocalBytes
 
@@ -43,8 +44,8 @@ def elementwise(result, op, *operands):
     return f"%{result} = stablehlo.{op} {', '.join(f'%{o}' for o in operands)} : {X}\n"
 
 
-def kib(graph, **options):
-    return peak_of(graph, **options).bytes / KIB
+def kib(graph, compiler=Compiler()):  # noqa: B008
+    return peak_of(graph, compiler).bytes / KIB
 
 
 def test_the_values_of_a_chain_are_live_two_at_a_time():
@@ -78,10 +79,34 @@ def test_tpus_compute_what_is_dear_again_where_they_read_less_for_it():
     body += f"%w = stablehlo.convert %s : ({narrow}) -> {X}\n"
     body += elementwise("e", "exponential", "w") + product("a", "e", "x") + product("b", "a", "e")
     graph = main(body + f"return %b : {X}")
-    held = [
-        {each.value.defining_op.name for each in peak_of(graph, products_fuse=fuses).live} for fuses in (False, True)
-    ]
+    held = [{each.value.defining_op.name for each in peak_of(graph, Compiler(fuses)).live} for fuses in (False, True)]
     assert ["stablehlo.exponential" in names for names in held] == [True, False]
+
+
+@pytest.mark.parametrize(("spec", "is_copied"), [(P("x"), False), (P(None, "x"), True)])
+def test_gpus_transpose_what_is_gathered_along_another_dimension_than_the_first_for_a_loop(spec, is_copied):
+    def loop(x, w):
+        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, length=16)[0]
+
+    x, w = jnp.zeros((512, 64)), jnp.zeros((64, 64))
+    f = sdy.partition(loop, mesh=LINE, in_shardings=(P("x"), spec), out_shardings=P("x"))
+    graph = f.plan(x, w).graph
+    assert [op.name for op in graph.main.blocks[0].ops if op.name.startswith("sdy.all")] == ["sdy.all_gather"]
+    held, more = (peak_of(graph, Compiler(copies_gathered=copied)).at for copied in (False, True))
+    most = max(b - a for (_, a), (_, b) in zip(held, more, strict=True))
+    assert most == (w.nbytes if is_copied else 0)
+
+
+@pytest.mark.parametrize("donated", [(), (0, 1)])
+def test_a_loop_that_reads_donated_arguments_does_not_write_its_results_there_yet(donated):
+    """As caches: they are copied there behind it."""
+
+    def updated(keys, values):
+        return jax.lax.scan(lambda c, layer: (c, (layer[0] + 1, layer[1] + 2)), 0.0, (keys, values))[1]
+
+    cache = jnp.zeros((16, 32, 32))
+    f = sdy.partition(updated, mesh=LINE, in_shardings=P(), out_shardings=P(), donate_argnums=donated)
+    assert (f.plan(cache, cache).memory.temporaries >= 2 * cache.nbytes) == bool(donated)
 
 
 def test_results_and_arguments_are_no_temporaries():
@@ -122,7 +147,7 @@ def test_an_op_in_a_fusion_keeps_its_operands_until_the_fusion_runs():
 def test_products_read_memory_unless_they_fuse():
     graph = main(product("h", "x", "x") + elementwise("t", "tanh", "h") + product("y", "t", "h") + f"return %y : {X}")
     assert kib(graph) == 2
-    assert kib(graph, products_fuse=True) == 8  # one value: rows of 16 elements are tiles of 128
+    assert kib(graph, Compiler(products_fuse=True)) == 8  # one value: rows of 16 elements are tiles of 128
 
 
 def test_arrays_lie_in_whole_tiles_on_tpus():
@@ -130,7 +155,7 @@ def test_arrays_lie_in_whole_tiles_on_tpus():
     contract = f"contracting_dims = [1] x [0] : ({X}, {wide}) -> {wide}"
     body = f"%h = stablehlo.dot_general %x, %w, {contract} return %h : {wide}"
     graph = main(body, f"%x: {X}, %w: {wide}", wide)
-    peak, on_tpus = peak_of(graph), peak_of(graph, products_fuse=True)
+    peak, on_tpus = peak_of(graph), peak_of(graph, Compiler(products_fuse=True))
     assert (peak.arguments, peak.results) == (KIB + 12.5 * KIB, 12.5 * KIB)
     assert (on_tpus.arguments, on_tpus.results) == (8 * KIB + 16 * KIB, 16 * KIB)
 
@@ -151,7 +176,7 @@ def test_independent_all_reduces_run_as_one_on_tpus():
     results = ", ".join([TILES] * 3)
     graph = main(body + f"return %w0, %w1, %w2 : {results}", f"%s: {X}, %x: {TILES}", results)
     assert kib(graph) == 16
-    assert kib(graph, products_fuse=True) == 24
+    assert kib(graph, Compiler(products_fuse=True)) == 24
 
 
 def test_an_elementwise_result_takes_over_the_buffer_of_an_operand():

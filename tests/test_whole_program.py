@@ -21,6 +21,7 @@ from partitioned_ops import CUBE, LINE, PLANE
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement import whole_program, within_memory
+from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.placement.layout_plans import plan_of
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
@@ -379,7 +380,7 @@ class Tried:
             live=live,
             forget=lambda: self.forgotten.append((cost, held)),
             walker=walker,
-            products_fuse=False,
+            compiler=Compiler(),
         )
 
 

@@ -70,7 +70,7 @@ def combine_collectives(
     records = {n: inserted[op.mlir] for n, op in enumerate(graph.ops) if op.mlir in inserted}
     if len(records) < 2:
         return
-    before = peak_of(graph, products_fuse=policy.products_fuse)
+    before = peak_of(graph, policy.compiler)
     peak, live = before.total, {id(op): held + before.total - before.bytes for op, held in before.at}
     held = _SHARE_OF_MEMORY * peak if combining.sent is None else _BLOCKS * combining.sent
     added = _STACKS * peak if combining.stacked and combining.sent is None else math.inf
@@ -82,7 +82,7 @@ def combine_collectives(
         buckets = combine(copy, {copy.ops[n]: record for n, record in records.items()}, mesh, size, room)
         if not buckets:
             return
-        if peak_of(Graph(copy.module), products_fuse=policy.products_fuse).total <= limit:
+        if peak_of(Graph(copy.module), policy.compiler).total <= limit:
             replace_contents(module, copy.module)
             report.combine(buckets)
             return

@@ -146,7 +146,7 @@ def _decision(kind: Kind, choice: Choice, around: Shardings, shardings: Sharding
 
 def _touches(costs: CostModel, policy: Policy) -> Callable[[Op], tuple[Touched, ...]] | None:
     """What ops read from memory and write to it, where that has a price."""
-    return Touches(policy.products_fuse) if costs.memory else None
+    return Touches(policy.compiler.products_fuse) if costs.memory else None
 
 
 def _given_before(operands: Sequence[Value], kind: Kind) -> frozenset[int]:

@@ -5,7 +5,7 @@ Jax says so of an argument by `jax.buffer_donor`, or by `tf.aliasing_output` whe
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 
 from sdy_jax.ir.graph import Graph, Value
@@ -17,20 +17,24 @@ _ALIASED = "tf.aliasing_output"
 
 
 def shared_bytes(graph: Graph, size: Callable[[Value], float]) -> float:
-    """The bytes of results on a device that lie in the memory of donated arguments: as many of each type and layout as
-    there are of both."""
+    """The bytes of results on a device that lie in the memory of donated arguments."""
+    return sum([size(result) for result, _ in in_donated_memory(graph)])
+
+
+def in_donated_memory(graph: Graph) -> list[tuple[Value, Value]]:
+    """The results that lie in the memory of donated arguments, with these: as many of each type and layout as there are
+    of both."""
     entries = entries_of(graph.main.mlir, "arg_attrs")
     given = [v for v, entry in zip(graph.arguments, entries, strict=True) if DONATED in entry or _ALIASED in entry]
     if not given:
-        return 0.0
-    shardings = graph.result_shardings(graph.main)
-    left, shared = Counter(_key(value, value.sharding) for value in given), 0.0
-    for value, sharding in zip(graph.outputs, shardings, strict=True):
-        key = _key(value, sharding)
-        if left[key]:
-            left[key] -= 1
-            shared += size(value)
-    return shared
+        return []
+    left, found = defaultdict[object, list[Value]](list), list[tuple[Value, Value]]()
+    for value in reversed(given):
+        left[_key(value, value.sharding)].append(value)
+    for value, sharding in zip(graph.outputs, graph.result_shardings(graph.main), strict=True):
+        if same := left[_key(value, sharding)]:
+            found.append((value, same.pop()))
+    return found
 
 
 def _key(value: Value, sharding: TensorSharding | None) -> tuple[object, ...]:

@@ -45,7 +45,8 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
-from sdy_jax.lowering.placement.donated import shared_bytes
+from sdy_jax.lowering.placement.compiler import Compiler
+from sdy_jax.lowering.placement.donated import in_donated_memory, shared_bytes
 from sdy_jax.lowering.placement.fusion import UPDATES, can_fuse, fuses, readers
 from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.lowering.placement.together import run_together
@@ -113,33 +114,31 @@ class Peak:
         return self.border + self.bytes
 
 
-def peak_of(graph: Graph, *, products_fuse: bool = False) -> Peak:
+def peak_of(graph: Graph, compiler: Compiler = Compiler()) -> Peak:  # noqa: B008 - immutable
     """What a device holds at most while it runs a partitioned program.
 
     Args:
         graph: the program, whose values have global shapes and shardings.
-        products_fuse: products and convolutions compute their operands as they read them, as on TPUs, instead of
-            reading them from memory. There they round them, too, arrays lie in tiles, and independent all_reduces run
-            as one.
+        compiler: the devices'.
     """
-    sizes = _sizes(graph, products_fuse)
-    return _peak(graph, sizes, _live_ranges(graph, sizes, products_fuse))
+    sizes = _sizes(graph, compiler)
+    return _peak(graph, sizes, _live_ranges(graph, sizes, compiler))
 
 
-def peak_and_buffers(graph: Graph, *, products_fuse: bool = False) -> tuple[Peak, list[HeldBuffer]]:
+def peak_and_buffers(graph: Graph, compiler: Compiler = Compiler()) -> tuple[Peak, list[HeldBuffer]]:  # noqa: B008
     """As `peak_of`, with all temporaries that a device holds while the program runs."""
-    sizes = _sizes(graph, products_fuse)
-    ranges = _live_ranges(graph, sizes, products_fuse)
+    sizes = _sizes(graph, compiler)
+    ranges = _live_ranges(graph, sizes, compiler)
     return _peak(graph, sizes, ranges), list(ranges.held())
 
 
-def _sizes(graph: Graph, products_fuse: bool) -> LocalBytes:
-    return LocalBytes(graph, products_round=products_fuse, in_tiles=products_fuse)
+def _sizes(graph: Graph, compiler: Compiler) -> LocalBytes:
+    return LocalBytes(graph, products_round=compiler.products_fuse, in_tiles=compiler.products_fuse)
 
 
-def _live_ranges(graph: Graph, sizes: LocalBytes, products_fuse: bool) -> _LiveRanges:
+def _live_ranges(graph: Graph, sizes: LocalBytes, compiler: Compiler) -> _LiveRanges:
     load_extensions()
-    return _LiveRanges(graph, sizes, products_fuse)
+    return _LiveRanges(graph, sizes, compiler)
 
 
 def _peak(graph: Graph, sizes: LocalBytes, ranges: _LiveRanges) -> Peak:
@@ -179,8 +178,8 @@ class _Buffer:
 class _LiveRanges:
     """The buffers of a program."""
 
-    def __init__(self, graph: Graph, sizes: LocalBytes, products_fuse: bool):
-        self._sizes, self._products_fuse = sizes, products_fuse
+    def __init__(self, graph: Graph, sizes: LocalBytes, compiler: Compiler):
+        self._sizes, self._products_fuse = sizes, compiler.products_fuse
         self._order: list[Op] = []
         self._position: dict[Op, float] = {}
         self._end: dict[Op, float] = {}
@@ -203,10 +202,29 @@ class _LiveRanges:
 
         self._number(main, None)
         self._returned = set(map(self._root, main.terminator.operands))
+        self._donated = {self._root(result): given for result, given in in_donated_memory(graph)}
         self._early = self._computed_early(main)
         for op in reversed(self._order):
             self._visit(op)
         self._hold_prefetched()
+        if compiler.copies_gathered:
+            self._hold_gathered()
+
+    def _hold_gathered(self) -> None:
+        """What is gathered along another dimension than the first, for a loop, is there as it was gathered until the
+        loop reads its transpose."""
+        for op in self._order:
+            if op.name != "sdy.all_gather" or not any(self._is_in_loop(user, op) for user, _ in op.results[0].uses):
+                continue
+            value, operand = op.results[0], op.operands[0]
+            grown = [n != before for n, before in zip(*map(self._sizes.shape, (value, operand)), strict=True)]
+            if any(grown[1:]):
+                until = self._first.get(value, self._position[op])
+                self.buffers.append(_Buffer(value, self._sizes.of(value), self._position[op], until, True, False))
+
+    def _is_in_loop(self, user: Op, op: Op) -> bool:
+        """Whether a user is a loop that an op is not in, or is in one."""
+        return is_data_flow(user) or self._inlined_block(user) is not self._inlined_block(op)
 
     def _hold_prefetched(self) -> None:
         """What is fetched one trip ahead of a loop is there twice."""
@@ -343,7 +361,10 @@ class _LiveRanges:
         start = self._position[loop]
         self._read(loop, [loop.operands[i] for i in changed], start)
         for i in changed:
-            self._add(loop.results[i], start, self._end[loop], takes_over=True)
+            result = loop.results[i]
+            given = self._donated.get(result)
+            is_apart = given is not None and self._last.get(self._root(given), -1.0) >= start
+            self._add(result, start, self._end[loop], takes_over=True, is_apart=is_apart)
 
     def _read(self, op: Op, values: Sequence[Value], time: float) -> None:
         """An op reads values; a loop reads what comes from outside in every iteration, so until its end."""
@@ -425,12 +446,14 @@ class _LiveRanges:
         for value in (op.operands[0], op.results[0]):
             self.buffers.append(_Buffer(value, self._sizes.of(value), first, last, True, False))
 
-    def _add(self, value: Value, start: float, end: float, takes_over: bool) -> None:
+    def _add(self, value: Value, start: float, end: float, takes_over: bool, is_apart: bool = False) -> None:
+        """Adds the buffer of a value; `is_apart`: it is a result whose place in the memory of a donated argument is not
+        free yet."""
         argument = self._carried.get(value)
         if argument is not None and takes_over and self._last.get(argument, -1.0) <= start:
             return
         end = max(end, self._last.get(value, end))
-        counts = value not in self._returned
+        counts = is_apart or value not in self._returned
         self.buffers.append(_Buffer(value, self._sizes.of(value), start, end, counts, takes_over))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sdy_jax.lowering.emission.packed import PACKABLE
+from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.reshard.machines import combined_kinds, stacked_kinds
 
 UNEVEN = ("pad", "replicate", "error")
@@ -64,7 +65,7 @@ class Policy:
         memory: the bytes that a device may hold, with "global": arguments, results and what is in between. By default
             most of `device_memory`; where that is not known what the "local" program needs, and one percent.
         device_memory: the bytes of a device that programs can have; 0 where that is not known.
-        products_fuse: the devices' compiler fuses element-wise ops into products, so that these make no buffers.
+        compiler: what the devices' compiler does that decides which arrays they hold.
         runs_early: the devices' compiler runs an op as soon as its operands are there, not when it is needed.
         runs_late: it runs an op no sooner than its result is needed.
         keeps_whole: it keeps all of a value until a part of it is taken, instead of computing that part.
@@ -79,7 +80,7 @@ class Policy:
     layouts: str = "global"
     memory: float | None = None
     device_memory: float = 0.0
-    products_fuse: bool = False
+    compiler: Compiler = field(default_factory=Compiler)
     runs_early: bool = False
     runs_late: bool = False
     keeps_whole: bool = False

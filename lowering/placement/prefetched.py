@@ -14,6 +14,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.lowering.emission.prefetched import ahead
+from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.live_bytes import peak_of
 from sdy_jax.lowering.placement.marks import Hiding
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
@@ -34,7 +35,7 @@ def prefetch(
     mesh: Mesh,
     costs: CostModel,
     limit: float,
-    products_fuse: bool,
+    compiler: Compiler,
 ) -> dict[ir.Operation, CollectiveRecord]:
     """Marks the gathers of a partitioned module that run one trip ahead, and says so in their records.
 
@@ -45,7 +46,7 @@ def prefetch(
         mesh: the program's.
         costs: what decides.
         limit: the bytes that a device may hold.
-        products_fuse: as for `peak_of`.
+        compiler: the devices'.
 
     Returns:
         `inserted` without those that are marked.
@@ -54,7 +55,7 @@ def prefetch(
     if costs.unit != "seconds":
         return hiding.others
     graph = Graph(module)
-    held = peak_of(graph, products_fuse=products_fuse).total
+    held = peak_of(graph, compiler).total
     for op, count, hidden, size in _exposed(graph, inserted, mesh, costs):
         if held + size > limit:
             continue

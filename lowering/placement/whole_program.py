@@ -100,7 +100,7 @@ def _planned(
         best.report.layouts = _choice(walks.graph, best, proposed)
     made, inserted = best.walker.graph.module, best.walker.placement.inserted
     if costs.unit == "seconds":
-        inserted = prefetch(made, inserted, best.report, walks.mesh, costs, walks.limit, policy.products_fuse)
+        inserted = prefetch(made, inserted, best.report, walks.mesh, costs, walks.limit, policy.compiler)
     return best.walker, form_rings(made, inserted, best.report, walks.mesh, costs)
 
 
@@ -156,7 +156,7 @@ class _Walks:
             set_function_shardings(main, "arg_attrs", plan.border.arguments)
             set_function_shardings(main, "res_attrs", plan.border.results)
         walker = Partitioner(Graph(copy), self._mesh_name, self._costs, self._rules, self._policy, self._inputs, plan)
-        return Walk(walker, walker.run(), self._policy.products_fuse)
+        return Walk(walker, walker.run(), self._policy.compiler)
 
     @cached_property
     def limit(self) -> float:

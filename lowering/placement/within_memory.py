@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.copies import HeldCopy, PlannedUse
 from sdy_jax.lowering.placement.held_copies import held_copies
 from sdy_jax.lowering.placement.layout_plans import plan_of
@@ -98,12 +99,12 @@ PerOp = NDArray[np.float64]
 
 @dataclass(eq=False)
 class Walk:
-    """A walk over a copy of the program, and what it inserted. `products_fuse` as for `peak_of`. One that will not be
+    """A walk over a copy of the program, and what it inserted; the compiler of what comes of it. One that will not be
     chosen may be forgotten: its figures stay, its copy of the program goes."""
 
     walker: Partitioner
     report: PartitionReport
-    products_fuse: bool
+    compiler: Compiler
 
     @cached_property
     def cost(self) -> float:
@@ -113,7 +114,7 @@ class Walk:
     @cached_property
     def peak(self) -> Peak:
         """What a device holds at most."""
-        return peak_of(Graph(self.walker.graph.module), products_fuse=self.products_fuse)
+        return peak_of(Graph(self.walker.graph.module), self.compiler)
 
     @property
     def sends(self) -> bool:
@@ -210,7 +211,7 @@ class _Search:
 
     def __init__(self, program: ModelledProgram, proposed: Walk, room: Room, walked: Walked):
         self._program, self._limit, self._room, self._walked = program, room.limit, room, walked
-        self._proposed, self._products_fuse = proposed, proposed.products_fuse
+        self._proposed = proposed
         self.known: dict[object, Walk] = {tuple(program.start): proposed}
 
     def fits(self, walk: Walk) -> bool:
@@ -224,7 +225,7 @@ class _Search:
     @cached_property
     def _timed(self) -> ModelledProgram:
         """The program, whose model knows when values are needed. Most programs fit, and nobody asks."""
-        place_uses(self._program, self._products_fuse)
+        place_uses(self._program, self._proposed.compiler.products_fuse)
         return self._program
 
     def follow(self, chosen: Chosen) -> Walk:

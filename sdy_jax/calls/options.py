@@ -11,6 +11,7 @@ import numpy as np
 
 from sdy_jax.contracts.budget import Budget
 from sdy_jax.errors import SdyError, with_article
+from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.policy import LAYOUTS, UNEVEN, Combining, Policy
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.machines import device_memory
@@ -117,7 +118,7 @@ class Options:
             layouts=self.layouts,
             memory=self._memory,
             device_memory=memory_of(mesh),
-            products_fuse=platform == "tpu",
+            compiler=Compiler(products_fuse=platform == "tpu", copies_gathered=platform == "gpu"),
             runs_early=platform == "cpu",
             combine=Combining.of_devices(self._combine, platform, device_kind(mesh)),
             runs_late=platform == "tpu",

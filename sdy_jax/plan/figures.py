@@ -97,7 +97,7 @@ class Figures(PlanFacts):
         if self.planned_with is None:
             return memory_of(self.graph)
         policy = self.planned_with.policy
-        return memory_of(self.graph, policy.products_fuse, policy.available)
+        return memory_of(self.graph, policy.compiler, policy.available)
 
     @cached_property
     def work(self) -> tuple[Work, ...]:

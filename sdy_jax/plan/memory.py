@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.lowering.emission.emit import value_shardings
+from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.live_bytes import peak_of
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
@@ -54,9 +55,9 @@ class MemoryUse(NamedTuple):
         return self.border + self.temporaries
 
 
-def memory_of(graph: Graph, products_fuse: bool = False, available: float = 0.0) -> MemoryUse:
-    """What a device holds for a partitioned program, of what it has; `products_fuse` as for the planner."""
-    peak, shardings = peak_of(graph, products_fuse=products_fuse), value_shardings(graph)
+def memory_of(graph: Graph, compiler: Compiler = Compiler(), available: float = 0.0) -> MemoryUse:  # noqa: B008
+    """What a device holds for a partitioned program, of what it has; `compiler`: the device's."""
+    peak, shardings = peak_of(graph, compiler), value_shardings(graph)
     held = [HeldValue(_type(live.value, shardings), live.source, live.bytes) for live in peak.live]
     return MemoryUse(peak.arguments, peak.results, peak.bytes, tuple(held), peak.shared, available)
 

@@ -12,6 +12,7 @@ import jax
 
 from sdy_jax.ir.graph import Op, itemsize
 from sdy_jax.ir.locations import short_source
+from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, Note
 from sdy_jax.plan.border_specs import pasted
@@ -104,8 +105,8 @@ def _ops(plan: Plan, places: Places) -> tuple[Tensors, OpRecords | None]:
 def _memory(plan: Plan, ops: OpRecords) -> RecordedMemory:
     planned = plan.planned_with
     if planned is None:
-        return ops.memory(products_fuse=False, available=0.0)
-    return ops.memory(planned.policy.products_fuse, planned.policy.available)
+        return ops.memory(Compiler(), available=0.0)
+    return ops.memory(planned.policy.compiler, planned.policy.available)
 
 
 def _own_version() -> str:
