@@ -356,8 +356,8 @@ class Tried:
             model=model, start=[0], table=None, atoms=(), charge_holding=charge_holding, most_operations=0.0
         )
 
-    def found(self, limit, memory=0.0, holding=0.0):
-        best, room = best_choice(self.program), Room(limit, memory, holding)
+    def found(self, limit, memory=0.0, holding=0.0, saves_bytes=False):
+        best, room = best_choice(self.program), Room(limit, memory, holding, saves_bytes)
         return [(walk.cost, walk.peak.total) for walk in tried(self.program, best, self.walk((0, {})), room, self.walk)]
 
     def walk(self, plan):
@@ -410,8 +410,9 @@ def test_walks_that_will_not_be_chosen_are_forgotten(monkeypatch):
 def test_work_is_cheaper_until_nothing_is_sent_to_save_it_that_the_proposal_does_not_send(monkeypatch):
     tried = Tried(monkeypatch, [(10, 5), (4, 5), (5, 5), (6, 5)])
     tried.talkative = (1, 2)
-    assert tried.found(limit=5)[-1] == (6, 5)
+    assert tried.found(limit=5, saves_bytes=True)[-1] == (6, 5)
     assert tried.prices[1:] == [("work", 1 / 4), 0, ("work", 1 / 16), 0]
+    assert len(Tried(monkeypatch, [(10, 5), (4, 5), (5, 5)]).found(limit=5)) == 2
 
 
 def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(monkeypatch):

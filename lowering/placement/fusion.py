@@ -64,8 +64,9 @@ def can_fuse(op: Op, products_fuse: bool) -> bool:
     return all(_absorbs(user, i, products_fuse) for user, i in readers(op.results[0]))
 
 
-_LOCAL = frozenset(("sdy.all_slice", "sdy.replicated_to_unreduced", "sdy.sharded_to_unreduced"))
-"""Changes of sharding without communication: parts of values, or masked ones."""
+_LOCAL = frozenset(("sdy.all_slice", "sdy.replicated_to_unreduced"))
+"""Changes of sharding without communication: parts of values, or masked ones. Not shards among zeros, which are written
+there: 3.9 GiB of logits on two slices of v5e (2026-11)."""
 
 
 def readers(value: Value) -> Iterator[tuple[Op, int]]:

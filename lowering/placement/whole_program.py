@@ -184,7 +184,7 @@ class _Walks:
 
     @property
     def _room(self) -> Room:
-        return Room(self.limit, self._policy.device_memory, _HOLDING)
+        return Room(self.limit, self._policy.device_memory, _HOLDING, self._costs.unit == "seconds")
 
     def check_border(self) -> None:
         """
@@ -221,14 +221,14 @@ class _Walks:
         return tried(program, best, self.proposed, self._room, self._walk)
 
     def fitting(self, walks: Sequence[Walk]) -> list[Walk]:
-        """Those that keep within the limit, and send no more bytes than the proposal where that does; if there are
-        none, and the limit is what devices have, the one that holds least.
+        """Those that keep within the limit, and send no more bytes than the proposal where that does, by a model of
+        time; if there are none, and the limit is what devices have, the one that holds least.
 
         Raises:
             MemoryLimitError: there are none, and the limit is stated.
         """
         found = [walk for walk in walks if self.fits(walk)]
-        if self.proposed in found:
+        if self.proposed in found and self._room.saves_bytes:
             return [walk for walk in found if not walk.sends_more_than(self.proposed)]
         if found:
             return found

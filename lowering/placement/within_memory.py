@@ -175,12 +175,14 @@ class Room(NamedTuple):
     """What a program may hold.
 
     `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `holding`: the share of a
-    program's cost that it is worth to hold nothing instead of all of it.
+    program's cost that it is worth to hold nothing instead of all of it. `saves_bytes`: it may send no more than the
+    proposal, where that fits: a model of time says what it saves by that, but not what it costs others on the links.
     """
 
     limit: float
     memory: float
     holding: float
+    saves_bytes: bool = False
 
     def byte(self, cost: float) -> float:
         """What it is worth not to hold a byte, in a program of this cost: a little, and always, where the memory of
@@ -192,14 +194,15 @@ def tried(program: ModelledProgram, best: Chosen, proposed: Walk, room: Room, wa
     """The walks by the best choice and, where it does not fit, with copies made again, and at rising prices of holding
     until one fits, and then a little below. A walk that does not fit and costs more than one that does ends it: those
     that hold less cost more. Where it fits, but sends more bytes than the proposal to save work, walks at falling
-    prices of work; and where it holds much of a device's memory, walks by what is best if holding has its small price.
+    prices of work if it may not; and where it holds much of a device's memory, walks by what is best if holding has its
+    small price.
     """
     search = _Search(program, proposed, room, walked)
     walk = search.follow(best)
     if not search.fits(walk):
         search.raise_prices(best, walk)
         return list(search.known.values())
-    if search.fits(proposed) and walk.sends_more_than(proposed):
+    if room.saves_bytes and search.fits(proposed) and walk.sends_more_than(proposed):
         best, walk = search.send_less(best, walk)
     if room.memory and walk.peak.total > _FULL * room.memory:
         search.save(best, walk)
