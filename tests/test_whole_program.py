@@ -339,7 +339,6 @@ class Tried:
         def charge_holding(prices):
             self.price = max(prices)
 
-        monkeypatch.setattr(within_memory, "improved", improved)
         monkeypatch.setattr(within_memory, "plan_of", lambda _, chosen, copies: (chosen[0], copies))
         self.placed, self.forgotten, self.talkative = [], [], ()
         monkeypatch.setattr(within_memory, "place_uses", lambda program, _: self.placed.append(program))
@@ -353,7 +352,7 @@ class Tried:
             operations=lambda _: 0.0,
         )
         self.program = SimpleNamespace(
-            model=model, start=[0], table=None, atoms=(), charge_holding=charge_holding, most_operations=0.0
+            model=model, start=[0], improved=improved, charge_holding=charge_holding, most_operations=0.0, left=9.0
         )
 
     def found(self, limit, memory=0.0, holding=0.0, saves_bytes=False):
@@ -467,6 +466,29 @@ def test_values_are_needed_after_they_are_made(function):
     place_uses(program.modelled, products_fuse=False)
     needed = [(value.born, begin, end) for value in program.model.values for begin, end in value.needed]
     assert needed and all(born <= begin <= end for born, begin, end in needed)
+
+
+def test_a_sum_is_held_in_the_smaller_layout_until_it_is_taken_and_constants_are_not():
+    """It is scattered at once where its only user wants it so."""
+
+    def gradient(w, x, y):
+        g = x.T @ y
+        return jnp.tanh(x @ w), w - g, jnp.zeros_like(y) + jnp.sum(x)
+
+    program = Program(gradient, shapes((64, 64), (32, 64), (32, 64)), LINE, (P("x"), P("x"), P("x")))
+    model = program.modelled.model
+    place_uses(program.modelled, products_fuse=False)
+    program.modelled.charge_holding([1.0] * len(program.modelled.graph.ops))
+    values = {value: model.values[n] for value, n in program.modelled.values.items() if n >= 0}
+    constants = [v for v in values if v.defining_op is not None and not v.defining_op.operands]
+    assert all(values[value].is_at_hand for value in constants)
+    (total,) = [
+        v for v in values if v.defining_op and v.defining_op.name == "stablehlo.dot_general" and v.shape == (64, 64)
+    ]
+    known, number = values[total], program.modelled.table.number_of_axes
+    split, summed = number(((AxisRef("x"),), ())), number(((), ()), (AxisRef("x"),))
+    assert 0 < model._held(known, summed, [split]) < 2 * model._held(known, split, [split])
+    assert model._held(known, summed, [summed]) == 8 * model._held(known, split, [split])
 
 
 def test_a_program_that_sends_nothing_as_proposed_is_not_planned(monkeypatch):

@@ -16,6 +16,7 @@ from partitioned_ops import LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.placement import modelled, within_memory
 from sdy_jax.lowering.placement.copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.placement.live_bytes import peak_of
 from sdy_jax.lowering.placement.policy import Policy
@@ -243,3 +244,28 @@ def test_copies_are_freed_where_too_much_is_live():
 def test_uses_are_numbered_by_copy():
     held = [copy(0, 1, 10, 0, 3, 8), copy(1, 1, 10, 2, 6)]
     assert dict(_numbered(held, {(0, 1)})) == {(None, 0, 0): 1, (None, 0, 3): 1, (None, 0, 8): 2}
+
+
+def test_effort_bounds_how_often_layouts_are_chosen(monkeypatch):
+    """At rising prices of holding, too: what was found until then is what there is."""
+    blocks, arguments, spec = PROGRAMS["scanned"]
+    step, chosen = step_of(blocks), []
+    original = modelled.improved
+    monkeypatch.setattr(modelled, "improved", lambda *given: chosen.append(1) or original(*given))
+    monkeypatch.setattr(within_memory, "held_copies", lambda *_: [])  # nothing is gathered again without a new choice
+    peak = sdy.partition(step, mesh=LINE, **specs(spec), memory="1GiB").plan(*arguments).memory.peak
+    assert len(chosen) == 1
+    limit = int(peak - size_of(arguments[0]))
+    one = sdy.partition(step, mesh=LINE, **specs(spec), memory=limit, effort=1).plan(*arguments)
+    assert len(chosen) == 2
+    several = sdy.partition(step, mesh=LINE, **specs(spec), memory=limit, effort=9).plan(*arguments)
+    assert 3 < len(chosen) <= 2 + 9
+    assert several.wire_bytes < one.wire_bytes and max(one.memory.peak, several.memory.peak) <= limit
+
+
+@pytest.mark.parametrize("options", [{"effort": 0}, {"effort": 1.5}, {"effort": True}])
+def test_effort_is_a_number_of_choices(options):
+    with pytest.raises(sdy.SdyError, match="expected how many choices of layouts are made at most, 1 or more"):
+        sdy.partition(lambda x: x, mesh=LINE, **options)
+    with pytest.raises(sdy.SdyError, match="needs layouts='global'"):
+        sdy.partition(lambda x: x, mesh=LINE, layouts="local", effort=2)

@@ -64,6 +64,7 @@ def modelled(
         border: the arguments and results that may have any layout.
     """
     program = ModelledProgram(graph, walked, table, atoms, ProgramModel(Prices(table, costs, price)))
+    program.left = policy.effort or math.inf
     _Builder(program, costs, policy.uneven == "pad", border).read()
     if costs.flop and not (costs.memory or costs.repeat_work):
         program.most_operations = (1 + _MORE_WORK) * program.model.operations(program.start)

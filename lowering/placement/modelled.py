@@ -14,6 +14,7 @@ from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.placement.free_border import FreeEnd
 from sdy_jax.lowering.placement.fusion import is_sum
 from sdy_jax.lowering.placement.walked import Walked
+from sdy_jax.lowering.planning.improve import improved
 from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.planning.program_model import Chosen, Port, ProgramModel
 from sdy_jax.representation.mesh import AxisRef
@@ -53,7 +54,8 @@ class ModelledProgram:
     The nodes of ops by the ops' numbers: `decided`, those with a rule; `constraints`, those that state a layout; and
     `edges`, by the index of the edge, too. The last layout of the edges in `made_outside` is that outside of a
     computation; of others the first one is. `free_ends`: arguments and results that may have any layout. `extents`: of
-    data-flow ops, their first and last node. `most_operations`: those that one device may perform.
+    data-flow ops, their first and last node. `most_operations`: those that one device may perform. `left`: how many
+    choices may still be made.
     """
 
     graph: Graph
@@ -73,6 +75,7 @@ class ModelledProgram:
     free_ends: list[FreeEnd] = field(default_factory=list)
     extents: dict[Op, tuple[int, int]] = field(default_factory=dict)
     most_operations: float = math.inf
+    left: float = math.inf
     numbers: dict[Op, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +85,14 @@ class ModelledProgram:
     def start(self) -> Chosen:
         """The walk's own choices."""
         return [0] * len(self.model.nodes)
+
+    def improved(self, start: Chosen) -> Chosen:
+        """A choice that costs no more than a given one, or than the walk's; that itself where none may be made."""
+        start = min(self.start, start, key=self.model.cost)
+        if self.left < 1:
+            return start
+        self.left -= 1
+        return improved(self.model, start, self.table, self.atoms)
 
     def saved(self, chosen: Chosen) -> float:
         """What a choice saves of what the walk's costs."""

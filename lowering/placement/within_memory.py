@@ -28,7 +28,6 @@ from sdy_jax.lowering.placement.partitioner import Partitioner
 from sdy_jax.lowering.placement.report import PartitionReport
 from sdy_jax.lowering.placement.uses_in_time import place_uses
 from sdy_jax.lowering.placement.walked import LayoutPlan
-from sdy_jax.lowering.planning.improve import improved
 from sdy_jax.lowering.planning.program_model import Chosen
 
 _LEAST_SAVING = 1e-5
@@ -164,7 +163,7 @@ def best_choice(program: ModelledProgram, latency: float = 0.0) -> Chosen:
     worth = max(_LEAST_SAVING * model.cost(start), _WORTH * model.mean_reshard(start))
     model.charge_each_reshard(min(worth, _LATENCIES * latency or math.inf))
     for number in range(1, _TRIES + 1):
-        found = improved(model, start, program.table, program.atoms)
+        found = program.improved(start)
         if model.operations(found) <= program.most_operations:
             return found
         model.price_work(_DEARER**number)
@@ -288,13 +287,18 @@ class _Search:
         for _ in range(_TRIES):
             program.charge_holding(prices.tolist())
             before, known = self._lowest, len(self.known)
-            cheaper = min(program.start, chosen, key=program.model.cost)
-            chosen = improved(program.model, cheaper, program.table, program.atoms)
+            chosen = program.improved(chosen)
             walk = self.follow(chosen)
             fits = self.fits(walk)
             low, high = (low, prices) if fits else (prices, high)
             idle = 0 if fits or self._lowest < before else idle + 1
-            if self.is_good(best) or closer == _CLOSER or idle == _IDLE or (not fits and walk.cost > self._least):
+            if (
+                not program.left
+                or self.is_good(best)
+                or closer == _CLOSER
+                or idle == _IDLE
+                or (not fits and walk.cost > self._least)
+            ):
                 break
             closer += int(high is not None and bool(low.any()))
             steep = _STEEPER if len(self.known) == known else _STEEP
@@ -306,8 +310,7 @@ class _Search:
         program, chosen = self._program, best
         for number in range(1, _CHEAPENED + 1):
             program.model.price_work(_CHEAPER**-number)
-            start = min(program.start, chosen, key=program.model.cost)
-            chosen = improved(program.model, start, program.table, program.atoms)
+            chosen = program.improved(chosen)
             walk = self.follow(chosen)
             if not walk.sends_more_than(self._proposed):
                 break
@@ -320,7 +323,7 @@ class _Search:
             tight = self._tight(walk)
             prices = np.maximum(prices, byte * tight / tight.sum()) if len(prices) else byte * tight / tight.sum()
             program.charge_holding(prices.tolist())
-            before, chosen = chosen, improved(program.model, chosen, program.table, program.atoms)
+            before, chosen = chosen, program.improved(chosen)
             if chosen == before:
                 break
             walk = self.follow(chosen)

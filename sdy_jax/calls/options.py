@@ -40,6 +40,7 @@ class Keywords(TypedDict, total=False):
     uneven: str
     layouts: str
     memory: int | str | None
+    effort: int | None
     combine: bool | int | str | None
     budget: Budget | None
     strict: str | Sequence[str] | None
@@ -67,6 +68,7 @@ class Options:
     uneven: str = "pad"
     layouts: str = "global"
     memory: int | str | None = None
+    effort: int | None = None
     combine: bool | int | str | None = None
     budget: Budget | None = None
     strict: str | Sequence[str] | None = None
@@ -91,6 +93,11 @@ class Options:
             raise SdyError(f"memory={self.memory!r}; expected a number of bytes per device, or a text such as '16GiB'")
         if self.memory is not None and self.layouts != "global":
             raise SdyError(f"memory= needs layouts='global': the layouts of {self.layouts!r} do not depend on it")
+        is_count = isinstance(self.effort, (int, np.integer)) and not isinstance(self.effort, bool)
+        if self.effort is not None and not (is_count and self.effort > 0):
+            raise SdyError(f"effort={self.effort!r}; expected how many choices of layouts are made at most, 1 or more")
+        if self.effort is not None and self.layouts != "global":
+            raise SdyError(f"effort= needs layouts='global': {self.layouts!r} makes no choice for the whole program")
         if self.costs is not None and not isinstance(self.costs, CostModel):
             raise SdyError(f"costs is {with_article(type(self.costs))}; expected a CostModel")
         if self.compiler_options is not None and not isinstance(self.compiler_options, dict):
@@ -117,6 +124,7 @@ class Options:
             uneven=self.uneven,
             layouts=self.layouts,
             memory=self._memory,
+            effort=self.effort,
             device_memory=memory_of(mesh),
             compiler=Compiler(products_fuse=platform == "tpu", copies_gathered=platform == "gpu"),
             runs_early=platform == "cpu",

@@ -51,6 +51,7 @@ def partition(
     uneven: str = "pad",
     layouts: str = "global",
     memory: int | str | None = None,
+    effort: int | None = None,
     combine: bool | int | str | None = None,
     budget: Budget | None = None,
     strict: str | Sequence[str] | None = None,
@@ -95,8 +96,12 @@ def partition(
             they arise, in their turn to that layout. Users that need another layout get a copy, by a reshard unless
             every device can compute the value (constants, iotas).
         memory: with `layouts="global"`, the bytes that a device may hold (arguments, results and what is in between, by
-            an estimate): a number, or a text such as `"16GiB"`. By default what "local" would need, or 0.9 of the
-            device's memory where that is known and more.
+            an estimate): a number, or a text such as `"16GiB"`. By default 0.9 of the device's memory where that is
+            known; if nothing fits there, a warning and the plan say so. Else what "local" needs.
+        effort: with `layouts="global"`, how often the planner may choose layouts for the whole program, at most: once
+            for what costs least, then at other prices of work, or of memory where that does not fit. By default as
+            often as it takes, some ten times. Less is quicker, and plans may send or hold more; they are equal
+            everywhere.
         combine: whether small collectives of one kind, group of devices and element type, none of which waits for
             another, run as one. A number, or a text such as `"4MiB"`: what such a bucket sends at most. With True that
             is the size at which latency is a tenth of the time by `costs`, or 4 MiB where they know no latency; the
@@ -140,6 +145,7 @@ def partition(
         uneven,
         layouts,
         memory,
+        effort,
         combine,
         budget,
         strict,

@@ -270,6 +270,12 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", metavar="BYTES", help="with --layouts global, what a device may hold: a number, or 16GiB"
     )
+    parser.add_argument(
+        "--effort",
+        type=_count,
+        metavar="N",
+        help="with --layouts global, how often layouts are chosen for the whole program at most",
+    )
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:

@@ -39,7 +39,7 @@ from sdy_jax.shard.passes.mesh_annotations import annotated_mesh
 from sdy_jax.shard.resolution import program_mesh
 from sdy_jax.shard.scalars import dtype_of
 
-_CHOICES = ("optimize_collectives", "layouts", "memory")
+_CHOICES = ("optimize_collectives", "layouts", "memory", "effort")
 _PARTITIONING = ("in_shardings", "out_shardings", *_CHOICES)
 """The options that are those of `partition`, by its names; `_CHOICES` are given to it as they are."""
 
