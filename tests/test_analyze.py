@@ -87,7 +87,9 @@ def test_loops_count_each_trip_and_donated_arguments_live_on():
 
         return jax.lax.scan(body, state, None, length=3)[0]
 
-    step = sdy.partition(loop, mesh=LINE, in_shardings=(P(), P(None, "x")), out_shardings=P(), donate_argnums=0)
+    step = sdy.partition(
+        loop, mesh=LINE, in_shardings=(P(), P(None, "x")), out_shardings=P(), donate_argnums=0, layouts="local"
+    )
     state = jax.device_put(X, jax.sharding.NamedSharding(LINE, P()))
     found = step.plan(state, W).analyze(state, W)
     assert max(row.planned for row in found.collectives) == 3

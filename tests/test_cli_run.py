@@ -185,7 +185,11 @@ def test_callable_objects_are_functions(model):
         (("model_of_test:number",), 1, "model_of_test:number is a int; expected a function"),
         (("model_of_test:mlp",), 2, 'needs the types of its arguments: --args "f32[64,128], i32[]"'),
         (("model_of_test:partitioned", "--mesh", "x=2"), 2, "is partitioned already; leave out --mesh"),
-        (("model_of_test:partitioned", "--layouts", "global"), 2, "--optimize-collectives, --layouts and --memory"),
+        (
+            ("model_of_test:partitioned", "--layouts", "global"),
+            2,
+            "--optimize-collectives, --layouts, --memory and --effort",
+        ),
         (
             ("model_of_test:mlp", "--layouts", "all", "--args", "f32[8]"),
             1,
