@@ -414,6 +414,14 @@ def test_work_is_cheaper_until_nothing_is_sent_to_save_it_that_the_proposal_does
     assert len(Tried(monkeypatch, [(10, 5), (4, 5), (5, 5)]).found(limit=5)) == 2
 
 
+def test_walks_that_may_be_chosen_are_kept_beside_cheaper_ones_that_may_not_and_larger_ones(monkeypatch):
+    """Which one is best depends on what holding is worth, and that on what the cheapest of all costs."""
+    tried = Tried(monkeypatch, [(10, 5), (4, 5), (6, 5), (6.2, 4), (6.4, 4.5)])
+    tried.talkative = (1,)
+    tried.found(limit=9, memory=10, holding=0.1, saves_bytes=True)
+    assert set(tried.forgotten) == {(4, 5)}
+
+
 def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(monkeypatch):
     tried = Tried(monkeypatch, [(10, 5), (4, 5), (4.1, 3), (4.1, 3)])
     assert tried.found(limit=9, memory=10, holding=1.25)[-1] == (4.1, 3)

@@ -6,7 +6,6 @@ Jax says so of an argument by `jax.buffer_donor`, or by `tf.aliasing_output` whe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.ir.stored_shardings import entries_of
@@ -14,11 +13,6 @@ from sdy_jax.representation.sharding import TensorSharding
 
 DONATED = "jax.buffer_donor"
 _ALIASED = "tf.aliasing_output"
-
-
-def shared_bytes(graph: Graph, size: Callable[[Value], float]) -> float:
-    """The bytes of results on a device that lie in the memory of donated arguments."""
-    return sum([size(result) for result, _ in in_donated_memory(graph)])
 
 
 def in_donated_memory(graph: Graph) -> list[tuple[Value, Value]]:

@@ -32,6 +32,11 @@ def fuses(op: Op) -> bool:
     return op.name in ELEMENTWISE or op.name in _LOCAL or moves(op)
 
 
+def is_constant(op: Op) -> bool:
+    """Whether the op makes what is written wherever it is read, so that it makes no buffer."""
+    return not op.operands and fuses(op)
+
+
 def _absorbs(op: Op, index: int, products_fuse: bool) -> bool:
     """Whether the op can compute its operand of this index element by element as it reads it."""
     if fuses(op) or (op.key == AFTER and index > 0):

@@ -46,8 +46,8 @@ from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.placement.compiler import Compiler
-from sdy_jax.lowering.placement.donated import in_donated_memory, shared_bytes
-from sdy_jax.lowering.placement.fusion import UPDATES, can_fuse, fuses, readers
+from sdy_jax.lowering.placement.donated import in_donated_memory
+from sdy_jax.lowering.placement.fusion import UPDATES, can_fuse, fuses, is_constant, readers
 from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.lowering.placement.together import run_together
 from sdy_jax.lowering.strategies.registry import is_forwarding
@@ -146,7 +146,8 @@ def _peak(graph: Graph, sizes: LocalBytes, ranges: _LiveRanges) -> Peak:
     found = sorted((LiveValue(b.value, b.bytes) for b in live), key=lambda one: -one.bytes)
     arguments, results = (sum(map(sizes.of, values)) for values in (graph.arguments, graph.outputs))
     at = tuple(zip(*ranges.held_at(), strict=True))
-    return Peak(most, arguments, results, tuple(found), at, shared_bytes(graph, sizes.of))
+    shared = sum([sizes.of(result) for result, _ in ranges.in_donated_memory])
+    return Peak(most, arguments, results, tuple(found), at, shared)
 
 
 class HeldBuffer(NamedTuple):
@@ -202,7 +203,8 @@ class _LiveRanges:
 
         self._number(main, None)
         self._returned = set(map(self._root, main.terminator.operands))
-        self._donated = {self._root(result): given for result, given in in_donated_memory(graph)}
+        self.in_donated_memory = in_donated_memory(graph)
+        self._donated = {self._root(result): given for result, given in self.in_donated_memory}
         self._early = self._computed_early(main)
         for op in reversed(self._order):
             self._visit(op)
@@ -435,7 +437,7 @@ class _LiveRanges:
     # Buffers.
 
     def _make(self, op: Op, time: float, takes_over: bool) -> None:
-        if not op.operands and fuses(op):
+        if is_constant(op):
             return
         for result in op.results:
             self._add(result, time, time, takes_over)

@@ -88,7 +88,8 @@ class ModelledProgram:
 
     def improved(self, start: Chosen) -> Chosen:
         """A choice that costs no more than a given one, or than the walk's; that itself where none may be made."""
-        start = min(self.start, start, key=self.model.cost)
+        if start != self.start:
+            start = min(self.start, start, key=self.model.cost)
         if self.left < 1:
             return start
         self.left -= 1

@@ -6,7 +6,7 @@ Source: spec of the planner, section 9.
 from __future__ import annotations
 
 from sdy_jax.ir.graph import Block, Op, Value
-from sdy_jax.lowering.placement.fusion import can_fuse, fuses
+from sdy_jax.lowering.placement.fusion import can_fuse, is_constant
 from sdy_jax.lowering.placement.modelled import FREE, ModelledProgram
 from sdy_jax.lowering.planning.program_model import ModelValue
 
@@ -31,7 +31,7 @@ def place_uses(program: ModelledProgram, products_fuse: bool) -> None:
         known.needed = [_needed(program, use.node, runs[use.node], home, known.born) for use in known.uses]
         fused = op is not None and value not in returned and _is_fused(op, products_fuse)
         is_given = home is main and op is None
-        known.is_at_hand = fused or is_given or number in second or (op is not None and _is_constant(op))
+        known.is_at_hand = fused or is_given or number in second or (op is not None and is_constant(op))
         if not known.uses:
             continue
         begins, ends = zip(*known.needed, strict=True)
@@ -46,11 +46,6 @@ def place_uses(program: ModelledProgram, products_fuse: bool) -> None:
 def _is_fused(op: Op, products_fuse: bool) -> bool:
     """Whether the users of an op compute its result."""
     return can_fuse(op, products_fuse) and all(user.block is op.block for user, _ in op.results[0].uses)
-
-
-def _is_constant(op: Op) -> bool:
-    """Whether an op makes what compilers write wherever it is read."""
-    return not op.operands and fuses(op)
 
 
 def _born(program: ModelledProgram, value: Value, known: ModelValue) -> int:

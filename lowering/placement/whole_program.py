@@ -91,9 +91,9 @@ def _planned(
     that are hidden by nothing."""
     proposed = walks.proposed
     walks.check_border()
-    must_plan = proposed.sends or not walks.fits(proposed)
+    must_plan = proposed.sends or not walks.room.fits(proposed)
     fitting = walks.fitting(walks.planned() if must_plan else [proposed])
-    best = walks.best(fitting)
+    best = walks.room.best(fitting)
     if proposed in fitting and walks.saved(best) < walks.least_gain:
         best = proposed
     if walks.can_be_planned:
@@ -120,7 +120,7 @@ def best_border(
     """
     policy = policy if policy.available else replace(policy, memory=math.inf)
     walks = _Walks(module, mesh_name, costs, rules, policy, (), border)
-    best = walks.best(walks.fitting(walks.planned()))
+    best = walks.room.best(walks.fitting(walks.planned()))
     if best.walker.plan is not None:
         return best.walker.plan.border
     walked = best.walker.walked
@@ -165,25 +165,15 @@ class _Walks:
             return self._policy.limit
         return (1 + _TOLERATED) * self.proposed.peak.total
 
-    def fits(self, walk: Walk) -> bool:
-        """Whether a walk keeps within the limit."""
-        return walk.peak.total <= self.limit
-
-    def best(self, walks: Sequence[Walk]) -> Walk:
-        """The walk that costs least, with a little for what it holds where the memory of devices is known."""
-        byte = self._byte(walks)
-        return min(walks, key=lambda walk: walk.cost + byte * walk.peak.total)
-
     def saved(self, walk: Walk) -> float:
         """What a walk saves of what the proposal costs, and holds."""
-        byte, proposed = self._byte([walk, self.proposed]), self.proposed
+        proposed = self.proposed
+        byte = self.room.byte(min(walk.cost, proposed.cost))
         return proposed.cost - walk.cost + byte * (proposed.peak.total - walk.peak.total)
 
-    def _byte(self, walks: Sequence[Walk]) -> float:
-        return self._room.byte(min(walk.cost for walk in walks))
-
-    @property
-    def _room(self) -> Room:
+    @cached_property
+    def room(self) -> Room:
+        """What the program may hold, and send."""
         return Room(self.limit, self._policy.device_memory, _HOLDING, self._costs.unit == "seconds")
 
     def check_border(self) -> None:
@@ -216,9 +206,9 @@ class _Walks:
             return [self.proposed]
         program = modelled(self.graph, self.proposed.walker, self._atoms, self._policy, self._border)
         best = best_choice(program, self._latency)
-        if self.fits(self.proposed) and program.saved(best) < self.least_gain:
+        if self.room.fits(self.proposed) and program.saved(best) < self.least_gain:
             return [self.proposed]
-        return tried(program, best, self.proposed, self._room, self._walk)
+        return tried(program, best, self.proposed, self.room, self._walk)
 
     def fitting(self, walks: Sequence[Walk]) -> list[Walk]:
         """Those that keep within the limit, and send no more bytes than the proposal where that does, by a model of
@@ -227,9 +217,7 @@ class _Walks:
         Raises:
             MemoryLimitError: there are none, and the limit is stated.
         """
-        found = [walk for walk in walks if self.fits(walk)]
-        if self.proposed in found and self._room.saves_bytes:
-            return [walk for walk in found if not walk.sends_more_than(self.proposed)]
+        found = [walk for walk in walks if self.room.allows(walk, self.proposed)]
         if found:
             return found
         least = min(walks, key=lambda walk: walk.peak.total)

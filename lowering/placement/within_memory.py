@@ -188,6 +188,29 @@ class Room(NamedTuple):
         devices is known."""
         return self.holding * cost / self.memory if self.memory else 0.0
 
+    def fits(self, walk: Walk) -> bool:
+        """Whether a walk keeps within the limit."""
+        return walk.peak.total <= self.limit
+
+    def allows(self, walk: Walk, proposed: Walk) -> bool:
+        """Whether a walk may be chosen, beside the proposal: it fits, and sends no more than may be."""
+        if not self.fits(walk):
+            return False
+        return not (self.saves_bytes and self.fits(proposed) and walk.sends_more_than(proposed))
+
+    def best(self, walks: Sequence[Walk]) -> Walk:
+        """The walk that costs least, with a little for what it holds."""
+        byte = self.byte(min(walk.cost for walk in walks))
+        return min(walks, key=lambda walk: (walk.cost + byte * walk.peak.total, walk.cost))
+
+    def candidates(self, walks: Sequence[Walk]) -> list[Walk]:
+        """Those of which one is the best, whatever a byte is worth: no other one costs and holds less."""
+        found = list[Walk]()
+        for walk in sorted(walks, key=lambda walk: walk.cost):
+            if not found or (self.memory and walk.peak.total < found[-1].peak.total):
+                found.append(walk)
+        return found
+
 
 def tried(program: ModelledProgram, best: Chosen, proposed: Walk, room: Room, walked: Walked) -> list[Walk]:
     """The walks by the best choice and, where it does not fit, with copies made again, and at rising prices of holding
@@ -198,10 +221,10 @@ def tried(program: ModelledProgram, best: Chosen, proposed: Walk, room: Room, wa
     """
     search = _Search(program, proposed, room, walked)
     walk = search.follow(best)
-    if not search.fits(walk):
+    if not room.fits(walk):
         search.raise_prices(best, walk)
         return list(search.known.values())
-    if room.saves_bytes and search.fits(proposed) and walk.sends_more_than(proposed):
+    if not room.allows(walk, proposed):
         best, walk = search.send_less(best, walk)
     if room.memory and walk.peak.total > _FULL * room.memory:
         search.save(best, walk)
@@ -212,17 +235,8 @@ class _Search:
     """The walks that were made, by choice and copies."""
 
     def __init__(self, program: ModelledProgram, proposed: Walk, room: Room, walked: Walked):
-        self._program, self._limit, self._room, self._walked = program, room.limit, room, walked
-        self._proposed = proposed
+        self._program, self._proposed, self._room, self._walked = program, proposed, room, walked
         self.known: dict[object, Walk] = {tuple(program.start): proposed}
-
-    def fits(self, walk: Walk) -> bool:
-        return walk.peak.total <= self._limit
-
-    @property
-    def _byte(self) -> float:
-        """What it is worth not to hold a byte."""
-        return self._room.byte(min(walk.cost for walk in self.known.values()))
 
     @cached_property
     def _timed(self) -> ModelledProgram:
@@ -233,17 +247,17 @@ class _Search:
     def follow(self, chosen: Chosen) -> Walk:
         """The walk by a choice; with copies made again, if it does not fit and enough of them can be freed."""
         walk = self._with_copies(chosen, {})
-        if self.fits(walk):
+        if self._room.fits(walk):
             return walk
         held = held_copies(self._timed, chosen)
         freed = set[tuple[int, int]]()
         for _ in range(_FREED if held else 0):
-            more = _freed(held, walk.live - self._limit, freed)
+            more = _freed(held, walk.live - self._room.limit, freed)
             if more == freed:
                 break
             freed = more
             walk = self._with_copies(chosen, dict(_numbered(held, freed)))
-            if self.fits(walk):
+            if self._room.fits(walk):
                 break
         return walk
 
@@ -256,10 +270,9 @@ class _Search:
 
     def _forget(self) -> None:
         """Forgets the walks that will not be chosen, whatever comes: each is a copy of the program."""
-        walks = list(self.known.values())
-        fitting = [walk for walk in walks if self.fits(walk)]
-        kept = [self._proposed, min(walks, key=lambda walk: walk.peak.total)]
-        kept += [min(fitting, key=lambda walk: walk.cost + self._byte * walk.peak.total)] if fitting else []
+        walks, room, proposed = list(self.known.values()), self._room, self._proposed
+        kept = [proposed, min(walks, key=lambda walk: walk.peak.total)]
+        kept += room.candidates([walk for walk in walks if room.allows(walk, proposed)])
         for walk in walks:
             if not any(walk is other for other in kept):
                 walk.forget()
@@ -272,7 +285,7 @@ class _Search:
     @property
     def _least(self) -> float:
         """The least cost of those that fit."""
-        return min([walk.cost for walk in self.known.values() if self.fits(walk)], default=math.inf)
+        return min([walk.cost for walk in self.known.values() if self._room.fits(walk)], default=math.inf)
 
     @property
     def _lowest(self) -> float:
@@ -289,7 +302,7 @@ class _Search:
             before, known = self._lowest, len(self.known)
             chosen = program.improved(chosen)
             walk = self.follow(chosen)
-            fits = self.fits(walk)
+            fits = self._room.fits(walk)
             low, high = (low, prices) if fits else (prices, high)
             idle = 0 if fits or self._lowest < before else idle + 1
             if (
@@ -318,7 +331,8 @@ class _Search:
 
     def save(self, best: Chosen, walk: Walk) -> None:
         """Tries choices at the price of holding a byte at the moments at which most is held."""
-        program, chosen, prices, byte = self._timed, best, np.zeros(0), self._byte
+        program, chosen, prices = self._timed, best, np.zeros(0)
+        byte = self._room.byte(min(known.cost for known in self.known.values()))
         for _ in range(_SAVING):
             tight = self._tight(walk)
             prices = np.maximum(prices, byte * tight / tight.sum()) if len(prices) else byte * tight / tight.sum()
@@ -335,9 +349,9 @@ class _Search:
         return tight / (tight.sum() * slowest) / 2
 
     def _tight(self, walk: Walk) -> PerOp:
-        """Per op, 1 where most is live, and less the less is, down to half of what may be."""
+        """Per op, 1 where most is live, and less the less is, but a share of that everywhere."""
         live, beside = walk.live, walk.peak.border
-        least = beside + _NEARLY * max(self._limit - beside, 0.0)
+        least = beside + _NEARLY * max(self._room.limit - beside, 0.0)
         over = np.maximum(live - least, 0.0)
         return np.maximum(over / over.max(), _EVERYWHERE) if over.any() else (live == live.max()).astype(float)
 

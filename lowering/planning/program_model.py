@@ -249,10 +249,7 @@ class ProgramModel:
         copies = self._copies(value, made, taken)
         until = [end for layout, (_, end) in zip(taken, value.needed, strict=True) if layout == made]
         until += [begin for copy in copies.values() for begin in copy.again]
-        if until:
-            held = self._held_as_made(value, made, max(*until, min(begin for begin, _ in value.needed)))
-        else:
-            held = self._held_until_moved(value, made, copies)
+        held = self._held_as_made(value, made, max(until)) if until else self._held_until_moved(value, made, copies)
         return held + sum([copy.cost for copy in copies.values()])
 
     def _held_until_moved(self, value: ModelValue, made: int, wanted: Collection[int]) -> float:

@@ -46,10 +46,10 @@ def along_lines(
     if step.kind != "reduce_scatter" or not lines or before.mesh != step.result.mesh:
         return (step,)
     parts = [(dim, part) for dim, axes in enumerate(step.op.axes) for part in _parts(axes, lines, mesh)]
-    goes_around = any(not lines.get(axis.name, True) for _, axes in parts for axis in axes)
     if len(parts) < 2 or any(n % k for n, k in zip(shape, step.result.shard_counts(mesh), strict=True)):
-        becomes_all_reduce = goes_around and axes_size([a for _, axes in parts for a in axes], mesh) > _FEW
-        return (replace(step, wire_bytes=2 * step.wire_bytes) if becomes_all_reduce else step,)
+        axes = [axis for _, part in parts for axis in part]
+        goes_around = any(lines.get(axis.name) == () for axis in axes) and axes_size(axes, mesh) > _FEW
+        return (replace(step, wire_bytes=2 * step.wire_bytes) if goes_around else step,)
     return tuple(_scatters(step, before, parts, shape, itemsize, mesh))
 
 
