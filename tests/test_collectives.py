@@ -15,7 +15,7 @@ from jax import lax
 
 import sdy_jax as sdy
 from sdy_jax.errors import InternalError, ShardingError
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.emission import lax_collectives, on_tpus
 from sdy_jax.lowering.emission.platforms import running_on
 from sdy_jax.representation.axes import merge_neighbours, set_difference, sort_and_merge
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
@@ -403,6 +403,25 @@ def test_sums_are_scattered_as_rows_on_tpus(shape, dim, rows, platform, monkeypa
         got = run(program, x)
     np.testing.assert_array_equal(got, np.stack([blocks(whole[d], target)[d] for d in range(8)]))
     assert set(taken) == {rows if platform == "tpu" else tuple(n for d, n in enumerate(shape) if n != 1 or d == dim)}
+
+
+@pytest.mark.parametrize(("shape", "is_apart"), [((3, 512), True), ((3, 1, 1536), True), ((3, 1024), False)])
+def test_parts_of_an_odd_number_of_tiles_are_a_dimension_of_their_own_on_tpus(shape, is_apart, monkeypatch):
+    x = values(np.float32, (8, *shape))
+    axes = (*((),) * (len(shape) - 1), (AxisRef("q"),))
+    whole, target = reduced(x, [AxisRef("q")], "sum"), TensorSharding.closed("mesh", axes)
+    monkeypatch.setattr(on_tpus, "LEAST_BYTES", 0)
+    native, taken = jax.lax.psum_scatter, []
+
+    def noted(v, *args, **kw):
+        taken.append(v.shape)
+        return native(v, *args, **kw)
+
+    monkeypatch.setattr(jax.lax, "psum_scatter", noted)
+    with running_on(SimpleNamespace(platform="tpu")):
+        got = run(lambda v: lax_collectives.reduce_scatter(v, axes, "sum", REFINED), x)
+    np.testing.assert_array_equal(got, np.stack([blocks(whole[d], target)[d] for d in range(8)]))
+    assert set(taken) == {(3, 4, shape[-1] // 4) if is_apart else (3, shape[-1])}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16], ids=lambda t: np.dtype(t).name)

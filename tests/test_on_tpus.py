@@ -14,7 +14,7 @@ import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission import on_tpus
 from sdy_jax.lowering.emission.local_op import LocalOp
-from sdy_jax.lowering.emission.on_tpus import as_rows
+from sdy_jax.lowering.emission.on_tpus import as_rows, parts_apart
 from sdy_jax.lowering.emission.rings import Numbers
 from sdy_jax.lowering.strategies import matrices
 from sdy_jax.lowering.strategies.matrices import multiplied
@@ -55,6 +55,23 @@ def test_small_arrays_keep_the_dimensions(monkeypatch):
 
 def test_other_devices_keep_the_dimensions():
     assert not as_rows((512, 3, 8, 64), 4, 0, 8)
+
+
+@pytest.mark.usefixtures("tpus")
+@pytest.mark.parametrize(
+    ("shape", "dim", "parts", "found"),
+    [
+        ((64, 2048), 1, 16, True),  # one tile each
+        ((4, 64, 14336), 2, 16, True),  # seven
+        ((64, 4096), 1, 16, False),  # one for each way
+        ((64, 2560), 1, 8, False),  # few rows, no whole lanes
+        ((4096, 2560), 1, 8, True),
+        ((2048, 64), 0, 16, False),  # another dimension
+        ((2048,), 0, 16, False),
+    ],
+)
+def test_parts_are_apart_where_their_halves_fill_no_lanes(shape, dim, parts, found):
+    assert parts_apart(shape, 2, dim, parts) is found
 
 
 SHAPES = {"b": 64, "s": 8, "d": 64, "e": 2, "n": 3, "h": 2, "k": 4}
