@@ -104,6 +104,8 @@ def test_goals_that_a_row_misses_are_listed():
     assert [miss.split()[0] for miss in Result(row, False, bad, jit).misses()] == [
         "planned", "planning", "memory", "bytes", "sends", "takes",
     ]  # fmt: skip
+    loose = dataclasses.replace(good, memory=10, packed=7.5)
+    assert not [*Result(row, False, loose, jit).misses()] and "10 (7.5)" in Result(row, False, loose, jit).cells()
     refused = Result(row, False, Side(error="out of memory", planned=3, memory=20), jit)
     assert [*refused.misses()] == ["does not compile, jit's does: out of memory"] and "20!" in refused.cells()
     text = markdown([Result(row, False, Side(error="hangs")), Result(row, True, good, jit)], {"jax": "1"})

@@ -19,7 +19,7 @@ slices of a stack are part of what reads them. All-to-alls of 4 MiB take longer 
 2026-11)."""
 
 _GIB = 2.0**30
-_ALLOCATED = 0.75
+ALLOCATED = 0.75
 """The share of a GPU's memory that jax's allocator takes, unless the environment says otherwise."""
 
 
@@ -84,7 +84,7 @@ def _tpu(flops: float, memory: float, gib: float, bandwidth: float, network: flo
 
 
 def _gpu(flops: float, memory: float, gib: float, bandwidth: float, network: float) -> Machine:
-    capacity = _ALLOCATED * gib * _GIB
+    capacity = ALLOCATED * gib * _GIB
     return _GPU(flops=flops, memory=memory, capacity=capacity, bandwidth=bandwidth, network=network)
 
 
@@ -162,7 +162,7 @@ def device_memory(device_kind: str) -> float:
     name, said = machine_name(device_kind), re.findall(r"\b(\d+) ?gb\b", device_kind.lower())
     if name is None:
         return 0.0
-    return _ALLOCATED * min(map(int, said)) * _GIB if said else MACHINES[name].capacity
+    return ALLOCATED * min(map(int, said)) * _GIB if said else MACHINES[name].capacity
 
 
 def machine_name(device_kind: str) -> str | None:

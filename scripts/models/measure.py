@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import resource
@@ -22,9 +23,16 @@ import sdy_jax as sdy
 from models.common import Layout, Program
 from models.rows import ROWS, Row
 from sdy_jax.commands.topology import Topology, prepare
+from sdy_jax.lowering.reshard.machines import ALLOCATED
 from sdy_jax.plan.hlo import collectives_in_hlo, estimated_cycles, totals
 
 _GIB = 2.0**30
+_RESERVED_MIB = 260
+"""What the system takes of a TPU's memory."""
+
+MEMORY_APART = 1.15
+"""How far a compiler's memory may be above the plan's."""
+
 _NEEDS = re.compile(r"(?:total memory required for HLO temporaries \(|Used )([\d.]+)([GM])")
 
 
@@ -38,6 +46,8 @@ class Side:
         took: GiB of memory that planning took.
         available: GiB that a device has.
         plan_memory, memory: GiB that it holds, by the plan and by the compiler.
+        packed: GiB that it holds where a device has little more than the plan says, if `memory` is above that; as
+            `memory` otherwise.
         plan_bytes, bytes: GiB that it sends.
         plan_time, time: seconds of a step by the plan, and by the compiler's cycles and the links' rates, where it says
             any.
@@ -53,6 +63,7 @@ class Side:
     plan_time: float = 0.0
     compiled: float = 0.0
     memory: float = 0.0
+    packed: float = 0.0
     bytes: float = 0.0
     time: float = 0.0
     flops: float = 0.0
@@ -89,6 +100,9 @@ def run(row: Row, how: set[str], compiles: bool) -> Side:
             executable = lowered.compile(topology.compiler_options)
             side.compiled = time.monotonic() - start
             _read(side, executable)
+            side.packed = side.memory
+            if "ours" in how and side.memory > MEMORY_APART * side.plan_memory:
+                side.packed = _packed(side, lowered, topology)
     except (sdy.SdyError, jax.errors.JaxRuntimeError) as error:
         side.error = str(error).splitlines()[0][:300]
         if found := _NEEDS.search(str(error)):
@@ -128,10 +142,33 @@ def _is_spec(tree: Any) -> bool:
     return isinstance(tree, P)
 
 
-def _read(side: Side, executable: Any) -> None:
-    held, text = executable.memory_analysis(), executable.as_text()
+def _packed(side: Side, lowered: Any, topology: Topology) -> float:
+    """What compilers take where there is little more than a plan says. With memory to spare they pack loosely, or run
+    less in order: libtpu took 10.1 GiB of 15.75 for what it takes 7.0 of 7.8 for (0.0.51)."""
+    try:
+        compiled = lowered.compile((topology.compiler_options or {}) | _limits(side, topology))
+    except jax.errors.JaxRuntimeError:
+        return side.memory
+    return min(side.memory, _held(compiled))
+
+
+def _limits(side: Side, topology: Topology) -> dict[str, str]:
+    """A compiler's options by which a device has little more than the plan says. That for TPUs refuses what takes more,
+    and counts what the system takes; that for GPUs is a share of what they have, which the order of a program heeds."""
+    if topology.compiler_options is None:
+        return {"xla_tpu_max_hbm_size_mib": str(math.ceil(1024 * MEMORY_APART * side.plan_memory) + _RESERVED_MIB)}
+    return {"xla_gpu_memory_limit_slop_factor": str(math.ceil(100 * side.plan_memory * ALLOCATED / side.available))}
+
+
+def _held(executable: Any) -> float:
+    held = executable.memory_analysis()
     kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
-    side.memory = (kept + held.temp_size_in_bytes) / _GIB
+    return (kept + held.temp_size_in_bytes) / _GIB
+
+
+def _read(side: Side, executable: Any) -> None:
+    text = executable.as_text()
+    side.memory = _held(executable)
     side.bytes = totals(collectives_in_hlo(text)).wire_bytes / _GIB
     side.time = compiler_time(text).total if estimated_cycles(text) else 0.0
     side.flops = (executable.cost_analysis() or {}).get("flops", 0.0)

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from models.measure import Side
+from models.measure import MEMORY_APART, Side
 from models.rows import Row
 
 MOST_SECONDS = {1: 30.0, 2: 60.0, 3: 60.0}
 """Per number of mesh axes, the CPU seconds that a scanned model may take to be planned."""
 
-BYTES_APART, MEMORY_APART = 1.05, (0.85, 1.15)
-"""How far the plan's figures may be from the compiler's: over it, or over its inverse."""
+BYTES_APART = 1.05
+"""How far the plan's bytes may be from the compiled program's: over it, or over its inverse."""
 
 HEAD = (
     "row",
@@ -73,8 +73,9 @@ class Result:
             if any(side is not None and not side.error for side in (self.jit, *self.others)):
                 yield f"does not compile, jit's does: {ours.error}"
             return
-        if ours.memory and not MEMORY_APART[0] <= ours.plan_memory / ours.memory <= MEMORY_APART[1]:
-            yield f"memory by the plan is {ours.plan_memory / ours.memory:.2f} of the compiler's"
+        packed = ours.packed or ours.memory
+        if packed and not 2 - MEMORY_APART <= ours.plan_memory / packed <= MEMORY_APART:
+            yield f"memory by the plan is {ours.plan_memory / packed:.2f} of the compiler's"
         if ours.bytes and not 1 / BYTES_APART <= ours.plan_bytes / ours.bytes <= BYTES_APART:
             yield f"bytes by the plan are {ours.plan_bytes / ours.bytes:.2f} of the compiled program's"
         if self.best_jit and ours.bytes > self.best_jit * (1 + 1e-6):
@@ -107,8 +108,9 @@ def _number(value: float) -> str:
 
 
 def _held(side: Side) -> str:
-    """What a program holds; marked where it is more than there is."""
-    return f"{_number(side.memory)}{'!' if side.error and side.memory else ''}"
+    """What a program holds, and in parentheses where there is no more; marked where it is more than there is."""
+    packed = f" ({_number(side.packed)})" if 0 < side.packed < side.memory else ""
+    return f"{_number(side.memory)}{packed}{'!' if side.error and side.memory else ''}"
 
 
 def markdown(results: list[Result], versions: Mapping[str, str]) -> str:
