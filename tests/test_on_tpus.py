@@ -62,7 +62,8 @@ def test_other_devices_keep_the_dimensions():
     ("shape", "dim", "parts", "found"),
     [
         ((64, 2048), 1, 16, True),  # one tile each
-        ((4, 64, 14336), 2, 16, True),  # seven
+        ((64, 14336), 1, 16, True),  # seven
+        ((3, 3, 256, 1024), 3, 8, False),  # a convolution's kernel
         ((64, 4096), 1, 16, False),  # one for each way
         ((64, 2560), 1, 8, False),  # few rows, no whole lanes
         ((4096, 2560), 1, 8, True),

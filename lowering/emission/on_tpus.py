@@ -65,4 +65,6 @@ def parts_apart(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> bo
     if not are_tpus() or not 0 < dim == len(shape) - 1 or math.prod(shape) * itemsize < LEAST_BYTES:
         return False
     part, rows = shape[dim] // parts, math.prod(shape[:dim])
-    return part % (2 * LANES) == LANES or (part % LANES != 0 and rows >= _MANY_ROWS)
+    if part % LANES:
+        return rows >= _MANY_ROWS
+    return len(shape) == 2 and part % (2 * LANES) != 0
