@@ -384,9 +384,8 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("platform", ["tpu", "gpu"])
-@pytest.mark.parametrize(("shape", "dim", "rows"), ROWS)
-def test_sums_are_scattered_as_rows_on_tpus(shape, dim, rows, platform, monkeypatch):
+def shapes_scattered(shape, dim, platform):
+    """The shapes that psum_scatter takes for sums of blocks along a dimension, whose numbers are right."""
     x, axes = values(np.float32, (8, *shape)), tuple((AxisRef("q"),) if d == dim else () for d in range(len(shape)))
     whole, target = reduced(x, [AxisRef("q")], "sum"), TensorSharding.closed("mesh", axes)
     taken = []
@@ -402,26 +401,21 @@ def test_sums_are_scattered_as_rows_on_tpus(shape, dim, rows, platform, monkeypa
     with running_on(SimpleNamespace(platform=platform)):
         got = run(program, x)
     np.testing.assert_array_equal(got, np.stack([blocks(whole[d], target)[d] for d in range(8)]))
-    assert set(taken) == {rows if platform == "tpu" else tuple(n for d, n in enumerate(shape) if n != 1 or d == dim)}
+    return set(taken)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+@pytest.mark.parametrize(("shape", "dim", "rows"), ROWS)
+def test_sums_are_scattered_as_rows_on_tpus(shape, dim, rows, platform):
+    expected = rows if platform == "tpu" else tuple(n for d, n in enumerate(shape) if n != 1 or d == dim)
+    assert shapes_scattered(shape, dim, platform) == {expected}
 
 
 @pytest.mark.parametrize(("shape", "is_apart"), [((3, 512), True), ((3, 1, 1536), True), ((3, 1024), False)])
 def test_parts_of_an_odd_number_of_tiles_are_a_dimension_of_their_own_on_tpus(shape, is_apart, monkeypatch):
-    x = values(np.float32, (8, *shape))
-    axes = (*((),) * (len(shape) - 1), (AxisRef("q"),))
-    whole, target = reduced(x, [AxisRef("q")], "sum"), TensorSharding.closed("mesh", axes)
     monkeypatch.setattr(on_tpus, "LEAST_BYTES", 0)
-    native, taken = jax.lax.psum_scatter, []
-
-    def noted(v, *args, **kw):
-        taken.append(v.shape)
-        return native(v, *args, **kw)
-
-    monkeypatch.setattr(jax.lax, "psum_scatter", noted)
-    with running_on(SimpleNamespace(platform="tpu")):
-        got = run(lambda v: lax_collectives.reduce_scatter(v, axes, "sum", REFINED), x)
-    np.testing.assert_array_equal(got, np.stack([blocks(whole[d], target)[d] for d in range(8)]))
-    assert set(taken) == {(3, 4, shape[-1] // 4) if is_apart else (3, shape[-1])}
+    expected = (3, 4, shape[-1] // 4) if is_apart else (3, shape[-1])
+    assert shapes_scattered(shape, len(shape) - 1, "tpu") == {expected}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16], ids=lambda t: np.dtype(t).name)

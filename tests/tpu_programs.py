@@ -360,10 +360,7 @@ def test_gradients_that_are_gathered_leave_weights_and_moments_in_place():
 
 @pytest.mark.parametrize(
     ("equation", "operands", "dim"),
-    [
-        ("egcf,fd->egcd", ((8, 16, 8, 1024), (1024, 256)), 1),
-        ("btf,fhk->bthk", ((16, 32, 1024), (1024, 8, 64)), 2),
-    ],
+    [("egcf,fd->egcd", ((8, 16, 8, 1024), (1024, 256)), 1), ("btf,fhk->bthk", ((16, 32, 1024), (1024, 8, 64)), 2)],
 )
 def test_sums_along_a_middle_dimension_are_scattered(equation, operands, dim):
     """The compiler would make all-reduces of scatters along dimensions such as those of tokens and heads."""

@@ -30,8 +30,8 @@ _GIB = 2.0**30
 _RESERVED_MIB = 260
 """What the system takes of a TPU's memory."""
 
-MEMORY_APART = 1.15
-"""How far a compiler's memory may be above the plan's."""
+MEMORY_APART = (0.85, 1.15)
+"""How far the plan's memory may be from the compiler's: over it."""
 
 _NEEDS = re.compile(r"(?:total memory required for HLO temporaries \(|Used )([\d.]+)([GM])")
 
@@ -101,7 +101,7 @@ def run(row: Row, how: set[str], compiles: bool) -> Side:
             side.compiled = time.monotonic() - start
             _read(side, executable)
             side.packed = side.memory
-            if "ours" in how and side.memory > MEMORY_APART * side.plan_memory:
+            if "ours" in how and side.memory > MEMORY_APART[1] * side.plan_memory:
                 side.packed = _packed(side, lowered, topology)
     except (sdy.SdyError, jax.errors.JaxRuntimeError) as error:
         side.error = str(error).splitlines()[0][:300]
@@ -156,7 +156,7 @@ def _limits(side: Side, topology: Topology) -> dict[str, str]:
     """A compiler's options by which a device has little more than the plan says. That for TPUs refuses what takes more,
     and counts what the system takes; that for GPUs is a share of what they have, which the order of a program heeds."""
     if topology.compiler_options is None:
-        return {"xla_tpu_max_hbm_size_mib": str(math.ceil(1024 * MEMORY_APART * side.plan_memory) + _RESERVED_MIB)}
+        return {"xla_tpu_max_hbm_size_mib": str(math.ceil(1024 * MEMORY_APART[1] * side.plan_memory) + _RESERVED_MIB)}
     return {"xla_gpu_memory_limit_slop_factor": str(math.ceil(100 * side.plan_memory * ALLOCATED / side.available))}
 
 

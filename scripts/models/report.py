@@ -74,7 +74,7 @@ class Result:
                 yield f"does not compile, jit's does: {ours.error}"
             return
         packed = ours.packed or ours.memory
-        if packed and not 2 - MEMORY_APART <= ours.plan_memory / packed <= MEMORY_APART:
+        if packed and not MEMORY_APART[0] <= ours.plan_memory / packed <= MEMORY_APART[1]:
             yield f"memory by the plan is {ours.plan_memory / packed:.2f} of the compiler's"
         if ours.bytes and not 1 / BYTES_APART <= ours.plan_bytes / ours.bytes <= BYTES_APART:
             yield f"bytes by the plan are {ours.plan_bytes / ours.bytes:.2f} of the compiled program's"
