@@ -288,6 +288,21 @@ def test_many_axes_keep_mesh_order_and_the_orders_at_hand():
     assert book.matrix((16, 16, 16, 16), 4.0, rows, rows).tolist() == planned
 
 
+def test_a_price_does_not_depend_on_what_else_is_at_hand():
+    """Orders of four axes other than the mesh's are in no space: only the two ends of a price are reached by them."""
+    mesh = Mesh.of(a=2, b=2, c=2, d=2)
+    dims = ("ab,c,,d", "ba,,,dc", "cba,,d,", ",dcba,,", "ca,db,,", ",,,")
+    given = [layout(found) for found in dims] + [layout("ca,,,", "d"), layout("db,,a,")]
+    all_dims = layout("a,b,c,d")
+    assert not is_small(4, 4)
+    book = RoutePrices("m", mesh, COSTS)
+    prices = book.matrix((16, 16, 16, 16), 4.0, given, given)
+    for (i, source), (j, target) in itertools.product(enumerate(given), repeat=2):
+        assert book.matrix((16, 16, 16, 16), 4.0, [source], [target, all_dims])[0, 0] == prices[i, j]
+        planned = plan_reshard((16, 16, 16, 16), 4.0, source, target, mesh, COSTS).cost
+        assert planned <= prices[i, j] <= 4 * planned  # two steps out of order may be one too many
+
+
 _CHILD = """
 from test_planning_routes import CUBE, COSTS, RoutePrices, layouts
 given = layouts(CUBE, (8, 16))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import combinations, pairwise, product
+from itertools import combinations, compress, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdy_jax.lowering.planning.routes.paths import Matrix, shortest
-from sdy_jax.lowering.planning.routes.space import Lanes, Space, is_small, space_of
+from sdy_jax.lowering.planning.routes.outside import Steps, shortened
+from sdy_jax.lowering.planning.routes.paths import Ends, Matrix, shortest
+from sdy_jax.lowering.planning.routes.space import Lanes, Rates, Space, is_small, space_of, used
 from sdy_jax.lowering.reshard.cost import CostModel, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.reshard.problem import State, atoms_of, mask_of
 from sdy_jax.lowering.reshard.tiles import LastCut
@@ -102,8 +103,7 @@ def times_between(
     """
     total = shape_class.items * itemsize
     ends = [shape_class.state(s) for s in sources], [shape_class.state(t) for t in targets]
-    others = () if is_small(len(shape_class.blocks), len(shape_class.sizes)) else _unordered([*ends[0], *ends[1]])
-    routes = _routes(shape_class.blocks, shape_class.links(costs), others, costs.combines, shape_class.lanes(costs))
+    routes = _routes(shape_class.blocks, shape_class.links(costs), costs.combines, shape_class.lanes(costs))
     if routes.are_linear or total <= 1:
         return _scaled(routes.matrix(1.0, *ends), total)
     below = float(_STEP ** math.floor(math.log(total, _STEP)))
@@ -117,10 +117,6 @@ def _scaled(times: Matrix, factor: float) -> Matrix:
     return np.multiply(times, factor, out=np.full_like(times, np.inf), where=np.isfinite(times))
 
 
-def _unordered(states: Sequence[State]) -> tuple[State, ...]:
-    return tuple(dict.fromkeys(s for s in states if any(tuple(sorted(axes)) != axes for axes in s.dims)))
-
-
 class _Routes:
     """The times to states from all others, by the bytes of a tensor, computed when a state is first asked for."""
 
@@ -129,7 +125,10 @@ class _Routes:
         self._rates = space.rates(links, combines, lanes)
         self._are_alike = self.are_linear and len({link.bandwidth for link in links}) < 2
         self._known: dict[tuple[float, State], NDArray[np.float64]] = {}
-        self._steps: dict[tuple[State, State], tuple[float, Rate] | None] = {}
+        self._steps: dict[State, dict[State, tuple[float, Rate] | None]] = {}
+        self._outside: dict[tuple[float, State], dict[State, float]] = {}
+        self._into: dict[State, Steps] = {}
+        self._out_of: dict[State, Steps] = {}
 
     @property
     def are_linear(self) -> bool:
@@ -138,22 +137,66 @@ class _Routes:
 
     def matrix(self, total: float, sources: Sequence[State], targets: Sequence[State]) -> Matrix:
         """The times from some states (rows) to others, for a tensor of `total` bytes."""
-        rows = [self._space.index[s] for s in sources]
         self._learn(total, [t for t in dict.fromkeys(targets) if (total, t) not in self._known])
-        made = np.array([self._known[total, t][rows] for t in targets]).T
-        if not self._are_alike:
+        made = np.full((len(sources), len(targets)), np.inf)
+        is_inside = [source in self._space.index for source in sources]
+        rows = [self._space.index[source] for source in compress(sources, is_inside)]
+        made[is_inside] = np.array([self._known[total, t][rows] for t in targets]).T
+        for i, source in enumerate(sources):
+            if not is_inside[i]:
+                made[i] = self._from_outside(total, source, targets)
+        if not self._are_alike or not all(is_inside):
             self._join_steps(total, made, sources, targets)
         return made
 
     def _learn(self, total: float, targets: Sequence[State]) -> None:
-        alike: dict[bytes, list[State]] = {}
+        alike: dict[tuple[int, int], list[State]] = {}  # by what says which arcs lead there
         for target in targets:
-            alike.setdefault(self._space.arcs_to(target).tobytes(), []).append(target)
+            alike.setdefault((used(target), target.unreduced), []).append(target)
         times = self._rates.times(total)
         for states in alike.values():
-            numbers = np.array([self._space.index[state] for state in states])
-            found = shortest(self._space, times, numbers, self._space.arcs_to(states[0]))
+            ends = Ends(
+                np.array([math.prod(self._space.counts(state)) for state in states]),
+                np.array([self._last_steps(total, state) for state in states]),
+            )
+            found = shortest(self._space, times, ends, self._space.arcs_to(states[0]))
             self._known.update({(total, state): row for state, row in zip(states, found, strict=True)})
+
+    def _last_steps(self, total: float, target: State) -> NDArray[np.float64]:
+        """The times from each state of the space to a target by its last step; by none, where it is one of them."""
+        times = np.full(len(self._space.index), np.inf)
+        if target in self._space.index:
+            times[self._space.index[target]] = 0.0
+            return times
+        if target not in self._into:
+            self._into[target] = Steps.into(self._space, target, self._rated)
+        steps = self._into[target]
+        np.minimum.at(times, steps.states, steps.rates.times(total))
+        return times
+
+    def _from_outside(self, total: float, source: State, targets: Sequence[State]) -> list[float]:
+        """The times from a state that is not in the space."""
+        known = self._outside.setdefault((total, source), {source: 0.0})
+        new = [target for target in targets if target not in known]
+        if new:
+            if source not in self._out_of:
+                self._out_of[source] = Steps.out_of(self._space, source, self._rated)
+            times = self._out_of[source].rates.times(total)
+            known.update({target: self._first_steps(total, source, times, target) for target in new})
+        return [known[target] for target in targets]
+
+    def _first_steps(self, total: float, source: State, times: NDArray[np.float64], target: State) -> float:
+        """The time from a state that is not in the space: by one collective, or by one that leads into it, `times`."""
+        steps = self._out_of[source]
+        onward = times[steps.inside] + self._known[total, target][steps.states]
+        onward[~steps.changes.are_towards(target)[steps.inside]] = np.inf
+        least = min(math.prod(self._space.counts(end)) for end in (source, target))  # nothing is larger than both ends
+        within = onward[self._space.shards[steps.states] >= least]
+        found = min([*within, *(times[n] for n in steps.places.get(target, ()))], default=math.inf)
+        return found if math.isfinite(found) else onward.min(initial=math.inf)
+
+    def _rated(self, steps: Sequence[tuple[str, int, State, State]]) -> Rates:
+        return self._space.rates_of(steps, self._links, self._combines, self._lanes)
 
     def _join_steps(self, total: float, made: Matrix, sources: Sequence[State], targets: Sequence[State]) -> None:
         """Where one collective does it all, over all axes at once, it may take less than one after another."""
@@ -161,23 +204,29 @@ class _Routes:
         for j, target in enumerate(targets):
             columns.setdefault(target, []).append(j)
         for i, source in enumerate(sources):
-            for target in columns if source.unreduced else filter(columns.__contains__, _gathered(source)):
-                step = self._step(source, target)
-                if step is not None:
+            known = self._steps.setdefault(source, {})
+            is_any = source.unreduced or source not in self._space.index
+            for target in columns if is_any else filter(columns.__contains__, _gathered(source)):
+                if target not in known:
+                    known[target] = self._step(source, target)
+                if (step := known[target]) is not None:
                     sent, each = step
                     made[i, columns[target]] = np.minimum(made[i, columns[target]], each.time(sent * total))
 
     def _step(self, source: State, target: State) -> tuple[float, Rate] | None:
         """What one collective from one state to another sends of a tensor, and its rate."""
-        if (source, target) not in self._steps:
-            found = _single_step(source, target) if source != target else None
-            cut = self._space.cut(self._lanes, source, target)
-            self._steps[source, target] = self._rate_of(*found, source, cut) if found else None
-        return self._steps[source, target]
+        found = self._single_step(source, target) if source != target else None
+        return found and self._rate_of(*found, source, self._space.cut(self._lanes, source, target))
+
+    def _single_step(self, source: State, target: State) -> tuple[str, int] | None:
+        counts = self._space.counts
+        if source.unreduced == target.unreduced and counts(source) == counts(target):
+            return "collective_permute", used(source) | used(target)
+        return _single_step(source, target)
 
     def _rate_of(self, kind: str, group: int, source: State, cut: LastCut | None) -> tuple[float, Rate]:
         links = [self._links[a] for a in atoms_of(group)]
-        block = 1 / int(self._space.shards[self._space.index[source]])
+        block = 1 / math.prod(self._space.counts(source))
         sent = wire_bytes(kind, math.prod([link.size for link in links]), block, 0.0)
         return sent, rate(kind, links, self._combines, cut)
 
@@ -186,17 +235,15 @@ class _Routes:
 def _routes(
     blocks: tuple[int, ...],
     links: tuple[Link, ...],
-    others: tuple[State, ...],
     combines: tuple[str, ...],
     lanes: Lanes | None,
 ) -> _Routes:
-    return _Routes(space_of(blocks, tuple([link.size for link in links]), others), links, combines, lanes)
+    return _Routes(space_of(blocks, tuple([link.size for link in links])), links, combines, lanes)
 
 
 def _gathered(source: State) -> Iterator[State]:
     """The states to which gathers lead from one, alone."""
-    prefixes = [[axes[:n] for n in range(len(axes) + 1)] for axes in source.dims]
-    return (State(dims, source.unreduced) for dims in product(*prefixes))
+    return (state for _, state in shortened(source))
 
 
 def _single_step(source: State, target: State) -> tuple[str, int] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,41 +12,48 @@ from sdy_jax.lowering.planning.routes.space import Space
 Matrix = NDArray[np.float64]
 
 
-def shortest(space: Space, times: NDArray[np.float64], targets: NDArray[np.intp], arcs: NDArray[np.intp]) -> Matrix:
-    """The least time to each of some states (rows) from every state, over some of the arcs.
+class Ends(NamedTuple):
+    """What paths lead to: the number of shards of each, and the times to it (rows) from the states of a space from
+    which a single step leads there; from itself, where it is one of them, none."""
+
+    shards: NDArray[np.int64]
+    times: Matrix
+
+
+def shortest(space: Space, times: NDArray[np.float64], ends: Ends, arcs: NDArray[np.intp]) -> Matrix:
+    """The least time to each of some ends (rows) from every state, over some of the arcs.
 
     No state on the way has fewer shards than both ends: it would be larger than either. Only where there is no such way
     may it be. So arcs join level by level, from many shards to few, and a pair's time is that at its own level.
     """
-    shards, own = space.shards, space.shards[targets]
-    left = np.full((len(targets), len(shards)), np.inf)
-    found = np.full_like(left, np.inf)
+    shards, own = space.shards, ends.shards
+    left = np.full_like(ends.times, np.inf)
+    found = left.copy()
     fewer = np.minimum(own[:, None], shards)
-    lowest = np.minimum(shards[space.sources[arcs]], shards[space.targets[arcs]])
+    sources, targets, times = space.sources[arcs], space.targets[arcs], times[arcs]
+    lowest = np.minimum(shards[sources], shards[targets])
     for level in np.unique(shards)[::-1]:
-        ending = np.flatnonzero(own == level)
-        left[ending, targets[ending]] = 0.0
+        ending = (fewer == level) & np.isfinite(ends.times)
+        np.minimum(left, ends.times, out=left, where=ending)
         joined = lowest >= level
-        is_new = np.isin(space.targets[arcs], targets[ending]) | (lowest == level)
-        _relax(left, space, times, arcs[joined], is_new[joined])
-        found = np.where(fewer == level, left, found)
+        is_new = (ending.any(0)[targets] | (lowest == level))[joined]
+        _relax(left, sources[joined], targets[joined], times[joined], is_new)
+        np.copyto(found, left, where=fewer == level)
     return np.where(np.isinf(found), left, found)
 
 
 def _relax(
-    left: Matrix, space: Space, times: NDArray[np.float64], arcs: NDArray[np.intp], waiting: NDArray[np.bool_]
+    left: Matrix, sources: NDArray[np.intp], targets: NDArray[np.intp], times: Matrix, waiting: NDArray[np.bool_]
 ) -> None:
     """Lowers the times in `left`, in place, until no arc (sorted by source) improves one. `waiting`: the arcs that may,
     at first; then those that lead to a state whose time has become less."""
     while waiting.any():
-        chosen = arcs[waiting]
-        sources = space.sources[chosen]
-        starts = np.flatnonzero(np.diff(sources, prepend=-1))
-        sources = sources[starts]
-        least = np.minimum.reduceat(left[:, space.targets[chosen]] + times[chosen], starts, axis=1)
-        before = left[:, sources]
-        improved = (least < before).any(axis=0)
-        left[:, sources] = np.minimum(before, least)
+        leaving = sources[waiting]
+        starts = np.flatnonzero(np.append(True, leaving[1:] != leaving[:-1]))
+        leaving = leaving[starts]
+        least = np.minimum.reduceat(left[:, targets[waiting]] + times[waiting], starts, axis=1)
+        before = left[:, leaving]
+        left[:, leaving] = np.minimum(before, least)
         is_changed = np.zeros(left.shape[1], bool)
-        is_changed[sources[improved]] = True
-        waiting = is_changed[space.targets[arcs]]
+        is_changed[leaving[(least < before).any(0)]] = True
+        waiting = is_changed[targets]

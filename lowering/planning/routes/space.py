@@ -7,7 +7,7 @@ States and arcs are the same for all tensors of a class, whatever their size and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, permutations, product
@@ -26,30 +26,44 @@ ALL_ORDERS = 1000
 """States up to which the atoms of a dimension are taken in every order; with more, in mesh order only. Three atoms in
 four dimensions make 296, four atoms 2424, in mesh order 1296."""
 
+Step = tuple[str, int, State]
+"""A collective, the atoms of its group, and the state that it leads to, or comes from."""
+
 
 class Arc(NamedTuple):
-    """A collective over the atoms in `group` from one state to another, by their indices.
-
-    The planner slices only what the target's dimensions want, reduces only what the target does not have unreduced, and
-    makes unreduced only what it has so: `sliced`, `reduced` and `unreduced` are the atoms to which that happens.
-    """
+    """A collective over the atoms in `group` from one state to another, by their indices."""
 
     kind: str
     group: int
     source: int
     target: int
 
-    @property
-    def sliced(self) -> int:
-        return self.group if self.kind == "all_slice" else 0
 
-    @property
-    def reduced(self) -> int:
-        return self.group if self.kind in ("reduce_scatter", "all_reduce") else 0
+class Changes(NamedTuple):
+    """The atoms that each of some collectives slices, reduces, and makes unreduced.
 
-    @property
-    def unreduced(self) -> int:
-        return self.group if self.kind in ("replicated_to_unreduced", "sharded_to_unreduced") else 0
+    The planner slices only what the target's dimensions want, reduces only what the target does not have unreduced, and
+    makes unreduced only what it has so.
+    """
+
+    sliced: NDArray[np.int64]
+    reduced: NDArray[np.int64]
+    unreduced: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, kinds: Sequence[str], groups: Sequence[int]) -> Changes:
+        """Those of collectives over groups of atoms."""
+        over = np.array(groups, np.int64)
+        sliced = [kind == "all_slice" for kind in kinds]
+        reduced = [kind in ("reduce_scatter", "all_reduce") for kind in kinds]
+        unreduced = [kind in ("replicated_to_unreduced", "sharded_to_unreduced") for kind in kinds]
+        return cls(*[np.where(np.array(which, bool), over, 0) for which in (sliced, reduced, unreduced)])
+
+    def are_towards(self, target: State) -> NDArray[np.bool_]:
+        """Whether each may be used on the way to a state, by its unreduced atoms and those of its dimensions."""
+        wanted = mask_of(a for axes in target.dims for a in axes)
+        useless = (self.sliced & ~wanted) | (self.reduced & target.unreduced) | (self.unreduced & ~target.unreduced)
+        return np.equal(useless, 0)
 
 
 class Lanes(NamedTuple):
@@ -74,15 +88,11 @@ class Space:
     arcs: tuple[Arc, ...]
     sources: NDArray[np.intp]
     targets: NDArray[np.intp]
-    sliced: NDArray[np.int64]
-    reduced: NDArray[np.int64]
-    unreduced: NDArray[np.int64]
+    changes: Changes
 
     def arcs_to(self, target: State) -> NDArray[np.intp]:
-        """The arcs that reshards to a state may use, by its unreduced atoms and those of its dimensions."""
-        wanted = mask_of(a for axes in target.dims for a in axes)
-        useless = (self.sliced & ~wanted) | (self.reduced & target.unreduced) | (self.unreduced & ~target.unreduced)
-        return np.flatnonzero(useless == 0)
+        """The arcs that reshards to a state may use."""
+        return np.flatnonzero(self.changes.are_towards(target))
 
     def cut(self, lanes: Lanes | None, source: State, target: State) -> LastCut | None:
         """What leads from a state to another does to the last dimension, where that matters."""
@@ -93,19 +103,35 @@ class Space:
 
     def rates(self, links: Sequence[Link], combines: tuple[str, ...], lanes: Lanes | None = None) -> Rates:
         """The rates of the arcs; `links` are per atom."""
+        states = list(self.index)
+        steps = [(arc.kind, arc.group, states[arc.source], states[arc.target]) for arc in self.arcs]
+        return self.rates_of(steps, links, combines, lanes)
+
+    def rates_of(
+        self,
+        steps: Iterable[tuple[str, int, State, State]],
+        links: Sequence[Link],
+        combines: tuple[str, ...],
+        lanes: Lanes | None,
+    ) -> Rates:
+        """The rates of collectives over groups from some states to others, of the space or not."""
         known: dict[tuple[str, int, LastCut | None], tuple[float, Rate]] = {}
-        states, found = list(self.index), []
-        for arc in self.arcs:
-            cut = self.cut(lanes, states[arc.source], states[arc.target])
-            key = arc.kind, arc.group, cut
+        found, shards = [], []
+        for kind, group, source, target in steps:
+            key = kind, group, self.cut(lanes, source, target)
             if key not in known:
-                group = [links[a] for a in atoms_of(arc.group)]
-                sent = wire_bytes(arc.kind, math.prod([link.size for link in group]), 1.0, 0.0)
-                known[key] = sent, rate(arc.kind, group, combines, cut)
+                over = [links[a] for a in atoms_of(group)]
+                sent = wire_bytes(kind, math.prod([link.size for link in over]), 1.0, 0.0)
+                known[key] = sent, rate(kind, over, combines, key[-1])
             found.append(known[key])
-        sending = np.array([sent * each.per_byte for sent, each in found]) / self.shards[self.sources]
+            shards.append(math.prod(self.counts(source)))
+        sending = np.array([sent * each.per_byte for sent, each in found]) / np.array(shards)
         fixed = np.array([each.fixed if sent else 0.0 for sent, each in found])
-        return Rates(sending, fixed, np.array([each.is_shared for _, each in found]))
+        return Rates(sending, fixed, np.array([each.is_shared for _, each in found], bool))
+
+    def counts(self, state: State) -> tuple[int, ...]:
+        """The number of blocks that each dimension of a state is in."""
+        return tuple([math.prod([self.sizes[a] for a in axes]) for axes in state.dims])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +159,14 @@ class Rates:
 
 
 @lru_cache(maxsize=1 << 8)
-def space_of(blocks: tuple[int, ...], sizes: tuple[int, ...], others: tuple[State, ...] = ()) -> Space:
+def space_of(blocks: tuple[int, ...], sizes: tuple[int, ...]) -> Space:
     """The space of a class.
 
     Args:
         blocks: per dimension, a number that all of its shard counts divide.
         sizes: per atom.
-        others: states to include that are not in mesh order.
     """
-    index = {state: number for number, state in enumerate(dict.fromkeys([*_states(blocks, sizes), *others]))}
+    index = {state: number for number, state in enumerate(_states(blocks, sizes))}
     shards = [math.prod(sizes[a] for axes in state.dims for a in axes) for state in index]
     arcs = [arc for state, number in index.items() for arc in _arcs(state, number, index, len(sizes))]
     arcs += _permutes(index, sizes)
@@ -153,9 +178,7 @@ def space_of(blocks: tuple[int, ...], sizes: tuple[int, ...], others: tuple[Stat
         tuple(arcs),
         np.array([arc.source for arc in arcs], np.intp),
         np.array([arc.target for arc in arcs], np.intp),
-        np.array([arc.sliced for arc in arcs], np.int64),
-        np.array([arc.reduced for arc in arcs], np.int64),
-        np.array([arc.unreduced for arc in arcs], np.int64),
+        Changes.of([arc.kind for arc in arcs], [arc.group for arc in arcs]),
     )
 
 
@@ -181,13 +204,14 @@ def is_small(rank: int, atoms: int) -> bool:
 
 def _arcs(state: State, number: int, index: dict[State, int], atoms: int) -> Iterator[Arc]:
     """The arcs from a state, but for permutes."""
-    for kind, group, reached in _steps(state, atoms):
+    for kind, group, reached in steps(state, atoms):
         target = index.get(reached)
         if target is not None:
             yield Arc(kind, group, number, target)
 
 
-def _steps(state: State, atoms: int) -> Iterator[tuple[str, int, State]]:
+def steps(state: State, atoms: int) -> Iterator[Step]:
+    """The single collectives from a state, but for permutes, with so many atoms."""
     dims, unreduced = state
     idle = set(range(atoms)) - {a for axes in dims for a in axes} - set(atoms_of(unreduced))
     for atom in sorted(idle):
@@ -216,7 +240,7 @@ def _subsets(atoms: Sequence[int]) -> Iterator[int]:
         yield from map(mask_of, combinations(atoms, count))
 
 
-def _exchanges(state: State) -> Iterator[tuple[str, int, State]]:
+def _exchanges(state: State) -> Iterator[Step]:
     """All_to_alls of suffixes of dimensions to the ends of others, of several such pairs at once."""
     dims = state.dims
     singles = [
@@ -247,11 +271,12 @@ def _permutes(index: dict[State, int], sizes: Sequence[int]) -> list[Arc]:
         counts = tuple([math.prod(sizes[a] for a in axes) for axes in state.dims])
         alike.setdefault((counts, state.unreduced), []).append(state)
     return [
-        Arc("collective_permute", _used(a) | _used(b), index[a], index[b])
+        Arc("collective_permute", used(a) | used(b), index[a], index[b])
         for states in alike.values()
         for a, b in permutations(states, 2)
     ]
 
 
-def _used(state: State) -> int:
+def used(state: State) -> int:
+    """The atoms of a state."""
     return mask_of(a for axes in state.dims for a in axes) | state.unreduced
