@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE
+from partitioned_text import run_partitioned
 from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission import on_tpus
 from sdy_jax.lowering.emission.local_op import LocalOp
-from sdy_jax.lowering.emission.on_tpus import as_rows, parts_apart
+from sdy_jax.lowering.emission.on_tpus import Sent, as_rows, scattered_as
 from sdy_jax.lowering.emission.rings import Numbers
-from sdy_jax.lowering.strategies import matrices
+from sdy_jax.lowering.strategies import collective, matrices
 from sdy_jax.lowering.strategies.matrices import multiplied
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -27,7 +28,8 @@ def tpus(monkeypatch):
     """The forms for TPUs, of arrays of any size, on whatever devices there are."""
     for module in (on_tpus, matrices):
         monkeypatch.setattr(module, "are_tpus", lambda: True)
-    monkeypatch.setattr(on_tpus, "LEAST_BYTES", 0)
+    for least in ("LEAST_BYTES", "LEAST_MOVED"):
+        monkeypatch.setattr(on_tpus, least, 0)
 
 
 @pytest.mark.usefixtures("tpus")
@@ -57,22 +59,38 @@ def test_other_devices_keep_the_dimensions():
     assert not as_rows((512, 3, 8, 64), 4, 0, 8)
 
 
+SENT = [
+    # bytes per element, shape, dimension, parts, and what is scattered: its shape, dimension, and whether in tiles
+    (2, (2048, 64), 0, 16, (2048, 64), 0, True),  # the first dimension
+    (2, (512, 3, 8, 64), 0, 8, (512, 1536), 0, True),
+    (2, (64, 8, 16, 128), 1, 8, (64, 128, 128), 1, True),  # rows of whole lanes
+    (2, (2, 3, 8, 16, 128), 2, 8, (6, 128, 128), 1, True),
+    (2, (64, 64, 128), 1, 8, (64, 8192), 1, True),  # half of a tile
+    (4, (64, 64, 128), 1, 8, (64, 64, 128), 1, True),
+    (2, (64, 8, 128, 4), 1, 8, (64, 4096), 1, True),  # no whole lanes
+    (2, (64, 4096), 1, 16, (64, 4096), 1, True),  # one tile for each way around a ring
+    (2, (64, 2048), 1, 16, (64, 16, 128), 1, False),
+    (4, (64, 2048), 1, 16, (64, 2048), 1, True),
+    (2, (64, 2560), 1, 8, (64, 8, 320), 1, False),
+    (2, (16, 32, 8, 64), 2, 8, (512, 8, 64), 1, False),
+    (2, (3, 3, 256, 1024), 3, 8, (3, 3, 256, 1024), 3, True),  # a convolution's kernel
+]
+
+
 @pytest.mark.usefixtures("tpus")
-@pytest.mark.parametrize(
-    ("shape", "dim", "parts", "found"),
-    [
-        ((64, 2048), 1, 16, True),  # one tile each
-        ((64, 14336), 1, 16, True),  # seven
-        ((3, 3, 256, 1024), 3, 8, False),  # a convolution's kernel
-        ((64, 4096), 1, 16, False),  # one for each way
-        ((64, 2560), 1, 8, False),  # few rows, no whole lanes
-        ((4096, 2560), 1, 8, True),
-        ((2048, 64), 0, 16, False),  # another dimension
-        ((2048,), 0, 16, False),
-    ],
-)
-def test_parts_are_apart_where_their_halves_fill_no_lanes(shape, dim, parts, found):
-    assert parts_apart(shape, 2, dim, parts) is found
+@pytest.mark.parametrize(("itemsize", "shape", "dim", "parts", "sent", "at", "is_tiled"), SENT)
+def test_sums_are_scattered_as_they_stay_scatters(itemsize, shape, dim, parts, sent, at, is_tiled):
+    assert scattered_as(shape, itemsize, dim, parts) == Sent(sent, at, is_tiled)
+
+
+def test_small_sums_are_scattered_as_they_are(monkeypatch):
+    monkeypatch.setattr(on_tpus, "are_tpus", lambda: True)
+    assert scattered_as((64, 8, 64, 4), 2, 1, 8) == Sent((64, 2048), 1)
+    assert scattered_as((32, 8, 64, 4), 2, 1, 8) == Sent((32, 8, 64, 4), 1)
+
+
+def test_other_devices_scatter_sums_as_they_are():
+    assert scattered_as((64, 8, 128, 4), 2, 1, 8) == Sent((64, 8, 128, 4), 1)
 
 
 SHAPES = {"b": 64, "s": 8, "d": 64, "e": 2, "n": 3, "h": 2, "k": 4}
@@ -162,6 +180,33 @@ def scattered(shape, permutation, dim):
       %r = sdy.reduce_scatter [{dims}] %t out_sharding=<@mesh, [{dims}]> : {types[1]}
       return %r : {types[1]}
     }}""")
+
+
+TURNED = """
+sdy.mesh @mesh = <["x"=2, "y"=4]>
+func.func @main(%x: tensor<4x16x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}, {}]>})
+    -> (tensor<6x4x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}, {"y"}]>}) {
+  %a = sdy.replicated_to_unreduced {"x", "y"} %x out_sharding=<@mesh, [{}, {}, {}], unreduced={"x", "y"}>
+    : tensor<4x16x6xf32>
+  %0 = sdy.reduce_scatter [{}, {}, {"x"}] %a out_sharding=<@mesh, [{}, {}, {"x"}], unreduced={"y"}> : tensor<4x16x6xf32>
+  %1 = stablehlo.transpose %0, dims = [2, 0, 1] {sdy.sharding = #sdy.sharding_per_value<[<@mesh,
+    [{"x"}, {}, {}], unreduced={"y"}>]>} : (tensor<4x16x6xf32>) -> tensor<6x4x16xf32>
+  %2 = sdy.reduce_scatter [{}, {}, {"y"}] %1 out_sharding=<@mesh, [{"x"}, {}, {"y"}]> : tensor<6x4x16xf32>
+  return %2 : tensor<6x4x16xf32>
+}"""
+
+
+@pytest.mark.parametrize("are_tpus", [True, False])
+def test_what_a_scatter_left_is_scattered_before_it_is_transposed(are_tpus, monkeypatch):
+    """XLA would join the transposition and the second scatter."""
+    monkeypatch.setattr(collective, "are_tpus", lambda: are_tpus)
+    module, x = parse(TURNED), np.random.default_rng(2).normal(size=(4, 16, 6)).astype(np.float32)
+    (got,) = run_partitioned(module, [x])
+    np.testing.assert_array_equal(got, x.transpose(2, 0, 1))
+    text = str(jax.make_jaxpr(lambda x: run_partitioned(module, [x]))(x))
+    assert re.findall(r"f32\[([\d,]+)\] = reduce_scatter", text) == (
+        ["4,16,3", "4,4,3"] if are_tpus else ["4,16,3", "3,4,4"]
+    )
 
 
 @pytest.mark.usefixtures("tpus")

@@ -319,7 +319,7 @@ def test_products_run_beside_the_permutes_of_their_rings():
     for line in step.lower(*args).compile().as_text().partition("\nENTRY ")[2].splitlines():
         sent += ("collective-permute-start(" in line) - ("collective-permute-done(" in line)
         beside += sent > 0 and "estimated_cycles" in line and "kOutput" in line
-    assert beside >= 6
+    assert beside >= 4  # of two rings of four
 
 
 def test_weights_of_the_next_layer_are_gathered_beside_the_products_of_this_one():

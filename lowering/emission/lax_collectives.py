@@ -22,7 +22,7 @@ from jax import lax
 
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.emission.on_cpus import computed_apart
-from sdy_jax.lowering.emission.on_tpus import as_rows, is_between_rows, parts_apart, rows_between
+from sdy_jax.lowering.emission.on_tpus import scattered_as
 from sdy_jax.lowering.emission.platforms import are_cpus
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.sdy_collectives import SdyCollective
@@ -297,20 +297,11 @@ def _sum_scattered(x: jax.Array, dim: int, parts: int, group: Group) -> jax.Arra
     compaction`).
     """
     before = [size for size in x.shape[:dim] if size != 1]
-    behind = [size for size in x.shape[dim + 1 :] if size != 1]
-    shape, at = [*before, x.shape[dim], *behind], len(before)
+    shape = [*before, x.shape[dim], *(size for size in x.shape[dim + 1 :] if size != 1)]
     scattered = [*x.shape[:dim], x.shape[dim] // parts, *x.shape[dim + 1 :]]
-    if is_between_rows(shape, x.dtype.itemsize, at, parts):
-        in_front = _sum_scattered(jnp.swapaxes(x.reshape(shape), at - 1, at), at - 1, parts, group)
-        return jnp.swapaxes(in_front, at - 1, at).reshape(scattered)
-    if parts_apart(shape, x.dtype.itemsize, at, parts):
-        apart = x.reshape(*before, parts, -1)
-        return lax.psum_scatter(apart, **group, scatter_dimension=at, tiled=False).reshape(scattered)
-    if as_rows(x.shape, x.dtype.itemsize, dim, parts):
-        shape = [*before, x.shape[dim], math.prod(behind)]
-    elif rows_between(shape, at):
-        shape, at = [math.prod(before), math.prod(shape[at:-1]), shape[-1]], 1
-    return lax.psum_scatter(x.reshape(shape), **group, scatter_dimension=at, tiled=True).reshape(scattered)
+    sent = scattered_as(shape, x.dtype.itemsize, len(before), parts)
+    found = lax.psum_scatter(x.reshape(sent.shape), **group, scatter_dimension=sent.dim, tiled=sent.is_tiled)
+    return found.reshape(scattered)
 
 
 def _scattered_at_once(x: jax.Array, axes_per_dim: AxesPerDim, dims: Sequence[int], mesh: RefinedMesh) -> jax.Array:

@@ -7,22 +7,22 @@ in lanes, and copies all of it before it is sent; or it sends more: an all-reduc
 keeps a part. As matrices, [512, 1536] and [512, 512], both are made as they are sent. On v5e that is 55 us, not 76, for
 the first one with its product and the update of a weight (libtpu 0.0.52, 2026-11).
 
-It scatters the first dimension, or one of the last two, and of a sum that is scattered along another one makes an
-all-reduce, of which each device keeps a part. With all dimensions but the last as rows it is one of the last two, and
-moves for nothing where rows fill tiles: [8, 16, 8, 256] along its second one takes 15 us on v5e, not 30. A part of the
-second last dimension that fills no tile is copied before it is sent, or all-reduced where a product makes it: heads of
-[16, 32, 8, 64] take 40 us with the product, and 26 us where they come before the 32 rows.
-
-Along the last dimension it sends halves of a part around both ways of a ring, in whole lanes. Where these are an odd
-number of tiles it makes an all-reduce: of bfloat16[4096, 2048] in 16 parts of 128, made by a product, 2.44 ms in a loop
-of four trips; 1.67 with the parts as a dimension of their own. The same where they fill no lanes, but for products that
-are made with the scattered dimension in front: these are fewer the more rows there are (libtpu 0.0.51, v5e:16x16).
+It scatters the first dimension, as it is. Of a sum that is scattered along another one it often makes an all-reduce, of
+which each device keeps a part: where parts are no whole tiles, or where it puts another dimension in lanes than the
+last. With a part, and all that is behind it, as one last dimension it never does: it sends halves of a part around both
+ways of a ring, in whole lanes, so a part has to be a number of tiles, of two bytes an even one. Where it is not, the
+parts are a dimension of their own. In 8 parts, with the product that makes it, bfloat16[64, 8, 128, 4] along its second
+dimension takes 20.6 us, and 26.5 as it is; [4096, 1024] along its last one 181, not 274; [16, 32, 8, 64] along its
+third 22.5, not 37. Where the last dimension fills lanes, and rows of it the tiles of a part, rows are not moved: [64,
+8, 16, 128] along its second one takes 25 us so, and 39 with all behind it as one (`scripts/bench_collectives`, libtpu
+0.0.51, v5e:4x4).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sdy_jax.lowering.emission.platforms import are_tpus
 from sdy_jax.lowering.reshard.tiles import LANES, SUBLANES
@@ -31,8 +31,8 @@ LEAST_BYTES = 2**20
 """What is scattered as a matrix at least: half of the bytes of an all-reduce are saved, and a latency is lost where
 XLA would have made one of several (scanned layers whose products have 256 KiB take 1.01 of the time so)."""
 
-_MANY_ROWS = 2048
-"""Rows from which on parts of a last dimension that fill no lanes are no slower as a dimension of their own."""
+LEAST_MOVED = 2**18
+"""What is sent with its dimensions as one at least."""
 
 
 def as_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> bool:
@@ -44,28 +44,37 @@ def as_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> bool:
     return bool(behind[-1] % LANES and part % LANES) and part % SUBLANES == 0
 
 
-def rows_between(shape: Sequence[int], dim: int) -> bool:
-    """Whether the devices are TPUs, where an array that is scattered along a dimension is sent as rows of that and
-    those behind it, but the last: there are dimensions before it, and rows that fill tiles."""
-    return are_tpus() and 0 < dim < len(shape) - 2 and shape[-2] % SUBLANES == 0
+class Sent(NamedTuple):
+    """How an array is scattered: in which shape, along which dimension, and whether that is in parts (`is_tiled`), or
+    has one element per part."""
+
+    shape: tuple[int, ...]
+    dim: int
+    is_tiled: bool = True
 
 
-def is_between_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> bool:
-    """Whether the devices are TPUs, where an array that is scattered along its second last dimension is sent with that
-    in front of the one before it, and rows of both: a part of it alone fills no tile, as of heads, and rows do."""
-    if not are_tpus() or not 1 < dim == len(shape) - 2 or shape[dim - 1] % SUBLANES:
-        return False
-    part, rows = shape[dim] // parts, 4 * SUBLANES // itemsize  # two of two bytes share a sublane
-    return part % SUBLANES != 0 and part * shape[dim - 1] % rows == 0
-
-
-def parts_apart(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> bool:
-    """Whether the devices are TPUs, where an array that is scattered along its last dimension is sent with the parts as
-    a dimension of their own: the lanes of a part are no even number of tiles."""
-    if not are_tpus() or not 0 < dim == len(shape) - 1 or math.prod(shape) * itemsize < LEAST_BYTES:
-        return False
-    part, rows = shape[dim] // parts, math.prod(shape[:dim])
-    if part % LANES:
-        return rows >= _MANY_ROWS
+def scattered_as(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> Sent:
+    """How an array without dimensions of size 1 is sent that is scattered in so many parts along a dimension."""
+    as_it_is = Sent(tuple(shape), dim)
+    if not are_tpus():
+        return as_it_is
+    if as_rows(shape, itemsize, dim, parts):
+        return Sent((*shape[: dim + 1], math.prod(shape[dim + 1 :])), dim)
+    if dim == 0:
+        return as_it_is
+    before, rows = math.prod(shape[:dim]), math.prod(shape[dim:-1])
+    if dim < len(shape) - 1 and shape[-1] % LANES == 0 and rows // parts % _packed(itemsize) == 0:
+        return Sent((before, rows, shape[-1]), 1)
+    part = math.prod(shape[dim:]) // parts
     # XLA makes kernels of convolutions with another dimension in front: a resnet's step takes 1.02 so (libtpu 0.0.51).
-    return len(shape) == 2 and part % (2 * LANES) != 0
+    is_kernel = dim == len(shape) - 1 > 1
+    if is_kernel or math.prod(shape) * itemsize < LEAST_MOVED:
+        return as_it_is
+    if part % (max(4 // itemsize, 1) * LANES) == 0:
+        return Sent((before, parts * part), 1)
+    return Sent((before, parts, part), 1, is_tiled=False)
+
+
+def _packed(itemsize: int) -> int:
+    """The rows of a tile: elements of two bytes share a sublane."""
+    return 4 * SUBLANES // itemsize

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 import jax
 from jax import lax
 
+from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.packed import Member, run_together
+from sdy_jax.lowering.emission.platforms import are_tpus
 from sdy_jax.lowering.emission.redistribute import relaid
 from sdy_jax.lowering.emission.rings import Gathered, Product, Ring
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
@@ -31,8 +33,10 @@ from sdy_jax.representation.sdy_collectives import (
 )
 from sdy_jax.representation.sharding import TensorSharding
 
+_COLLECTIVES = frozenset(f"sdy.{kind}" for kind in KINDS)
 
-@emitter(*(f"sdy.{kind}" for kind in KINDS if kind != "collective_permute"))
+
+@emitter(*(_COLLECTIVES - {"sdy.collective_permute"}))
 def _collective(local: LocalOp, x: jax.Array) -> jax.Array | Gathered:
     if RING in local.op.attributes:
         return _in_ring(local, x)
@@ -42,7 +46,22 @@ def _collective(local: LocalOp, x: jax.Array) -> jax.Array | Gathered:
     result, reduction = local.result_shardings[0], reduction_from_attributes(local.op.attributes)
     if said.kind in UNREDUCING and result is not None:
         reduction = result.reduction
-    return _trimmed(local, lax_collectives.run_collective(said, _padded(local, x), reduction, local.mesh))
+    x, order = _padded(local, x), _turned_before(local.op)
+    if order is None:
+        return _trimmed(local, lax_collectives.run_collective(said, x, reduction, local.mesh))
+    back = sorted(range(len(order)), key=order.__getitem__)
+    found = lax_collectives.reduce_scatter(x.transpose(back), [said.axes[d] for d in back], reduction, local.mesh)
+    return _trimmed(local, found.transpose(order))
+
+
+def _turned_before(op: Op) -> Sequence[int] | None:
+    """The permutation by which what a collective left is transposed before an op scatters it, on TPUs: XLA joins both
+    into a scatter along another dimension, of which it may make an all-reduce. Scattered first, it is what it seems."""
+    turn = op.operands[0].defining_op
+    if op.name != "sdy.reduce_scatter" or not are_tpus() or turn is None or turn.name != "stablehlo.transpose":
+        return None
+    maker = turn.operands[0].defining_op
+    return turn.ints("permutation") if maker is not None and maker.name in _COLLECTIVES else None
 
 
 def _in_ring(local: LocalOp, x: jax.Array | Product) -> jax.Array | Gathered:
