@@ -12,7 +12,9 @@ import numpy as np
 
 import sdy_jax as sdy
 from sdy_jax.lowering.reshard.cost import Link, rate
-from sdy_jax.plan.hlo import HloCollective, collectives_in_hlo, estimated_cycles
+from sdy_jax.plan.hlo import estimated_cycles
+from sdy_jax.plan.hlo_module import HloCollective
+from sdy_jax.plan.hlo_schedule import waiting
 
 CLOCK = 1.5e9
 """Cycles per second of a TPU v5e: 197 TFLOP/s are what its four units of 128 x 128 multiply-adds do in so many."""
@@ -23,20 +25,30 @@ LINK = Link(2, bandwidth=90e9, hop=1e-6, start=1e-6, is_torus=True)
 
 @dataclass(frozen=True, slots=True)
 class CompilerTime:
-    """Seconds of a program on a TPU: of its ops by the cycles that its compiler states, and of its collectives."""
+    """Seconds of a program on a TPU: of its ops by the cycles that its compiler states, and of its collectives.
+
+    `exposed`: those of the collectives in which no other op runs, as the program is scheduled.
+    """
 
     work: float
     sent: float
+    exposed: float
 
     @property
     def total(self) -> float:
+        """One after the other."""
         return self.work + self.sent
+
+    @property
+    def scheduled(self) -> float:
+        """As they are scheduled."""
+        return self.work + self.exposed
 
 
 def compiler_time(hlo: str) -> CompilerTime:
     """The time of a compiled program for v5e, from its text."""
-    sent = sum(found.count * _seconds(found) for found in collectives_in_hlo(hlo))
-    return CompilerTime(estimated_cycles(hlo) / CLOCK, sent)
+    waits = waiting(hlo, _seconds, CLOCK)
+    return CompilerTime(estimated_cycles(hlo) / CLOCK, waits.sent, waits.exposed)
 
 
 def fullest_bucket(plan: sdy.Plan) -> float:

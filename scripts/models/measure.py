@@ -49,8 +49,9 @@ class Side:
         packed: GiB that it holds where a device has little more than the plan says, if `memory` is above that; as
             `memory` otherwise.
         plan_bytes, bytes: GiB that it sends.
-        plan_time, time: seconds of a step by the plan, and by the compiler's cycles and the links' rates, where it says
-            any.
+        plan_time, time: seconds of a step by the plan, and by the compiler's cycles and schedule and the links' rates,
+            where it says any.
+        exposed: of these, those in which it waits for collectives.
         flops: what the compiler counts, loops once.
     """
 
@@ -66,6 +67,7 @@ class Side:
     packed: float = 0.0
     bytes: float = 0.0
     time: float = 0.0
+    exposed: float = 0.0
     flops: float = 0.0
 
 
@@ -170,7 +172,9 @@ def _read(side: Side, executable: Any) -> None:
     text = executable.as_text()
     side.memory = _held(executable)
     side.bytes = totals(collectives_in_hlo(text)).wire_bytes / _GIB
-    side.time = compiler_time(text).total if estimated_cycles(text) else 0.0
+    if estimated_cycles(text):
+        found = compiler_time(text)
+        side.time, side.exposed = found.scheduled, found.exposed
     side.flops = (executable.cost_analysis() or {}).get("flops", 0.0)
 
 

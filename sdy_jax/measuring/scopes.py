@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.placement.report import CollectiveRecord
-from sdy_jax.plan.hlo import WIRE_BYTES
+from sdy_jax.plan.hlo_module import WIRE_BYTES
 
 _MODULE = re.compile(r"HloModule ([^\s,]+)")
 _COLLECTIVE = re.compile(
