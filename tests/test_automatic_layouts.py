@@ -11,11 +11,13 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
+from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.plan.border_specs import pasted
+from sdy_jax.plan.expert_parallel import expert_parallel
 from sdy_jax.plan.tensor_parallel import tensor_parallel
 
 AXES = {"line": LINE, "plane": PLANE}
@@ -74,7 +76,7 @@ def test_a_training_step_is_as_plain_and_as_cheap_as_the_usual_layouts(mesh, bat
     plan = auto.plan(*args)
     assert plan.automatic is not None
     costs = [each.cost for each in plan.automatic.usual.values()]
-    assert len(costs) == (3 if mesh == "line" else 4)
+    assert len(costs) == (4 if mesh == "line" else 5)
     assert plan.automatic.chosen.cost <= 1.0001 * min(costs)
     assert_close(auto(*args), step(*args))
 
@@ -102,7 +104,7 @@ def test_the_text_of_a_plan_states_what_was_chosen():
     given = eval(stated, names)
     again = sdy.partition(step, mesh=PLANE, in_shardings=given, out_shardings=plan.output_specs).plan(*args)
     assert again.mlir() == plan.mlir()
-    for name in ("data", "fsdp", "megatron", "fsdp+megatron"):
+    for name in ("replicated", "data", "fsdp", "megatron", "fsdp+megatron"):
         assert f"  {name} " in page
 
 
@@ -124,13 +126,64 @@ def test_the_optimizer_is_split_as_its_parameters_are():
 def test_a_limit_of_memory_splits_what_it_must():
     args = arguments(batch=16, width=64)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(args[0]))
-    limit = held  # arguments and results alone are twice as much where they are whole
+    limit = 1.2 * held  # arguments and results are twice as much where they are whole
     auto = sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, memory=limit)
     plan = auto.plan(*args)
     assert plan.memory.peak <= limit
     assert plan.automatic.usual["data"].peak > limit
     assert "too much" in str(plan)
     assert_close(auto(*args), step(*args))
+
+
+def test_layouts_whose_arguments_alone_are_too_much_are_not_planned():
+    args = arguments(batch=16, width=64)
+    limit = 0.9 * sum(leaf.nbytes for leaf in jax.tree.leaves(args[0]))
+    auto = sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, memory=limit)
+    assert not {"replicated", "data"} & set(auto.plan(*args).automatic.usual)
+
+
+def routed(weights, x):
+    """Experts, each with a part of the tokens, and weights in a loop."""
+
+    def layer(x, w):
+        sent = jnp.einsum("ecd,edf->ecf", x, w["up"].astype(jnp.float32))
+        return x + jnp.einsum("ecf,efd->ecd", jax.nn.relu(sent), jnp.swapaxes(w["down"], 1, 2)) * w["scale"], None
+
+    out, _ = jax.lax.scan(layer, x @ weights["dense"], weights["layers"])
+    return {"dense": weights["dense"] + out.mean(), "layers": weights["layers"]}
+
+
+@pytest.mark.parametrize("mesh", AXES)
+def test_experts_are_split_and_the_rest_is_whole_or_fully_sharded(mesh):
+    rng = np.random.default_rng(3)
+    shapes = {"up": (3, 8, 16, 32), "down": (3, 8, 16, 32), "scale": (3, 16)}
+    layers = {name: rng.normal(size=shape).astype(np.float32) / 8 for name, shape in shapes.items()}
+    args = {"dense": rng.normal(size=(16, 16)).astype(np.float32), "layers": layers}, np.ones((8, 4, 16), np.float32)
+    auto = sdy.partition(routed, mesh=AXES[mesh], in_shardings=sdy.AUTO, out_shardings=sdy.AUTO)
+    assert {"expert", "fsdp+expert"} <= set(auto.plan(*args).automatic.usual)
+    assert_close(auto(*args), routed(*args))
+
+
+LAYER_OF_EXPERTS = """
+func.func @main(%x: tensor<8x4x16xf32>, %stack: tensor<3x8x16x32xf32>, %i: tensor<i32>, %dense: tensor<16x16xf32>)
+    -> (tensor<8x4x32xf32>, tensor<8x4x16xf32>) {
+  %0 = stablehlo.constant dense<0> : tensor<i32>
+  %1 = stablehlo.dynamic_slice %stack, %i, %0, %0, %0, sizes = [1, 8, 16, 32]
+    : (tensor<3x8x16x32xf32>, tensor<i32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x8x16x32xf32>
+  %2 = stablehlo.reshape %1 : (tensor<1x8x16x32xf32>) -> tensor<8x16x32xf32>
+  %3 = stablehlo.dot_general %x, %2, batching_dims = [0] x [0], contracting_dims = [2] x [1]
+    : (tensor<8x4x16xf32>, tensor<8x16x32xf32>) -> tensor<8x4x32xf32>
+  %4 = stablehlo.dot_general %x, %dense, contracting_dims = [2] x [0]
+    : (tensor<8x4x16xf32>, tensor<16x16xf32>) -> tensor<8x4x16xf32>
+  return %3, %4 : tensor<8x4x32xf32>, tensor<8x4x16xf32>
+}"""
+
+
+@pytest.mark.parametrize(("devices", "experts", "columns"), [(4, {1: 1}, {1: 3, 3: 1}), (16, {}, {1: 3, 3: 1})])
+def test_layers_of_a_stack_are_weights(devices, experts, columns):
+    graph = Graph(parse(LAYER_OF_EXPERTS).operation)
+    assert expert_parallel(graph, [1, 3], devices, RuleBook()) == experts
+    assert tensor_parallel(graph, [1, 3], devices, RuleBook()) == columns
 
 
 def test_what_no_layout_can_hold_is_refused():

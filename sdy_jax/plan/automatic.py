@@ -1,14 +1,15 @@
 """Automatic layouts: arguments and results that the user leaves to the planner (`AUTO`).
 
-The usual layouts are planned first, each as if the user had stated it. From the best of them that fits, the program is
-planned once more with a free border: an argument is made in any layout, and what is carried from step to step comes
-back in the layout in which it went in. What was found is then stated, and the program planned as any other, so that
-stating it by hand gives the same plan.
+The usual layouts are planned first, each as if the user had stated it, but for those in which the arguments alone are
+more than a device may hold. From the best of them that fits, the program is planned once more with a free border: an
+argument is made in any layout, and what is carried from step to step comes back in the layout in which it went in. What
+was found is then stated, and the program planned as any other, so that stating it by hand gives the same plan.
 Source: spec of the planner, sections 1 and 9.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -81,13 +82,19 @@ class _Search:
         program, plans = self._program, dict[str, Plan]()
         free, state = program.automatic_arguments, set(self._carried or largest(program))
         usual = UsualLayouts(imported, sorted(free), sorted(state & free))
-        borders = dict(usual.borders())
+        borders = {name: border for name, border in usual.borders() if self._held(border) <= self._limit}
         for name, border in borders.items():
             self._tell(name, len(plans) / (len(borders) + _SEARCH))
             plans[name] = self._tried(self._stated((border, self._results_of(border))))
         self._tell("a free border", len(plans) / (len(plans) + _SEARCH))
         chosen = self._chosen(sorted(plans.values(), key=_cost))
         return replace(chosen, automatic=self._record(chosen, plans))
+
+    def _held(self, border: Mapping[int, TensorSharding]) -> float:
+        """The bytes that a device holds of automatic arguments in some layouts."""
+        leaves = ((self._program.in_info[leaf], sharding) for leaf, sharding in border.items())
+        mesh = self._program.mesh
+        return float(sum(math.prod(each.local_shape(of.shape, mesh)) * of.dtype.itemsize for of, each in leaves))
 
     def _chosen(self, usual: Sequence[Plan]) -> Plan:
         """The plan with the border that is found from the cheapest usual one that leaves room for anything else; or

@@ -1,4 +1,5 @@
-"""The layouts that people give arguments by hand: data parallel, fully sharded, tensor parallel.
+"""The layouts that people give arguments by hand: data parallel, fully sharded, tensor parallel, expert parallel; and
+none at all.
 
 They are where the search for automatic layouts starts, and what it is compared with. An argument that comes back as a
 result, such as weights and what an optimizer keeps of them, is *state*, or where none does, the largest one; the others
@@ -8,7 +9,7 @@ are taken to be the batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -18,12 +19,17 @@ import jax
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.graph import Graph
 from sdy_jax.op_rules import RuleBook
+from sdy_jax.plan.expert_parallel import expert_parallel
 from sdy_jax.plan.tensor_parallel import tensor_parallel
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import CLOSED, DimensionSharding, TensorSharding
 
 Border = Mapping[int, TensorSharding]
 """The shardings of argument leaves, by index."""
+
+WeightsSplit = Callable[[Graph, Collection[int], int, RuleBook], dict[int, int]]
+"""Of a program, the numbers of its weights, a number of devices and rules: which weights are split, and along which
+dimension."""
 
 
 def carried(program: Program) -> dict[int, int]:
@@ -85,13 +91,17 @@ class UsualLayouts:
             return
         axes = tuple(AxisRef(axis.name) for axis in self.program.mesh.axes if axis.size > 1)
         *others, last = axes
+        yield "replicated", self._border((), {})
         yield "data", self._border(axes, {})
         yield "fsdp", self._fully_sharded(axes, {})
-        tensor = self._tensor(last)
+        tensor, experts = self._split(tensor_parallel, last), self._split(expert_parallel, last)
         if tensor:
             yield "megatron", self._border(tuple(others), tensor)
         if tensor and others:
             yield "fsdp+megatron", self._fully_sharded(tuple(others), tensor)
+        if experts:
+            yield "expert", self._border(axes, experts)
+            yield "fsdp+expert", self._fully_sharded(axes, experts)
 
     def _border(self, batch: Sequence[AxisRef], state: Mapping[int, Mapping[int, Sequence[AxisRef]]]) -> Border:
         """The batch split along its first dimension, state as given per dimension."""
@@ -102,21 +112,22 @@ class UsualLayouts:
         return found
 
     def _fully_sharded(self, axes: Sequence[AxisRef], tensor: Mapping[int, Mapping[int, Sequence[AxisRef]]]) -> Border:
-        """State split along the largest dimension that is free and can be, too."""
+        """State split along the largest dimension that is free and can be, too, by the axes that it is not split by."""
         state = {}
         for leaf in self.state:
             own, shape = dict(tensor.get(leaf, {})), self._shape(leaf)
-            able = [dim for dim in range(len(shape)) if dim not in own and self._along(leaf, dim, axes)]
+            left = [axis for axis in axes if not any(axis in found for found in own.values())]
+            able = [dim for dim in range(len(shape)) if dim not in own and self._along(leaf, dim, left)]
             if able:
-                own |= self._along(leaf, max(able, key=lambda dim: shape[dim]), axes)
+                own |= self._along(leaf, max(able, key=lambda dim: shape[dim]), left)
             state[leaf] = own
         return self._border(axes, state)
 
-    def _tensor(self, axis: AxisRef) -> dict[int, dict[int, Sequence[AxisRef]]]:
-        """The weights that tensor parallelism splits, and state of their shape whose path ends as theirs does."""
+    def _split(self, of: WeightsSplit, axis: AxisRef) -> dict[int, dict[int, Sequence[AxisRef]]]:
+        """The weights that a kind of parallelism splits, and state of their shape whose path ends as theirs does."""
         first, size = len(self.program.constants), axes_size((axis,), self.program.mesh)
         graph = Graph(self.program.module)
-        weights = tensor_parallel(graph, [first + leaf for leaf in self.state], size, RuleBook())
+        weights = of(graph, [first + leaf for leaf in self.state], size, RuleBook())
         split = {number - first: dim for number, dim in weights.items()}
         found = {}
         for leaf in self.state:
