@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sdy_jax.representation.sdy_collectives import KINDS
+
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
@@ -15,7 +17,15 @@ class Compiler:
             as one.
         copies_gathered: collectives join blocks along the major dimension only, as on GPUs: what is gathered along
             another one is transposed before a loop reads it.
+        starts: the kinds of collectives that it starts before other work, and waits for after it.
     """
 
     products_fuse: bool = False
     copies_gathered: bool = False
+    starts: frozenset[str] = frozenset()
+
+    @classmethod
+    def of_platform(cls, platform: str) -> Compiler:
+        """That of a kind of devices, as jax names it. For TPUs XLA starts gathers and permutes (libtpu 0.0.51)."""
+        starts = {"tpu": {"all_gather", "collective_permute"}, "gpu": KINDS}.get(platform, ())
+        return cls(platform == "tpu", platform == "gpu", frozenset(starts))

@@ -216,6 +216,8 @@ class PartitionReport:
     """The choice of layouts, where they were chosen for the whole program."""
     work: float = 0.0
     """The time of one device's own work, by the cost model."""
+    hidden: float = 0.0
+    """The time of collectives that the compiler hides by itself: beside that of rings and of those one trip ahead."""
     _conditionals: dict[Op, int] = field(default_factory=dict)
 
     def add(

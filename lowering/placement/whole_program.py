@@ -20,6 +20,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import copied, main_function, replace_contents
 from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.lowering.placement import model_builder
+from sdy_jax.lowering.placement.beside_work import hidden_by_work
 from sdy_jax.lowering.placement.combined import combine_collectives
 from sdy_jax.lowering.placement.free_border import BorderLayouts, FreeBorder
 from sdy_jax.lowering.placement.marks import erase_marks
@@ -78,6 +79,8 @@ def partition(
     else:
         walker, movable = _planned(_Walks(module, mesh_name, costs, rules, policy, inputs), costs, policy)
     made = walker.graph.module
+    if costs.unit == "seconds":
+        walker.report.hidden = hidden_by_work(made, movable, walker.mesh, costs, policy.compiler)
     combine_collectives(made, movable, walker.report, walker.mesh, costs, policy)
     if made is not module:
         replace_contents(module, made)

@@ -126,7 +126,7 @@ class Options:
             memory=self._memory,
             effort=self.effort,
             device_memory=memory_of(mesh),
-            compiler=Compiler(products_fuse=platform == "tpu", copies_gathered=platform == "gpu"),
+            compiler=Compiler.of_platform(platform),
             runs_early=platform == "cpu",
             combine=Combining.of_devices(self._combine, platform, device_kind(mesh)),
             runs_late=platform == "tpu",

@@ -141,6 +141,7 @@ class _Making:
             layouts=report.layouts,
             planned_with=PlannedWith(self.costs, self.policy, self.inner),
             work_cost=report.work,
+            hidden_by_work=report.hidden,
             planner=self.again,
         )
 

@@ -46,6 +46,7 @@ class PlanFacts(Printed):
             None where all are stated.
         planned_with: the costs and decisions that the plan was made with; None of a program on local arrays.
         work_cost: the time of one device's own work, by the cost model.
+        hidden_by_work: the time of collectives that the compiler hides by itself, by the cost model.
         planner: makes the plan of another traced program of the same function, under a policy.
         resized: traces the function anew, all sizes of arguments that are the first number being the second.
         device_kind: what the devices call themselves; empty where nobody knows.
@@ -67,6 +68,7 @@ class PlanFacts(Printed):
     planned_with: PlannedWith | None = None
     automatic: AutomaticLayouts | None = None
     work_cost: float = 0.0
+    hidden_by_work: float = 0.0
     planner: Callable[[Program, Policy], Plan] | None = None
     resized: Callable[[int, int], Program] | None = None
     device_kind: str = ""

@@ -61,8 +61,9 @@ class Figures(PlanFacts):
     @cached_property
     def time(self) -> EstimatedTime:
         """How long the program takes by the cost model, for collectives and for each device's own work one after the
-        other, but for what rings and gathers one trip ahead hide: in seconds where the model is one of time (`unit`),
-        else in bytes. Of a program on local arrays only the collectives count.
+        other, but for what is hidden, by rings, by gathers one trip ahead, and by what the compiler starts early: in
+        seconds where the model is one of time (`unit`), else in bytes. Of a program on local arrays only the
+        collectives count.
 
         Example:
             assert plan.time.communication < 0.1 * plan.time.compute
@@ -72,7 +73,7 @@ class Figures(PlanFacts):
             r.estimated_times * r.costs(costs).sending_time(r.kind, r.axes, mesh, r.wire_bytes, r.cut)
             for r in self.collectives
         )
-        hidden = sum(record.estimated_times * record.hidden for record in self.collectives)
+        hidden = self.hidden_by_work + sum(record.estimated_times * record.hidden for record in self.collectives)
         return EstimatedTime(self.work_cost, sent, costs.unit, hidden)
 
     @cached_property

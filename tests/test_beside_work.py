@@ -1,0 +1,111 @@
+"""What compilers hide by themselves, against the times of single collectives and products."""
+
+import warnings
+
+import pytest
+from jax.extend.mlir import ir
+from sharding_dump import parse
+
+from sdy_jax.lowering.placement.compiler import Compiler
+from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.whole_program import partition
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.passes import run_pipeline
+from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
+from sdy_jax.passes.propagate import user_priority_propagate
+from sdy_jax.representation.mesh import AxisRef, Mesh
+
+COSTS = CostModel.of_machine("tpu v5e", ["x"])
+MESH, WIDTH = Mesh.of(x=8), 1024
+
+
+def text(batch, trips=0):
+    """Two layers whose weights are gathered; with the first one in a loop."""
+    x, w = f"tensor<{batch}x{WIDTH}xf32>", f"tensor<{WIDTH}x{WIDTH}xf32>"
+    first = "stablehlo.dot_general {}, %u, contracting_dims = [1] x [0] : " + f"({x}, {w}) -> {x}"
+    layer = f"%a = {first.format('%x')}"
+    if trips:
+        layer = f"""
+      %n = stablehlo.constant dense<0> : tensor<i32>
+      %a, %k = stablehlo.while(%h = %x, %i = %n) : {x}, tensor<i32>
+      cond {{
+        %end = stablehlo.constant dense<{trips}> : tensor<i32>
+        %p = stablehlo.compare LT, %i, %end, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %p : tensor<i1>
+      }} do {{
+        %one = stablehlo.constant dense<1> : tensor<i32>
+        %j = stablehlo.add %i, %one : tensor<i32>
+        %g = {first.format("%h")}
+        stablehlo.return %g, %j : {x}, tensor<i32>
+      }}"""
+        layer = layer.replace("%a, %k = stablehlo", "%r:2 = stablehlo")
+    made = "%r#0" if trips else "%a"
+    rows = '{sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}'
+    return f"""
+    sdy.mesh @mesh = <["x"=8]>
+    func.func @main(%x: {x} {rows}, %u: {w} {rows}, %v: {w} {rows}) -> ({x} {rows}) {{
+      {layer}
+      %b = stablehlo.tanh {made} : {x}
+      %c = stablehlo.dot_general %b, %v, contracting_dims = [1] x [0] : ({x}, {w}) -> {x}
+      return %c : {x}
+    }}"""
+
+
+def report(module_text, platform):
+    module = parse(module_text)
+    with module.context, ir.Location.unknown(module.context), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run_pipeline(module.operation, plan_import())
+        user_priority_propagate(module.operation)
+        run_pipeline(module.operation, PLAN_EXPORT)
+        policy = Policy(layouts="local", compiler=Compiler.of_platform(platform))
+        return partition(module.operation, "mesh", COSTS, policy=policy)
+
+
+def product(batch):
+    """The time of one layer's product on a device."""
+    rows = batch / 8
+    return COSTS.work_time(2 * rows * WIDTH * WIDTH / 2, 4 * (2 * rows * WIDTH + WIDTH * WIDTH))
+
+
+def gather(found):
+    """The time of a gather of weights."""
+    record = found.collectives[0]
+    return record.costs(COSTS).sending_time("all_gather", (AxisRef("x"),), MESH, record.wire_bytes, record.cut)
+
+
+@pytest.mark.parametrize("batch", [8192, 65536])
+@pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
+def test_the_second_gather_is_sent_while_the_first_layer_computes(batch, platform):
+    found = report(text(batch), platform)
+    assert [record.kind for record in found.collectives] == ["all_gather", "all_gather"]
+    sent = gather(found)
+    assert found.hidden == pytest.approx(0.0 if platform == "cpu" else min(sent, product(batch)))
+    assert (product(batch) < sent) == (batch == 8192)  # both cases occur
+
+
+def test_scatters_are_waited_for_on_tpus():
+    """Where compilers start what they send, gradients are scattered while the next product runs."""
+    w = f"tensor<{WIDTH}x{WIDTH}xf32>"
+    x = f"tensor<8192x{WIDTH}xf32>"
+    rows = '{sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}'
+    module = f"""
+    sdy.mesh @mesh = <["x"=8]>
+    func.func @main(%x: {x} {rows}, %y: {x} {rows}, %z: {x} {rows}) -> ({w} {rows}, {x} {rows}) {{
+      %g = stablehlo.dot_general %x, %y, contracting_dims = [0] x [0] : ({x}, {x}) -> {w}
+      %s = stablehlo.dot_general %y, %z, contracting_dims = [1] x [1] : ({x}, {x}) -> tensor<8192x8192xf32>
+      %t = stablehlo.dot_general %s, %x, contracting_dims = [1] x [0] : (tensor<8192x8192xf32>, {x}) -> {x}
+      return %g, %t : {w}, {x}
+    }}"""
+    on_tpus, on_gpus = report(module, "tpu"), report(module, "gpu")
+    assert {record.kind for record in on_gpus.collectives} == {"reduce_scatter", "all_gather"}
+    assert on_gpus.hidden > on_tpus.hidden
+
+
+@pytest.mark.parametrize(("batch", "trips", "is_hidden"), [(1024, 3, False), (1024, 30, True), (8192, 3, True)])
+def test_loops_hide_what_is_sent_around_them(batch, trips, is_hidden):
+    found = report(text(batch, trips), "tpu")
+    assert [(record.kind, record.times) for record in found.collectives] == [("all_gather", 1)] * 2
+    sent = gather(found)
+    assert found.hidden == pytest.approx(min(sent, trips * product(batch)))
+    assert (found.hidden == pytest.approx(sent)) == is_hidden
