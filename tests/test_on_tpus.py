@@ -63,6 +63,9 @@ SENT = [
     # bytes per element, shape, dimension, parts, and what is scattered: its shape, dimension, and whether in tiles
     (2, (2048, 64), 0, 16, (2048, 64), 0, True),  # the first dimension
     (2, (512, 3, 8, 64), 0, 8, (512, 1536), 0, True),
+    (2, (512, 3, 8, 64), 0, 4, (512, 1536), 0, True),  # 128 rows in lanes are an odd number of tiles
+    (2, (512, 3, 8, 64), 0, 2, (512, 3, 8, 64), 0, True),
+    (4, (512, 3, 8, 64), 0, 4, (512, 3, 8, 64), 0, True),
     (2, (64, 8, 16, 128), 1, 8, (64, 128, 128), 1, True),  # rows of whole lanes
     (2, (2, 3, 8, 16, 128), 2, 8, (6, 128, 128), 1, True),
     (2, (64, 64, 128), 1, 8, (64, 8192), 1, True),  # half of a tile

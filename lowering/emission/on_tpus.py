@@ -37,11 +37,11 @@ LEAST_MOVED = 2**18
 
 def as_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> bool:
     """Whether the devices are TPUs, where an array that is scattered in so many parts along a dimension is sent as rows
-    of all that is behind it: neither the last dimension nor a part fills lanes, and rows make whole tiles."""
+    of all that is behind it: the last dimension fills no lanes, a part is no number of them, and rows make tiles."""
     part, behind = shape[dim] // parts, [size for size in shape[dim + 1 :] if size > 1]
     if not are_tpus() or len(behind) < 2 or math.prod(shape) * itemsize < LEAST_BYTES:
         return False
-    return bool(behind[-1] % LANES and part % LANES) and part % SUBLANES == 0
+    return bool(behind[-1] % LANES and part % _lanes(itemsize)) and part % SUBLANES == 0
 
 
 class Sent(NamedTuple):
@@ -70,9 +70,14 @@ def scattered_as(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> S
     is_kernel = dim == len(shape) - 1 > 1
     if is_kernel or math.prod(shape) * itemsize < LEAST_MOVED:
         return as_it_is
-    if part % (max(4 // itemsize, 1) * LANES) == 0:
+    if part % _lanes(itemsize) == 0:
         return Sent((before, parts * part), 1)
     return Sent((before, parts, part), 1, is_tiled=False)
+
+
+def _lanes(itemsize: int) -> int:
+    """The lanes of which parts are made: those of two bytes fill them in pairs."""
+    return max(4 // itemsize, 1) * LANES
 
 
 def _packed(itemsize: int) -> int:
