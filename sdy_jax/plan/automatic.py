@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
@@ -63,15 +62,6 @@ def automatic_plan(
     return search.run(program.with_module(imported))
 
 
-class _Usual(NamedTuple):
-    """What is kept of a plan with usual layouts: what it costs, the bytes of arguments and results, and their layouts.
-    The plan itself holds the program several times."""
-
-    measured: Measured
-    held: float
-    border: Border
-
-
 class _Search:
     def __init__(
         self,
@@ -89,16 +79,15 @@ class _Search:
         self._carried = {argument: result for argument, result in back if argument in free[0] and result in free[1]}
 
     def run(self, imported: Program) -> Plan:
-        program, plans = self._program, dict[str, _Usual]()
+        program, plans = self._program, dict[str, Plan]()
         free, state = program.automatic_arguments, set(self._carried or largest(program))
         usual = UsualLayouts(imported, sorted(free), sorted(state & free))
         borders = {name: border for name, border in usual.borders() if self._held(border) <= self._limit}
         for name, border in borders.items():
             self._tell(name, len(plans) / (len(borders) + _SEARCH))
-            plan = self._tried(self._stated((border, self._results_of(border))))
-            plans[name] = _Usual(_measured(plan), plan.memory.border, self._border_of(plan))
+            plans[name] = self._tried(self._stated((border, self._results_of(border))))
         self._tell("a free border", len(plans) / (len(plans) + _SEARCH))
-        chosen = self._chosen(sorted(plans.values(), key=lambda usual: usual.measured.cost))
+        chosen = self._chosen(sorted(plans.values(), key=_cost))
         return replace(chosen, automatic=self._record(chosen, plans))
 
     def _held(self, border: Mapping[int, TensorSharding]) -> float:
@@ -107,17 +96,18 @@ class _Search:
         mesh = self._program.mesh
         return float(sum(math.prod(each.local_shape(of.shape, mesh)) * of.dtype.itemsize for of, each in leaves))
 
-    def _chosen(self, usual: Sequence[_Usual]) -> Plan:
+    def _chosen(self, usual: Sequence[Plan]) -> Plan:
         """The plan with the border that is found from the cheapest usual one that leaves room for anything else; or
         with that one, or the next, where it costs less and keeps within the memory. They come in order of their costs.
         """
-        roomy = [each for each in usual if each.held <= self._limit]
-        found, problem = self._searched([self._stated(each.border) for each in roomy[:1]])
-        for each in roomy:
-            if found is not None and _cost(found) <= each.measured.cost:
+        roomy = [plan for plan in usual if plan.memory.border <= self._limit]
+        borders = [self._stated(self._border_of(plan)) for plan in roomy]
+        found, problem = self._searched(borders[:1])
+        for plan, border in zip(roomy, borders, strict=True):
+            if found is not None and _cost(found) <= _cost(plan):
                 break
             with suppress(MemoryLimitError):
-                stated = self._planned(self._stated(each.border))
+                stated = self._planned(border)
                 found = stated if found is None else min(found, stated, key=_cost)
                 break
         if found is None:
@@ -136,10 +126,10 @@ class _Search:
                 problem = error
         return min(plans, key=_cost, default=None), problem
 
-    def _record(self, chosen: Plan, usual: Mapping[str, _Usual]) -> AutomaticLayouts:
+    def _record(self, chosen: Plan, usual: Mapping[str, Plan]) -> AutomaticLayouts:
         inputs = frozenset(self._program.inputs[i] for i in self._program.automatic_arguments)
         outputs = frozenset(self._program.outputs[i] for i in self._program.automatic_results)
-        measured = {name: each.measured for name, each in usual.items()}
+        measured = {name: _measured(plan) for name, plan in usual.items()}
         return AutomaticLayouts(inputs, outputs, _measured(chosen), measured, self._limit)
 
     def _results_of(self, arguments: Mapping[int, TensorSharding]) -> dict[int, TensorSharding]:
