@@ -15,6 +15,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.report import PartitionReport
 from sdy_jax.lowering.placement.whole_program import partition
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.passes import run_pipeline
@@ -35,13 +36,18 @@ def partitioned(text: str, policy: Policy = LOCAL) -> ir.Module:
 
 def partition_module(module: ir.Module, policy: Policy = LOCAL) -> ir.Module:
     """As `partitioned`, of a module; it is changed."""
+    partition_report(module, policy, CostModel.of_platform("cpu"))
+    return module
+
+
+def partition_report(module: ir.Module, policy: Policy, costs: CostModel) -> PartitionReport:
+    """What the partitioner says of a module, which is partitioned in place."""
     with module.context, ir.Location.unknown(module.context), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # groups whose members disagree
         run_pipeline(module.operation, plan_import())
         user_priority_propagate(module.operation)
         run_pipeline(module.operation, PLAN_EXPORT)
-        partition(module.operation, "mesh", CostModel.of_platform("cpu"), policy=policy)
-    return module
+        return partition(module.operation, "mesh", costs, policy=policy)
 
 
 def run_partitioned(module: ir.Module, arguments: Sequence[Any]) -> list[jax.Array]:

@@ -1,18 +1,13 @@
 """What compilers hide by themselves, against the times of single collectives and products."""
 
-import warnings
+from dataclasses import replace
 
 import pytest
-from jax.extend.mlir import ir
+from partitioned_text import LOCAL, partition_report
 from sharding_dump import parse
 
 from sdy_jax.lowering.placement.compiler import Compiler
-from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.whole_program import partition
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.passes import run_pipeline
-from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
-from sdy_jax.passes.propagate import user_priority_propagate
 from sdy_jax.representation.mesh import AxisRef, Mesh
 
 COSTS = CostModel.of_machine("tpu v5e", ["x"])
@@ -52,14 +47,7 @@ def text(batch, trips=0):
 
 
 def report(module_text, platform):
-    module = parse(module_text)
-    with module.context, ir.Location.unknown(module.context), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run_pipeline(module.operation, plan_import())
-        user_priority_propagate(module.operation)
-        run_pipeline(module.operation, PLAN_EXPORT)
-        policy = Policy(layouts="local", compiler=Compiler.of_platform(platform))
-        return partition(module.operation, "mesh", COSTS, policy=policy)
+    return partition_report(parse(module_text), replace(LOCAL, compiler=Compiler.of_platform(platform)), COSTS)
 
 
 def product(batch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from jax.extend.mlir import ir
 
@@ -41,11 +42,12 @@ def hidden_by_work(
     return _Schedule(graph, inserted, mesh, costs, compiler).of(graph.main.blocks[0]).hidden
 
 
+@dataclass(slots=True)
 class _Took:
     """The time of a block's work and waiting, and the time of its collectives that is hidden."""
 
-    def __init__(self) -> None:
-        self.time = self.hidden = 0.0
+    time: float = 0.0
+    hidden: float = 0.0
 
 
 class _Schedule:
@@ -97,9 +99,7 @@ class _Schedule:
         return record is not None and record.kind in self._compiler.starts
 
     def _sent(self, op: Op) -> float:
-        record = self._inserted[op.mlir]
-        costs = record.costs(self._costs)
-        return costs.sending_time(record.kind, record.axes, self._mesh, record.wire_bytes, record.cut)
+        return self._inserted[op.mlir].sending_time(self._costs, self._mesh)
 
 
 class _Links:
@@ -127,11 +127,5 @@ class _Links:
 
 
 def _needed(value: Value, block: Block, places: Mapping[Op, int]) -> int:
-    """The place in a block of the first op that reads a value, or whose blocks do."""
-    found = len(places)
-    for user, _ in value.uses:
-        at: Op | None = user
-        while at is not None and at.block is not block:
-            at = at.block.parent if at.block is not None else None
-        found = min(found, places.get(at, found)) if at is not None else found
-    return found
+    """The place in its block of the first op that reads a value, or whose blocks do."""
+    return min([places[user.ancestor_in(block)] for user, _ in value.uses], default=len(places))

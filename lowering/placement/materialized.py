@@ -336,8 +336,4 @@ def _owner(value: Value) -> Value:
 
 def _ancestor_in(value: Value, op: Op) -> Op:
     """The op in the block of `value` that is, or contains, `op`."""
-    home = value.owner if isinstance(value.owner, Block) else value.owner.block
-    while op.block is not home:
-        assert op.parent is not None
-        op = op.parent
-    return op
+    return op.ancestor_in(value.owner if isinstance(value.owner, Block) else value.owner.block)

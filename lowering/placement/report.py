@@ -14,7 +14,7 @@ from sdy_jax.lowering.placement.trips import UNKNOWN, executions
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.tiles import LastCut
 from sdy_jax.representation.axes import braces
-from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -107,6 +107,10 @@ class CollectiveRecord:
     def costs(self, model: CostModel) -> CostModel:
         """The model by which its time counts."""
         return model.of_rounded if self.moved.is_rounded else model
+
+    def sending_time(self, model: CostModel, mesh: Mesh) -> float:
+        """The time of one execution by a model, where it does not run together with others."""
+        return self.costs(model).sending_time(self.kind, self.axes, mesh, self.wire_bytes, self.cut)
 
     @property
     def estimated_times(self) -> int:

@@ -130,6 +130,14 @@ class Op:
     def parent(self) -> Op | None:
         return self.block.parent if self.block else None
 
+    def ancestor_in(self, block: Block | None) -> Op:
+        """The op of a block around this one that is, or contains, this one."""
+        op = self
+        while op.block is not block:
+            assert op.parent is not None
+            op = op.parent
+        return op
+
     def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         """An array or elements attribute of integers, flattened; `default` where it is absent."""
         attribute = self.attributes.get(name)

@@ -69,10 +69,7 @@ class Figures(PlanFacts):
             assert plan.time.communication < 0.1 * plan.time.compute
         """
         costs, mesh = self.costs, self.program.mesh
-        sent = sum(
-            r.estimated_times * r.costs(costs).sending_time(r.kind, r.axes, mesh, r.wire_bytes, r.cut)
-            for r in self.collectives
-        )
+        sent = sum(record.estimated_times * record.sending_time(costs, mesh) for record in self.collectives)
         hidden = self.hidden_by_work + sum(record.estimated_times * record.hidden for record in self.collectives)
         return EstimatedTime(self.work_cost, sent, costs.unit, hidden)
 

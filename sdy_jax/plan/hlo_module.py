@@ -89,13 +89,14 @@ class HloModule:
         return cls(computations, entry, devices, instructions)
 
     def executions(self) -> dict[str, int]:
-        """How often each computation runs; those not reached from the entry, or by the largest branches, run 0 times.
+        """How often each computation runs, those that are called before those that call. Those not reached from the
+        entry come last; they, and what the largest branches do not run, run 0 times.
 
         Every computation is visited once, after all that call it.
         """
-        counts = dict.fromkeys(self.computations, 0)
-        counts[self.entry] = 1
         sent = self._sent()
+        counts = dict.fromkeys([*sent, *self.computations], 0)
+        counts[self.entry] = 1
         for name in reversed(sent):
             for called, runs in self._calls(name, sent):
                 counts[called] += runs * counts[name]
@@ -109,10 +110,6 @@ class HloModule:
             return None
         inside = (i for name in called_by(instruction) for i in self.computations[name] if i.opcode in WIRE_BYTES)
         return next(inside, None)
-
-    def called_first(self) -> list[str]:
-        """The computations that are reached: those that are called come before those that call."""
-        return list(self._sent())
 
     def _sent(self) -> dict[str, float]:
         """The bytes that each computation sends per execution; those that are called come before those that call."""

@@ -71,10 +71,10 @@ class _Schedule:
         started = [i for body in self._module.computations.values() for i in body if self._module.started_by(i)]
         inside = {name for start in started if start.opcode not in WIRE_BYTES for name in called_by(start)}
         sent = exposed = 0.0
-        for name in self._module.called_first():
+        for name, count in executions.items():
             if name not in inside:
                 own, waits = self._run(name)
-                sent, exposed = sent + executions[name] * own, exposed + executions[name] * waits
+                sent, exposed = sent + count * own, exposed + count * waits
         return Waiting(sent, exposed)
 
     def _run(self, name: str) -> tuple[float, float]:

@@ -88,7 +88,7 @@ class WeightPass:
 
     def _run(self, op: Op, rule: OpShardingRule) -> None:
         weights = [i for i, value in enumerate(op.operands) if value in self.weights]
-        others = [i for i, value in enumerate(op.operands) if i not in weights]
+        others = [i for i in range(len(op.operands)) if i not in weights]
         if weights and not any(op.operands[i].rank for i in others):  # as a layer of a stack, which a loop reads
             self._of_weights(op, rule, weights[0])
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations, compress, pairwise
 
@@ -206,7 +206,7 @@ class _Routes:
         for i, source in enumerate(sources):
             known = self._steps.setdefault(source, {})
             is_any = source.unreduced or source not in self._space.index
-            for target in columns if is_any else filter(columns.__contains__, _gathered(source)):
+            for target in columns if is_any else filter(columns.__contains__, shortened(source)):
                 if target not in known:
                     known[target] = self._step(source, target)
                 if (step := known[target]) is not None:
@@ -239,11 +239,6 @@ def _routes(
     lanes: Lanes | None,
 ) -> _Routes:
     return _Routes(space_of(blocks, tuple([link.size for link in links])), links, combines, lanes)
-
-
-def _gathered(source: State) -> Iterator[State]:
-    """The states to which gathers lead from one, alone."""
-    return (state for _, state in shortened(source))
 
 
 def _single_step(source: State, target: State) -> tuple[str, int] | None:

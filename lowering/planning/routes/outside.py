@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdy_jax.lowering.planning.routes.space import Changes, Rates, Space, Step, steps, used
-from sdy_jax.lowering.reshard.problem import State, mask_of
+from sdy_jax.lowering.reshard.problem import State
 
 _BACK = {
     "all_gather": "all_slice",
@@ -71,7 +71,8 @@ class Steps(NamedTuple):
 def _steps_out(space: Space, state: State) -> Iterator[Step]:
     """What leads from a state that is not in a space; gathers of several atoms at once, too."""
     yield from steps(state, len(space.sizes))
-    for removed, shorter in shortened(state):
+    for shorter in shortened(state):
+        removed = used(state) & ~used(shorter)
         if removed.bit_count() > 1:
             yield "all_gather", removed, shorter
             yield "sharded_to_unreduced", removed, State(shorter.dims, shorter.unreduced | removed)
@@ -81,8 +82,7 @@ def _steps_out(space: Space, state: State) -> Iterator[Step]:
             yield "collective_permute", used(state) | used(other), other
 
 
-def shortened(state: State) -> Iterator[tuple[int, State]]:
-    """The states whose dimensions have the first atoms of a state's, with the atoms that are left out."""
-    for dims in product(*[[axes[:n] for n in range(len(axes) + 1)] for axes in state.dims]):
-        left_out = mask_of(a for have, kept in zip(state.dims, dims, strict=True) for a in have[len(kept) :])
-        yield left_out, State(dims, state.unreduced)
+def shortened(state: State) -> Iterator[State]:
+    """The states whose dimensions have the first atoms of a state's: those to which gathers lead, alone."""
+    prefixes = [[axes[:n] for n in range(len(axes) + 1)] for axes in state.dims]
+    return (State(dims, state.unreduced) for dims in product(*prefixes))

@@ -64,7 +64,7 @@ class CollectiveRecords:
             record.cause,
             record.times,
             record.times_known,
-            record.costs(self._costs).sending_time(record.kind, record.axes, self._mesh, record.wire_bytes, record.cut),
+            record.sending_time(self._costs, self._mesh),
             record.hidden,
             record.depth,
             tuple(RecordedBranch(*branch) for branch in record.branches),
