@@ -29,6 +29,7 @@ ROOMS = {
         "errors representation ir runtime annotate op_rules propagation verification lowering.reshard "
         "lowering.emission lowering.strategies lowering.planning"
     ),
+    "lowering.recomputation": ("representation ir op_rules lowering.reshard lowering.strategies lowering.placement"),
     "lowering": "",
     "passes": "errors representation ir runtime annotate op_rules propagation text",
     "partitioning": (
@@ -44,7 +45,7 @@ ROOMS = {
     "plan_html": "plan_record",
     "plan": (
         "errors representation ir runtime annotate op_rules propagation text lowering.reshard lowering.emission "
-        "lowering.planning lowering.placement passes plan_record plan_page python_source"
+        "lowering.planning lowering.placement lowering.recomputation passes plan_record plan_page python_source"
     ),
     "fixes": "errors annotate ir lowering.emission lowering.placement plan representation",
     "shard": (

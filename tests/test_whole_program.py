@@ -20,14 +20,14 @@ from partitioned_ops import CUBE, LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement import whole_program, within_memory
+from sdy_jax.lowering.placement import program_walks, within_memory
 from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.placement.layout_plans import plan_of
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.program_walks import modelled
 from sdy_jax.lowering.placement.uses_in_time import place_uses
-from sdy_jax.lowering.placement.whole_program import modelled
 from sdy_jax.lowering.placement.within_memory import Room, best_choice, tried
 from sdy_jax.lowering.planning.steps import steps_between
 from sdy_jax.op_rules import RuleBook
@@ -501,7 +501,7 @@ def test_a_sum_is_held_in_the_smaller_layout_until_it_is_taken_and_constants_are
 
 def test_a_program_that_sends_nothing_as_proposed_is_not_planned(monkeypatch):
     """Though devices along an axis that nobody named compute the same."""
-    monkeypatch.setattr(whole_program, "modelled", None)
+    monkeypatch.setattr(program_walks, "modelled", None)
     weights, batch = np.ones((64, 16), np.float32), np.ones((32, 64), np.float32)
     for spec in (P(), P("x")):
         plan = assert_same(lambda x, w: jnp.tanh(x @ w), batch, weights, mesh=PLANE, in_shardings=(spec, P()))
@@ -511,14 +511,14 @@ def test_a_program_that_sends_nothing_as_proposed_is_not_planned(monkeypatch):
 def test_a_plan_has_to_save_half_a_percent(monkeypatch):
     f = sdy.partition(step, mesh=LINE, in_shardings=(P("x"), P("x"), P("x")))
     assert f.plan([LAYER] * 2, *BATCH).layouts.changed
-    monkeypatch.setattr(whole_program, "_LEAST_GAIN", 1.1)
+    monkeypatch.setattr(program_walks, "_LEAST_GAIN", 1.1)
     g = sdy.partition(step, mesh=LINE, in_shardings=(P("x"), P("x"), P("x")))
     assert not g.plan([LAYER] * 2, *BATCH).layouts.changed
 
 
 def test_gradients_are_reduced_at_once_where_updating_a_part_saves_next_to_nothing(monkeypatch):
     """Though biases of which there are many cost little on average; and nothing that the model proposes is walked."""
-    monkeypatch.setattr(whole_program, "tried", None)
+    monkeypatch.setattr(program_walks, "tried", None)
 
     def function(layers, x):
         def loss(layers):

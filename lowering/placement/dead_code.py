@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.operations import any_number
 from sdy_jax.ir.stored_shardings import set_sharding
 
 _COMPUTATIONS = frozenset({"sdy.manual_computation", "sdy.named_computation"})
@@ -85,23 +86,11 @@ def _carried(op: Op, index: int) -> Value | None:
 def _zeros(op: Op, index: int) -> ir.Value:
     """Zeros in place of an operand, in the layout of what it is passed on as, so that they need not be moved."""
     value = op.operands[index]
-    # As text: the bindings do not give out elements of complex numbers.
-    text = f'"stablehlo.constant"() <{{value = dense<{_zero(value.dtype)}> : {value.type}}}> : () -> {value.type}'
-    constant = ir.Operation.parse(text, context=op.mlir.context).operation
-    ir.InsertionPoint(op.mlir).insert(constant)
+    constant = any_number(value.mlir.type, ir.InsertionPoint(op.mlir))
     for receiver in _receivers(op, index)[:1]:
         if receiver.sharding is not None and receiver.type == value.type:
-            set_sharding(constant.results[0], receiver.sharding)
-    return constant.results[0]
-
-
-def _zero(dtype: str) -> str:
-    """The text of any number of an element type."""
-    if dtype.startswith("complex"):
-        return "(0.0, 0.0)"
-    if dtype == "i1":
-        return "false"
-    return "0" if dtype.lstrip("su").startswith("i") else "1.0"
+            set_sharding(constant, receiver.sharding)
+    return constant
 
 
 class _Live:

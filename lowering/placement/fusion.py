@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.planning.choice import Touched
-from sdy_jax.lowering.strategies.after import AFTER
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.op_rules.linearity import LINEAR, Linear

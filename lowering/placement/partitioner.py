@@ -18,6 +18,7 @@ from functools import cached_property
 from jax.extend.mlir import ir
 
 from sdy_jax.errors import UnsupportedError
+from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes, module_meshes
 from sdy_jax.ir.statements import STATEMENTS, group_of
@@ -56,6 +57,9 @@ from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
 
+PREPARED = "sdy_jax.prepared"
+"""The attribute of a module that was prepared for the walk, and may have been changed then."""
+
 OperandSlot = tuple[Op, int]
 """An operand: the op and the operand's index."""
 
@@ -86,8 +90,11 @@ def partition(
 
 
 def prepared(module: ir.Operation, mesh_name: str, rules: RuleBook) -> Graph:
-    """The graph of a propagated module that is about to be walked: joined, folded, and without dead code."""
+    """The graph of a propagated module that is about to be walked: joined, folded, and without dead code; that of one
+    that was prepared before as it is."""
     graph = Graph(module)
+    if PREPARED in module.attributes:
+        return graph
     use_invariants_from_outside(graph)
     graph = _changed(sink_into_loops, erase_dead_code(fold(graph)))
     graph = narrow_stacks(graph)
@@ -141,6 +148,7 @@ class Partitioner:
         """Results of loops that come out in other shardings than declared: partial sums, stacks."""
         self.unneeded: list[Op] = []
         self._narrowed = narrowed(graph)
+        self._waiting = [op for op in graph.ops if op.key == AFTER]
         self.twins, self.repeated = Twins(self.placement.origin), set[int]()
 
     def run(self) -> PartitionReport:
@@ -162,8 +170,9 @@ class Partitioner:
         reduce_early(self.placement.inserted)
         self.unsplit.report_notes()
         self.report.work = self._work_time()
-        if self.plan is not None and self.plan.copies:
+        if self._waiting or (self.plan is not None and self.plan.copies):
             tie(self.graph.module)
+            self.unneeded += self._waiting
         if self._runs_late:
             compute_promptly(self.graph.module, self._memory)
         return self.report
@@ -200,13 +209,13 @@ class Partitioner:
             if number in self.repeated or all(map(self.placement.is_free, op.results)):
                 continue
             if id(decision) not in known:  # equal ops share one
-                known[id(decision)] = self._work_of(decision)
+                known[id(decision)] = self.work_of(decision)
             if op.block not in times:
                 times[op.block] = executions(op).estimate
             work += times[op.block] * known[id(decision)]
         return work
 
-    def _work_of(self, decision: Decision) -> float:
+    def work_of(self, decision: Decision) -> float:
         """The time of one execution of an op."""
         kind, shardings = decision.kind, decision.shardings
         own = work_time(kind, operations_done(kind, shardings, self.mesh), shardings, self.costs, self.mesh)

@@ -64,6 +64,7 @@ class Policy:
             program are chosen together, by what all of it costs; never dearer than "local".
         memory: the bytes that a device may hold, with "global": arguments, results and what is in between. By default
             most of `device_memory`; where that is not known what the "local" program needs, and one percent.
+        recompute: what is held between forward and backward pass may be computed again where a program does not fit.
         effort: how often layouts are chosen for the whole program, at most; as often as it takes by default.
         device_memory: the bytes of a device that programs can have; 0 where that is not known.
         compiler: what the devices' compiler does that decides which arrays they hold.
@@ -80,6 +81,7 @@ class Policy:
     uneven: str = "pad"
     layouts: str = "global"
     memory: float | None = None
+    recompute: bool = True
     effort: int | None = None
     device_memory: float = 0.0
     compiler: Compiler = field(default_factory=Compiler)

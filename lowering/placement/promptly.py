@@ -28,6 +28,7 @@ from sdy_jax.lowering.placement.critical import Critical
 from sdy_jax.lowering.placement.fusion import computes, is_product, moves
 from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.lowering.placement.updates import Updates
+from sdy_jax.lowering.strategies.after import IN_ORDER
 from sdy_jax.op_rules.dataflow import is_data_flow
 
 _MUCH = 0.25
@@ -59,7 +60,7 @@ def compute_promptly(module: ir.Operation, memory: float = 0.0) -> None:
             assert operand.sharding is not None
             awaited = [operand.mlir, *(value.mlir for value in ready)]
             op.mlir.operands[index] = create_after(
-                awaited, operand.sharding, op.mlir.location, ir.InsertionPoint(op.mlir), in_order=True
+                awaited, operand.sharding, op.mlir.location, ir.InsertionPoint(op.mlir), mark=IN_ORDER
             )
             pending = [(value, last) for value, last in pending if last >= position]
 

@@ -16,7 +16,7 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import copied
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.whole_program import modelled
+from sdy_jax.lowering.placement.program_walks import modelled
 from sdy_jax.lowering.planning.enumerated import Openness, Way, layouts_of_shape
 from sdy_jax.lowering.planning.moves import everything, moves_of
 from sdy_jax.lowering.planning.program_model import Chosen, Port

@@ -207,6 +207,45 @@ class LayoutChoice:
     written: float = 0.0
 
 
+class NotHeld(NamedTuple):
+    """A value that is computed again instead of being held: its element type, its global shape, the bytes that it would
+    take on a device, and the location of what makes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: float
+    location: ir.Location
+
+    @property
+    def source(self) -> str:
+        """The line of the user's code that made it."""
+        return place_of(self.location).line
+
+
+class RanAgain(NamedTuple):
+    """An op that runs once more: its name and location; the operations and the time of a device for that, in all
+    executions."""
+
+    op: str
+    location: ir.Location
+    operations: float
+    seconds: float
+
+    @property
+    def source(self) -> str:
+        """The line of the user's code that runs once more."""
+        return place_of(self.location).line
+
+
+class Recomputed(NamedTuple):
+    """What a program computes again beside what it was written to: the values that it need not hold for that, the ops
+    that run once more, and the bytes that a device holds less."""
+
+    values: tuple[NotHeld, ...] = ()
+    ops: tuple[RanAgain, ...] = ()
+    bytes: float = 0.0
+
+
 @dataclass(slots=True)
 class PartitionReport:
     """What the partitioner did beside rewriting the module."""
@@ -222,6 +261,10 @@ class PartitionReport:
     """The time of one device's own work, by the cost model."""
     hidden: float = 0.0
     """The time of collectives that the compiler hides by itself: beside that of rings and of those one trip ahead."""
+    recomputed: Recomputed | None = None
+    """What is computed again for the sake of memory."""
+    before: ir.Operation | None = None
+    """Where something is, the program that was partitioned, in which it is computed again."""
     _conditionals: dict[Op, int] = field(default_factory=dict)
 
     def add(

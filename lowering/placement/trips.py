@@ -77,6 +77,22 @@ def trips(loop: Op) -> int:
 
 def trip_count(loop: Op) -> int | None:
     """The number of iterations of a `stablehlo.while`; None where the module does not show it."""
+    counted = counter_of(loop)
+    return None if counted is None else counted.trips
+
+
+class Counter(NamedTuple):
+    """What counts the trips of a loop: its number among what the loop carries, where it starts, what each trip adds,
+    and the number of trips."""
+
+    argument: int
+    start: int
+    step: int
+    trips: int
+
+
+def counter_of(loop: Op) -> Counter | None:
+    """What counts the trips of a `stablehlo.while`; None where the module does not show it."""
     condition, body = loop.blocks
     test = _test(condition.terminator.operands[0])
     if test is None:
@@ -91,8 +107,21 @@ def trip_count(loop: Op) -> int | None:
         step = _step(body, argument.index)
         if start is not None and step is not None:
             count = _count(start + ahead, step, bound, direction)
-            return count if count is not None and _holds(argument.dtype, start + count * step) else None
+            if count is None or not _holds(argument.dtype, start + count * step):
+                return None
+            return Counter(argument.index, start, step, count)
     return None
+
+
+def numbers_in_trips(loop: Op, value: Value) -> range | None:
+    """The numbers that an integer of a loop's body has trip by trip, where it is the counter times 1 or -1, and a
+    constant more; None where that is not known."""
+    counted, found = counter_of(loop), _line(value)
+    if counted is None or found is None or found[0] is not loop.blocks[1].arguments[counted.argument]:
+        return None
+    _, sign, ahead = found
+    first, step = sign * counted.start + ahead, sign * counted.step
+    return range(first, first + counted.trips * step, step) if step else None
 
 
 def _holds(dtype: str, number: int) -> bool:
@@ -144,22 +173,27 @@ def _step(body: Block, index: int) -> int | None:
 
 def _offset(value: Value) -> tuple[Value, int] | None:
     """A value as the sum of a block argument and a constant; None where it is not such a sum."""
-    ahead = 0
+    found = _line(value)
+    return (found[0], found[2]) if found is not None and found[1] == 1 else None
+
+
+def _line(value: Value) -> tuple[Value, int, int] | None:
+    """A value as a block argument times 1 or -1, and a constant more; None where it is no such sum."""
+    sign, ahead = 1, 0
     while True:
         value = _origin(value)
         op = value.defining_op
         if op is None:
-            return value, ahead
+            return value, sign, ahead
         if op.name not in ("stablehlo.add", "stablehlo.subtract"):
             return None
-        sign = 1 if op.name == "stablehlo.add" else -1
-        left, right = op.operands
-        term = _constant(right)
-        if term is None and sign > 0:
-            left, term = right, _constant(left)
-        if term is None:
+        signs = (1, 1 if op.name == "stablehlo.add" else -1)
+        terms = list(map(_constant, op.operands))
+        known = next((index for index in (1, 0) if terms[index] is not None), None)
+        if known is None:
             return None
-        value, ahead = left, ahead + sign * term
+        ahead += sign * signs[known] * (terms[known] or 0)
+        sign, value = sign * signs[1 - known], op.operands[1 - known]
 
 
 _FOLDED: dict[str, Callable[[int, int], int]] = {

@@ -44,8 +44,11 @@ _LATENCIES = 0.25
 moves whole activations, 0.1 s each on average; a sixteenth of that for each gather of a layer had stacks gathered
 before the loops, which held twice of what a chip has (2026-11)."""
 
+PRICES = 8
+"""Prices of holding that are tried."""
+
 _TRIES = 8
-"""Prices of work, and of holding, that are tried."""
+"""Prices of work that are tried."""
 
 _DEARER = 4.0
 """By how much the price of work rises from try to try."""
@@ -212,7 +215,9 @@ class Room(NamedTuple):
         return found
 
 
-def tried(program: ModelledProgram, best: Chosen, proposed: Walk, room: Room, walked: Walked) -> list[Walk]:
+def tried(
+    program: ModelledProgram, best: Chosen, proposed: Walk, room: Room, walked: Walked, tries: int = PRICES
+) -> list[Walk]:
     """The walks by the best choice and, where it does not fit, with copies made again, and at rising prices of holding
     until one fits, and then a little below. A walk that does not fit and costs more than one that does ends it: those
     that hold less cost more. Where it fits, but sends more bytes than the proposal to save work, walks at falling
@@ -222,7 +227,7 @@ def tried(program: ModelledProgram, best: Chosen, proposed: Walk, room: Room, wa
     search = _Search(program, proposed, room, walked)
     walk = search.follow(best)
     if not room.fits(walk):
-        search.raise_prices(best, walk)
+        search.raise_prices(best, walk, tries)
         return list(search.known.values())
     if not room.allows(walk, proposed):
         best, walk = search.send_less(best, walk)
@@ -292,12 +297,12 @@ class _Search:
         """The least that a walk holds."""
         return min(walk.peak.total for walk in self.known.values())
 
-    def raise_prices(self, best: Chosen, walk: Walk) -> None:
-        """Tries choices at rising prices of holding."""
+    def raise_prices(self, best: Chosen, walk: Walk, tries: int) -> None:
+        """Tries choices at so many rising prices of holding, at most."""
         program, chosen = self._timed, best
         prices = self._first_prices(walk)
         low, high, closer, idle = np.zeros_like(prices), None, 0, 0
-        for _ in range(_TRIES):
+        for _ in range(tries):
             program.charge_holding(prices.tolist())
             before, known = self._lowest, len(self.known)
             chosen = program.improved(chosen)

@@ -17,11 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 
-AFTER = "sdy_jax.after"
 IN_ORDER = "sdy_jax.in_order"
 """The attribute of those that are there for the order of ops."""
+
+AGAIN = "sdy_jax.again"
+"""The attribute of those with which something begins to be computed again."""
 
 
 @emitter(AFTER)

@@ -37,7 +37,12 @@ BATCH: Rules = {**_TENSOR, "batch": "data"}
 CACHE: Rules = {**_TENSOR, "cache": "seq"}
 SPACE: Rules = {"batch": "data", "embed": "data", "rows": "space"}
 
-V5E_16, V5E_256, TWO_SLICES = ("tpu:v5e:4x4", 1), ("tpu:v5e:16x16", 1), ("tpu:v5e:16x16", 2)
+V5E_16, V5E_64, V5E_256, TWO_SLICES = (
+    ("tpu:v5e:4x4", 1),
+    ("tpu:v5e:8x8", 1),
+    ("tpu:v5e:16x16", 1),
+    ("tpu:v5e:16x16", 2),
+)
 H100_8, H100_64 = ("gpu:h100:1x1x8", 1), ("gpu:h100:1x8x8", 1)
 
 
@@ -91,6 +96,7 @@ def _short(chips: tuple[str, int]) -> str:
 _POD = (V5E_256, {"fsdp": 256}, FSDP)
 _POD_BY_HEADS = (V5E_256, {"fsdp": 16, "model": 16}, MEGATRON)
 _TWO = (TWO_SLICES, {"slice": 2, "fsdp": 16, "model": 16}, SLICES)
+_QUARTER = (V5E_64, {"fsdp": 64}, FSDP)
 _SERVER = (H100_8, {"fsdp": 8}, FSDP)
 _CLUSTER = (H100_64, {"fsdp": 64}, FSDP)
 _CLUSTER_BY_HEADS = (H100_64, {"fsdp": 8, "model": 8}, MEGATRON)
@@ -99,10 +105,10 @@ _kept = partial(dataclasses.replace, checkpointed=False)
 
 
 def _rows() -> Iterator[Row]:
-    yield from _on("llama-8b", LLAMA_8B, 1, (_POD, _POD_BY_HEADS, _TWO, _CLUSTER, _CLUSTER_BY_HEADS))
+    yield from _on("llama-8b", LLAMA_8B, 1, (_POD, _POD_BY_HEADS, _TWO, _QUARTER, _CLUSTER, _CLUSTER_BY_HEADS))
     yield from _on("llama-8b-2k", LLAMA_8B, 0.5, (_SERVER,))
     yield from _on("llama-8b-unrolled", _unrolled(LLAMA_8B), 1, (_POD, _CLUSTER))
-    yield from _on("llama-8b-kept", _kept(LLAMA_8B), 1, (_CLUSTER_BY_HEADS,))
+    yield from _on("llama-8b-kept", _kept(LLAMA_8B), 1, (_QUARTER, _CLUSTER_BY_HEADS))
     yield from _on("llama-70b", LLAMA_70B, 0.25, (_POD, _POD_BY_HEADS, _TWO, _CLUSTER_BY_HEADS))
     yield from _on("tied-256k", TIED_256K, 1, (_POD, _POD_BY_HEADS, _CLUSTER))
     mixed = {"fsdp": 32, "expert": 8}

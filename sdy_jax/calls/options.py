@@ -41,6 +41,7 @@ class Keywords(TypedDict, total=False):
     layouts: str
     memory: int | str | None
     effort: int | None
+    recompute: bool
     combine: bool | int | str | None
     budget: Budget | None
     strict: str | Sequence[str] | None
@@ -69,6 +70,7 @@ class Options:
     layouts: str = "global"
     memory: int | str | None = None
     effort: int | None = None
+    recompute: bool = True
     combine: bool | int | str | None = None
     budget: Budget | None = None
     strict: str | Sequence[str] | None = None
@@ -98,6 +100,8 @@ class Options:
             raise SdyError(f"effort={self.effort!r}; expected how many choices of layouts are made at most, 1 or more")
         if self.effort is not None and self.layouts != "global":
             raise SdyError(f"effort= needs layouts='global': {self.layouts!r} makes no choice for the whole program")
+        if not isinstance(self.recompute, bool):
+            raise SdyError(f"recompute={self.recompute!r}; expected True or False")
         if self.costs is not None and not isinstance(self.costs, CostModel):
             raise SdyError(f"costs is {with_article(type(self.costs))}; expected a CostModel")
         if self.compiler_options is not None and not isinstance(self.compiler_options, dict):
@@ -125,6 +129,7 @@ class Options:
             layouts=self.layouts,
             memory=self._memory,
             effort=self.effort,
+            recompute=self.recompute,
             device_memory=memory_of(mesh),
             compiler=Compiler.of_platform(platform),
             runs_early=platform == "cpu",

@@ -52,6 +52,7 @@ def partition(
     layouts: str = "global",
     memory: int | str | None = None,
     effort: int | None = None,
+    recompute: bool = True,
     combine: bool | int | str | None = None,
     budget: Budget | None = None,
     strict: str | Sequence[str] | None = None,
@@ -102,6 +103,10 @@ def partition(
             for what costs least, then at other prices of work, or of memory where that does not fit. By default as
             often as it takes, some ten times. Less is quicker, and plans may send or hold more; they are equal
             everywhere.
+        recompute: with `layouts="global"` and a limit of memory that no cheaper plan keeps, values that are held
+            between a forward and a backward pass may be computed again: those that take least time for their bytes
+            first, and those with a `jax.ad_checkpoint.checkpoint_name` last. Not in a function with `jax.checkpoint`,
+            which says what is held. With False nothing is computed again.
         combine: whether small collectives of one kind, group of devices and element type, none of which waits for
             another, run as one. A number, or a text such as `"4MiB"`: what such a bucket sends at most. With True that
             is the size at which latency is a tenth of the time by `costs`, or 4 MiB where they know no latency; the
@@ -146,6 +151,7 @@ def partition(
         layouts,
         memory,
         effort,
+        recompute,
         combine,
         budget,
         strict,

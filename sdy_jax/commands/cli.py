@@ -277,6 +277,13 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
         help="with --layouts global, how often layouts are chosen for the whole program at most",
     )
 
+    parser.add_argument(
+        "--no-recompute",
+        dest="recompute",
+        action="store_false",
+        help="hold what a backward pass needs, instead of computing it again where memory does not suffice",
+    )
+
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=_count, metavar="N", help="check with N devices, virtual ones if need be")

@@ -195,6 +195,7 @@ def _partitioned(fun: Any, mesh: Mesh, options: argparse.Namespace) -> Partition
         if text
     }
     chosen = {name: value for name in _CHOICES if (value := getattr(options, name))}
+    chosen |= {} if options.recompute else {"recompute": False}
     chosen |= _donated(getattr(options, "donate", None))
     on_devices = _mesh_on(options)(mesh, options.devices or mesh.size)
     with hidden_frames.called_from("the command line" if given else _file_name(options)):

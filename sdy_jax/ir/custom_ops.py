@@ -29,6 +29,9 @@ CALLBACK_ON_BLOCKS = "sdy_jax.callback_on_blocks"
 INSPECTED = "sdy_jax.inspected"
 """That of a question for the sharding of a value; its function is called while the device's program is made."""
 
+AFTER = "sdy_jax.after"
+"""That of a value as it is, once others are there; `lowering/strategies/after.py`."""
+
 Specs = Sequence[PartitionSpec]
 """In axes of the mesh of the surrounding `shard_map`."""
 

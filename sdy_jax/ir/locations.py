@@ -94,6 +94,11 @@ def has_strict_regions(module: ir.Operation) -> bool:
     return STRICT.encode() in written.getvalue()
 
 
+def is_computed_again(location: ir.Location) -> bool:
+    """Whether `jax.checkpoint` lets an op run again, where a derivative was taken."""
+    return "rematted_computation" in str(location)
+
+
 def is_line(line: str, asked: str) -> bool:
     """Whether a line of source is the one that is asked for by the end of its path: `model.py:42`."""
     return _ASKED.search(asked) is not None and (line == asked or line.endswith(f"/{asked}"))

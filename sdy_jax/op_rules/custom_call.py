@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
-from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED
+from sdy_jax.ir.custom_ops import AFTER, CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED
 from sdy_jax.ir.graph import Op
 from sdy_jax.op_rules.builder import NEED_REPLICATION, PASS_THROUGH, RuleBuilder, result_shape, shape_of
 from sdy_jax.op_rules.linalg import householder_product, library_call, qr, with_batch
@@ -89,6 +89,7 @@ TARGETS: dict[str, Callable[[Op], OpShardingRule]] = {
     CALLBACK: partial(_apart, kind=NEED_REPLICATION),
     CALLBACK_ON_BLOCKS: partial(_apart, kind=PASS_THROUGH),
     INSPECTED: partial(_apart, kind=PASS_THROUGH),
+    AFTER: _elementwise,
     PIECES: pieces,
     ROLL: roll,
     "mhlo.topk": changed_sizes_blocked,

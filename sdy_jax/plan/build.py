@@ -22,7 +22,9 @@ from sdy_jax.lowering.placement.free_border import FreeBorder
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.lowering.placement.uneven import uneven
-from sdy_jax.lowering.placement.whole_program import best_border, partition
+from sdy_jax.lowering.placement.whole_program import best_border
+from sdy_jax.lowering.recomputation.partition import partition
+from sdy_jax.lowering.recomputation.priced import Mark
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.passes import Pass, run_pipeline
@@ -30,6 +32,7 @@ from sdy_jax.passes.common_mesh import put_on_mesh
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
 from sdy_jax.plan.automatic import Border, automatic_plan
 from sdy_jax.plan.boundary import boundary_values
+from sdy_jax.plan.checkpoint_names import checkpoint_names
 from sdy_jax.plan.dump import Dump, dump_of, ignore
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG, Tell, progress_of
@@ -120,7 +123,11 @@ class _Making:
         if uneven_ones and self.policy.uneven == "error":
             raise ShardingError(f"{self.source}: {uneven_ones[0].message}, or leave uneven='pad'")
         self.tell("layouts and collectives")
-        report = partition(module, program.mesh_name, self.costs, rules, self.policy, inputs)
+        named = frozenset[Mark]().union(*checkpoint_names(program.jaxpr).values())
+        report = partition(module, program.mesh_name, self.costs, rules, self.policy, inputs, named)
+        if report.before is not None:
+            dump("recomputed", report.before)
+            stages["recomputed"] = report.before
         dump("partitioned", module)
         stages["partitioned"] = module
 
@@ -142,6 +149,7 @@ class _Making:
             planned_with=PlannedWith(self.costs, self.policy, self.inner),
             work_cost=report.work,
             hidden_by_work=report.hidden,
+            recomputed=report.recomputed,
             planner=self.again,
         )
 

@@ -122,8 +122,12 @@ class Naming:
     def _named(self, name: str) -> list[Named]:
         """The values that a `checkpoint_name` names; of several of one line, those that other lines use."""
         marks = self._checkpoints.get(name, frozenset())
-        found = [n for n in self._exported if (n.line, self._plain_type(n.value_id)) in marks]
+        found = [n for n in self._exported if self.made_at(n) in marks]
         return [n for n in found if self._leaves_its_line(n)] or found
+
+    def made_at(self, named: Named) -> tuple[str, str]:
+        """The line that makes a value, and its type without axes."""
+        return named.line, self._plain_type(named.value_id)
 
     def _plain_type(self, value_id: int) -> str:
         value = self._value(value_id)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.locations import short_source
-from sdy_jax.lowering.placement.report import CollectiveRecord, Note
+from sdy_jax.lowering.placement.report import CollectiveRecord, Note, NotHeld
 from sdy_jax.plan.checkpoint_names import checkpoint_names
 from sdy_jax.plan.facts import PlanFacts
 from sdy_jax.plan.layout_reason import LayoutReason
@@ -23,6 +23,7 @@ from sdy_jax.plan.why import Explanation, Why, given_arguments
 from sdy_jax.plan.why_collective import is_collective, why_collective
 from sdy_jax.plan.why_not import WhyNot
 from sdy_jax.plan_record.program import RecordedCollective
+from sdy_jax.representation.type_text import type_text
 
 
 class Questions(PlanFacts):
@@ -58,7 +59,8 @@ class Questions(PlanFacts):
             if notes:  # on a line whose ops make nothing, such as a callback
                 return Why((), (), notes=notes)
             raise
-        return replace(why, instead=tuple(self._chosen_instead(value, why)), notes=notes)
+        instead, again = tuple(self._chosen_instead(value, why)), tuple(self._computed_again(value))
+        return replace(why, instead=instead, notes=notes, again=again)
 
     @cached_property
     def bound(self) -> float | None:
@@ -133,7 +135,18 @@ class Questions(PlanFacts):
     def _layout_reasons(self) -> LayoutReasons:
         assert self.layouts is not None and self.planned_with is not None
         traced = self.program.with_module(self.stages["traced"])
-        return LayoutReasons(self.stages["propagated"], traced, self.source, self.layouts, self.planned_with)
+        planned = self.stages.get("recomputed", self.stages["propagated"])
+        return LayoutReasons(planned, traced, self.source, self.layouts, self.planned_with)
+
+    def _computed_again(self, value: str) -> Iterator[NotHeld]:
+        """Those of the values that were asked for that are computed again for the sake of memory."""
+        gone = self.recomputed.values if self.recomputed is not None else ()
+        naming = self.explanation.naming
+        asked = set(map(naming.made_at, naming.find(value))) if gone else set()
+        for each in gone:
+            shapes = each.shape, each.shape[1:]  # a stack has an entry per trip
+            if any((each.source, type_text(each.dtype, shape, None)) in asked for shape in shapes):
+                yield each
 
     def _chosen_instead(self, value: str, why: Why) -> Iterator[LayoutReason]:
         """Why values that were asked for have other layouts than propagation says."""

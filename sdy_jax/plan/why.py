@@ -16,7 +16,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.lowering.placement.report import Note
+from sdy_jax.lowering.placement.report import Note, NotHeld
 from sdy_jax.plan.annotation_origins import Annotations
 from sdy_jax.plan.checkpoint_names import Marks
 from sdy_jax.plan.layout_reason import LayoutReason
@@ -30,7 +30,7 @@ from sdy_jax.propagation.history import Cause, History
 from sdy_jax.propagation.record import Event, RecordedStep
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import FactorType, OpShardingRule, factor_symbol
-from sdy_jax.representation.type_text import axis_name
+from sdy_jax.representation.type_text import axis_name, bytes_text, type_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +82,39 @@ class Why:
 
     `types` has the values asked for, with their types; `chains` one chain per axis of each. `instead` says which of
     them have another layout than propagation gave them, and what that saves and costs. `notes` are the plan's on these
-    values, or on the line asked for: which ops gather them, and what that sends.
+    values, or on the line asked for: which ops gather them, and what that sends. `again`: those of them that are
+    computed again, so that they need not be held between a forward and a backward pass.
     """
 
     types: tuple[tuple[str, str], ...]
     chains: tuple[Chain, ...]
     instead: tuple[LayoutReason, ...] = ()
     notes: tuple[Note, ...] = ()
+    again: tuple[NotHeld, ...] = ()
 
     def __iter__(self) -> Iterator[Link]:
         return (link for chain in self.chains for link in chain.links)
 
     def __str__(self) -> str:
         texts = [*(self._value(value, type_) for value, type_ in self.types), *map(str, self.instead)]
-        return "\n\n".join([*texts, *map(str, self.notes)])
+        return "\n\n".join([*texts, *_computed_again(self.again), *map(str, self.notes)])
 
     def _value(self, value: str, type_: str) -> str:
         chains = [chain for chain in self.chains if (chain.value, chain.type) == (value, type_)]
         if not chains:
             return f"{value}  {type_}\n  no axis splits it; `why_not` says what keeps an axis away"
         return "\n".join([f"{value}  {type_}", *(_indented(str(chain)) for chain in chains)])
+
+
+def _computed_again(values: Sequence[NotHeld]) -> Iterator[str]:
+    """What is not held, those of one type together."""
+    sizes: dict[str, list[float]] = {}
+    for value in values:
+        sizes.setdefault(type_text(value.dtype, value.shape, None), []).append(value.bytes)
+    for type_, found in sizes.items():
+        count = f" x {len(found)}" if len(found) > 1 else ""
+        less = bytes_text(sum(found))
+        yield f"{type_}{count}: not held for the backward pass, but computed again; {less} less on a device"
 
 
 def _indented(text: str) -> str:

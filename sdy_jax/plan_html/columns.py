@@ -8,7 +8,7 @@ from typing import Any
 from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder, RecordedFrame, RecordedPlace, RecordedTensor
 from sdy_jax.plan_record.program import RecordedBuffer, RecordedCollective, RecordedMemory
 from sdy_jax.plan_record.propagation import RecordedPropagation
-from sdy_jax.plan_record.record import PlanRecord, RecordedNote
+from sdy_jax.plan_record.record import PlanRecord, RecordedNote, RecordedRecomputed
 
 
 class _Table:
@@ -64,6 +64,7 @@ class _Columns:
             "annotations": [self._annotation(each) for each in record.annotations],
             "notes": [_note(each) for each in (*record.dear, *record.notes)],
             "padding": [[each.type, each.line, each.bytes] for each in record.padding],
+            "recomputed": _recomputed(record.recomputed) if record.recomputed is not None else None,
             "layouts": [record.layouts.sent, record.layouts.proposed_sent] if record.layouts is not None else None,
             "steps": self._steps(record.propagation) if record.propagation is not None else None,
         }
@@ -173,3 +174,9 @@ def _or_none(numbers: Iterable[int | None]) -> list[int]:
 
 def _note(note: RecordedNote) -> list[str]:
     return [note.op, note.line, note.message, note.scope]
+
+
+def _recomputed(found: RecordedRecomputed) -> list[Any]:
+    """What is not held, what runs again, and the bytes that are held less."""
+    values = [[each.type, each.line, each.bytes] for each in found.values]
+    return [values, [[each.op, each.line, each.flops] for each in found.ops], found.bytes]

@@ -4,6 +4,7 @@ propagation, padding, repeated work, and notes."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sized
 
 from sdy_jax.plan_page.sections import Section
 from sdy_jax.plan_record.record import PlanRecord, RecordedAutomatic, RecordedLayouts, RecordedMeasured, RecordedNote
@@ -82,13 +83,40 @@ def _layout_headline(unit: str, layouts: RecordedLayouts) -> str:
     return f"layouts: global ({', '.join(texts)})"
 
 
+def recomputed_section(record: PlanRecord) -> Section:
+    """The values that are not held, and the ops that run once more for them, those of one line together."""
+    again = record.recomputed
+    if again is None:
+        return _NONE
+    held = _summed(("not held", each.type, each.line, each.bytes) for each in again.values)
+    ran = _summed(("again", each.op, each.line, each.flops) for each in again.ops)
+    rows = [(how, what, bytes_text(size), line) for (how, what, line), size in held]
+    rows += [(how, what, flops_text(flops), line) for (how, what, line), flops in ran]
+    flops = sum(each.flops for each in again.ops)
+    title = f"computed again (per device, {flops_text(flops)}, to hold {bytes_text(again.bytes)} less)"
+    return Section(title, rows, {2}, 1.0)
+
+
+def _summed(rows: Iterable[tuple[str, str, str, float]]) -> list[tuple[tuple[str, str, str], float]]:
+    """Rows that say the same together, with their number, the largest first."""
+    sums: dict[tuple[str, str, str], list[float]] = {}
+    for how, what, line, amount in rows:
+        sums.setdefault((how, what, line), []).append(amount)
+    named = [((how, what + _count(each), line), sum(each)) for (how, what, line), each in sums.items()]
+    return sorted(named, key=lambda item: -item[1])
+
+
+def _count(alike: Sized) -> str:
+    return f" x {len(alike)}" if len(alike) > 1 else ""
+
+
 def padding_section(record: PlanRecord) -> Section:
     """The largest padded values, one line for those of one type and line of the source."""
     sums: dict[tuple[str, str], list[float]] = {}
     for value in record.padding:
         sums.setdefault((value.type, value.line), []).append(value.bytes)
     rows = [
-        (type_ + (f" x {len(each)}" if len(each) > 1 else ""), bytes_text(sum(each)), line)
+        (type_ + _count(each), bytes_text(sum(each)), line)
         for (type_, line), each in sorted(sums.items(), key=lambda item: -sum(item[1]))
     ]
     return Section("padding (bytes per device)", rows, {1}, 0.5) if rows else _NONE

@@ -13,6 +13,7 @@ from sdy_jax.plan_page.findings import (
     moves_section,
     notes_section,
     padding_section,
+    recomputed_section,
     repeated_section,
 )
 from sdy_jax.plan_page.sections import Section, fitted
@@ -38,6 +39,7 @@ def page_of(record: PlanRecord, fixes: Sequence[str] = ()) -> str:
         moves_section(record),
         collective_section(record),
         layouts_section(record),
+        recomputed_section(record),
         padding_section(record),
         repeated_section(record),
         notes_section(record),

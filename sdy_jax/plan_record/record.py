@@ -117,6 +117,34 @@ class RecordedPadding:
     bytes: float
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedNotHeld:
+    """A value that is computed again instead of being held, where it is made, and its bytes on a device."""
+
+    type: str
+    line: str
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAgain:
+    """An op that runs once more, its line, and the operations of a device for that, per call."""
+
+    op: str
+    line: str
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRecomputed:
+    """What is computed again for the sake of memory: the values that need not be held, the ops that run once more, and
+    the bytes that a device holds less between a forward and a backward pass."""
+
+    values: tuple[RecordedNotHeld, ...]
+    ops: tuple[RecordedAgain, ...]
+    bytes: float
+
+
 @dataclass(frozen=True)
 class PlanRecord(Printed):
     """A plan.
@@ -139,6 +167,7 @@ class PlanRecord(Printed):
         wire_bytes: that a device sends per call; `known` is False where that is the least.
         flops, repeated_flops: that a device performs per call.
         fingerprint: of the ordered collectives.
+        recomputed: what is computed again for the sake of memory, if anything is.
         propagation: its steps, where they were asked for: `Plan.record(steps=True)`.
     """
 
@@ -168,6 +197,7 @@ class PlanRecord(Printed):
     flops: float
     repeated_flops: float
     fingerprint: str
+    recomputed: RecordedRecomputed | None = None
     propagation: RecordedPropagation | None = None
 
     @cached_property

@@ -14,7 +14,7 @@ from sdy_jax.ir.graph import Op, itemsize
 from sdy_jax.ir.locations import short_source
 from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, Note
+from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, Note, Recomputed
 from sdy_jax.plan.border_specs import pasted
 from sdy_jax.plan.layout_reasons import RESULTS
 from sdy_jax.plan.proposal import input_names
@@ -30,19 +30,23 @@ from sdy_jax.plan_record.border import RecordedAxis, RecordedMesh
 from sdy_jax.plan_record.program import RecordedCollective, RecordedMemory
 from sdy_jax.plan_record.record import (
     PlanRecord,
+    RecordedAgain,
     RecordedAutomatic,
     RecordedChange,
     RecordedLayouts,
     RecordedMeasured,
     RecordedNote,
+    RecordedNotHeld,
     RecordedPadding,
+    RecordedRecomputed,
     RecordedTime,
 )
+from sdy_jax.representation.type_text import type_text
 
 if TYPE_CHECKING:
     from sdy_jax.plan.plan import Plan
 
-_OPTIONS = ("optimize_collectives", "uneven", "layouts", "memory")
+_OPTIONS = ("optimize_collectives", "uneven", "layouts", "memory", "recompute")
 
 
 def record_of(plan: Plan) -> PlanRecord:
@@ -80,6 +84,7 @@ def record_of(plan: Plan) -> PlanRecord:
         flops=flops(plan.work),
         repeated_flops=plan.repeated_flops,
         fingerprint=plan.fingerprint(),
+        recomputed=_recomputed(plan.recomputed) if plan.recomputed is not None else None,
     )
 
 
@@ -107,6 +112,15 @@ def _memory(plan: Plan, ops: OpRecords) -> RecordedMemory:
     if planned is None:
         return ops.memory(Compiler(), available=0.0)
     return ops.memory(planned.policy.compiler, planned.policy.available)
+
+
+def _recomputed(found: Recomputed) -> RecordedRecomputed:
+    values = (
+        RecordedNotHeld(type_text(each.dtype, each.shape, None), short_source(each.source), each.bytes)
+        for each in found.values
+    )
+    ops = (RecordedAgain(each.op.rpartition(".")[2], short_source(each.source), each.operations) for each in found.ops)
+    return RecordedRecomputed(tuple(values), tuple(ops), found.bytes)
 
 
 def _own_version() -> str:

@@ -128,13 +128,16 @@ function showChanges(view) {
 }
 
 function showNotes(view) {
-  const { notes, annotations, padding } = app.plan.data;
+  const { notes, annotations, padding, recomputed } = app.plan.data;
+  const [gone, again] = recomputed || [[], []];
   const said = annotations.map(([kind, text, type, place]) => ({ line: app.plan.placeOf(place).line, what: `${kind} ${text}`, rest: type }));
   const section = (title, items) => (items.length ? el("section", {}, el("h3", {}, `${title} (${items.length})`), el("ul", { class: "notes" }, items)) : null);
   const note = (line, head, text) => el("li", {}, el("button", { class: "link", onclick: () => selectLine(line) }, fileLine(line)), el("b", {}, head), el("span", {}, text));
   const parts = [
     section("Notes", notes.map(([op, line, message, scope]) => note(line, scope ? `${op} in ${scope}` : op, message))),
     section("Annotations in the function", said.map(({ line, what, rest }) => note(line, what, rest))),
+    section("Computed again instead of being held", gone.map(([type, line, bytes]) => note(line, type, `${bytesText(bytes)} on a device`))),
+    section("Runs again for that", again.map(([op, line, flops]) => note(line, op, `${flopsText(flops)} on a device`))),
     section("Padding", padding.map(([type, line, bytes]) => note(line, type, `${bytesText(bytes)} of padding on a device`))),
   ].filter(Boolean);
   view.replaceChildren(el("div", { class: "pages" }, parts.length ? parts : el("p", { class: "quiet empty" }, "Nothing to note: all ops could be split as proposed.")));

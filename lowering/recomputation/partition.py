@@ -1,0 +1,183 @@
+"""Partitioning a program that may compute again what it would else hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.locations import is_computed_again
+from sdy_jax.ir.operations import copied
+from sdy_jax.lowering.placement.marks import erase_marks
+from sdy_jax.lowering.placement.partitioner import PREPARED, prepared
+from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.program_walks import ProgramWalks
+from sdy_jax.lowering.placement.report import PartitionReport, Recomputed
+from sdy_jax.lowering.placement.whole_program import finished
+from sdy_jax.lowering.placement.whole_program import partition as partition_as_written
+from sdy_jax.lowering.placement.within_memory import PRICES, Walk
+from sdy_jax.lowering.recomputation.choice import recomputed
+from sdy_jax.lowering.recomputation.priced import Mark, priced_segments
+from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.op_rules import RuleBook
+
+_TRIES = 3
+"""Programs that hold less and less that are planned, at most."""
+
+_MORE = 1.2
+"""How much more is saved than the last program held too much: layouts change with what is held."""
+
+_FEW = 2
+"""Prices of holding that are tried while something can be computed again, or is not known to fit nearly."""
+
+_NEAR = 0.6
+"""The share of what it may hold that a program may hold too much, so that it is worth to try all prices."""
+
+
+def partition(
+    module: ir.Operation,
+    mesh_name: str,
+    costs: CostModel,
+    rules: RuleBook | None = None,
+    policy: Policy = Policy(),  # noqa: B008 - immutable
+    inputs: Sequence[str] = (),
+    named: Collection[Mark] = (),
+) -> PartitionReport:
+    """As `whole_program.partition`. Where the cheapest program does not fit, values that are held between a forward and
+    a backward pass are computed again, if that costs less than to fit otherwise, or if nothing else fits.
+
+    Args:
+        named: the lines and types of values that are held where anything fits by that.
+
+    Raises:
+        MemoryLimitError: no program was found that keeps within the memory that the policy states.
+    """
+    if policy.layouts != "global" or not policy.available or not policy.recompute:
+        return partition_as_written(module, mesh_name, costs, rules, policy, inputs)
+    rules = rules or RuleBook()
+    erase_marks(module)
+    walks = ProgramWalks(prepared(module, mesh_name, rules), mesh_name, costs, rules, policy, inputs)
+    program = _best(walks, named)
+    fitting = program.walks.fitting(program.found)
+    before = None if program.what is None else _stage(program.walks.graph)
+    report = finished(module, program.walks, fitting)
+    report.recomputed, report.before = program.what, before
+    return report
+
+
+def _stage(graph: Graph) -> ir.Operation:
+    """A program as it is before it is walked."""
+    module = copied(graph.module)
+    module.attributes[PREPARED] = ir.UnitAttr.get(module.context)
+    return module
+
+
+@dataclass(eq=False)
+class _Program:
+    """A program with the walks that were tried at so many prices of holding, and what it computes again."""
+
+    walks: ProgramWalks
+    what: Recomputed | None = None
+    prices: int = PRICES
+
+    @cached_property
+    def found(self) -> list[Walk]:
+        """The walks."""
+        return self.walks.found(self.prices)
+
+    @property
+    def least(self) -> Walk:
+        """The walk that holds least."""
+        return min(self.found, key=lambda walk: walk.peak.total)
+
+    @property
+    def cheapest(self) -> Walk:
+        """The walk that costs least, whether it fits or not."""
+        return min(self.found, key=lambda walk: walk.cost)
+
+    @property
+    def too_much(self) -> float:
+        """The bytes that it holds too much: by its cheapest walk, if another one fits."""
+        return (self.cheapest if self.fits else self.least).peak.total - self.walks.limit
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.walks.allowed(self.found))
+
+    @property
+    def best(self) -> Walk:
+        """The best walk of those that fit; if there is none, that which holds least."""
+        allowed = self.walks.allowed(self.found)
+        return self.walks.best(allowed) if allowed else self.least
+
+    def rank(self) -> tuple[float, float]:
+        """What is less is better: what it costs, if it fits; of those that do not, what they hold."""
+        return (self.best.cost if self.fits else math.inf), self.best.peak.total
+
+
+def _best(walks: ProgramWalks, named: Collection[Mark]) -> _Program:
+    """The best form of a program: as it is written, or with something that is computed again. Nothing is where
+    `jax.checkpoint` says what is held."""
+    if any(is_computed_again(op.mlir.location) for op in walks.graph.ops):
+        return _Program(walks)
+    written = _Program(walks, prices=_FEW)
+    if walks.room.fits(written.cheapest):
+        return written
+    best = min([written, *_holding_less(written, named)], key=_Program.rank)
+    if not best.fits:
+        best = min(best, _Program(walks), key=_Program.rank)
+    if best.what is not None:
+        best.what = best.what._replace(bytes=written.cheapest.peak.total - best.best.peak.total)
+    return best
+
+
+def _holding_less(written: _Program, named: Collection[Mark]) -> Iterator[_Program]:
+    """Programs that hold less of what is needed later; the last one fits, if there is such."""
+    for kept in dict.fromkeys((frozenset(named), frozenset[Mark]())):
+        for less in chain(_holding_less_and_less(written, kept), _of_little(written, kept)):
+            yield less
+            if less.fits:
+                return
+
+
+def _holding_less_and_less(written: _Program, kept: Collection[Mark]) -> Iterator[_Program]:
+    """Programs that hold as much less as the one before did hold too much, and in the end as little as they can."""
+    saving, before = written.too_much, Recomputed()
+    for number in range(_TRIES):
+        found = _again(written, kept, saving if number < _TRIES - 1 else math.inf)
+        if found is None or found[1] == before:
+            return
+        (graph, before), walks = found, written.walks
+        less = _searched(walks.of(graph), before)
+        yield less
+        saving = before.bytes + _MORE * less.too_much
+
+
+def _of_little(written: _Program, kept: Collection[Mark]) -> Iterator[_Program]:
+    """One that makes parts of others that it makes again, instead of holding what passes between them."""
+    found = _again(written, kept, written.too_much, in_parts=False)
+    if found is not None:
+        yield _searched(written.walks.of(found[0]), found[1])
+
+
+def _again(
+    written: _Program, kept: Collection[Mark], saving: float, in_parts: bool = True
+) -> tuple[Graph, Recomputed] | None:
+    """The program with something that is computed again to save so many bytes; None where nothing can be saved."""
+    copy = Graph(copied(written.walks.graph.module))
+    prices = WalkPrices(copy, written.least, written.walks.policy.compiler.products_fuse)
+    segments = list(priced_segments(copy, prices, written.walks.mesh_name, kept, in_parts))
+    return recomputed(copy, segments, saving)
+
+
+def _searched(walks: ProgramWalks, what: Recomputed) -> _Program:
+    """A program, with walks at all prices where few of them nearly have it fit."""
+    quick = _Program(walks, what, _FEW)
+    is_near = quick.too_much <= _NEAR * walks.limit
+    return _Program(walks, what) if is_near and not quick.fits else quick

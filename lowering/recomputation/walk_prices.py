@@ -1,0 +1,123 @@
+"""What it costs to run ops again, and what values take on a device, by a walk over the program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from functools import cached_property
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.custom_ops import AFTER
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.placement.kinds import operations_done
+from sdy_jax.lowering.placement.trips import executions
+from sdy_jax.lowering.placement.within_memory import Walk
+from sdy_jax.lowering.reshard.tiles import elements_in_tiles
+from sdy_jax.op_rules.dataflow import edges_of
+from sdy_jax.representation.sharding import TensorSharding
+
+
+class WalkPrices:
+    """Times and bytes of a program's ops and values.
+
+    Args:
+        graph: the program before it is walked.
+        walk: a walk over a copy of it.
+        in_tiles: arrays lie in whole tiles, as on TPUs.
+    """
+
+    def __init__(self, graph: Graph, walk: Walk, in_tiles: bool):
+        self._graph, self._walk, self._walker = graph, walk, walk.walker
+        self._elements = elements_in_tiles if in_tiles else math.prod
+        self._number = {op: number for number, op in enumerate(graph.ops)}
+
+    def seconds(self, op: Op) -> float:
+        """The time of an op in all executions: its own work, that in its regions, and what is sent for both."""
+        return sum([self._work(inner) + self._sent.get(inner.mlir.location, 0.0) for inner in op.walk()])
+
+    def operations(self, op: Op) -> float:
+        """The operations that a device performs for an op in all executions."""
+        return sum([self._operations(inner) for inner in op.walk()])
+
+    def bytes_of(self, value: Value) -> float:
+        """The bytes of a value on a device, in the layout in which it is made."""
+        if value.shape is None:
+            return math.inf
+        sharding = self._layouts.get(value)
+        shape = value.shape if sharding is None else sharding.local_shape(value.shape, self._walker.mesh)
+        return self._elements(shape) * value.itemsize
+
+    @property
+    def peak(self) -> Op:
+        """The op of the program while which most is held; its main function, if that is arguments and results alone."""
+        return self._graph.ops[self._walk.live.argmax().item()]
+
+    def bytes_at_peak(self, ops: Collection[Op]) -> float:
+        """The bytes on a device that are live at the peak and come from some ops of the program, moved or not."""
+        numbers, wanted = self._walker.remaining, {self._number[op] for op in ops}
+        makers = ((_maker(live.value), live.bytes) for live in self._walk.peak.live)
+        return sum([size for op, size in makers if op is not None and numbers.get(op.mlir) in wanted])
+
+    def taken_bytes(self, op: Op, index: int) -> float:
+        """The bytes of an operand on a device, in the layout in which an op takes it."""
+        decision = self._walker.walked.decided.get(self._number[op])
+        value = op.operands[index]
+        if decision is None or value.shape is None:
+            return self.bytes_of(value)
+        return self._elements(decision.shardings[index].local_shape(value.shape, self._walker.mesh)) * value.itemsize
+
+    def _work(self, op: Op) -> float:
+        decision = self._walker.walked.decided.get(self._number[op])
+        if decision is None:
+            return 0.0
+        work = self._walker.work_of(decision) or operations_done(decision.kind, decision.shardings, self._walker.mesh)
+        return work * executions(op).estimate
+
+    def _operations(self, op: Op) -> float:
+        decision = self._walker.walked.decided.get(self._number[op])
+        if decision is None:
+            return 0.0
+        return operations_done(decision.kind, decision.shardings, self._walker.mesh) * executions(op).estimate
+
+    @cached_property
+    def _sent(self) -> dict[ir.Location, float]:
+        """The time of what is sent in all executions, by the location of the op that caused it."""
+        found = dict[ir.Location, float]()
+        costs, mesh = self._walker.costs, self._walker.mesh
+        for record in self._walker.report.collectives:
+            time = record.sending_time(costs, mesh) * record.estimated_times
+            found[record.location] = found.get(record.location, 0.0) + time
+        return found
+
+    @cached_property
+    def _layouts(self) -> dict[Value, TensorSharding]:
+        """The layouts in which values are made; where the walk says nothing, those that are stored."""
+        found = dict[Value, TensorSharding]()
+        for op in self._graph.ops:
+            found.update(zip(op.results, self._made(op, found), strict=False))
+            found.update(self._carried(op))
+        return found
+
+    def _made(self, op: Op, known: dict[Value, TensorSharding]) -> Iterator[TensorSharding]:
+        walked, number = self._walker.walked, self._number[op]
+        count = len(op.operands)
+        if number in walked.decided:
+            yield from walked.decided[number].shardings[count:]
+        elif number in walked.fixed:
+            yield from walked.fixed[number][count:]
+        elif number in walked.passed and op.operands[0] in known:
+            yield known[op.operands[0]]
+
+    def _carried(self, op: Op) -> Iterator[tuple[Value, TensorSharding]]:
+        edges = self._walker.walked.edges.get(self._number[op])
+        for edge, walked in zip(edges_of(op), edges or (), strict=False):
+            yield from ((value, walked.targets) for value in edge.targets)
+
+
+def _maker(value: Value) -> Op | None:
+    """The op that makes a value, before it is moved."""
+    op = value.defining_op
+    while op is not None and op.operands and (op.name.startswith("sdy.") or op.key == AFTER):
+        op = op.operands[0].defining_op
+    return op
