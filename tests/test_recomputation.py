@@ -107,7 +107,7 @@ def taken(function, args):
 
 STEPS = [
     *((stack, layer, share) for stack in (unrolled, scanned) for share in (0.75, 0.5)),
-    *((stack, each, 0.5) for stack in (unrolled, scanned) for each in (noisy, branching, looping)),
+    *((stack, each, 0.6) for stack in (unrolled, scanned) for each in (noisy, branching, looping)),
     *((stack, layer, 0.5) for stack in (reverse, with_outputs)),
 ]
 
@@ -130,10 +130,9 @@ def test_what_the_compiled_program_holds_falls_with_what_is_computed_again(stack
     assert operations < more < 4 / 3 * operations
 
 
-@pytest.mark.parametrize(("stack", "least"), [(unrolled, 0.45), (scanned, 0.3)])
-def test_what_is_cheap_for_its_bytes_is_computed_again_first(stack, least):
-    args, step = arguments(), step_of(stack, layer)
-    cheap, dear = (partitioned(step, share).plan(*args).recomputed for share in (0.8, least))
+def test_what_is_cheap_for_its_bytes_is_computed_again_first():
+    args, step = arguments(), step_of(scanned, layer)
+    cheap, dear = (partitioned(step, share).plan(*args).recomputed for share in (0.8, 0.3))
     assert "stablehlo.dot_general" not in {op.op for op in cheap.ops}
     assert "stablehlo.dot_general" in {op.op for op in dear.ops}
     assert sum(op.operations for op in cheap.ops) < 0.3 * sum(op.operations for op in dear.ops)
@@ -168,7 +167,7 @@ def with_name(h, weights):
 
 
 @pytest.mark.parametrize(
-    ("stack", "share", "is_held"), [(unrolled, 0.6, True), (scanned, 0.6, True), (scanned, 0.35, False)]
+    ("stack", "share", "is_held"), [(unrolled, 0.7, True), (scanned, 0.6, True), (scanned, 0.35, False)]
 )
 def test_values_with_a_name_are_computed_again_last(stack, share, is_held):
     args = arguments()
