@@ -18,46 +18,42 @@ _STEPS = 24
 """How often the range of prices is halved, in the logarithm."""
 
 
-def recomputed(graph: Graph, segments: Sequence[PricedSegment], saving: float) -> tuple[Graph, Recomputed] | None:
-    """A program that holds so many bytes less on a device, by computing again what costs least for it.
+def recomputed(graph: Graph, segments: Sequence[PricedSegment], price: float) -> tuple[Graph, Recomputed] | None:
+    """A program that computes again what costs less than it does to hold it.
 
     Args:
         graph: the program, which is rewritten.
         segments: what of it may run again.
-        saving: in bytes; if not as much can be saved, as much as can be.
+        price: of holding a byte, in seconds.
 
     Returns:
-        The program, and what is computed again; None where nothing can be saved.
+        The program, and what is computed again; None where that is nothing.
     """
-    price = _price(segments, saving)
-    if price is None:
-        return None
     found = [(segment, segment.again(price)) for segment in segments]
+    saved = sum([segment.saved(again) for segment, again in found])
+    if saved <= 0:
+        return None
     what = Recomputed(
         tuple(value for segment, again in found for value in segment.not_held(again)),
         tuple(op for segment, again in found for op in segment.ran(again)),
-        sum([segment.saved(again) for segment, again in found]),
+        saved,
     )
     for segment, again in found:
         segment.run(again)
     return without_unread(erase_dead_code(Graph(graph.module))), what
 
 
-def _price(segments: Sequence[PricedSegment], saving: float) -> float | None:
-    """The least price of a byte at which as much is saved; the highest, where that is never; None where nothing is
-    saved at all."""
+def price_that_saves(segments: Sequence[PricedSegment], saving: float) -> float:
+    """The least price of a byte at which so many bytes are held less; the highest one tried, if that is never."""
 
     def saved(price: float) -> float:
         return sum([segment.saved(segment.again(price)) for segment in segments])
 
     seconds, size = (sum([getattr(segment, name) for segment in segments]) for name in ("seconds", "bytes"))
     if not (seconds and size):
-        return None
+        return 0.0
     low, high = math.log(seconds / size / _RANGE), math.log(seconds / size * _RANGE)
-    most = saved(math.exp(high))
-    if most <= 0:
-        return None
-    for _ in range(_STEPS if most >= saving else 0):
+    for _ in range(_STEPS if saved(math.exp(high)) >= saving else 0):
         half = (low + high) / 2
         low, high = (low, half) if saved(math.exp(half)) >= saving else (half, high)
     return math.exp(high)

@@ -21,8 +21,8 @@ from sdy_jax.lowering.placement.report import PartitionReport, Recomputed
 from sdy_jax.lowering.placement.whole_program import finished
 from sdy_jax.lowering.placement.whole_program import partition as partition_as_written
 from sdy_jax.lowering.placement.within_memory import PRICES, Walk
-from sdy_jax.lowering.recomputation.choice import recomputed
-from sdy_jax.lowering.recomputation.priced import Mark, priced_segments
+from sdy_jax.lowering.recomputation.choice import price_that_saves, recomputed
+from sdy_jax.lowering.recomputation.priced import Mark, priced_loops, priced_segments
 from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.op_rules import RuleBook
@@ -50,7 +50,8 @@ def partition(
     named: Collection[Mark] = (),
 ) -> PartitionReport:
     """As `whole_program.partition`. Where the cheapest program does not fit, values that are held between a forward and
-    a backward pass are computed again, if that costs less than to fit otherwise, or if nothing else fits.
+    a backward pass are computed again, if that costs less than to fit otherwise, or if nothing else fits; and in loops
+    where that takes less time than to hold them.
 
     Args:
         named: the lines and types of values that are held where anything fits by that.
@@ -127,14 +128,24 @@ def _best(walks: ProgramWalks, named: Collection[Mark]) -> _Program:
     if any(is_computed_again(op.mlir.location) for op in walks.graph.ops):
         return _Program(walks)
     written = _Program(walks, prices=_FEW)
-    if walks.room.fits(written.cheapest):
-        return written
-    best = min([written, *_holding_less(written, named)], key=_Program.rank)
+    others = _quicker if walks.room.fits(written.cheapest) else _holding_less
+    best = min([written, *others(written, named)], key=_Program.rank)
     if not best.fits:
         best = min(best, _Program(walks), key=_Program.rank)
     if best.what is not None:
         best.what = best.what._replace(bytes=written.cheapest.peak.total - best.best.peak.total)
     return best
+
+
+def _quicker(written: _Program, named: Collection[Mark]) -> Iterator[_Program]:
+    """One that computes again in a loop what takes longer to write in another loop, and to read."""
+    price = 2 * written.walks.costs.memory
+    if not price:
+        return
+    copy = Graph(copied(written.walks.graph.module))
+    found = recomputed(copy, list(priced_loops(copy, _prices(written, copy), named)), price)
+    if found is not None:
+        yield _Program(written.walks.of(found[0]), found[1])
 
 
 def _holding_less(written: _Program, named: Collection[Mark]) -> Iterator[_Program]:
@@ -171,9 +182,12 @@ def _again(
 ) -> tuple[Graph, Recomputed] | None:
     """The program with something that is computed again to save so many bytes; None where nothing can be saved."""
     copy = Graph(copied(written.walks.graph.module))
-    prices = WalkPrices(copy, written.least, written.walks.policy.compiler.products_fuse)
-    segments = list(priced_segments(copy, prices, written.walks.mesh_name, kept, in_parts))
-    return recomputed(copy, segments, saving)
+    segments = list(priced_segments(copy, _prices(written, copy), written.walks.mesh_name, kept, in_parts))
+    return recomputed(copy, segments, price_that_saves(segments, saving))
+
+
+def _prices(written: _Program, copy: Graph) -> WalkPrices:
+    return WalkPrices(copy, written.least, written.walks.policy.compiler.products_fuse)
 
 
 def _searched(walks: ProgramWalks, what: Recomputed) -> _Program:

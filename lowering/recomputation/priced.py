@@ -96,11 +96,15 @@ def priced_segments(
         kept: the marks of values that are not made again.
         in_parts: what is made again is so part by part, of what passes between them.
     """
-    loops = list(forward_loops(graph))
     if prices.peak is not graph.main:
         stretch = Stretch(graph, prices.peak.ancestor_in(graph.main.blocks[0]), mesh_name)
-        yield _of_stretch(stretch, prices, loops, kept, in_parts)
-    for forward in loops:
+        yield _of_stretch(stretch, prices, list(forward_loops(graph)), kept, in_parts)
+    yield from priced_loops(graph, prices, kept)
+
+
+def priced_loops(graph: Graph, prices: WalkPrices, kept: Collection[Mark]) -> Iterator[PricedSegment]:
+    """Those of them that are bodies of loops."""
+    for forward in forward_loops(graph):
         yield _of_loop(forward, prices, kept)
 
 
