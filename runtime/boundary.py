@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from itertools import compress, takewhile
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.errors import SdyError, ShardingError
 from sdy_jax.jax_internals import weakly_typed
@@ -20,6 +21,7 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh, from_named_sharding, has_sub_axes, mesh_from_jax, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.text import parse_sharding
+from sdy_jax.representation.types import explicit_axes
 from sdy_jax.representation.verify import verify_sharding
 from sdy_jax.runtime.device_orders import can_express, in_order_of, on_devices_of, rewritten
 from sdy_jax.runtime.mesh import RefinedMesh, abstract_mesh
@@ -39,12 +41,15 @@ class Boundary:
         in_shardings: Sequence[TensorSharding],
         out_shardings: Sequence[TensorSharding],
         unreduced: Sequence[bool] = (),
+        types: Sequence[NamedSharding | None] = (),
     ):
+        """`types` are those that results are to have, on the mesh or on one whose axes are of other kinds. Without one
+        a result has the type that its layout gives."""
         self._user_mesh = mesh
+        self._types = tuple(types) or (None,) * len(out_shardings)
         self._unreduced = tuple(unreduced) or (False,) * len(in_shardings)
         self._mesh = auto_mesh(mesh)
-        types = zip(mesh.axis_names, mesh.axis_types, strict=True)
-        self._explicit = tuple(name for name, kind in types if kind == AxisType.Explicit)
+        self._explicit = explicit_axes(mesh)
         self._refined = refined
         self._refined_mesh = refined.refining(mesh)
         self._in, self._out = tuple(in_shardings), tuple(out_shardings)
@@ -76,14 +81,16 @@ class Boundary:
             )
             if not self._is_in_specs:
                 xs = tuple(self._entered(x, i) for i, x in enumerate(self._on_user_axes(xs)))
-            return tuple(self._left(y, s) for y, s in zip(self._mapped(function, xs, types), self._out, strict=True))
+            return tuple(self._left(y, i) for i, y in enumerate(self._mapped(function, xs, types)))
 
         if not self._explicit:
             return laid_out(*arguments)
         given = zip(arguments, self._in, self._unreduced, strict=True)
         arguments = [self._stacked(x, s) if is_terms else x for x, s, is_terms in given]
-        out = tuple(NamedSharding(self._user_mesh, self._typed_spec(s)) for s in self._out)
-        return jax.sharding.auto_axes(laid_out, axes=self._explicit, out_sharding=out)(*arguments)
+        out = tuple(NamedSharding(self._user_mesh, self._left_type(i)) for i in range(len(self._out)))
+        with _in_place_of_context(self._user_mesh):
+            results = jax.sharding.auto_axes(laid_out, axes=self._explicit, out_sharding=out)(*arguments)
+            return [self._in_its_type(y, i) for i, y in enumerate(results)]
 
     def _mapped(
         self, function: Callable[..., tuple[jax.Array, ...]], xs: Sequence[jax.Array], types: Sequence[Any]
@@ -96,14 +103,15 @@ class Boundary:
             rest = iter(some)
             full = [next(rest) if g else jnp.empty(x.shape, x.dtype) for x, g in zip(xs, given, strict=True)]
             full = [x[0] if is_terms else x for x, is_terms in zip(full, self._unreduced, strict=True)]
-            return tuple(compress(function(*full), made))
+            results = zip(function(*full), self._are_terms, strict=True)
+            return tuple(compress([y[None] if are_terms else y for y, are_terms in results], made))
 
         with self._around():
             found = jax.shard_map(
                 on_elements,
                 mesh=self._refined_mesh,
                 in_specs=tuple(map(self._refined.spec, compress(map(self._entering, range(len(xs))), given))),
-                out_specs=tuple(map(self._refined.spec, compress(self._out, made))),
+                out_specs=tuple(map(self._refined.spec, compress(map(self._leaving, range(len(types))), made))),
                 check_vma=False,  # what is replicated along which axes only the plan knows
             )(*compress(xs, given))
         rest = iter(found)
@@ -111,9 +119,7 @@ class Boundary:
 
     def _around(self) -> AbstractContextManager[Any]:
         """The refined mesh in place of one that is set. Where none is, none is set: `checkify` looks into the body."""
-        if jax.sharding.get_abstract_mesh().empty:
-            return nullcontext()
-        return jax.sharding.use_abstract_mesh(self._refined_mesh.abstract_mesh)
+        return _in_place_of_context(self._refined_mesh)
 
     def _whole(self, arguments: Sequence[Any], out_info: Sequence[Any]) -> list[bool]:
         """Per argument, whether it must enter as its type says: on every device.
@@ -123,8 +129,9 @@ class Boundary:
         """
         if len(self._explicit) < len(self._user_mesh.axis_names):
             return [False] * len(arguments)
-        results = {(i.shape, i.dtype) for i, s in zip(out_info, self._out, strict=True) if not any(self._typed_spec(s))}
-        return [(x.shape, x.dtype) in results and not any(jax.typeof(x).sharding.spec) for x in arguments]
+        left = map(self._left_type, range(len(self._out)))
+        results = {(i.shape, i.dtype) for i, type_ in zip(out_info, left, strict=True) if not any(type_.partitions)}
+        return [(x.shape, x.dtype) in results and not any(jax.typeof(x).sharding.spec.partitions) for x in arguments]
 
     def _on_user_axes(self, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         """The arrays, the first of them constrained to the user's mesh, in any sharding.
@@ -146,18 +153,48 @@ class Boundary:
             lambda term: term[None], mesh=self._user_mesh, in_specs=spec, out_specs=lead, check_vma=False
         )(x)
 
+    def _type(self, number: int) -> PartitionSpec | None:
+        """The type of a result on the user's mesh."""
+        type_ = self._types[number]
+        return None if type_ is None or type_.mesh != self._user_mesh.abstract_mesh else type_.spec
+
+    @cached_property
+    def _are_terms(self) -> tuple[bool, ...]:
+        """Per result, whether its type says that devices hold terms of a sum."""
+        types = map(self._type, range(len(self._out)))
+        return tuple(bool(t and t.unreduced and s.unreduced_axes) for t, s in zip(types, self._out, strict=True))
+
+    def _in_its_type(self, y: jax.Array, number: int) -> jax.Array:
+        """A result that has left: of terms along a leading dimension an unreduced array."""
+        type_, lead = self._types[number], self._left_type(number)
+        if self._are_terms[number]:
+            return jax.shard_map(
+                lambda term: term[0], mesh=self._user_mesh, in_specs=lead, out_specs=self._type(number), check_vma=False
+            )(y)
+        return y if type_ is None or self._type(number) is not None else jax.sharding.reshard(y, type_)
+
+    def _left_type(self, number: int) -> PartitionSpec:
+        """The type of a result as it leaves: partial sums have a leading dimension."""
+        type_, sharding = self._type(number), self._out[number]
+        if type_ is None:
+            return self._typed_spec(sharding)
+        if not self._are_terms[number]:
+            return type_
+        return PartitionSpec(tuple(axis.name for axis in sharding.unreduced_axes), *type_.partitions)
+
     def _entering(self, number: int) -> TensorSharding:
         """The sharding of an argument as it enters: partial sums have a leading dimension."""
-        sharding = self._in[number]
-        if not self._unreduced[number]:
-            return sharding
-        return TensorSharding.closed(sharding.mesh, (sharding.unreduced_axes, *sharding.axes))
+        return _along_first(self._in[number]) if self._unreduced[number] else self._in[number]
+
+    def _leaving(self, number: int) -> TensorSharding:
+        """The sharding of a result as it leaves."""
+        return _along_first(self._out[number]) if self._are_terms[number] else self._out[number]
 
     def _entered(self, x: jax.Array, number: int) -> jax.Array:
         return self._constrained(x, self._entering(number))
 
-    def _left(self, y: jax.Array, sharding: TensorSharding) -> jax.Array:
-        return y if self._is_in_specs and y.size else self._constrained(y, sharding)
+    def _left(self, y: jax.Array, number: int) -> jax.Array:
+        return y if self._is_in_specs and y.size else self._constrained(y, self._leaving(number))
 
     def _constrained(self, x: jax.Array, sharding: TensorSharding) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, self.named(sharding))
@@ -175,6 +212,18 @@ class Boundary:
             sayable = takewhile(lambda a: not a.sub_axis and a.name in self._explicit, axes)
             names.append(tuple(a.name for a in sayable) or None)
         return PartitionSpec(*names)
+
+
+def _in_place_of_context(mesh: AnyMesh) -> AbstractContextManager[Any]:
+    """The mesh in place of another one in context, where there is one."""
+    around = jax.sharding.get_abstract_mesh()
+    is_other = not around.empty and around != mesh.abstract_mesh
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if is_other else nullcontext()
+
+
+def _along_first(sharding: TensorSharding) -> TensorSharding:
+    """The sharding of the terms of a sum along a leading dimension."""
+    return TensorSharding.closed(sharding.mesh, (sharding.unreduced_axes, *sharding.axes))
 
 
 def splits_by_parts(spec: Any, mesh: AnyMesh) -> bool:

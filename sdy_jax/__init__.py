@@ -1,9 +1,9 @@
 """Shardy's tensor partitioning in Python, on JAX: explicit collectives and a plan you can read.
 
 import jax, sdy_jax as sdy
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, PartitionSpec as P
 
-mesh = jax.make_mesh((2, 4), ("data", "model"))
+mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 @sdy.partition(mesh=mesh, in_shardings=(P("data"), P(None, "model")))
 def layer(x, w):

@@ -4,6 +4,7 @@
   of the lowered module instead of giant constants in its text. jax has no public switch for either.
 * `Traced._consts`: tracers of an outer trace that a function closes over; they are arguments of the module as well.
 * `get_concrete_mesh`: the mesh of `jax.set_mesh`; the public `get_mesh` refuses to say it under `jax.jit`.
+* `ShardingTypeError`: what an op raises on Explicit axes whose result may lie in several ways.
 * `jaxpr_const_args`: which arrays those are, of a jaxpr that becomes the region of an op.
 * `shard_alike_p`: gives its groups numbers of the process, which would meet the user's; jax 0.12 no longer has it.
 * `refine_polymorphic_shapes`: gives a module of symbolic shapes the sizes that it is called with. jax does that only
@@ -39,6 +40,7 @@ from typing import Any
 import jax
 from jax import export
 from jax._src import callback, checkify, config, debugging, distributed, effects
+from jax._src.core import ShardingTypeError as ShardingTypeError
 from jax._src.core import jaxpr_const_args
 from jax._src.custom_partitioning import custom_partitioning_p as custom_partitioning_p
 from jax._src.custom_partitioning_sharding_rule import sdy_sharding_rule_to_mlir, str_to_sdy_sharding_rule

@@ -32,7 +32,7 @@ def traced(mesh):
     """The text of the traced module, which verifies and reads back as it was printed."""
 
     def run(fun, *args, on=mesh):
-        leaves = [abstracted(leaf, ()) for leaf in argument_leaves(None, args, {}, ())]
+        leaves = [abstracted(leaf, on) for leaf in argument_leaves(None, args, {}, ())]
         tree = jax.tree.structure((args, {}))
         module = from_function(fun, leaves, tree, None, mesh_from_jax(on), on).module
         assert module.verify()

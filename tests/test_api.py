@@ -354,16 +354,15 @@ def test_a_result_that_propagation_splits_by_a_part_of_an_axis_is_laid_out_on_wh
     )
 
 
-def test_an_explicit_mesh_inside_the_function_gets_jaxs_error_with_our_advice():
+def test_an_explicit_mesh_is_the_mesh_inside_the_function():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
 
-    @sdy.partition(mesh=mesh, in_shardings=P("x"))
+    @sdy.partition(mesh=mesh)
     def f(x):
         return jax.shard_map(lambda b: b * 2, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(x)
 
-    with pytest.raises(ValueError, match="context mesh") as caught:
-        f(jnp.ones(8))
-    assert "leave out mesh= of jax.shard_map" in "".join(caught.value.__notes__)
+    x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("x")))
+    np.testing.assert_array_equal(f(x), 2 * np.arange(8.0))
 
 
 def test_unreduced_results_are_refused_by_path():

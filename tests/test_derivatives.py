@@ -186,12 +186,13 @@ def test_explicit_axes():
     with jax.set_mesh(mesh):
         x = jax.device_put(X, P("data", "model"))
         for name in ("stop_gradient", "ties of relu", "lookup"):
-            ours = jax.sharding.auto_axes(FUNCTIONS[name], out_sharding=P())
-            wanted = jax.jit(jax.grad(ours))(x)
-            found = jax.grad(partitioned(FUNCTIONS[name], mesh))(x)
+            function = jax.sharding.auto_axes(FUNCTIONS[name], out_sharding=P())
+            wanted = jax.jit(jax.grad(function))(x)
+            found = jax.grad(partitioned(function, mesh))(x)
             assert_close(found, wanted)
             assert jax.typeof(found) == jax.typeof(x)
-        assert_close(jax.jvp(partitioned(smooth, mesh), (x,), (x,))[1], jax.jvp(smooth, (X,), (X,))[1])
+        function = jax.sharding.auto_axes(smooth, out_sharding=P())
+        assert_close(jax.jvp(partitioned(function, mesh), (x,), (x,))[1], jax.jvp(smooth, (X,), (X,))[1])
 
 
 def test_the_forward_pass_is_computed_once(mesh):

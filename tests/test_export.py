@@ -18,8 +18,10 @@ KINDS = (AxisType.Auto, AxisType.Explicit)
 
 
 def step(params, x):
-    y = jax.nn.relu(x @ params["w"])
-    return {"loss": (y**2).mean(), "w": params["w"] - 0.1 * (x.T @ y)}
+    explicit = bool(jax.sharding.get_abstract_mesh().explicit_axes)
+    split = P("a", "b") if explicit else None  # `a` splits what is summed over
+    y = jax.nn.relu(jnp.dot(x, params["w"], out_sharding=split))
+    return {"loss": (y**2).mean(), "w": params["w"] - 0.1 * jnp.dot(x.T, y, out_sharding=split)}
 
 
 def mesh_of(kind, devices=None):

@@ -295,10 +295,10 @@ def test_the_mesh_dialects_ops_in_python(names, mesh):
 
 BEFORE = """
 import jax, jax.numpy as jnp, sdy_jax as sdy
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, PartitionSpec as P
 
 jax.config.update("jax_num_cpu_devices", 8)
-mesh = jax.make_mesh((2, 4), ("data", "model"))
+mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 train_step = sdy.partition(lambda x: jnp.tanh(x @ x.T) @ x, mesh=mesh, in_shardings=P("data", "model"))
 state = jnp.eye(64)
 """

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, NamedSharding, reshard
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
@@ -67,7 +67,7 @@ def test_terms_are_taken_as_they_are(body, plain):
 
 
 def test_python_functions_take_terms_too():
-    run = sdy.partition(lambda x, w: jnp.tanh(x @ w), mesh=EXPLICIT)
+    run = sdy.partition(lambda x, w: jnp.tanh(reshard(x, P("a")) @ w), mesh=EXPLICIT)
     x = terms()
     np.testing.assert_allclose(run(x, W), np.tanh(X @ W), rtol=1e-4, atol=1e-4)
     assert [(c.kind, c.wire_bytes) for c in run.plan(x, W).collectives] == [("all_reduce", 96)]

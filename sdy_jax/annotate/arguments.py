@@ -26,12 +26,13 @@ from sdy_jax.annotate.argument_errors import (
     no_specification,
     other_tree,
 )
-from sdy_jax.annotate.automatic import Automatic
+from sdy_jax.annotate.automatic import AUTO, Automatic
 from sdy_jax.annotate.spec_rule import SpecRule
 from sdy_jax.annotate.user_function import function_name, function_signature
 from sdy_jax.errors import ShardingError
-from sdy_jax.representation.named import from_named_sharding, unreduced_by
+from sdy_jax.representation.named import AnyMesh, unreduced_by
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.types import explicit_axes, sharding_of_type, type_on
 
 Spec = Any
 """None, PartitionSpec, NamedSharding, str, TensorSharding, AUTO, a SpecRule, or a Format of one of the first three."""
@@ -51,6 +52,10 @@ class Leaf:
     unreduced=...)` on Explicit axes. An array that is only stated to be unreduced is its value."""
     reduction: str = "sum"
     """The reduction kind of the unreduced axes."""
+    type: NamedSharding | None = None
+    """What the function sees of the layout while it is traced, where that is the array's own type on Explicit axes."""
+    is_moved: bool = False
+    """Whether the array has such a type, and the function sees it as it is stated."""
     layout: Any = None
     """The order of the array's dimensions in memory, where a `Format` states it."""
 
@@ -149,8 +154,11 @@ def _entries(
     return dict(zip(names, specs, strict=False))
 
 
-def abstracted(leaf: Leaf, axis_names: tuple[str, ...]) -> Leaf:
+def abstracted(leaf: Leaf, mesh: AnyMesh | None, keeps_type: bool = False) -> Leaf:
     """The leaf with shape, dtype and weak type as its value; an Explicit type's sharding becomes its specification.
+
+    An array that has a type and is stated to lie otherwise is seen as stated, unless the leaf `keeps_type`. Of one
+    that has none the function sees none, as under jit.
 
     Raises:
         SdyError: the leaf is no array, or one of symbolic size; the message names its path.
@@ -165,27 +173,29 @@ def abstracted(leaf: Leaf, axis_names: tuple[str, ...]) -> Leaf:
         raise no_reference(f"`{leaf.path}`")
     if not all(isinstance(size, int) for size in value.shape):
         raise no_size(leaf.path, value.shape)
-    spec = leaf.spec if leaf.spec is not None else _explicit_spec(value, axis_names)
-    weak = getattr(value, "weak_type", False)
-    stripped = jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
-    leaf = replace(leaf, value=stripped, spec=spec)
+    stripped = jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=getattr(value, "weak_type", False))
+    leaf = replace(leaf, value=stripped)
+    own = None if mesh is None else type_on(value, mesh)
+    if own is not None and keeps_type:
+        leaf = replace(leaf, type=own)
+    elif mesh is not None and own is not None and explicit_axes(own.mesh):
+        leaf = _typed_by_itself(leaf, own, mesh)
     sharding = getattr(value, "sharding", None)
     if not isinstance(sharding, NamedSharding) or not sharding.spec.unreduced:
         return leaf
     return replace(leaf, unreduced=frozenset(sharding.spec.unreduced), reduction=unreduced_by(sharding.spec))
 
 
-def _explicit_spec(value: Any, axis_names: tuple[str, ...]) -> PartitionSpec | TensorSharding | None:
-    """What the type of an array on a mesh with these axes says of its sharding: all if they are Explicit, that it has
-    at least these axes if some are, else nothing."""
-    sharding = getattr(value, "sharding", None)
-    if not isinstance(sharding, NamedSharding) or sharding.mesh.axis_names != axis_names:
-        return None
-    explicit = [kind == jax.sharding.AxisType.Explicit for kind in sharding.mesh.axis_types]
-    if all(explicit) or not any(explicit):
-        return sharding.spec if all(explicit) else None
-    stated = from_named_sharding(sharding, len(value.shape), "mesh")
-    return replace(stated, dimensions=tuple(replace(d, is_closed=False) for d in stated.dimensions))
+def _typed_by_itself(leaf: Leaf, own: NamedSharding, mesh: AnyMesh) -> Leaf:
+    """A leaf whose own type says this: its type where nothing else is stated, or the planner chooses its layout."""
+    type_ = own if own.mesh.axis_types == mesh.axis_types else None
+    if leaf.spec is None:
+        is_whole = len(explicit_axes(own.mesh)) == len(own.mesh.axis_names)
+        spec = own.spec if is_whole else sharding_of_type(own, len(leaf.value.shape), "mesh")
+        return replace(leaf, type=type_, spec=spec)
+    if leaf.spec is AUTO:
+        return replace(leaf, type=type_)
+    return replace(leaf, is_moved=type_ is not None)
 
 
 def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:

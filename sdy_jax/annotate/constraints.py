@@ -22,11 +22,22 @@ from sdy_jax.annotate.site import (
     lowered_manual_axes,
     traced_manual_axes,
 )
-from sdy_jax.annotate.specs import Stated, check_free, check_reduction, padded, resolved, stated, with_dimension
+from sdy_jax.annotate.specs import (
+    PARTITION,
+    Stated,
+    check_free,
+    check_reduction,
+    padded,
+    resolved,
+    stated,
+    with_dimension,
+)
 from sdy_jax.errors import ShardingError, with_article
+from sdy_jax.ir.statements import WRITTEN
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.types import own_type, typed_part
 
 
 def sharding_constraint(x: Any, sharding: Any) -> Any:
@@ -150,8 +161,21 @@ def _annotated(primitive: Primitive, leaf: Leaf, where: str, parameters: Primiti
     except TypeError:
         kind = with_article(type(leaf.value))
         raise ShardingError(f"{where}: `{leaf.path}` is {kind} ({leaf.value!r:.60}); expected an array") from None
-    spec = stated_here(leaf.spec, rank, f"{where} for `{leaf.path}`")
-    return primitive.bind(leaf.value, sharding=spec, path=leaf.path, **parameters)
+    place = f"{where} for `{leaf.path}`"
+    spec = stated_here(leaf.spec, rank, place)
+    found = primitive.bind(leaf.value, sharding=spec, path=leaf.path, **parameters)
+    return found if primitive is data_flow_edge_p else _in_stated_type(found, spec, rank, place)
+
+
+def _in_stated_type(x: Any, spec: Stated, rank: int, place: str) -> Any:
+    """An array that is stated to lie so: on Explicit axes its type says it too, but for dimensions that are open."""
+    site = current_site()
+    own = None if site is None else own_type(jax.typeof(x), site.jax_mesh)
+    if site is None or own is None:
+        return x
+    sharding = resolved(spec, rank, site.mesh, PARTITION, place, site.jax_mesh)
+    type_ = typed_part(sharding, jax.typeof(x).shape, site.jax_mesh)
+    return x if type_ == own or not sharding.is_fully_closed else jax.sharding.reshard(x, type_)
 
 
 # The primitives. Parameters: `sharding`, as in `specs`, and the `path` of the leaf for messages.
@@ -205,6 +229,8 @@ def _emit_constraint(
     site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value, *, sharding: Stated, path: str, border: str | None
 ) -> list[ir.Value]:
     attributes = _attributes(site, ctx, x, sharding, f"sharding_constraint for `{path}`")
+    if site.is_typed:
+        attributes[WRITTEN] = ir.UnitAttr.get()
     if border is None:
         return [create("sdy.sharding_constraint", x, **attributes)]
     site.unfinished = True

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.mlir import ir
+from jax.sharding import NamedSharding
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate import callbacks, checks, inspected, scans  # noqa: F401  (register how they are written)
@@ -18,8 +20,9 @@ from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
-from sdy_jax.annotate.specs import padded, resolve
+from sdy_jax.annotate.specs import PARTITION, padded, resolve
 from sdy_jax.annotate.unordered import unordered
+from sdy_jax.annotate.written import marked, settle_types
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
@@ -28,6 +31,7 @@ from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.types import explicit_axes, own_type, sharding_of_type, typed, typed_part
 from sdy_jax.runtime.devices import lowering_platform
 
 if TYPE_CHECKING:
@@ -48,7 +52,8 @@ class Program:
     `jaxpr` is the function that was traced, of the tracers among `constants` and of the input leaves.
     `unreduced_arguments` are the indices of the input leaves that are unreduced by their types (`Leaf.unreduced`),
     `automatic_arguments` and `automatic_results` those of the leaves whose layout the planner chooses (`AUTO`).
-    `unchecked` says that checks of `checkify.check` were left out of the module.
+    `unchecked` says that checks of `checkify.check` were left out of the module, `is_typed` that the function was
+    traced with types that show shardings, which `in_info` and `out_info` have.
     """
 
     module: ir.Operation
@@ -68,6 +73,7 @@ class Program:
     automatic_arguments: frozenset[int] = frozenset()
     automatic_results: frozenset[int] = frozenset()
     unchecked: bool = False
+    is_typed: bool = False
 
     @property
     def is_automatic(self) -> bool:
@@ -116,6 +122,7 @@ def from_function(
     out_shardings: Any,
     mesh: Mesh,
     jax_mesh: AnyMesh,
+    keep_types: bool = False,
 ) -> Program:
     """Traces `fun` to a program, with the users' shardings on its arguments and results.
 
@@ -124,28 +131,38 @@ def from_function(
             name it, and its arguments, by its name, signature and line.
         leaves: the input leaves: paths, `ShapeDtypeStruct`s without sharding, and specifications.
         out_shardings: a prefix tree of specifications of the results.
-        mesh, jax_mesh: the mesh, in both vocabularies (the latter with Auto axes).
+        mesh, jax_mesh: the mesh, in both vocabularies. On the latter's Explicit axes the function sees types.
+        keep_types: whether results have the types that they are computed with, whatever is stated for them.
     """
+    avals = tuple(_seen(leaf, mesh, jax_mesh) for leaf in leaves)
 
     @functools.wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        return _arrays(fun(*args, **kwargs))
+        result = _arrays(fun(*args, **kwargs))
+        if keep_types or not site.is_typed:
+            return result
+        stated = match_prefix(out_shardings, result, "result", "out_shardings")
+        return jax.tree.unflatten(jax.tree.structure(result), [_stated(leaf, mesh, jax_mesh) for leaf in stated])
 
     site = Site(mesh, jax_mesh)
     with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh), tracing(site):
-        avals = tuple(leaf.value for leaf in leaves)
         platform = lowering_platform(jax_mesh)
         args, kwargs = jax.tree.unflatten(tree, avals)
         module, jaxpr, results, constants = trace_and_lower(
-            checked, args, kwargs, platform, site.lowering_rules, unordered
+            checked, args, kwargs, platform, site.lowering_rules, _lowered if site.is_typed else unordered
         )
     if any(isinstance(constant, jax.Ref) for constant in jaxpr.consts):
         raise no_reference("an array that the function closes over")
     out_info, out_tree = jax.tree.flatten(results)
+    if site.is_typed:  # jax leaves the types on a mesh with axes of both kinds out
+        out_info = [_with_type(info, aval) for info, aval in zip(out_info, jaxpr.out_avals, strict=True)]
+        results = jax.tree.unflatten(out_tree, out_info)
     outputs = match_prefix(out_shardings, results, "result", "out_shardings")
     with module.context, ir.Location.unknown(module.context):
         if site.unfinished:
             finish(module.operation, site.collectives)
+        if site.is_typed:
+            settle_types(module.operation)
         mesh_name = declare_mesh(module.operation, mesh)
         # A copy of its own: an operation does not keep the module object alive that jax made.
         program = Program(
@@ -164,9 +181,47 @@ def from_function(
             automatic_arguments=_automatic(leaves),
             automatic_results=_automatic(outputs),
             unchecked=site.unchecked,
+            is_typed=site.is_typed,
         )
-        _annotate(program, leaves, outputs, jax_mesh)
+        _annotate(program, leaves, outputs, jax_mesh, keep_types)
     return program
+
+
+def _lowered(jaxpr: Any) -> Any:
+    """The jaxpr that is lowered where values have types."""
+    return marked(unordered(jaxpr))
+
+
+def _seen(leaf: Leaf, mesh: Mesh, jax_mesh: AnyMesh) -> jax.ShapeDtypeStruct:
+    """The type of an argument as the function sees it."""
+    value: jax.ShapeDtypeStruct = leaf.value
+    if leaf.unreduced:
+        stated = resolve(leaf, len(value.shape), mesh, PARTITION, "in_shardings", jax_mesh)
+        _check_terms(leaf, stated, "in_shardings")
+    if not explicit_axes(jax_mesh):
+        return value
+    type_ = leaf.type
+    if leaf.is_moved:
+        type_ = _type_of(leaf, len(value.shape), "in_shardings", mesh, jax_mesh)
+    return value if type_ is None else typed(value, type_)
+
+
+def _with_type(info: Any, aval: Any) -> jax.ShapeDtypeStruct:
+    sharding = None if aval.sharding.mesh.empty else aval.sharding
+    return jax.ShapeDtypeStruct(info.shape, info.dtype, weak_type=info.weak_type, sharding=sharding)
+
+
+def _stated(leaf: Leaf, mesh: Mesh, jax_mesh: AnyMesh) -> Any:
+    """A result in the type that is stated for it."""
+    own = own_type(jax.typeof(leaf.value), jax_mesh)
+    type_ = None if own is None else _type_of(leaf, jnp.ndim(leaf.value), "out_shardings", mesh, jax_mesh)
+    return leaf.value if type_ is None or type_ == own else jax.sharding.reshard(leaf.value, type_)
+
+
+def _type_of(leaf: Leaf, rank: int, where: str, mesh: Mesh, jax_mesh: AnyMesh) -> NamedSharding | None:
+    """What types can say of a specification; None where nothing is stated."""
+    sharding = resolve(leaf, rank, mesh, PARTITION, where, jax_mesh)
+    return None if sharding is None else typed_part(sharding, jnp.shape(leaf.value), jax_mesh)
 
 
 def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:
@@ -183,31 +238,47 @@ def _arrays(result: Any) -> Any:
     return result
 
 
-def _annotate(program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf], jax_mesh: AnyMesh) -> None:
-    """Writes the specified shardings on main's arguments and results."""
+def _annotate(
+    program: Program, inputs: Sequence[Leaf], outputs: Sequence[Leaf], jax_mesh: AnyMesh, keep_types: bool
+) -> None:
+    """Writes the specified shardings on main's arguments and results; where they `keep_types`, these come first."""
     main = main_function(program.module)
     first, arguments, returned = len(program.constants), body_of(main).arguments, returned_by(main)
     given = {
         first + i: _resolved(leaf, arguments[first + i].type, program, "in_shardings", jax_mesh)
         for i, leaf in enumerate(inputs)
     }
-    set_function_shardings(main, "arg_attrs", _without_none(given))
+    set_function_shardings(main, "arg_attrs", given if explicit_axes(jax_mesh) else _without_none(given))
     wanted = {
         i: _resolved(leaf, returned[i].type, program, "out_shardings", jax_mesh) for i, leaf in enumerate(outputs)
     }
+    if explicit_axes(jax_mesh):  # where jax has written types
+        wanted = {
+            i: _resulting(None if keep_types else wanted[i], leaf, returned[i].type, program, jax_mesh) or wanted[i]
+            for i, leaf in enumerate(outputs)
+        }
+        return set_function_shardings(main, "res_attrs", wanted)
     set_function_shardings(main, "res_attrs", _without_none(wanted))
+
+
+def _resulting(
+    stated: TensorSharding | None, leaf: Leaf, type_: ir.Type, program: Program, jax_mesh: AnyMesh
+) -> TensorSharding | None:
+    """What holds of a result: what is stated, else what its type says."""
+    own = own_type(leaf.value, jax_mesh)
+    if stated is not None or leaf.spec is AUTO or own is None:
+        return stated
+    said = sharding_of_type(own, len(leaf.value.shape), program.mesh_name)
+    return padded(said, ir.RankedTensorType(type_).rank)
 
 
 def _resolved(leaf: Leaf, type_: ir.Type, program: Program, where: str, jax_mesh: AnyMesh) -> TensorSharding | None:
     sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, where, jax_mesh)
-    _check_terms(leaf, sharding, where)
     return padded(sharding, ir.RankedTensorType(type_).rank) if sharding is not None else None
 
 
 def _check_terms(leaf: Leaf, sharding: TensorSharding | None, where: str) -> None:
     """The sharding of an array that is unreduced by its type: unreduced along the same axes, by the same kind."""
-    if not leaf.unreduced:
-        return
     stated = sharding.unreduced_axes if sharding else ()
     is_said = {axis for axis in stated if axis.sub_axis is None and axis.name in leaf.unreduced}
     if len(is_said) < max(len(stated), len(leaf.unreduced)) or (sharding and sharding.reduction != leaf.reduction):

@@ -26,6 +26,7 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sdy_collectives import SdyCollective
+from sdy_jax.representation.types import explicit_axes
 
 Emission = Callable[..., Any]
 """`emission(site, ctx, *values, **parameters)` emits what a primitive says and returns the values of its results."""
@@ -63,6 +64,11 @@ class Site:
         """The statements about arrays recorded while tracing, by subject and the array's `id`."""
         self._symbols: dict[Mesh, str] = {}
         self._fresh = 0
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether types say how values are split, on some axes at least."""
+        return bool(explicit_axes(self.jax_mesh))
 
     @property
     def lowering_rules(self) -> tuple[tuple[Primitive, Callable[..., Any]], ...]:

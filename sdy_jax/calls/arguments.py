@@ -17,10 +17,14 @@ from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.statics import Statics
 from sdy_jax.plan.border_moves import BorderMove, moves_at_border
 from sdy_jax.representation.named import AnyMesh
+from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.layouts import as_specification, is_on, layout_of
 
+UNPLACED = "unplaced"
+"""The layout of an array that is not committed: its type on Explicit axes says nothing where a sharding is stated."""
+
 Layouts = tuple[Spec, ...]
-"""Per leaf, the layout of the array; None where a sharding is stated or the layout is unknown."""
+"""Per leaf, the layout of the array; None where a sharding is stated or the layout is unknown; or `UNPLACED`."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +55,33 @@ class Arguments:
         statics: Statics,
         mesh: AnyMesh,
         layouts: Layouts | None = None,
+        keep_types: bool = False,
     ) -> Arguments:
-        """`layouts` are given where the arguments are tracers that stand for arrays.
+        """`layouts` are given where the arguments are tracers that stand for arrays. These `keep_types` that they have
+        on Explicit axes, whatever is stated, where they are those of a derivative.
 
         Raises:
             SdyError: a leaf is no array.
         """
-        typed = [abstracted(leaf, mesh.axis_names) for leaf in given]
+        typed = [abstracted(leaf, mesh, keep_types) for leaf in given]
         if layouts is None:
             layouts = tuple(_layout(a, b, mesh) for a, b in zip(given, typed, strict=True))
-        leaves = [t if spec is None else replace(t, spec=spec) for t, spec in zip(typed, layouts, strict=True)]
+        leaves = [_laid_out(leaf, layout) for leaf, layout in zip(typed, layouts, strict=True)]
         return cls(given, leaves, layouts, tree, statics, mesh)
 
     def resized(self, size: int, other: int) -> Arguments:
         """Types of arguments that have another size wherever these have one."""
         leaves = [replace(leaf, value=_resized(leaf.value, size, other)) for leaf in self.leaves]
         return replace(self, given=leaves, leaves=leaves)
+
+    @cached_property
+    def are_typed(self) -> bool:
+        """Whether the function sees types that show shardings: arguments have such, or the mesh in context has Explicit
+        axes."""
+        if any(leaf.type is not None or leaf.is_moved for leaf in self.leaves):
+            return True
+        around = jax.sharding.get_abstract_mesh()
+        return around.axis_names == self.mesh.axis_names and bool(explicit_axes(around))
 
     @property
     def types(self) -> Arguments:
@@ -76,8 +91,11 @@ class Arguments:
     @property
     def key(self) -> tuple[Any, ...]:
         """The key of the plan for a call like this."""
-        types = tuple((x.value.shape, x.value.dtype, x.value.weak_type, x.spec, x.unreduced) for x in self.leaves)
-        return (self.mesh, self.tree, types, self.statics.key)
+        types = tuple(
+            (x.value.shape, x.value.dtype, x.value.weak_type, x.spec, x.type, x.is_moved, x.unreduced)
+            for x in self.leaves
+        )
+        return (self.mesh, self.tree, types, self.statics.key, self.are_typed)
 
     def moves(self, call: PlannedCall) -> tuple[BorderMove, ...]:
         """The arguments whose layouts differ from those that `call` takes, as far as it uses them."""
@@ -119,8 +137,16 @@ def _resized(value: Any, size: int, other: int) -> Any:
     return value.update(shape=tuple(other if n == size else n for n in value.shape))
 
 
+def _laid_out(leaf: Leaf, layout: Spec) -> Leaf:
+    if layout is UNPLACED:
+        return replace(leaf, is_moved=False)
+    return leaf if layout is None else replace(leaf, spec=layout)
+
+
 def _layout(given: Leaf, typed: Leaf, mesh: AnyMesh) -> Spec:
     """The layout of a leaf for which the user states no sharding and whose type does not determine it."""
+    if typed.is_moved and not isinstance(given.value, jax.core.Tracer) and not getattr(given.value, "committed", True):
+        return UNPLACED
     if given.spec is not None or isinstance(typed.spec, PartitionSpec):
         return None
     own = layout_of(given.value)

@@ -181,7 +181,7 @@ class _Linearized:
             sources[place] = numbers[id(leaf)]
             leaves[place] = None  # a tracer must not outlive its trace
         smooth = tuple(i for i, y in enumerate(results) if jnp.issubdtype(y.dtype, np.inexact))
-        tangents = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in primals)
+        tangents = tuple(_tangent_type(x) for x in primals)
         self._traced = _Pushforward(tree, tuple(leaves), sources, smooth, tangents)
         return results, values[len(operands) + len(results) :]
 
@@ -205,6 +205,12 @@ class _Linearized:
         count = len(found.sources)
         transposed = jax.linear_transpose(self._derivative(values[:count]), *found.tangents)
         return list(transposed(list(values[count:])))
+
+
+def _tangent_type(x: Any) -> jax.ShapeDtypeStruct:
+    type_ = jax.typeof(x).to_tangent_aval()
+    sharding = None if type_.sharding.mesh.empty else type_.sharding
+    return jax.ShapeDtypeStruct(type_.shape, type_.dtype, sharding=sharding)
 
 
 def _as_value(sharding: TensorSharding) -> TensorSharding:

@@ -28,6 +28,7 @@ from sdy_jax.plan.warn import warn_of
 from sdy_jax.processes.comparison import are_several
 from sdy_jax.processes.lowered import ComparedLowered
 from sdy_jax.representation.named import AnyMesh
+from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.boundary import check_devices, splits_by_parts
 
 
@@ -40,8 +41,8 @@ class JittedFunction:
     def __init__(self, function: PlannedFunction):
         self._function = function
         self._jitted: dict[Any, Any] = {}
-        has_devices = isinstance(function.mesh, jax.sharding.Mesh)
-        self._dispatch = Dispatch(self._choice, None if has_devices else context_mesh)
+        is_known = isinstance(function.mesh, jax.sharding.Mesh) and not explicit_axes(function.mesh)
+        self._dispatch = Dispatch(self._choice, None if is_known else context_mesh)
         self._moved: set[str] = set()
         """The paths of arguments whose move was reported already."""
 
@@ -184,7 +185,8 @@ class JittedFunction:
         """The function that jit traces: it plans, then runs the per-device program on shards."""
         call = self._function.planned(self._function.arguments(args, kwargs, layouts, mesh))
         call = call.alone if is_alone else call
-        _check_whole(call.plan.results)
+        if not call.plan.program.is_typed:
+            _check_whole(call.plan.results)
         with collection_paused():
             return call(*jax.tree.leaves(self._function.split(args, kwargs)[:2]))
 

@@ -128,7 +128,7 @@ def partition(
         SdyError: bad arguments, here or at the first call; the message names the argument and what would be right.
 
     Example:
-        >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
+        >>> mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
         >>> @partition(mesh=mesh, in_shardings=(P("data"), P(None, "model")))
         ... def layer(x, w):
         ...     return jax.nn.relu(x @ w)

@@ -23,6 +23,7 @@ from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
 from sdy_jax.processes.failures import tell_of_failures
+from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.boundary import auto_mesh
 from sdy_jax.runtime.devices import lowering_platform
 from sdy_jax.runtime.waiting import is_called_back, waits_forever
@@ -89,7 +90,7 @@ class PartitionedFunction(Generic[P, R]):
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The types of the results; nothing is run. Those on Explicit axes have shardings, which need a plan."""
         call = self._function.arguments(args, kwargs)
-        if jax.sharding.AxisType.Explicit in call.mesh.axis_types:
+        if explicit_axes(call.mesh):
             return self.trace(*args, **kwargs).out_info
         dynamic, named = jax.tree.unflatten(call.tree, [leaf.value for leaf in call.leaves])
         with jax.sharding.use_abstract_mesh(auto_mesh(call.mesh).abstract_mesh):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import compress
@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
 
 from sdy_jax.calls.derivatives import Partition, Planned, differentiable, specs
 from sdy_jax.calls.linear_map import Flat
@@ -27,6 +28,7 @@ from sdy_jax.processes.comparison import are_several, compare
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.types import in_type
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.devices import device_like
 from sdy_jax.runtime.layouts import named
@@ -92,8 +94,15 @@ class PlannedCall:
 
     def __call__(self, *leaves: Any) -> Any:
         """The results, in the function's tree."""
-        operands = compress((*self.outer, *leaves), self._live.used)
+        operands = compress((*self.outer, *self._typed(leaves)), self._live.used)
         return jax.tree.unflatten(self.plan.program.out_tree, self._call(*operands))
+
+    def _typed(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """The leaves in the types in which the function was traced."""
+        program = self.plan.program
+        if not program.is_typed:
+            return leaves
+        return [in_type(x, info.sharding, self._mesh) for x, info in zip(leaves, program.in_info, strict=True)]
 
     @property
     def unused(self) -> frozenset[int]:
@@ -163,6 +172,7 @@ class PlannedCall:
             [v.sharding for v in compress((*plan.constants, *plan.arguments), used)],
             [v.sharding for v in plan.results],
             list(compress(unreduced, used)),
+            self._result_types,
         )
         function = local_function(graph, refined, device_like(self._mesh), used)
         fixed = [*compress((*program.constants, *plan.arguments), used)]
@@ -175,6 +185,14 @@ class PlannedCall:
             return results if self._is_alone or not are_several() else compared(results, self.compare)
 
         return run
+
+    @property
+    def _result_types(self) -> list[NamedSharding | None]:
+        """The types in which the function returns; none for results whose layouts the planner chose."""
+        program = self.plan.program
+        if not program.is_typed:
+            return []
+        return [None if i in program.automatic_results else t.sharding for i, t in enumerate(program.out_info)]
 
     @cached_property
     def _axes(self) -> list[AxisRef]:

@@ -29,7 +29,7 @@ from sdy_jax.calls.without_devices import with_devices
 from sdy_jax.contracts.check import check
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir import hidden_frames
-from sdy_jax.jax_internals import context_mesh
+from sdy_jax.jax_internals import ShardingTypeError, context_mesh
 from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.build import build_plan, collection_paused
 from sdy_jax.plan.calls import CallPlan
@@ -60,10 +60,9 @@ def traced_on() -> AnyMesh | None:
 
 
 _ON_EXPLICIT_AXES = (
-    "sdy_jax traces a partitioned function with Auto axes, also on a mesh with Explicit ones. In the function, leave "
-    "out mesh= of jax.shard_map, constrain by a PartitionSpec instead of a NamedSharding, and pass arrays that lie on "
-    "the mesh as arguments instead of closing over them; or make the mesh with axis_types=(jax.sharding.AxisType.Auto, "
-    "...)"
+    "types show shardings here, as under jax.jit, because arrays lie on a mesh with Explicit axes. To fix: say how the "
+    "result is to lie by out_sharding=, leave a part of the function to the planner by jax.sharding.auto_axes, or all "
+    "of it by a mesh with axis_types=(jax.sharding.AxisType.Auto, ...)"
 )
 
 
@@ -97,6 +96,12 @@ class PlannedFunction:
         self._parameters = Parameters.of(fun)
         self._calls: dict[Any, PlannedCall] = {}
 
+    def traced_mesh(self, arguments: Arguments) -> AnyMesh:
+        """The mesh in context while the function is traced: with Explicit axes if types are to show shardings. A
+        program from text has no such types, and the function of a derivative has them where that which it is of has."""
+        is_typed = arguments.are_typed if self.of is None else self.of.program.is_typed
+        return arguments.mesh if is_typed and not isinstance(self.fun, LoadedFunction) else auto_mesh(arguments.mesh)
+
     @property
     def plans(self) -> tuple[CallPlan, ...]:
         """The plans made so far, one per kind of call."""
@@ -119,7 +124,7 @@ class PlannedFunction:
             self.fun.check(dynamic, named)
         given = argument_leaves(self.options.in_shardings, dynamic, named, self._dynamic(statics))
         mesh = mesh or self._jax_mesh([leaf.value for leaf in given])
-        return Arguments.of(given, jax.tree.structure((dynamic, named)), statics, mesh, layouts)
+        return Arguments.of(given, jax.tree.structure((dynamic, named)), statics, mesh, layouts, self.is_inner)
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
         """Positional and keyword arguments without the static ones, then the static ones; raises for a wrong call."""
@@ -182,7 +187,8 @@ class PlannedFunction:
             arguments.tree,
             self.options.out_shardings,
             mesh_from_jax(mesh),
-            auto_mesh(mesh),
+            self.traced_mesh(arguments),
+            self.is_inner,
         )
         donated = donated_leaves(self.fun, self.options, arguments.tree, arguments.statics)
         if donated:
@@ -196,9 +202,8 @@ class PlannedFunction:
             outer, _tracing.mesh = _tracing.mesh, mesh
             try:
                 return self.fun(*statics.merged(args), **kwargs, **dict(statics.named))
-            except ValueError as error:
-                if jax.sharding.AxisType.Explicit in mesh.axis_types and "mesh" in str(error).lower():
-                    error.add_note(_ON_EXPLICIT_AXES)
+            except ShardingTypeError as error:
+                error.add_note(_ON_EXPLICIT_AXES)
                 raise
             finally:
                 _tracing.mesh = outer

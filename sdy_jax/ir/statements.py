@@ -15,7 +15,13 @@ STATED_INSIDE = "sdy.stated_inside"
 IN_GROUP = "sdy.group"
 """On reshards: the number of the group that the value is in."""
 
-STATEMENTS = frozenset({STATED, STATED_INSIDE, IN_GROUP})
+DERIVED = "sdy.derived"
+"""On ops whose results have the shardings that JAX's typing rules gave them, on Explicit axes: these are proposals."""
+
+WRITTEN = "sdy.written"
+"""On constraints that the user wrote, until those that JAX wrote for derived types are gone."""
+
+STATEMENTS = frozenset({STATED, STATED_INSIDE, IN_GROUP, DERIVED})
 
 
 def stated_for(value: Value) -> TensorSharding | None:

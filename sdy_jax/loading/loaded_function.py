@@ -160,7 +160,7 @@ class LoadedFunction:
         if jax.tree.structure((tuple(args), kwargs)) == self._program.in_tree:
             return
         wanted = ", ".join(map(_typed, self._program.inputs, self._program.in_info)) or "no arguments"
-        leaves = [abstracted(leaf, ()) for leaf in argument_leaves(None, args, kwargs, self._names)]
+        leaves = [abstracted(leaf, None) for leaf in argument_leaves(None, args, kwargs, self._names)]
         given = ", ".join(_typed(leaf.path, leaf.value) for leaf in leaves) or "none"
         raise ArgumentError(f"{self.__name__}() takes {wanted}; it got {given}")
 

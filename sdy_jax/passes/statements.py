@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.operations import DATA_FLOW_OPS, just_after, module_meshes, named, rank, replace_op
-from sdy_jax.ir.statements import IN_GROUP, STATED, STATED_INSIDE
+from sdy_jax.ir.statements import DERIVED, IN_GROUP, STATED, STATED_INSIDE
 from sdy_jax.ir.stored_shardings import list_of, sharding_of, stating
 from sdy_jax.passes.constraints import CONSTRAINT, current_sharding
 from sdy_jax.passes.data_flow_edges import block_argument_owners, edge_of
@@ -29,6 +29,8 @@ def record_statements(module: ir.Operation) -> None:
             stated = sharding_of(op.results[0])
             if stated is not None and not stated.is_fully_closed:
                 _record(op, STATED, op.results, [stated])
+            continue
+        if DERIVED in op.attributes:
             continue
         arguments = block_argument_owners(op)
         _record(op, STATED_INSIDE, arguments, _stated_for(op, "in_shardings", arguments))

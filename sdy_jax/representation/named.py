@@ -77,7 +77,7 @@ def to_partition_spec(sharding: TensorSharding, where: str = "sharding") -> Part
             "whose axes are the parts, or RefinedMesh.spec"
         )
     entries = (_entry([axis.name for axis in axes]) for axes in sharding.axes)
-    return PartitionSpec(*entries, **_unreduced_arguments(sharding, where))  # type: ignore[no-untyped-call]
+    return PartitionSpec(*entries, **unreduced_arguments(sharding, where))  # type: ignore[no-untyped-call]
 
 
 def has_sub_axes(sharding: TensorSharding) -> bool:
@@ -131,7 +131,12 @@ def unreduced_by(spec: PartitionSpec) -> str:
     return "sum" if kind is None else str(kind.name)
 
 
-def _unreduced_arguments(sharding: TensorSharding, where: str) -> dict[str, Any]:
+def unreduced_arguments(sharding: TensorSharding, where: str = "sharding") -> dict[str, Any]:
+    """The keyword arguments of a `PartitionSpec` for the axes along which a value is unreduced.
+
+    Raises:
+      UnsupportedError: a reduction that this version of jax cannot name.
+    """
     if not sharding.unreduced_axes:
         return {}
     arguments: dict[str, Any] = {"unreduced": frozenset(axis.name for axis in sharding.unreduced_axes)}
