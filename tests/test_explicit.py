@@ -647,6 +647,15 @@ def test_arrays_on_no_mesh_have_no_types(mesh, kind):
             np.testing.assert_allclose(y, X @ W, rtol=1e-5, atol=1e-5)
 
 
+def test_shardings_may_be_stated_of_what_is_made_of_such_arrays(mesh):
+    def f(x, w):
+        return jnp.einsum("ij,jk->ik", x, w, out_sharding=P("a")), jnp.zeros(8, out_sharding=P("b"))
+
+    product, zeros = sdy.partition(f, mesh=mesh)(X, W)
+    assert [str(jax.typeof(r)) for r in (product, zeros)] == ["float32[8@a,32]", "float32[8@b]"]
+    np.testing.assert_allclose(product, X @ W, rtol=1e-5, atol=1e-5)
+
+
 def test_a_partitioned_function_in_another_one(mesh):
     seen = Seen()
     inner = sdy.partition(lambda x: seen(jnp.sin(x)), mesh=mesh, in_shardings=P("b"), out_shardings=P(None, "a"))

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.mlir import ir
-from jax.sharding import NamedSharding
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate import callbacks, checks, inspected, scans  # noqa: F401  (register how they are written)
 from sdy_jax.annotate.argument_errors import no_reference, no_result
 from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.automatic import AUTO
+from sdy_jax.annotate.border_types import argument_type, in_stated_type, type_of_result, with_type
 from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
-from sdy_jax.annotate.specs import PARTITION, padded, resolve
+from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.annotate.unordered import unordered
 from sdy_jax.annotate.written import marked, settle_types
-from sdy_jax.errors import ShardingError
 from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
+from sdy_jax.ir.statements import DERIVED
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
 from sdy_jax.jax_internals import trace_and_lower
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.types import explicit_axes, own_type, sharding_of_type, typed, typed_part
+from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.devices import lowering_platform
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def from_function(
         mesh, jax_mesh: the mesh, in both vocabularies. On the latter's Explicit axes the function sees types.
         keep_types: whether results have the types that they are computed with, whatever is stated for them.
     """
-    avals = tuple(_seen(leaf, mesh, jax_mesh) for leaf in leaves)
+    avals = tuple(argument_type(leaf, mesh, jax_mesh) for leaf in leaves)
 
     @functools.wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -142,7 +141,7 @@ def from_function(
         if keep_types or not site.is_typed:
             return result
         stated = match_prefix(out_shardings, result, "result", "out_shardings")
-        return jax.tree.unflatten(jax.tree.structure(result), [_stated(leaf, mesh, jax_mesh) for leaf in stated])
+        return jax.tree.unflatten(jax.tree.structure(result), [in_stated_type(leaf, mesh, jax_mesh) for leaf in stated])
 
     site = Site(mesh, jax_mesh)
     with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh), tracing(site):
@@ -155,7 +154,7 @@ def from_function(
         raise no_reference("an array that the function closes over")
     out_info, out_tree = jax.tree.flatten(results)
     if site.is_typed:  # jax leaves the types on a mesh with axes of both kinds out
-        out_info = [_with_type(info, aval) for info, aval in zip(out_info, jaxpr.out_avals, strict=True)]
+        out_info = [with_type(info, aval) for info, aval in zip(out_info, jaxpr.out_avals, strict=True)]
         results = jax.tree.unflatten(out_tree, out_info)
     outputs = match_prefix(out_shardings, results, "result", "out_shardings")
     with module.context, ir.Location.unknown(module.context):
@@ -192,38 +191,6 @@ def _lowered(jaxpr: Any) -> Any:
     return marked(unordered(jaxpr))
 
 
-def _seen(leaf: Leaf, mesh: Mesh, jax_mesh: AnyMesh) -> jax.ShapeDtypeStruct:
-    """The type of an argument as the function sees it."""
-    value: jax.ShapeDtypeStruct = leaf.value
-    if leaf.unreduced:
-        stated = resolve(leaf, len(value.shape), mesh, PARTITION, "in_shardings", jax_mesh)
-        _check_terms(leaf, stated, "in_shardings")
-    if not explicit_axes(jax_mesh):
-        return value
-    type_ = leaf.type
-    if leaf.is_moved:
-        type_ = _type_of(leaf, len(value.shape), "in_shardings", mesh, jax_mesh)
-    return value if type_ is None else typed(value, type_)
-
-
-def _with_type(info: Any, aval: Any) -> jax.ShapeDtypeStruct:
-    sharding = None if aval.sharding.mesh.empty else aval.sharding
-    return jax.ShapeDtypeStruct(info.shape, info.dtype, weak_type=info.weak_type, sharding=sharding)
-
-
-def _stated(leaf: Leaf, mesh: Mesh, jax_mesh: AnyMesh) -> Any:
-    """A result in the type that is stated for it."""
-    own = own_type(jax.typeof(leaf.value), jax_mesh)
-    type_ = None if own is None else _type_of(leaf, jnp.ndim(leaf.value), "out_shardings", mesh, jax_mesh)
-    return leaf.value if type_ is None or type_ == own else jax.sharding.reshard(leaf.value, type_)
-
-
-def _type_of(leaf: Leaf, rank: int, where: str, mesh: Mesh, jax_mesh: AnyMesh) -> NamedSharding | None:
-    """What types can say of a specification; None where nothing is stated."""
-    sharding = resolve(leaf, rank, mesh, PARTITION, where, jax_mesh)
-    return None if sharding is None else typed_part(sharding, jnp.shape(leaf.value), jax_mesh)
-
-
 def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:
     return frozenset(i for i, leaf in enumerate(leaves) if leaf.spec is AUTO)
 
@@ -253,39 +220,26 @@ def _annotate(
         i: _resolved(leaf, returned[i].type, program, "out_shardings", jax_mesh) for i, leaf in enumerate(outputs)
     }
     if explicit_axes(jax_mesh):  # where jax has written types
-        wanted = {
-            i: _resulting(None if keep_types else wanted[i], leaf, returned[i].type, program, jax_mesh) or wanted[i]
-            for i, leaf in enumerate(outputs)
+        types = {
+            i: type_of_result(leaf, returned[i].type, program.mesh_name, jax_mesh) for i, leaf in enumerate(outputs)
         }
-        return set_function_shardings(main, "res_attrs", wanted)
+        derived = [i for i, type_ in types.items() if type_ is not None and (keep_types or wanted[i] is None)]
+        set_function_shardings(main, "res_attrs", {**wanted, **{i: types[i] for i in derived}})
+        return _mark_derived(main, derived)
     set_function_shardings(main, "res_attrs", _without_none(wanted))
 
 
-def _resulting(
-    stated: TensorSharding | None, leaf: Leaf, type_: ir.Type, program: Program, jax_mesh: AnyMesh
-) -> TensorSharding | None:
-    """What holds of a result: what is stated, else what its type says."""
-    own = own_type(leaf.value, jax_mesh)
-    if stated is not None or leaf.spec is AUTO or own is None:
-        return stated
-    said = sharding_of_type(own, len(leaf.value.shape), program.mesh_name)
-    return padded(said, ir.RankedTensorType(type_).rank)
+def _mark_derived(main: ir.Operation, results: Iterable[int]) -> None:
+    """Says of results that nobody stated their shardings, which are those of their types."""
+    entries = entries_of(main, "res_attrs")
+    for number in results:
+        entries[number][DERIVED] = ir.UnitAttr.get(main.context)
+    set_entries(main, "res_attrs", entries)
 
 
 def _resolved(leaf: Leaf, type_: ir.Type, program: Program, where: str, jax_mesh: AnyMesh) -> TensorSharding | None:
     sharding = resolve(leaf, len(leaf.value.shape), program.mesh, program.mesh_name, where, jax_mesh)
     return padded(sharding, ir.RankedTensorType(type_).rank) if sharding is not None else None
-
-
-def _check_terms(leaf: Leaf, sharding: TensorSharding | None, where: str) -> None:
-    """The sharding of an array that is unreduced by its type: unreduced along the same axes, by the same kind."""
-    stated = sharding.unreduced_axes if sharding else ()
-    is_said = {axis for axis in stated if axis.sub_axis is None and axis.name in leaf.unreduced}
-    if len(is_said) < max(len(stated), len(leaf.unreduced)) or (sharding and sharding.reduction != leaf.reduction):
-        raise ShardingError(
-            f"`{leaf.path}` holds terms of a {leaf.reduction} along {', '.join(sorted(leaf.unreduced))}, {where} says "
-            f"<{sharding}>; to fix: say so there as well, or reduce the array first, by jax.reshard"
-        )
 
 
 def _without_none(shardings: dict[int, TensorSharding | None]) -> dict[int, TensorSharding | None]:

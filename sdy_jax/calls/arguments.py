@@ -38,6 +38,8 @@ class Arguments:
         tree: the structure of positional and keyword arguments.
         statics: the static arguments.
         mesh: the mesh of the function.
+        are_typed: whether the function sees types that show shardings: arguments have such, or the mesh in context has
+            Explicit axes.
     """
 
     given: Sequence[Leaf]
@@ -46,6 +48,7 @@ class Arguments:
     tree: PyTreeDef
     statics: Statics
     mesh: AnyMesh
+    are_typed: bool = False
 
     @classmethod
     def of(
@@ -67,21 +70,12 @@ class Arguments:
         if layouts is None:
             layouts = tuple(_layout(a, b, mesh) for a, b in zip(given, typed, strict=True))
         leaves = [_laid_out(leaf, layout) for leaf, layout in zip(typed, layouts, strict=True)]
-        return cls(given, leaves, layouts, tree, statics, mesh)
+        return cls(given, leaves, layouts, tree, statics, mesh, _are_typed(leaves, mesh))
 
     def resized(self, size: int, other: int) -> Arguments:
         """Types of arguments that have another size wherever these have one."""
         leaves = [replace(leaf, value=_resized(leaf.value, size, other)) for leaf in self.leaves]
         return replace(self, given=leaves, leaves=leaves)
-
-    @cached_property
-    def are_typed(self) -> bool:
-        """Whether the function sees types that show shardings: arguments have such, or the mesh in context has Explicit
-        axes."""
-        if any(leaf.type is not None or leaf.is_moved for leaf in self.leaves):
-            return True
-        around = jax.sharding.get_abstract_mesh()
-        return around.axis_names == self.mesh.axis_names and bool(explicit_axes(around))
 
     @property
     def types(self) -> Arguments:
@@ -131,6 +125,14 @@ class Arguments:
     @cached_property
     def _own(self) -> list[NamedSharding | None]:
         return [layout_of(leaf.value) for leaf in self.given]
+
+
+def _are_typed(leaves: Sequence[Leaf], mesh: AnyMesh) -> bool:
+    if not explicit_axes(mesh):
+        return False
+    around = jax.sharding.get_abstract_mesh()
+    is_around = around.axis_names == mesh.axis_names and bool(explicit_axes(around))
+    return is_around or any(leaf.type is not None or leaf.is_moved for leaf in leaves)
 
 
 def _resized(value: Any, size: int, other: int) -> Any:

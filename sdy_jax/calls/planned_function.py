@@ -37,6 +37,7 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.progress import LOG
 from sdy_jax.plan.warn import report_notes, too_large, warn_of
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
+from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.boundary import auto_mesh, checked_mesh
 from sdy_jax.runtime.devices import device_kind
 
@@ -64,6 +65,10 @@ _ON_EXPLICIT_AXES = (
     "result is to lie by out_sharding=, leave a part of the function to the planner by jax.sharding.auto_axes, or all "
     "of it by a mesh with axis_types=(jax.sharding.AxisType.Auto, ...)"
 )
+
+
+_STATED_ON_AUTO_AXES = "that are of type Auto or Manual"
+"""What jax says of `out_sharding=` in a function whose arguments have no types; its mesh may have Explicit axes."""
 
 
 class PlannedFunction:
@@ -180,14 +185,21 @@ class PlannedFunction:
         return self._traced(arguments.resized(size, other))
 
     def _traced(self, arguments: Arguments) -> Program:
-        mesh = arguments.mesh
+        try:
+            return self._traced_on(self.traced_mesh(arguments), arguments)
+        except ValueError as error:
+            if _STATED_ON_AUTO_AXES not in str(error) or not explicit_axes(arguments.mesh):
+                raise
+        return self._traced_on(arguments.mesh, arguments)
+
+    def _traced_on(self, mesh: AnyMesh, arguments: Arguments) -> Program:
         program = from_function(
-            self.inner(arguments.statics, mesh),
+            self.inner(arguments.statics, arguments.mesh),
             arguments.leaves,
             arguments.tree,
             self.options.out_shardings,
             mesh_from_jax(mesh),
-            self.traced_mesh(arguments),
+            mesh,
             self.is_inner,
         )
         donated = donated_leaves(self.fun, self.options, arguments.tree, arguments.statics)

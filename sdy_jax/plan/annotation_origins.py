@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.statements import DERIVED
 from sdy_jax.op_rules.dataflow import EdgeKind
+from sdy_jax.plan.derived_types import is_derived_result
 from sdy_jax.plan.naming import Naming
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.record import FunctionResult
@@ -79,6 +81,9 @@ class Annotations:
         where = self._engine.value_ids.values[value_id]
         sharding = self._engine.given(value_id)
         if isinstance(where, FunctionResult):
+            if sharding is not None and is_derived_result(where):
+                text = f"the type of {self._naming.describe(value_id)}: {spec_text(sharding)}"
+                return Annotation("annotation", value_id, text)
             return self._boundary("out_shardings", value_id, sharding)
         assert where is not None
         op = where.defining_op
@@ -148,6 +153,8 @@ class Annotations:
     def _at_op(self, value_id: int, op: Op, sharding: TensorSharding) -> Annotation:
         site = self._naming.site(op)
         what = "sharding constraint" if op.name in _CONSTRAINTS else f"the sharding on {op.name}"
+        if DERIVED in op.attributes:
+            what = f"the type that JAX's rule gives the result of {op.name},"
         function = f" in {site.function}" if site.function else ""
         text = f"{what} {spec_text(sharding)} at {site.line}{function}"
         return Annotation("annotation", value_id, text, op.name, site.line, site.function)

@@ -19,6 +19,7 @@ from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.report import Note, NotHeld
 from sdy_jax.plan.annotation_origins import Annotations
 from sdy_jax.plan.checkpoint_names import Marks
+from sdy_jax.plan.derived_types import Derivation, DerivedTypes
 from sdy_jax.plan.layout_reason import LayoutReason
 from sdy_jax.plan.naming import Named, Naming
 from sdy_jax.plan.obstacle import Obstacle, ObstacleTexts
@@ -38,7 +39,8 @@ class Link:
     """One step on the way from an axis back to its annotation.
 
     Attributes:
-        kind: "propagation", "group", "export", "annotation", or "unknown" where the way cannot be followed.
+        kind: "propagation", "type" (derived by JAX's rules, on Explicit axes), "group", "export", "annotation", or
+            "unknown" where the way cannot be followed.
         axis, dim, value, type: where the axis was before this step: the value, as the user would call it, its type,
             and its dimension.
         text: the step in words.
@@ -153,6 +155,7 @@ class Explanation:
         self.history = History(self.engine, events)
         self.naming = Naming(graph, self.engine, inputs, outputs, checkpoints)
         self.annotations = Annotations(self.engine, self.naming, given, definition, as_passed)
+        self._types = DerivedTypes(self.engine)
         self._sizes = {axis.name: axis.size for mesh in graph.meshes.values() for axis in mesh.axes}
 
     def why(self, value: str) -> Why:
@@ -217,6 +220,11 @@ class Explanation:
             if cause.spread is not None and cause.source is None:
                 return
             value_id, dim, axis = cause.value_id, cause.dim, cause.axis
+        seen = {value_id}
+        while (derived := self._types.of(value_id, dim, axis)) is not None and derived.value_id not in seen:
+            yield self._derived(derived)
+            value_id, dim, axis = derived.value_id, derived.dim, derived.axis
+            seen.add(value_id)
         yield from self._origin(value_id, dim, axis)
 
     def _before_export(self, value_id: int, dim: int, axis: AxisRef) -> tuple[AxisRef, Link | None]:
@@ -260,6 +268,26 @@ class Explanation:
             return f"{value}{there}; " + ("returned" if source < step.num_operands else "the result that it is")
         own = "" if source >= step.num_operands else f": {naming.describe(cause.value_id, naming.site_of(op))}"
         return f"{naming.role(op, source, step.num_operands)} of {where}{own}{there}{how}"
+
+    def _derived(self, derived: Derivation) -> Link:
+        naming, op = self.naming, derived.op
+        site = naming.site_of_value_id(derived.value_id) if op.name == "func.return" else naming.site_of(op)
+        value, type_ = naming.describe(derived.value_id), naming.type_of(derived.value_id)
+        text = f"{self._source_text(derived, value)}, dim {derived.dim} of {type_}; {self._effect_text(derived)}"
+        place = (op.name, site.line, site.function) if site else (op.name, "", "")
+        return Link("type", axis_name(derived.axis), derived.dim, value, type_, text, *place)
+
+    def _source_text(self, derived: Derivation, value: str) -> str:
+        naming, op = self.naming, derived.op
+        if op.name == "func.return":
+            return value
+        own = naming.describe(derived.value_id, naming.site_of(op))
+        return f"{naming.role(op, derived.source, derived.num_operands)} of {naming.op_text(op)}: {own}"
+
+    def _effect_text(self, derived: Derivation) -> str:
+        if derived.op.name == "func.return":
+            return "returned in its type"
+        return f"to the type of its {self.naming.role(derived.op, derived.target, derived.num_operands)}, by JAX's rule"
 
     def _origin(self, value_id: int, dim: int, axis: AxisRef) -> Iterator[Link]:
         """The annotation at which a chain ends, and how it came to the value id."""
