@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.errors import SdyError, ShardingError
@@ -322,7 +323,9 @@ def _raw_type(info: Any) -> Any:
 
 
 def _wrapped(x: jax.Array, info: Any) -> Any:
-    """A result as the plain function returns it: words of keys as keys, weak types weak."""
+    """A result as the plain function returns it: words of keys as keys, weak types weak, float0 as numpy's."""
+    if info.dtype == jax.dtypes.float0:
+        return np.zeros(info.shape, jax.dtypes.float0)
     if jnp.issubdtype(info.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(x, impl=jax.random.key_impl(jnp.empty((), info.dtype)))
     return weakly_typed(x) if info.weak_type else x

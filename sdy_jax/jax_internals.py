@@ -4,6 +4,7 @@
   of the lowered module instead of giant constants in its text. jax has no public switch for either.
 * `Traced._consts`: tracers of an outer trace that a function closes over; they are arguments of the module as well.
 * `get_concrete_mesh`: the mesh of `jax.set_mesh`; the public `get_mesh` refuses to say it under `jax.jit`.
+  `thread_resources`: that of `with mesh:`, which is deprecated, and of which the public API says nothing.
 * `ShardingTypeError`: what an op raises on Explicit axes whose result may lie in several ways.
 * `jaxpr_const_args`: which arrays those are, of a jaxpr that becomes the region of an op.
 * `shard_alike_p`: gives its groups numbers of the process, which would meet the user's; jax 0.12 no longer has it.
@@ -46,7 +47,7 @@ from jax._src.custom_partitioning import custom_partitioning_p as custom_partiti
 from jax._src.custom_partitioning_sharding_rule import sdy_sharding_rule_to_mlir, str_to_sdy_sharding_rule
 from jax._src.interpreters.mlir import refine_polymorphic_shapes
 from jax._src.lax.lax import _convert_element_type
-from jax._src.mesh import get_concrete_mesh
+from jax._src.mesh import get_concrete_mesh, thread_resources
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
@@ -282,8 +283,9 @@ def with_cache_miss(jitted: Any, cache_miss: Callable[..., tuple[Any, Any, bool]
 
 
 def context_mesh() -> jax.sharding.Mesh | None:
-    """The mesh of `jax.set_mesh`, under a trace as well; empty or None if there is none."""
-    return get_concrete_mesh()
+    """The mesh of `jax.set_mesh`, under a trace as well, else that of `with mesh:`; empty or None if there is none."""
+    mesh = get_concrete_mesh()
+    return thread_resources.env.physical_mesh if mesh is None or mesh.empty else mesh
 
 
 def distributed_client() -> Any:

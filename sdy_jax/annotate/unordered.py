@@ -35,7 +35,7 @@ def unordered(traced: Any) -> Any:
 def _without(x: Any, known: dict[int, Any]) -> Any:
     """A jaxpr, or a parameter that may hold some, in which each jaxpr becomes one other."""
     if isinstance(x, (tuple, list)):
-        return _sequence([_without(each, known) for each in x], x)
+        return rebuilt([_without(each, known) for each in x], x)
     if not isinstance(x, (Jaxpr, ClosedJaxpr)) or not has_ordered(x.effects):
         return x
     if id(x) not in known:
@@ -43,11 +43,12 @@ def _without(x: Any, known: dict[int, Any]) -> Any:
     return known[id(x)]
 
 
-def _sequence(changed: list[Any], before: Sequence[Any]) -> Any:
-    """Named tuples have no jaxprs, and stay as they are."""
+def rebuilt(changed: list[Any], before: Sequence[Any]) -> Any:
+    """A parameter that is a sequence with other items; the same one where nothing has changed."""
     if all(new is old for new, old in zip(changed, before, strict=True)):
         return before
-    return type(before)(changed)  # type: ignore[call-arg]
+    kind: Any = type(before)
+    return kind(*changed) if hasattr(before, "_fields") else kind(changed)
 
 
 def _jaxpr(jaxpr: Any, known: dict[int, Any]) -> Any:

@@ -15,6 +15,7 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from sdy_jax.annotate.site import Site, emission
+from sdy_jax.annotate.unordered import rebuilt
 from sdy_jax.ir.operations import (
     CALL,
     callee_of,
@@ -52,9 +53,7 @@ def marked(traced: Any) -> Any:
 def _marked(x: Any, known: dict[int, Any]) -> Any:
     """A jaxpr, or a parameter that may hold some, in which each jaxpr becomes one other."""
     if isinstance(x, tuple | list):
-        changed = [_marked(each, known) for each in x]
-        is_same = all(new is old for new, old in zip(changed, x, strict=True))
-        return x if is_same else type(x)(changed)  # type: ignore[call-arg]
+        return rebuilt([_marked(each, known) for each in x], x)
     if not isinstance(x, Jaxpr | ClosedJaxpr):
         return x
     if id(x) not in known:

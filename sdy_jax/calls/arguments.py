@@ -9,6 +9,7 @@ from itertools import compress
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
@@ -66,6 +67,9 @@ class Arguments:
         Raises:
             SdyError: a leaf is no array.
         """
+        given = [
+            replace(leaf, value=_struct(x)) if isinstance(x := leaf.value, ShapedArray) else leaf for leaf in given
+        ]
         typed = [abstracted(leaf, mesh, keep_types) for leaf in given]
         if layouts is None:
             layouts = tuple(_layout(a, b, mesh) for a, b in zip(given, typed, strict=True))
@@ -137,6 +141,12 @@ def _are_typed(leaves: Sequence[Leaf], mesh: AnyMesh) -> bool:
 
 def _resized(value: Any, size: int, other: int) -> Any:
     return value.update(shape=tuple(other if n == size else n for n in value.shape))
+
+
+def _struct(type_: ShapedArray) -> jax.ShapeDtypeStruct:
+    """A type as `lower` also takes it."""
+    sharding = None if type_.sharding.mesh.empty else type_.sharding
+    return jax.ShapeDtypeStruct(type_.shape, type_.dtype, weak_type=type_.weak_type, sharding=sharding)
 
 
 def _laid_out(leaf: Leaf, layout: Spec) -> Leaf:

@@ -203,8 +203,27 @@ class _Linearized:
     def _backward(self, *values: Any) -> Sequence[Any]:
         found = self._pushforward
         count = len(found.sources)
-        transposed = jax.linear_transpose(self._derivative(values[:count]), *found.tangents)
-        return list(transposed(list(values[count:])))
+        return _transposed(self._derivative(values[:count]), found.tangents, list(values[count:]))
+
+
+def _transposed(linear: Flat, tangents: Sequence[jax.ShapeDtypeStruct], cotangents: list[Any]) -> list[Any]:
+    """The cotangents of the operands of a linear function.
+
+    `jax.linear_transpose` wants cotangents of the results' types, and those of unreduced results are not (jax 0.12).
+    """
+    if not any(_is_of_terms(jax.typeof(ct)) for ct in cotangents):
+        return list(jax.linear_transpose(linear, *tangents)(cotangents))
+    zeros = [_zeros(t) for t in tangents]
+    return list(jax.vjp(linear, *zeros)[1](cotangents))
+
+
+def _zeros(type_: jax.ShapeDtypeStruct) -> jax.Array:
+    zeros = jnp.zeros(type_.shape, type_.dtype)
+    return zeros if type_.sharding is None else jax.sharding.reshard(zeros, type_.sharding)
+
+
+def _is_of_terms(type_: Any) -> bool:
+    return bool(type_.sharding.spec.reduced or type_.sharding.spec.unreduced)
 
 
 def _tangent_type(x: Any) -> jax.ShapeDtypeStruct:

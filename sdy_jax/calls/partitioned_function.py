@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 import jax
 
+from sdy_jax.annotate.site import traced_manual_axes
 from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.jitted_function import JittedFunction
 from sdy_jax.calls.options import Options
@@ -36,7 +37,8 @@ R = TypeVar("R", covariant=True)
 class PartitionedFunction(Generic[P, R]):
     """A function that runs partitioned. Called like the function itself; `plan` shows what will run.
 
-    Under another partitioned function's trace it is inlined, and its shardings become sharding constraints.
+    Under another partitioned function's trace it is inlined, and its shardings become sharding constraints. In the body
+    of a `jax.shard_map`, on blocks, it is what `jax.jit` makes of the function.
     """
 
     # Each object has a `__call__` of its own, a function of jit's C++: a frame of Python before it would take 0.3 us of
@@ -58,8 +60,8 @@ class PartitionedFunction(Generic[P, R]):
         self._function.runner = weakref.ref(self)
         functools.update_wrapper(self, fun, updated=())
         self._jitted = JittedFunction(self._function)
-        plain = self._jitted.jit(lambda *args, **kwargs: fun(*args, **kwargs))
-        self._called = with_cache_miss(plain, self._missed)
+        self._plain = self._jitted.jit(lambda *args, **kwargs: fun(*args, **kwargs))
+        self._called = with_cache_miss(self._plain, self._missed)
         has_statics = self._function.statics.positions or self._function.statics.names
         self.__call__ = self._first_call if has_statics else self._called  # type: ignore[method-assign]
 
@@ -160,6 +162,8 @@ class PartitionedFunction(Generic[P, R]):
         """A call that jit's C++ has not seen: its result, and how calls like it are run without us."""
         if (mesh := traced_on()) is not None:
             return self._function.inlined(args, kwargs, mesh), None, False
+        if traced_manual_axes():  # the body of a `jax.shard_map`: its values are blocks, and partitioned already
+            return self._plain(*args, **kwargs), None, False
         if is_called_back():
             self._check_may_wait(args, kwargs)
         return self._jitted.missed(args, kwargs)

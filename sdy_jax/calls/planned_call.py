@@ -28,7 +28,7 @@ from sdy_jax.processes.comparison import are_several, compare
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.types import in_type
+from sdy_jax.representation.types import in_type, without_foreign_type
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.devices import device_like
 from sdy_jax.runtime.layouts import named
@@ -100,6 +100,7 @@ class PlannedCall:
     def _typed(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """The leaves in the types in which the function was traced."""
         program = self.plan.program
+        leaves = [without_foreign_type(x, self._mesh) for x in leaves]
         if not program.is_typed:
             return leaves
         return [in_type(x, info.sharding, self._mesh) for x, info in zip(leaves, program.in_info, strict=True)]

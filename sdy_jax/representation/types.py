@@ -27,7 +27,7 @@ def type_on(value: Any, mesh: AnyMesh) -> NamedSharding | None:
     """What the type of a value says of its layout; None if it is on no mesh with the axes of this one. The mesh in it
     has no devices; an Auto axis of it is in no type."""
     sharding = getattr(value, "sharding", None)
-    if not isinstance(sharding, NamedSharding) or sharding.mesh.axis_names != mesh.axis_names:
+    if not isinstance(sharding, NamedSharding) or not _same_axes(sharding.mesh, mesh):
         return None
     spec, rank = sharding.spec, len(value.shape)
     partitions = (*spec.partitions, *(None for _ in range(rank - len(spec.partitions))))
@@ -43,6 +43,19 @@ def own_type(value: Any, mesh: AnyMesh) -> NamedSharding | None:
 def typed(value: jax.ShapeDtypeStruct, type_: NamedSharding) -> jax.ShapeDtypeStruct:
     """The same shape and dtype with a sharding in the type."""
     return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=value.weak_type, sharding=type_)
+
+
+def _same_axes(one: AnyMesh, other: AnyMesh) -> bool:
+    return (one.axis_names, one.axis_sizes) == (other.axis_names, other.axis_sizes)
+
+
+def without_foreign_type(x: Any, mesh: AnyMesh) -> Any:
+    """A value whose type is on another mesh with Explicit axes, as one that lies somewhere on that mesh."""
+    own = jax.typeof(x).sharding
+    if not explicit_axes(own.mesh) or _same_axes(own.mesh, mesh):
+        return x
+    auto = own.mesh.update_axis_types(dict.fromkeys(own.mesh.axis_names, AxisType.Auto))
+    return jax.sharding.reshard(x, NamedSharding(auto, PartitionSpec(*(None,) * jax.typeof(x).ndim)))
 
 
 def in_type(x: Any, type_: NamedSharding | None, mesh: AnyMesh) -> Any:

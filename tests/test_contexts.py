@@ -1,0 +1,133 @@
+"""Where the mesh of a call comes from, and calls in places where libraries put them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, reshard
+from jax.sharding import PartitionSpec as P
+
+import sdy_jax as sdy
+
+pytestmark = pytest.mark.filterwarnings("ignore:.with mesh:DeprecationWarning")
+X = np.arange(128, dtype=np.float32).reshape(8, 16) / 16
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+
+
+def mesh_of(kind=AUTO, shape=(2, 4), names=("a", "b")):
+    return Mesh(np.array(jax.devices()[:8]).reshape(shape), names, axis_types=(kind,) * len(shape))
+
+
+def on(mesh, *entries):
+    return jax.device_put(X, NamedSharding(mesh, P(*entries)))
+
+
+def test_with_mesh():
+    f = sdy.partition(lambda x: x * 2, in_shardings=P("a"), out_shardings=P("a", "b"))
+    with mesh_of():
+        y = f(X)
+    assert y.sharding == NamedSharding(mesh_of(), P("a", "b"))
+    with mesh_of(shape=(4, 2)):
+        assert f(X).sharding.mesh == mesh_of(shape=(4, 2))
+    np.testing.assert_array_equal(y, X * 2)
+
+
+def test_constraints_under_with_mesh():
+    with mesh_of():
+        y = sdy.partition(lambda x: lax.with_sharding_constraint(x * 2, P("a", "b")))(X)
+    assert y.sharding.spec == P("a", "b")
+
+
+def test_set_mesh_comes_before_with_mesh():
+    with mesh_of(shape=(8,), names=("z",)), jax.set_mesh(mesh_of()):
+        assert sdy.partition(lambda x: x * 2, in_shardings=P("a"))(X).sharding.mesh == mesh_of()
+
+
+def test_an_abstract_mesh_in_context():
+    mesh = mesh_of(EXPLICIT)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        y = sdy.partition(lambda x: reshard(x, P("b")) * 2)(on(mesh, "a"))
+    assert str(jax.typeof(y)) == "float32[8@b,16]"
+    np.testing.assert_array_equal(y, X * 2)
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+@pytest.mark.parametrize(("shape", "names"), [((8,), ("z",)), ((4, 2), ("a", "b")), ((2, 4), ("u", "v"))], ids=str)
+@pytest.mark.parametrize("stated", [None, P("b")], ids=str)
+def test_arrays_with_types_on_another_mesh_of_the_devices(kind, shape, names, stated):
+    mesh, x = mesh_of(kind), on(mesh_of(EXPLICIT, shape, names), names[0])
+    f = sdy.partition(lambda x: x * 2, mesh=mesh, in_shardings=stated, on_unknown="ignore")
+    for y in (f(x), jax.jit(f)(x)):
+        assert y.sharding.mesh == mesh
+        np.testing.assert_array_equal(y, X * 2)
+
+
+# In the body of a shard_map, on blocks.
+
+
+@jax.custom_jvp
+def tripled_slope(x):
+    return jnp.sin(x)
+
+
+tripled_slope.defjvp(lambda primals, tangents: (tripled_slope(*primals), tangents[0] * 3))
+
+BODIES = {
+    "element-wise": lambda x: jnp.sin(x) * 2,
+    "a collective": lambda x: x + lax.psum(x, "a"),
+    "an index": lambda x: x * lax.axis_index("b"),
+    "a custom derivative": tripled_slope,
+}
+
+
+JITS = (sdy.partition, jax.jit)
+
+
+def called(f, x):
+    return f(x), jax.jit(f)(x), jax.grad(lambda x: f(x).sum())(x)
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_in_a_shard_map_it_is_what_jit_is(name, kind):
+    def mapped(jit):
+        f = jit(BODIES[name])
+        return jax.shard_map(lambda x: f(x) + 1, in_specs=P("a", "b"), out_specs=P("a", "b"))
+
+    with jax.set_mesh(mesh_of(kind)):
+        x = on(mesh_of(kind), "a", "b")
+        ours, theirs = (called(mapped(jit), x) for jit in JITS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, theirs)
+
+
+def test_in_a_shard_map_on_some_axes():
+    f = sdy.partition(lambda x: lax.with_sharding_constraint(lax.psum(x, "a"), P(None, "b")))
+    with jax.set_mesh(mesh_of()):
+        y = jax.jit(jax.shard_map(f, in_specs=P("a"), out_specs=P(), axis_names={"a"}))(X)
+    np.testing.assert_allclose(y, X[:4] + X[4:])
+
+
+# What has no values.
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_float0_stays_float0(jit):
+    def pulled(x):
+        return jax.vjp(lambda x, n: (x * n).sum(), x, np.int32(2))[1](1.0)
+
+    with jax.set_mesh(mesh_of()):
+        slope, nothing = jit(pulled)(X)
+        _, passed = jit(lambda x, z: (x, z))(X, np.zeros(3, jax.dtypes.float0))
+    assert nothing.dtype == jax.dtypes.float0 and nothing.shape == ()
+    assert passed.dtype == jax.dtypes.float0 and passed.shape == (3,)
+    np.testing.assert_array_equal(slope, np.full_like(X, 2))
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_types_may_be_lowered_as_shaped_arrays(jit):
+    with jax.set_mesh(mesh_of()):
+        compiled = jit(lambda x: x * 2, in_shardings=P("a")).lower(jax.core.ShapedArray(X.shape, X.dtype)).compile()
+        np.testing.assert_array_equal(compiled(on(mesh_of(), "a")), X * 2)
