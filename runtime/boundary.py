@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from itertools import compress, takewhile
@@ -25,7 +24,7 @@ from sdy_jax.representation.text import parse_sharding
 from sdy_jax.representation.types import explicit_axes
 from sdy_jax.representation.verify import verify_sharding
 from sdy_jax.runtime.device_orders import can_express, in_order_of, on_devices_of, rewritten
-from sdy_jax.runtime.mesh import RefinedMesh, abstract_mesh
+from sdy_jax.runtime.mesh import RefinedMesh, abstract_mesh, in_place_of_context
 
 
 class Boundary:
@@ -89,7 +88,7 @@ class Boundary:
         given = zip(arguments, self._in, self._unreduced, strict=True)
         arguments = [self._stacked(x, s) if is_terms else x for x, s, is_terms in given]
         out = tuple(NamedSharding(self._user_mesh, self._left_type(i)) for i in range(len(self._out)))
-        with _in_place_of_context(self._user_mesh):
+        with in_place_of_context(self._user_mesh):
             results = jax.sharding.auto_axes(laid_out, axes=self._explicit, out_sharding=out)(*arguments)
             return [self._in_its_type(y, i) for i, y in enumerate(results)]
 
@@ -107,7 +106,7 @@ class Boundary:
             results = zip(function(*full), self._are_terms, strict=True)
             return tuple(compress([y[None] if are_terms else y for y, are_terms in results], made))
 
-        with self._around():
+        with in_place_of_context(self._refined_mesh):
             found = jax.shard_map(
                 on_elements,
                 mesh=self._refined_mesh,
@@ -117,10 +116,6 @@ class Boundary:
             )(*compress(xs, given))
         rest = iter(found)
         return [next(rest) if m else jnp.empty(t.shape, t.dtype) for t, m in zip(types, made, strict=True)]
-
-    def _around(self) -> AbstractContextManager[Any]:
-        """The refined mesh in place of one that is set. Where none is, none is set: `checkify` looks into the body."""
-        return _in_place_of_context(self._refined_mesh)
 
     def _whole(self, arguments: Sequence[Any], out_info: Sequence[Any]) -> list[bool]:
         """Per argument, whether it must enter as its type says: on every device.
@@ -213,13 +208,6 @@ class Boundary:
             sayable = takewhile(lambda a: not a.sub_axis and a.name in self._explicit, axes)
             names.append(tuple(a.name for a in sayable) or None)
         return PartitionSpec(*names)
-
-
-def _in_place_of_context(mesh: AnyMesh) -> AbstractContextManager[Any]:
-    """The mesh in place of another one in context, where there is one."""
-    around = jax.sharding.get_abstract_mesh()
-    is_other = not around.empty and around != mesh.abstract_mesh
-    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if is_other else nullcontext()
 
 
 def _along_first(sharding: TensorSharding) -> TensorSharding:

@@ -11,6 +11,7 @@ a view of the refined mesh (`RefinedMesh.on`), which names groups of devices by 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypedDict
@@ -155,6 +156,14 @@ def abstract_mesh(sizes: Sequence[int], names: Sequence[str], device: Any = None
     """A mesh without devices, with Auto axes."""
     types = (AxisType.Auto,) * len(names)
     return jax.sharding.AbstractMesh(tuple(sizes), tuple(names), axis_types=types, abstract_device=device)
+
+
+def in_place_of_context(mesh: AnyMesh) -> AbstractContextManager[Any]:
+    """The mesh in place of another one that is in context. Where none is, none is set: `checkify` looks into the bodies
+    of `shard_map`s."""
+    around = jax.sharding.get_abstract_mesh()
+    is_other = not around.empty and around != mesh.abstract_mesh
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if is_other else nullcontext()
 
 
 def _ids(mesh: Mesh) -> Sequence[int]:

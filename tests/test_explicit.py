@@ -612,6 +612,42 @@ def test_annotations_are_statements_and_types(mesh):
     np.testing.assert_allclose(y, (X * 2 + 1) * 2, rtol=1e-6)
 
 
+ANNOTATED = {
+    "an edge": (lambda x: sdy.data_flow_edge(lax.fori_loop(0, 3, lambda i, x: x * 2, x), P("a", "b")), X * 8),
+    "a rule": (lambda x: sdy.with_sharding_rule(jnp.sin, "([i,j])->([i,j]) {i=8,j=16}")(x), np.sin(X)),
+    "an op": (lambda x: sdy.custom_op(lambda b: b * 2, "([i,j])->([i,j]) {i=8,j=16}")(x), X * 2),
+    "a name": (lambda x: sdy.named_computation("part")(jnp.sin)(x), np.sin(X)),
+    "a barrier": (lambda x: sdy.propagation_barrier(x * 2, "NONE"), X * 2),
+    "a group": (lambda x: sdy.shard_alike(x * 2, x + 1)[0], X * 2),
+    "a collective": (lambda x: sdy.all_gather(sdy.reshard(x, P("a")), [["a"], []]), X),
+    "a manual computation": (
+        lambda x: sdy.manual_computation(lambda b: b * 2, in_shardings=P("a"), out_shardings=P("a"), manual_axes={"a"})(
+            x
+        ),
+        X * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANNOTATED)
+def test_annotations_of_values_with_types(mesh, name):
+    function, expected = ANNOTATED[name]
+    with jax.set_mesh(mesh):
+        run, x = sdy.partition(function), placed(mesh, X, "a")
+        np.testing.assert_allclose(run(x), expected, rtol=1e-6)
+        assert "shard_map" in run.plan(x).to_python()
+
+
+def test_closed_over_arrays_have_types(mesh):
+    with jax.set_mesh(mesh):
+        x, w = placed(mesh, X, "a"), placed(mesh, W, None, "b")
+        f = sdy.partition(lambda x: x @ w)
+        assert str(jax.typeof(f(x))) == "float32[8@a,32@b]"
+        gradient = jax.grad(lambda w: (sdy.partition(lambda x: x @ w)(x) ** 2).sum())(w)
+    assert str(jax.typeof(gradient)) == "float32[16,32@b]"
+    np.testing.assert_allclose(gradient, 2 * X.T @ (X @ W), rtol=1e-4, atol=1e-4)
+
+
 def test_stated_results_have_the_stated_types(mesh):
     x = placed(mesh, X, "a")
     f = sdy.partition(lambda x: (x * 2, x + 1), mesh=mesh, out_shardings=(P(None, "b"), None))

@@ -27,6 +27,7 @@ from sdy_jax.ir.operations import (
     returned_by,
     symbol,
 )
+from sdy_jax.ir.statements import is_derived, state
 from sdy_jax.ir.stored_shardings import set_sharding, sharding_of
 from sdy_jax.representation.attributes import sharding_from_attribute, shardings_from_attribute, shardings_to_attribute
 from sdy_jax.representation.sdy_collectives import SdyCollective
@@ -113,13 +114,14 @@ def _settle_edge(edge: ir.Operation) -> None:
             "branches, optimization_barrier and computations return, for all else there is sharding_constraint"
         )
     sharding = sharding_from_attribute(edge.attributes["sharding"])
-    own = sharding_of(owner)
+    own = None if is_derived(owner) else sharding_of(owner)
     if own is not None and not _refines(sharding, own):
         raise ShardingError(
             f"data_flow_edge at {source_line(edge.location)}: its edge is to be <{sharding}>, and is stated to be "
             f"<{own}> elsewhere; all of an edge has one sharding"
         )
     set_sharding(owner, sharding)
+    state(owner)
     replace_op(edge, edge.operands)
 
 

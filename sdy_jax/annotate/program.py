@@ -158,10 +158,10 @@ def from_function(
         results = jax.tree.unflatten(out_tree, out_info)
     outputs = match_prefix(out_shardings, results, "result", "out_shardings")
     with module.context, ir.Location.unknown(module.context):
-        if site.unfinished:
-            finish(module.operation, site.collectives)
         if site.is_typed:
             settle_types(module.operation)
+        if site.unfinished:
+            finish(module.operation, site.collectives)
         mesh_name = declare_mesh(module.operation, mesh)
         # A copy of its own: an operation does not keep the module object alive that jax made.
         program = Program(

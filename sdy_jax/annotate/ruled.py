@@ -155,7 +155,7 @@ def _shapes(values: Sequence[ir.Value]) -> list[tuple[int, ...]]:
 
 
 def _only(ops: Sequence[ir.Operation], title: str) -> ir.Operation:
-    computing = [op for op in ops if op.name != "stablehlo.constant"]
+    computing = [op for op in ops if op.name not in ("stablehlo.constant", "sdy.sharding_constraint")]
     if len(computing) == 1:
         return computing[0]
     names = ", ".join(op.name for op in computing) or "nothing"

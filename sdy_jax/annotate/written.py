@@ -27,7 +27,7 @@ from sdy_jax.ir.operations import (
     replace_op,
     returned_by,
 )
-from sdy_jax.ir.statements import DERIVED, WRITTEN
+from sdy_jax.ir.statements import WRITTEN, derive
 from sdy_jax.ir.stored_shardings import set_sharding, sharding_of
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.types import explicit_axes
@@ -135,5 +135,5 @@ def _settle(constraint: ir.Operation) -> None:
     is_made = op is not None and op.name not in (_CONSTRAINT, CALL)
     if op is not None and is_made and sharding is not None and sharding.rank and sharding_of(x) is None:
         set_sharding(x, sharding)
-        op.attributes[DERIVED] = ir.UnitAttr.get(op.context)
+        derive(x)
     replace_op(constraint, constraint.operands)

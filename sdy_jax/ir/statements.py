@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from jax.extend.mlir import ir
+
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.sharding import TensorSharding
@@ -16,12 +20,40 @@ IN_GROUP = "sdy.group"
 """On reshards: the number of the group that the value is in."""
 
 DERIVED = "sdy.derived"
-"""On ops whose results have the shardings that JAX's typing rules gave them, on Explicit axes: these are proposals."""
+"""On ops: the indices of the results whose shardings are those that JAX's typing rules gave them, on Explicit axes.
+These are proposals."""
 
 WRITTEN = "sdy.written"
 """On constraints that the user wrote, until those that JAX wrote for derived types are gone."""
 
 STATEMENTS = frozenset({STATED, STATED_INSIDE, IN_GROUP, DERIVED})
+
+
+def derived_results(attributes: Mapping[str, ir.Attribute]) -> tuple[int, ...]:
+    """The indices in the attribute `DERIVED`."""
+    return tuple(ir.DenseI64ArrayAttr(attributes[DERIVED])) if DERIVED in attributes else ()
+
+
+def derive(result: ir.OpResult) -> None:
+    """Records that the sharding of a result is derived."""
+    attributes = result.owner.attributes
+    _set_derived(attributes, [*derived_results(attributes), result.result_number])
+
+
+def state(value: ir.Value) -> None:
+    """Records that the sharding of a value, whatever it was, is stated."""
+    if is_derived(value):
+        attributes = value.owner.attributes
+        _set_derived(attributes, [n for n in derived_results(attributes) if n != value.result_number])
+
+
+def is_derived(value: ir.Value) -> bool:
+    """Whether the sharding of a value is derived."""
+    return isinstance(value, ir.OpResult) and value.result_number in derived_results(value.owner.attributes)
+
+
+def _set_derived(attributes: ir.OpAttributeMap, numbers: list[int]) -> None:
+    attributes[DERIVED] = ir.DenseI64ArrayAttr.get(numbers)
 
 
 def stated_for(value: Value) -> TensorSharding | None:

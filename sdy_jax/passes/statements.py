@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.operations import DATA_FLOW_OPS, just_after, module_meshes, named, rank, replace_op
-from sdy_jax.ir.statements import DERIVED, IN_GROUP, STATED, STATED_INSIDE
+from sdy_jax.ir.statements import IN_GROUP, STATED, STATED_INSIDE, derived_results
 from sdy_jax.ir.stored_shardings import list_of, sharding_of, stating
 from sdy_jax.passes.constraints import CONSTRAINT, current_sharding
 from sdy_jax.passes.data_flow_edges import block_argument_owners, edge_of
@@ -30,8 +30,6 @@ def record_statements(module: ir.Operation) -> None:
             if stated is not None and not stated.is_fully_closed:
                 _record(op, STATED, op.results, [stated])
             continue
-        if DERIVED in op.attributes:
-            continue
         arguments = block_argument_owners(op)
         _record(op, STATED_INSIDE, arguments, _stated_for(op, "in_shardings", arguments))
         _record(op, STATED, op.results, _stated_for(op, "out_shardings", op.results))
@@ -42,7 +40,10 @@ def _stated_for(op: ir.Operation, border: str, owners: Sequence[ir.Value]) -> li
     if op.name == _MANUAL:
         return list_of(op, border)
     edges = [edge_of(owner) for owner in owners]
-    return [None if edge is None else sharding_of(edge.results[0]) for edge in edges]
+    derived = derived_results(op.attributes) if border == "out_shardings" else ()
+    return [
+        None if edge is None or number in derived else sharding_of(edge.results[0]) for number, edge in enumerate(edges)
+    ]
 
 
 def _record(op: ir.Operation, name: str, values: Sequence[ir.Value], found: Sequence[TensorSharding | None]) -> None:

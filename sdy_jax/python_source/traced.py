@@ -19,7 +19,7 @@ from sdy_jax.python_source.reading import new_values, read_function
 from sdy_jax.python_source.steps import Block, captured_by, without_dead_steps
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.runtime.mesh import RefinedMesh, abstract_mesh
+from sdy_jax.runtime.mesh import RefinedMesh, abstract_mesh, in_place_of_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def trace(graph: Graph, mesh: Mesh, results: Sequence[TensorSharding]) -> Traced
             check_vma=False,
         )(*xs)
 
-    with noting_ops() as ops, jax.enable_x64(True):
+    with noting_ops() as ops, jax.enable_x64(True), in_place_of_context(devices):
         jaxpr = jax.make_jaxpr(on_mesh)(*map(_type_of, graph.arguments))
     body = _read(jaxpr)
     returned = graph.main.blocks[0].terminator.operands
