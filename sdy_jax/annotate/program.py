@@ -32,6 +32,7 @@ from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.devices import lowering_platform
+from sdy_jax.runtime.host_memory import is_on_host, states_host
 
 if TYPE_CHECKING:
     from jax.export import Exported
@@ -52,7 +53,8 @@ class Program:
     `unreduced_arguments` are the indices of the input leaves that are unreduced by their types (`Leaf.unreduced`),
     `automatic_arguments` and `automatic_results` those of the leaves whose layout the planner chooses (`AUTO`).
     `unchecked` says that checks of `checkify.check` were left out of the module, `is_typed` that the function was
-    traced with types that show shardings, which `in_info` and `out_info` have.
+    traced with types that show shardings, which `in_info` and `out_info` have. `host_results` are the indices of the
+    results that are in the memory of the host.
     """
 
     module: ir.Operation
@@ -73,6 +75,7 @@ class Program:
     automatic_results: frozenset[int] = frozenset()
     unchecked: bool = False
     is_typed: bool = False
+    host_results: frozenset[int] = frozenset()
 
     @property
     def is_automatic(self) -> bool:
@@ -181,6 +184,7 @@ def from_function(
             automatic_results=_automatic(outputs),
             unchecked=site.unchecked,
             is_typed=site.is_typed,
+            host_results=_on_host(jaxpr.out_avals, outputs),
         )
         _annotate(program, leaves, outputs, jax_mesh, keep_types)
     return program
@@ -193,6 +197,11 @@ def _lowered(jaxpr: Any) -> Any:
 
 def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:
     return frozenset(i for i, leaf in enumerate(leaves) if leaf.spec is AUTO)
+
+
+def _on_host(avals: Sequence[Any], outputs: Sequence[Leaf]) -> frozenset[int]:
+    pairs = enumerate(zip(avals, outputs, strict=True))
+    return frozenset(i for i, (aval, leaf) in pairs if is_on_host(aval) or states_host(leaf.spec))
 
 
 def _arrays(result: Any) -> Any:

@@ -31,6 +31,7 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.types import in_type, without_foreign_type
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.devices import device_like
+from sdy_jax.runtime.host_memory import on_devices, with_host_results
 from sdy_jax.runtime.layouts import named
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard.local_plan import dialect_collectives, has_dialect_collectives
@@ -100,7 +101,7 @@ class PlannedCall:
     def _typed(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """The leaves in the types in which the function was traced."""
         program = self.plan.program
-        leaves = [without_foreign_type(x, self._mesh) for x in leaves]
+        leaves = [without_foreign_type(on_devices(x), self._mesh) for x in leaves]
         if not program.is_typed:
             return leaves
         return [in_type(x, info.sharding, self._mesh) for x, info in zip(leaves, program.in_info, strict=True)]
@@ -183,6 +184,7 @@ class PlannedCall:
             rest = iter(operands if self._partition is not None else checked(operands, self._along, plan.name))
             values = [next(rest) if is_given else x for x, is_given in zip(fixed, is_operand, strict=True)]
             results = boundary(function, values, program.out_info)
+            results = with_host_results(results, program.host_results)
             return results if self._is_alone or not are_several() else compared(results, self.compare)
 
         return run

@@ -1,0 +1,31 @@
+"""Arrays in the memory of the host, next to that of their devices: programs take and make them on devices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+
+_HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+
+
+def is_on_host(type_: Any) -> bool:
+    """Whether the type of an array says that it is in the memory of the host."""
+    return getattr(type_, "memory_space", _DEVICE) == _HOST
+
+
+def states_host(spec: Any) -> bool:
+    """Whether a specification of a result states the memory of the host."""
+    kind = spec.memory_kind if isinstance(spec, jax.sharding.NamedSharding) else None
+    return kind is not None and kind.endswith("_host")
+
+
+def on_devices(x: Any) -> Any:
+    """An argument in the memory of its devices."""
+    return jax.device_put(x, _DEVICE) if is_on_host(jax.typeof(x)) else x
+
+
+def with_host_results(results: Sequence[Any], numbers: Collection[int]) -> list[Any]:
+    """Results of which some are in the memory of the host."""
+    return [jax.device_put(y, _HOST) if i in numbers else y for i, y in enumerate(results)]
