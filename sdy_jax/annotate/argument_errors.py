@@ -52,10 +52,10 @@ def _remedy(path: str, value: Any) -> str:
 
 
 def no_reference(what: str) -> UnsupportedError:
-    """A mutable array at the border of a function."""
+    """A mutable array that a function closes over, or that is lowered ahead of time."""
     return UnsupportedError(
-        f"{what} is a jax.Ref, which a partitioned function cannot change from inside; to fix: pass its value, r[...], "
-        "return the new one, and write it outside. A Ref that is made and read inside is fine"
+        f"{what} is a jax.Ref; to fix: call the function with it as an argument, or pass its value, r[...], return the "
+        "new one, and write it outside. A Ref that is made and read inside is fine"
     )
 
 

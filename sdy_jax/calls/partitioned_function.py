@@ -18,6 +18,7 @@ from sdy_jax.calls.jitted_function import JittedFunction
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.pickling import global_name, recorded, restored
 from sdy_jax.calls.planned_function import PlannedFunction, traced_on
+from sdy_jax.calls.references import ReferenceCall, of_values
 from sdy_jax.errors import SdyError
 from sdy_jax.jax_internals import with_cache_miss
 from sdy_jax.loading.loaded_function import LoadedFunction
@@ -27,6 +28,7 @@ from sdy_jax.processes.failures import tell_of_failures
 from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.boundary import auto_mesh
 from sdy_jax.runtime.devices import lowering_platform
+from sdy_jax.runtime.layouts import layout_of
 from sdy_jax.runtime.waiting import is_called_back, waits_forever
 
 P = ParamSpec("P")
@@ -60,6 +62,8 @@ class PartitionedFunction(Generic[P, R]):
         self._function.runner = weakref.ref(self)
         functools.update_wrapper(self, fun, updated=())
         self._jitted = JittedFunction(self._function)
+        self._of_values: dict[Any, PartitionedFunction[..., Any]] = {}
+        """For calls with `jax.Ref`s: the functions of their values, by which arguments are Refs and how these lie."""
         self._plain = self._jitted.jit(lambda *args, **kwargs: fun(*args, **kwargs))
         self._called = with_cache_miss(self._plain, self._missed)
         has_statics = self._function.statics.positions or self._function.statics.names
@@ -102,6 +106,7 @@ class PartitionedFunction(Generic[P, R]):
         """Forgets plans and compiled programs."""
         self._function.forget()
         self._jitted.forget()
+        self._of_values.clear()
         self._called.clear_cache()
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -110,6 +115,8 @@ class PartitionedFunction(Generic[P, R]):
         It knows the layouts of arrays on a mesh, and of `ShapeDtypeStruct`s with a sharding: where `in_shardings`
         leaves them open they start from that, and where it states something else, the plan says what is `moved`.
         """
+        if (of_refs := ReferenceCall.of(args, kwargs)) is not None:
+            return self._values_of(of_refs).plan(*of_refs.args, **of_refs.kwargs)
         call = self._function.arguments(args, kwargs)
         planned = self._function.planned(call)
         moves = call.moves(planned)
@@ -164,9 +171,23 @@ class PartitionedFunction(Generic[P, R]):
             return self._function.inlined(args, kwargs, mesh), None, False
         if traced_manual_axes():  # the body of a `jax.shard_map`: its values are blocks, and partitioned already
             return self._plain(*args, **kwargs), None, False
+        if (call := ReferenceCall.of(args, kwargs)) is not None:
+            result, values = self._values_of(call)(*call.args, **call.kwargs)
+            call.write(values)
+            return result, None, False
         if is_called_back():
             self._check_may_wait(args, kwargs)
         return self._jitted.missed(args, kwargs)
+
+    def _values_of(self, call: ReferenceCall) -> PartitionedFunction[..., Any]:
+        """The function of the values of a call's Refs, which leaves them as they lie."""
+        layouts = [layout_of(ref[...]) for ref in call.refs]
+        key = (call.where, *layouts)
+        if key not in self._of_values:
+            options = self._function.options
+            options = dataclasses.replace(options, out_shardings=(options.out_shardings, layouts))
+            self._of_values[key] = PartitionedFunction(of_values(self._function.fun, call.where), options)
+        return self._of_values[key]
 
     def _check_may_wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Calls in callbacks come here each time: jax runs those under settings of their own."""

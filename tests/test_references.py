@@ -1,0 +1,102 @@
+"""`jax.Ref`s as arguments of partitioned functions, next to jit's."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sdy_jax as sdy
+
+X = np.arange(128, dtype=np.float32).reshape(8, 16) / 16
+JITS = (sdy.partition, jax.jit)
+
+
+@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=str)
+def mesh(request):
+    return jax.make_mesh((2, 4), ("a", "b"), axis_types=(request.param,) * 2)
+
+
+def read(r, x):
+    return r[...] + x
+
+
+def written(r, x):
+    r[...] = x * 2
+
+
+def read_after_write(r, x):
+    before = r[...]
+    r[...] = before + x
+    return before, r[...]
+
+
+def in_a_loop(r, x):
+    def body(i, c):
+        r[...] = r[...] * 2 + c
+        return c + 1
+
+    return lax.fori_loop(0, 3, body, x)
+
+
+def in_a_branch(r, x):
+    def changed():
+        r[...] += x
+
+    lax.cond(x.sum() > 0, changed, lambda: None)
+    return r[...].sum()
+
+
+FUNCTIONS = [read, written, read_after_write, in_a_loop, in_a_branch]
+
+
+def outcome(jit, function, mesh, outer=lambda f: f):
+    x = jax.device_put(X, NamedSharding(mesh, P("a")))
+    ref = jax.new_ref(jax.device_put(X + 1, NamedSharding(mesh, P("a"))))
+    f = outer(jit(function))
+    results = [f(ref, x), f(ref, x)]
+    return results, ref[...]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("outer", [lambda f: f, jax.jit], ids=["direct", "in jit"])
+def test_reads_and_writes_are_those_of_jit(mesh, function, outer):
+    with jax.set_mesh(mesh):
+        ours, theirs = (outcome(jit, function, mesh, outer) for jit in JITS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+    assert ours[1].sharding.is_equivalent_to(theirs[1].sharding, 2)
+
+
+def test_trees_static_arguments_keywords_and_plans(mesh):
+    def f(n, state, *, scale):
+        state["count"][...] += n
+        state["sum"][...] *= scale
+        return state["sum"][...].sum(), state["plain"]
+
+    x = jax.device_put(X, NamedSharding(mesh, P("a", "b")))
+    count = jax.device_put(jnp.zeros((), jnp.int32), NamedSharding(mesh, P()))
+    state = {"count": jax.new_ref(count), "plain": x, "sum": jax.new_ref(x)}
+    run = sdy.partition(f, mesh=mesh, static_argnums=0)
+    with jax.set_mesh(mesh):
+        for call in (1, 2):
+            total, plain = run(3, state, scale=2.0)
+            np.testing.assert_allclose(total, X.sum() * 2**call, rtol=1e-5)
+        assert state["count"][...] == 6 and state["sum"][...].sharding.spec == P("a", "b")
+        np.testing.assert_array_equal(plain, X)
+        assert "state['sum']" in str(run.plan(3, state, scale=2.0))
+
+
+def test_a_reference_on_one_device_is_refused_as_an_array_there(mesh):
+    with pytest.raises(sdy.ShardingError, match="`r` lies on a single device"):
+        sdy.partition(read, mesh=mesh)(jax.new_ref(jnp.zeros(8)), np.zeros(8, np.float32))
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_reference_is_passed_once(mesh, jit):
+    ref = jax.new_ref(jnp.zeros(8))
+    with jax.set_mesh(mesh), pytest.raises(ValueError):
+        jit(lambda r, s: r[...] + s[...])(ref, ref)
