@@ -293,6 +293,11 @@ def test_the_mesh_dialects_ops_in_python(names, mesh):
     np.testing.assert_array_equal(shifted, jnp.concatenate([jnp.zeros((2, 12)), x[:2]]))
 
 
+def test_types_that_show_shardings(names, capsys):
+    out = printed(capsys, lambda: executed(block("def typed_mlp"), {**names}, "typed.py"))
+    assert f"print(jax.typeof(y))  # {out.strip()}" in block("def typed_mlp")
+
+
 BEFORE = """
 import jax, jax.numpy as jnp, sdy_jax as sdy
 from jax.sharding import AxisType, PartitionSpec as P
@@ -328,7 +333,7 @@ def test_a_plan_for_a_pod(tmp_path, capsys):
 
 def test_no_other_line_is_shown():
     """A block or command that is new here needs a test above, or a reason not to be run."""
-    assert len(BLOCKS) == 31
+    assert len(BLOCKS) == 32
     assert {
         line
         for line in COMMANDS
