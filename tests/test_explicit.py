@@ -660,6 +660,15 @@ def test_stated_results_have_the_stated_types(mesh):
     np.testing.assert_allclose(gradient, 8 * X, rtol=1e-6)
 
 
+def test_terms_are_returned_only_in_a_type_that_says_so(mesh):
+    f = sdy.partition(lambda x, w: x @ w, mesh=mesh, out_shardings='[{"a"}, {}], unreduced={"b"}')
+    with pytest.raises(sdy.UnsupportedError, match=r"`result` is to be .*leave out unreduced="):
+        f(X, W)
+    y = f(placed(mesh, X, "a"), placed(mesh, W))
+    assert jax.typeof(y).sharding.spec.unreduced == {"b"}
+    np.testing.assert_allclose(reshard(y, NamedSharding(mesh, P("a"))), X @ W, rtol=1e-5, atol=1e-5)
+
+
 def test_an_argument_that_is_moved_is_seen_as_stated(mesh):
     seen, x = Seen(), placed(mesh, X, "a")
     f = sdy.partition(lambda x: seen(x) * 2, mesh=mesh, in_shardings=P(None, "b"), on_unknown="ignore")

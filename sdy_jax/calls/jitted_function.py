@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from sdy_jax.annotate.argument_errors import no_values
 from sdy_jax.annotate.arguments import SPEC_TYPES
@@ -185,15 +186,14 @@ class JittedFunction:
         """The function that jit traces: it plans, then runs the per-device program on shards."""
         call = self._function.planned(self._function.arguments(args, kwargs, layouts, mesh))
         call = call.alone if is_alone else call
-        if not call.plan.program.is_typed:
-            _check_whole(call.plan.results)
+        _check_whole(call.plan.results, call.result_types)
         with collection_paused():
             return call(*jax.tree.leaves(self._function.split(args, kwargs)[:2]))
 
 
-def _check_whole(values: Sequence[BoundaryValue]) -> None:
-    for value in values:
-        if value.sharding.unreduced_axes:
+def _check_whole(values: Sequence[BoundaryValue], types: Sequence[NamedSharding | None]) -> None:
+    for value, type_ in zip(values, types, strict=True):
+        if value.sharding.unreduced_axes and not (type_ is not None and type_.spec.unreduced):
             raise UnsupportedError(
                 f"`{value.path}` is to be <{value.sharding}>, but an array at the border of a partitioned function "
                 "holds its value, not terms of a sum; to fix: leave out unreduced=, or state it inside of the function"

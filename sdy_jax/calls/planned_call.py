@@ -174,7 +174,7 @@ class PlannedCall:
             [v.sharding for v in compress((*plan.constants, *plan.arguments), used)],
             [v.sharding for v in plan.results],
             list(compress(unreduced, used)),
-            self._result_types,
+            self.result_types,
         )
         function = local_function(graph, refined, device_like(self._mesh), used)
         fixed = [*compress((*program.constants, *plan.arguments), used)]
@@ -190,12 +190,12 @@ class PlannedCall:
         return run
 
     @property
-    def _result_types(self) -> list[NamedSharding | None]:
-        """The types in which the function returns; none for results whose layouts the planner chose."""
+    def result_types(self) -> list[NamedSharding | None]:
+        """The types on Explicit axes in which the function returns; None for results without, and for those whose
+        layouts the planner chose."""
         program = self.plan.program
-        if not program.is_typed:
-            return []
-        return [None if i in program.automatic_results else t.sharding for i, t in enumerate(program.out_info)]
+        without = range(len(program.out_info)) if not program.is_typed else program.automatic_results
+        return [None if i in without else type_.sharding for i, type_ in enumerate(program.out_info)]
 
     @cached_property
     def _axes(self) -> list[AxisRef]:
