@@ -100,3 +100,60 @@ def test_a_reference_is_passed_once(mesh, jit):
     ref = jax.new_ref(jnp.zeros(8))
     with jax.set_mesh(mesh), pytest.raises(ValueError):
         jit(lambda r, s: r[...] + s[...])(ref, ref)
+
+
+# Closed over.
+
+
+def closing(ref):
+    def accumulated(x, *, scale=1.0):
+        ref[...] += x * scale
+        return ref[...].sum()
+
+    def looped(x, *, scale=1.0):
+        def body(i, c):
+            ref[...] = ref[...] * 2 + c
+            return c + scale
+
+        return lax.fori_loop(0, 3, body, x)
+
+    def branching(x, *, scale=1.0):
+        def changed():
+            ref[...] += x
+
+        lax.cond(x.sum() > 0, changed, lambda: None)
+
+    return accumulated, looped, branching
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("stated", [None, (P("a"),), (P("a"), None), {"x": P("a")}], ids=str)
+@pytest.mark.parametrize("outer", [lambda f: f, jax.jit], ids=["direct", "in jit"])
+def test_references_that_are_closed_over_are_written(mesh, number, stated, outer):
+    def outcome(jit, **options):
+        ref = jax.new_ref(jax.device_put(X + 1, NamedSharding(mesh, P("a"))))
+        f = outer(jit(closing(ref)[number], **options))
+        x = jax.device_put(X, NamedSharding(mesh, P("a")))
+        return [f(x), f(x, scale=2.0), f(x)], ref[...]
+
+    with jax.set_mesh(mesh):
+        ours, theirs = outcome(sdy.partition, in_shardings=stated), outcome(jax.jit)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+
+
+def test_references_that_are_taken_and_closed_over(mesh):
+    with jax.set_mesh(mesh):
+        zeros = jax.device_put(jnp.zeros(8), NamedSharding(mesh, P()))
+        one, other, taken = jax.new_ref(zeros), jax.new_ref(zeros), jax.new_ref(zeros)
+
+        def f(n, r, x):
+            one[...] += x
+            if n > 1:
+                other[...] += r[...]
+            r[...] = x * n
+            return x
+
+        run = sdy.partition(f, mesh=mesh, static_argnums=0)
+        for n in (1, 2, 2):
+            run(n, taken, jnp.ones(8))
+        assert [float(r[...][0]) for r in (one, other, taken)] == [3.0, 3.0, 2.0]

@@ -52,11 +52,22 @@ def _remedy(path: str, value: Any) -> str:
 
 
 def no_reference(what: str) -> UnsupportedError:
-    """A mutable array that a function closes over, or that is lowered ahead of time."""
-    return UnsupportedError(
-        f"{what} is a jax.Ref; to fix: call the function with it as an argument, or pass its value, r[...], return the "
-        "new one, and write it outside. A Ref that is made and read inside is fine"
-    )
+    """A mutable array of a function that is lowered ahead of time."""
+    return UnsupportedError(_NO_REFERENCE.format(what=what))
+
+
+class ClosedOverReferences(UnsupportedError):
+    """A function closes over mutable arrays, `refs`; only a call can write them."""
+
+    def __init__(self, refs: Sequence[Any]):
+        super().__init__(_NO_REFERENCE.format(what="an array that the function closes over"))
+        self.refs = tuple(refs)
+
+
+_NO_REFERENCE = (
+    "{what} is a jax.Ref, which only calls of the function can write; to fix: call it, or pass its value, r[...], "
+    "return the new one, and write it outside. A Ref that is made and read inside is fine"
+)
 
 
 def no_size(path: str, shape: Sequence[Any]) -> UnsupportedError:

@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate import callbacks, checks, inspected, scans  # noqa: F401  (register how they are written)
-from sdy_jax.annotate.argument_errors import no_reference, no_result
+from sdy_jax.annotate.argument_errors import ClosedOverReferences, no_result
 from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.border_types import argument_type, in_stated_type, type_of_result, with_type
@@ -153,8 +153,8 @@ def from_function(
         module, jaxpr, results, constants = trace_and_lower(
             checked, args, kwargs, platform, site.lowering_rules, _lowered if site.is_typed else unordered
         )
-    if any(isinstance(constant, jax.Ref) for constant in jaxpr.consts):
-        raise no_reference("an array that the function closes over")
+    if refs := [constant for constant in jaxpr.consts if isinstance(constant, jax.Ref)]:
+        raise ClosedOverReferences(refs)
     out_info, out_tree = jax.tree.flatten(results)
     if site.is_typed:  # jax leaves the types on a mesh with axes of both kinds out
         out_info = [with_type(info, aval) for info, aval in zip(out_info, jaxpr.out_avals, strict=True)]

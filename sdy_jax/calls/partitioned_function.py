@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 import jax
 
+from sdy_jax.annotate.argument_errors import ClosedOverReferences
 from sdy_jax.annotate.site import traced_manual_axes
 from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.jitted_function import JittedFunction
@@ -56,6 +57,9 @@ class PartitionedFunction(Generic[P, R]):
     """It is always called with the same types, and its results go to other functions of ours only: they may be split by
     parts of axes."""
 
+    _writes_refs = True
+    """It reads the `jax.Ref`s that it is called with, or closes over, and writes them back."""
+
     def __init__(self, fun: Callable[P, R], options: Options):
         tell_of_failures()
         self._function = PlannedFunction(fun, options, _derivative, self._is_inner)
@@ -64,6 +68,8 @@ class PartitionedFunction(Generic[P, R]):
         self._jitted = JittedFunction(self._function)
         self._of_values: dict[Any, PartitionedFunction[..., Any]] = {}
         """For calls with `jax.Ref`s: the functions of their values, by which arguments are Refs and how these lie."""
+        self._closed_over: tuple[Any, ...] = ()
+        """The Refs that the function was found to close over."""
         self._plain = self._jitted.jit(lambda *args, **kwargs: fun(*args, **kwargs))
         self._called = with_cache_miss(self._plain, self._missed)
         has_statics = self._function.statics.positions or self._function.statics.names
@@ -115,10 +121,16 @@ class PartitionedFunction(Generic[P, R]):
         It knows the layouts of arrays on a mesh, and of `ShapeDtypeStruct`s with a sharding: where `in_shardings`
         leaves them open they start from that, and where it states something else, the plan says what is `moved`.
         """
-        if (of_refs := ReferenceCall.of(args, kwargs)) is not None:
+        if (of_refs := ReferenceCall.of(args, kwargs, self._closed_over)) is not None:
             return self._values_of(of_refs).plan(*of_refs.args, **of_refs.kwargs)
         call = self._function.arguments(args, kwargs)
-        planned = self._function.planned(call)
+        try:
+            planned = self._function.planned(call)
+        except ClosedOverReferences as error:
+            if not self._writes_refs:
+                raise
+            self._closed_over = error.refs
+            return self.plan(*args, **kwargs)
         moves = call.moves(planned)
         return dataclasses.replace(planned.plan, moves=moves) if moves else planned.plan
 
@@ -171,22 +183,40 @@ class PartitionedFunction(Generic[P, R]):
             return self._function.inlined(args, kwargs, mesh), None, False
         if traced_manual_axes():  # the body of a `jax.shard_map`: its values are blocks, and partitioned already
             return self._plain(*args, **kwargs), None, False
-        if (call := ReferenceCall.of(args, kwargs)) is not None:
-            result, values = self._values_of(call)(*call.args, **call.kwargs)
-            call.write(values)
-            return result, None, False
+        if (call := ReferenceCall.of(args, kwargs, self._closed_over)) is not None:
+            return self._written(call, args, kwargs), None, False
         if is_called_back():
             self._check_may_wait(args, kwargs)
-        return self._jitted.missed(args, kwargs)
+        try:
+            return self._jitted.missed(args, kwargs)
+        except ClosedOverReferences as error:
+            if not self._writes_refs:
+                raise
+            self._closed_over = error.refs
+        return self._missed(*args, **kwargs)
+
+    def _written(self, call: ReferenceCall, args: Any, kwargs: Any) -> Any:
+        """The result of a call that reads or writes `jax.Ref`s."""
+        try:
+            result, values = self._values_of(call)(*call.args, **call.kwargs)
+        except ClosedOverReferences as error:
+            self._closed_over += error.refs
+            return self._missed(*args, **kwargs)[0]
+        call.write(values)
+        return result
 
     def _values_of(self, call: ReferenceCall) -> PartitionedFunction[..., Any]:
         """The function of the values of a call's Refs, which leaves them as they lie."""
         layouts = [layout_of(ref[...]) for ref in call.refs]
-        key = (call.where, *layouts)
+        key = (call.where, *map(id, self._closed_over), *layouts)
         if key not in self._of_values:
             options = self._function.options
-            options = dataclasses.replace(options, out_shardings=(options.out_shardings, layouts))
-            self._of_values[key] = PartitionedFunction(of_values(self._function.fun, call.where), options)
+            stated = options.in_shardings
+            if self._closed_over:
+                stated = self._function.stated_by_name()
+            options = dataclasses.replace(options, in_shardings=stated, out_shardings=(options.out_shardings, layouts))
+            fun = of_values(self._function.fun, call.where, self._closed_over)
+            self._of_values[key] = _OfValues(fun, options)
         return self._of_values[key]
 
     def _check_may_wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -202,6 +232,12 @@ class PartitionedFunction(Generic[P, R]):
             return None
         call = self._function.arguments(args, kwargs)
         return None if isinstance(call.mesh, jax.sharding.Mesh) else call
+
+
+class _OfValues(PartitionedFunction[P, R]):
+    """A function of the values of `jax.Ref`s."""
+
+    _writes_refs = False
 
 
 class _InnerFunction(PartitionedFunction[P, R]):

@@ -243,6 +243,16 @@ class PlannedFunction:
         outputs = [constrained(leaf, "out_shardings") for leaf in stated]
         return jax.tree.unflatten(jax.tree.structure(result), outputs)
 
+    def stated_by_name(self) -> Any:
+        """`in_shardings` as entries for parameters by their names, so that there may be one more."""
+        stated, own = self.options.in_shardings, self._parameters.without(self.statics.positions, self.statics.names)
+        names = (*own.positional, *own.keyword_only)
+        if stated is None or isinstance(stated, dict):
+            return stated
+        return (
+            dict(zip(names, stated, strict=False)) if isinstance(stated, tuple | list) else dict.fromkeys(names, stated)
+        )
+
     def _dynamic(self, statics: Statics) -> Parameters:
         """The parameters without the static ones."""
         return self._parameters.without({*self.statics.positions, *statics.positions}, self.statics.names)

@@ -1,5 +1,5 @@
-"""`jax.Ref`s as arguments: a function of them is partitioned as one of their values, which also returns what it leaves
-in them.
+"""`jax.Ref`s that a function takes or closes over: it is partitioned as a function of their values, which also returns
+what it leaves in them.
 
 Inside, each Ref is one that the function makes itself: jax puts reads and writes in their order, in loops and branches
 too.
@@ -8,23 +8,29 @@ too.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from sdy_jax.annotate.argument_errors import ClosedOverReferences
+from sdy_jax.annotate.user_function import function_signature
 from sdy_jax.errors import ArgumentError
+
+VALUES = "values_of_refs"
+"""The keyword of the values of those Refs that a function closes over."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceCall:
-    """A call with Refs among its arguments.
+    """A call that reads or writes Refs.
 
     Attributes:
-        refs: the Refs.
-        where: their indices among the leaves of `(args, kwargs)`.
-        args, kwargs: the arguments with values in place of the Refs.
+        refs: the Refs among the arguments, then those that the function closes over.
+        where: the indices of the former among the leaves of `(args, kwargs)`.
+        args, kwargs: the arguments, with values in place of the Refs and those of the latter under `VALUES`.
     """
 
     refs: tuple[Any, ...]
@@ -33,20 +39,21 @@ class ReferenceCall:
     kwargs: dict[str, Any]
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReferenceCall | None:
-        """None where no argument is a Ref.
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], closed: Sequence[Any]) -> ReferenceCall | None:
+        """None where there are no Refs.
 
         Raises:
-            ArgumentError: a Ref is passed twice.
+            ArgumentError: a Ref is passed twice, or passed and closed over.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
         where = tuple(i for i, x in enumerate(leaves) if isinstance(x, jax.Ref))
-        if not where:
+        refs = (*(leaves[i] for i in where), *closed)
+        if not refs:
             return None
-        refs = tuple(leaves[i] for i in where)
         if len({*map(id, refs)}) < len(refs):
-            raise ArgumentError("a jax.Ref is passed as two arguments; to fix: pass it once")
-        return cls(refs, where, *_with_leaves(tree, leaves, where, [ref[...] for ref in refs]))
+            raise ArgumentError("a jax.Ref is passed as two arguments, or closed over as well; to fix: pass it once")
+        args, kwargs = _with_leaves(tree, leaves, where, [ref[...] for ref in refs])
+        return cls(refs, where, args, {**kwargs, VALUES: [ref[...] for ref in closed]} if closed else kwargs)
 
     def write(self, values: Sequence[Any]) -> None:
         """Stores what the function left in the Refs."""
@@ -54,20 +61,56 @@ class ReferenceCall:
             ref[...] = value
 
 
-def of_values(fun: Callable[..., Any], where: Sequence[int]) -> Callable[..., Any]:
-    """A function of Refs as one of values at these leaves: its result, and the values that it leaves in them."""
+def of_values(fun: Callable[..., Any], where: Sequence[int], closed: Sequence[Any]) -> Callable[..., Any]:
+    """A function of Refs as one of values: at these leaves, and of those that it closes over. It returns the result and
+    the values that it leaves in all of them."""
 
     @functools.wraps(fun)
     def run(*args: Any, **kwargs: Any) -> Any:
+        own = [jax.new_ref(value) for value in kwargs.pop(VALUES, ())]
         leaves, tree = jax.tree.flatten((args, kwargs))
         refs = [jax.new_ref(leaves[i]) for i in where]
         args, kwargs = _with_leaves(tree, leaves, where, refs)
-        result = fun(*args, **kwargs)
-        return result, [ref[...] for ref in refs]
+        result = _with_own_references(fun, args, kwargs, closed, own) if own else fun(*args, **kwargs)
+        return result, [ref[...] for ref in (*refs, *own)]
 
+    signature = function_signature(fun)
+    if closed and signature is not None:
+        run.__signature__ = _with_values(signature)  # type: ignore[attr-defined]
     return run
 
 
+def _with_values(signature: inspect.Signature) -> inspect.Signature:
+    """A signature with the keyword `VALUES`."""
+    added = inspect.Parameter(VALUES, inspect.Parameter.KEYWORD_ONLY)
+    parameters = list(signature.parameters.values())
+    is_open = parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    parameters.insert(len(parameters) - bool(is_open), added)
+    return signature.replace(parameters=parameters)
+
+
+def _with_own_references(
+    fun: Callable[..., Any], args: Any, kwargs: Any, closed: Sequence[Any], own: Sequence[Any]
+) -> Any:
+    """The result of a function in which Refs of its own stand for those that it closes over."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    where = [i for i, x in enumerate(leaves) if isinstance(x, jax.core.Tracer)]
+    trees = []
+
+    def flat(*xs: Any) -> list[Any]:
+        args, kwargs = _with_leaves(tree, leaves, where, xs)
+        results, result_tree = jax.tree.flatten(fun(*args, **kwargs))
+        trees.append(result_tree)
+        return results
+
+    traced = jax.make_jaxpr(flat)(*(leaves[i] for i in where))
+    found = {id(ref): new for ref, new in zip(closed, own, strict=True)}
+    consts = [found.get(id(constant), constant) for constant in traced.consts]
+    if more := [c for c in consts if isinstance(c, jax.Ref) and not isinstance(c, jax.core.Tracer)]:
+        raise ClosedOverReferences(more)
+    return jax.tree.unflatten(trees[0], jax.core.eval_jaxpr(traced.jaxpr, consts, *(leaves[i] for i in where)))
+
+
 def _with_leaves(tree: Any, leaves: Sequence[Any], where: Sequence[int], new: Sequence[Any]) -> Any:
-    placed = dict(zip(where, new, strict=True))
+    placed = dict(zip(where, new, strict=False))
     return jax.tree.unflatten(tree, [placed.get(i, x) for i, x in enumerate(leaves)])
