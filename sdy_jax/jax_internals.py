@@ -5,6 +5,7 @@
 * `Traced._consts`: tracers of an outer trace that a function closes over; they are arguments of the module as well.
 * `get_concrete_mesh`: the mesh of `jax.set_mesh`; the public `get_mesh` refuses to say it under `jax.jit`.
   `thread_resources`: that of `with mesh:`, which is deprecated, and of which the public API says nothing.
+* `NamedAxisEffect`: of a function that uses an axis which a `jax.vmap` around it names.
 * `ShardingTypeError`: what an op raises on Explicit axes whose result may lie in several ways.
 * `jaxpr_const_args`: which arrays those are, of a jaxpr that becomes the region of an op.
 * `shard_alike_p`: gives its groups numbers of the process, which would meet the user's; jax 0.12 no longer has it.
@@ -41,8 +42,8 @@ from typing import Any
 import jax
 from jax import export
 from jax._src import callback, checkify, config, debugging, distributed, effects
+from jax._src.core import NamedAxisEffect, jaxpr_const_args
 from jax._src.core import ShardingTypeError as ShardingTypeError
-from jax._src.core import jaxpr_const_args
 from jax._src.custom_partitioning import custom_partitioning_p as custom_partitioning_p
 from jax._src.custom_partitioning_sharding_rule import sdy_sharding_rule_to_mlir, str_to_sdy_sharding_rule
 from jax._src.interpreters.mlir import refine_polymorphic_shapes
@@ -116,6 +117,11 @@ def effects_of(primitive: Primitive, avals: Sequence[Any], parameters: Mapping[s
     """The effects of a primitive on arguments of these types."""
     _, found = primitive.abstract_eval(*avals, **parameters)
     return found
+
+
+def named_axes(found: Set[Any]) -> list[str]:
+    """The axes over which a function communicates that `jax.vmap` around it names."""
+    return sorted(str(effect.name) for effect in found if isinstance(effect, NamedAxisEffect))
 
 
 def has_ordered(found: Set[Any]) -> bool:

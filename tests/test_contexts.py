@@ -110,6 +110,12 @@ def test_in_a_shard_map_on_some_axes():
     np.testing.assert_allclose(y, X[:4] + X[4:])
 
 
+def test_an_axis_of_vmap_around_a_function_is_refused_by_name():
+    f = sdy.partition(lambda row: row - lax.pmean(row, "rows"), mesh=mesh_of())
+    with pytest.raises(sdy.UnsupportedError, match=r"over 'rows', an axis of a jax.vmap around it.*vmap inside"):
+        jax.vmap(f, axis_name="rows")(X)
+
+
 # What has no values.
 
 

@@ -22,11 +22,12 @@ from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.annotate.unordered import unordered
 from sdy_jax.annotate.written import marked, settle_types
+from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
-from sdy_jax.jax_internals import trace_and_lower
+from sdy_jax.jax_internals import named_axes, trace_and_lower
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -151,7 +152,7 @@ def from_function(
         platform = lowering_platform(jax_mesh)
         args, kwargs = jax.tree.unflatten(tree, avals)
         module, jaxpr, results, constants = trace_and_lower(
-            checked, args, kwargs, platform, site.lowering_rules, _lowered if site.is_typed else unordered
+            checked, args, kwargs, platform, site.lowering_rules, functools.partial(_lowered, site)
         )
     if refs := [constant for constant in jaxpr.consts if isinstance(constant, jax.Ref)]:
         raise ClosedOverReferences(refs)
@@ -190,9 +191,18 @@ def from_function(
     return program
 
 
-def _lowered(jaxpr: Any) -> Any:
-    """The jaxpr that is lowered where values have types."""
-    return marked(unordered(jaxpr))
+def _lowered(site: Site, jaxpr: Any) -> Any:
+    """The jaxpr that is lowered.
+
+    Raises:
+        UnsupportedError: it uses an axis of a `jax.vmap` around the function.
+    """
+    if axes := named_axes(jaxpr.effects):
+        raise UnsupportedError(
+            f"a partitioned function communicates over {', '.join(map(repr, axes))}, an axis of a jax.vmap around it; "
+            "to fix: vmap inside of the function"
+        )
+    return marked(unordered(jaxpr)) if site.is_typed else unordered(jaxpr)
 
 
 def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:
