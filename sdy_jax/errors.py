@@ -6,6 +6,7 @@ what was given, where (argument path, source line or MLIR location), and what wo
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -30,7 +31,10 @@ class UnsupportedError(SdyError, NotImplementedError):
 
 
 class MemoryLimitError(SdyError):
-    """No program was found that keeps within `memory=`."""
+    """No program was found that keeps within `memory=`; `least`: the bytes that a device holds by what holds least of
+    all that was found."""
+
+    least: float = math.inf
 
 
 class ContractError(SdyError):

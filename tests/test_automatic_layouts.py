@@ -14,11 +14,14 @@ from partitioned_ops import LINE, PLANE
 from sharding_dump import parse
 
 import sdy_jax as sdy
+from sdy_jax.calls import options
 from sdy_jax.ir.graph import Graph
 from sdy_jax.op_rules import RuleBook
+from sdy_jax.plan import automatic, build
 from sdy_jax.plan.border_specs import pasted
 from sdy_jax.plan.expert_parallel import expert_parallel
 from sdy_jax.plan.tensor_parallel import tensor_parallel
+from sdy_jax.plan.usual_layouts import UsualLayouts
 
 AXES = {"line": LINE, "plane": PLANE}
 OPTIMIZER = optax.adamw(1e-2)
@@ -76,7 +79,7 @@ def test_a_training_step_is_as_plain_and_as_cheap_as_the_usual_layouts(mesh, bat
     plan = auto.plan(*args)
     assert plan.automatic is not None
     costs = [each.cost for each in plan.automatic.usual.values()]
-    assert len(costs) == (4 if mesh == "line" else 5)
+    assert len(costs) == (5 if mesh == "line" else 6)
     assert plan.automatic.chosen.cost <= 1.0001 * min(costs)
     assert_close(auto(*args), step(*args))
 
@@ -104,7 +107,7 @@ def test_the_text_of_a_plan_states_what_was_chosen():
     given = eval(stated, names)
     again = sdy.partition(step, mesh=PLANE, in_shardings=given, out_shardings=plan.output_specs).plan(*args)
     assert again.mlir() == plan.mlir()
-    for name in ("replicated", "data", "fsdp", "megatron", "fsdp+megatron"):
+    for name in ("replicated", "data", "fsdp", "fsdp-first", "megatron", "fsdp+megatron"):
         assert f"  {name} " in page
 
 
@@ -140,6 +143,64 @@ def test_layouts_whose_arguments_alone_are_too_much_are_not_planned():
     limit = 0.9 * sum(leaf.nbytes for leaf in jax.tree.leaves(args[0]))
     auto = sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, memory=limit)
     assert not {"replicated", "data"} & set(auto.plan(*args).automatic.usual)
+
+
+def test_weights_are_fully_sharded_along_their_largest_dimension_or_the_first_that_divides():
+    def summed(weights, x):
+        return jax.tree.map(lambda w: w + x.mean(), weights), x.sum()
+
+    weights = {
+        "stack": jnp.ones((8, 16, 32)),
+        "odd": jnp.ones((6, 8, 64)),
+        "tall": jnp.ones((64, 8)),
+        "one": jnp.ones(3),
+    }
+    traced = sdy.partition(summed, mesh=PLANE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO).plan(weights, jnp.ones(8))
+    usual = dict(UsualLayouts(traced.program, range(5), range(4)).borders())
+    paths = [argument.path.split("'")[1] for argument in traced.arguments[:4]]
+    split = {
+        name: {path: [dim for dim, axes in enumerate(border[i].axes) if axes] for i, path in enumerate(paths)}
+        for name, border in usual.items()
+    }
+    assert split["fsdp"] == {"stack": [2], "odd": [2], "tall": [0], "one": []}
+    assert split["fsdp-first"] == {"stack": [0], "odd": [1], "tall": [0], "one": []}
+
+
+def not_enough(least):
+    error = sdy.MemoryLimitError(f"the least that was found is {least}")
+    error.least = least
+    return error
+
+
+def test_where_the_search_finds_nothing_usual_layouts_that_fit_are_taken(monkeypatch):
+    def found_nothing(*_):
+        raise not_enough(1e12)
+
+    monkeypatch.setattr(build, "best_border", found_nothing)
+    args = arguments(batch=16, width=64)
+    auto = sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, memory="300KiB")
+    plan = auto.plan(*args)
+    assert plan.memory.peak <= 300 * 1024
+    least = min(each.peak for each in plan.automatic.usual.values())
+    auto = sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, memory=0.93 * least)
+    with pytest.raises(sdy.MemoryLimitError) as refused:
+        auto.plan(*args)
+    assert refused.value.least <= least
+
+
+def test_what_does_not_fit_is_not_chosen_where_a_usual_layout_fits(monkeypatch):
+    """Where the limit is that of the devices, the search tells what holds least, whether it fits or not."""
+    args = arguments(batch=256)
+    auto = sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, on_unknown="ignore")
+    plan = auto.plan(*args)
+    chosen = {i: argument.sharding for i, argument in enumerate(plan.arguments)}
+    limit = 1.02 * plan.automatic.usual["fsdp"].peak
+    assert plan.memory.peak > limit
+    auto.clear_cache()
+    monkeypatch.setattr(build._Making, "_freed", lambda *_: (chosen, {}))
+    monkeypatch.setattr(automatic, "_cost", lambda plan: 0.0)
+    monkeypatch.setattr(options, "memory_of", lambda mesh: limit / 0.9)
+    assert auto.plan(*args).memory.peak <= limit
 
 
 def routed(weights, x):
@@ -188,8 +249,9 @@ def test_layers_of_a_stack_are_weights(devices, experts, columns):
 
 def test_what_no_layout_can_hold_is_refused():
     auto = sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, memory=1000)
-    with pytest.raises(sdy.MemoryLimitError, match="memory=1000 B is not enough"):
+    with pytest.raises(sdy.MemoryLimitError, match="memory=1000 B is not enough") as refused:
         auto.plan(*arguments())
+    assert 1000 < refused.value.least < 1e6
 
 
 def test_single_leaves_and_stated_ones():

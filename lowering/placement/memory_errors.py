@@ -21,19 +21,24 @@ def too_large(peak: Peak, limit: float) -> MemoryLimitError:
     largest = "; ".join(
         f"{bytes_text(live.bytes)} of {live.value.type} at {live.source}" for live in peak.live[:_LISTED]
     )
-    return MemoryLimitError(
+    error = MemoryLimitError(
         f"memory={bytes_text(limit)} is not enough: the least that was found is {bytes_text(peak.total)} per device "
         f"({bytes_text(peak.arguments)} of arguments, {bytes_text(peak.results)} of results, {bytes_text(peak.bytes)} "
         f"in between). The largest values at the peak: {largest}; to fix: split these, or compute them again "
         "(jax.checkpoint)"
     )
+    error.least = peak.total
+    return error
 
 
-def border_too_large(graph: Graph, walked: Walked, inputs: Sequence[str], mesh: Mesh, limit: float) -> MemoryLimitError:
+def border_too_large(
+    graph: Graph, walked: Walked, held: float, inputs: Sequence[str], mesh: Mesh, limit: float
+) -> MemoryLimitError:
     """The error for a program whose arguments and results alone hold more than the limit.
 
     Args:
         graph, walked: the program, and the layouts of its border.
+        held: the bytes that it holds per device in all.
         inputs: what the user calls the arguments.
         mesh: the mesh of the layouts.
         limit: bytes per device.
@@ -41,12 +46,14 @@ def border_too_large(graph: Graph, walked: Walked, inputs: Sequence[str], mesh: 
     arguments = dict(_sizes(inputs or _numbered("argument", graph.arguments), graph.arguments, walked.arguments, mesh))
     results = dict(_sizes(_numbered("result", graph.outputs), graph.outputs, walked.results, mesh))
     both = sorted({**arguments, **results}.items(), key=lambda item: -item[1])[:_LISTED]
-    return MemoryLimitError(
+    error = MemoryLimitError(
         f"memory={bytes_text(limit)} is not enough: arguments take {bytes_text(sum(arguments.values()))} and results "
         f"{bytes_text(sum(results.values()))} per device. The largest: "
         f"{', '.join(f'`{name}` ({bytes_text(size)})' for name, size in both)}; to fix: split them further, by "
         "in_shardings and out_shardings, or leave them to the planner (AUTO)"
     )
+    error.least = held
+    return error
 
 
 def _numbered(what: str, values: Sequence[Value]) -> list[str]:

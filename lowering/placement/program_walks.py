@@ -5,6 +5,7 @@ Source: spec of the planner, sections 9, 12 and 13.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -49,6 +50,7 @@ class ProgramWalks:
         graph: the program.
         mesh_name, costs, rules, policy, inputs: as for `whole_program.partition`.
         border: the arguments and results that may have any layout.
+        known: what a program costs that is known to fit; dearer ones need not be found.
     """
 
     def __init__(
@@ -60,9 +62,10 @@ class ProgramWalks:
         policy: Policy,
         inputs: Sequence[str],
         border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
+        known: float = math.inf,
     ):
         self.mesh_name, self.costs, self._rules, self.policy = mesh_name, costs, rules, policy
-        self._inputs, self._border = inputs, border
+        self._inputs, self._border, self._known = inputs, border, known
         self.graph = graph
         self.proposed = self._walk(None)
         self.mesh = self.proposed.walker.mesh
@@ -97,7 +100,7 @@ class ProgramWalks:
     @cached_property
     def room(self) -> Room:
         """What the program may hold, and send."""
-        return Room(self.limit, self.policy.device_memory, _HOLDING, self.costs.unit == "seconds")
+        return Room(self.limit, self.policy.device_memory, _HOLDING, self.costs.unit == "seconds", self._known)
 
     @property
     def can_be_planned(self) -> bool:
@@ -124,8 +127,9 @@ class ProgramWalks:
         Raises:
             MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
         """
-        if self.policy.memory is not None and self.proposed.peak.border > self.limit:
-            raise border_too_large(self.graph, self.proposed.walker.walked, self._inputs, self.mesh, self.limit)
+        walked, peak = self.proposed.walker.walked, self.proposed.peak
+        if self.policy.memory is not None and peak.border > self.limit:
+            raise border_too_large(self.graph, walked, peak.total, self._inputs, self.mesh, self.limit)
         must_plan = self.proposed.sends or not self.room.fits(self.proposed)
         return self.planned(prices) if must_plan else [self.proposed]
 

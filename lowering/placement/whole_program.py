@@ -87,7 +87,13 @@ def _combined(
 
 
 def best_border(
-    module: ir.Operation, mesh_name: str, costs: CostModel, border: FreeBorder, rules: RuleBook, policy: Policy
+    module: ir.Operation,
+    mesh_name: str,
+    costs: CostModel,
+    border: FreeBorder,
+    rules: RuleBook,
+    policy: Policy,
+    known: float = math.inf,
 ) -> BorderLayouts:
     """The layouts of arguments and results with which a program costs least, of those that may have any.
 
@@ -96,12 +102,14 @@ def best_border(
         mesh_name, costs, rules, policy: as for `partition`; there is no limit of memory but the policy's, and that of
             the device.
         border: what is free.
+        known: what a program costs that is known to fit; dearer ones need not be found.
 
     Raises:
         MemoryLimitError: no program was found that keeps within the policy's memory.
     """
     policy = policy if policy.available else replace(policy, memory=math.inf)
-    walks = ProgramWalks(prepared(module, mesh_name, rules), mesh_name, costs, rules, policy, (), border)
+    graph = prepared(module, mesh_name, rules)
+    walks = ProgramWalks(graph, mesh_name, costs, rules, policy, (), border, known)
     best = walks.room.best(walks.fitting(walks.planned()))
     if best.walker.plan is not None:
         return best.walker.plan.border

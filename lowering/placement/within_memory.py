@@ -179,12 +179,14 @@ class Room(NamedTuple):
     `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `holding`: the share of a
     program's cost that it is worth to hold nothing instead of all of it. `saves_bytes`: it may send no more than the
     proposal, where that fits: a model of time says what it saves by that, but not what it costs others on the links.
+    `known`: what a program costs that is known to fit.
     """
 
     limit: float
     memory: float
     holding: float
     saves_bytes: bool = False
+    known: float = math.inf
 
     def byte(self, cost: float) -> float:
         """What it is worth not to hold a byte, in a program of this cost: a little, and always, where the memory of
@@ -315,7 +317,7 @@ class _Search:
                 or self.is_good(best)
                 or closer == _CLOSER
                 or idle == _IDLE
-                or (not fits and walk.cost > self._least)
+                or (not fits and walk.cost > min(self._least, self._room.known))
             ):
                 break
             closer += int(high is not None and bool(low.any()))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from jax.extend.mlir import ir
@@ -40,7 +39,7 @@ def automatic_plan(
     imported: ir.Operation,
     planned: Callable[[Program], Plan],
     tried: Callable[[Program], Plan],
-    freed: Callable[[Program, FreeBorder], Border],
+    freed: Callable[[Program, FreeBorder, float], Border],
     limit: float,
     tell: Tell,
 ) -> Plan:
@@ -51,7 +50,8 @@ def automatic_plan(
         imported: its module after import.
         planned: plans a program whose border is stated.
         tried: likewise, whatever memory that takes.
-        freed: the best border of a program with a free one, found from the one that is stated.
+        freed: the best border of a program with a free one, found from the one that is stated; takes what a program
+            costs that is known to fit, dearer ones than which need not be found.
         limit: the bytes that a device may hold by what the user says, or else its own.
         tell: is told what is tried, and how much of the search is done.
 
@@ -68,7 +68,7 @@ class _Search:
         program: Program,
         planned: Callable[[Program], Plan],
         tried: Callable[[Program], Plan],
-        freed: Callable[[Program, FreeBorder], Border],
+        freed: Callable[[Program, FreeBorder, float], Border],
         limit: float,
         tell: Tell,
     ):
@@ -77,6 +77,7 @@ class _Search:
         back = carried(program).items()
         free = program.automatic_arguments, program.automatic_results
         self._carried = {argument: result for argument, result in back if argument in free[0] and result in free[1]}
+        self._problems: list[MemoryLimitError] = []
 
     def run(self, imported: Program) -> Plan:
         program, plans = self._program, dict[str, Plan]()
@@ -97,34 +98,49 @@ class _Search:
         return float(sum(math.prod(each.local_shape(of.shape, mesh)) * of.dtype.itemsize for of, each in leaves))
 
     def _chosen(self, usual: Sequence[Plan]) -> Plan:
-        """The plan with the border that is found from the cheapest usual one that leaves room for anything else; or
-        with that one, or the next, where it costs less and keeps within the memory. They come in order of their costs.
-        """
+        """The best of the plan with the border that is found from the cheapest usual one that leaves room for anything
+        else, and of those with usual ones. They come in order of their costs."""
         roomy = [plan for plan in usual if plan.memory.border <= self._limit]
         borders = [self._stated(self._border_of(plan)) for plan in roomy]
-        found, problem = self._searched(borders[:1])
-        for plan, border in zip(roomy, borders, strict=True):
-            if found is not None and _cost(found) <= _cost(plan):
-                break
-            with suppress(MemoryLimitError):
-                stated = self._planned(border)
-                found = stated if found is None else min(found, stated, key=_cost)
-                break
-        if found is None:
-            assert problem is not None
-            raise problem
-        return found
+        # usual layouts are guesses where nothing comes back: then what propagation says is a start as well
+        starts = borders[:1] if self._carried and borders else [self._program, *borders[:1]]
+        found = self._searched(starts, min([_cost(plan) for plan in usual if self._fits(plan)], default=math.inf))
+        found += [*self._better_stated(roomy, borders, found)]
+        if not found:
+            raise min(self._problems, key=lambda problem: problem.least)
+        return min(found, key=self._rank)
 
-    def _searched(self, starts: Sequence[Program]) -> tuple[Plan | None, MemoryLimitError | None]:
-        """The plan with the cheapest border that is found from stated ones, and why there is none; also from what
-        propagation says, where usual layouts are guesses because nothing comes back."""
-        plans, problem = list[Plan](), None
-        for start in starts if self._carried and starts else (self._program, *starts):
+    def _searched(self, starts: Sequence[Program], known: float) -> list[Plan]:
+        """The plans with the borders that are found from stated ones; `known`: what a plan costs that fits."""
+        free = self._free_border()
+        return [*self._within(lambda start: self._planned(self._stated(self._freed(start, free, known))), starts)]
+
+    def _better_stated(
+        self, usual: Sequence[Plan], borders: Sequence[Program], found: Sequence[Plan]
+    ) -> Iterator[Plan]:
+        """The plans with usual borders that may be better than those that were found, up to the first that fits."""
+        for plan, border in zip(usual, borders, strict=True):
+            if any(self._fits(each) and _cost(each) <= _cost(plan) for each in found):
+                return
+            for stated in self._within(self._planned, [border]):
+                yield stated
+                if self._fits(stated):
+                    return
+
+    def _within(self, planned: Callable[[Program], Plan], programs: Sequence[Program]) -> Iterator[Plan]:
+        """The plans of programs; of those for which the memory is not enough, the problems are kept."""
+        for program in programs:
             try:
-                plans.append(self._planned(self._stated(self._freed(start, self._free_border()))))
+                yield planned(program)
             except MemoryLimitError as error:
-                problem = error
-        return min(plans, key=_cost, default=None), problem
+                self._problems.append(error)
+
+    def _fits(self, plan: Plan) -> bool:
+        return plan.memory.peak <= self._limit
+
+    def _rank(self, plan: Plan) -> tuple[bool, float]:
+        """By what plans are compared: first those that fit, what costs least; then what holds least."""
+        return (False, _cost(plan)) if self._fits(plan) else (True, plan.memory.peak)
 
     def _record(self, chosen: Plan, usual: Mapping[str, Plan]) -> AutomaticLayouts:
         inputs = frozenset(self._program.inputs[i] for i in self._program.automatic_arguments)

@@ -161,10 +161,10 @@ class _Making:
         unlimited = replace(self, policy=replace(self.policy, memory=math.inf))
         return automatic_plan(program, imported, self.plan, unlimited.plan, self._freed, limit, self.tell)
 
-    def _freed(self, program: Program, border: FreeBorder) -> Border:
+    def _freed(self, program: Program, border: FreeBorder, known: float) -> Border:
         stages, rules = self._propagated(program, self._dump())
         module, _ = to_partition(stages["propagated"], program, self.source, self.inner)
-        found = best_border(module, program.mesh_name, self.costs, border, rules, self.policy)
+        found = best_border(module, program.mesh_name, self.costs, border, rules, self.policy, known)
         first = len(program.constants)
         return {number - first: sharding for number, sharding in found.arguments.items()}, found.results
 

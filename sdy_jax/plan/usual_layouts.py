@@ -93,7 +93,10 @@ class UsualLayouts:
         *others, last = axes
         yield "replicated", self._border((), {})
         yield "data", self._border(axes, {})
-        yield "fsdp", self._fully_sharded(axes, {})
+        fully, first = self._fully_sharded(axes, {}), self._fully_sharded(axes, {}, first=True)
+        yield "fsdp", fully
+        if first != fully:
+            yield "fsdp-first", first
         tensor, experts = self._split(tensor_parallel, last), self._split(expert_parallel, last)
         if tensor:
             yield "megatron", self._border(tuple(others), tensor)
@@ -111,15 +114,19 @@ class UsualLayouts:
             found[leaf] = self._sharding(leaf, dims)
         return found
 
-    def _fully_sharded(self, axes: Sequence[AxisRef], tensor: Mapping[int, Mapping[int, Sequence[AxisRef]]]) -> Border:
-        """State split along the largest dimension that is free and can be, too, by the axes that it is not split by."""
+    def _fully_sharded(
+        self, axes: Sequence[AxisRef], tensor: Mapping[int, Mapping[int, Sequence[AxisRef]]], first: bool = False
+    ) -> Border:
+        """State split along the largest dimension that is free and can be, too, by the axes that it is not split by; or
+        along the first of those that most of these divide: of stacks of layers that is often the layers."""
         state = {}
         for leaf in self.state:
             own, shape = dict(tensor.get(leaf, {})), self._shape(leaf)
             left = [axis for axis in axes if not any(axis in found for found in own.values())]
-            able = [dim for dim in range(len(shape)) if dim not in own and self._along(leaf, dim, left)]
-            if able:
-                own |= self._along(leaf, max(able, key=lambda dim: shape[dim]), left)
+            able = {dim: self._axes(leaf, dim, left) for dim in range(len(shape)) if dim not in own}
+            if any(able.values()):
+                dim = max(filter(able.get, able), key=lambda dim: len(able[dim]) if first else shape[dim])
+                own[dim] = able[dim]
             state[leaf] = own
         return self._border(axes, state)
 
@@ -146,13 +153,18 @@ class UsualLayouts:
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], ends))
 
     def _along(self, leaf: int, dim: int, axes: Sequence[AxisRef]) -> dict[int, Sequence[AxisRef]]:
-        """A dimension split along as many of the axes as divide it, the first ones; nothing where none do."""
+        """A dimension split along as many of the axes as divide it; nothing where none do."""
+        found = self._axes(leaf, dim, axes)
+        return {dim: found} if found else {}
+
+    def _axes(self, leaf: int, dim: int, axes: Sequence[AxisRef]) -> Sequence[AxisRef]:
+        """As many of the axes as divide a dimension, the first ones."""
         shape, count = self._shape(leaf), 0
         if dim >= len(shape) or not shape[dim]:
-            return {}
+            return ()
         while count < len(axes) and shape[dim] % axes_size(axes[: count + 1], self._mesh) == 0:
             count += 1
-        return {dim: axes[:count]} if count else {}
+        return axes[:count]
 
     def _sharding(self, leaf: int, dims: Mapping[int, Sequence[AxisRef]]) -> TensorSharding:
         entries = [
