@@ -67,21 +67,25 @@ class Cost:
 
 
 _LIBRARY_CALL = re.compile(
-    r'target="lapack_[sdcz](potrf|trsm|geqrf|orgqr|ungqr)_ffi", operand_layout_constraints=\{(.*?)\}, [a-z_]+='
+    r'target="(?:lapack_[sdcz](potrf|trsm|geqrf|orgqr|ungqr)_ffi|'
+    r"(Cholesky|CompactWyHelper|InvertDiagBlocks|QrDecompositionBlock)(?:(?:Lower|Upper)Triangular)?)"
+    r'", operand_layout_constraints=\{(.*?)\}, [a-z_]+='
 )
 _SHAPE = re.compile(r"\w\d+\[([\d,]*)\]")
 
 
 def library_flops(hlo: str) -> float:
-    """The operations of LAPACK's calls in a compiled program, of which XLA counts none."""
-    return sum(_of_call(*found.groups()) for found in _LIBRARY_CALL.finditer(hlo))
+    """The operations of LAPACK's calls in a compiled program, and of those for blocks of which libtpu makes
+    decompositions. XLA counts none of them."""
+    return sum(_of_call(lapack or block, operands) for lapack, block, operands in _LIBRARY_CALL.findall(hlo))
 
 
 def _of_call(name: str, operands: str) -> float:
     shapes = [[int(n) for n in text.split(",")] for text in _SHAPE.findall(operands)]
     *batch, m, n = shapes[0]
-    of_one = {"potrf": n**3 / 3, "trsm": n * math.prod(shapes[-1][-2:])}.get(name, 2 * n * n * (m - n / 3))
-    return math.prod(batch) * of_one
+    whole = 2 * n * n * (m - n / 3)
+    triangle = dict.fromkeys(("potrf", "Cholesky", "CompactWyHelper", "InvertDiagBlocks"), n**3 / 3)
+    return math.prod(batch) * (triangle | {"trsm": n * math.prod(shapes[-1][-2:])}).get(name, whole)
 
 
 def ratio(found: float, other: float) -> float:
