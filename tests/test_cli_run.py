@@ -174,6 +174,21 @@ def test_a_function_runs(model):
     np.testing.assert_allclose(np.load("out.npz")["out0"], wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_of_several_meshes_the_best_is_taken(model):
+    both, auto = ("--mesh", "data=8", "--mesh", "data=2,model=4"), ("--in-shardings", "AUTO", "--out-shardings", "AUTO")
+    status, out, err = model("plan", "model_of_test:mlp", *both, *auto, "--args", TYPES, "--table", "meshes")
+    assert (status, err) == (0, "")
+    rows = [line.split() for line in out.splitlines()[2:]]
+    assert [" ".join(row).partition(" costs")[0] for row in rows] == ["data=8", "data=2, model=4"]
+    assert sum(row[-1] == "chosen" for row in rows) == 1
+    status, out, err = model("run", "model_of_test:mlp", *both, *auto, "--args", TYPES, "--random", 0)
+    assert (status, err) == (0, "") and out.startswith("plan of mlp on mesh data=")
+    status, _, err = model("plan", "model_of_test:mlp", *both, "--in-shardings", SPECS, "--args", TYPES)
+    assert (status, "mesh= has 2 meshes" in err) == (1, True)
+    status, _, err = model("plan", "m.mlir", *both)
+    assert (status, "--mesh may be given several times for functions only" in err) == (2, True)
+
+
 def test_callable_objects_are_functions(model):
     assert "result  f32[8]" in model("plan", "model_of_test:layer", "--args", "f32[8]")[1]
 

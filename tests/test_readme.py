@@ -160,9 +160,16 @@ def test_layouts_of_the_whole_program(names):
 
 def test_automatic_layouts(names, capsys):
     names["mlp_function"] = names["mlp"].__wrapped__
-    program = block("sdy.AUTO")
+    program = block('out_shardings=sdy.AUTO, memory="1MiB"')
     text = printed(capsys, lambda: executed(program, names, "README.md"))
     assert re.search(r"automatic layouts\n *(in_shardings=.*)", text)[1].startswith(program.split("layouts: ")[1][:40])
+
+
+def test_the_best_of_several_meshes(names, capsys):
+    known = names | {"mlp_function": names["mlp"].__wrapped__, "y": names["mlp"](names["x"], names["weights"])}
+    descended = block('out_shardings=sdy.AUTO, memory="1MiB"').partition("\n\n\n")[0]
+    program = f"{descended}\n{block('meshes = [')}"
+    assert printed(capsys, lambda: executed(program, known, "README.md")) == block("meshes of descended")
 
 
 def test_the_program_as_python(tmp_path):

@@ -128,7 +128,8 @@ class JittedFunction:
             self._report(call.moves(self._function.planned(call)))
         shardings = self._shardings(call)
         jitted = self._jitted_for(call.layouts, shardings, call.mesh, is_alone)
-        return DispatchChoice(jitted, not shardings or self._function.is_inner)
+        lasts = (not shardings or self._function.is_inner) and not self._function.has_several_meshes
+        return DispatchChoice(jitted, lasts)  # other shapes may be better off on another mesh
 
     def _shardings(self, call: Arguments) -> dict[str, Any]:
         """The options of jit that say the shardings of a call: only where it cannot infer them."""

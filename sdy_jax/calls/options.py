@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import jax
 import numpy as np
 
+from sdy_jax.calls.several_meshes import check_meshes, meshes_of
 from sdy_jax.contracts.budget import Budget
 from sdy_jax.errors import SdyError, with_article
 from sdy_jax.lowering.placement.compiler import Compiler
@@ -17,14 +18,13 @@ from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.machines import device_memory
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.type_text import bytes_of_text
-from sdy_jax.runtime.boundary import checked_mesh
 from sdy_jax.runtime.devices import allocator_memory, device_kind, platform_of, torus_lines
 
 
 class Keywords(TypedDict, total=False):
     """The options of `partition`, for type checkers."""
 
-    mesh: AnyMesh | None
+    mesh: AnyMesh | Sequence[AnyMesh] | None
     in_shardings: Any
     out_shardings: Any
     static_argnums: int | Sequence[int] | None
@@ -53,7 +53,7 @@ class Keywords(TypedDict, total=False):
 class Options:
     """The options of `partition`, by its names."""
 
-    mesh: AnyMesh | None = None
+    mesh: AnyMesh | Sequence[AnyMesh] | None = None
     in_shardings: Any = None
     out_shardings: Any = None
     static_argnums: Any = None
@@ -107,8 +107,7 @@ class Options:
         if self.compiler_options is not None and not isinstance(self.compiler_options, dict):
             given = with_article(type(self.compiler_options))
             raise SdyError(f"compiler_options is {given}; expected a dict of XLA's options")
-        if self.mesh is not None:
-            checked_mesh(self.mesh)
+        check_meshes(meshes_of(self.mesh), (self.in_shardings, self.out_shardings), self.costs)
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise SdyError(f"budget is {with_article(type(self.budget))}; expected a sdy_jax.Budget")
         is_several = isinstance(self.strict, (tuple, list)) and all(isinstance(axis, str) for axis in self.strict)

@@ -35,7 +35,7 @@ def partition(fun: None = None, **options: Unpack[Keywords]) -> Decorator: ...
 def partition(
     fun: Callable[..., Any] | Program | None = None,
     *,
-    mesh: AnyMesh | None = None,
+    mesh: AnyMesh | Sequence[AnyMesh] | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
     static_argnums: int | Sequence[int] | None = None,
@@ -68,7 +68,10 @@ def partition(
             `NamedSharding` among `in_shardings` and `out_shardings`, the one set by `jax.set_mesh`, or that of the
             first argument that lies on one. An `AbstractMesh`, or a `sdy_jax.Mesh`, is enough to plan and lower; calls
             then run on the devices of arguments that lie on such a mesh, or of the one set by `jax.set_mesh`. Until
-            then devices are taken to be like those at hand, or of the mesh's `abstract_device`.
+            then devices are taken to be like those at hand, or of the mesh's `abstract_device`. A list of meshes of
+            the same devices, where something is `AUTO`: each kind of call is planned on all of them, and runs on the
+            one whose plan fits and takes least by the cost model, the first of equal ones; `plan.meshes` has what they
+            take.
         in_shardings: a prefix tree for the arguments: one sharding for all, or a tuple with an entry per positional
             parameter that is not static, and then, all or none, per keyword-only one; or a dict with entries for some
             of them by their names. Each entry is None (propagation decides), a `PartitionSpec`, a `NamedSharding`, the

@@ -24,6 +24,7 @@ from sdy_jax.calls.meshes import mesh_of_call, stated_mesh
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.replanned import changes
+from sdy_jax.calls.several_meshes import best_plan, meshes_of, on_devices
 from sdy_jax.calls.statics import StaticParameters, Statics
 from sdy_jax.calls.without_devices import with_devices
 from sdy_jax.contracts.check import check
@@ -81,7 +82,7 @@ class PlannedFunction:
         of: the plan of the user's function whose derivative it is of; None for that function.
         name: what messages call the function.
         source: the line at which it was partitioned.
-        mesh: as stated; None if each call has its own.
+        mesh: as stated, of several the first; None if each call has its own.
         statics: its static parameters.
         runner: the function that users call, which runs what is planned; plans know it as long as somebody has it.
     """
@@ -92,7 +93,9 @@ class PlannedFunction:
         self.fun, self.options, self.is_inner = fun, options, is_inner
         self.name, self.source = function_name(fun), hidden_frames.caller_line()
         stated = options.in_shardings, options.out_shardings
-        self.mesh = options.mesh if options.mesh is not None else stated_mesh(*stated)
+        self._meshes = meshes_of(options.mesh) if isinstance(options.mesh, (list, tuple)) else ()
+        given = self._meshes[0] if self._meshes else options.mesh
+        self.mesh = stated_mesh(*stated) if given is None else given
         self.statics = StaticParameters.of(fun, options.static_argnums, options.static_argnames)
         self.runner: Callable[[], Any] = lambda: None
         self.of: Plan | None = None
@@ -100,6 +103,12 @@ class PlannedFunction:
         self._signature = None if isinstance(fun, LoadedFunction) else function_signature(fun)
         self._parameters = Parameters.of(fun)
         self._calls: dict[Any, PlannedCall] = {}
+        self._best_meshes: dict[Any, int] = {}
+
+    @property
+    def has_several_meshes(self) -> bool:
+        """Whether each kind of call takes one of several meshes."""
+        return len(self._meshes) > 1
 
     def traced_mesh(self, arguments: Arguments) -> AnyMesh:
         """The mesh in context while the function is traced: with Explicit axes if types are to show shardings. A
@@ -115,6 +124,7 @@ class PlannedFunction:
     def forget(self) -> None:
         """Forgets all plans."""
         self._calls.clear()
+        self._best_meshes.clear()
 
     def arguments(
         self,
@@ -128,8 +138,10 @@ class PlannedFunction:
         if isinstance(self.fun, LoadedFunction):
             self.fun.check(dynamic, named)
         given = argument_leaves(self.options.in_shardings, dynamic, named, self._dynamic(statics))
-        mesh = mesh or self._jax_mesh([leaf.value for leaf in given])
-        return Arguments.of(given, jax.tree.structure((dynamic, named)), statics, mesh, layouts, self.is_inner)
+        meshes = [mesh] if mesh is not None else self._jax_meshes([leaf.value for leaf in given])
+        tree = jax.tree.structure((dynamic, named))
+        found = [Arguments.of(given, tree, statics, each, layouts, self.is_inner) for each in meshes]
+        return found[0] if len(found) == 1 else self._on_best_mesh(found)
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
         """Positional and keyword arguments without the static ones, then the static ones; raises for a wrong call."""
@@ -143,11 +155,26 @@ class PlannedFunction:
             return self._calls[key]
         if self._calls and LOG.isEnabledFor(logging.INFO):
             LOG.info("%s is planned again: %s", self.name, changes(arguments, list(self._calls)))
-        plan = self._made(arguments)
+        return self._call_of(self._made(arguments), arguments)
+
+    def _call_of(self, plan: Plan, arguments: Arguments) -> PlannedCall:
+        """The call that a plan is of, which is kept for calls like it."""
+        plan = self._finished(plan, arguments)
         call = PlannedCall(plan, arguments.mesh, self._of_derivatives(arguments.mesh, self.of or plan), of=self.of)
         if call.outer:  # ends with its trace
             return call
-        return self._calls.setdefault(key, call)  # another thread may have planned it meanwhile
+        return self._calls.setdefault((*arguments.key, _settings()), call)  # another thread may have planned it
+
+    def _on_best_mesh(self, arguments: Sequence[Arguments]) -> Arguments:
+        """Of a call's arguments on several meshes those on the mesh with the best plan."""
+        key = (*(each.key for each in arguments), _settings())
+        if key not in self._best_meshes:
+            meshes = [each.mesh for each in arguments]
+            number, plan = best_plan(meshes, lambda number: self._made(arguments[number]))
+            if not self._call_of(plan, arguments[number]).outer:
+                self._best_meshes[key] = number
+            return arguments[number]
+        return arguments[self._best_meshes[key]]
 
     def _of_derivatives(self, mesh: AnyMesh, of: Plan) -> Partition | None:
         """What partitions derivatives on `mesh`. None for programs from text, which are differentiated op by op."""
@@ -158,23 +185,25 @@ class PlannedFunction:
     def _made(self, arguments: Arguments) -> Plan:
         mesh = arguments.mesh
         with collection_paused():
-            program = self._traced(arguments)
-            plan = build_plan(
+            return build_plan(
                 self.name,
-                program,
+                self._traced(arguments),
                 self.options.costs_of(mesh),
                 self.source,
                 policy=self.options.policy(mesh),
                 inner=self.is_inner,
             )
+
+    def _finished(self, plan: Plan, arguments: Arguments) -> Plan:
+        """The plan with what only this function knows, once it is reported and checked."""
         report_notes(plan.notes, self.options.on_unknown)
         warn_of(too_large(plan))
-        plan = with_dialect_collectives(plan, mesh)
+        plan = with_dialect_collectives(plan, arguments.mesh)
         plan = dataclasses.replace(
             plan,
             as_passed=arguments.as_passed,
             resized=functools.partial(self._resized, arguments.types),
-            device_kind=device_kind(mesh),
+            device_kind=device_kind(arguments.mesh),
             function=self.runner,
         )
         check(plan, self.options.budget, self.options.strict_axes)
@@ -226,11 +255,11 @@ class PlannedFunction:
 
     def inlined(self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: AnyMesh) -> Any:
         """The plain function, its shardings as constraints of the surrounding program, which runs on `mesh`."""
-        own = mesh if self.mesh is None else self.mesh
-        if mesh_from_jax(checked_mesh(own)) != mesh_from_jax(mesh):
+        own = [*map(mesh_from_jax, self._meshes or [checked_mesh(mesh if self.mesh is None else self.mesh)])]
+        if mesh_from_jax(mesh) not in own:
             raise ShardingError(
-                f"{self.name} is partitioned on the mesh {mesh_from_jax(checked_mesh(own))} and called by a "
-                f"function partitioned on {mesh_from_jax(mesh)}; use one mesh"
+                f"{self.name} is partitioned on the mesh {' or '.join(map(str, own))} and called by a function "
+                f"partitioned on {mesh_from_jax(mesh)}; use one mesh"
             )
         dynamic, named, statics = self.split(args, kwargs)
         leaves = argument_leaves(self.options.in_shardings, dynamic, named, self._dynamic(statics))
@@ -257,11 +286,13 @@ class PlannedFunction:
         """The parameters without the static ones."""
         return self._parameters.without({*self.statics.positions, *statics.positions}, self.statics.names)
 
-    def _jax_mesh(self, values: Sequence[Any]) -> AnyMesh:
-        """The mesh on which a call with these arguments runs; without devices where there are none."""
+    def _jax_meshes(self, values: Sequence[Any]) -> Sequence[AnyMesh]:
+        """The meshes on which a call with these arguments may run; without devices where there are none."""
         if self.mesh is None:
-            return mesh_of_call(values)
-        return with_devices(checked_mesh(self.mesh), values, context_mesh())
+            return [mesh_of_call(values)]
+        if self.has_several_meshes:
+            return on_devices(self._meshes, values, context_mesh())
+        return [with_devices(checked_mesh(self.mesh), values, context_mesh())]
 
 
 def _plans_of(functions: Sequence[Planned]) -> tuple[CallPlan, ...]:

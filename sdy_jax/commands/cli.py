@@ -58,6 +58,7 @@ each. Nothing runs, and no accelerators are needed: devices that are missing are
   sdy-jax plan model.bin --mesh data=2,model=4 \\
       --in-shardings "P('data'), {{'up': P(None, 'model'), 'down': P('model')}}"
   sdy-jax plan train.py:step --mesh data=8 --args "f32[64,128], f32[128,10]" --in-shardings "P('data'), None"
+  sdy-jax plan train.py:step --mesh data=8 --mesh data=4,model=2 --in-shardings AUTO ...   on the better one of both
   sdy-jax plan model.mlir --why result                      why the result is sharded as it is
   sdy-jax plan model.mlir --stage partitioned               the module with its collectives
   sdy-jax plan train.py:step ... --save step.plan.json      keeps the plan, which needs no source to be read
@@ -186,7 +187,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     shown.add_argument(
         "--table",
         metavar="KIND",
-        choices=("collectives", "ops", "values", "arguments", "memory"),
+        choices=("collectives", "ops", "values", "arguments", "memory", "meshes"),
         help="print all rows of one kind, which the report folds: %(choices)s",
     )
     shown.add_argument("--fixes", action="store_true", help="try changes of one line, and print those that save bytes")
@@ -233,7 +234,9 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mesh",
         metavar="AXES",
-        help="name=size,...; default: the mesh of the program's shardings, else one axis with all of --devices",
+        action="append",
+        help="name=size,...; default: the mesh of the program's shardings, else one axis with all of --devices; of "
+        "several the best one is taken where shardings are AUTO",
     )
     parser.add_argument(
         "--devices", type=_count, metavar="N", help="how many devices there are to be; default: the mesh's"
@@ -242,7 +245,8 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
         "--in-shardings",
         metavar="SPECS",
         help="as in Python: one for all arguments, or one per argument, separated by commas: P('data', None), None for "
-        "what propagation decides, a string with SDY's text, or tuples, lists and dicts of them",
+        "what propagation decides, AUTO for what the planner chooses, a string with SDY's text, or tuples, lists and "
+        "dicts of them",
     )
     parser.add_argument("--out-shardings", metavar="SPECS", help="likewise for the results")
     parser.add_argument(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.commands import UsageError
 from sdy_jax.representation.mesh import Mesh
 
@@ -34,8 +35,8 @@ def parse_mesh(text: str) -> Mesh:
 
 
 def parse_shardings(text: str, option: str) -> Any:
-    """`P('data'), {'w': P(None, 'model')}, None`."""
-    return _parsed(text, option, _sharding, "P('data', None), None, a string, or a tuple, list or dict of them")
+    """`P('data'), {'w': P(None, 'model')}, None, AUTO`."""
+    return _parsed(text, option, _sharding, "P('data', None), None, AUTO, a string, or a tuple, list or dict of them")
 
 
 def parse_types(text: str, option: str) -> tuple[Any, ...]:
@@ -82,6 +83,8 @@ def _constant(node: ast.expr) -> Any:
 
 
 def _sharding(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id == "AUTO":
+        return AUTO
     if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str)):
         return node.value
     if isinstance(node, ast.Call) and _is_spec(node.func) and not node.keywords:

@@ -109,7 +109,7 @@ def _file_job(options: argparse.Namespace) -> Job:
     mesh = _mesh(options, program)
     _request(options, options.devices or mesh.size)
     with jax.enable_x64(True), explained(_file_name(options)):
-        function = _partitioned(program, mesh, options)
+        function = _partitioned(program, [mesh], options)
         args, kwargs = jax.tree.unflatten(program.in_tree, program.in_info)
     if options.args:
         args, kwargs = parse_types(options.args, "--args"), {}
@@ -123,7 +123,7 @@ def _local_job(program: Program, options: argparse.Namespace) -> Job:
             raise UsageError(f"{_flag(option)} is not for programs on local arrays, as {options.program} is")
     with explained(_file_name(options)):
         named = program_mesh(program.module)
-        given = parse_mesh(options.mesh) if options.mesh else None
+        given = _only_mesh(options)
         sizes = resolved_sizes(named, given.size if given else _count(named, options))
         mesh = given or mesh_of(sizes)
         devices.request(options.devices or mesh.size)
@@ -173,9 +173,17 @@ def _mesh_on(options: argparse.Namespace) -> Callable[[Mesh, int], AnyMesh]:
     return devices.mesh_for_plan if chips is None else lambda mesh, _: chips.mesh(mesh)
 
 
+def _only_mesh(options: argparse.Namespace) -> Mesh | None:
+    """The mesh that the options name, one at most."""
+    if len(options.mesh or ()) > 1:
+        raise UsageError(f"--mesh may be given several times for functions only, and {options.program} is a file")
+    return parse_mesh(options.mesh[0]) if options.mesh else None
+
+
 def _mesh(options: argparse.Namespace, program: Program | None = None) -> Mesh:
-    if options.mesh:
-        return parse_mesh(options.mesh)
+    given = _only_mesh(options)
+    if given is not None:
+        return given
     own = program.mesh if program else Mesh(())
     if program and not own.axes:  # annotated, if at all, on a mesh whose size the devices decide
         own, _ = annotated_mesh(program.module, Devices(count=options.devices or jax.device_count()))
@@ -185,7 +193,7 @@ def _mesh(options: argparse.Namespace, program: Program | None = None) -> Mesh:
     return Mesh.of(devices=options.devices or (len(chips.devices) if chips else 1))
 
 
-def _partitioned(fun: Any, mesh: Mesh, options: argparse.Namespace) -> PartitionedFunction:
+def _partitioned(fun: Any, meshes: Sequence[Mesh], options: argparse.Namespace) -> PartitionedFunction:
     given = {
         name: parse_shardings(text, option)
         for name, option, text in (
@@ -197,9 +205,11 @@ def _partitioned(fun: Any, mesh: Mesh, options: argparse.Namespace) -> Partition
     chosen = {name: value for name in _CHOICES if (value := getattr(options, name))}
     chosen |= {} if options.recompute else {"recompute": False}
     chosen |= _donated(getattr(options, "donate", None))
-    on_devices = _mesh_on(options)(mesh, options.devices or mesh.size)
+    on_devices = [_mesh_on(options)(mesh, options.devices or mesh.size) for mesh in meshes]
     with hidden_frames.called_from("the command line" if given else _file_name(options)):
-        found: PartitionedFunction = partition(fun, mesh=on_devices, on_unknown="ignore", **given, **chosen)
+        found: PartitionedFunction = partition(
+            fun, mesh=on_devices if len(meshes) > 1 else on_devices[0], on_unknown="ignore", **given, **chosen
+        )
     return found
 
 
@@ -214,12 +224,13 @@ def _donated(text: str | None) -> dict[str, Any]:
 
 
 def _function_job(module: str, name: str, options: argparse.Namespace) -> Job:
-    size = parse_mesh(options.mesh).size if options.mesh else 1
-    _request(options, max(options.devices or 1, size))  # before the module makes arrays
+    meshes = [parse_mesh(text) for text in options.mesh or ()]
+    sizes = [mesh.size for mesh in meshes]
+    _request(options, max(options.devices or 1, *sizes, 1))  # before the module makes arrays
     with explained(options.program):
         function = _found(module, name)
     if not isinstance(function, PartitionedFunction):
-        function = _partitioned(function, _mesh(options), options)
+        function = _partitioned(function, meshes or [_mesh(options)], options)
     elif any(getattr(options, name, None) for name in _OF_PLAIN_FUNCTIONS):
         *others, last = map(_flag, _OF_PLAIN_FUNCTIONS)
         raise UsageError(f"{options.program} is partitioned already; leave out {', '.join(others)} and {last}")

@@ -59,6 +59,10 @@ def prepared(
     Raises:
       SdyError: the program's shardings are on another mesh, or it cannot be called from JAX.
     """
+    if isinstance(mesh, (list, tuple)):
+        raise ShardingError(
+            f"mesh= is a list, but {program.name} is a loaded program, which is partitioned on one mesh"
+        )
     mesh = None if mesh is None else checked_mesh(mesh)
     program = _with_sdy_annotations(program, mesh)
     if mesh is None and program.mesh.axes:

@@ -133,7 +133,7 @@ class _Search:
             try:
                 yield planned(program)
             except MemoryLimitError as error:
-                self._problems.append(error)
+                self._problems.append(error.with_traceback(None))  # which keeps all that it was raised in
 
     def _fits(self, plan: Plan) -> bool:
         return plan.memory.peak <= self._limit

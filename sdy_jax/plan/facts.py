@@ -19,6 +19,7 @@ from sdy_jax.plan.automatic_layouts import AutomaticLayouts
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.border_specs import specs_of
 from sdy_jax.plan.boundary import BoundaryValue
+from sdy_jax.plan.compared_meshes import ComparedMesh
 from sdy_jax.plan.proposal import PlannedWith
 from sdy_jax.plan_record.printed import Printed
 
@@ -44,6 +45,8 @@ class PlanFacts(Printed):
         layouts: the choice of layouts for the whole program; None where they were decided op by op.
         automatic: which arguments and results were left to the planner, and what the usual layouts would have cost;
             None where all are stated.
+        meshes: what plans on the meshes take of which the best one was chosen, in the order in which they were given;
+            none where one was given.
         planned_with: the costs and decisions that the plan was made with; None of a program on local arrays.
         work_cost: the time of one device's own work, by the cost model.
         recomputed: what is computed again so that it need not be held between a forward and a backward pass.
@@ -68,6 +71,7 @@ class PlanFacts(Printed):
     layouts: LayoutChoice | None = None
     planned_with: PlannedWith | None = None
     automatic: AutomaticLayouts | None = None
+    meshes: tuple[ComparedMesh, ...] = ()
     work_cost: float = 0.0
     hidden_by_work: float = 0.0
     recomputed: Recomputed | None = None

@@ -1,5 +1,5 @@
-"""The sections on what the planner chose and found: automatic layouts, moves at the border, layouts that differ from
-propagation, padding, repeated work, and notes."""
+"""The sections on what the planner chose and found: meshes, automatic layouts, moves at the border, layouts that differ
+from propagation, padding, repeated work, and notes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import re
 from collections.abc import Iterable, Sized
 
 from sdy_jax.plan_page.sections import Section
-from sdy_jax.plan_record.record import PlanRecord, RecordedAutomatic, RecordedLayouts, RecordedMeasured, RecordedNote
+from sdy_jax.plan_record.record import (
+    PlanRecord,
+    RecordedAutomatic,
+    RecordedComparedMesh,
+    RecordedLayouts,
+    RecordedMeasured,
+    RecordedNote,
+)
 from sdy_jax.representation.type_text import amount_text, bytes_text, flops_text
 
 _REPEATED, _REPEATED_SHARE = 1e6, 0.01
@@ -37,6 +44,28 @@ def _measured(record: PlanRecord, each: RecordedMeasured, beside: RecordedAutoma
     too_much = ", too much" if limit is not None and each.peak > limit else ""
     share = f"{each.cost / chosen.cost:.2f} of the cost" if chosen.cost else ""
     return f"sends {amount_text(record.time.unit, each.sent)}", f"holds {bytes_text(each.peak)}{too_much}", share
+
+
+def meshes_section(record: PlanRecord) -> Section:
+    """What plans take on the meshes of which one was chosen."""
+    rows = [mesh_columns(record, each) for each in record.meshes]
+    return Section("meshes", rows, weight=10.0) if rows else _NONE
+
+
+def mesh_columns(record: PlanRecord, each: RecordedComparedMesh) -> tuple[str, ...]:
+    """A mesh with what the plan on it takes, sends and holds, and its share of what the chosen one takes."""
+    if each.time is None:
+        return each.mesh, "no plan fits", "", f"holds {bytes_text(each.peak)} at least", ""
+    takes, chosen = "takes" if record.time.unit == "seconds" else "costs", record.time.total
+    remarks = [] if each.fits else ["too much"]
+    remarks += ["chosen"] if each.chosen else [f"{each.time / chosen:.2f} of that"] if chosen else []
+    return (
+        each.mesh,
+        f"{takes} {amount_text(record.time.unit, each.time)}",
+        f"sends {bytes_text(each.wire_bytes)}",
+        f"holds {bytes_text(each.peak)}",
+        ", ".join(remarks),
+    )
 
 
 def moves_section(record: PlanRecord) -> Section:

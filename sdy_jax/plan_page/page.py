@@ -10,6 +10,7 @@ from sdy_jax.plan_page.costs import device_section, most_section
 from sdy_jax.plan_page.findings import (
     automatic_sections,
     layouts_section,
+    meshes_section,
     moves_section,
     notes_section,
     padding_section,
@@ -35,6 +36,7 @@ def page_of(record: PlanRecord, fixes: Sequence[str] = ()) -> str:
         device_section(record),
         most_section(record),
         *border_sections(record),
+        meshes_section(record),
         *automatic_sections(record),
         moves_section(record),
         collective_section(record),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from sdy_jax.errors import SdyError
 from sdy_jax.plan_page.collectives import cause_of, said, trips
 from sdy_jax.plan_page.columns import aligned
+from sdy_jax.plan_page.findings import mesh_columns
 from sdy_jax.plan_page.terminal import coloured, show
 from sdy_jax.plan_record.program import RecordedCollective
 from sdy_jax.plan_record.record import PlanRecord
@@ -71,6 +72,17 @@ class MemoryRow(NamedTuple):
     line: str
 
 
+class MeshRow(NamedTuple):
+    """A mesh of several of which one was chosen: what the plan on it takes by the cost model, the bytes that a device
+    sends and those that it holds, and how that is beside the chosen one."""
+
+    mesh: str
+    time: str
+    bytes: float
+    held: float
+    remark: str
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows with a title and names of columns. Its text has all of them; notebooks show it as a table."""
@@ -125,7 +137,12 @@ def _flops(count: float) -> str:
     return flops_text(count) if count else ""
 
 
-_UNITS: Mapping[str, Callable[[float], str]] = {"bytes": bytes_text, "flops": _flops, "repeated": _flops}
+_UNITS: Mapping[str, Callable[[float], str]] = {
+    "bytes": bytes_text,
+    "held": bytes_text,
+    "flops": _flops,
+    "repeated": _flops,
+}
 """The columns of numbers, and how these are written."""
 
 
@@ -192,10 +209,17 @@ def _memory(record: PlanRecord) -> Iterator[MemoryRow]:
         yield MemoryRow(buffer.value, value.tensor.type if value is not None else "", buffer.bytes, line)
 
 
+def _meshes(record: PlanRecord) -> Iterator[MeshRow]:
+    for each in record.meshes:
+        _, time, _, _, remark = mesh_columns(record, each)
+        yield MeshRow(each.mesh, time, each.wire_bytes, each.peak, remark)
+
+
 _TABLES: Mapping[str, tuple[str, Any, Callable[[PlanRecord], Iterator[Any]]]] = {
     "collectives": ("collectives", CollectiveRow, _collectives),
     "ops": ("ops", OpRow, _ops),
     "values": ("values", ValueRow, _values),
     "arguments": ("arguments and results", ArgumentRow, _arguments),
     "memory": ("what a device holds when it holds most", MemoryRow, _memory),
+    "meshes": ("meshes", MeshRow, _meshes),
 }

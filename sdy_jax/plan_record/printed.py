@@ -18,7 +18,8 @@ class Printed:
         """All rows of one kind, which the page folds.
 
         Args:
-            name: "collectives", "ops", "values", "arguments" (with results) or "memory" (at the peak).
+            name: "collectives", "ops", "values", "arguments" (with results), "memory" (at the peak), or "meshes" (of
+                several those that were compared).
 
         Returns:
             A `Table` to print; iterating over it gives its rows, which are named tuples.

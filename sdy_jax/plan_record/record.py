@@ -109,6 +109,19 @@ class RecordedAutomatic:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedComparedMesh:
+    """A mesh of several of which one was chosen: its axes as `data=2, model=4`, what the plan on it takes, sends and
+    holds, and whether a device has as much; `time` is None where no plan fits, and then `peak` that of the least."""
+
+    mesh: str
+    time: float | None
+    wire_bytes: float
+    peak: float
+    fits: bool
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedPadding:
     """A value in blocks that do not divide it, and the bytes of padding on a device."""
 
@@ -169,6 +182,7 @@ class PlanRecord(Printed):
         fingerprint: of the ordered collectives.
         recomputed: what is computed again for the sake of memory, if anything is.
         propagation: its steps, where they were asked for: `Plan.record(steps=True)`.
+        meshes: of several that were given, all, with what plans on them take.
     """
 
     name: str
@@ -199,6 +213,7 @@ class PlanRecord(Printed):
     fingerprint: str
     recomputed: RecordedRecomputed | None = None
     propagation: RecordedPropagation | None = None
+    meshes: tuple[RecordedComparedMesh, ...] = ()
 
     @cached_property
     def value_of(self) -> dict[str, RecordedValue]:

@@ -33,6 +33,7 @@ from sdy_jax.plan_record.record import (
     RecordedAgain,
     RecordedAutomatic,
     RecordedChange,
+    RecordedComparedMesh,
     RecordedLayouts,
     RecordedMeasured,
     RecordedNote,
@@ -41,6 +42,7 @@ from sdy_jax.plan_record.record import (
     RecordedRecomputed,
     RecordedTime,
 )
+from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.type_text import type_text
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def record_of(plan: Plan) -> PlanRecord:
         repeated_flops=plan.repeated_flops,
         fingerprint=plan.fingerprint(),
         recomputed=_recomputed(plan.recomputed) if plan.recomputed is not None else None,
+        meshes=tuple(_meshes(plan)),
     )
 
 
@@ -132,8 +135,18 @@ def _own_version() -> str:
 
 def _mesh(plan: Plan) -> RecordedMesh:
     mesh = plan.program.mesh
-    axes = tuple(RecordedAxis(axis.name, axis.size) for axis in mesh.axes)
-    return RecordedMesh(axes, mesh.device_ids, plan.device_kind)
+    return RecordedMesh(_axes(mesh), mesh.device_ids, plan.device_kind)
+
+
+def _axes(mesh: Mesh) -> tuple[RecordedAxis, ...]:
+    return tuple(RecordedAxis(axis.name, axis.size) for axis in mesh.axes)
+
+
+def _meshes(plan: Plan) -> Iterator[RecordedComparedMesh]:
+    best = min(plan.meshes, key=lambda each: each.rank, default=None)
+    for each in plan.meshes:
+        name, time = str(RecordedMesh(_axes(each.mesh))), each.time.total if each.time is not None else None
+        yield RecordedComparedMesh(name, time, each.wire_bytes, each.peak, each.fits, each is best)
 
 
 def _options(policy: Policy) -> Iterator[str]:
