@@ -188,6 +188,22 @@ def test_where_the_search_finds_nothing_usual_layouts_that_fit_are_taken(monkeyp
     assert refused.value.least <= least
 
 
+def test_usual_layouts_that_do_not_fit_are_not_planned_again_where_another_one_does(monkeypatch):
+    """All of them hold more than the limit, and cost less than what is found within it."""
+    args, limits, plan_of = arguments(batch=16, width=64), [], build._Making.plan
+
+    def counted(self, program):
+        limits.append(self.policy.memory)
+        return plan_of(self, program)
+
+    monkeypatch.setattr(build._Making, "plan", counted)
+    auto = sdy.partition(step, mesh=LINE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, memory=222_000)
+    plan = auto.plan(*args)
+    assert plan.memory.peak <= 222_000 < min(each.peak for each in plan.automatic.usual.values())
+    assert plan.automatic.chosen.cost > min(each.cost for each in plan.automatic.usual.values())
+    assert [limit for limit in limits if limit == 222_000] == [222_000]
+
+
 def test_what_does_not_fit_is_not_chosen_where_a_usual_layout_fits(monkeypatch):
     """Where the limit is that of the devices, the search tells what holds least, whether it fits or not."""
     args = arguments(batch=256)

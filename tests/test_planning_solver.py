@@ -1,10 +1,12 @@
 """The layout planner's solver: choices with costs of single candidates and of pairs."""
 
+import gc
 import math
 import os
 import random
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from sdy_jax.errors import InternalError
 from sdy_jax.lowering.planning.solver import Ports, Problem, dominance, elimination, restricted, solve, tables
 from sdy_jax.lowering.planning.solver.contraction import contract
 from sdy_jax.lowering.planning.solver.graph import graph_of
-from sdy_jax.lowering.planning.solver.tables import Choices
+from sdy_jax.lowering.planning.solver.tables import Choices, Content
 from sdy_jax.lowering.planning.solver.trws import pass_messages
 
 EQUAL = 1e-9
@@ -287,3 +289,28 @@ def test_every_process_finds_the_same():
         for seed in ("0", "1", "77")
     ]
     assert texts[0] and texts[0] == texts[1] == texts[2]
+
+
+def test_arrays_are_keys_by_their_contents():
+    a, ports = np.arange(6.0).reshape(2, 3), np.array([1, 0])
+    same = {Content(a, None): "plain", Content(a, ports): "with ports"}
+    assert (
+        same[Content(a.copy(), None)] == "plain" and same[Content(np.asfortranarray(a), ports.copy())] == "with ports"
+    )
+    for other in (Content(a), Content(a.reshape(3, 2), None), Content(a + 1, None), Content(a, ports[::-1])):
+        assert other not in same
+
+
+def test_tables_go_with_the_problem_without_a_search_for_garbage():
+    """Planning puts that off, and makes many problems with large tables."""
+    problem = band(random.Random(1), 12, 4)
+    gc.collect()
+    gc.disable()
+    try:
+        graph, _ = graph_of(problem, 2.0**-30, math.inf, [Choices(np.arange(len(v))) for v in problem.costs])
+        cores = [weakref.ref(table.core) for tables_ in graph.tables for table in tables_.values()]
+        assert cores and pass_messages(graph, 5, math.inf).choice
+        del graph
+        assert not any(core() is not None for core in cores)
+    finally:
+        gc.enable()

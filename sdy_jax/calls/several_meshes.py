@@ -16,6 +16,7 @@ from sdy_jax.errors import MemoryLimitError, ShardingError
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.compared_meshes import ComparedMesh
 from sdy_jax.plan.plan import Plan
+from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.boundary import checked_mesh
 from sdy_jax.runtime.layouts import layout_of
@@ -27,11 +28,13 @@ def meshes_of(given: Any) -> tuple[AnyMesh, ...]:
     Raises:
         ShardingError: one of them is no mesh, or there is none in a list.
     """
-    if not isinstance(given, (list, tuple)):
-        return () if given is None else (checked_mesh(given),)
-    if not given:
+    if given is None:
+        return ()
+    if isinstance(given, (list, tuple)) and not given:
         raise ShardingError("mesh=[] has no mesh; give one, or several of the same devices")
-    return tuple(map(checked_mesh, given))
+    if isinstance(given, (list, tuple)) and any(isinstance(each, (AnyMesh, Mesh)) for each in given):
+        return tuple(map(checked_mesh, given))
+    return (checked_mesh(given),)
 
 
 def check_meshes(meshes: Sequence[AnyMesh], specs: Any, costs: CostModel | None) -> None:

@@ -118,11 +118,13 @@ class _Search:
     def _better_stated(
         self, usual: Sequence[Plan], borders: Sequence[Program], found: Sequence[Plan]
     ) -> Iterator[Plan]:
-        """The plans with usual borders that may be better than those that were found, up to the first that fits."""
+        """The plans with usual borders that may be better than those that were found, up to the first that fits. Those
+        that do not fit at their least cost are tried where nothing else does: within the memory they cost more."""
+        some_fit = any(map(self._fits, found))
         for plan, border in zip(usual, borders, strict=True):
             if any(self._fits(each) and _cost(each) <= _cost(plan) for each in found):
                 return
-            for stated in self._within(self._planned, [border]):
+            for stated in self._within(self._planned, [border] if self._fits(plan) or not some_fit else []):
                 yield stated
                 if self._fits(stated):
                     return

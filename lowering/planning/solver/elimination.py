@@ -11,7 +11,7 @@ import numpy as np
 
 from sdy_jax.lowering.planning.solver.graph import Beside, Graph, Step
 from sdy_jax.lowering.planning.solver.problem import Costs
-from sdy_jax.lowering.planning.solver.tables import IMPOSSIBLE, LIMIT, Vector, parts
+from sdy_jax.lowering.planning.solver.tables import IMPOSSIBLE, LIMIT, Content, Vector, parts
 
 MOST_ENTRIES = 60_000_000
 """Entries of all different tables together, all of which are kept: half a gigabyte. Sixteen layers of 400 nodes had 15
@@ -87,7 +87,7 @@ class _Elimination:
         self._pool, self._vectors = graph.pool, dict(enumerate(graph.vectors))
         self.steps: list[Step] = []
         self.constant, self.entries = 0.0, 0
-        self._arrays: dict[tuple[tuple[int, ...], bytes], _Array] = {}
+        self._arrays: dict[Content, _Array] = {}
         self._factors: dict[int, dict[tuple[int, ...], list[_Array]]] = {node: {} for node in graph.remaining()}
         for node in graph.remaining():
             for other in graph.neighbours(node):
@@ -96,7 +96,7 @@ class _Elimination:
                     self._add((node, other), self._array(dense))
 
     def _array(self, values: Costs) -> _Array:
-        key = (values.shape, values.tobytes())
+        key = Content(values)
         found = self._arrays.get(key)
         if found is None:
             found = self._arrays[key] = _Array(values)

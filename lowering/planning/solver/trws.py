@@ -196,8 +196,16 @@ class _Passing:
 
     def decoded(self, rounds: int) -> Decoded:
         kept = {node.number: node.kept[found] for node, found in zip(self._nodes, self._needed(), strict=True)}
+        self._take_apart()
         constant = self._graph.constant
         return Decoded(self._choice, constant + self._cost, constant + self._bound, kept, rounds)
+
+    def _take_apart(self) -> None:
+        """Lets links go, with their tables: what refers to itself would stay until garbage is collected, and planning
+        puts that off."""
+        for node in self._nodes:
+            for link in node.links:
+                link.back = None
 
 
 def _nodes(graph: Graph) -> list[_Node]:
