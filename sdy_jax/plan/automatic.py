@@ -102,32 +102,32 @@ class _Search:
         else, and of those with usual ones. They come in order of their costs."""
         roomy = [plan for plan in usual if plan.memory.border <= self._limit]
         borders = [self._stated(self._border_of(plan)) for plan in roomy]
+        known = min([_cost(plan) for plan in usual if self._fits(plan)], default=math.inf)
         # usual layouts are guesses where nothing comes back: then what propagation says is a start as well
         starts = borders[:1] if self._carried and borders else [self._program, *borders[:1]]
-        found = self._searched(starts, min([_cost(plan) for plan in usual if self._fits(plan)], default=math.inf))
+        found = [*self._within(lambda start: self._searched(start, known), starts)]
         found += [*self._better_stated(roomy, borders, found)]
         if not found:
             raise min(self._problems, key=lambda problem: problem.least)
         return min(found, key=self._rank)
 
-    def _searched(self, starts: Sequence[Program], known: float) -> list[Plan]:
-        """The plans with the borders that are found from stated ones; `known`: what a plan costs that fits."""
-        free = self._free_border()
-        return [*self._within(lambda start: self._planned(self._stated(self._freed(start, free, known))), starts)]
+    def _searched(self, start: Program, known: float) -> Plan:
+        """The plan with the border that is found from a stated one; `known`: what a plan costs that fits."""
+        return self._planned(self._stated(self._freed(start, self._free_border(), known)))
 
     def _better_stated(
         self, usual: Sequence[Plan], borders: Sequence[Program], found: Sequence[Plan]
     ) -> Iterator[Plan]:
         """The plans with usual borders that may be better than those that were found, up to the first that fits. Those
         that do not fit at their least cost are tried where nothing else does: within the memory they cost more."""
-        some_fit = any(map(self._fits, found))
-        for plan, border in zip(usual, borders, strict=True):
-            if any(self._fits(each) and _cost(each) <= _cost(plan) for each in found):
+        best = min([_cost(plan) for plan in found if self._fits(plan)], default=math.inf)
+        tried = [border for plan, border in zip(usual, borders, strict=True) if self._fits(plan) and _cost(plan) < best]
+        if best == math.inf:
+            tried += [border for plan, border in zip(usual, borders, strict=True) if not self._fits(plan)]
+        for stated in self._within(self._planned, tried):
+            yield stated
+            if self._fits(stated):
                 return
-            for stated in self._within(self._planned, [border] if self._fits(plan) or not some_fit else []):
-                yield stated
-                if self._fits(stated):
-                    return
 
     def _within(self, planned: Callable[[Program], Plan], programs: Sequence[Program]) -> Iterator[Plan]:
         """The plans of programs; of those for which the memory is not enough, the problems are kept."""
