@@ -197,6 +197,12 @@ def test_what_cannot_be_chosen_among_is_refused(mesh, options, message):
         automatic(mesh=mesh, **options)
 
 
+def test_loaded_programs_have_one_mesh():
+    program = sdy.load(b"func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }")
+    with pytest.raises(sdy.ShardingError, match="main is a loaded program, which is partitioned on one mesh"):
+        sdy.partition(program, mesh=MESHES, in_shardings=sdy.AUTO)
+
+
 def test_meshes_without_devices_take_those_of_arguments():
     args = arguments(64)
     auto = automatic(mesh=[AbstractMesh((8,), ("x",)), AbstractMesh((2, 4), ("x", "y"))])
