@@ -97,6 +97,28 @@ def test_gpus_transpose_what_is_gathered_along_another_dimension_than_the_first_
     assert most == (w.nbytes if is_copied else 0)
 
 
+def test_gpus_hold_what_they_reduce_until_the_result_is_needed():
+    """Gradients of an unrolled model, until their weights are updated."""
+    weights, x = [jnp.zeros((256, 256))] * 8, jnp.zeros((512, 256))
+
+    def step(weights, x):
+        def loss(weights):
+            h = x
+            for w in weights:
+                h = jnp.tanh(h @ w)
+            return jnp.mean(h**2)
+
+        return [w - 0.1 * g for w, g in zip(weights, jax.grad(loss)(weights), strict=True)]
+
+    f = sdy.partition(step, mesh=LINE, in_shardings=(P("x"), P("x")), out_shardings=P("x"))
+    plan = f.plan(weights, x)
+    scatters = [record for record in plan.collectives if record.kind == "reduce_scatter"]
+    assert len(scatters) == len(weights)
+    at_once, late = (peak_of(plan.graph, Compiler(reduces_late=late)).at for late in (False, True))
+    most = max(b - a for (_, a), (_, b) in zip(at_once, late, strict=True))
+    assert 6 * weights[0].nbytes <= most <= 9 * weights[0].nbytes
+
+
 @pytest.mark.parametrize("donated", [(), (0, 1)])
 def test_a_loop_that_reads_donated_arguments_does_not_write_its_results_there_yet(donated):
     """As caches: they are copied there behind it."""

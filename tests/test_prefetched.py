@@ -20,7 +20,13 @@ TIMED = sdy.CostModel(latency=1e-7, flop=1e-11, bandwidth={"x": 1e9}, memory=1e-
 def step(costs=TIMED, memory=None):
     specs = [P(None, "x"), P(None, None, "x")]
     return sdy.partition(
-        stacked, mesh=LINE, in_shardings=(specs, P("x"), P("x")), out_shardings=specs, costs=costs, memory=memory
+        stacked,
+        mesh=LINE,
+        in_shardings=(specs, P("x"), P("x")),
+        out_shardings=specs,
+        costs=costs,
+        memory=memory,
+        recompute=False,  # else whole stacks are gathered, as activations are not held
     )
 
 

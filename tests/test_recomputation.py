@@ -277,3 +277,23 @@ def test_cuts_are_the_cheapest_that_there_are(seed):
     found = ops_to_run_again(segment, seconds.__getitem__, size.__getitem__, 1.0)
     subsets = itertools.chain.from_iterable(itertools.combinations(ops, n) for n in range(len(ops) + 1))
     assert cost(found) == pytest.approx(min(cost(set(subset)) for subset in subsets), rel=1e-6)
+
+
+def twice(each, weights, x):
+    """The second scan reads what the first one made, layer by layer, and so does the backward pass."""
+    ends, outs = jax.lax.scan(lambda h, w: (each(h, w), jnp.tanh(h)), x, weights)
+    return jax.lax.scan(lambda h, pair: (each(h, pair[0]) * jax.nn.sigmoid(pair[1]), None), ends, (weights, outs))[0]
+
+
+def microbatched(each, weights, x):
+    """Two loops in a loop."""
+    return jax.lax.map(lambda part: scanned(each, weights, part), x.reshape(2, BATCH // 2, WIDTH))
+
+
+@pytest.mark.parametrize("stack", [twice, microbatched])
+def test_loops_that_read_what_others_left_and_loops_in_loops(stack):
+    args, step = arguments(), step_of(stack, layer)
+    function = partitioned(step, 0.6)
+    found, plain = function(*args), step(*args)
+    assert function.plan(*args).recomputed is not None
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, plain)

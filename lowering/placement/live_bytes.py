@@ -66,6 +66,8 @@ _DEAR = frozenset(
 )
 """Element-wise ops that compilers compute once, for several kernels that read them."""
 
+_REDUCTIONS = frozenset(names("sdy", "all_reduce reduce_scatter"))
+
 _STEP = 2.0**-10
 """Less than the time between two ops of the program order; what is moved runs this much before or after another op."""
 
@@ -205,6 +207,7 @@ class _LiveRanges:
         self._returned = set(map(self._root, main.terminator.operands))
         self.in_donated_memory = in_donated_memory(graph)
         self._donated = {self._root(result): given for result, given in self.in_donated_memory}
+        self._late = self._reduced_late(main) if compiler.reduces_late else {}
         self._early = self._computed_early(main)
         for op in reversed(self._order):
             self._visit(op)
@@ -314,13 +317,26 @@ class _LiveRanges:
         ready: dict[Value, float] = {}
         early: dict[Op, float] = {}
         for op in main.ops[:-1]:
-            time = self._end[self._together.get(op, op)]
+            time = self._late.get(op, self._end[self._together.get(op, op)])
             if fuses(op):
                 time = max((ready.get(self._root(v), -1.0) for v in op.operands), default=-1.0)
                 if op.results[0] in self._returned:
                     early[op] = time + _STEP
             ready.update(dict.fromkeys(op.results, time))
         return early
+
+    def _reduced_late(self, main: Block) -> dict[Op, float]:
+        """The reductions that run when their results are needed, with the time: by ops that are not element-wise, or at
+        the end."""
+        needed: dict[Op, float] = {}
+        late: dict[Op, float] = {}
+        for op in reversed(main.ops):
+            users = [user.ancestor_in(main) for value in op.results for user, _ in value.uses]
+            first = min([needed[user] for user in users], default=self._position[op])
+            needed[op] = first if fuses(op) else self._position[op]
+            if op.name in _REDUCTIONS:
+                needed[op] = late[op] = first - _STEP
+        return late
 
     # Reads, from the end of the program.
 
@@ -418,8 +434,8 @@ class _LiveRanges:
 
     def _time(self, op: Op) -> float:
         """When an op that is not fused runs."""
-        time = self._early.get(op, self._position[self._together.get(op, op)])
-        if op in self._buckets or op in self._together:
+        time = self._early.get(op, self._late.get(op, self._position[self._together.get(op, op)]))
+        if op in self._buckets or op in self._together or op in self._late:
             return time
         firsts = [self._first[v] for v in op.results if v in self._first]
         if op in self._early or not firsts or not (fuses(op) or is_forwarding(op)):

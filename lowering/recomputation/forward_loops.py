@@ -51,6 +51,11 @@ class ForwardLoop:
     stacks: tuple[Stack, ...]
 
     @property
+    def reads(self) -> list[Op]:
+        """The ops that read single entries of its stacks."""
+        return [read for stack in self.stacks for read in stack.reads]
+
+    @property
     def entries(self) -> Mapping[Value, Stack]:
         """The stacks by what is written in a trip; one of those that hold the same."""
         return {stack.entry: stack for stack in self.stacks}
@@ -85,8 +90,23 @@ class ForwardLoop:
         return index == 1 and is_read_of_entry(op, self.trips)
 
 
-def forward_loops(graph: Graph) -> Iterator[ForwardLoop]:
-    """The loops of a program with stacks that are read entry by entry later, and of which each trip writes one."""
+def forward_loops(graph: Graph) -> list[ForwardLoop]:
+    """The loops of a program with stacks that are read entry by entry later, and of which each trip writes one; not
+    those that read such stacks themselves, which change where these are made again."""
+    found = list(_forward_loops(graph))
+    reading = {around for forward in found for read in forward.reads for around in _loops_around(read)}
+    return [forward for forward in found if forward.loop not in reading]
+
+
+def _loops_around(op: Op) -> Iterator[Op]:
+    around = op.parent
+    while around is not None:
+        if around.name == LOOP:
+            yield around
+        around = around.parent
+
+
+def _forward_loops(graph: Graph) -> Iterator[ForwardLoop]:
     for loop in graph.ops:
         trips = trip_count(loop) if loop.name == LOOP else None
         if trips is None or trips < 2:

@@ -98,7 +98,7 @@ def priced_segments(
     """
     if prices.peak is not graph.main:
         stretch = Stretch(graph, prices.peak.ancestor_in(graph.main.blocks[0]), mesh_name)
-        yield _of_stretch(stretch, prices, list(forward_loops(graph)), kept, in_parts)
+        yield _of_stretch(stretch, prices, forward_loops(graph), kept, in_parts)
     yield from priced_loops(graph, prices, kept)
 
 
@@ -119,7 +119,7 @@ def _is_kept(op: Op, kept: Collection[Mark]) -> bool:
 def _of_stretch(
     stretch: Stretch, prices: WalkPrices, loops: Collection[ForwardLoop], kept: Collection[Mark], in_parts: bool
 ) -> PricedSegment:
-    apart = {forward.loop for forward in loops}
+    apart = {op for forward in loops for op in (forward.loop, *map(stretch.op_around, forward.reads))}
     segment = stretch.segment(lambda value: 0.0 if value.owner in apart else prices.bytes_of(value), in_parts)
 
     def gone(value: Value, size: float) -> NotHeld:

@@ -66,8 +66,12 @@ class Stretch:
     def _later_uses(self, value: Value) -> list[tuple[Op, int]]:
         return [(op, index) for op, index in value.uses if self._position(op) > self._end]
 
+    def op_around(self, op: Op) -> Op:
+        """The op of the main function's own block that is, or contains, another one."""
+        return op.ancestor_in(self._block)
+
     def _position(self, op: Op) -> int:
-        return self._positions[op.ancestor_in(self._block)]
+        return self._positions[self.op_around(op)]
 
     def run_again(self, segment: Segment, again: Collection[Op]) -> None:
         """Lets ops run again before the first later op that takes what they make."""

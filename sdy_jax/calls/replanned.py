@@ -21,9 +21,11 @@ def changes(arguments: Arguments, before: Iterable[tuple[Any, ...]]) -> str:
 
 
 def _changes(arguments: Arguments, key: tuple[Any, ...]) -> Iterator[str]:
-    mesh, tree, types, statics = key[:4]
+    mesh, tree, types, statics, are_typed = key[:5]
     if mesh != arguments.mesh:
         yield f"on {arguments.mesh} for {mesh}"
+    if are_typed != arguments.are_typed:
+        yield f"{'with' if arguments.are_typed else 'without'} types that show shardings"
     if statics != arguments.statics.key:
         yield "other static arguments"
     if tree != arguments.tree:
@@ -35,6 +37,7 @@ def _changes(arguments: Arguments, key: tuple[Any, ...]) -> Iterator[str]:
 
 
 def _type(leaf: Leaf, type_: Sequence[Any]) -> str:
-    shape, dtype, weak, spec, _ = type_
+    shape, dtype, weak, spec, shown, *_ = type_
     text = array_text(leaf.value.update(shape=shape, dtype=dtype))
+    text += f" whose type shows {shown.spec}" if shown is not None else ""
     return text + (" of weak type" if weak else "") + (f" in {spec}" if spec is not None else "")
