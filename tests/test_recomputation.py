@@ -1,11 +1,7 @@
 """What is held between a forward and a backward pass is computed again where memory does not suffice."""
 
 import itertools
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +10,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
+from seeded_process import printed
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
@@ -210,14 +207,7 @@ for stack in (unrolled, scanned):
 
 
 def test_plans_are_the_same_in_every_process():
-    def text(seed):
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", SAME_TEXT]
-        done = subprocess.run(command, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert text("1") == text("2")
+    assert printed(SAME_TEXT, "1") == printed(SAME_TEXT, "2")
 
 
 def test_one_device_computes_again_as_well():

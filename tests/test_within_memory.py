@@ -1,10 +1,5 @@
 """Programs within a limit of memory: copies that are freed and made again, layers gathered one by one, prices."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +8,7 @@ from jax.extend.mlir import ir
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
+from seeded_process import printed
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
@@ -215,15 +211,8 @@ for name in ("unrolled", "scanned"):
 
 
 def test_limited_plans_are_the_same_in_every_process():
-    def text(seed):
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", SAME_TEXT]
-        done = subprocess.run(command, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    found = text("1")
-    assert "made again" in found and found == text("2")
+    found = printed(SAME_TEXT, "1")
+    assert "made again" in found and found == printed(SAME_TEXT, "2")
 
 
 def copy(name, cost, size, *uses):

@@ -21,12 +21,12 @@ def use_invariants_from_outside(graph: Graph) -> None:
             if returned is arguments[0]:
                 for value in (*arguments, loop.results[i]):
                     graph.replace_uses(value, loop.operands[i])
-            elif not any(value.uses for value in arguments) and _is_outside(returned, loop) and trip_count(loop):
+            elif not any(value.uses for value in arguments) and is_outside(returned, loop) and trip_count(loop):
                 graph.replace_uses(loop.results[i], returned)
 
 
-def _is_outside(value: Value, loop: Op) -> bool:
-    """Whether a value that a loop's body returns is made before the loop."""
+def is_outside(value: Value, loop: Op) -> bool:
+    """Whether a value that a loop's body takes, or returns, is made before the loop."""
     block = value.owner if isinstance(value.owner, Block) else value.owner.block
     while block is not None and block.parent is not loop:
         block = block.parent.block

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.placement.invariants import is_outside
 from sdy_jax.lowering.placement.trips import numbers_in_trips, trip_count
 from sdy_jax.lowering.recomputation.segments import Segment
 from sdy_jax.lowering.strategies.registry import PARTIAL_ACCESS
@@ -69,13 +70,7 @@ class ForwardLoop:
     def is_at_hand(self, value: Value) -> bool:
         """Whether a value is there later in the layout of a trip: it is made before the loop, or is the place of the
         trip's entries."""
-        return value is self.place or not self._is_inside(value)
-
-    def _is_inside(self, value: Value) -> bool:
-        block = value.owner.block if isinstance(value.owner, Op) else value.owner
-        while block is not None and block.parent is not self.loop:
-            block = block.parent.block
-        return block is not None
+        return value is self.place or is_outside(value, self.loop)
 
     def depends_on_place(self, op: Op) -> bool:
         """Whether an op takes the place of a trip's entries otherwise than as that of an entry of a stack that has one

@@ -22,6 +22,7 @@ from sdy_jax.lowering.placement.whole_program import finished
 from sdy_jax.lowering.placement.whole_program import partition as partition_as_written
 from sdy_jax.lowering.placement.within_memory import PRICES, Walk
 from sdy_jax.lowering.recomputation.choice import price_that_saves, recomputed
+from sdy_jax.lowering.recomputation.forward_loops import forward_loops
 from sdy_jax.lowering.recomputation.priced import Mark, priced_loops, priced_segments
 from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -143,7 +144,7 @@ def _quicker(written: _Program, named: Collection[Mark]) -> Iterator[_Program]:
     if not price:
         return
     copy = Graph(copied(written.walks.graph.module))
-    found = recomputed(copy, list(priced_loops(copy, _prices(written, copy), named)), price)
+    found = recomputed(copy, list(priced_loops(forward_loops(copy), _prices(written, copy), named)), price)
     if found is not None:
         yield _Program(written.walks.of(found[0]), found[1])
 

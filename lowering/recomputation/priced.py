@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 
 from sdy_jax.ir.graph import Graph, Op, Value
@@ -31,7 +31,7 @@ class PricedSegment:
     Args:
         segment: the ops, and what is needed of them.
         prices: of ops and values.
-        bytes: what is held now: the others are computed of that where they are needed, by one kernel.
+        now: the bytes that are held now: the others are computed of that where they are needed, by one kernel.
         entries: how many of a value are held.
         may_run: whether an op may run again here.
         gone: what is not held where a needed value is not.
@@ -42,13 +42,13 @@ class PricedSegment:
         self,
         segment: Segment,
         prices: WalkPrices,
-        bytes: float,
+        now: float,
         entries: int,
         may_run: Callable[[Op], bool],
         gone: Callable[[Value, float], NotHeld],
         run: Callable[[Collection[Op]], None],
     ):
-        self._segment, self._prices, self.bytes = segment, prices, bytes
+        self._segment, self._prices, self.bytes = segment, prices, now
         self._entries, self._gone, self.run = entries, gone, run
         self._times = {op: prices.seconds(op) if may_run(op) and can_run_again(op) else math.inf for op in segment.ops}
         self._known: dict[float, frozenset[Op]] = {}
@@ -96,15 +96,16 @@ def priced_segments(
         kept: the marks of values that are not made again.
         in_parts: what is made again is so part by part, of what passes between them.
     """
+    loops = forward_loops(graph)
     if prices.peak is not graph.main:
         stretch = Stretch(graph, prices.peak.ancestor_in(graph.main.blocks[0]), mesh_name)
-        yield _of_stretch(stretch, prices, forward_loops(graph), kept, in_parts)
-    yield from priced_loops(graph, prices, kept)
+        yield _of_stretch(stretch, prices, loops, kept, in_parts)
+    yield from priced_loops(loops, prices, kept)
 
 
-def priced_loops(graph: Graph, prices: WalkPrices, kept: Collection[Mark]) -> Iterator[PricedSegment]:
+def priced_loops(loops: Iterable[ForwardLoop], prices: WalkPrices, kept: Collection[Mark]) -> Iterator[PricedSegment]:
     """Those of them that are bodies of loops."""
-    for forward in forward_loops(graph):
+    for forward in loops:
         yield _of_loop(forward, prices, kept)
 
 

@@ -10,6 +10,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.placement.decisions import Decision
 from sdy_jax.lowering.placement.kinds import operations_done
 from sdy_jax.lowering.placement.trips import executions
 from sdy_jax.lowering.placement.within_memory import Walk
@@ -42,11 +43,7 @@ class WalkPrices:
 
     def bytes_of(self, value: Value) -> float:
         """The bytes of a value on a device, in the layout in which it is made."""
-        if value.shape is None:
-            return math.inf
-        sharding = self._layouts.get(value)
-        shape = value.shape if sharding is None else sharding.local_shape(value.shape, self._walker.mesh)
-        return self._elements(shape) * value.itemsize
+        return self._bytes(value, self._layouts.get(value))
 
     @property
     def peak(self) -> Op:
@@ -61,21 +58,25 @@ class WalkPrices:
 
     def taken_bytes(self, op: Op, index: int) -> float:
         """The bytes of an operand on a device, in the layout in which an op takes it."""
-        decision = self._walker.walked.decided.get(self._number[op])
-        value = op.operands[index]
-        if decision is None or value.shape is None:
-            return self.bytes_of(value)
-        return self._elements(decision.shardings[index].local_shape(value.shape, self._walker.mesh)) * value.itemsize
+        decision, value = self._decision(op), op.operands[index]
+        return self.bytes_of(value) if decision is None else self._bytes(value, decision.shardings[index])
+
+    def _bytes(self, value: Value, sharding: TensorSharding | None) -> float:
+        if value.shape is None:
+            return math.inf
+        shape = value.shape if sharding is None else sharding.local_shape(value.shape, self._walker.mesh)
+        return self._elements(shape) * value.itemsize
+
+    def _decision(self, op: Op) -> Decision | None:
+        return self._walker.walked.decided.get(self._number[op])
 
     def _work(self, op: Op) -> float:
-        decision = self._walker.walked.decided.get(self._number[op])
-        if decision is None:
-            return 0.0
-        work = self._walker.work_of(decision) or operations_done(decision.kind, decision.shardings, self._walker.mesh)
-        return work * executions(op).estimate
+        decision = self._decision(op)
+        own = 0.0 if decision is None else self._walker.work_of(decision) * executions(op).estimate
+        return own or self._operations(op)
 
     def _operations(self, op: Op) -> float:
-        decision = self._walker.walked.decided.get(self._number[op])
+        decision = self._decision(op)
         if decision is None:
             return 0.0
         return operations_done(decision.kind, decision.shardings, self._walker.mesh) * executions(op).estimate

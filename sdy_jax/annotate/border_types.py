@@ -16,7 +16,7 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.types import explicit_axes, own_type, sharding_of_type, typed, typed_part
+from sdy_jax.representation.types import explicit_axes, own_type, sharding_in, sharding_of_type, typed, typed_part
 
 
 def argument_type(leaf: Leaf, mesh: Mesh, jax_mesh: AnyMesh) -> jax.ShapeDtypeStruct:
@@ -43,8 +43,7 @@ def in_stated_type(leaf: Leaf, mesh: Mesh, jax_mesh: AnyMesh) -> Any:
 
 def with_type(info: Any, aval: Any) -> jax.ShapeDtypeStruct:
     """jax's record of a result, with the sharding in the type that it was traced with."""
-    sharding = None if aval.sharding.mesh.empty else aval.sharding
-    return jax.ShapeDtypeStruct(info.shape, info.dtype, weak_type=info.weak_type, sharding=sharding)
+    return typed(info, sharding_in(aval))
 
 
 def type_of_result(leaf: Leaf, type_: ir.Type, mesh_name: str, jax_mesh: AnyMesh) -> TensorSharding | None:

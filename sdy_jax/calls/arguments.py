@@ -18,7 +18,7 @@ from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.statics import Statics
 from sdy_jax.plan.border_moves import BorderMove, moves_at_border
 from sdy_jax.representation.named import AnyMesh
-from sdy_jax.representation.types import explicit_axes
+from sdy_jax.representation.types import explicit_axes, sharding_in
 from sdy_jax.runtime.layouts import as_specification, is_on, layout_of
 
 UNPLACED = "unplaced"
@@ -145,8 +145,7 @@ def _resized(value: Any, size: int, other: int) -> Any:
 
 def _struct(type_: ShapedArray) -> jax.ShapeDtypeStruct:
     """A type as `lower` also takes it."""
-    sharding = None if type_.sharding.mesh.empty else type_.sharding
-    return jax.ShapeDtypeStruct(type_.shape, type_.dtype, weak_type=type_.weak_type, sharding=sharding)
+    return jax.ShapeDtypeStruct(type_.shape, type_.dtype, weak_type=type_.weak_type, sharding=sharding_in(type_))
 
 
 def _laid_out(leaf: Leaf, layout: Spec) -> Leaf:

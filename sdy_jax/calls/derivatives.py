@@ -25,6 +25,7 @@ from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.named import on_whole_axes
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.types import sharding_in
 
 BorderShardings = Sequence[TensorSharding]
 
@@ -228,8 +229,7 @@ def _is_of_terms(type_: Any) -> bool:
 
 def _tangent_type(x: Any) -> jax.ShapeDtypeStruct:
     type_ = jax.typeof(x).to_tangent_aval()
-    sharding = None if type_.sharding.mesh.empty else type_.sharding
-    return jax.ShapeDtypeStruct(type_.shape, type_.dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct(type_.shape, type_.dtype, sharding=sharding_in(type_))
 
 
 def _as_value(sharding: TensorSharding) -> TensorSharding:

@@ -31,7 +31,7 @@ from sdy_jax.propagation.history import Cause, History
 from sdy_jax.propagation.record import Event, RecordedStep
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import FactorType, OpShardingRule, factor_symbol
-from sdy_jax.representation.type_text import axis_name, bytes_text, type_text
+from sdy_jax.representation.type_text import axis_name, bytes_text, count_text, type_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,7 @@ def _computed_again(values: Sequence[NotHeld]) -> Iterator[str]:
     for value in values:
         sizes.setdefault(type_text(value.dtype, value.shape, None), []).append(value.bytes)
     for type_, found in sizes.items():
-        count = f" x {len(found)}" if len(found) > 1 else ""
-        less = bytes_text(sum(found))
+        count, less = count_text(len(found)), bytes_text(sum(found))
         yield f"{type_}{count}: not held for the backward pass, but computed again; {less} less on a device"
 
 

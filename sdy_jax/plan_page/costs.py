@@ -8,7 +8,7 @@ from sdy_jax.plan_page.collectives import grouped
 from sdy_jax.plan_page.sections import Section
 from sdy_jax.plan_record.program import RecordedMemory
 from sdy_jax.plan_record.record import PlanRecord, RecordedTime
-from sdy_jax.representation.type_text import amount_text, bytes_text, flops_text
+from sdy_jax.representation.type_text import amount_text, bytes_text, count_text, flops_text
 
 _LONG = 4
 """Collectives, or ops that compute, beyond which a page says what costs most."""
@@ -86,9 +86,8 @@ def _most_held(record: PlanRecord) -> Iterator[tuple[str, ...]]:
         return
     alike = [b for b in memory.largest if (v := record.value_of.get(b.value)) and v.tensor.type == value.tensor.type]
     held = sum(buffer.bytes for buffer in alike)
-    count = f" x {len(alike)}" if len(alike) > 1 else ""
     line = record.ops[value.op].place.lines if value.op is not None else ""
-    yield f"{held / memory.peak:.0%}", "of what it holds", f"{value.tensor.type}{count}", line
+    yield f"{held / memory.peak:.0%}", "of what it holds", f"{value.tensor.type}{count_text(len(alike))}", line
 
 
 def _most_computed(record: PlanRecord) -> Iterator[tuple[str, ...]]:

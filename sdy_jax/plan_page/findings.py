@@ -4,7 +4,7 @@ from propagation, padding, repeated work, and notes."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 
 from sdy_jax.plan_page.sections import Section
 from sdy_jax.plan_record.record import (
@@ -15,7 +15,7 @@ from sdy_jax.plan_record.record import (
     RecordedMeasured,
     RecordedNote,
 )
-from sdy_jax.representation.type_text import amount_text, bytes_text, flops_text
+from sdy_jax.representation.type_text import amount_text, bytes_text, count_text, flops_text
 
 _REPEATED, _REPEATED_SHARE = 1e6, 0.01
 """The least repeated operations that a page lists, and their least share of all that a device performs."""
@@ -88,7 +88,7 @@ def layouts_section(record: PlanRecord) -> Section:
         (
             change.chosen,
             f"for {change.proposed}"
-            + (f" x {change.count}" if change.count > 1 else "")
+            + count_text(change.count)
             + (f", stated {change.stated}" if change.stated else ""),
             change.line,
         )
@@ -117,38 +117,29 @@ def recomputed_section(record: PlanRecord) -> Section:
     again = record.recomputed
     if again is None:
         return _NONE
-    held = _summed(("not held", each.type, each.line, each.bytes) for each in again.values)
-    ran = _summed(("again", each.op, each.line, each.flops) for each in again.ops)
-    rows = [(how, what, bytes_text(size), line) for (how, what, line), size in held]
-    rows += [(how, what, flops_text(flops), line) for (how, what, line), flops in ran]
+    held = _summed((each.type, each.line, each.bytes) for each in again.values)
+    ran = _summed((each.op, each.line, each.flops) for each in again.ops)
+    rows = [("not held", what, bytes_text(size), line) for what, line, size in held]
+    rows += [("again", what, flops_text(flops), line) for what, line, flops in ran]
     flops = sum(each.flops for each in again.ops)
     title = f"computed again (per device, {flops_text(flops)}, to hold {bytes_text(again.bytes)} less)"
     return Section(title, rows, {2}, 1.0)
 
 
-def _summed(rows: Iterable[tuple[str, str, str, float]]) -> list[tuple[tuple[str, str, str], float]]:
-    """Rows that say the same together, with their number, the largest first."""
-    sums: dict[tuple[str, str, str], list[float]] = {}
-    for how, what, line, amount in rows:
-        sums.setdefault((how, what, line), []).append(amount)
-    named = [((how, what + _count(each), line), sum(each)) for (how, what, line), each in sums.items()]
-    return sorted(named, key=lambda item: -item[1])
-
-
-def _count(alike: Sized) -> str:
-    return f" x {len(alike)}" if len(alike) > 1 else ""
-
-
 def padding_section(record: PlanRecord) -> Section:
     """The largest padded values, one line for those of one type and line of the source."""
-    sums: dict[tuple[str, str], list[float]] = {}
-    for value in record.padding:
-        sums.setdefault((value.type, value.line), []).append(value.bytes)
-    rows = [
-        (type_ + _count(each), bytes_text(sum(each)), line)
-        for (type_, line), each in sorted(sums.items(), key=lambda item: -sum(item[1]))
-    ]
+    sums = _summed((value.type, value.line, value.bytes) for value in record.padding)
+    rows = [(what, bytes_text(size), line) for what, line, size in sums]
     return Section("padding (bytes per device)", rows, {1}, 0.5) if rows else _NONE
+
+
+def _summed(rows: Iterable[tuple[str, str, float]]) -> list[tuple[str, str, float]]:
+    """The sums of those of one kind and line, with their number, the largest first."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    for what, line, amount in rows:
+        sums.setdefault((what, line), []).append(amount)
+    found = ((what + count_text(len(each)), line, sum(each)) for (what, line), each in sums.items())
+    return sorted(found, key=lambda row: -row[2])
 
 
 def repeated_section(record: PlanRecord) -> Section:

@@ -81,6 +81,11 @@ def bytes_of_text(text: str) -> float | None:
     return float(match[1]) * math.pow(base, power)
 
 
+def count_text(count: int) -> str:
+    """What follows one of several that are alike: ` x 3`; nothing where it is alone."""
+    return f" x {count}" if count > 1 else ""
+
+
 def bytes_text(count: float) -> str:
     """`512 B`, `24.0 KiB`, `1.5 MiB`."""
     if count < 1024:

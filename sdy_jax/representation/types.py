@@ -40,9 +40,14 @@ def own_type(value: Any, mesh: AnyMesh) -> NamedSharding | None:
     return own if own is not None and own.mesh == mesh.abstract_mesh and explicit_axes(mesh) else None
 
 
-def typed(value: jax.ShapeDtypeStruct, type_: NamedSharding) -> jax.ShapeDtypeStruct:
+def typed(value: jax.ShapeDtypeStruct, type_: NamedSharding | None) -> jax.ShapeDtypeStruct:
     """The same shape and dtype with a sharding in the type."""
     return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=value.weak_type, sharding=type_)
+
+
+def sharding_in(type_: Any) -> NamedSharding | None:
+    """The sharding in the type of an array (`ShapedArray`); None where that is on no mesh."""
+    return None if type_.sharding.mesh.empty else type_.sharding
 
 
 def _same_axes(one: AnyMesh, other: AnyMesh) -> bool:
