@@ -110,6 +110,56 @@ def test_in_a_shard_map_on_some_axes():
     np.testing.assert_allclose(y, X[:4] + X[4:])
 
 
+# A shard_map inside, on another mesh of the same devices.
+
+LINE, NAMED_OTHERWISE = mesh_of(shape=(8,), names=("z",)), mesh_of(names=("u", "v"))
+MAPPED = {
+    "over all axes": (LINE, P("z"), lambda x: x * lax.axis_index("z") + lax.psum(x, "z")),
+    "ring": (LINE, P("z"), lambda x: lax.ppermute(x, "z", [(i, (i + 1) % 8) for i in range(8)])),
+    "other names": (NAMED_OTHERWISE, P("u", "v"), lambda x: lax.psum(jnp.sin(x), "v") + lax.axis_index("u")),
+    "some axes": (NAMED_OTHERWISE, P("u"), lambda x: lax.pmean(x, "u") + x),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_a_shard_map_on_another_mesh_of_the_devices(name):
+    inner, spec, body = MAPPED[name]
+    some = {"u"} if name == "some axes" else set()
+    mapped = jax.shard_map(body, mesh=inner, in_specs=spec, out_specs=spec, axis_names=some, check_vma=False)
+
+    def of_both(jit):
+        f = jit(lambda x: mapped(x) + 1, in_shardings=NamedSharding(mesh_of(), P("a")))
+        return f(X), jax.jit(f)(X), jax.grad(lambda x: (f(x) ** 2).sum())(X)
+
+    ours, theirs = map(of_both, JITS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+    assert ours[0].sharding.is_equivalent_to(theirs[0].sharding, 2)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_shard_map_on_another_mesh_than_that_in_context_is_refused(jit):
+    mapped = jax.shard_map(lambda x: lax.psum(x, "z"), mesh=LINE, in_specs=P("z"), out_specs=P())
+    with jax.set_mesh(mesh_of()), pytest.raises(ValueError, match="should match the mesh passed to"):
+        jit(mapped)(X)
+
+
+def test_a_shard_map_on_a_mesh_that_cuts_axes_is_refused_by_name():
+    mapped = jax.shard_map(lambda x: x, mesh=mesh_of(shape=(4, 2), names=("u", "v")), in_specs=P("u"), out_specs=P("u"))
+    with pytest.raises(sdy.UnsupportedError, match=r'<\["u"=4, "v"=2\]>.*use one mesh for both'):
+        sdy.partition(mapped, mesh=mesh_of())(X)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_pmap_inside_and_around(jit):
+    def doubled(row):
+        return row * 2 + lax.psum(row, "i")
+
+    inside = jit(lambda x: jax.pmap(doubled, axis_name="i")(x) + 1)(on(mesh_of(), "a"))
+    around = jax.pmap(jit(doubled), axis_name="i")(X)
+    np.testing.assert_allclose(inside, X * 2 + X.sum(0) + 1, rtol=1e-6)
+    np.testing.assert_allclose(around, X * 2 + X.sum(0), rtol=1e-6)
+
+
 def test_an_axis_of_vmap_around_a_function_is_refused_by_name():
     f = sdy.partition(lambda row: row - lax.pmean(row, "rows"), mesh=mesh_of())
     with pytest.raises(sdy.UnsupportedError, match=r"over 'rows', an axis of a jax.vmap around it.*vmap inside"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,7 @@ def from_function(
     mesh: Mesh,
     jax_mesh: AnyMesh,
     keep_types: bool = False,
+    in_context: bool = True,
 ) -> Program:
     """Traces `fun` to a program, with the users' shardings on its arguments and results.
 
@@ -136,6 +138,7 @@ def from_function(
         out_shardings: a prefix tree of specifications of the results.
         mesh, jax_mesh: the mesh, in both vocabularies. On the latter's Explicit axes the function sees types.
         keep_types: whether results have the types that they are computed with, whatever is stated for them.
+        in_context: whether the mesh is in context while `fun` is traced; else what is in context around the call.
     """
     avals = tuple(argument_type(leaf, mesh, jax_mesh) for leaf in leaves)
 
@@ -148,7 +151,8 @@ def from_function(
         return jax.tree.unflatten(jax.tree.structure(result), [in_stated_type(leaf, mesh, jax_mesh) for leaf in stated])
 
     site = Site(mesh, jax_mesh)
-    with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh), tracing(site):
+    context = jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh) if in_context else nullcontext()
+    with context, tracing(site):
         platform = lowering_platform(jax_mesh)
         args, kwargs = jax.tree.unflatten(tree, avals)
         module, jaxpr, results, constants = trace_and_lower(

@@ -71,6 +71,9 @@ _ON_EXPLICIT_AXES = (
 _STATED_ON_AUTO_AXES = "that are of type Auto or Manual"
 """What jax says of `out_sharding=` in a function whose arguments have no types; its mesh may have Explicit axes."""
 
+_MAPPED_ON_ANOTHER_MESH = "should match the mesh passed to shard_map"
+"""What jax says of a `jax.shard_map` on another mesh than that in context. Where the caller sets none, jit takes it."""
+
 
 class PlannedFunction:
     """A function with options, and the plans of its calls.
@@ -214,14 +217,19 @@ class PlannedFunction:
         return self._traced(arguments.resized(size, other))
 
     def _traced(self, arguments: Arguments) -> Program:
+        mesh, in_context = self.traced_mesh(arguments), True
         try:
-            return self._traced_on(self.traced_mesh(arguments), arguments)
+            return self._traced_on(mesh, arguments)
         except ValueError as error:
-            if _STATED_ON_AUTO_AXES not in str(error) or not explicit_axes(arguments.mesh):
+            if _STATED_ON_AUTO_AXES in str(error) and explicit_axes(arguments.mesh):
+                mesh = arguments.mesh
+            elif _MAPPED_ON_ANOTHER_MESH in str(error) and jax.sharding.get_abstract_mesh().empty:
+                in_context = False
+            else:
                 raise
-        return self._traced_on(arguments.mesh, arguments)
+        return self._traced_on(mesh, arguments, in_context)
 
-    def _traced_on(self, mesh: AnyMesh, arguments: Arguments) -> Program:
+    def _traced_on(self, mesh: AnyMesh, arguments: Arguments, in_context: bool = True) -> Program:
         program = from_function(
             self.inner(arguments.statics, arguments.mesh),
             arguments.leaves,
@@ -230,6 +238,7 @@ class PlannedFunction:
             mesh_from_jax(mesh),
             mesh,
             self.is_inner,
+            in_context,
         )
         donated = donated_leaves(self.fun, self.options, arguments.tree, arguments.statics)
         if donated:

@@ -2,42 +2,76 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.operations import manual_axes, module_meshes, pre_order
 from sdy_jax.ir.stored_shardings import map_shardings
-from sdy_jax.representation.attributes import shardings_from_attribute
+from sdy_jax.representation.attributes import manual_axes_to_attribute, shardings_from_attribute
+from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.runtime.device_orders import can_express, rewritten
+from sdy_jax.runtime.device_orders import can_express, expressed, rewritten
 
 
 def put_on_mesh(module: ir.Operation, name: str) -> None:
     """Writes shardings in axes of one mesh wherever all axes of their own mesh are lists of axes of that one.
 
-    On `x=2, y=4`, the axis `p` of a mesh `p=4, q=2` of the same devices is `x, y:(1)2`. Meshes that manual computations
-    are written for stay as they are.
+    On `x=2, y=4`, the axis `p` of a mesh `p=4, q=2` of the same devices is `x, y:(1)2`. So are the axes that a manual
+    computation is manual on, where each is a list of whole axes, as `r` of `r=8` is `x, y`: devices have numbers in its
+    collectives. Meshes of other manual computations stay as they are.
     """
     meshes = module_meshes(module)
     if len(meshes) == 1:
         return
-    base, kept = meshes[name], {s.mesh for op in pre_order(module) for s in _manual_shardings(op)}
-    others = {
-        other: mesh
-        for other, mesh in meshes.items()
-        if other not in kept and mesh != base and mesh.axes and can_express(mesh, base)
-    }
+    base = meshes[name]
+    others = {n: mesh for n, mesh in meshes.items() if mesh != base and mesh.axes and can_express(mesh, base)}
+    computations = [(op, n) for op in pre_order(module) for n in _manual_meshes(op)]
+    kept = {n for op, n in computations if n in others and not _is_on_whole_axes(op, others[n], base)}
+    others = {n: mesh for n, mesh in others.items() if n not in kept}
 
     def changed(sharding: TensorSharding) -> TensorSharding:
         own = others.get(str(sharding.mesh))
         return sharding if own is None else rewritten(sharding, own, base, name)
 
+    for op, n in computations:
+        if n in others:
+            axes = [axis.name for axis in _in_axes_of(manual_axes(op), others[n], base)]
+            op.attributes["manual_axes"] = manual_axes_to_attribute(tuple(axes), op.context)
+            _rewrite_groups(op, n, others[n], name, base)
     if others:
         map_shardings(module, changed)
 
 
-def _manual_shardings(op: ir.Operation) -> Iterable[TensorSharding]:
+_GROUP_AXIS = re.compile(r'#stablehlo\.axis_ref<name = "([^"]+)">')
+
+
+def _rewrite_groups(computation: ir.Operation, name: str, own: Mesh, base_name: str, base: Mesh) -> None:
+    """Groups of devices that are given by whole axes (`#stablehlo.replica_group_mesh_axes`) in axes of the base."""
+
+    def listed(match: re.Match[str]) -> str:
+        axes = _in_axes_of([match[1]], own, base)
+        return ", ".join(f'#stablehlo.axis_ref<name = "{axis.name}">' for axis in axes)
+
+    for op in pre_order(computation):
+        text = str(op.attributes["replica_groups"]) if "replica_groups" in op.attributes else ""
+        if f"mesh = @{name}," in text:
+            text = _GROUP_AXIS.sub(listed, text.replace(f"mesh = @{name},", f"mesh = @{base_name},"))
+            op.attributes["replica_groups"] = ir.Attribute.parse(text, op.context)
+
+
+def _manual_meshes(op: ir.Operation) -> set[str]:
+    """The symbols of the meshes of a manual computation; none for other ops."""
     if not manual_axes(op):
-        return ()
-    return (s for side in ("in_shardings", "out_shardings") for s in shardings_from_attribute(op.attributes[side]))
+        return set()
+    sides = (op.attributes[side] for side in ("in_shardings", "out_shardings"))
+    return {str(sharding.mesh) for side in sides for sharding in shardings_from_attribute(side)}
+
+
+def _in_axes_of(names: Iterable[str], own: Mesh, base: Mesh) -> list[AxisRef]:
+    return [axis for name in names for axis in expressed(AxisRef(name), own, base) or ()]
+
+
+def _is_on_whole_axes(op: ir.Operation, own: Mesh, base: Mesh) -> bool:
+    return all(axis.sub_axis is None for axis in _in_axes_of(manual_axes(op), own, base))
