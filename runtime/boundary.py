@@ -279,23 +279,33 @@ def check_devices(path: str, x: Any, mesh: AnyMesh) -> None:
     Raises:
         ShardingError: it is on other devices than the mesh's, or on the same in another order; `path` names it.
     """
+    if (problem := _elsewhere(x, mesh)) is not None:
+        raise ShardingError(
+            f"`{path}` {problem}; to fix: move it first, by jax.device_put(x, NamedSharding(mesh, ...)) with the mesh "
+            f"{mesh_from_jax(mesh)} of the function, or partition on the array's mesh"
+        )
+
+
+def is_whole_elsewhere(x: Any, mesh: AnyMesh) -> bool:
+    """Whether an array is committed to devices that are not those of the mesh, or in another order, and each of them
+    has all of it."""
+    return _elsewhere(x, mesh) is not None and bool(x.sharding.is_fully_replicated)
+
+
+def _elsewhere(x: Any, mesh: AnyMesh) -> str | None:
+    """Where an array lies, if that is not on the devices of the mesh."""
     if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or not x.committed:
-        return
+        return None
     if not isinstance(mesh, jax.sharding.Mesh):
-        return
+        return None
     own = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
     if x.sharding.device_set != {*mesh.devices.flat}:
         count = len(x.sharding.device_set)
         devices = "a single device" if count == 1 else f"{count} devices"
-        problem = f"lies on {devices}, not on the {mesh.size} of the function's mesh"
-    elif isinstance(own, jax.sharding.Mesh) and own.devices.flat[:].tolist() != mesh.devices.flat[:].tolist():
-        problem = "lies on the devices of the function's mesh in another order, and a jitted function has one order"
-    else:
-        return
-    raise ShardingError(
-        f"`{path}` {problem}; to fix: move it first, by jax.device_put(x, NamedSharding(mesh, ...)) with the mesh "
-        f"{mesh_from_jax(mesh)} of the function, or partition on the array's mesh"
-    )
+        return f"lies on {devices}, not on the {mesh.size} of the function's mesh"
+    if isinstance(own, jax.sharding.Mesh) and own.devices.flat[:].tolist() != mesh.devices.flat[:].tolist():
+        return "lies on the devices of the function's mesh in another order, and a jitted function has one order"
+    return None
 
 
 def _raw(x: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.jax_internals import primal_of
@@ -22,7 +24,37 @@ def layout_of(x: Any) -> NamedSharding | None:
     """
     x = primal_of(x)
     sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) else None
+    if sharding is None or isinstance(sharding, NamedSharding):
+        return sharding
+    return as_named(sharding, x.shape) if sharding.num_devices > 1 else None
+
+
+def as_named(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> NamedSharding | None:
+    """A sharding of any class as one on a mesh of its devices: an axis per dimension, and one for copies of blocks.
+
+    None: jax cannot say which blocks devices have, or some block has more copies than others.
+    """
+    if isinstance(sharding, NamedSharding):
+        return sharding
+    if sharding.num_devices == 1:
+        mesh = jax.sharding.Mesh(np.array([*sharding.device_set]), ("device",))
+        return NamedSharding(mesh, PartitionSpec(), memory_kind=sharding.memory_kind)
+    try:
+        blocks = sharding.devices_indices_map(tuple(shape))
+    except (ValueError, NotImplementedError):
+        return None
+    starts = {
+        device: tuple(s.indices(n)[0] for s, n in zip(block, shape, strict=True)) for device, block in blocks.items()
+    }
+    places = [sorted(set(dim)) for dim in zip(*starts.values(), strict=True)]
+    counts = [len(place) for place in places]
+    if len(starts) % len({*starts.values()}) or len({*starts.values()}) != np.prod(counts, dtype=int):
+        return None
+    ordered = sorted(starts, key=lambda device: starts[device])  # stable: copies keep their order
+    devices = np.array(ordered, object).reshape(*counts, -1)
+    names = tuple(f"dim{i}" for i in range(len(counts)))
+    spec = PartitionSpec(*(name if count > 1 else None for name, count in zip(names, counts, strict=True)))
+    return NamedSharding(jax.sharding.Mesh(devices, (*names, "copies")), spec, memory_kind=sharding.memory_kind)
 
 
 def is_on(sharding: NamedSharding, mesh: AnyMesh) -> bool:
@@ -60,6 +92,6 @@ def named(sharding: TensorSharding, mesh: AnyMesh) -> NamedSharding:
     """The jax sharding of a value at the border: on the mesh itself where its axes can say it, else on a mesh whose
     axes are the parts of them that are used."""
     if not has_sub_axes(sharding):
-        return NamedSharding(mesh, to_partition_spec(sharding))
+        return NamedSharding(mesh, _shortened(to_partition_spec(sharding)))
     refined = RefinedMesh.of(mesh_from_jax(mesh), [axis for axes in sharding.axes for axis in axes])
     return NamedSharding(refined.refining(mesh), refined.spec(sharding))

@@ -172,15 +172,23 @@ def trace_and_lower(
         traced = jax.jit(fun, keep_unused=True).trace(*args, **kwargs)
         changed = _with_jaxpr(traced, change(traced.jaxpr))
         lower = _in_a_thread(changed.lower) if _is_lowering() else changed.lower
-        lowered = lower(
-            lowering_platforms=(platform,),
-            _private_parameters=mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True),
-        )
+        parameters = mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True)
+        try:
+            lowered = lower(lowering_platforms=(platform,), _private_parameters=parameters)
+        except ValueError as error:
+            if _CONSTANTS_ELSEWHERE not in str(error):
+                raise
+            parameters = dataclasses.replace(parameters, hoist_constants_as_args=False)
+            lowered = lower(lowering_platforms=(platform,), _private_parameters=parameters)
     constants = (*lowered._lowering.const_args, *traced._consts)
     module = lowered.compiler_ir("stablehlo")
     if _has_symbolic_parts(module):
         module = _refined(module)
     return module, traced.jaxpr, traced.out_info, constants
+
+
+_CONSTANTS_ELSEWHERE = "closed over constant sharding"
+"""What jax says of such arrays on other devices; inside of the module their values may come from anywhere."""
 
 
 def _with_jaxpr(traced: Any, jaxpr: Any) -> Any:

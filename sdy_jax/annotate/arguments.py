@@ -33,6 +33,7 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.representation.named import AnyMesh, unreduced_by
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.types import explicit_axes, sharding_of_type, type_on
+from sdy_jax.runtime.layouts import as_named
 
 Spec = Any
 """None, PartitionSpec, NamedSharding, str, TensorSharding, AUTO, a SpecRule, or a Format of one of the first three."""
@@ -62,9 +63,12 @@ class Leaf:
     @classmethod
     def of(cls, path: str, value: Any, spec: Spec) -> Leaf:
         """A leaf by the user's specification; a `Format` is one with the layout of each device's block."""
+        layout = None
         if isinstance(spec, Format):
-            return cls(path, value, spec.sharding, layout=spec.layout)
-        return cls(path, value, spec)
+            layout, spec = spec.layout, spec.sharding
+        if isinstance(spec, jax.sharding.Sharding):
+            spec = as_named(spec, jax.numpy.shape(value)) or spec
+        return cls(path, value, spec, layout=layout)
 
 
 @dataclass(frozen=True, slots=True)

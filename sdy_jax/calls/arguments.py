@@ -19,6 +19,7 @@ from sdy_jax.calls.statics import Statics
 from sdy_jax.plan.border_moves import BorderMove, moves_at_border
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.types import explicit_axes, sharding_in
+from sdy_jax.runtime.boundary import is_whole_elsewhere
 from sdy_jax.runtime.layouts import as_specification, is_on, layout_of
 
 UNPLACED = "unplaced"
@@ -111,10 +112,16 @@ class Arguments:
     @property
     def may_move(self) -> bool:
         """Whether some array's layout may differ from its stated sharding."""
-        return any(
+        return bool(self.elsewhere) or any(
             own is not None and _specification(leaf.spec, self.mesh) != as_specification(own, self.mesh)
             for leaf, own in zip(self.leaves, self._own, strict=True)
         )
+
+    @cached_property
+    def elsewhere(self) -> tuple[int, ...]:
+        """The leaves that lie whole on other devices than the mesh's, and for which shardings are stated."""
+        stated = enumerate(self.given)
+        return tuple(i for i, x in stated if x.spec is not None and is_whole_elsewhere(x.value, self.mesh))
 
     @property
     def is_traced(self) -> bool:

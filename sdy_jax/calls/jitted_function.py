@@ -15,6 +15,7 @@ from sdy_jax.annotate.user_function import in_name_of
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
 from sdy_jax.calls.formats import formats_of_arguments, formats_of_results, states_layouts
+from sdy_jax.calls.moved import OnMovedArguments
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.stages import lowered_arguments
@@ -29,8 +30,12 @@ from sdy_jax.plan.warn import warn_of
 from sdy_jax.processes.comparison import are_several
 from sdy_jax.processes.lowered import ComparedLowered
 from sdy_jax.representation.named import AnyMesh
+from sdy_jax.representation.type_text import bytes_text
 from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.boundary import check_devices, splits_by_parts
+
+_REPORTED = 4
+"""How many moves of arguments are reported one by one: a model that a library has made has hundreds of leaves."""
 
 
 class JittedFunction:
@@ -119,7 +124,12 @@ class JittedFunction:
         return None
 
     def _choice(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DispatchChoice:
-        return self._chosen(self._function.arguments(args, kwargs))
+        call = self._function.arguments(args, kwargs)
+        choice = self._chosen(call)
+        if not call.elsewhere:
+            return choice
+        moved = OnMovedArguments(choice.jitted, call, self._function.planned(call), self._function.donated(call))
+        return DispatchChoice(moved, lasts=False)
 
     def _chosen(self, call: Arguments, is_alone: bool = False) -> DispatchChoice:
         """The jitted function for a call. Warns of arguments that will be moved on entry, once for each."""
@@ -148,7 +158,11 @@ class JittedFunction:
         self._moved |= {move.path for move in new}
         if self._function.options.on_unknown != "ignore":
             source = short_source(self._function.source)
-            warn_of([f"{source}: argument: {move.message(self._function.name)}" for move in new])
+            texts = [f"{source}: argument: {move.message(self._function.name)}" for move in new[:_REPORTED]]
+            if more := new[_REPORTED:]:
+                total = bytes_text(sum(move.bytes for move in more))
+                texts.append(f"{source}: {len(more)} more arguments are moved, {total} to a device (`plan.moves`)")
+            warn_of(texts)
 
     def _jitted_for(self, layouts: Layouts, shardings: dict[str, Any], mesh: AnyMesh, is_alone: bool) -> Any:
         """The jitted function for arguments with these layouts.

@@ -9,19 +9,22 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental.layout import Format
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.boundary import checked_mesh
-from sdy_jax.runtime.layouts import layout_of
+from sdy_jax.runtime.layouts import as_named, layout_of
 
 
-def stated_mesh(*specs: Any) -> jax.sharding.Mesh | None:
-    """The mesh of the first `NamedSharding` on devices in trees of specifications."""
+def stated_mesh(*specs: Any) -> AnyMesh | None:
+    """The mesh of the first `NamedSharding` in trees of specifications, of those on devices if there are any; else the
+    device of the first `SingleDeviceSharding`."""
     stated = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, (NamedSharding, Format)))
-    return _first_mesh(spec.sharding if isinstance(spec, Format) else spec for spec in stated)
+    shardings = [spec.sharding if isinstance(spec, Format) else spec for spec in stated]
+    single = (as_named(s, ()) for s in shardings if isinstance(s, SingleDeviceSharding))
+    return _first_mesh(shardings) or _first_abstract_mesh(shardings) or _first_mesh(single)
 
 
 def mesh_with_device(mesh: Any, device: jax.Device | None, backend: str | None) -> Any:
@@ -47,17 +50,43 @@ def mesh_with_device(mesh: Any, device: jax.Device | None, backend: str | None) 
 
 
 def mesh_of_call(values: Iterable[Any]) -> AnyMesh:
-    """The mesh of `jax.set_mesh`, else that of the first of the values that lies on one.
+    """The mesh of `jax.set_mesh`, else that of the first of the values that lies on one, or whose type is on one.
 
     Raises:
         ShardingError: there is none.
     """
-    around = context_mesh()
+    around: AnyMesh | None = context_mesh()
     if around is None or around.empty:
-        around = _first_mesh(map(layout_of, values)) or around
+        values = list(values)
+        around = _first_mesh(map(layout_of, values)) or jax.sharding.get_abstract_mesh()
+    if around.empty:
+        around = _first_abstract_mesh(map(_sharding_of, values)) or around
     return checked_mesh(around)
+
+
+def check_context(name: str, mesh: AnyMesh) -> None:
+    """
+    Raises:
+        ShardingError: the mesh in context has another number of devices, which jax does not let a function change.
+    """
+    around = jax.sharding.get_abstract_mesh()
+    if not around.empty and around.size != mesh.size:
+        raise ShardingError(
+            f"{name} is partitioned on the mesh {mesh_from_jax(mesh)}, and called where jax.set_mesh says "
+            f"{mesh_from_jax(around)}, which has another number of devices; to fix: state one of them only"
+        )
 
 
 def _first_mesh(shardings: Iterable[Any]) -> jax.sharding.Mesh | None:
     meshes = (s.mesh for s in shardings if isinstance(s, NamedSharding))
     return next((mesh for mesh in meshes if isinstance(mesh, jax.sharding.Mesh) and not mesh.empty), None)
+
+
+def _first_abstract_mesh(shardings: Iterable[Any]) -> jax.sharding.AbstractMesh | None:
+    meshes = (s.mesh for s in shardings if isinstance(s, NamedSharding))
+    return next((mesh for mesh in meshes if isinstance(mesh, jax.sharding.AbstractMesh) and not mesh.empty), None)
+
+
+def _sharding_of(x: Any) -> Any:
+    """What the type of a value says of its sharding."""
+    return getattr(getattr(x, "aval", x), "sharding", None)

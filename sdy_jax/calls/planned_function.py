@@ -20,7 +20,7 @@ from sdy_jax.annotate.user_function import check_call, check_function, function_
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.derivatives import Partition, Planned
 from sdy_jax.calls.donated import donated_leaves
-from sdy_jax.calls.meshes import mesh_of_call, stated_mesh
+from sdy_jax.calls.meshes import check_context, mesh_of_call, stated_mesh
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.replanned import changes
@@ -142,6 +142,7 @@ class PlannedFunction:
             self.fun.check(dynamic, named)
         given = argument_leaves(self.options.in_shardings, dynamic, named, self._dynamic(statics))
         meshes = [mesh] if mesh is not None else self._jax_meshes([leaf.value for leaf in given])
+        check_context(self.name, meshes[0])
         tree = jax.tree.structure((dynamic, named))
         found = [Arguments.of(given, tree, statics, each, layouts, self.is_inner) for each in meshes]
         return found[0] if len(found) == 1 else self._on_best_mesh(found)
@@ -240,10 +241,13 @@ class PlannedFunction:
             self.is_inner,
             in_context,
         )
-        donated = donated_leaves(self.fun, self.options, arguments.tree, arguments.statics)
-        if donated:
+        if donated := self.donated(arguments):
             program.mark_donated(donated)
         return program
+
+    def donated(self, arguments: Arguments) -> frozenset[int]:
+        """The indices of the leaves of a call that are donated."""
+        return donated_leaves(self.fun, self.options, arguments.tree, arguments.statics)
 
     def inner(self, statics: Statics, mesh: AnyMesh) -> Callable[..., Any]:
         """The user's function of its dynamic arguments; partitioned functions that it calls are inlined."""

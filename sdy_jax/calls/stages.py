@@ -21,7 +21,7 @@ def lowered_arguments(call: Arguments, planned: PlannedCall) -> tuple[tuple[Any,
     On Explicit axes a type's sharding is part of what is traced; there they stay as they are. So they do where one lies
     by a part of an axis: jax names the shardings of all arguments by axes of the mesh, or of none.
     """
-    leaves = [leaf.value for leaf in call.given]
+    leaves = [call.leaves[i].value if i in call.elsewhere else leaf.value for i, leaf in enumerate(call.given)]
     entering = [_named(x, sharding, call.mesh) for x, sharding in zip(leaves, planned.entering, strict=True)]
     if AxisType.Explicit not in call.mesh.axis_types and None not in entering:
         unused = planned.unused

@@ -15,6 +15,7 @@ from sdy_jax.annotate.specs import resolve
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import array_text, bytes_text, type_text
+from sdy_jax.runtime.boundary import is_whole_elsewhere
 from sdy_jax.runtime.layouts import as_specification, layout_of, named
 
 
@@ -28,13 +29,16 @@ class BorderMove:
     before: str
     after: str
     bytes: int
+    is_elsewhere: bool = False
+    """Whether it lies on other devices than the mesh's, so that it has to be moved."""
 
     def message(self, function: str) -> str:
         """A warning with the move and how to avoid it."""
+        remedy = "" if self.is_elsewhere else ", or leave its entry of in_shardings None to take it as it lies"
         return (
             f"`{self.path}` lies as {self.before}, {function} takes it as {self.after}: each call moves it first "
-            f"({bytes_text(self.bytes)} to a device, at least); to fix: pass it as it is taken, by jax.device_put, or "
-            "leave its entry of in_shardings None to take it as it lies"
+            f"({bytes_text(self.bytes)} to a device, at least); to fix: pass it as it is taken, by jax.device_put"
+            f"{remedy}"
         )
 
 
@@ -52,15 +56,17 @@ def moves_at_border(
 
 
 def _move(leaf: Leaf, entering: TensorSharding, mesh: AnyMesh) -> BorderMove | None:
+    if leaf.spec is not None and is_whole_elsewhere(leaf.value, mesh):
+        return _from_elsewhere(leaf, entering, mesh)
     own = layout_of(leaf.value)
     if own is None or not isinstance(own.mesh, jax.sharding.Mesh) or own.device_set != {*mesh.devices.flat}:
         return None  # nothing is known, or jit will not take it
-    if own.spec.unreduced:  # the layout of an unreduced value is that of its partial sums
-        own = NamedSharding(own.mesh, PartitionSpec(*own.spec.partitions))
+    # The layout of an unreduced value is that of its partial sums; memory of the host is in no plan.
+    own = NamedSharding(own.mesh, PartitionSpec(*own.spec.partitions))
     shape, dtype = leaf.value.shape, leaf.value.dtype
-    if own.spec.unreduced or not _divides(own, shape):
-        return None  # the program reduces partial sums; no array is split unevenly
-    target = named(TensorSharding(entering.mesh, entering.dimensions[: len(shape)]), mesh)
+    if not _divides(own, shape):
+        return None  # no array is split unevenly
+    target = _named(entering, shape, mesh)
     if own.is_equivalent_to(target, len(shape)):
         return None
     plain = array_text(leaf.value)
@@ -70,6 +76,19 @@ def _move(leaf: Leaf, entering: TensorSharding, mesh: AnyMesh) -> BorderMove | N
         _with_axes(plain, shape, entering),
         _received(own, target, shape) * dtype.itemsize,
     )
+
+
+def _named(entering: TensorSharding, shape: Sequence[int], mesh: AnyMesh) -> NamedSharding:
+    return named(TensorSharding(entering.mesh, entering.dimensions[: len(shape)]), mesh)
+
+
+def _from_elsewhere(leaf: Leaf, entering: TensorSharding, mesh: AnyMesh) -> BorderMove:
+    """The move of an array that other devices than the mesh's have, all of it each."""
+    plain, shape, count = array_text(leaf.value), leaf.value.shape, leaf.value.sharding.num_devices
+    where = "a single device" if count == 1 else f"{count} other devices"
+    received = math.prod(_named(entering, shape, mesh).shard_shape(shape)) * leaf.value.dtype.itemsize
+    after = _with_axes(plain, shape, entering)
+    return BorderMove(leaf.path, f"{plain} on {where}", after, received, is_elsewhere=True)
 
 
 def _type(plain: str, leaf: Leaf, own: NamedSharding, mesh: AnyMesh) -> str:
