@@ -16,7 +16,8 @@
 * `custom_partitioning_p` and the conversion of its sharding rules: what a `custom_partitioning` function says is in the
   parameters of its primitive.
 * The primitives of `jax.debug`, `pure_callback` and `io_callback`, whose parameters hold the Python functions, and
-  their effects; `Traced._params`, the jaxpr that is lowered, to put one without ordered effects in its place.
+  their effects; `Traced._params`, the jaxpr that is lowered, to put one without ordered effects in its place, and
+  `Traced._meta_tys_flat`, the shardings of arguments, which are on a mesh without devices.
 * `check_p`, `ErrorEffect` and `error_checks` of `checkify`: what a partitioned function becomes under it.
 * `use_rgv3`: jax 0.12 lowers a collective's groups to axes of a mesh, which other tools and jax 0.10 do not know; its
   switch for one thread is private.
@@ -150,6 +151,7 @@ def trace_and_lower(
     fun: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    mesh: Any,
     platform: str,
     rules: Any = (),
     change: Callable[[Any], Any] = lambda jaxpr: jaxpr,
@@ -159,6 +161,7 @@ def trace_and_lower(
     Args:
         fun: the function of trees of arrays; jax calls it and its arguments by its name, signature and line.
         args, kwargs: the types of its arguments.
+        mesh: the mesh that they are on, with devices where these are known.
         platform: what it is lowered for.
         rules: lowering rules that take precedence over those registered with jax, as (primitive, rule).
         change: from the closed jaxpr that was traced to the one that is lowered.
@@ -170,7 +173,7 @@ def trace_and_lower(
     """
     with config.use_simplified_jaxpr_constants(True):
         traced = jax.jit(fun, keep_unused=True).trace(*args, **kwargs)
-        changed = _with_jaxpr(traced, change(traced.jaxpr))
+        changed = _to_lower(traced, change(traced.jaxpr), mesh)
         lower = _in_a_thread(changed.lower) if _is_lowering() else changed.lower
         parameters = mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True)
         try:
@@ -191,13 +194,21 @@ _CONSTANTS_ELSEWHERE = "closed over constant sharding"
 """What jax says of such arrays on other devices; inside of the module their values may come from anywhere."""
 
 
-def _with_jaxpr(traced: Any, jaxpr: Any) -> Any:
-    """A traced function with another jaxpr of the same type."""
-    if jaxpr is traced.jaxpr:
-        return traced
+def _to_lower(traced: Any, jaxpr: Any, mesh: Any) -> Any:
+    """A traced function with another jaxpr of the same type, to be lowered for the devices of a mesh.
+
+    Types of arguments are on meshes without devices, on which jax lowers no callbacks. Those on Auto axes say nothing.
+    """
     found = copy(traced)
     found._params, found._lojax = {**traced._params, "jaxpr": jaxpr}, None
+    found._meta_tys_flat = [type_.replace(sharding=_on(type_.sharding, mesh)) for type_ in traced._meta_tys_flat]
     return found
+
+
+def _on(sharding: Any, mesh: Any) -> Any:
+    if sharding is None or set(sharding.mesh.axis_types) == {jax.sharding.AxisType.Auto}:
+        return None
+    return jax.sharding.NamedSharding(mesh, sharding.spec)
 
 
 def _is_lowering() -> bool:

@@ -15,6 +15,7 @@ import sdy_jax as sdy
 pytestmark = pytest.mark.filterwarnings("ignore:.with mesh:DeprecationWarning")
 X = np.arange(128, dtype=np.float32).reshape(8, 16) / 16
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+JITS = (sdy.partition, jax.jit)
 
 
 def mesh_of(kind=AUTO, shape=(2, 4), names=("a", "b")):
@@ -65,6 +66,31 @@ def test_arrays_with_types_on_another_mesh_of_the_devices(kind, shape, names, st
         np.testing.assert_array_equal(y, X * 2)
 
 
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_types_show_the_mesh(jit, kind):
+    seen = []
+
+    def f(x):
+        y = jnp.where(x > 1, x, 0) @ jnp.ones((16, 4))
+        seen.extend((x.aval.sharding.mesh, jax.typeof(y).sharding.mesh))
+        return y
+
+    x = on(mesh_of(kind), "a")
+    with jax.set_mesh(mesh_of(kind)):
+        jit(f)(x)
+    jit(f)(x)
+    assert seen == [mesh_of(kind).abstract_mesh] * 4
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_the_mesh_of_the_types_has_devices_for_callbacks(kind):
+    def f(x):
+        return jax.pure_callback(lambda x: x * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
+
+    np.testing.assert_array_equal(sdy.partition(f)(on(mesh_of(kind), "a")), X * 2 + 1)
+
+
 # In the body of a shard_map, on blocks.
 
 
@@ -81,9 +107,6 @@ BODIES = {
     "an index": lambda x: x * lax.axis_index("b"),
     "a custom derivative": tripled_slope,
 }
-
-
-JITS = (sdy.partition, jax.jit)
 
 
 def called(f, x):

@@ -157,3 +157,46 @@ def test_references_that_are_taken_and_closed_over(mesh):
         for n in (1, 2, 2):
             run(n, taken, jnp.ones(8))
         assert [float(r[...][0]) for r in (one, other, taken)] == [3.0, 3.0, 2.0]
+
+
+# Ahead of time.
+
+
+STAGES = {
+    "compiled": lambda f, r, x: [compiled(r, x) for compiled in [f.lower(r, x).compile()] for _ in range(2)],
+    "traced": lambda f, r, x: str(f.trace(r, x).out_info),
+    "types": lambda f, r, x: str(f.eval_shape(r, x)),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("function", [read, written, read_after_write, in_a_loop])
+def test_stages_of_functions_of_references(mesh, function, stage):
+    def outcome(jit):
+        x = jax.device_put(X, NamedSharding(mesh, P("a")))
+        ref = jax.new_ref(x + 1)
+        return STAGES[stage](jit(function), ref, x), ref[...]
+
+    with jax.set_mesh(mesh):
+        (ours, value), (theirs, wanted) = map(outcome, JITS)
+    np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    if isinstance(theirs, str):
+        assert ours == theirs
+    jax.tree.map(lambda a, b: isinstance(b, str) or np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+
+
+def test_stages_of_functions_that_close_over_references(mesh):
+    def outcome(jit):
+        one, other = (jax.new_ref(jax.device_put(X + i, NamedSharding(mesh, P("a")))) for i in range(2))
+
+        def f(x):
+            one[...] += x
+            other[...] *= one[...]
+            return one[...] * 2
+
+        compiled = jit(f).lower(X).compile()
+        return compiled(X), compiled(X), one[...], other[...]
+
+    with jax.set_mesh(mesh):
+        ours, theirs = map(outcome, JITS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)

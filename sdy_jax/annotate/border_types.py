@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.mlir import ir
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.annotate.automatic import AUTO
@@ -32,6 +32,11 @@ def argument_type(leaf: Leaf, mesh: Mesh, jax_mesh: AnyMesh) -> jax.ShapeDtypeSt
         return value
     type_ = _stated_type(leaf, "in_shardings", mesh, jax_mesh) if leaf.is_moved else leaf.type
     return value if type_ is None else typed(value, type_)
+
+
+def on_mesh(value: jax.ShapeDtypeStruct, mesh: AnyMesh) -> jax.ShapeDtypeStruct:
+    """A type that shows the mesh, as those of arrays on Auto axes do."""
+    return typed(value, NamedSharding(mesh.abstract_mesh, PartitionSpec(*(None,) * len(value.shape))))
 
 
 def in_stated_type(leaf: Leaf, mesh: Mesh, jax_mesh: AnyMesh) -> Any:

@@ -16,7 +16,7 @@ from sdy_jax.annotate import callbacks, checks, inspected, scans  # noqa: F401  
 from sdy_jax.annotate.argument_errors import ClosedOverReferences, no_result
 from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.automatic import AUTO
-from sdy_jax.annotate.border_types import argument_type, in_stated_type, type_of_result, with_type
+from sdy_jax.annotate.border_types import argument_type, in_stated_type, on_mesh, type_of_result, with_type
 from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
@@ -154,9 +154,9 @@ def from_function(
     context = jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh) if in_context else nullcontext()
     with context, tracing(site):
         platform = lowering_platform(jax_mesh)
-        args, kwargs = jax.tree.unflatten(tree, avals)
+        args, kwargs = jax.tree.unflatten(tree, avals if site.is_typed else [on_mesh(x, jax_mesh) for x in avals])
         module, jaxpr, results, constants = trace_and_lower(
-            checked, args, kwargs, platform, site.lowering_rules, functools.partial(_lowered, site)
+            checked, args, kwargs, jax_mesh, platform, site.lowering_rules, functools.partial(_lowered, site)
         )
     if refs := [constant for constant in jaxpr.consts if isinstance(constant, jax.Ref)]:
         raise ClosedOverReferences(refs)

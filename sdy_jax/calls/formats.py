@@ -6,11 +6,14 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Format
+from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.annotate.arguments import SPEC_TYPES, match_prefix
+from sdy_jax.annotate.arguments import SPEC_TYPES, Leaf, match_prefix
+from sdy_jax.annotate.specs import PARTITION, resolve
 from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.errors import UnsupportedError
+from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.layouts import named
 
 
@@ -18,6 +21,48 @@ def states_layouts(specs: Any) -> bool:
     """Whether a tree of specifications has a `Format`."""
     stated = jax.tree.leaves(specs, is_leaf=lambda spec: isinstance(spec, SPEC_TYPES))
     return any(isinstance(spec, Format) for spec in stated)
+
+
+def with_stated_shardings(specs: Any, results: Any, mesh: AnyMesh) -> Any:
+    """The types of results, with the shardings and formats that are stated for them, as jit's `eval_shape` has them."""
+    leaves = match_prefix(specs, results, "result", "out_shardings")
+    return jax.tree.unflatten(jax.tree.structure(results), [_with_stated(leaf, mesh) for leaf in leaves])
+
+
+def _with_stated(leaf: Leaf, mesh: AnyMesh) -> Any:
+    sharding = _stated(leaf, mesh)
+    if sharding is None:
+        return leaf.value
+    return leaf.value.update(sharding=sharding if leaf.layout is None else Format(leaf.layout, sharding))
+
+
+def _stated(leaf: Leaf, mesh: AnyMesh) -> NamedSharding | None:
+    """The sharding that is stated for a result, as it is written; None where nothing is, or the planner chooses.
+
+    Raises:
+        ShardingError: it does not fit.
+    """
+    sharding = resolve(leaf, len(leaf.value.shape), mesh_from_jax(mesh), PARTITION, "out_shardings", mesh)
+    if sharding is None or isinstance(leaf.spec, NamedSharding):
+        return leaf.spec if isinstance(leaf.spec, NamedSharding) else None
+    return NamedSharding(mesh, leaf.spec) if isinstance(leaf.spec, PartitionSpec) else named(sharding, mesh)
+
+
+def shardings_of_results(specs: Any, planned: PlannedCall, mesh: AnyMesh) -> Any:
+    """`out_shardings` for jit: those that are stated, as they are written where results lie so."""
+    program = planned.plan.program
+    results = jax.tree.unflatten(program.out_tree, program.out_info)
+    leaves, plans = match_prefix(specs, results, "result", "out_shardings"), jax.tree.leaves(planned.results)
+    stated = [_stated(leaf, mesh) for leaf in leaves]
+    pairs = zip(leaves, stated, plans, strict=True)
+    found = [None if s is None else _as_written(s, p, len(leaf.value.shape)) for leaf, s, p in pairs]
+    return jax.tree.unflatten(program.out_tree, found)
+
+
+def _as_written(stated: NamedSharding, planned: NamedSharding, rank: int) -> NamedSharding:
+    """The stated sharding, unless a size is not divided by its axes."""
+    is_so = NamedSharding(stated.mesh, stated.spec).is_equivalent_to(planned, rank)
+    return stated if is_so else planned.with_memory_kind(stated.memory_kind)
 
 
 def formats_of_arguments(call: Arguments, planned: PlannedCall) -> Any:

@@ -14,7 +14,7 @@ from sdy_jax.annotate.arguments import SPEC_TYPES
 from sdy_jax.annotate.user_function import in_name_of
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
-from sdy_jax.calls.formats import formats_of_arguments, formats_of_results, states_layouts
+from sdy_jax.calls.formats import formats_of_arguments, formats_of_results, shardings_of_results, states_layouts
 from sdy_jax.calls.moved import OnMovedArguments
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.planned_function import PlannedFunction
@@ -78,7 +78,7 @@ class JittedFunction:
     ) -> tuple[PlannedCall, Any, tuple[Any, ...], dict[str, Any]]:
         """The plan of a call, what jit traces for it, and with which arguments."""
         call = self._function.arguments(args, kwargs)
-        jitted = self._chosen(call, is_alone).jitted
+        jitted = self._chosen(call, is_alone, is_ahead=True).jitted
         planned = self._function.planned(call)
         return planned, jitted, *lowered_arguments(call, planned)
 
@@ -131,12 +131,15 @@ class JittedFunction:
         moved = OnMovedArguments(choice.jitted, call, self._function.planned(call), self._function.donated(call))
         return DispatchChoice(moved, lasts=False)
 
-    def _chosen(self, call: Arguments, is_alone: bool = False) -> DispatchChoice:
-        """The jitted function for a call. Warns of arguments that will be moved on entry, once for each."""
+    def _chosen(self, call: Arguments, is_alone: bool = False, is_ahead: bool = False) -> DispatchChoice:
+        """The jitted function for a call, or for stages that say the shardings of results. Warns of arguments that will be moved on entry, once for each."""
         check_has_devices(self._function.name, call.mesh, call.given)
         if call.may_move and not self._function.is_inner:
             self._report(call.moves(self._function.planned(call)))
         shardings = self._shardings(call)
+        if is_ahead and "out_shardings" not in shardings and self._function.options.out_shardings is not None:
+            planned = self._function.planned(call)
+            shardings["out_shardings"] = shardings_of_results(self._function.options.out_shardings, planned, call.mesh)
         jitted = self._jitted_for(call.layouts, shardings, call.mesh, is_alone)
         lasts = (not shardings or self._function.is_inner) and not self._function.has_several_meshes
         return DispatchChoice(jitted, lasts)  # other shapes may be better off on another mesh

@@ -15,6 +15,7 @@ import jax
 from sdy_jax.annotate.argument_errors import ClosedOverReferences
 from sdy_jax.annotate.site import traced_manual_axes
 from sdy_jax.calls.arguments import Arguments
+from sdy_jax.calls.formats import with_stated_shardings
 from sdy_jax.calls.jitted_function import JittedFunction
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.pickling import global_name, recorded, restored
@@ -27,7 +28,6 @@ from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
 from sdy_jax.processes.failures import tell_of_failures
 from sdy_jax.representation.types import explicit_axes
-from sdy_jax.runtime.boundary import auto_mesh
 from sdy_jax.runtime.devices import lowering_platform
 from sdy_jax.runtime.layouts import layout_of
 from sdy_jax.runtime.waiting import is_called_back, waits_forever
@@ -87,26 +87,17 @@ class PartitionedFunction(Generic[P, R]):
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """As `jax.jit(fun).trace`: the traced program of the partitioned function."""
-        if (call := self._without_devices(args, kwargs)) is not None:
-            return self._jitted.traced_without_devices(call)
-        return self._jitted.traced(args, kwargs)
+        return self._staged("trace", self._traced, args, kwargs)  # type: ignore[no-any-return]
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `jax.jit(fun).lower`; the result's `compile()` gives the executable. On a mesh without devices it takes
         them: `compile(device_assignment=...)`."""
-        if (call := self._without_devices(args, kwargs)) is not None:
-            traced = self._jitted.traced_without_devices(call)
-            return traced.lower(lowering_platforms=(lowering_platform(call.mesh),))  # type: ignore[no-any-return]
-        return self._jitted.lowered(args, kwargs)
+        return self._staged("lower", self._lowered, args, kwargs)  # type: ignore[no-any-return]
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """The types of the results; nothing is run. Those on Explicit axes have shardings, which need a plan."""
-        call = self._function.arguments(args, kwargs)
-        if explicit_axes(call.mesh):
-            return self.trace(*args, **kwargs).out_info
-        dynamic, named = jax.tree.unflatten(call.tree, [leaf.value for leaf in call.leaves])
-        with jax.sharding.use_abstract_mesh(auto_mesh(call.mesh).abstract_mesh):
-            return jax.eval_shape(self._function.inner(call.statics, call.mesh), *dynamic, **named)
+        """The types of the results, with the shardings that are stated for them; nothing is run. Those on Explicit axes
+        have shardings, which need a plan."""
+        return self._staged("eval_shape", self._types_of_results, args, kwargs)
 
     def clear_cache(self) -> None:
         """Forgets plans and compiled programs."""
@@ -204,6 +195,46 @@ class PartitionedFunction(Generic[P, R]):
             return self._missed(*args, **kwargs)[0]
         call.write(values)
         return result
+
+    def _staged(self, stage: str, run: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
+        """`run(args, kwargs)`, or jit's stage of that name where a call reads or writes `jax.Ref`s."""
+        if not self._writes_refs:
+            return run(args, kwargs)
+        try:
+            call = ReferenceCall.of(args, kwargs, self._closed_over)
+            return run(args, kwargs) if call is None else getattr(self._of_refs(call), stage)(*args, **kwargs)
+        except ClosedOverReferences as error:
+            self._closed_over += error.refs
+        return self._staged(stage, run, args, kwargs)
+
+    def _traced(self, args: Any, kwargs: Any) -> Any:
+        if (call := self._without_devices(args, kwargs)) is not None:
+            return self._jitted.traced_without_devices(call)
+        return self._jitted.traced(args, kwargs)
+
+    def _lowered(self, args: Any, kwargs: Any) -> Any:
+        if (call := self._without_devices(args, kwargs)) is not None:
+            return self._jitted.traced_without_devices(call).lower(lowering_platforms=(lowering_platform(call.mesh),))
+        return self._jitted.lowered(args, kwargs)
+
+    def _types_of_results(self, args: Any, kwargs: Any) -> Any:
+        call = self._function.arguments(args, kwargs)
+        is_typed = explicit_axes(call.mesh)
+        found = self._traced(args, kwargs).out_info if is_typed else self._function.types_of_results(call)
+        return with_stated_shardings(self._function.options.out_shardings, found, call.mesh)
+
+    def _of_refs(self, call: ReferenceCall) -> Any:
+        """What jit traces, lowers and compiles for calls with `jax.Ref`s, which it passes to the program."""
+        of_values = self._values_of(call)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            inner = ReferenceCall.of(args, kwargs, self._closed_over)
+            assert inner is not None
+            result, values = of_values(*inner.args, **inner.kwargs)
+            inner.write(values)
+            return result
+
+        return self._jitted.jit(run)
 
     def _values_of(self, call: ReferenceCall) -> PartitionedFunction[..., Any]:
         """The function of the values of a call's Refs, which leaves them as they lie."""

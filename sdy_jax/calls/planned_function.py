@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from sdy_jax.annotate.arguments import Parameters, argument_leaves, match_prefix
+from sdy_jax.annotate.border_types import on_mesh
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program, from_function
 from sdy_jax.annotate.strict import strict
@@ -224,7 +225,7 @@ class PlannedFunction:
         except ValueError as error:
             if _STATED_ON_AUTO_AXES in str(error) and explicit_axes(arguments.mesh):
                 mesh = arguments.mesh
-            elif _MAPPED_ON_ANOTHER_MESH in str(error) and jax.sharding.get_abstract_mesh().empty:
+            elif _is_mapped_elsewhere(error):
                 in_context = False
             else:
                 raise
@@ -244,6 +245,19 @@ class PlannedFunction:
         if donated := self.donated(arguments):
             program.mark_donated(donated)
         return program
+
+    def types_of_results(self, arguments: Arguments) -> Any:
+        """What the function returns, on Auto axes; nothing is planned."""
+        fun, mesh = self.inner(arguments.statics, arguments.mesh), auto_mesh(arguments.mesh)
+        types = [on_mesh(leaf.value, mesh) for leaf in arguments.leaves]
+        args, kwargs = jax.tree.unflatten(arguments.tree, types)
+        try:
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return jax.eval_shape(fun, *args, **kwargs)
+        except ValueError as error:
+            if not _is_mapped_elsewhere(error):
+                raise
+        return jax.eval_shape(fun, *args, **kwargs)
 
     def donated(self, arguments: Arguments) -> frozenset[int]:
         """The indices of the leaves of a call that are donated."""
@@ -306,6 +320,11 @@ class PlannedFunction:
         if self.has_several_meshes:
             return on_devices(self._meshes, values, context_mesh())
         return [with_devices(checked_mesh(self.mesh), values, context_mesh())]
+
+
+def _is_mapped_elsewhere(error: ValueError) -> bool:
+    """Whether jax refuses a `jax.shard_map` for the mesh that we put in context: it would not without one."""
+    return _MAPPED_ON_ANOTHER_MESH in str(error) and jax.sharding.get_abstract_mesh().empty
 
 
 def _plans_of(functions: Sequence[Planned]) -> tuple[CallPlan, ...]:
