@@ -62,7 +62,7 @@ def shardings_of_results(specs: Any, planned: PlannedCall, mesh: AnyMesh) -> Any
 def _as_written(stated: NamedSharding, planned: NamedSharding, rank: int) -> NamedSharding:
     """The stated sharding, unless a size is not divided by its axes."""
     is_so = NamedSharding(stated.mesh, stated.spec).is_equivalent_to(planned, rank)
-    return stated if is_so else planned.with_memory_kind(stated.memory_kind)
+    return stated if is_so else NamedSharding(planned.mesh, planned.spec, memory_kind=stated.memory_kind)
 
 
 def formats_of_arguments(call: Arguments, planned: PlannedCall) -> Any:

@@ -132,7 +132,8 @@ class JittedFunction:
         return DispatchChoice(moved, lasts=False)
 
     def _chosen(self, call: Arguments, is_alone: bool = False, is_ahead: bool = False) -> DispatchChoice:
-        """The jitted function for a call, or for stages that say the shardings of results. Warns of arguments that will be moved on entry, once for each."""
+        """The jitted function for a call; ahead of one, that which says the shardings of results. Warns of arguments
+        that will be moved on entry, once for each."""
         check_has_devices(self._function.name, call.mesh, call.given)
         if call.may_move and not self._function.is_inner:
             self._report(call.moves(self._function.planned(call)))
