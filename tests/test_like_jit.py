@@ -161,6 +161,30 @@ def negative_static_positions_count_from_the_end(jit, x):
 
 
 @row
+def a_static_parameter_that_has_no_name_outside(jit, x):
+    def tiled(x, n=3, /):
+        return jnp.tile(x, n)
+
+    return jit(tiled, static_argnums=1)(x, 2), jit(tiled, static_argnums=1)(x)
+
+
+@row
+def a_keyword_with_the_name_of_such_a_parameter(jit, x):
+    def tiled(x, n, /, **others):
+        return jnp.tile(x, n) * others["n"]
+
+    return jit(tiled, static_argnums=1)(x, 2, n=x[0, 0])
+
+
+@row
+def the_name_of_such_a_parameter(jit, x):
+    def tiled(x, n, /):
+        return jnp.tile(x, n)
+
+    return jit(tiled, static_argnames="n")(x, 2)
+
+
+@row
 def a_static_argument_with_a_default(jit, x):
     return jit(lambda x, n=3: jnp.tile(x, n), static_argnums=1)(x)
 

@@ -29,7 +29,7 @@ class StaticParameters:
         count = len(positional)
         given = tuple(n % count if -count <= n < 0 else n for n in given)
         if names is None:
-            named = tuple(name for i, name in enumerate(positional) if i in given)
+            named = tuple(name for i, name in enumerate(positional) if i in given and name not in _unnamed(fun))
         elif numbers is None:
             given = tuple(i for i, name in enumerate(positional) if name in named)
         return cls(given, named, positional)
@@ -105,3 +105,10 @@ def _positional(fun: Callable[..., Any]) -> tuple[str, ...]:
     if signature is None or any(p.kind == p.VAR_POSITIONAL for p in signature.parameters.values()):
         return ()
     return Parameters.of(fun).positional
+
+
+def _unnamed(fun: Callable[..., Any]) -> frozenset[str]:
+    """The parameters that cannot be passed by name."""
+    signature = function_signature(fun)
+    parameters = signature.parameters.values() if signature else ()
+    return frozenset(p.name for p in parameters if p.kind == p.POSITIONAL_ONLY)
