@@ -373,9 +373,21 @@ def test_refined_meshes_and_meshes_with_explicit_axes():
     assert events(tripled, X)[0] == [("io", X.tolist())]
 
 
-def test_ordered_callbacks_have_no_order_under_vmap_outside():
-    with pytest.raises(UnsupportedError, match="vmap inside of the function"):
-        jax.vmap(sdy.partition(partial(in_line, True), mesh=PLANE))(X)
+def test_ordered_callbacks_under_vmap_outside():
+    """In their order, or refused, as under jit."""
+    f = partial(in_line, True)
+    assert_like(events(jax.vmap(sdy.partition(f, mesh=PLANE)), X), events(jax.vmap(jax.jit(f)), X), True)
+    for jit in (jax.jit, partial(sdy.partition, mesh=PLANE)):
+        with pytest.raises(ValueError, match="Cannot `vmap` ordered IO"):
+            jax.vmap(jit(partial(io, ordered=True)))(X)
+
+
+def test_callbacks_with_effects_under_vmap_outside():
+    def row(x):
+        return io(x, ordered=False) + 1
+
+    theirs = events(jax.vmap(jax.jit(row)), X)
+    assert_like(events(jax.vmap(sdy.partition(row, mesh=PLANE)), X), theirs, False)
 
 
 # What plans say.

@@ -450,6 +450,13 @@ def a_second_derivative(jit):
 
 
 @row
+def vmap_from_outside_of_what_is_unreduced(jit):
+    f = jit(lambda x, w: jnp.dot(x, w, out_sharding=P("a", unreduced={"b"})))
+    xs = on(np.stack([X, X + 1, X * 2]), None, "a", "b")
+    return reshard(jax.vmap(f, (0, None))(xs, on(W, "b")), P(None, "a"))
+
+
+@row
 def vmap_from_outside(jit):
     return jax.vmap(jit(lambda x: jnp.sin(x) * 2))(on(X, "a", "b"))
 

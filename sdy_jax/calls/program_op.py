@@ -24,7 +24,7 @@ from sdy_jax.annotate import regions
 from sdy_jax.calls.derivatives import BorderShardings, Partition
 from sdy_jax.calls.linear_map import Flat
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.jax_internals import has_ordered, on_checkify
+from sdy_jax.jax_internals import debug_effect, on_checkify
 from sdy_jax.representation.sharding import OPEN, TensorSharding
 
 Axes = frozenset[str]
@@ -75,16 +75,29 @@ def _batched(
 ) -> tuple[Sequence[Any], int | None]:
     if all(dim is None for dim in dims):
         return program_p.bind(*values, region=region, planned=planned), None
-    if has_ordered(region.effects):
-        raise UnsupportedError(
-            "jax.vmap of a partitioned function with ordered callbacks, which one device runs in their order; to fix: "
-            "vmap inside of the function, or make them unordered"
-        )
     taken = frozenset(axis_data.spmd_name or ())
+    if _is_planned_mapped(region, planned) and not taken:
+        return _planned_mapped(axis_data, values, dims, planned), 0
     if planned.along & taken:
         values, dims, region = _apart_from(taken, values, dims, region, planned)
     planned = _mapped(planned, axis_data, dims[len(dims) - len(planned.inputs) :], taken)
     return program_p.bind(*values, region=regions.batched(region, axis_data, dims), planned=planned), 0
+
+
+def _is_planned_mapped(region: regions.Region, planned: PlannedProgram) -> bool:
+    """Whether jax cannot map the program itself: a branch in which one device calls the host, and terms of sums."""
+    return not region.effects <= {debug_effect} or any(sharding.unreduced_axes for sharding in planned.outputs)
+
+
+def _planned_mapped(
+    axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], planned: PlannedProgram
+) -> Sequence[Any]:
+    """The results of the mapped function, which is planned as such."""
+    own = -len(planned.inputs)
+    mapped = _mapped(planned, axis_data, dims[own:], frozenset())
+    run = planned.partition(mapped.plain, tuple(mapped.inputs), list(mapped.outputs), "mapped")
+    results: Sequence[Any] = run(*values[own:])
+    return results
 
 
 def _widened(sharding: TensorSharding, position: int) -> TensorSharding:
