@@ -77,8 +77,55 @@ def test_layouts_are_constrained_in_what_runs_and_not_in_what_is_exported():
     assert "LayoutConstraint" not in export.export(f)(*arguments(mesh_of(AxisType.Auto))).mlir_module()
 
 
-def test_symbolic_sizes_are_refused_with_what_would_do():
+def test_plans_of_symbolic_sizes_are_refused_with_what_would_do():
     f = sdy.partition(lambda x: jnp.sin(x), mesh=mesh_of(AxisType.Auto))
     x = jax.ShapeDtypeStruct(export.symbolic_shape("8*b, 4"), np.float32)
     with pytest.raises(sdy.UnsupportedError, match=r"`x` has the symbolic shape \(8\*b, 4\).*load"):
-        export.export(f)(x)
+        f.plan(x)
+
+
+def product(x, w, *, scale):
+    return {"y": jnp.tanh(x @ w) * scale, "rows": x.shape[0] * jnp.ones(())}
+
+
+STATED = {"in_shardings": (P("a"), P(None, "b"), None), "out_shardings": {"y": P("a", "b"), "rows": None}}
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.filterwarnings("ignore:product has arguments of symbolic sizes:sdy_jax.PartitionWarning")
+def test_symbolic_sizes_are_exported_as_by_jit(kind, tmp_path):
+    types = [
+        jax.ShapeDtypeStruct(export.symbolic_shape("8*b, 4"), np.float32),
+        jax.ShapeDtypeStruct((4, 8), np.float32),
+    ]
+    scale = jax.ShapeDtypeStruct((), np.float32)
+    mesh = mesh_of(kind)
+    ours = export.export(sdy.partition(product, mesh=mesh, **STATED))(*types, scale=scale)
+    with jax.set_mesh(mesh):
+        theirs = export.export(jax.jit(product, out_shardings=STATED["out_shardings"]))(*types, scale=scale)
+    assert ours.out_avals == theirs.out_avals and ours.out_tree == theirs.out_tree and ours.in_tree == theirs.in_tree
+    assert ours.out_shardings_jax(mesh) == theirs.out_shardings_jax(mesh)
+    assert [s.spec for s in ours.in_shardings_jax(mesh)[:2]] == [P("a"), P(None, "b")]
+    if kind == AxisType.Explicit:  # jax refines no types with shardings when it calls what was exported
+        return
+    x, w = np.tile(X, (4, 1))[:16, :4], np.tile(X, (4, 4))[:4, :8]
+    placed = [
+        jax.device_put(a, NamedSharding(mesh_of(AxisType.Auto), s))
+        for a, s in zip((x, w), STATED["in_shardings"], strict=False)
+    ]
+    found = jax.jit(ours.call)(*placed, scale=jnp.float32(2))
+    np.testing.assert_allclose(found["y"], np.tanh(x @ w) * 2, rtol=1e-5)
+    assert found["rows"] == 16
+    (tmp_path / "product.bin").write_bytes(ours.serialize())
+    again = sdy.partition(sdy.load(tmp_path / "product.bin"), mesh=mesh, on_unknown="ignore")
+    np.testing.assert_allclose(again(*placed, scale=jnp.float32(2))["y"], np.tanh(x @ w) * 2, rtol=1e-5)
+
+
+def test_symbolic_sizes_are_told_of():
+    f = sdy.partition(jnp.sin, mesh=mesh_of(AxisType.Auto), in_shardings=P("a"))
+    x = jax.ShapeDtypeStruct(export.symbolic_shape("8*b, 4"), np.float32)
+    with pytest.warns(sdy.PartitionWarning, match="sin has arguments of symbolic sizes, for which nothing is planned"):
+        assert f.eval_shape(x).shape == x.shape
+    around = export.export(jax.jit(lambda x: f(x) + 1))(x)
+    placed = jax.device_put(X, NamedSharding(mesh_of(AxisType.Auto), P()))[:, :4]
+    np.testing.assert_allclose(jax.jit(around.call)(placed), np.sin(X[:, :4]) + 1, rtol=1e-6)

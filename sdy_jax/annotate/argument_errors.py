@@ -70,12 +70,14 @@ _NO_REFERENCE = (
 )
 
 
-def no_size(path: str, shape: Sequence[Any]) -> UnsupportedError:
+class SymbolicSizes(UnsupportedError):
     """An array with symbolic sizes, as `jax.export` has them."""
-    return UnsupportedError(
-        f"`{path}` has the symbolic shape ({', '.join(map(str, shape))}), and a plan is for sizes that are numbers; to "
-        "fix: export with those, once per size, or export the plain function and partition what sdy_jax.load reads"
-    )
+
+    def __init__(self, path: str, shape: Sequence[Any]):
+        super().__init__(
+            f"`{path}` has the symbolic shape ({', '.join(map(str, shape))}), and a plan is for sizes that are "
+            "numbers; to fix: give those, or export the function, and partition what sdy_jax.load reads"
+        )
 
 
 def no_values(path: str, name: str) -> ArgumentError:

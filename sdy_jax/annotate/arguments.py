@@ -17,12 +17,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, flatten_one_level_with_keys, keystr, tree_flatten_with_path
 
 from sdy_jax.annotate.argument_errors import (
+    SymbolicSizes,
     array_for_tree,
     no_array,
     no_entries,
     no_parameter,
     no_reference,
-    no_size,
     no_specification,
     other_tree,
 )
@@ -176,7 +176,7 @@ def abstracted(leaf: Leaf, mesh: AnyMesh | None, keeps_type: bool = False) -> Le
     if isinstance(leaf.value, jax.Ref):
         raise no_reference(f"`{leaf.path}`")
     if not all(isinstance(size, int) for size in value.shape):
-        raise no_size(leaf.path, value.shape)
+        raise SymbolicSizes(leaf.path, value.shape)
     stripped = jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=getattr(value, "weak_type", False))
     leaf = replace(leaf, value=stripped)
     own = None if mesh is None else type_on(value, mesh)

@@ -30,19 +30,19 @@ def with_stated_shardings(specs: Any, results: Any, mesh: AnyMesh) -> Any:
 
 
 def _with_stated(leaf: Leaf, mesh: AnyMesh) -> Any:
-    sharding = _stated(leaf, mesh)
+    sharding = stated_sharding(leaf, mesh)
     if sharding is None:
         return leaf.value
     return leaf.value.update(sharding=sharding if leaf.layout is None else Format(leaf.layout, sharding))
 
 
-def _stated(leaf: Leaf, mesh: AnyMesh) -> NamedSharding | None:
-    """The sharding that is stated for a result, as it is written; None where nothing is, or the planner chooses.
+def stated_sharding(leaf: Leaf, mesh: AnyMesh, where: str = "out_shardings") -> NamedSharding | None:
+    """The sharding that is stated for a leaf, as it is written; None where nothing is, or the planner chooses.
 
     Raises:
         ShardingError: it does not fit.
     """
-    sharding = resolve(leaf, len(leaf.value.shape), mesh_from_jax(mesh), PARTITION, "out_shardings", mesh)
+    sharding = resolve(leaf, len(leaf.value.shape), mesh_from_jax(mesh), PARTITION, where, mesh)
     if sharding is None or isinstance(leaf.spec, NamedSharding):
         return leaf.spec if isinstance(leaf.spec, NamedSharding) else None
     return NamedSharding(mesh, leaf.spec) if isinstance(leaf.spec, PartitionSpec) else named(sharding, mesh)
@@ -53,7 +53,7 @@ def shardings_of_results(specs: Any, planned: PlannedCall, mesh: AnyMesh) -> Any
     program = planned.plan.program
     results = jax.tree.unflatten(program.out_tree, program.out_info)
     leaves, plans = match_prefix(specs, results, "result", "out_shardings"), jax.tree.leaves(planned.results)
-    stated = [_stated(leaf, mesh) for leaf in leaves]
+    stated = [stated_sharding(leaf, mesh) for leaf in leaves]
     pairs = zip(leaves, stated, plans, strict=True)
     found = [None if s is None else _as_written(s, p, len(leaf.value.shape)) for leaf, s, p in pairs]
     return jax.tree.unflatten(program.out_tree, found)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 import jax
 
-from sdy_jax.annotate.argument_errors import ClosedOverReferences
+from sdy_jax.annotate.argument_errors import ClosedOverReferences, SymbolicSizes
 from sdy_jax.annotate.site import traced_manual_axes
+from sdy_jax.calls import unplanned
 from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.formats import with_stated_shardings
 from sdy_jax.calls.jitted_function import JittedFunction
@@ -180,6 +181,9 @@ class PartitionedFunction(Generic[P, R]):
             self._check_may_wait(args, kwargs)
         try:
             return self._jitted.missed(args, kwargs)
+        except SymbolicSizes:
+            run = self._jitted.jit(unplanned.with_stated_shardings(self._function))
+            return run(*args, **kwargs), None, False
         except ClosedOverReferences as error:
             if not self._writes_refs:
                 raise
@@ -203,9 +207,18 @@ class PartitionedFunction(Generic[P, R]):
         try:
             call = ReferenceCall.of(args, kwargs, self._closed_over)
             return run(args, kwargs) if call is None else getattr(self._of_refs(call), stage)(*args, **kwargs)
+        except SymbolicSizes:
+            return self._staged_unplanned(stage, args, kwargs)
         except ClosedOverReferences as error:
             self._closed_over += error.refs
         return self._staged(stage, run, args, kwargs)
+
+    def _staged_unplanned(self, stage: str, args: Any, kwargs: Any) -> Any:
+        """jit's stage of that name of a call with symbolic sizes."""
+        run = unplanned.with_stated_shardings(self._function)
+        args, kwargs = unplanned.ahead(self._function, args, kwargs)
+        jitted = self._jitted.jit(run, out_shardings=unplanned.of_results(self._function, run, args, kwargs))
+        return getattr(jitted, stage)(*args, **kwargs)
 
     def _traced(self, args: Any, kwargs: Any) -> Any:
         if (call := self._without_devices(args, kwargs)) is not None:

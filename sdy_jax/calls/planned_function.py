@@ -11,8 +11,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import jax
+from jax.tree_util import PyTreeDef
 
-from sdy_jax.annotate.arguments import Parameters, argument_leaves, match_prefix
+from sdy_jax.annotate.arguments import Leaf, Parameters, argument_leaves, match_prefix
 from sdy_jax.annotate.border_types import on_mesh
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program, from_function
@@ -138,15 +139,23 @@ class PlannedFunction:
         mesh: AnyMesh | None = None,
     ) -> Arguments:
         """The arguments of a call. Where they are tracers that stand for arrays, these have `layouts` on `mesh`."""
+        given, tree, statics = self.given(args, kwargs)
+        meshes = [mesh] if mesh is not None else self._jax_meshes([leaf.value for leaf in given])
+        check_context(self.name, meshes[0])
+        found = [Arguments.of(given, tree, statics, each, layouts, self.is_inner) for each in meshes]
+        return found[0] if len(found) == 1 else self._on_best_mesh(found)
+
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Leaf], PyTreeDef, Statics]:
+        """The leaves of a call as they are passed and stated, their tree, and the static arguments."""
         dynamic, named, statics = self.split(args, kwargs)
         if isinstance(self.fun, LoadedFunction):
             self.fun.check(dynamic, named)
-        given = argument_leaves(self.options.in_shardings, dynamic, named, self._dynamic(statics))
-        meshes = [mesh] if mesh is not None else self._jax_meshes([leaf.value for leaf in given])
-        check_context(self.name, meshes[0])
-        tree = jax.tree.structure((dynamic, named))
-        found = [Arguments.of(given, tree, statics, each, layouts, self.is_inner) for each in meshes]
-        return found[0] if len(found) == 1 else self._on_best_mesh(found)
+        leaves = argument_leaves(self.options.in_shardings, dynamic, named, self._dynamic(statics))
+        return leaves, jax.tree.structure((dynamic, named)), statics
+
+    def mesh_of(self, leaves: Sequence[Leaf]) -> AnyMesh:
+        """The mesh of a call with these arguments; of several the first."""
+        return self._jax_meshes([leaf.value for leaf in leaves])[0]
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
         """Positional and keyword arguments without the static ones, then the static ones; raises for a wrong call."""
