@@ -669,6 +669,38 @@ def what_a_wrapper_says_of_itself(jit, x):
     return f.__name__, f.__wrapped__ is add, f.__module__, callable(f), f == f, len({f, f})
 
 
+# Tokens
+
+
+def kinds(tree):
+    return [type(leaf).__name__ for leaf in jax.tree.leaves(tree)]
+
+
+@row
+def a_token_is_passed(jit, x):
+    return jit(lambda token, x: x * 2)(jax.lax.create_token(), x)
+
+
+@row
+def a_token_is_returned(jit, x):
+    y, token = jit(lambda x: (x * 2, jax.lax.create_token()))(x)
+    return y, kinds(token)
+
+
+@row
+def a_token_goes_through(jit, x):
+    f = jit(lambda token, x: {"x": x * 2, "token": jax.lax.after_all(token)})
+    found = f(jax.lax.create_token(), x)
+    again = jax.jit(f)(found["token"], found["x"])
+    return again["x"], kinds(again)
+
+
+@row
+def a_token_in_stages(jit, x):
+    f = jit(lambda token, x: (token, x * 2))
+    return jax.tree.structure(f.eval_shape(jax.lax.create_token(), x)), f.trace(jax.lax.create_token(), x).out_info[1]
+
+
 # With jax's other transformations
 
 

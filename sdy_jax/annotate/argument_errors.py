@@ -70,6 +70,15 @@ _NO_REFERENCE = (
 )
 
 
+class HoldsTokens(UnsupportedError):
+    """A token among arguments or results: the function is to be partitioned without them."""
+
+    def __init__(self, path: str):
+        super().__init__(
+            f"`{path}` is a token, which has no layout; to fix: leave it out, or call the function with it"
+        )
+
+
 class SymbolicSizes(UnsupportedError):
     """An array with symbolic sizes, as `jax.export` has them."""
 

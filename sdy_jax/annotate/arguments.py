@@ -13,10 +13,12 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Format
+from jax.extend.core import AbstractToken
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, flatten_one_level_with_keys, keystr, tree_flatten_with_path
 
 from sdy_jax.annotate.argument_errors import (
+    HoldsTokens,
     SymbolicSizes,
     array_for_tree,
     no_array,
@@ -173,6 +175,8 @@ def abstracted(leaf: Leaf, mesh: AnyMesh | None, keeps_type: bool = False) -> Le
         raise no_array(leaf.path, leaf.value) from None
     except OverflowError as error:
         raise OverflowError(f"`{leaf.path}`: {error}") from None
+    if isinstance(value, AbstractToken):
+        raise HoldsTokens(leaf.path)
     if isinstance(leaf.value, jax.Ref):
         raise no_reference(f"`{leaf.path}`")
     if not all(isinstance(size, int) for size in value.shape):
@@ -200,6 +204,14 @@ def _typed_by_itself(leaf: Leaf, own: NamedSharding, mesh: AnyMesh) -> Leaf:
     if leaf.spec is AUTO:
         return replace(leaf, type=type_)
     return replace(leaf, is_moved=type_ is not None)
+
+
+def is_token(x: Any) -> bool:
+    """Whether a leaf is one of jax's tokens, which hold nothing."""
+    try:
+        return isinstance(jax.typeof(x), AbstractToken)
+    except (TypeError, OverflowError):
+        return False
 
 
 def match_prefix(specs: Spec, tree: Any, root: str, where: str) -> list[Leaf]:

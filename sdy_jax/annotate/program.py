@@ -13,8 +13,8 @@ from jax.extend.mlir import ir
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate import callbacks, checks, inspected, scans  # noqa: F401  (register how they are written)
-from sdy_jax.annotate.argument_errors import ClosedOverReferences, no_result
-from sdy_jax.annotate.arguments import Leaf, match_prefix
+from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, no_result
+from sdy_jax.annotate.arguments import Leaf, is_token, match_prefix
 from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.border_types import argument_type, in_stated_type, on_mesh, type_of_result, with_type
 from sdy_jax.annotate.finish import finish
@@ -225,6 +225,8 @@ def _arrays(result: Any) -> Any:
             jax.typeof(leaf)
         except TypeError:
             raise no_result(f"result{jax.tree_util.keystr(path)}", leaf) from None
+        if is_token(leaf):
+            raise HoldsTokens(f"result{jax.tree_util.keystr(path)}")
     return result
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 import jax
 
-from sdy_jax.annotate.argument_errors import ClosedOverReferences, SymbolicSizes
+from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, SymbolicSizes
 from sdy_jax.annotate.site import traced_manual_axes
 from sdy_jax.calls import unplanned
 from sdy_jax.calls.arguments import Arguments
@@ -22,6 +22,7 @@ from sdy_jax.calls.options import Options
 from sdy_jax.calls.pickling import global_name, recorded, restored
 from sdy_jax.calls.planned_function import PlannedFunction, traced_on
 from sdy_jax.calls.references import ReferenceCall, of_values
+from sdy_jax.calls.tokens import of_others, with_tokens, without_tokens
 from sdy_jax.errors import SdyError
 from sdy_jax.jax_internals import with_cache_miss
 from sdy_jax.loading.loaded_function import LoadedFunction
@@ -115,9 +116,11 @@ class PartitionedFunction(Generic[P, R]):
         """
         if (of_refs := ReferenceCall.of(args, kwargs, self._closed_over)) is not None:
             return self._values_of(of_refs).plan(*of_refs.args, **of_refs.kwargs)
-        call = self._function.arguments(args, kwargs)
         try:
+            call = self._function.arguments(args, kwargs)
             planned = self._function.planned(call)
+        except HoldsTokens:
+            return self._of_others.plan(*without_tokens(args), **without_tokens(kwargs))
         except ClosedOverReferences as error:
             if not self._writes_refs:
                 raise
@@ -181,6 +184,8 @@ class PartitionedFunction(Generic[P, R]):
             self._check_may_wait(args, kwargs)
         try:
             return self._jitted.missed(args, kwargs)
+        except HoldsTokens:
+            return self._with_tokens(*args, **kwargs), None, False
         except SymbolicSizes:
             run = self._jitted.jit(unplanned.with_stated_shardings(self._function))
             return run(*args, **kwargs), None, False
@@ -209,9 +214,21 @@ class PartitionedFunction(Generic[P, R]):
             return run(args, kwargs) if call is None else getattr(self._of_refs(call), stage)(*args, **kwargs)
         except SymbolicSizes:
             return self._staged_unplanned(stage, args, kwargs)
+        except HoldsTokens:
+            jitted = self._jitted.jit(lambda *args, **kwargs: self._with_tokens(*args, **kwargs))
+            return getattr(jitted, stage)(*args, **kwargs)
         except ClosedOverReferences as error:
             self._closed_over += error.refs
         return self._staged(stage, run, args, kwargs)
+
+    def _with_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of a call with tokens among its arguments or results."""
+        return with_tokens(self._of_others(*without_tokens(args), **without_tokens(kwargs)))
+
+    @functools.cached_property
+    def _of_others(self) -> Any:
+        """The function without tokens."""
+        return PartitionedFunction(of_others(self._function.fun), self._function.options)
 
     def _staged_unplanned(self, stage: str, args: Any, kwargs: Any) -> Any:
         """jit's stage of that name of a call with symbolic sizes."""
