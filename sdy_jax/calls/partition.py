@@ -65,20 +65,20 @@ def partition(
         fun: a function of arrays and pytrees of arrays, or a program from `load`. Without it `partition` returns a
             decorator.
         mesh: the mesh to run on, with Auto or Explicit axes. By default that of a loaded program, of the first
-            `NamedSharding` among `in_shardings` and `out_shardings`, the one set by `jax.set_mesh`, or that of the
-            first argument that lies on one. An `AbstractMesh`, or a `sdy_jax.Mesh`, is enough to plan and lower; calls
-            then run on the devices of arguments that lie on such a mesh, or of the one set by `jax.set_mesh`. Until
-            then devices are taken to be like those at hand, or of the mesh's `abstract_device`. A list of meshes of
-            the same devices, where something is `AUTO`: each kind of call is planned on all of them, and runs on the
-            one whose plan fits and takes least by the cost model, the first of equal ones; `plan.meshes` has what they
-            take.
+            `NamedSharding` (or the device of a `SingleDeviceSharding`) among `in_shardings` and `out_shardings`, the
+            one set by `jax.set_mesh`, or that of the first argument that lies on one or whose type shows one. An
+            `AbstractMesh`, or a `sdy_jax.Mesh`, is enough to plan and lower; calls then run on the devices of arguments
+            that lie on such a mesh, or of the one set by `jax.set_mesh`. Until then devices are taken to be like those
+            at hand, or of the mesh's `abstract_device`. A list of meshes of the same devices, where something is
+            `AUTO`: each kind of call is planned on all of them, and runs on the one whose plan fits and takes least by
+            the cost model, the first of equal ones; `plan.meshes` has what they take.
         in_shardings: a prefix tree for the arguments: one sharding for all, or a tuple with an entry per positional
             parameter that is not static, and then, all or none, per keyword-only one; or a dict with entries for some
             of them by their names. Each entry is None (propagation decides), a `PartitionSpec`, a `NamedSharding`, the
             text of an SDY sharding such as `'[{"data"}, {?}p1]'`, a `TensorSharding`, or `AUTO` (the planner chooses,
-            and the plan prints what; an array that lies otherwise is moved). `rules` and `like` make entries from the
-            arguments themselves. A sharding may be on another mesh of the same devices, in an order that axes of this
-            one can say. Keyword arguments take the entry of the parameter of their name.
+            and the plan prints what), or any other sharding of jax. An array that lies otherwise is moved. `rules` and
+            `like` make entries from the arguments themselves. A sharding may be on another mesh of the same devices, in
+            an order that axes of this one can say. Keyword arguments take the entry of the parameter of their name.
         out_shardings: likewise for the results.
         static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline, compiler_options: as in
             `jax.jit`.

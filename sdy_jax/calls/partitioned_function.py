@@ -120,7 +120,8 @@ class PartitionedFunction(Generic[P, R]):
             call = self._function.arguments(args, kwargs)
             planned = self._function.planned(call)
         except HoldsTokens:
-            return self._of_others.plan(*without_tokens(args), **without_tokens(kwargs))
+            plan: Plan = self._of_others.plan(*without_tokens(args), **without_tokens(kwargs))
+            return plan
         except ClosedOverReferences as error:
             if not self._writes_refs:
                 raise
