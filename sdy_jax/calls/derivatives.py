@@ -151,7 +151,7 @@ class _Linearized:
         residuals = [lie[i] for i in found.sources.values()]
         inputs = [self._inputs[i] for i in self._moving]
         outputs = [self._outputs[i] for i in found.smooth]
-        cotangents = [on_whole_axes(_as_value(sharding)) for sharding in inputs]
+        cotangents = list(map(of_cotangent, inputs))
         return LinearMap(
             self._partition(self._forward, (*residuals, *inputs), outputs, "tangents"),
             self._partition(self._backward, (*residuals, *outputs), cotangents, "backward"),
@@ -204,10 +204,10 @@ class _Linearized:
     def _backward(self, *values: Any) -> Sequence[Any]:
         found = self._pushforward
         count = len(found.sources)
-        return _transposed(self._derivative(values[:count]), found.tangents, list(values[count:]))
+        return transposed(self._derivative(values[:count]), found.tangents, list(values[count:]))
 
 
-def _transposed(linear: Flat, tangents: Sequence[jax.ShapeDtypeStruct], cotangents: list[Any]) -> list[Any]:
+def transposed(linear: Flat, tangents: Sequence[jax.ShapeDtypeStruct], cotangents: list[Any]) -> list[Any]:
     """The cotangents of the operands of a linear function.
 
     `jax.linear_transpose` wants cotangents of the results' types, and those of unreduced results are not (jax 0.12).
@@ -232,9 +232,9 @@ def _tangent_type(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(type_.shape, type_.dtype, sharding=sharding_in(type_))
 
 
-def _as_value(sharding: TensorSharding) -> TensorSharding:
-    """The sharding of a cotangent. That of an unreduced value is replicated along the unreduced axes."""
-    return replace(sharding, unreduced_axes=(), reduction="sum") if sharding.unreduced_axes else sharding
+def of_cotangent(sharding: TensorSharding) -> TensorSharding:
+    """The sharding of a cotangent of a value. That of an unreduced one is replicated along the unreduced axes."""
+    return on_whole_axes(replace(sharding, unreduced_axes=(), reduction="sum"))
 
 
 def _replaced(values: Sequence[Any], places: Sequence[int], new: Sequence[Any]) -> list[Any]:

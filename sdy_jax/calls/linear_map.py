@@ -61,11 +61,13 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, linear: LinearMap, 
 def _transpose(cotangents: Sequence[Any], *values: Any, linear: LinearMap, types: Any) -> list[Any]:
     residuals, tangents = values[: linear.residuals], values[linear.residuals :]
     pulled = linear.backward(*residuals, *map(ad.instantiate_zeros, cotangents))
-    wanted = [_like(t.aval, x) if ad.is_undefined_primal(t) else None for t, x in zip(tangents, pulled, strict=True)]
+    wanted = [
+        in_type_of(t.aval, x) if ad.is_undefined_primal(t) else None for t, x in zip(tangents, pulled, strict=True)
+    ]
     return [*(None for _ in residuals), *wanted]
 
 
-def _like(type_: Any, x: Any) -> Any:
+def in_type_of(type_: Any, x: Any) -> Any:
     """A cotangent with its tangent's type: on Explicit axes a type has a sharding."""
     own = jax.typeof(x).sharding
     if own.spec == type_.sharding.spec:

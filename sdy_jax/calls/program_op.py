@@ -18,14 +18,15 @@ from typing import Any
 
 import jax
 from jax.experimental import checkify
-from jax.interpreters import mlir
+from jax.interpreters import ad, mlir
 
 from sdy_jax.annotate import regions
-from sdy_jax.calls.derivatives import BorderShardings, Partition
-from sdy_jax.calls.linear_map import Flat
+from sdy_jax.calls.derivatives import BorderShardings, Partition, of_cotangent, transposed
+from sdy_jax.calls.linear_map import Flat, in_type_of
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.jax_internals import debug_effect, on_checkify
 from sdy_jax.representation.sharding import OPEN, TensorSharding
+from sdy_jax.representation.types import sharding_in
 
 Axes = frozenset[str]
 
@@ -134,6 +135,32 @@ def _apart_from(
     return [*traced.captured, *values[own:]], [*[None] * len(traced.captured), *dims[own:]], traced.region
 
 
+def _transpose(cotangents: Sequence[Any], *values: Any, region: regions.Region, planned: PlannedProgram) -> list[Any]:
+    """The cotangents of a program that is linear in some operands, by `jax.linear_transpose`: that of the function."""
+    own = len(values) - len(planned.inputs)
+    operands = values[own:]
+    linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    known = [i for i in range(len(operands)) if i not in linear]
+    types = [
+        jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=sharding_in(t)) for t in (operands[i].aval for i in linear)
+    ]
+
+    def backward(*xs: Any) -> list[Any]:
+        residuals = dict(zip(known, xs, strict=False))
+
+        def of_linear(*moving: Any) -> Sequence[Any]:
+            new = {**residuals, **dict(zip(linear, moving, strict=True))}
+            return planned.plain(*(new[i] for i in range(len(operands))))
+
+        return transposed(of_linear, types, list(xs[len(known) :]))
+
+    inputs = (*(planned.inputs[i] for i in known), *map(of_cotangent, planned.outputs))
+    run = planned.partition(backward, inputs, [of_cotangent(planned.inputs[i]) for i in linear], "transposed")
+    pulled = run(*(operands[i] for i in known), *map(ad.instantiate_zeros, cotangents))
+    found = {own + i: in_type_of(operands[i].aval, x) for i, x in zip(linear, pulled, strict=True)}
+    return [found.get(i) for i in range(len(values))]
+
+
 def _functionalized(
     errors: frozenset[Any], *values: Any, region: regions.Region, planned: PlannedProgram
 ) -> tuple[Any, Sequence[Any]]:
@@ -173,4 +200,5 @@ program_p = regions.region_primitive("sdy_program", _batched)
 """Parameters: the program as a region, and what was planned."""
 program_p.def_effectful_abstract_eval(lambda *_, region, planned: (region.out_avals, region.effects | planned.checks))
 mlir.register_lowering(program_p, _lower)
+ad.primitive_transposes[program_p] = _transpose
 on_checkify(program_p, _functionalized, _may_fail)
