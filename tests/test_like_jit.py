@@ -98,6 +98,26 @@ def donated_arrays_that_no_result_can_take_over_are_reported(jit, x):
     return ["donated buffers were not usable" in str(w.message) for w in caught]
 
 
+def warned(fun, *args):
+    """What is said of donated buffers, and the result."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = fun(*args)
+    return [str(w.message) for w in caught if "donated buffers" in str(w.message)], result
+
+
+@row
+def donated_arrays_that_lie_otherwise_than_results_are_reported(jit, x):
+    other = NamedSharding(x.sharding.mesh, P(None, "model"))
+    return warned(jit(lambda x: x + 1, donate_argnums=0, out_shardings=other), x), x.is_deleted()
+
+
+@row
+def of_two_donated_arrays_one_is_enough(jit, x):
+    y = jnp.copy(x)
+    return warned(jit(add, donate_argnums=(0, 1), out_shardings=x.sharding), x, y), x.is_deleted(), y.is_deleted()
+
+
 @row
 def a_donated_array_that_nobody_uses_stays(jit, x):
     jit(lambda x, y: y + 1, donate_argnums=0)(x, jnp.copy(x))

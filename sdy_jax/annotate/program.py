@@ -138,7 +138,8 @@ def from_function(
         out_shardings: a prefix tree of specifications of the results.
         mesh, jax_mesh: the mesh, in both vocabularies. On the latter's Explicit axes the function sees types.
         keep_types: whether results have the types that they are computed with, whatever is stated for them.
-        in_context: whether the mesh is in context while `fun` is traced; else what is in context around the call.
+        in_context: whether the mesh is in context while `fun` is traced, and types on Auto axes show it; else what is
+            in context around the call.
     """
     avals = tuple(argument_type(leaf, mesh, jax_mesh) for leaf in leaves)
 
@@ -154,7 +155,8 @@ def from_function(
     context = jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh) if in_context else nullcontext()
     with context, tracing(site):
         platform = lowering_platform(jax_mesh)
-        args, kwargs = jax.tree.unflatten(tree, avals if site.is_typed else [on_mesh(x, jax_mesh) for x in avals])
+        shows_mesh = in_context and not site.is_typed
+        args, kwargs = jax.tree.unflatten(tree, [on_mesh(x, jax_mesh) for x in avals] if shows_mesh else avals)
         module, jaxpr, results, constants = trace_and_lower(
             checked, args, kwargs, jax_mesh, platform, site.lowering_rules, functools.partial(_lowered, site)
         )

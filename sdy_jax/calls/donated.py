@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.calls.options import Options
+from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.statics import StaticParameters, Statics
+from sdy_jax.ir.hidden_frames import users_stack_level
+from sdy_jax.representation.named import AnyMesh
+from sdy_jax.runtime.layouts import named as named_sharding
 
 
 def donated_leaves(fun: Callable[..., Any], options: Options, tree: PyTreeDef, statics: Statics) -> frozenset[int]:
@@ -30,3 +36,25 @@ def donated_leaves(fun: Callable[..., Any], options: Options, tree: PyTreeDef, s
     found = [arg for position, arg in zip(dynamic, args, strict=True) if position in donated.positions]
     found += [value for name, value in named.items() if name in donated.names]
     return frozenset(jax.tree.leaves(found))
+
+
+def warn_of_unusable(call: PlannedCall, mesh: AnyMesh, donated: Collection[int]) -> None:
+    """Warns as jit does of donated arguments whose memory no result can take over, where some have their types: of the
+    others jit knows."""
+    program = call.plan.program
+    results = jax.tree.leaves(call.results)
+    blocks = Counter((s.shard_shape(y.shape), y.dtype) for s, y in zip(results, program.out_info, strict=True))
+    types, unusable = {(y.shape, y.dtype) for y in program.out_info}, []
+    for i in sorted({*donated} - call.unused):
+        x = program.in_info[i]
+        block = named_sharding(call.entering[i], mesh).shard_shape(x.shape), x.dtype
+        if blocks[block]:
+            blocks[block] -= 1
+        elif (x.shape, x.dtype) in types:
+            unusable.append(f"{x.dtype}[{','.join(map(str, block[0]))}]")
+    if unusable:
+        where = "https://docs.jax.dev/en/latest/faq.html#buffer-donation"
+        warnings.warn(
+            f"Some donated buffers were not usable: {', '.join(unusable)}.\nSee an explanation at {where}.",
+            stacklevel=users_stack_level(),
+        )

@@ -14,6 +14,7 @@ from sdy_jax.annotate.arguments import SPEC_TYPES
 from sdy_jax.annotate.user_function import in_name_of
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
+from sdy_jax.calls.donated import warn_of_unusable
 from sdy_jax.calls.formats import formats_of_arguments, formats_of_results, shardings_of_results, states_layouts
 from sdy_jax.calls.moved import OnMovedArguments
 from sdy_jax.calls.planned_call import PlannedCall
@@ -203,8 +204,12 @@ class JittedFunction:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts, mesh: AnyMesh, is_alone: bool
     ) -> Any:
         """The function that jit traces: it plans, then runs the per-device program on shards."""
-        call = self._function.planned(self._function.arguments(args, kwargs, layouts, mesh))
+        arguments = self._function.arguments(args, kwargs, layouts, mesh)
+        call = self._function.planned(arguments)
         call = call.alone if is_alone else call
+        donated = self._function.donated(arguments)
+        if donated and self._function.options.out_shardings is not None:
+            warn_of_unusable(call, mesh, donated)
         _check_whole(call.plan.results, call.result_types)
         with collection_paused():
             return call(*jax.tree.leaves(self._function.split(args, kwargs)[:2]))

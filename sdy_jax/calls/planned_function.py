@@ -76,6 +76,9 @@ _STATED_ON_AUTO_AXES = "that are of type Auto or Manual"
 _MAPPED_ON_ANOTHER_MESH = "should match the mesh passed to shard_map"
 """What jax says of a `jax.shard_map` on another mesh than that in context. Where the caller sets none, jit takes it."""
 
+_OF_ANOTHER_MESH = "should match the aval mesh"
+"""What jax says of an argument where the function puts another mesh in context; it takes those without a mesh."""
+
 
 class PlannedFunction:
     """A function with options, and the plans of its calls.
@@ -234,7 +237,7 @@ class PlannedFunction:
         except ValueError as error:
             if _STATED_ON_AUTO_AXES in str(error) and explicit_axes(arguments.mesh):
                 mesh = arguments.mesh
-            elif _is_mapped_elsewhere(error):
+            elif _is_about_the_mesh(error):
                 in_context = False
             else:
                 raise
@@ -264,8 +267,9 @@ class PlannedFunction:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
                 return jax.eval_shape(fun, *args, **kwargs)
         except ValueError as error:
-            if not _is_mapped_elsewhere(error):
+            if not _is_about_the_mesh(error):
                 raise
+        args, kwargs = jax.tree.unflatten(arguments.tree, [leaf.value for leaf in arguments.leaves])
         return jax.eval_shape(fun, *args, **kwargs)
 
     def donated(self, arguments: Arguments) -> frozenset[int]:
@@ -331,9 +335,10 @@ class PlannedFunction:
         return [with_devices(checked_mesh(self.mesh), values, context_mesh())]
 
 
-def _is_mapped_elsewhere(error: ValueError) -> bool:
-    """Whether jax refuses a `jax.shard_map` for the mesh that we put in context: it would not without one."""
-    return _MAPPED_ON_ANOTHER_MESH in str(error) and jax.sharding.get_abstract_mesh().empty
+def _is_about_the_mesh(error: ValueError) -> bool:
+    """Whether jax refuses what the function does for the mesh that we put in context and types: it may not without."""
+    is_mapped = _MAPPED_ON_ANOTHER_MESH in str(error) and jax.sharding.get_abstract_mesh().empty
+    return is_mapped or _OF_ANOTHER_MESH in str(error)
 
 
 def _plans_of(functions: Sequence[Planned]) -> tuple[CallPlan, ...]:
