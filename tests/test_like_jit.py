@@ -113,6 +113,13 @@ def donated_arrays_that_lie_otherwise_than_results_are_reported(jit, x):
 
 
 @row
+def they_are_reported_once_ahead_of_time(jit, x):
+    other = NamedSharding(x.sharding.mesh, P(None, "model"))
+    f = jit(lambda x: x + 1, donate_argnums=0, out_shardings=other)
+    return warned(lambda x: f.lower(x).compile()(x), x)
+
+
+@row
 def of_two_donated_arrays_one_is_enough(jit, x):
     y = jnp.copy(x)
     return warned(jit(add, donate_argnums=(0, 1), out_shardings=x.sharding), x, y), x.is_deleted(), y.is_deleted()

@@ -178,9 +178,10 @@ class JittedFunction:
         leaves, tree = jax.tree.flatten(shardings)
         key = (mesh, layouts, tree, tuple(leaves), is_alone)
         if key not in self._jitted:
+            is_told = "out_shardings" in shardings
 
             def run(*args: Any, **kwargs: Any) -> Any:
-                return self._run(args, kwargs, layouts, mesh, is_alone)
+                return self._run(args, kwargs, layouts, mesh, is_alone, is_told)
 
             self._jitted[key] = self.jit(run, **shardings)
         return self._jitted[key]
@@ -201,14 +202,23 @@ class JittedFunction:
             raise ArgumentError(f"{subject} {problem}") from None
 
     def _run(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: Layouts, mesh: AnyMesh, is_alone: bool
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        layouts: Layouts,
+        mesh: AnyMesh,
+        is_alone: bool,
+        is_told: bool,
     ) -> Any:
-        """The function that jit traces: it plans, then runs the per-device program on shards."""
+        """The function that jit traces: it plans, then runs the per-device program on shards.
+
+        `is_told`: jit knows how results are to lie, and itself reports donated buffers that are of no use.
+        """
         arguments = self._function.arguments(args, kwargs, layouts, mesh)
         call = self._function.planned(arguments)
         call = call.alone if is_alone else call
         donated = self._function.donated(arguments)
-        if donated and self._function.options.out_shardings is not None:
+        if donated and not is_told and self._function.options.out_shardings is not None:
             warn_of_unusable(call, mesh, donated)
         _check_whole(call.plan.results, call.result_types)
         with collection_paused():
