@@ -101,6 +101,29 @@ def test_the_mesh_of_the_types_has_devices_for_callbacks(kind):
     np.testing.assert_array_equal(sdy.partition(f, on_unknown="ignore")(on(mesh_of(kind), "a")), X * 2 + 1)
 
 
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize(
+    ("around", "own"),
+    [
+        (mesh_of(EXPLICIT), mesh_of(EXPLICIT, (8,), ("z",))),
+        (mesh_of(EXPLICIT), mesh_of()),
+        (mesh_of(), mesh_of(EXPLICIT)),
+        (mesh_of(), mesh_of(EXPLICIT, (8,), ("z",))),
+    ],
+    ids=str,
+)
+def test_an_argument_on_another_mesh_than_that_in_context(jit, around, own):
+    x = on(own, own.axis_names[0])
+    with jax.set_mesh(around), pytest.raises(ValueError, match="mesh"):
+        jit(lambda x: x * 2)(x)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_an_argument_on_another_mesh_with_auto_axes(jit):
+    with jax.set_mesh(mesh_of()):
+        np.testing.assert_array_equal(jit(lambda x: x * 2)(on(mesh_of(shape=(8,), names=("z",)), "z")), X * 2)
+
+
 # In the body of a shard_map, on blocks.
 
 

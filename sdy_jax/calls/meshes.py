@@ -11,9 +11,11 @@ import numpy as np
 from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
+from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.errors import ShardingError
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
+from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.boundary import checked_mesh
 from sdy_jax.runtime.layouts import as_named, layout_of
 
@@ -75,6 +77,23 @@ def check_context(name: str, mesh: AnyMesh) -> None:
             f"{name} is partitioned on the mesh {mesh_from_jax(mesh)}, and called where jax.set_mesh says "
             f"{mesh_from_jax(around)}, which has another number of devices; to fix: state one of them only"
         )
+
+
+def check_types(leaves: Iterable[Leaf]) -> None:
+    """
+    Raises:
+        ShardingError: an argument's type is on another mesh than that in context, and one of them has Explicit axes:
+            jit refuses it where it is used.
+    """
+    around = jax.sharding.get_abstract_mesh()
+    for leaf in leaves:
+        sharding = None if around.empty else _sharding_of(leaf.value)
+        own = sharding.mesh.abstract_mesh if isinstance(sharding, NamedSharding) else around
+        if own != around and not own.empty and (explicit_axes(own) or explicit_axes(around)):
+            raise ShardingError(
+                f"`{leaf.path}` is on the mesh {own}, and jax.set_mesh says {around}; to fix: place it there, by "
+                "jax.device_put(x, PartitionSpec(...)), or set its mesh"
+            )
 
 
 def _first_mesh(shardings: Iterable[Any]) -> jax.sharding.Mesh | None:

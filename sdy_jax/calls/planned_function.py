@@ -22,7 +22,7 @@ from sdy_jax.annotate.user_function import check_call, check_function, function_
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.derivatives import Partition, Planned
 from sdy_jax.calls.donated import donated_leaves
-from sdy_jax.calls.meshes import check_context, mesh_of_call, stated_mesh
+from sdy_jax.calls.meshes import check_context, check_types, mesh_of_call, stated_mesh
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.replanned import changes
@@ -143,6 +143,8 @@ class PlannedFunction:
     ) -> Arguments:
         """The arguments of a call. Where they are tracers that stand for arrays, these have `layouts` on `mesh`."""
         given, tree, statics = self.given(args, kwargs)
+        if self.mesh is None and mesh is None:
+            check_types(given)
         meshes = [mesh] if mesh is not None else self._jax_meshes([leaf.value for leaf in given])
         check_context(self.name, meshes[0])
         found = [Arguments.of(given, tree, statics, each, layouts, self.is_inner) for each in meshes]
