@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 import jax
 
-from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, SymbolicSizes
 from sdy_jax.annotate.site import traced_manual_axes
-from sdy_jax.calls import unplanned
 from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.formats import with_stated_shardings
 from sdy_jax.calls.jitted_function import JittedFunction
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.pickling import global_name, recorded, restored
 from sdy_jax.calls.planned_function import PlannedFunction, traced_on
-from sdy_jax.calls.references import ReferenceCall, of_values
-from sdy_jax.calls.tokens import of_others, with_tokens, without_tokens
+from sdy_jax.calls.special_calls import SpecialCalls
 from sdy_jax.errors import SdyError
 from sdy_jax.jax_internals import with_cache_miss
 from sdy_jax.loading.loaded_function import LoadedFunction
@@ -31,7 +28,6 @@ from sdy_jax.plan.plan import Plan
 from sdy_jax.processes.failures import tell_of_failures
 from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.devices import lowering_platform
-from sdy_jax.runtime.layouts import layout_of
 from sdy_jax.runtime.waiting import is_called_back, waits_forever
 
 P = ParamSpec("P")
@@ -68,10 +64,7 @@ class PartitionedFunction(Generic[P, R]):
         self._function.runner = weakref.ref(self)
         functools.update_wrapper(self, fun, updated=())
         self._jitted = JittedFunction(self._function)
-        self._of_values: dict[Any, PartitionedFunction[..., Any]] = {}
-        """For calls with `jax.Ref`s: the functions of their values, by which arguments are Refs and how these lie."""
-        self._closed_over: tuple[Any, ...] = ()
-        """The Refs that the function was found to close over."""
+        self._special = SpecialCalls(self._function, self._jitted, _of_special_calls, self._writes_refs)
         self._plain = self._jitted.jit(lambda *args, **kwargs: fun(*args, **kwargs))
         self._called = with_cache_miss(self._plain, self._missed)
         has_statics = self._function.statics.positions or self._function.statics.names
@@ -89,23 +82,23 @@ class PartitionedFunction(Generic[P, R]):
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """As `jax.jit(fun).trace`: the traced program of the partitioned function."""
-        return self._staged("trace", self._traced, args, kwargs)  # type: ignore[no-any-return]
+        return self._special.staged("trace", self._traced, args, kwargs)  # type: ignore[no-any-return]
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `jax.jit(fun).lower`; the result's `compile()` gives the executable. On a mesh without devices it takes
         them: `compile(device_assignment=...)`."""
-        return self._staged("lower", self._lowered, args, kwargs)  # type: ignore[no-any-return]
+        return self._special.staged("lower", self._lowered, args, kwargs)  # type: ignore[no-any-return]
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The types of the results, with the shardings that are stated for them; nothing is run. Those on Explicit axes
         have shardings, which need a plan."""
-        return self._staged("eval_shape", self._types_of_results, args, kwargs)
+        return self._special.staged("eval_shape", self._types_of_results, args, kwargs)
 
     def clear_cache(self) -> None:
         """Forgets plans and compiled programs."""
         self._function.forget()
         self._jitted.forget()
-        self._of_values.clear()
+        self._special.forget()
         self._called.clear_cache()
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -114,21 +107,8 @@ class PartitionedFunction(Generic[P, R]):
         It knows the layouts of arrays on a mesh, and of `ShapeDtypeStruct`s with a sharding: where `in_shardings`
         leaves them open they start from that, and where it states something else, the plan says what is `moved`.
         """
-        if (of_refs := ReferenceCall.of(args, kwargs, self._closed_over)) is not None:
-            return self._values_of(of_refs).plan(*of_refs.args, **of_refs.kwargs)
-        try:
-            call = self._function.arguments(args, kwargs)
-            planned = self._function.planned(call)
-        except HoldsTokens:
-            plan: Plan = self._of_others.plan(*without_tokens(args), **without_tokens(kwargs))
-            return plan
-        except ClosedOverReferences as error:
-            if not self._writes_refs:
-                raise
-            self._closed_over = error.refs
-            return self.plan(*args, **kwargs)
-        moves = call.moves(planned)
-        return dataclasses.replace(planned.plan, moves=moves) if moves else planned.plan
+        plan: Plan = self._special.planned(self._planned, args, kwargs)
+        return plan
 
     @property
     def plans(self) -> tuple[CallPlan, ...]:
@@ -179,64 +159,18 @@ class PartitionedFunction(Generic[P, R]):
             return self._function.inlined(args, kwargs, mesh), None, False
         if traced_manual_axes():  # the body of a `jax.shard_map`: its values are blocks, and partitioned already
             return self._plain(*args, **kwargs), None, False
-        if (call := ReferenceCall.of(args, kwargs, self._closed_over)) is not None:
-            return self._written(call, args, kwargs), None, False
+        return self._special.called(self._missed_ordinary, args, kwargs)
+
+    def _missed_ordinary(self, args: Any, kwargs: Any) -> tuple[Any, Any, bool]:
         if is_called_back():
             self._check_may_wait(args, kwargs)
-        try:
-            return self._jitted.missed(args, kwargs)
-        except HoldsTokens:
-            return self._with_tokens(*args, **kwargs), None, False
-        except SymbolicSizes:
-            run = self._jitted.jit(unplanned.with_stated_shardings(self._function))
-            return run(*args, **kwargs), None, False
-        except ClosedOverReferences as error:
-            if not self._writes_refs:
-                raise
-            self._closed_over = error.refs
-        return self._missed(*args, **kwargs)
+        return self._jitted.missed(args, kwargs)
 
-    def _written(self, call: ReferenceCall, args: Any, kwargs: Any) -> Any:
-        """The result of a call that reads or writes `jax.Ref`s."""
-        try:
-            result, values = self._values_of(call)(*call.args, **call.kwargs)
-        except ClosedOverReferences as error:
-            self._closed_over += error.refs
-            return self._missed(*args, **kwargs)[0]
-        call.write(values)
-        return result
-
-    def _staged(self, stage: str, run: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
-        """`run(args, kwargs)`, or jit's stage of that name where a call reads or writes `jax.Ref`s."""
-        if not self._writes_refs:
-            return run(args, kwargs)
-        try:
-            call = ReferenceCall.of(args, kwargs, self._closed_over)
-            return run(args, kwargs) if call is None else getattr(self._of_refs(call), stage)(*args, **kwargs)
-        except SymbolicSizes:
-            return self._staged_unplanned(stage, args, kwargs)
-        except HoldsTokens:
-            jitted = self._jitted.jit(lambda *args, **kwargs: self._with_tokens(*args, **kwargs))
-            return getattr(jitted, stage)(*args, **kwargs)
-        except ClosedOverReferences as error:
-            self._closed_over += error.refs
-        return self._staged(stage, run, args, kwargs)
-
-    def _with_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of a call with tokens among its arguments or results."""
-        return with_tokens(self._of_others(*without_tokens(args), **without_tokens(kwargs)))
-
-    @functools.cached_property
-    def _of_others(self) -> Any:
-        """The function without tokens."""
-        return PartitionedFunction(of_others(self._function.fun), self._function.options)
-
-    def _staged_unplanned(self, stage: str, args: Any, kwargs: Any) -> Any:
-        """jit's stage of that name of a call with symbolic sizes."""
-        run = unplanned.with_stated_shardings(self._function)
-        args, kwargs = unplanned.ahead(self._function, args, kwargs)
-        jitted = self._jitted.jit(run, out_shardings=unplanned.of_results(self._function, run, args, kwargs))
-        return getattr(jitted, stage)(*args, **kwargs)
+    def _planned(self, args: Any, kwargs: Any) -> Plan:
+        call = self._function.arguments(args, kwargs)
+        planned = self._function.planned(call)
+        moves = call.moves(planned)
+        return dataclasses.replace(planned.plan, moves=moves) if moves else planned.plan
 
     def _traced(self, args: Any, kwargs: Any) -> Any:
         if (call := self._without_devices(args, kwargs)) is not None:
@@ -253,33 +187,6 @@ class PartitionedFunction(Generic[P, R]):
         is_typed = explicit_axes(call.mesh)
         found = self._traced(args, kwargs).out_info if is_typed else self._function.types_of_results(call)
         return with_stated_shardings(self._function.options.out_shardings, found, call.mesh)
-
-    def _of_refs(self, call: ReferenceCall) -> Any:
-        """What jit traces, lowers and compiles for calls with `jax.Ref`s, which it passes to the program."""
-        of_values = self._values_of(call)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            inner = ReferenceCall.of(args, kwargs, self._closed_over)
-            assert inner is not None
-            result, values = of_values(*inner.args, **inner.kwargs)
-            inner.write(values)
-            return result
-
-        return self._jitted.jit(run)
-
-    def _values_of(self, call: ReferenceCall) -> PartitionedFunction[..., Any]:
-        """The function of the values of a call's Refs, which leaves them as they lie."""
-        layouts = [layout_of(ref[...]) for ref in call.refs]
-        key = (call.where, *map(id, self._closed_over), *layouts)
-        if key not in self._of_values:
-            options = self._function.options
-            stated = options.in_shardings
-            if self._closed_over:
-                stated = self._function.stated_by_name()
-            options = dataclasses.replace(options, in_shardings=stated, out_shardings=(options.out_shardings, layouts))
-            fun = of_values(self._function.fun, call.where, self._closed_over)
-            self._of_values[key] = _OfValues(fun, options)
-        return self._of_values[key]
 
     def _check_may_wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Calls in callbacks come here each time: jax runs those under settings of their own."""
@@ -300,6 +207,10 @@ class _OfValues(PartitionedFunction[P, R]):
     """A function of the values of `jax.Ref`s."""
 
     _writes_refs = False
+
+
+def _of_special_calls(fun: Callable[..., Any], options: Options, writes_refs: bool) -> PartitionedFunction[..., Any]:
+    return (PartitionedFunction if writes_refs else _OfValues)(fun, options)
 
 
 class _InnerFunction(PartitionedFunction[P, R]):

@@ -1,0 +1,132 @@
+"""Calls that are planned otherwise than they are made: those that read or write `jax.Ref`s, and with tokens, which are
+planned without them; and of symbolic sizes, which are not planned."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, SymbolicSizes
+from sdy_jax.calls import unplanned
+from sdy_jax.calls.jitted_function import JittedFunction
+from sdy_jax.calls.options import Options
+from sdy_jax.calls.planned_function import PlannedFunction
+from sdy_jax.calls.references import ReferenceCall, of_values
+from sdy_jax.calls.tokens import of_others, with_tokens, without_tokens
+from sdy_jax.runtime.layouts import layout_of
+
+Run = Callable[..., Any]
+Ordinary = Callable[[Any, Any], Any]
+Special = Callable[[Run], Any]
+
+
+class SpecialCalls:
+    """The special calls of one function, which `partition(fun, options, writes_refs)` partitions for them.
+
+    Whether a call is special is found as it is planned. With `writes_refs` False none is: the function is one of those.
+    """
+
+    def __init__(
+        self,
+        function: PlannedFunction,
+        jitted: JittedFunction,
+        partition: Callable[[Callable[..., Any], Options, bool], Any],
+        writes_refs: bool,
+    ):
+        self._function, self._jitted, self._partition, self._writes_refs = function, jitted, partition, writes_refs
+        self._closed_over: tuple[Any, ...] = ()
+        """The Refs that the function was found to close over."""
+        self._of_values: dict[Any, Any] = {}
+        """The functions of the values of Refs, by which arguments are Refs and how these lie."""
+
+    def called(self, ordinary: Ordinary, args: Any, kwargs: Any) -> tuple[Any, Any, bool]:
+        """As `ordinary`, what jit's C++ asks for; of a special call its result, and nothing to keep."""
+
+        def special(run: Run) -> tuple[Any, Any, bool]:
+            return run(*args, **kwargs), None, False
+
+        try:
+            found: tuple[Any, Any, bool] = self._handled(ordinary, special, args, kwargs)
+        except SymbolicSizes:
+            return special(self._jitted.jit(unplanned.with_stated_shardings(self._function)))
+        return found
+
+    def staged(self, stage: str, ordinary: Ordinary, args: Any, kwargs: Any) -> Any:
+        """As `ordinary`; of a special call jit's stage of that name."""
+
+        def special(run: Run) -> Any:
+            return getattr(self._jitted.jit(lambda *args, **kwargs: run(*args, **kwargs)), stage)(*args, **kwargs)
+
+        try:
+            return self._handled(ordinary, special, args, kwargs)
+        except SymbolicSizes:
+            return self._staged_unplanned(stage, args, kwargs)
+
+    def planned(self, ordinary: Ordinary, args: Any, kwargs: Any) -> Any:
+        """As `ordinary`; of a special call the plan of what runs for it."""
+        try:
+            if (call := ReferenceCall.of(args, kwargs, self._closed_over)) is not None:
+                return self._values_of(call).plan(*call.args, **call.kwargs)
+            return ordinary(args, kwargs)
+        except HoldsTokens:
+            return self._of_others.plan(*without_tokens(args), **without_tokens(kwargs))
+        except ClosedOverReferences as error:
+            self._found(error)
+        return self.planned(ordinary, args, kwargs)
+
+    def forget(self) -> None:
+        """Forgets what was partitioned."""
+        self._of_values.clear()
+        self.__dict__.pop("_of_others", None)
+
+    def _handled(self, ordinary: Ordinary, special: Special, args: Any, kwargs: Any) -> Any:
+        """`ordinary(args, kwargs)`, or `special(run)` of a call whose result `run(*args, **kwargs)` is."""
+        try:
+            if (call := ReferenceCall.of(args, kwargs, self._closed_over)) is not None:
+                return special(functools.partial(self._with_refs, self._values_of(call)))
+            return ordinary(args, kwargs)
+        except HoldsTokens:
+            return special(self._with_tokens)
+        except ClosedOverReferences as error:
+            self._found(error)
+        return self._handled(ordinary, special, args, kwargs)
+
+    def _found(self, error: ClosedOverReferences) -> None:
+        if not self._writes_refs:
+            raise error
+        self._closed_over += error.refs
+
+    def _staged_unplanned(self, stage: str, args: Any, kwargs: Any) -> Any:
+        run = unplanned.with_stated_shardings(self._function)
+        args, kwargs = unplanned.ahead(self._function, args, kwargs)
+        jitted = self._jitted.jit(run, out_shardings=unplanned.of_results(self._function, run, args, kwargs))
+        return getattr(jitted, stage)(*args, **kwargs)
+
+    def _with_refs(self, of_values: Any, /, *args: Any, **kwargs: Any) -> Any:
+        call = ReferenceCall.of(args, kwargs, self._closed_over)
+        assert call is not None
+        result, values = of_values(*call.args, **call.kwargs)
+        call.write(values)
+        return result
+
+    def _values_of(self, call: ReferenceCall) -> Any:
+        """The function of the values of a call's Refs, which leaves them as they lie."""
+        layouts = [layout_of(ref[...]) for ref in call.refs]
+        key = (call.where, *map(id, self._closed_over), *layouts)
+        if key not in self._of_values:
+            options = self._function.options
+            stated = self._function.stated_by_name() if self._closed_over else options.in_shardings
+            options = dataclasses.replace(options, in_shardings=stated, out_shardings=(options.out_shardings, layouts))
+            fun = of_values(self._function.fun, call.where, self._closed_over)
+            self._of_values[key] = self._partition(fun, options, False)
+        return self._of_values[key]
+
+    def _with_tokens(self, /, *args: Any, **kwargs: Any) -> Any:
+        return with_tokens(self._of_others(*without_tokens(args), **without_tokens(kwargs)))
+
+    @functools.cached_property
+    def _of_others(self) -> Any:
+        """The function without tokens."""
+        return self._partition(of_others(self._function.fun), self._function.options, True)
