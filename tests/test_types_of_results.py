@@ -75,3 +75,14 @@ def test_a_stated_sharding_that_does_not_fit_is_an_error():
 def test_types_of_functions_on_another_mesh_inside():
     mapped = jax.shard_map(lambda x: x, mesh=LINE, in_specs=P("z"), out_specs=P("z"))
     assert sdy.partition(mapped, mesh=mesh_of()).eval_shape(X).shape == (8, 16)
+
+
+@pytest.mark.parametrize("spec", [P(), P("a"), P("a", None), P(None, None), P(("a", "b")), P(None, "b")], ids=str)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_results_have_the_very_sharding_that_is_stated(kind, spec):
+    stated = NamedSharding(mesh_of(kind), spec)
+    x = jax.device_put(np.ones((8, 16), np.float32), named("a", kind=kind))
+    for jit in (sdy.partition, jax.jit):
+        f = jit(lambda x: x * 2, out_shardings=stated)
+        assert f(x).sharding == f(f(x)).sharding == stated
+        assert f.lower(x).compile()(x).sharding == stated

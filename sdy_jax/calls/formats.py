@@ -14,6 +14,7 @@ from sdy_jax.calls.arguments import Arguments
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
+from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.layouts import named
 
 
@@ -21,6 +22,15 @@ def states_layouts(specs: Any) -> bool:
     """Whether a tree of specifications has a `Format`."""
     stated = jax.tree.leaves(specs, is_leaf=lambda spec: isinstance(spec, SPEC_TYPES))
     return any(isinstance(spec, Format) for spec in stated)
+
+
+def are_spelled_otherwise(specs: Any, mesh: AnyMesh) -> bool:
+    """Whether jit, untold, would spell the stated shardings of results otherwise: it infers those on Explicit axes with
+    an entry per dimension, and others without None at the end."""
+    stated = jax.tree.leaves(specs, is_leaf=lambda spec: isinstance(spec, SPEC_TYPES))
+    named = [spec.spec if isinstance(spec, NamedSharding) else spec for spec in stated]
+    entries = [spec.partitions for spec in named if isinstance(spec, PartitionSpec)]
+    return bool(entries) and (bool(explicit_axes(mesh)) or any(found and found[-1] is None for found in entries))
 
 
 def with_stated_shardings(specs: Any, results: Any, mesh: AnyMesh) -> Any:

@@ -15,7 +15,13 @@ from sdy_jax.annotate.user_function import in_name_of
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.dispatch import Dispatch, DispatchChoice
 from sdy_jax.calls.donated import warn_of_unusable
-from sdy_jax.calls.formats import formats_of_arguments, formats_of_results, shardings_of_results, states_layouts
+from sdy_jax.calls.formats import (
+    are_spelled_otherwise,
+    formats_of_arguments,
+    formats_of_results,
+    shardings_of_results,
+    states_layouts,
+)
 from sdy_jax.calls.moved import OnMovedArguments
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.planned_function import PlannedFunction
@@ -138,25 +144,27 @@ class JittedFunction:
         check_has_devices(self._function.name, call.mesh, call.given)
         if call.may_move and not self._function.is_inner:
             self._report(call.moves(self._function.planned(call)))
-        shardings = self._shardings(call)
-        if is_ahead and "out_shardings" not in shardings and self._function.options.out_shardings is not None:
-            planned = self._function.planned(call)
-            shardings["out_shardings"] = shardings_of_results(self._function.options.out_shardings, planned, call.mesh)
+        shardings = self._shardings(call, is_ahead)
         jitted = self._jitted_for(call.layouts, shardings, call.mesh, is_alone)
         lasts = (not shardings or self._function.is_inner) and not self._function.has_several_meshes
         return DispatchChoice(jitted, lasts)  # other shapes may be better off on another mesh
 
-    def _shardings(self, call: Arguments) -> dict[str, Any]:
-        """The options of jit that say the shardings of a call: only where it cannot infer them."""
+    def _shardings(self, call: Arguments, is_ahead: bool) -> dict[str, Any]:
+        """The options of jit that say the shardings of a call: ahead of it, or where jit would infer others."""
         found, results = dict[str, Any](), self._function.options.out_shardings
         is_inner = self._function.is_inner and not call.is_traced  # else vmap would add its axes to them
         if is_inner or call.bring_other_meshes or _states_parts(results, call.mesh):
             found["out_shardings"] = self._function.planned(call).results
+        elif results is not None and (is_ahead or self._is_respelled(call)):
+            found["out_shardings"] = shardings_of_results(results, self._function.planned(call), call.mesh)
         if states_layouts(results):
             found["out_shardings"] = formats_of_results(results, self._function.planned(call))
         if any(leaf.layout is not None for leaf in call.given):
             found["in_shardings"] = formats_of_arguments(call, self._function.planned(call))
         return found
+
+    def _is_respelled(self, call: Arguments) -> bool:
+        return not call.is_traced and are_spelled_otherwise(self._function.options.out_shardings, call.mesh)
 
     def _report(self, moves: Iterable[BorderMove]) -> None:
         new = [move for move in moves if move.path not in self._moved]
