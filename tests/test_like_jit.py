@@ -103,7 +103,7 @@ def warned(fun, *args):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = fun(*args)
-    return [str(w.message) for w in caught if "donated buffers" in str(w.message)], result
+    return [str(w.message).splitlines()[0] for w in caught if "donated buffers" in str(w.message)], result
 
 
 @row

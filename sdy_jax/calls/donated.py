@@ -53,8 +53,5 @@ def warn_of_unusable(call: PlannedCall, mesh: AnyMesh, donated: Collection[int])
         elif (x.shape, x.dtype) in types:
             unusable.append(f"{x.dtype}[{','.join(map(str, block[0]))}]")
     if unusable:
-        where = "https://docs.jax.dev/en/latest/faq.html#buffer-donation"
-        warnings.warn(
-            f"Some donated buffers were not usable: {', '.join(unusable)}.\nSee an explanation at {where}.",
-            stacklevel=users_stack_level(),
-        )
+        text = f"Some donated buffers were not usable: {', '.join(unusable)}.\nNo result that is left has such blocks."
+        warnings.warn(text, stacklevel=users_stack_level())
