@@ -299,6 +299,8 @@ def _elsewhere(x: Any, mesh: AnyMesh) -> str | None:
     if not isinstance(mesh, jax.sharding.Mesh):
         return None
     own = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
+    if own == mesh:
+        return None
     if x.sharding.device_set != {*mesh.devices.flat}:
         count = len(x.sharding.device_set)
         devices = "a single device" if count == 1 else f"{count} devices"

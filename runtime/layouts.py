@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,22 +41,25 @@ def as_named(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> NamedShar
     if sharding.num_devices == 1:
         mesh = jax.sharding.Mesh(np.array([*sharding.device_set]), ("device",))
         return NamedSharding(mesh, PartitionSpec(), memory_kind=sharding.memory_kind)
-    try:
-        blocks = sharding.devices_indices_map(tuple(shape))
-    except (ValueError, NotImplementedError):
-        return None
-    starts = {
-        device: tuple(s.indices(n)[0] for s, n in zip(block, shape, strict=True)) for device, block in blocks.items()
-    }
-    places = [sorted(set(dim)) for dim in zip(*starts.values(), strict=True)]
-    counts = [len(place) for place in places]
-    if len(starts) % len({*starts.values()}) or len({*starts.values()}) != np.prod(counts, dtype=int):
+    starts = _starts(sharding, tuple(shape))
+    counts = [len(set(places)) for places in zip(*starts.values(), strict=True)]
+    blocks = Counter(starts.values())
+    if len(set(blocks.values())) != 1 or len(blocks) != math.prod(counts):
         return None
     ordered = sorted(starts, key=lambda device: starts[device])  # stable: copies keep their order
-    devices = np.array(ordered, object).reshape(*counts, -1)
     names = tuple(f"dim{i}" for i in range(len(counts)))
+    mesh = jax.sharding.Mesh(np.array(ordered, object).reshape(*counts, -1), (*names, "copies"))
     spec = PartitionSpec(*(name if count > 1 else None for name, count in zip(names, counts, strict=True)))
-    return NamedSharding(jax.sharding.Mesh(devices, (*names, "copies")), spec, memory_kind=sharding.memory_kind)
+    return NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
+
+
+def _starts(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> dict[jax.Device, tuple[int, ...]]:
+    """Where each device's block begins; nothing where jax cannot say."""
+    try:
+        blocks = sharding.devices_indices_map(shape)
+    except (ValueError, NotImplementedError):
+        return {}
+    return {d: tuple(s.indices(n)[0] for s, n in zip(block, shape, strict=True)) for d, block in blocks.items()}
 
 
 def is_on(sharding: NamedSharding, mesh: AnyMesh) -> bool:

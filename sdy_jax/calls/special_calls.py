@@ -23,10 +23,8 @@ Special = Callable[[Run], Any]
 
 
 class SpecialCalls:
-    """The special calls of one function, which `partition(fun, options, writes_refs)` partitions for them.
-
-    Whether a call is special is found as it is planned. With `writes_refs` False none is: the function is one of those.
-    """
+    """The special calls of one function, found as they are planned; `partition(fun, options, writes_refs)` partitions
+    what is planned for them. With `writes_refs` False the function is one of the values of Refs."""
 
     def __init__(
         self,
