@@ -52,12 +52,12 @@ def _remedy(path: str, value: Any) -> str:
 
 
 def no_reference(what: str) -> UnsupportedError:
-    """A mutable array of a function that is lowered ahead of time."""
+    """A mutable array where values are expected."""
     return UnsupportedError(_NO_REFERENCE.format(what=what))
 
 
 class ClosedOverReferences(UnsupportedError):
-    """A function closes over mutable arrays, `refs`; only a call can write them."""
+    """A function closes over mutable arrays, `refs`: it is to be partitioned as one of their values."""
 
     def __init__(self, refs: Sequence[Any]):
         super().__init__(_NO_REFERENCE.format(what="an array that the function closes over"))
@@ -65,8 +65,8 @@ class ClosedOverReferences(UnsupportedError):
 
 
 _NO_REFERENCE = (
-    "{what} is a jax.Ref, which only calls of the function can write; to fix: call it, or pass its value, r[...], "
-    "return the new one, and write it outside. A Ref that is made and read inside is fine"
+    "{what} is a jax.Ref, which cannot be written from here; to fix: pass its value, r[...], return the new one, and "
+    "write it outside. A Ref that is made and read inside is fine"
 )
 
 
