@@ -16,9 +16,14 @@ def is_on_host(type_: Any) -> bool:
 
 
 def states_host(spec: Any) -> bool:
-    """Whether a specification of a result states the memory of the host."""
-    kind = spec.memory_kind if isinstance(spec, jax.sharding.NamedSharding) else None
-    return kind is not None and kind.endswith("_host")
+    """Whether a specification of a result states the memory of the host that jax's types know. Of other kinds jit is
+    told."""
+    return isinstance(spec, jax.sharding.NamedSharding) and spec.memory_kind == "pinned_host"
+
+
+def states_other_kind(spec: Any) -> bool:
+    """Whether a specification states a kind of memory that jax's types do not know."""
+    return isinstance(spec, jax.sharding.NamedSharding) and spec.memory_kind not in (None, "device", "pinned_host")
 
 
 def on_devices(x: Any) -> Any:

@@ -71,3 +71,10 @@ def test_gradients_of_functions_that_offload(mesh):
     with jax.set_mesh(mesh):
         f = sdy.partition(jax.checkpoint(hidden, policy=OFFLOAD))
         np.testing.assert_allclose(jax.grad(f)(placed(mesh)), np.cos(np.sin(X)) * np.cos(X), rtol=1e-5, atol=1e-6)
+
+
+def test_kinds_of_memory_that_types_do_not_know(mesh):
+    stated = NamedSharding(mesh, P("a"), memory_kind="unpinned_host")
+    ours, theirs = (jit(lambda x: x * 2, out_shardings=stated)(placed(mesh)) for jit in JITS)
+    assert ours.sharding == theirs.sharding == stated
+    np.testing.assert_array_equal(ours, X * 2)

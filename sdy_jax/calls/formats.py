@@ -15,6 +15,7 @@ from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.types import explicit_axes
+from sdy_jax.runtime.host_memory import states_other_kind
 from sdy_jax.runtime.layouts import named
 
 
@@ -25,9 +26,11 @@ def states_layouts(specs: Any) -> bool:
 
 
 def are_spelled_otherwise(specs: Any, mesh: AnyMesh) -> bool:
-    """Whether jit, untold, would spell the stated shardings of results otherwise: it infers those on Explicit axes with
-    an entry per dimension, and others without None at the end."""
+    """Whether jit, untold, would give results other shardings than are stated: it infers those on Explicit axes with an
+    entry per dimension, others without None at the end, and no kind of memory that types do not know."""
     stated = jax.tree.leaves(specs, is_leaf=lambda spec: isinstance(spec, SPEC_TYPES))
+    if any(map(states_other_kind, stated)):
+        return True
     named = [spec.spec if isinstance(spec, NamedSharding) else spec for spec in stated]
     entries = [spec.partitions for spec in named if isinstance(spec, PartitionSpec)]
     return bool(entries) and (bool(explicit_axes(mesh)) or any(found and found[-1] is None for found in entries))
