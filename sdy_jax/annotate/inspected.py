@@ -14,8 +14,9 @@ from sdy_jax.annotate.shown import Shown
 from sdy_jax.annotate.site import Site, emission
 from sdy_jax.ir.custom_ops import INSPECTED, Callback, call_function
 from sdy_jax.jax_internals import inspect_sharding_p
-from sdy_jax.representation.named import has_sub_axes, to_partition_spec
+from sdy_jax.representation.named import has_sub_axes
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.runtime.layouts import named
 from sdy_jax.runtime.mesh import RefinedMesh
 
 
@@ -32,7 +33,7 @@ def _emit(
         if sharding is not None and has_sub_axes(sharding) and isinstance(mesh, Mesh):
             callback(NamedSharding(refined.to_jax(mesh.devices), refined.spec(sharding)))
         else:
-            callback(NamedSharding(mesh, PartitionSpec() if sharding is None else to_partition_spec(sharding)))
+            callback(NamedSharding(mesh, PartitionSpec()) if sharding is None else named(sharding, mesh))
         return []
 
     title = "jax.debug.inspect_array_sharding"
