@@ -36,6 +36,14 @@ def test_with_mesh():
     np.testing.assert_array_equal(y, X * 2)
 
 
+def test_types_come_before_with_mesh():
+    x = on(mesh_of(EXPLICIT), "a")
+    for jit in JITS:
+        with mesh_of(shape=(8,), names=("z",)):
+            y = jit(lambda x: x * 2)(x)
+        assert str(jax.typeof(y)) == "float32[8@a,16]" and y.sharding.mesh == mesh_of(EXPLICIT)
+
+
 def test_constraints_under_with_mesh():
     with mesh_of():
         y = sdy.partition(lambda x: lax.with_sharding_constraint(x * 2, P("a", "b")))(X)

@@ -52,15 +52,20 @@ def mesh_with_device(mesh: Any, device: jax.Device | None, backend: str | None) 
 
 
 def mesh_of_call(values: Iterable[Any]) -> AnyMesh:
-    """The mesh of `jax.set_mesh`, else that of the first of the values that lies on one, or whose type is on one.
+    """The mesh of `jax.set_mesh`, else that of the first value whose type has Explicit axes, of `with mesh:`, of the
+    first value that lies on a mesh, or whose type is on one.
 
     Raises:
         ShardingError: there is none.
     """
+    values, set_mesh = list(values), jax.sharding.get_abstract_mesh()
+    layouts = [own for own in map(layout_of, values) if own is not None]
+    typed = _first_mesh(own for own in layouts if explicit_axes(own.mesh))
+    if set_mesh.empty and typed is not None:  # `with mesh:` says nothing of types
+        return checked_mesh(typed)
     around: AnyMesh | None = context_mesh()
     if around is None or around.empty:
-        values = list(values)
-        around = _first_mesh(map(layout_of, values)) or jax.sharding.get_abstract_mesh()
+        around = _first_mesh(layouts) or set_mesh
     if around.empty:
         around = _first_abstract_mesh(map(_sharding_of, values)) or around
     return checked_mesh(around)
