@@ -14,12 +14,13 @@
 * `Exported._in_named_shardings` and its like: a program that is partitioned has its shardings from the partitioner.
 * `JVPTracer.primal` and its like: the layout of an array that is differentiated eagerly; a tracer hides it.
 * `custom_partitioning_p` and the conversion of its sharding rules: what a `custom_partitioning` function says is in the
-  parameters of its primitive.
+  parameters of its primitive. `parse_flatten_op_sharding`: it may return shardings of any kind.
 * The primitives of `jax.debug`, `pure_callback` and `io_callback`, whose parameters hold the Python functions, and
   their effects; `Traced._params`, the jaxpr that is lowered, to put one without ordered effects in its place.
 * `check_p`, `ErrorEffect` and `error_checks` of `checkify`: what a partitioned function becomes under it.
 * `use_rgv3`: jax 0.12 lowers a collective's groups to axes of a mesh, which other tools and jax 0.10 do not know; its
   switch for one thread is private.
+* `_internal_use_concrete_mesh`: `jax.set_mesh` is refused while jax traces.
 * `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
 * `_cache_miss` of jitted functions: what jit's C++ asks for a call that it has not seen. Ours is asked instead, for the
@@ -45,15 +46,21 @@ from jax._src import callback, checkify, config, debugging, distributed, effects
 from jax._src.core import NamedAxisEffect, jaxpr_const_args
 from jax._src.core import ShardingTypeError as ShardingTypeError
 from jax._src.custom_partitioning import custom_partitioning_p as custom_partitioning_p
-from jax._src.custom_partitioning_sharding_rule import sdy_sharding_rule_to_mlir, str_to_sdy_sharding_rule
+from jax._src.custom_partitioning_sharding_rule import (
+    SdyShardingRule,
+    sdy_sharding_rule_to_mlir,
+    str_to_sdy_sharding_rule,
+)
 from jax._src.interpreters.mlir import refine_polymorphic_shapes
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh, thread_resources
+from jax._src.sharding_impls import _internal_use_concrete_mesh, parse_flatten_op_sharding
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.errors import SdyError
+from sdy_jax.errors import SdyError, ShardingError
 
 try:
     from jax._src import shard_alike  # type: ignore[attr-defined, unused-ignore]
@@ -137,13 +144,28 @@ def listed_replica_groups() -> AbstractContextManager[Any]:
 
 def sharding_rule_of(
     said: Any, static: Sequence[Any], mesh: Any, operands: Sequence[ir.Type], results: Sequence[ir.Type]
-) -> ir.Attribute:
+) -> ir.Attribute | None:
     """The rule of a `custom_partitioning` function for these types; it may be stated by a function of them."""
+    if said is None:
+        return None
     if callable(said):
         said = said(*static, mesh, list(operands), list(results))
-        said, options = said if isinstance(said, (list, tuple)) else (said, {})
+        said, options = said if isinstance(said, (list, tuple)) and len(said) == 2 else (said, {})
         said = str_to_sdy_sharding_rule(said, **options) if isinstance(said, str) else said
+    if not isinstance(said, SdyShardingRule):
+        raise ShardingError(
+            f"the sharding_rule of a custom_partitioning gave {said!r}; sharding_rule callable must produce either an "
+            "SdyShardingRule object or an Einsum-like notation string."
+        )
     return sdy_sharding_rule_to_mlir(said, list(operands), list(results))
+
+
+def spec_on(mesh: Any, sharding: Any, rank: int) -> PartitionSpec:
+    """The spec by which a mesh splits an array as a sharding of any kind, on any mesh of these devices, does."""
+    if isinstance(sharding, NamedSharding) and sharding.mesh.shape_tuple == mesh.shape_tuple:
+        return sharding.spec
+    (found, *_) = parse_flatten_op_sharding(sharding._to_xla_hlo_sharding(rank), mesh)
+    return PartitionSpec(*found)
 
 
 def trace_and_lower(
@@ -202,10 +224,15 @@ def _is_lowering() -> bool:
 
 def _in_a_thread(lower: Callable[..., Any]) -> Callable[..., Any]:
     """jax lowers only where no MLIR context is current: in a thread of its own, with the settings of this one."""
-    x64, mesh = config.enable_x64.value, jax.sharding.get_abstract_mesh()
+    x64, mesh, devices = config.enable_x64.value, jax.sharding.get_abstract_mesh(), get_concrete_mesh()
 
     def lower_there(**parameters: Any) -> Any:
-        with config.use_simplified_jaxpr_constants(True), jax.enable_x64(x64), jax.sharding.use_abstract_mesh(mesh):
+        with (
+            config.use_simplified_jaxpr_constants(True),
+            jax.enable_x64(x64),
+            jax.sharding.use_abstract_mesh(mesh),
+            _internal_use_concrete_mesh(devices),
+        ):
             return lower(**parameters)
 
     def run(**parameters: Any) -> Any:
@@ -292,6 +319,13 @@ def context_mesh() -> jax.sharding.Mesh | None:
     """The mesh of `jax.set_mesh`, under a trace as well, else that of `with mesh:`; empty or None if there is none."""
     mesh = get_concrete_mesh()
     return thread_resources.env.physical_mesh if mesh is None or mesh.empty else mesh
+
+
+def with_devices(mesh: Any) -> AbstractContextManager[Any]:
+    """Lets a mesh's devices be those of the context that has none: types know no devices, and jax lowers callbacks and
+    the like, whose rules are ours, for known devices only."""
+    is_known = isinstance(mesh, jax.sharding.Mesh) and get_concrete_mesh().empty
+    return _internal_use_concrete_mesh(mesh) if is_known else nullcontext()
 
 
 def distributed_client() -> Any:

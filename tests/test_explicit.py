@@ -793,3 +793,19 @@ def test_a_partitioned_function_in_another_one(mesh):
     y = outer(placed(mesh, X, "a"))
     assert seen.types[0][0] == "float32[8@b,16]" and str(jax.typeof(y)) == "float32[8,16@a]"
     np.testing.assert_allclose(y, 2 * np.sin(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("called", ["pure_callback", "inspected"])
+def test_callbacks_where_no_context_has_the_mesh(mesh, called):
+    """Types know no devices, which jax wants to know of functions that call the host."""
+    found = []
+
+    def f(x):
+        if called == "inspected":
+            jax.debug.inspect_array_sharding(x, callback=found.append)
+            return x * 2
+        return jax.pure_callback(lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct(X.shape, X.dtype), x)
+
+    x = placed(mesh, X, "a")
+    np.testing.assert_array_equal(sdy.partition(f, on_unknown="ignore")(x), 2 * X)
+    assert [s.is_equivalent_to(x.sharding, 2) for s in found] == [True] * (called == "inspected")

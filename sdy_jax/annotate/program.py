@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
-from sdy_jax.jax_internals import named_axes, trace_and_lower
+from sdy_jax.jax_internals import named_axes, trace_and_lower, with_devices
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -148,7 +149,8 @@ def from_function(
         return jax.tree.unflatten(jax.tree.structure(result), [in_stated_type(leaf, mesh, jax_mesh) for leaf in stated])
 
     site = Site(mesh, jax_mesh)
-    with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh), tracing(site):
+    devices = with_devices(jax_mesh) if site.is_typed else nullcontext()
+    with jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh), devices, tracing(site):
         platform = lowering_platform(jax_mesh)
         args, kwargs = jax.tree.unflatten(tree, avals)
         module, jaxpr, results, constants = trace_and_lower(
