@@ -23,6 +23,8 @@
 * `_internal_use_concrete_mesh`: `jax.set_mesh` is refused while jax traces.
 * `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
+* `trace_context` and its names: what jit traces a function again for, beside types. `explain_cache_misses` and
+  `log_compiles`, which are silent while a program is traced inside of a trace that was told of.
 * `_cache_miss` of jitted functions: what jit's C++ asks for a call that it has not seen. Ours is asked instead, for the
   layouts of arrays, which are in the key of that cache and not in the types that jit traces by; so a call that was seen
   before costs what jit's costs.
@@ -31,11 +33,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import copy_context
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar, copy_context
 from copy import copy
 from functools import partial
 from typing import Any
@@ -190,8 +193,9 @@ def trace_and_lower(
         the arrays and tracers that the function closes over: they are the first arguments of the module's main
         function. The jaxpr's first ones are the tracers among them.
     """
-    with config.use_simplified_jaxpr_constants(True):
-        traced = jax.jit(fun, keep_unused=True).trace(*args, **kwargs)
+    loud = _loudly(fun)
+    with config.use_simplified_jaxpr_constants(True), _in_silence():
+        traced = jax.jit(loud, keep_unused=True).trace(*args, **kwargs)
         changed = _with_jaxpr(traced, change(traced.jaxpr))
         lower = _in_a_thread(changed.lower) if _is_lowering() else changed.lower
         lowered = lower(
@@ -203,6 +207,45 @@ def trace_and_lower(
     if _has_symbolic_parts(module):
         module = _refined(module)
     return module, traced.jaxpr, traced.out_info, constants
+
+
+_explains = ContextVar("explains", default=False)
+"""Whether jax is to explain the traces inside of one that was explained already."""
+
+
+def explains_traces() -> bool:
+    """Whether jax is to say why it traces a function again."""
+    return bool(config.explain_cache_misses.value)
+
+
+@contextmanager
+def already_explained() -> Iterator[None]:
+    """Without jax's own explanation of a trace; with those of traces inside."""
+    token = _explains.set(True)
+    try:
+        with config.explain_cache_misses(False):
+            yield
+    finally:
+        _explains.reset(token)
+
+
+@contextmanager
+def _in_silence() -> Iterator[None]:
+    """Without jax's messages about traces and compilations: those of the jitted function around this speak of it."""
+    with config.explain_cache_misses(False), config.log_compiles(False):
+        yield
+
+
+def _loudly(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of which jax speaks as it does now, of what is traced inside."""
+    explains, logs = _explains.get() or config.explain_cache_misses.value, config.log_compiles.value
+
+    @functools.wraps(fun)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with config.explain_cache_misses(explains), config.log_compiles(logs):
+            return fun(*args, **kwargs)
+
+    return run
 
 
 def _with_jaxpr(traced: Any, jaxpr: Any) -> Any:
@@ -319,6 +362,21 @@ def context_mesh() -> jax.sharding.Mesh | None:
     """The mesh of `jax.set_mesh`, under a trace as well, else that of `with mesh:`; empty or None if there is none."""
     mesh = get_concrete_mesh()
     return thread_resources.env.physical_mesh if mesh is None or mesh.empty else mesh
+
+
+Settings = tuple[tuple[str, Any], ...]
+"""Settings and contexts of jax by name, with their values."""
+
+_NOT_SEEN = frozenset({"abstract_mesh_context_manager", "axis_env_state"})
+"""What a function does not see of the trace around it: inside, its own mesh is set and no axis is mapped."""
+
+
+def trace_settings() -> Settings:
+    """What a trace depends on beside types, as jit's cache of traces knows it: one with others is another trace."""
+    pairs = zip(config.trace_context_names(), config.trace_context(), strict=True)
+    # Not among jit's: a program may make keys by it.
+    own = ("jax_default_prng_impl", jax.config.jax_default_prng_impl)  # type: ignore[attr-defined]
+    return (own, *(pair for pair in pairs if pair[0] not in _NOT_SEEN))
 
 
 def with_devices(mesh: Any) -> AbstractContextManager[Any]:

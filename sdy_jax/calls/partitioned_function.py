@@ -104,9 +104,17 @@ class PartitionedFunction(Generic[P, R]):
         call = self._function.arguments(args, kwargs)
         if explicit_axes(call.mesh):
             return self.trace(*args, **kwargs).out_info
+        if (known := self._function.known(call)) is not None:
+            program = known.plan.program
+            return jax.tree.unflatten(program.out_tree, program.out_info)
         dynamic, named = jax.tree.unflatten(call.tree, [leaf.value for leaf in call.leaves])
         with jax.sharding.use_abstract_mesh(auto_mesh(call.mesh).abstract_mesh):
             return jax.eval_shape(self._function.inner(call.statics, call.mesh), *dynamic, **named)
+
+    def _cache_size(self) -> int:
+        """The number of kinds of calls that were compiled, as of a jitted function."""
+        size: int = self._called._cache_size()
+        return size
 
     def clear_cache(self) -> None:
         """Forgets plans and compiled programs."""
