@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import CALL, callee_of
-from sdy_jax.op_rules.linearity import LINEAR, Linear
 
 FUNC_EDGE = "sdy.func_data_flow_edge"
 """The op that stands for an edge between a function and its calls."""
@@ -97,22 +96,13 @@ def edges_of_calls(graph: Graph) -> Iterator[tuple[Op, DataFlowEdge]]:
 
 
 def accumulator(edge: DataFlowEdge) -> Op | None:
-    """The op that adds to a sum which a loop carries, or writes to a stack of terms, where nothing else in the loop
-    looks at it."""
+    """The op that adds to a sum which a loop carries, where nothing else in the loop looks at the sum."""
     inner = [target for target in edge.targets if target is not edge.owner]
     uses = [use for target in inner for use in target.uses]
-    if len(uses) != 1 or not (uses[0][0].name == "stablehlo.add" or _writes_terms(*uses[0])):
+    if len(uses) != 1 or uses[0][0].name != "stablehlo.add":
         return None
     added = uses[0][0].results[0]
     return uses[0][0] if len(added.uses) == 1 and added.uses[0] in edge.slots else None
-
-
-def _writes_terms(op: Op, index: int) -> bool:
-    """Whether an op writes to its first operand what the types of the program say are terms of a sum. Others' layers
-    are reduced before: devices would have to hold all of such a stack."""
-    updates = LINEAR.get(op.name, {}).get("sum") is Linear.UPDATED
-    sharding = op.results[0].sharding if updates and index == 0 else None
-    return sharding is not None and bool(sharding.unreduced_axes)
 
 
 def _loop(op: Op) -> Iterator[DataFlowEdge]:
