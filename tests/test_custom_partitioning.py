@@ -257,3 +257,29 @@ def test_shardings_of_another_tree_than_the_arguments() -> None:
     run = Case(doubled, lambda mesh, *_: (mesh, doubled, on(), (on(), on())), "i j -> i j", ()).defined()
     with pytest.raises(sdy.SdyError, match=r"argument shardings .* expected one for each leaf"):
         sdy.partition(run, in_shardings=on("x"))(X)
+
+
+@pytest.mark.parametrize("name", ["split", "whole", "composed"])
+def test_parts_of_axes_elsewhere_in_the_program(name: str) -> None:
+    case = CASES[name]
+    op = case.defined()
+    parts = '[{"x":(1)2}, {"x":(2)2}]'
+    run = sdy.partition(lambda z, *args: (op(*args), z * 2), mesh=MESH, in_shardings=(parts, *case.specs))
+    found, doubles = run(X, *case.args)
+    np.testing.assert_array_equal(found, case.fun(*case.args))
+    np.testing.assert_array_equal(doubles, X * 2)
+
+
+def test_operands_in_parts_of_axes_are_given_on_whole_ones() -> None:
+    run = sdy.partition(CASES["split"].defined(), mesh=MESH, in_shardings='[{"x":(1)2}, {"x":(2)2}]')
+    np.testing.assert_array_equal(run(X), X * 2)
+
+
+def test_a_function_that_names_an_axis_which_the_program_cuts() -> None:
+    case = CASES["product"]
+    op = case.defined()
+    run = sdy.partition(
+        lambda z, *args: (op(*args), z * 2), mesh=MESH, in_shardings=('[{"x":(1)2}, {"x":(2)2}]', *case.specs)
+    )
+    with pytest.raises(sdy.SdyError, match=r"names axes that other shardings of the program have cut, into x\.1\.2"):
+        run(X, *case.args)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.custom_ops import ASKED, PARTITIONED, CustomOp, Placed, function_of
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission.jaxpr_collectives import KINDS, sent_by_kind
+from sdy_jax.lowering.emission.jaxpr_collectives import KINDS, names_axes, sent_by_kind
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.registry import (
     Inside,
@@ -31,9 +31,8 @@ from sdy_jax.lowering.strategies.registry import (
     takes,
 )
 from sdy_jax.representation.attributes import shardings_from_attribute, shardings_to_attribute
-from sdy_jax.representation.axes import merge_neighbours
-from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.named import AnyMesh, entry_names, mesh_from_jax
+from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.named import AnyMesh, entry_names, mesh_from_jax, on_whole_axes
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh, abstract_mesh
@@ -67,22 +66,47 @@ def _emit(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     given: Sequence[TensorSharding | None] = (*local.operand_shardings, *local.result_shardings)
     if asked is not None:
         given = shardings_from_attribute(asked)
-    run = _answer(own, local.mesh, given, len(local.op.operands)).run
+    run = _answer_within(own, local, given).run
     by = f"the shardings that `{own.title}` returned. Mismatch in result shapes."
     return checked_results(local, "the function of a custom_partitioning", run, operands, by)
 
 
+def _answer_within(own: CustomOp, local: LocalOp, given: Sequence[TensorSharding | None]) -> Placed:
+    """What a function says inside of the program, whose mesh may be cut into parts of axes.
+
+    Only where it names axes does it have to know these parts, which `psum` and the like are over.
+
+    Raises:
+        ShardingError: it names an axis that the program has cut.
+    """
+    count, mesh = len(local.op.operands), RefinedMesh.of(local.mesh.mesh)
+    answer = _answer(own, mesh, given, count)
+    if mesh.axis_names == local.mesh.axis_names or not names_axes(answer.traced(_sizes(mesh))):
+        return answer
+    try:
+        return _answer(own, local.mesh, given, count)
+    except ValueError as error:
+        raise ShardingError(
+            f"{local.op.source}: `{own.title}` of a custom_partitioning names axes that other shardings of the program "
+            f"have cut, into {', '.join(local.mesh.axis_names)}; to fix: take names from the shardings that it is "
+            f"given, or split by whole axes ({error})"
+        ) from None
+
+
+def _sizes(mesh: RefinedMesh) -> dict[str, int]:
+    return dict(zip(mesh.axis_names, mesh.shape, strict=True))
+
+
 @takes(PARTITIONED)
 def _taken(op: Op, mesh: Mesh, shardings: Shardings) -> Taken:
-    own = custom_op_of(op)
-    assert own.mesh is not None
-    refined = RefinedMesh.of(mesh, [axis for s in shardings for axes in s.axes for axis in axes])
-    answer = _answer(own, refined, shardings, len(op.operands))
+    """It is asked on the user's mesh: what is split by a part of an axis is whole along that."""
+    own, refined, given = custom_op_of(op), RefinedMesh.of(mesh), tuple(map(on_whole_axes, shardings))
+    answer = _answer(own, refined, given, len(op.operands))
     specs = (*answer.operands, *answer.results)
-    found = tuple(_sharding(spec, s, refined) for spec, s in zip(specs, shardings, strict=True))
+    found = tuple(map(_sharding, specs, shardings))
     if not all(a.same_layout_as(b) for a, b in zip(found, shardings, strict=True)):
-        op.mlir.attributes[ASKED] = shardings_to_attribute(tuple(shardings), op.mlir.context)
-    return Taken(found, _sent(answer, refined.refining(own.mesh)))
+        op.mlir.attributes[ASKED] = shardings_to_attribute(given, op.mlir.context)
+    return Taken(found, _sent(answer, _sizes(refined)))
 
 
 def _answer(own: CustomOp, mesh: RefinedMesh, shardings: Sequence[TensorSharding | None], count: int) -> Placed:
@@ -92,10 +116,9 @@ def _answer(own: CustomOp, mesh: RefinedMesh, shardings: Sequence[TensorSharding
     return own.placed(mesh.refining(own.mesh), specs[:count], specs[count:])
 
 
-def _sharding(spec: PartitionSpec, before: TensorSharding, mesh: RefinedMesh) -> TensorSharding:
-    """A spec on a refined mesh as a sharding on the mesh of the program."""
-    atoms = dict(zip(mesh.axis_names, mesh.all_atoms, strict=True))
-    lists = [merge_neighbours([atoms[name] for name in entry_names(entry)], mesh.mesh) for entry in spec]
+def _sharding(spec: PartitionSpec, before: TensorSharding) -> TensorSharding:
+    """A spec in whole axes in place of a sharding."""
+    lists = [[AxisRef(str(name)) for name in entry_names(entry)] for entry in spec]
     return TensorSharding.closed(before.mesh, [*lists, *[()] * (before.rank - len(lists))])
 
 
@@ -135,7 +158,7 @@ def _sent_in_shards(own: CustomOp, rule: OpShardingRule, shards: Shards) -> Mapp
         answer = own.placed(mesh, operands, results)
         if not all(map(_is_same, (*answer.operands, *answer.results), (*operands, *results))):
             return None
-        return _sent(answer, mesh)
+        return _sent(answer, {str(name): size for name, size in mesh.shape.items()})
     except Exception:  # the user's function says by any error that it does not take them
         return None
 
@@ -154,9 +177,8 @@ def _mesh_for(shards: Shards, mesh: AnyMesh) -> tuple[AnyMesh, Sequence[tuple[st
     return RefinedMesh.of(mesh_from_jax(mesh)).refining(mesh), found
 
 
-def _sent(answer: Placed, mesh: AnyMesh) -> Mapping[str, float]:
+def _sent(answer: Placed, sizes: Mapping[str, int]) -> Mapping[str, float]:
     """The bytes that a device sends by each kind of collective in the function of an answer."""
-    sizes = {str(name): size for name, size in mesh.shape.items()}
     return sent_by_kind(answer.traced(sizes), sizes)
 
 
