@@ -21,6 +21,7 @@
 * `use_rgv3`: jax 0.12 lowers a collective's groups to axes of a mesh, which other tools and jax 0.10 do not know; its
   switch for one thread is private.
 * `_internal_use_concrete_mesh`: `jax.set_mesh` is refused while jax traces.
+* `remove_explicit_mesh_axis_names`: a `shard_map` is to be over all axes of its mesh under `vmap`, too.
 * `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
 * `trace_context` and its names: what jit traces a function again for, beside types. `explain_cache_misses` and
@@ -46,7 +47,7 @@ from typing import Any
 import jax
 from jax import export
 from jax._src import callback, checkify, config, debugging, distributed, effects
-from jax._src.core import NamedAxisEffect, jaxpr_const_args
+from jax._src.core import NamedAxisEffect, get_axis_env, jaxpr_const_args, remove_explicit_mesh_axis_names
 from jax._src.core import ShardingTypeError as ShardingTypeError
 from jax._src.custom_partitioning import custom_partitioning_p as custom_partitioning_p
 from jax._src.custom_partitioning_sharding_rule import (
@@ -384,6 +385,13 @@ def with_devices(mesh: Any) -> AbstractContextManager[Any]:
     the like, whose rules are ours, for known devices only."""
     is_known = isinstance(mesh, jax.sharding.Mesh) and get_concrete_mesh().empty
     return _internal_use_concrete_mesh(mesh) if is_known else nullcontext()
+
+
+def with_all_axes() -> AbstractContextManager[Any]:
+    """Lets `shard_map` be over all axes of a mesh, also under a `vmap` over a dimension that is split on Explicit axes:
+    jax takes these from it before it knows whether its body is along them."""
+    mapped: AbstractContextManager[Any] = remove_explicit_mesh_axis_names(get_axis_env().explicit_mesh_axis_names)
+    return mapped
 
 
 def distributed_client() -> Any:
