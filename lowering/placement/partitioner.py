@@ -396,6 +396,8 @@ class Partitioner:
             self.walked.decided[self.number[op]] = decision
         else:
             self.walked.fixed[self.number[op]] = taken.shardings
+        if decision is not None and decision.choice.gathered:
+            self.unsplit.add(op, decision)
         self._require_operands(op, taken.shardings)
         axes = sort_axes(dict.fromkeys(a for s in taken.shardings for axes in s.axes for a in axes), self.mesh)
         for kind, sent in taken.sent.items():

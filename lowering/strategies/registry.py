@@ -201,7 +201,7 @@ def taken_by(op: Op, mesh: Mesh, shardings: Sequence[TensorSharding]) -> Taken |
     return found(op, mesh, shardings) if found else None
 
 
-def names_axes(op: Op) -> bool:
+def cuts_no_axes(op: Op) -> bool:
     """Whether an op knows the axes of the mesh by their names, so that none of them may be cut."""
     return op.key in TAKEN
 
