@@ -14,15 +14,19 @@
 * `Exported._in_named_shardings` and its like: a program that is partitioned has its shardings from the partitioner.
 * `JVPTracer.primal` and its like: the layout of an array that is differentiated eagerly; a tracer hides it.
 * `custom_partitioning_p` and the conversion of its sharding rules: what a `custom_partitioning` function says is in the
-  parameters of its primitive.
+  parameters of its primitive. `parse_flatten_op_sharding`: it may return shardings of any kind.
 * The primitives of `jax.debug`, `pure_callback` and `io_callback`, whose parameters hold the Python functions, and
   their effects; `Traced._params`, the jaxpr that is lowered, to put one without ordered effects in its place, and
   `Traced._meta_tys_flat`, the shardings of arguments, which are on a mesh without devices.
 * `check_p`, `ErrorEffect` and `error_checks` of `checkify`: what a partitioned function becomes under it.
 * `use_rgv3`: jax 0.12 lowers a collective's groups to axes of a mesh, which other tools and jax 0.10 do not know; its
   switch for one thread is private.
+* `_internal_use_concrete_mesh`: `jax.set_mesh` is refused while jax traces.
+* `remove_explicit_mesh_axis_names`: a `shard_map` is to be over all axes of its mesh under `vmap`, too.
 * `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
+* `trace_context` and its names: what jit traces a function again for, beside types. `explain_cache_misses` and
+  `log_compiles`, which are silent while a program is traced inside of a trace that was told of.
 * `_cache_miss` of jitted functions: what jit's C++ asks for a call that it has not seen. Ours is asked instead, for the
   layouts of arrays, which are in the key of that cache and not in the types that jit traces by; so a call that was seen
   before costs what jit's costs.
@@ -31,11 +35,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import copy_context
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar, copy_context
 from copy import copy
 from functools import partial
 from typing import Any
@@ -43,18 +48,24 @@ from typing import Any
 import jax
 from jax import export
 from jax._src import callback, checkify, config, debugging, distributed, effects
-from jax._src.core import NamedAxisEffect, jaxpr_const_args
+from jax._src.core import NamedAxisEffect, get_axis_env, jaxpr_const_args, remove_explicit_mesh_axis_names
 from jax._src.core import ShardingTypeError as ShardingTypeError
 from jax._src.custom_partitioning import custom_partitioning_p as custom_partitioning_p
-from jax._src.custom_partitioning_sharding_rule import sdy_sharding_rule_to_mlir, str_to_sdy_sharding_rule
+from jax._src.custom_partitioning_sharding_rule import (
+    SdyShardingRule,
+    sdy_sharding_rule_to_mlir,
+    str_to_sdy_sharding_rule,
+)
 from jax._src.interpreters.mlir import refine_polymorphic_shapes
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh, thread_resources
+from jax._src.sharding_impls import _internal_use_concrete_mesh, parse_flatten_op_sharding
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.errors import SdyError
+from sdy_jax.errors import SdyError, ShardingError
 
 try:
     from jax._src import shard_alike  # type: ignore[attr-defined, unused-ignore]
@@ -138,13 +149,28 @@ def listed_replica_groups() -> AbstractContextManager[Any]:
 
 def sharding_rule_of(
     said: Any, static: Sequence[Any], mesh: Any, operands: Sequence[ir.Type], results: Sequence[ir.Type]
-) -> ir.Attribute:
+) -> ir.Attribute | None:
     """The rule of a `custom_partitioning` function for these types; it may be stated by a function of them."""
+    if said is None:
+        return None
     if callable(said):
         said = said(*static, mesh, list(operands), list(results))
-        said, options = said if isinstance(said, (list, tuple)) else (said, {})
+        said, options = said if isinstance(said, (list, tuple)) and len(said) == 2 else (said, {})
         said = str_to_sdy_sharding_rule(said, **options) if isinstance(said, str) else said
+    if not isinstance(said, SdyShardingRule):
+        raise ShardingError(
+            f"the sharding_rule of a custom_partitioning gave {said!r}; sharding_rule callable must produce either an "
+            "SdyShardingRule object or an Einsum-like notation string."
+        )
     return sdy_sharding_rule_to_mlir(said, list(operands), list(results))
+
+
+def spec_on(mesh: Any, sharding: Any, rank: int) -> PartitionSpec:
+    """The spec by which a mesh splits an array as a sharding of any kind, on any mesh of these devices, does."""
+    if isinstance(sharding, NamedSharding) and sharding.mesh.shape_tuple == mesh.shape_tuple:
+        return sharding.spec
+    (found, *_) = parse_flatten_op_sharding(sharding._to_xla_hlo_sharding(rank), mesh)
+    return PartitionSpec(*found)
 
 
 def trace_and_lower(
@@ -171,8 +197,9 @@ def trace_and_lower(
         the arrays and tracers that the function closes over: they are the first arguments of the module's main
         function. The jaxpr's first ones are the tracers among them.
     """
-    with config.use_simplified_jaxpr_constants(True):
-        traced = jax.jit(fun, keep_unused=True).trace(*args, **kwargs)
+    loud = _loudly(fun)
+    with config.use_simplified_jaxpr_constants(True), _in_silence():
+        traced = jax.jit(loud, keep_unused=True).trace(*args, **kwargs)
         changed = _to_lower(traced, change(traced.jaxpr), mesh)
         lower = _in_a_thread(changed.lower) if _is_lowering() else changed.lower
         parameters = mlir.LoweringParameters(override_lowering_rules=rules, hoist_constants_as_args=True)
@@ -188,6 +215,45 @@ def trace_and_lower(
     if _has_symbolic_parts(module):
         module = _refined(module)
     return module, traced.jaxpr, traced.out_info, constants
+
+
+_explains = ContextVar("explains", default=False)
+"""Whether jax is to explain the traces inside of one that was explained already."""
+
+
+def explains_traces() -> bool:
+    """Whether jax is to say why it traces a function again."""
+    return bool(config.explain_cache_misses.value)
+
+
+@contextmanager
+def already_explained() -> Iterator[None]:
+    """Without jax's own explanation of a trace; with those of traces inside."""
+    token = _explains.set(True)
+    try:
+        with config.explain_cache_misses(False):
+            yield
+    finally:
+        _explains.reset(token)
+
+
+@contextmanager
+def _in_silence() -> Iterator[None]:
+    """Without jax's messages about traces and compilations: those of the jitted function around this speak of it."""
+    with config.explain_cache_misses(False), config.log_compiles(False):
+        yield
+
+
+def _loudly(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of which jax speaks as it does now, of what is traced inside."""
+    explains, logs = _explains.get() or config.explain_cache_misses.value, config.log_compiles.value
+
+    @functools.wraps(fun)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with config.explain_cache_misses(explains), config.log_compiles(logs):
+            return fun(*args, **kwargs)
+
+    return run
 
 
 _CONSTANTS_ELSEWHERE = "closed over constant sharding"
@@ -221,10 +287,15 @@ def _is_lowering() -> bool:
 
 def _in_a_thread(lower: Callable[..., Any]) -> Callable[..., Any]:
     """jax lowers only where no MLIR context is current: in a thread of its own, with the settings of this one."""
-    x64, mesh = config.enable_x64.value, jax.sharding.get_abstract_mesh()
+    x64, mesh, devices = config.enable_x64.value, jax.sharding.get_abstract_mesh(), get_concrete_mesh()
 
     def lower_there(**parameters: Any) -> Any:
-        with config.use_simplified_jaxpr_constants(True), jax.enable_x64(x64), jax.sharding.use_abstract_mesh(mesh):
+        with (
+            config.use_simplified_jaxpr_constants(True),
+            jax.enable_x64(x64),
+            jax.sharding.use_abstract_mesh(mesh),
+            _internal_use_concrete_mesh(devices),
+        ):
             return lower(**parameters)
 
     def run(**parameters: Any) -> Any:
@@ -311,6 +382,35 @@ def context_mesh() -> jax.sharding.Mesh | None:
     """The mesh of `jax.set_mesh`, under a trace as well, else that of `with mesh:`; empty or None if there is none."""
     mesh = get_concrete_mesh()
     return thread_resources.env.physical_mesh if mesh is None or mesh.empty else mesh
+
+
+Settings = tuple[tuple[str, Any], ...]
+"""Settings and contexts of jax by name, with their values."""
+
+_NOT_SEEN = frozenset({"abstract_mesh_context_manager", "axis_env_state"})
+"""What a function does not see of the trace around it: inside, its own mesh is set and no axis is mapped."""
+
+
+def trace_settings() -> Settings:
+    """What a trace depends on beside types, as jit's cache of traces knows it: one with others is another trace."""
+    pairs = zip(config.trace_context_names(), config.trace_context(), strict=True)
+    # Not among jit's: a program may make keys by it.
+    own = ("jax_default_prng_impl", jax.config.jax_default_prng_impl)  # type: ignore[attr-defined]
+    return (own, *(pair for pair in pairs if pair[0] not in _NOT_SEEN))
+
+
+def with_devices(mesh: Any) -> AbstractContextManager[Any]:
+    """Lets a mesh's devices be those of the context that has none: types know no devices, and jax lowers callbacks and
+    the like, whose rules are ours, for known devices only."""
+    is_known = isinstance(mesh, jax.sharding.Mesh) and get_concrete_mesh().empty
+    return _internal_use_concrete_mesh(mesh) if is_known else nullcontext()
+
+
+def with_all_axes() -> AbstractContextManager[Any]:
+    """Lets `shard_map` be over all axes of a mesh, also under a `vmap` over a dimension that is split on Explicit axes:
+    jax takes these from it before it knows whether its body is along them."""
+    mapped: AbstractContextManager[Any] = remove_explicit_mesh_axis_names(get_axis_env().explicit_mesh_axis_names)
+    return mapped
 
 
 def distributed_client() -> Any:

@@ -388,3 +388,11 @@ def test_effects_of_libraries_stay_where_jit_does_not_compile(library):
         return x
 
     assert runs(library, partitioned(called))[1] == 8
+
+
+def test_strips_are_sent_under_vmap_where_64_bit_types_are_off():
+    """Their positions are as wide as others: jax clamps those of mapped scatters when it lowers them."""
+    x = jnp.arange(256.0).reshape(2, 8, 16)
+    for function in (lambda x: jnp.concatenate([x, x]), lambda x: jnp.pad(x, 1)):
+        found = jax.vmap(partitioned(function, P("x", "y"), PLANE))(x)
+        np.testing.assert_array_equal(found, jax.vmap(function)(x))

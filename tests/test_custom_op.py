@@ -293,11 +293,3 @@ def test_the_plan_counts_what_a_lower_fn_sends():
     counted = {kind: wire for kind, (_, wire) in plan.totals.by_kind().items()}
     row = 4 * 4
     assert counted == {"collective_permute": 2 * row, "all_reduce": 2 * 1.5 * row, "all_gather": 3 * row}, plan
-
-
-def test_a_partition_that_contradicts_its_rule():
-    op = custom_partitioning(lambda x: x * 2)
-    whole = NamedSharding(PLANE, P())
-    op.def_partition(lambda mesh, args, out: (mesh, lambda x: x * 2, whole, (whole,)), sharding_rule="i -> i")
-    with pytest.raises(ShardingError, match=r"wants result 0 in .*, its sharding_rule allows .*'x'"):
-        sdy.partition(lambda x: op(x), mesh=PLANE, in_shardings=P("x"))(normal(8))

@@ -135,3 +135,21 @@ def test_plans_on_auto_axes_know_nothing_of_types():
         on(X, "a", mesh=mesh), on(W, None, "b", mesh=mesh)
     )
     assert "derived" not in plan.mlir("traced") and "sharding" not in plan.mlir("traced").split("{\n", 2)[2]
+
+
+@pytest.mark.parametrize("layouts", ["global", "local", "propagated"])
+def test_all_results_of_a_loop_have_their_types(layouts):
+    """The gradient of a stack of layers is its second result, and unreduced, as the stack is reduced."""
+
+    def loss(layers, x):
+        return jnp.sum(lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, layers)[0] ** 2)
+
+    stack = on(np.stack([np.eye(128, dtype=np.float32) / 2] * 3))
+    layers, x = reshard(stack, NamedSharding(MESH, P(reduced={"a"}))), on(X, "a")
+    run = sdy.partition(jax.grad(loss), layouts=layouts)
+    assert not [c for c in run.plan(layers, x).collectives if c.wire_bytes]
+    slopes = run(layers, x)
+    assert str(jax.typeof(slopes)) == "float32[3,128,128]{U:a}"
+    np.testing.assert_allclose(
+        reshard(slopes, NamedSharding(MESH, P())), jax.grad(loss)(np.asarray(stack), X), rtol=1e-4, atol=1e-4
+    )

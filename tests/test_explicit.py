@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from beside_jit import Seen, assert_as_jit
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, auto_axes, explicit_axes, reshard
 from jax.sharding import PartitionSpec as P
@@ -52,17 +53,6 @@ def on(array: Any, *entries: Any, **kinds: Any) -> jax.Array:
 def typed(*xs: Any) -> tuple[str, ...]:
     """The types of arrays, as text that a function can return through its closure."""
     return tuple(str(jax.typeof(x)) for x in xs)
-
-
-class Seen:
-    """What a function saw while it was traced."""
-
-    def __init__(self) -> None:
-        self.types: list[Any] = []
-
-    def __call__(self, x: Any) -> Any:
-        self.types.append((str(jax.typeof(x)), jax.typeof(x).sharding.spec, jax.typeof(x).sharding.mesh.axis_types))
-        return x
 
 
 # Types inside.
@@ -633,27 +623,6 @@ def a_training_step_with_split_batch(jit):
     return trained(jit, {"up": (None, None), "down": (None, None)}, ("a", "b"))
 
 
-def outcome(name: str, jit: Callable[..., Any]) -> Any:
-    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=KINDS.get(name, (EXPLICIT, EXPLICIT)))
-    with jax.set_mesh(mesh):
-        try:
-            return TABLE[name](jit)
-        except Exception as error:
-            return error
-
-
-def compare(ours: Any, theirs: Any) -> None:
-    """Asserts that values, types and shardings are the same."""
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    for own, wanted in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        if not isinstance(wanted, jax.Array):
-            assert own == wanted
-            continue
-        assert str(jax.typeof(own)) == str(jax.typeof(wanted))
-        assert own.sharding == wanted.sharding
-        np.testing.assert_allclose(own, wanted, rtol=2e-5, atol=2e-5)
-
-
 def test_an_ambiguous_op_says_what_to_do(mesh):
     f = sdy.partition(jnp.matmul, mesh=mesh)
     with pytest.raises(Exception, match="Contracting dimensions are sharded") as caught:
@@ -661,20 +630,9 @@ def test_an_ambiguous_op_says_what_to_do(mesh):
     assert "auto_axes" in "".join(caught.value.__notes__)
 
 
-def summary(error: BaseException) -> str:
-    return str(error).split(".")[0].split(":")[0]
-
-
 @pytest.mark.parametrize("name", TABLE)
 def test_types_are_jits(name: str) -> None:
-    ours, theirs = outcome(name, sdy.partition), outcome(name, jax.jit)
-    if isinstance(theirs, Exception):
-        assert isinstance(ours, type(theirs)), repr(ours)
-        assert summary(ours) == summary(theirs)
-        return
-    if isinstance(ours, Exception):
-        raise ours
-    compare(ours, theirs)
+    assert_as_jit(TABLE[name], (2, 4), ("a", "b"), KINDS.get(name, (EXPLICIT, EXPLICIT)))
 
 
 # What jit has nothing like: annotations, the mesh as an option, plans.
@@ -800,3 +758,19 @@ def test_a_partitioned_function_in_another_one(mesh):
     y = outer(placed(mesh, X, "a"))
     assert seen.types[0][0] == "float32[8@b,16]" and str(jax.typeof(y)) == "float32[8,16@a]"
     np.testing.assert_allclose(y, 2 * np.sin(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("called", ["pure_callback", "inspected"])
+def test_callbacks_where_no_context_has_the_mesh(mesh, called):
+    """Types know no devices, which jax wants to know of functions that call the host."""
+    found = []
+
+    def f(x):
+        if called == "inspected":
+            jax.debug.inspect_array_sharding(x, callback=found.append)
+            return x * 2
+        return jax.pure_callback(lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct(X.shape, X.dtype), x)
+
+    x = placed(mesh, X, "a")
+    np.testing.assert_array_equal(sdy.partition(f, on_unknown="ignore")(x), 2 * X)
+    assert [s.is_equivalent_to(x.sharding, 2) for s in found] == [True] * (called == "inspected")

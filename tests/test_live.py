@@ -103,7 +103,7 @@ def test_static_arguments_and_settings_in_the_log(caplog):
         with jax.default_matmul_precision("float32"):
             step.plan(X, 3)
     again = [line.partition("planned again: ")[2] for line in caplog.messages if "again" in line]
-    assert again == ["other static arguments", "jax's settings changed"]
+    assert again == ["other static arguments", "jax_default_matmul_precision: float32 for None"]
 
 
 # show_sharding.

@@ -199,7 +199,7 @@ class _Blocks:
         if not strips.is_full:
             part = jnp.where(self._is_received(strips), part, self.cut(out, strips.starts, strips.length))
         start = single(strips.starts)
-        begin = self._entry(np.array(strips.starts)) if start is None else start
+        begin = self._entry(np.array(strips.starts)) if start is None else _index(start)
         return lax.dynamic_update_slice_in_dim(out, part, begin, self._dim)
 
     def _is_received(self, strips: Strips) -> jax.Array:
@@ -208,9 +208,15 @@ class _Blocks:
 
     def _entry(self, table: np.ndarray) -> jax.Array:
         """This device's number in a table with one per shard."""
-        if table.dtype == np.int64 and table.max() <= np.iinfo(np.int32).max:
-            table = table.astype(np.int32)
+        if table.dtype == np.int64:
+            table = table.astype(_index(table.max()).dtype)
         return lax.dynamic_index_in_dim(jnp.asarray(table), self._me, keepdims=False)
+
+
+def _index(position: int) -> np.integer[Any]:
+    """A position in the type of other indices. A Python number is wider where 64-bit types are enabled, as they are
+    here; jax would then clamp it in another type, if it is mapped over and lowered where they are not."""
+    return np.int32(position) if position <= np.iinfo(np.int32).max else np.int64(position)
 
 
 def _grown(x: jax.Array, dim: int, size: int, fill: Any) -> jax.Array:

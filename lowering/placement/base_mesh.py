@@ -18,6 +18,7 @@ from sdy_jax.ir.operations import manual_axes
 from sdy_jax.lowering.reshard.across_meshes import plan_across
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import ReshardPlan, plan_reshard
+from sdy_jax.lowering.strategies.registry import cuts_no_axes
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Axes, Mesh
@@ -34,6 +35,7 @@ class ProgramMeshes:
         self._graph = graph
         self._symbols: dict[Mesh, str] = {self.base: base_name}
         self._settled: dict[TensorSharding, TensorSharding] = {}
+        self._whole_axes = any(map(cuts_no_axes, graph.ops))
         others = [mesh for mesh in graph.meshes.values() if mesh != self.base and not mesh.is_empty]
         if any(mesh.is_maximal for mesh in others):
             self._check_single_devices()
@@ -87,7 +89,7 @@ class ProgramMeshes:
     ) -> ReshardPlan:
         """`plan_reshard` between settled shardings, also on different meshes."""
         if source.mesh == target.mesh:
-            return plan_reshard(shape, itemsize, source, target, self.base, costs)
+            return plan_reshard(shape, itemsize, source, target, self.base, costs, self._whole_axes)
         meshes = self._mesh(source.mesh), self._mesh(target.mesh)
         return plan_across(shape, itemsize, source, target, meshes, costs)
 

@@ -47,12 +47,12 @@ from sdy_jax.lowering.placement.unsplit import Unsplit
 from sdy_jax.lowering.placement.walked import LayoutPlan, Walked, WalkedEdge
 from sdy_jax.lowering.placement.written import as_written, is_reduction, is_written_collective
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.strategies.registry import is_forwarding, rejection, sent_by
+from sdy_jax.lowering.strategies.registry import Taken, is_forwarding, rejection, sent_by, taken_by
 from sdy_jax.op_rules import RuleBook, has_no_rule_silently
 from sdy_jax.op_rules.dataflow import DataFlowEdge, accumulator, is_data_flow
 from sdy_jax.propagation.edge_shardings import EdgeSharding, settle_edges, state_edges
 from sdy_jax.representation.attributes import attribute_from_text
-from sdy_jax.representation.axes import braces, overlaps, sort_and_merge
+from sdy_jax.representation.axes import braces, overlaps, sort_and_merge, sort_axes
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sdy_collectives import CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
@@ -373,20 +373,44 @@ class Partitioner:
         if decision is None:
             self._visit_unruled(op, following)
             return
+        taken = taken_by(op, self.mesh, decision.shardings)
+        if taken is not None:
+            self._visit_taken(op, decision, taken, following)
+            return
         self.walked.decided[self.number[op]] = decision
         if decision.at_rest:
             self.placement.rest(op)
             if not self._is_repeated(op, decision):
                 self._report_sent(op, decision.shardings)
             return
-        count = len(op.operands)
-        for index, sharding in enumerate(decision.shardings[:count]):
-            self.placement.require(op, index, sharding)
+        self._require_operands(op, decision.shardings)
         if self._is_repeated(op, decision):
             return
         self._report(op, decision)
         self._report_sent(op, decision.shardings)
-        for result, sharding in zip(op.results, decision.shardings[count:], strict=True):
+        self._settle_results(op, decision.shardings, following)
+
+    def _visit_taken(self, op: Op, decision: Decision | None, taken: Taken, following: Op) -> None:
+        """An op that has a say in the layouts in which it runs: where those are others, it has no choice."""
+        if decision is not None and decision.shardings == taken.shardings:
+            self.walked.decided[self.number[op]] = decision
+        else:
+            self.walked.fixed[self.number[op]] = taken.shardings
+        if decision is not None and decision.choice.gathered:
+            self.unsplit.add(op, decision)
+        self._require_operands(op, taken.shardings)
+        axes = sort_axes(dict.fromkeys(a for s in taken.shardings for axes in s.axes for a in axes), self.mesh)
+        for kind, sent in taken.sent.items():
+            moved = Moved(CollectiveSummary(kind, axes, braces(axes)), taken.shardings[-1], sent)
+            self.placement.keep_inside(op, self.report.add(moved, op.results[-1], op, op))
+        self._settle_results(op, taken.shardings, following)
+
+    def _require_operands(self, op: Op, shardings: Sequence[TensorSharding]) -> None:
+        for index, sharding in enumerate(shardings[: len(op.operands)]):
+            self.placement.require(op, index, sharding)
+
+    def _settle_results(self, op: Op, shardings: Sequence[TensorSharding], following: Op) -> None:
+        for result, sharding in zip(op.results, shardings[len(op.operands) :], strict=True):
             self.placement.settle(op, result, sharding, following)
 
     def _is_repeated(self, op: Op, decision: Decision) -> bool:
@@ -403,6 +427,11 @@ class Partitioner:
     def _visit_unruled(self, op: Op, following: Op) -> None:
         """No rule: free-standing producers take their declared sharding, everything else is computed replicated."""
         placement = self.placement
+        here = (*placement.of(op.operands), *map(placement.declared, op.results))
+        taken = taken_by(op, self.mesh, here)
+        if taken is not None:
+            self._visit_taken(op, None, taken, following)
+            return
         silent = has_no_rule_silently(op.name, op.text("call_target_name"))
         free = silent and not op.operands
         for index, value in enumerate(op.operands):

@@ -44,6 +44,10 @@ class Walked:
     arguments: list[TensorSharding] = field(default_factory=list)
     results: list[TensorSharding] = field(default_factory=list)
 
+    def shardings_of(self, number: int) -> Shardings:
+        """The layouts of an op's operands, then of its results; of one with a say in them, in either table."""
+        return self.decided[number].shardings if number in self.decided else self.fixed[number]
+
     def atoms(self, mesh: Mesh, major_parts: Mapping[str, int]) -> tuple[AxisRef, ...]:
         """The mesh axes in mesh order, cut where the walk cut them, and behind parts that have rates of their own."""
         edges = {axis.name: {1, axis.size} for axis in mesh.axes if axis.size > 1}

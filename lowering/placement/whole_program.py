@@ -130,8 +130,8 @@ def _changed(graph: Graph, chosen: Partitioner, proposed: Partitioner) -> Iterat
     """The results that one walk makes in other layouts than another."""
     yield from changed_statements(graph, chosen.walked, proposed.walked)
     for number, decision in chosen.walked.decided.items():
-        op, before = graph.ops[number], proposed.walked.decided[number]
+        op, before = graph.ops[number], proposed.walked.shardings_of(number)
         count = len(op.operands)
-        for value, new, old in zip(op.results, decision.shardings[count:], before.shardings[count:], strict=True):
+        for value, new, old in zip(op.results, decision.shardings[count:], before[count:], strict=True):
             if not new.same_layout_as(old) and value.shape:
                 yield ChangedLayout(op.name, op.mlir.location, value.dtype, value.shape, new, old)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
-from sdy_jax.errors import ShardingError
-from sdy_jax.ir.custom_ops import TARGET, CustomOp, function_of
+from sdy_jax.ir.custom_ops import TARGET
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission.jaxpr_collectives import KINDS, sent_by_kind
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.blocked_linalg import blocked
+from sdy_jax.lowering.strategies.custom_partitioned import checked_results, custom_op_of
 from sdy_jax.lowering.strategies.linalg import factorization_strategies
-from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding
 from sdy_jax.lowering.strategies.tall_qr import reflector_strategies, tall
 from sdy_jax.lowering.strategies.top_k import approximate_strategies, approximate_top_k
@@ -58,50 +53,11 @@ def _custom_call(op: Op, rule: OpShardingRule) -> list[Strategy]:
 
 @strategies(TARGET)
 def _of_custom_op(op: Op, rule: OpShardingRule) -> list[Strategy]:
-    own = _custom_op(op)
-    if own.reduction is None:
-        return [_combined_inside(own, op, rule)]
+    own = custom_op_of(op)
+    assert own.reduction is not None
     dividing = rule.reduction if own.padding is None else frozenset[int]()
     splittable = pass_through_factors(rule) | rule.reduction
     return [Strategy("custom_op", splittable, rule.reduction, own.reduction, dividing=dividing)]
-
-
-def _combined_inside(own: CustomOp, op: Op, rule: OpShardingRule) -> Strategy:
-    """The strategy of a function that gives whole results along reduction factors too, by its own collectives."""
-    factors, itemsize = frozenset(range(len(rule.factor_sizes))), op.results[0].itemsize
-
-    @cache
-    def of_all_kinds(shards: Shards) -> Mapping[str, float]:
-        sizes = {f"factor_{f}": count for f, count in enumerate(shards) if count > 1}
-        is_combined = any(shards[f] > 1 for f in rule.reduction)
-        found = _sent_on(own, rule, sizes)
-        return {KINDS[0]: math.inf} if is_combined and not found else found
-
-    def sent(kind: str, shards: Shards) -> float:
-        return of_all_kinds(shards).get(kind, 0.0) / itemsize
-
-    inside = tuple(Inside(kind, factors, len(op.operands), partial(sent, kind)) for kind in KINDS)
-    splittable = pass_through_factors(rule) | rule.reduction
-    return Strategy("custom_op", splittable, inside=inside, dividing=rule.reduction)
-
-
-def _sent_on(own: CustomOp, rule: OpShardingRule, sizes: Mapping[str, int]) -> Mapping[str, float]:
-    """The bytes that it sends by each kind of collective, split along one axis per factor; none if it cannot be."""
-    assert own.traced is not None
-    operands, results = (
-        [
-            PartitionSpec(*(tuple(f"factor_{f}" for f in dim if f"factor_{f}" in sizes) or None for dim in m))
-            for m in maps
-        ]
-        for maps in (rule.operand_mappings, rule.result_mappings)
-    )
-    jaxpr = own.traced(operands, results, sizes)
-    return {} if jaxpr is None else sent_by_kind(jaxpr, sizes)
-
-
-def _custom_op(op: Op) -> CustomOp:
-    own: CustomOp = function_of(op.text("backend_config"), op.mlir.context, op.source)
-    return own
 
 
 @emitter("stablehlo.custom_call")
@@ -114,20 +70,10 @@ def _emit_custom_call(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
 
 @emitter(TARGET)
 def _emit_custom_op(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
-    own = _custom_op(local.op)
+    own = custom_op_of(local.op)
     if own.padding is not None:
         operands = tuple(_filled(local, i, x, own.padding) for i, x in enumerate(operands))
-    run = own.run
-    if own.placed is not None:
-        run = own.placed(*(tuple(map(local.mesh.spec, s)) for s in (local.operand_shardings, local.result_shardings)))
-    results = [jnp.asarray(x) for x in run(*operands)]
-    for i, x in enumerate(results):
-        if x.shape != local.result_shape(i):
-            raise ShardingError(
-                f"{local.op.source}: custom_op `{own.title}` on blocks {', '.join(str(y.shape) for y in operands)} "
-                f"returned a block of shape {x.shape} as result {i}, expected {local.result_shape(i)} by its rule"
-            )
-    return results
+    return checked_results(local, f"custom_op `{own.title}`", own.run, operands, "its rule")
 
 
 def _filled(local: LocalOp, operand: int, x: jax.Array, value: Any) -> jax.Array:

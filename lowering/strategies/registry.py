@@ -8,6 +8,7 @@ Tables, filled by the family modules of this package:
 * `CHECKS`: op -> the reason why such an op cannot run on shards at all, if there is one.
 * `SENT`: op -> the collectives that the op is by itself, as the program's author wrote it. Those that an emitter adds
   are stated by its strategies.
+* `TAKEN`: op -> the layouts in which it runs, where it has a say of its own in them.
 * `FOLDS`: op -> how it takes over what ops beside it do, so that the two are one op on shards.
 * `WHOLE`: the ops that take whole operands by their nature: what they do, and how to give them less.
 * `PARTIAL_ACCESS`: the ops that read or write a part of their first operand at a position known at run time.
@@ -18,7 +19,7 @@ Tables, filled by the family modules of this package:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -86,6 +87,14 @@ class Sent:
     wire_bytes: float
 
 
+class Taken(NamedTuple):
+    """The layouts in which an op runs instead of those that were chosen for it, operands first, and the bytes that a
+    device sends by each kind of collective that it runs itself, over all axes that split it."""
+
+    shardings: tuple[TensorSharding, ...]
+    sent: Mapping[str, float]
+
+
 FORWARDING = frozenset(
     (
         *names("sdy", "reshard sharding_constraint propagation_barrier data_flow_edge func_data_flow_edge"),
@@ -116,12 +125,17 @@ OpCheck = Callable[[Op, Mesh], str | None]
 SentFunction = Callable[[Op, Mesh, Sequence[TensorSharding]], list[Sent]]
 """`sent(op, mesh, shardings)`, with the shardings of the operands."""
 
+TakenFunction = Callable[[Op, Mesh, Sequence[TensorSharding]], Taken]
+"""`taken(op, mesh, shardings)`, with the shardings that were chosen for operands and results; it records in the op what
+its emitter has to know of them."""
+
 CHECKS: dict[str, OpCheck] = {}
 FoldFunction = Callable[[Op], bool]
 """Edits the op in the module, as long as no result of the program changes; says whether it did."""
 
 FOLDS: dict[str, FoldFunction] = {}
 SENT: dict[str, SentFunction] = {}
+TAKEN: dict[str, TakenFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
 OPEN_PRECISION: dict[str, Callable[[Op], bool]] = {}
 REMATERIALIZABLE: set[str] = set()
@@ -176,6 +190,22 @@ def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent
     return found(op, mesh, operands) if found else []
 
 
+def takes(*names: str) -> Callable[[TakenFunction], TakenFunction]:
+    """Registers in which layouts ops of these names run."""
+    return registered(TAKEN, names, "functions say what is taken")
+
+
+def taken_by(op: Op, mesh: Mesh, shardings: Sequence[TensorSharding]) -> Taken | None:
+    """The layouts in which an op runs instead of those that were chosen for it; None for nearly all ops."""
+    found = TAKEN.get(op.key)
+    return found(op, mesh, shardings) if found else None
+
+
+def cuts_no_axes(op: Op) -> bool:
+    """Whether an op knows the axes of the mesh by their names, so that none of them may be cut."""
+    return op.key in TAKEN
+
+
 def accesses_part(*, reads: str, writes: str) -> None:
     """Registers an op whose result is a part of its first operand, and one that puts its second operand there; the
     other dimensions may be split."""
@@ -228,5 +258,7 @@ def strategies_of(op: Op, rule: OpShardingRule) -> tuple[Strategy, ...]:
 
 def _kept_whole(rule: OpShardingRule, own: OpShardingRule) -> frozenset[int]:
     """The factors of `rule` in dimensions that a rule given for the same op wants replicated."""
+    if rule.mappings == own.mappings:  # the major factors of a dimension may be split where minor ones are whole
+        return own.need_replication
     dims = ((m[d], o[d]) for m, o in zip(rule.mappings, own.mappings, strict=True) for d in range(len(m)))
     return frozenset(f for factors, given in dims if own.need_replication.intersection(given) for f in factors)

@@ -1,12 +1,13 @@
-"""`jax.experimental.custom_partitioning` functions with a sharding rule: custom ops of which devices run `lower_fn`.
+"""`jax.experimental.custom_partitioning` functions: custom ops whose `partition` says in which layouts `lower_fn` runs.
 
-Their `partition` is asked with the shardings that the plan chose by the rule, and has to take them. Along reduction
-factors a `lower_fn` gives the whole result: its own collectives combine what devices compute. Whether `partition` takes
-operands split so, and what its `lower_fn` sends, is asked beforehand, on a mesh with one axis per factor.
+It is asked with the shardings that the plan chose by the rule. What it asks for instead is obeyed by reshards around
+the op, as under `jax.jit`. Along reduction factors a `lower_fn` gives the whole result: its own collectives combine
+what devices compute.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
@@ -16,14 +17,15 @@ import jax
 from jax.extend.core import Jaxpr, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, Sharding
 
 from sdy_jax.annotate.regions import with_own_widths
 from sdy_jax.annotate.site import Site, emission, lowered_manual_axes
 from sdy_jax.errors import ShardingError
-from sdy_jax.ir.custom_ops import TARGET, CustomOp, Specs, call_function
-from sdy_jax.jax_internals import custom_partitioning_p, sharding_rule_of
+from sdy_jax.ir.custom_ops import PARTITIONED, CustomOp, Placed, Specs, call_function
+from sdy_jax.jax_internals import custom_partitioning_p, sharding_rule_of, spec_on
 from sdy_jax.representation.attributes import rule_from_attribute
+from sdy_jax.representation.named import AnyMesh, entry_names
 
 
 @emission(custom_partitioning_p)
@@ -32,7 +34,7 @@ def _emit(
     ctx: mlir.LoweringRuleContext,
     *xs: ir.Value,
     call: Any,
-    partition: Callable[..., Any],
+    partition: Callable[..., Any] | None,
     sharding_rule: Any,
     in_tree: Any,
     out_tree: Any,
@@ -40,67 +42,85 @@ def _emit(
     **_: Any,
 ) -> Sequence[ir.Value]:
     inside = jaxpr_as_fun(call)
-    if sharding_rule is None or lowered_manual_axes(ctx):
+    if partition is None or lowered_manual_axes(ctx):
         return list(mlir.lower_fun(inside)(ctx, *xs))
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in call.out_avals]
-    rule = sharding_rule_of(sharding_rule, static_args, site.jax_mesh, [x.type for x in xs], types)
-    title = getattr(partition, "__qualname__", "partition")
+    stated = sharding_rule_of(sharding_rule, static_args, site.jax_mesh, [x.type for x in xs], types)
+    question = _Question(functools.partial(partition, *static_args), call, in_tree, out_tree)
+    op = CustomOp(question.title, inside, reduction=None, placed=functools.cache(question), mesh=site.jax_mesh)
+    return call_function(PARTITIONED, op, types, xs, rule_from_attribute(stated) if stated is not None else None)
 
-    with_widths = with_own_widths(lambda lower, *args: lower(*args))
 
-    def placed(operands: Specs, results: Specs) -> Callable[..., Sequence[Any]]:
-        mesh = jax.sharding.get_abstract_mesh()
+class _Question:
+    """What a `partition` makes of the layouts of arguments and results; hashed by identity."""
 
-        def shaped(tree: Any, avals: Sequence[Any], specs: Specs) -> Any:
-            pairs = zip(avals, specs, strict=True)
-            return tree.unflatten(
-                [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, s)) for a, s in pairs]
+    def __init__(self, partition: functools.partial[Any], call: Any, in_tree: Any, out_tree: Any):
+        self._partition, self._call, self._in_tree, self._out_tree = partition, call, in_tree, out_tree
+        self.title = getattr(partition.func, "__qualname__", "partition")
+        self._with_widths = with_own_widths(lambda lower, *args: lower(*args))
+
+    def __call__(self, mesh: AnyMesh, operands: Specs, results: Specs) -> Placed:
+        args = self._in_tree.unflatten(_shapes(self._call.in_avals, operands, mesh))
+        outs = self._out_tree.unflatten(_shapes(self._call.out_avals, results, mesh))
+        lower, made, taken = self._answer(self._partition(mesh, args, outs))
+
+        def run(*blocks: Any) -> Sequence[Any]:
+            return jax.tree.leaves(self._with_widths(lower, *self._in_tree.unflatten(blocks)))
+
+        wanted = self._specs("argument", self._in_tree, taken, self._call.in_avals, mesh)
+        given = self._specs("result", self._out_tree, made, self._call.out_avals, mesh)
+        return Placed(run, wanted, given, functools.partial(_traced, run, self._call.in_avals, wanted, given))
+
+    def _answer(self, answer: Any) -> tuple[Callable[..., Any], Any, Any]:
+        if not isinstance(answer, (tuple, list)) or len(answer) != 4:
+            count = len(answer) if isinstance(answer, (tuple, list)) else "no tuple"
+            raise ShardingError(
+                f"`{self.title}` of a custom_partitioning returned {count}, expected 4 values: a mesh, a function of "
+                "blocks, the shardings of results, those of arguments"
             )
+        _, lower, results, arguments = answer
+        return lower, results, arguments
 
-        given = shaped(in_tree, call.in_avals, operands), shaped(out_tree, call.out_avals, results)
-        _, lower, *wanted = partition(*static_args, mesh, *given)
-        _check_taken(title, "result", wanted[0], results)
-        _check_taken(title, "argument", wanted[1], operands)
-        return lambda *blocks: jax.tree.leaves(with_widths(lower, *in_tree.unflatten(blocks)))
-
-    def traced(operands: Specs, results: Specs, sizes: Mapping[str, int]) -> Jaxpr | None:
-        mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-        specs, out_specs = tuple(operands), list(results)
-        run = jax.shard_map(
-            lambda *xs: placed(operands, results)(*xs), mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=False
-        )
-        pairs = zip(call.in_avals, operands, strict=True)
-        given = [jax.ShapeDtypeStruct(_padded(a.shape, spec, sizes), a.dtype) for a, spec in pairs]
+    def _specs(self, what: str, tree: Any, shardings: Any, avals: Sequence[Any], mesh: AnyMesh) -> Specs:
         try:
-            with jax.enable_x64(True):
-                jaxpr: Jaxpr = jax.make_jaxpr(run)(*given).jaxpr
-                return jaxpr
-        except Exception:  # the user's function says so by any error
-            return None
+            leaves = tree.flatten_up_to(shardings)
+        except ValueError as error:
+            raise ShardingError(
+                f"`{self.title}` of a custom_partitioning returned {what} shardings {shardings}; expected one for each "
+                f"leaf of its {what}s: {error}"
+            ) from None
+        return tuple(self._spec(f"{what} {i}", *pair, mesh) for i, pair in enumerate(zip(leaves, avals, strict=True)))
 
-    op = CustomOp(title, inside, reduction=None, placed=placed, traced=traced)
-    return call_function(TARGET, op, types, xs, rule_from_attribute(rule))
+    def _spec(self, what: str, sharding: Any, aval: Any, mesh: AnyMesh) -> PartitionSpec:
+        if not isinstance(sharding, Sharding):
+            raise ShardingError(
+                f"`{self.title}` of a custom_partitioning wants {what} in {sharding}. Custom Partitioning rules must "
+                "return Sharding; to fix: return a NamedSharding"
+            )
+        return spec_on(mesh, sharding, aval.ndim)
+
+
+def _shapes(avals: Sequence[Any], specs: Specs, mesh: AnyMesh) -> list[jax.ShapeDtypeStruct]:
+    """Global shapes with their shardings; specs have an entry per dimension, as jit's."""
+    whole = (PartitionSpec(*spec, *(None,) * (a.ndim - len(spec))) for a, spec in zip(avals, specs, strict=True))
+    shardings = (NamedSharding(mesh, spec) for spec in whole)
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s) for a, s in zip(avals, shardings, strict=True)]
+
+
+def _traced(
+    run: Callable[..., Any], avals: Sequence[Any], operands: Specs, results: Specs, sizes: Mapping[str, int]
+) -> Jaxpr:
+    """The jaxpr of what a device runs, on blocks of equal size."""
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    on_blocks = jax.shard_map(run, mesh=mesh, in_specs=operands, out_specs=list(results), check_vma=False)
+    pairs = zip(avals, operands, strict=True)
+    given = [jax.ShapeDtypeStruct(_padded(a.shape, spec, sizes), a.dtype) for a, spec in pairs]
+    with jax.enable_x64(True), jax.sharding.use_abstract_mesh(mesh):
+        jaxpr: Jaxpr = jax.make_jaxpr(on_blocks)(*given).jaxpr
+    return jaxpr
 
 
 def _padded(shape: Sequence[int], spec: PartitionSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """A shape whose dimensions divide."""
-    counts = [math.prod(sizes[name] for name in entry) for entry in _entries(spec)]
+    counts = [math.prod(sizes[name] for name in entry_names(entry)) for entry in spec]
     return tuple(-(-n // count) * count for n, count in zip_longest(shape, counts, fillvalue=1))
-
-
-def _check_taken(title: str, what: str, shardings: Any, specs: Specs) -> None:
-    """Whether `partition` returned the shardings that it was given."""
-    for i, (sharding, spec) in enumerate(zip(jax.tree.leaves(shardings), specs, strict=True)):
-        found = getattr(sharding, "spec", None)
-        if found is None or _entries(found) != _entries(spec):
-            raise ShardingError(
-                f"`{title}` of a custom_partitioning wants {what} {i} in {found or sharding}, its sharding_rule allows "
-                f"{spec}; to fix: let the rule say which factors need replication"
-            )
-
-
-def _entries(spec: PartitionSpec) -> list[tuple[str, ...]]:
-    entries = [entry if isinstance(entry, tuple) else (entry,) if entry else () for entry in spec]
-    while entries and not entries[-1]:
-        entries.pop()
-    return entries

@@ -28,7 +28,7 @@ from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
-from sdy_jax.jax_internals import named_axes, trace_and_lower
+from sdy_jax.jax_internals import named_axes, trace_and_lower, with_devices
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -153,7 +153,8 @@ def from_function(
 
     site = Site(mesh, jax_mesh)
     context = jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh) if in_context else nullcontext()
-    with context, tracing(site):
+    devices = with_devices(jax_mesh) if site.is_typed else nullcontext()
+    with context, devices, tracing(site):
         platform = lowering_platform(jax_mesh)
         shows_mesh = in_context and not site.is_typed
         args, kwargs = jax.tree.unflatten(tree, [on_mesh(x, jax_mesh) for x in avals] if shows_mesh else avals)

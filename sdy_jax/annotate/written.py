@@ -30,6 +30,7 @@ from sdy_jax.ir.operations import (
 from sdy_jax.ir.statements import WRITTEN, derive
 from sdy_jax.ir.stored_shardings import set_sharding, sharding_of
 from sdy_jax.representation.named import AnyMesh
+from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.types import explicit_axes
 
 _CONSTRAINT = "sdy.sharding_constraint"
@@ -39,7 +40,7 @@ _OPTIONAL = ("out_sharding", "sharding")
 """The parameters of equations that hold what the user stated, or None."""
 
 written_p = Primitive("sdy_written")
-"""Says of its operand that the constraint which makes it is the user's."""
+"""Says of its operands that the constraints which make them are the user's."""
 written_p.multiple_results = True
 written_p.def_abstract_eval(lambda *_: [])
 mlir.register_lowering(written_p, lambda ctx, *_: [])
@@ -97,9 +98,10 @@ def _mesh(aval: Any) -> AnyMesh:
 
 
 @emission(written_p)
-def _emit_mark(site: Site, ctx: mlir.LoweringRuleContext, x: ir.Value) -> list[Any]:
+def _emit_mark(site: Site, ctx: mlir.LoweringRuleContext, *xs: ir.Value) -> list[Any]:
     attributes = {"call_target_name": ir.StringAttr.get(_MARK), "has_side_effect": ir.BoolAttr.get(True)}
-    ir.Operation.create("stablehlo.custom_call", results=[], operands=[x], attributes=attributes)
+    for x in xs:
+        ir.Operation.create("stablehlo.custom_call", results=[], operands=[x], attributes=attributes)
     return []
 
 
@@ -133,7 +135,12 @@ def _settle(constraint: ir.Operation) -> None:
     x, sharding = constraint.operands[0], sharding_of(constraint.results[0])
     op = defining_op(x)
     is_made = op is not None and op.name not in (_CONSTRAINT, CALL)
-    if op is not None and is_made and sharding is not None and sharding.rank and sharding_of(x) is None:
+    if op is not None and is_made and sharding is not None and sharding.rank and _says_nothing(sharding_of(x)):
         set_sharding(x, sharding)
         derive(x)
     replace_op(constraint, constraint.operands)
+
+
+def _says_nothing(sharding: TensorSharding | None) -> bool:
+    """Whether a result has no sharding, or the open one that it gets with that of another result of its op."""
+    return sharding is None or sharding == TensorSharding.fully_open(sharding.mesh, sharding.rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -28,11 +28,13 @@ from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.stages import lowered_arguments
 from sdy_jax.calls.without_devices import check_has_devices, described
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
+from sdy_jax.ir.hidden_frames import caller_line
 from sdy_jax.ir.locations import short_source
-from sdy_jax.jax_internals import CACHE_MISS, context_mesh
+from sdy_jax.jax_internals import CACHE_MISS, already_explained, context_mesh, explains_traces
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.build import collection_paused
+from sdy_jax.plan.progress import LOG
 from sdy_jax.plan.warn import warn_of
 from sdy_jax.processes.comparison import are_several
 from sdy_jax.processes.lowered import ComparedLowered
@@ -43,6 +45,11 @@ from sdy_jax.runtime.boundary import check_devices, splits_by_parts
 
 _REPORTED = 4
 """How many moves of arguments are reported one by one: a model that a library has made has hundreds of leaves."""
+_MISS = """TRACING CACHE MISS at %s:
+  for %s partitioned at %s
+  all previously seen cache keys differ. For the closest previous key:
+  * %s"""
+"""As jax words it."""
 
 
 class JittedFunction:
@@ -62,7 +69,9 @@ class JittedFunction:
     def missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
         """A call that jit's C++ has not seen. Errors about arguments that jit refuses name their paths."""
         with self._paths_in_errors(args, kwargs, is_call=True):
-            found: tuple[Any, Any, bool] = getattr(self._dispatch(args, kwargs), CACHE_MISS)(*args, **kwargs)
+            jitted = self._dispatch(args, kwargs)
+            with self._explained(args, kwargs) if explains_traces() else nullcontext():
+                found: tuple[Any, Any, bool] = getattr(jitted, CACHE_MISS)(*args, **kwargs)
         return found
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
@@ -103,6 +112,14 @@ class JittedFunction:
         for jitted in self._jitted.values():
             jitted.clear_cache()
         self._jitted.clear()
+
+    def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
+        """Says, as jax would, why a function is traced again: jax knows nothing of layouts, and each has a function."""
+        why = self._function.why_again(self._function.arguments(args, kwargs))
+        if why is None:
+            return nullcontext()
+        LOG.warning(_MISS, caller_line(), self._function.name, self._function.source, why)
+        return already_explained()
 
     @contextmanager
     def _paths_in_errors(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_call: bool = False) -> Iterator[None]:

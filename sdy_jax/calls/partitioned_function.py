@@ -94,6 +94,11 @@ class PartitionedFunction(Generic[P, R]):
         have shardings, which need a plan."""
         return self._special.staged("eval_shape", self._types_of_results, args, kwargs)
 
+    def _cache_size(self) -> int:
+        """The number of kinds of calls that were compiled, as of a jitted function."""
+        size: int = self._called._cache_size()
+        return size
+
     def clear_cache(self) -> None:
         """Forgets plans and compiled programs."""
         self._function.forget()

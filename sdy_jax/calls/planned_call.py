@@ -19,7 +19,7 @@ from sdy_jax.calls.live import LiveFunction
 from sdy_jax.calls.mapped_axes import checked
 from sdy_jax.calls.program_op import PlannedProgram, as_op
 from sdy_jax.ir.graph import Graph
-from sdy_jax.jax_internals import effects_of_checks
+from sdy_jax.jax_internals import effects_of_checks, with_all_axes
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.without_axes import without_axes
@@ -183,7 +183,8 @@ class PlannedCall:
         def run(*operands: Any) -> list[Any]:
             rest = iter(operands if self._partition is not None else checked(operands, self._along, plan.name))
             values = [next(rest) if is_given else x for x, is_given in zip(fixed, is_operand, strict=True)]
-            results = boundary(function, values, program.out_info)
+            with with_all_axes():
+                results = boundary(function, values, program.out_info)
             results = with_host_results(results, program.host_results)
             return results if self._is_alone or not are_several() else compared(results, self.compare)
 

@@ -32,7 +32,7 @@ from sdy_jax.calls.without_devices import with_devices
 from sdy_jax.contracts.check import check
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir import hidden_frames
-from sdy_jax.jax_internals import ShardingTypeError, context_mesh
+from sdy_jax.jax_internals import ShardingTypeError, context_mesh, trace_settings
 from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.build import build_plan, collection_paused
 from sdy_jax.plan.calls import CallPlan
@@ -169,12 +169,24 @@ class PlannedFunction:
 
     def planned(self, arguments: Arguments) -> PlannedCall:
         """The plan of a call, made at the first one of its kind."""
-        key = (*arguments.key, _settings())
+        key = self._key(arguments)
         if key in self._calls:
             return self._calls[key]
-        if self._calls and LOG.isEnabledFor(logging.INFO):
-            LOG.info("%s is planned again: %s", self.name, changes(arguments, list(self._calls)))
+        if LOG.isEnabledFor(logging.INFO) and (why := self.why_again(arguments)) is not None:
+            LOG.info("%s is planned again: %s", self.name, why)
         return self._call_of(self._made(arguments), arguments)
+
+    def known(self, arguments: Arguments) -> PlannedCall | None:
+        """The plan of a call, if there is one."""
+        return self._calls.get(self._key(arguments))
+
+    def why_again(self, arguments: Arguments) -> str | None:
+        """What distinguishes a call from those that have a plan; None for the first one, and those that have."""
+        is_again = self._calls and self._key(arguments) not in self._calls
+        return changes(arguments, list(self._calls)) if is_again else None
+
+    def _key(self, arguments: Arguments) -> tuple[Any, ...]:
+        return (*arguments.key, trace_settings())
 
     def _call_of(self, plan: Plan, arguments: Arguments) -> PlannedCall:
         """The call that a plan is of, which is kept for calls like it."""
@@ -182,11 +194,11 @@ class PlannedFunction:
         call = PlannedCall(plan, arguments.mesh, self._of_derivatives(arguments.mesh, self.of or plan), of=self.of)
         if call.outer:  # ends with its trace
             return call
-        return self._calls.setdefault((*arguments.key, _settings()), call)  # another thread may have planned it
+        return self._calls.setdefault(self._key(arguments), call)  # another thread may have planned it
 
     def _on_best_mesh(self, arguments: Sequence[Arguments]) -> Arguments:
         """Of a call's arguments on several meshes those on the mesh with the best plan."""
-        key = (*(each.key for each in arguments), _settings())
+        key = (*(each.key for each in arguments), trace_settings())
         if key not in self._best_meshes:
             meshes = [each.mesh for each in arguments]
             number, plan = best_plan(meshes, lambda number: self._made(arguments[number]))
@@ -261,7 +273,10 @@ class PlannedFunction:
         return program
 
     def types_of_results(self, arguments: Arguments) -> Any:
-        """What the function returns, on Auto axes; nothing is planned."""
+        """What the function returns, on Auto axes; nothing is planned, and what is known is not traced again."""
+        if (known := self.known(arguments)) is not None:
+            program = known.plan.program
+            return jax.tree.unflatten(program.out_tree, program.out_info)
         fun, mesh = self.inner(arguments.statics, arguments.mesh), auto_mesh(arguments.mesh)
         types = [on_mesh(leaf.value, mesh) for leaf in arguments.leaves]
         args, kwargs = jax.tree.unflatten(arguments.tree, types)
@@ -345,17 +360,3 @@ def _is_about_the_mesh(error: ValueError) -> bool:
 
 def _plans_of(functions: Sequence[Planned]) -> tuple[CallPlan, ...]:
     return tuple([plan for function in functions for plan in function.plans])
-
-
-# The settings of jax that change what a function traces to.
-_SETTINGS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_default_prng_impl",
-    "jax_numpy_dtype_promotion",
-    "jax_threefry_partitionable",
-)
-
-
-def _settings() -> tuple[Any, ...]:
-    return tuple(getattr(jax.config, name) for name in _SETTINGS)

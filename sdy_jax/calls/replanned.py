@@ -7,6 +7,7 @@ from typing import Any
 
 from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.calls.arguments import Arguments
+from sdy_jax.jax_internals import Settings, trace_settings
 from sdy_jax.representation.type_text import array_text
 
 
@@ -17,11 +18,12 @@ def changes(arguments: Arguments, before: Iterable[tuple[Any, ...]]) -> str:
         "batch['x']: f32[32,256] for f32[64,256]"
     """
     nearest = min([list(_changes(arguments, key)) for key in before], key=len)
-    return ", ".join(nearest) or "jax's settings changed"
+    return ", ".join(nearest)
 
 
 def _changes(arguments: Arguments, key: tuple[Any, ...]) -> Iterator[str]:
-    mesh, tree, types, statics, are_typed = key[:5]
+    mesh, tree, types, statics, are_typed, settings = key
+    yield from (f"{name}: {now} for {old}" for name, now, old in _differences(trace_settings(), settings))
     if mesh != arguments.mesh:
         yield f"on {arguments.mesh} for {mesh}"
     if are_typed != arguments.are_typed:
@@ -34,6 +36,13 @@ def _changes(arguments: Arguments, key: tuple[Any, ...]) -> Iterator[str]:
     for leaf, new, old in zip(arguments.leaves, arguments.key[2], types, strict=True):
         if new != old:
             yield f"{leaf.path}: {_type(leaf, new)} for {_type(leaf, old)}"
+
+
+def _differences(now: Settings, before: Settings) -> Iterator[tuple[str, Any, Any]]:
+    """The settings of jax that changed, with both values."""
+    for (name, new), (_, old) in zip(now, before, strict=True):
+        if new != old:
+            yield name, new, old
 
 
 def _type(leaf: Leaf, type_: Sequence[Any]) -> str:

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from jax.extend.core import Jaxpr
@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.attributes import rule_to_attribute
+from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.rule import OpShardingRule
 
 TARGET = "sdy_jax.custom_op"
@@ -32,8 +33,24 @@ INSPECTED = "sdy_jax.inspected"
 AFTER = "sdy_jax.after"
 """That of a value as it is, once others are there; `lowering/strategies/after.py`."""
 
-Specs = Sequence[PartitionSpec]
-"""In axes of the mesh of the surrounding `shard_map`."""
+PARTITIONED = "sdy_jax.custom_partitioning"
+"""That of one whose function is asked in which layouts it runs."""
+
+ASKED = "sdy_jax.asked"
+"""The attribute of such an op that runs in other layouts than were chosen: those that were, with which it was asked."""
+
+Specs = tuple[PartitionSpec, ...]
+"""One for each operand, or for each result."""
+
+
+class Placed(NamedTuple):
+    """What devices run on blocks in these layouts of operands and results, in axes of the mesh that was asked for;
+    `traced`: its jaxpr, for the sizes of these axes."""
+
+    run: Callable[..., Sequence[Any]]
+    operands: Specs
+    results: Specs
+    traced: Callable[[Mapping[str, int]], Jaxpr]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -50,8 +67,8 @@ class CustomOp:
     run: Callable[..., Sequence[Any]]
     reduction: str | None = "sum"
     padding: Any | None = None
-    placed: Callable[[Specs, Specs], Callable[..., Sequence[Any]]] | None = None
-    traced: Callable[[Specs, Specs, Mapping[str, int]], Jaxpr | None] | None = None
+    placed: Callable[[AnyMesh, Specs, Specs], Placed] | None = None
+    mesh: AnyMesh | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

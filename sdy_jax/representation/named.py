@@ -57,7 +57,7 @@ def from_partition_spec(
             f"{where}: {spec} has {len(entries)} entries for a value of rank {rank}; give at most one per dimension"
         )
     unreduced = frozenset(spec.unreduced)
-    named = [str(name) for entry in entries for name in _entry_names(entry)] + sorted(map(str, unreduced))
+    named = [str(name) for entry in entries for name in entry_names(entry)] + sorted(map(str, unreduced))
     _check_names(named, mesh, f"{where}: {spec}")
     dimensions = (*map(_dimension, entries), *(CLOSED for _ in range(rank - len(entries))))
     axes = sort_axes((AxisRef(str(name)) for name in unreduced), mesh)
@@ -93,7 +93,8 @@ def on_whole_axes(sharding: TensorSharding) -> TensorSharding:
     return replace(sharding, dimensions=dimensions)
 
 
-def _entry_names(entry: Any) -> tuple[Any, ...]:
+def entry_names(entry: Any) -> tuple[Any, ...]:
+    """The axes that an entry of a spec names."""
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return tuple(entry) if isinstance(entry, tuple | list) else (entry,)
@@ -108,7 +109,7 @@ def _entry(names: list[str]) -> str | tuple[str, ...] | None:
 def _dimension(entry: Any) -> DimensionSharding:
     if entry is PartitionSpec.UNCONSTRAINED:
         return OPEN
-    return DimensionSharding(tuple(AxisRef(str(name)) for name in _entry_names(entry)))
+    return DimensionSharding(tuple(AxisRef(str(name)) for name in entry_names(entry)))
 
 
 def _check_names(names: Iterable[str], mesh: Mesh, where: str) -> None:
