@@ -30,6 +30,10 @@ ROOMS = {
         "lowering.emission lowering.strategies lowering.planning"
     ),
     "lowering.recomputation": ("representation ir op_rules lowering.reshard lowering.strategies lowering.placement"),
+    "lowering.blocking": (
+        "representation ir op_rules lowering.reshard lowering.emission lowering.strategies lowering.placement "
+        "lowering.recomputation"
+    ),
     "lowering": "",
     "passes": "errors representation ir runtime annotate op_rules propagation text",
     "partitioning": (
@@ -45,7 +49,8 @@ ROOMS = {
     "plan_html": "plan_record",
     "plan": (
         "errors representation ir runtime annotate op_rules propagation text lowering.reshard lowering.emission "
-        "lowering.planning lowering.placement lowering.recomputation passes plan_record plan_page python_source"
+        "lowering.planning lowering.placement lowering.recomputation lowering.blocking passes plan_record plan_page "
+        "python_source"
     ),
     "fixes": "errors annotate ir lowering.emission lowering.placement plan representation",
     "shard": (

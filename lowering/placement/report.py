@@ -246,6 +246,24 @@ class Recomputed(NamedTuple):
     bytes: float = 0.0
 
 
+class InParts(NamedTuple):
+    """The largest value of a group of ops that run part by part in a loop, so that no device holds all of its own: its
+    element type and its global shape, the dimension that is cut and into how many parts, the bytes that the group's
+    values would take together on a device, and the location of what makes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    dim: int
+    parts: int
+    bytes: float
+    location: ir.Location
+
+    @property
+    def source(self) -> str:
+        """The line of the user's code that makes it."""
+        return place_of(self.location).line
+
+
 @dataclass(slots=True)
 class PartitionReport:
     """What the partitioner did beside rewriting the module."""
@@ -263,8 +281,10 @@ class PartitionReport:
     """The time of collectives that the compiler hides by itself: beside that of rings and of those one trip ahead."""
     recomputed: Recomputed | None = None
     """What is computed again for the sake of memory."""
+    blocked: tuple[InParts, ...] = ()
+    """The largest value of each group of ops that run part by part for the sake of memory."""
     before: ir.Operation | None = None
-    """Where something is, the program that was partitioned, in which it is computed again."""
+    """Where something is computed again, or in parts, the program that was partitioned, in which it is."""
     _conditionals: dict[Op, int] = field(default_factory=dict)
 
     def add(

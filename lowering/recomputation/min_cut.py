@@ -85,4 +85,6 @@ class _Edges:
         whole = np.full(len(given), _INFINITE, np.int32)
         whole[finite] = np.ceil(given[finite] * min(scale, 1e300)).astype(np.int32)
         count = len(self.numbers)
-        return csr_array((whole, tuple(np.array(list(self._edges)).T)), (count, count), dtype=np.int32)
+        return csr_array(
+            (whole, tuple(np.array(list(self._edges), int).reshape(-1, 2).T)), (count, count), dtype=np.int32
+        )

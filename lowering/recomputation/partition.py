@@ -1,32 +1,23 @@
-"""Partitioning a program that may compute again what it would else hold."""
+"""The best form of a program that may compute again what it would else hold."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
-from jax.extend.mlir import ir
-
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.locations import is_computed_again
 from sdy_jax.ir.operations import copied
-from sdy_jax.lowering.placement.marks import erase_marks
-from sdy_jax.lowering.placement.partitioner import PREPARED, prepared
-from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.program_walks import ProgramWalks
-from sdy_jax.lowering.placement.report import PartitionReport, Recomputed
-from sdy_jax.lowering.placement.whole_program import finished
-from sdy_jax.lowering.placement.whole_program import partition as partition_as_written
+from sdy_jax.lowering.placement.report import InParts, Recomputed
 from sdy_jax.lowering.placement.within_memory import PRICES, Walk
 from sdy_jax.lowering.recomputation.choice import price_that_saves, recomputed
 from sdy_jax.lowering.recomputation.forward_loops import forward_loops
 from sdy_jax.lowering.recomputation.priced import Mark, priced_loops, priced_segments
 from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
-from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.op_rules import RuleBook
 
 _TRIES = 3
 """Programs that hold less and less that are planned, at most."""
@@ -41,52 +32,15 @@ _NEAR = 0.6
 """The share of what it may hold that a program may hold too much, so that it is worth to try all prices."""
 
 
-def partition(
-    module: ir.Operation,
-    mesh_name: str,
-    costs: CostModel,
-    rules: RuleBook | None = None,
-    policy: Policy = Policy(),  # noqa: B008 - immutable
-    inputs: Sequence[str] = (),
-    named: Collection[Mark] = (),
-) -> PartitionReport:
-    """As `whole_program.partition`. Where the cheapest program does not fit, values that are held between a forward and
-    a backward pass are computed again, if that costs less than to fit otherwise, or if nothing else fits; and in loops
-    where that takes less time than to hold them.
-
-    Args:
-        named: the lines and types of values that are held where anything fits by that.
-
-    Raises:
-        MemoryLimitError: no program was found that keeps within the memory that the policy states.
-    """
-    if policy.layouts != "global" or not policy.available or not policy.recompute:
-        return partition_as_written(module, mesh_name, costs, rules, policy, inputs)
-    rules = rules or RuleBook()
-    erase_marks(module)
-    walks = ProgramWalks(prepared(module, mesh_name, rules), mesh_name, costs, rules, policy, inputs)
-    program = _best(walks, named)
-    fitting = program.walks.fitting(program.found)
-    before = None if program.what is None else _stage(program.walks.graph)
-    report = finished(module, program.walks, fitting)
-    report.recomputed, report.before = program.what, before
-    return report
-
-
-def _stage(graph: Graph) -> ir.Operation:
-    """A program as it is before it is walked."""
-    module = copied(graph.module)
-    module.attributes[PREPARED] = ir.UnitAttr.get(module.context)
-    return module
-
-
 @dataclass(eq=False)
-class _Program:
-    """A program with the walks that were tried at so many prices of holding, and what it computes again."""
+class Program:
+    """A program with the walks that were tried at so many prices of holding, what it computes again, and what in
+    parts."""
 
     walks: ProgramWalks
     what: Recomputed | None = None
     prices: int = PRICES
+    blocked: tuple[InParts, ...] = ()
 
     @cached_property
     def found(self) -> list[Walk]:
@@ -123,22 +77,31 @@ class _Program:
         return (self.best.cost if self.fits else math.inf), self.best.peak.total
 
 
-def _best(walks: ProgramWalks, named: Collection[Mark]) -> _Program:
-    """The best form of a program: as it is written, or with something that is computed again. Nothing is where
-    `jax.checkpoint` says what is held."""
+def best_program(walks: ProgramWalks, named: Collection[Mark]) -> Program:
+    """The best form of a program: as it is written, or with something that is computed again, if that costs less than
+    to fit otherwise, or if nothing else fits; and in loops where that takes less time than to hold it. Nothing is where
+    `jax.checkpoint` says what is held.
+
+    Args:
+        walks: those over the program as it is written.
+        named: the lines and types of values that are held where anything fits by that.
+
+    Raises:
+        MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
+    """
     if any(is_computed_again(op.mlir.location) for op in walks.graph.ops):
-        return _Program(walks)
-    written = _Program(walks, prices=_FEW)
+        return Program(walks)
+    written = Program(walks, prices=_FEW)
     others = _quicker if walks.room.fits(written.cheapest) else _holding_less
-    best = min([written, *others(written, named)], key=_Program.rank)
+    best = min([written, *others(written, named)], key=Program.rank)
     if not best.fits:
-        best = min(best, _Program(walks), key=_Program.rank)
+        best = min(best, Program(walks), key=Program.rank)
     if best.what is not None:
         best.what = best.what._replace(bytes=written.cheapest.peak.total - best.best.peak.total)
     return best
 
 
-def _quicker(written: _Program, named: Collection[Mark]) -> Iterator[_Program]:
+def _quicker(written: Program, named: Collection[Mark]) -> Iterator[Program]:
     """One that computes again in a loop what takes longer to write in another loop, and to read."""
     price = 2 * written.walks.costs.memory
     if not price:
@@ -146,10 +109,10 @@ def _quicker(written: _Program, named: Collection[Mark]) -> Iterator[_Program]:
     copy = Graph(copied(written.walks.graph.module))
     found = recomputed(copy, list(priced_loops(forward_loops(copy), _prices(written, copy), named)), price)
     if found is not None:
-        yield _Program(written.walks.of(found[0]), found[1])
+        yield Program(written.walks.of(found[0]), found[1])
 
 
-def _holding_less(written: _Program, named: Collection[Mark]) -> Iterator[_Program]:
+def _holding_less(written: Program, named: Collection[Mark]) -> Iterator[Program]:
     """Programs that hold less of what is needed later; the last one fits, if there is such."""
     for kept in dict.fromkeys((frozenset(named), frozenset[Mark]())):
         for less in chain(_holding_less_and_less(written, kept), _of_little(written, kept)):
@@ -158,7 +121,7 @@ def _holding_less(written: _Program, named: Collection[Mark]) -> Iterator[_Progr
                 return
 
 
-def _holding_less_and_less(written: _Program, kept: Collection[Mark]) -> Iterator[_Program]:
+def _holding_less_and_less(written: Program, kept: Collection[Mark]) -> Iterator[Program]:
     """Programs that hold as much less as the one before did hold too much, and in the end as little as they can."""
     saving, before = written.too_much, Recomputed()
     for number in range(_TRIES):
@@ -171,7 +134,7 @@ def _holding_less_and_less(written: _Program, kept: Collection[Mark]) -> Iterato
         saving = before.bytes + _MORE * less.too_much
 
 
-def _of_little(written: _Program, kept: Collection[Mark]) -> Iterator[_Program]:
+def _of_little(written: Program, kept: Collection[Mark]) -> Iterator[Program]:
     """One that makes parts of others that it makes again, instead of holding what passes between them."""
     found = _again(written, kept, written.too_much, in_parts=False)
     if found is not None:
@@ -179,7 +142,7 @@ def _of_little(written: _Program, kept: Collection[Mark]) -> Iterator[_Program]:
 
 
 def _again(
-    written: _Program, kept: Collection[Mark], saving: float, in_parts: bool = True
+    written: Program, kept: Collection[Mark], saving: float, in_parts: bool = True
 ) -> tuple[Graph, Recomputed] | None:
     """The program with something that is computed again to save so many bytes; None where nothing can be saved."""
     copy = Graph(copied(written.walks.graph.module))
@@ -187,12 +150,12 @@ def _again(
     return recomputed(copy, segments, price_that_saves(segments, saving))
 
 
-def _prices(written: _Program, copy: Graph) -> WalkPrices:
+def _prices(written: Program, copy: Graph) -> WalkPrices:
     return WalkPrices(copy, written.least, written.walks.policy.compiler.products_fuse)
 
 
-def _searched(walks: ProgramWalks, what: Recomputed) -> _Program:
+def _searched(walks: ProgramWalks, what: Recomputed) -> Program:
     """A program, with walks at all prices where few of them nearly have it fit."""
-    quick = _Program(walks, what, _FEW)
+    quick = Program(walks, what, _FEW)
     is_near = quick.too_much <= _NEAR * walks.limit
-    return _Program(walks, what) if is_near and not quick.fits else quick
+    return Program(walks, what) if is_near and not quick.fits else quick

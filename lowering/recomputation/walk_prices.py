@@ -43,7 +43,11 @@ class WalkPrices:
 
     def bytes_of(self, value: Value) -> float:
         """The bytes of a value on a device, in the layout in which it is made."""
-        return self._bytes(value, self._layouts.get(value))
+        return self._bytes(value, self.layout_of(value))
+
+    def layout_of(self, value: Value) -> TensorSharding | None:
+        """The layout in which a value is made; that which is stored, where the walk says nothing."""
+        return self._layouts.get(value, value.sharding)
 
     @property
     def peak(self) -> Op:

@@ -21,6 +21,7 @@ from . import (  # noqa: F401
     reduction,
     reshape,
     rolling,
+    rounded,
     scatter,
     shape,
     slicing,

@@ -15,11 +15,19 @@ from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
 from sdy_jax.lowering.emission.rings import Gathered, Numbers, Product
 from sdy_jax.lowering.strategies.matrices import Precisions, multiplied
 from sdy_jax.lowering.strategies.monoids import sum_kind
-from sdy_jax.lowering.strategies.registry import Strategy, open_precision, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import (
+    Strategy,
+    open_precision,
+    pass_through_factors,
+    runs_part_by_part,
+    strategies,
+)
 from sdy_jax.lowering.strategies.shards import mask_padding
 from sdy_jax.op_rules.op_attributes import dot_dimension_numbers
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sdy_collectives import RING
+
+runs_part_by_part("stablehlo.dot", "stablehlo.dot_general")
 
 
 @strategies("stablehlo.dot", "stablehlo.dot_general")

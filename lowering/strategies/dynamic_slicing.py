@@ -15,9 +15,18 @@ from jax import lax
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
-from sdy_jax.lowering.strategies.registry import Strategy, accesses_part, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import (
+    Strategy,
+    accesses_part,
+    pass_through_factors,
+    runs_part_by_part,
+    strategies,
+)
 from sdy_jax.lowering.strategies.shards import clamped, offset, resized_factors
 from sdy_jax.representation.rule import OpShardingRule
+
+runs_part_by_part("stablehlo.dynamic_update_slice")
+runs_part_by_part("stablehlo.dynamic_slice", sizes="slice_sizes")
 
 accesses_part(reads="stablehlo.dynamic_slice", writes="stablehlo.dynamic_update_slice")
 

@@ -9,7 +9,10 @@ from jax import lax
 
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
+from sdy_jax.lowering.strategies.registry import runs_part_by_part
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE, NUMBERS
+
+runs_part_by_part(*ELEMENTWISE)
 
 
 @emitter(*(name for name, known in ELEMENTWISE.items() if known.lax))

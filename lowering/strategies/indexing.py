@@ -19,10 +19,12 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
-from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, runs_part_by_part, strategies
 from sdy_jax.lowering.strategies.shards import clamped, factors_of_dims, offset
 from sdy_jax.op_rules.op_attributes import GatherDimensionNumbers, gather_dimension_numbers
 from sdy_jax.representation.rule import OpShardingRule
+
+runs_part_by_part("stablehlo.gather", sizes="slice_sizes")
 
 
 @strategies("stablehlo.gather")

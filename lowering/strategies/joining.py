@@ -12,10 +12,19 @@ from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.redistribute import redistribute
 from sdy_jax.lowering.emission.wants import concatenate_plan
-from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import (
+    Inside,
+    Shards,
+    Strategy,
+    pass_through_factors,
+    runs_part_by_part,
+    strategies,
+)
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
+
+runs_part_by_part("stablehlo.concatenate")
 
 
 def _sizes(op: Op, dim: int) -> tuple[int, ...]:

@@ -18,11 +18,13 @@ from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.monoids import identity, is_identity, known_scalar, reduction_kind
-from sdy_jax.lowering.strategies.registry import Inside, Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import Inside, Strategy, pass_through_factors, runs_part_by_part, strategies
 from sdy_jax.lowering.strategies.shards import has_padding, is_leader, mask_padding
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.runtime.apart import apart
+
+runs_part_by_part("stablehlo.reduce")
 
 _LAX: dict[str, Callable[..., jax.Array]] = {
     "sum": lax.reduce_sum,

@@ -11,6 +11,9 @@ Tables, filled by the family modules of this package:
 * `TAKEN`: op -> the layouts in which it runs, where it has a say of its own in them.
 * `FOLDS`: op -> how it takes over what ops beside it do, so that the two are one op on shards.
 * `WHOLE`: the ops that take whole operands by their nature: what they do, and how to give them less.
+* `PART_BY_PART`: the ops that make a part of their results along a pass-through factor as they are, of parts of their
+  operands, wherever in the whole these are; each with the attribute, if any, that lists sizes of parts of the first
+  operand per dimension.
 * `PARTIAL_ACCESS`: the ops that read or write a part of their first operand at a position known at run time.
 * `OPEN_PRECISION`: op -> whether it leaves open to which precision its operands are rounded.
 * `REMATERIALIZABLE`: the ops whose result is larger than their operands, so that running them again may be cheaper
@@ -139,6 +142,7 @@ TAKEN: dict[str, TakenFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
 OPEN_PRECISION: dict[str, Callable[[Op], bool]] = {}
 REMATERIALIZABLE: set[str] = set()
+PART_BY_PART: dict[str, str] = {}
 PARTIAL_ACCESS: dict[str, str] = {}
 
 
@@ -210,6 +214,11 @@ def accesses_part(*, reads: str, writes: str) -> None:
     """Registers an op whose result is a part of its first operand, and one that puts its second operand there; the
     other dimensions may be split."""
     PARTIAL_ACCESS.update({reads: "read", writes: "write"})
+
+
+def runs_part_by_part(*names: str, sizes: str = "") -> None:
+    """Registers ops that run on parts as on the whole; `sizes`: the attribute that lists sizes of the first operand."""
+    PART_BY_PART.update(dict.fromkeys(names, sizes))
 
 
 def rematerializable(*names: str) -> None:

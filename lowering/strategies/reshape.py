@@ -26,10 +26,19 @@ from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.redistribute import redistribute
 from sdy_jax.lowering.emission.wants import Level, reshape_plan
 from sdy_jax.lowering.reshard.strips import block_length
-from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import (
+    Inside,
+    Shards,
+    Strategy,
+    pass_through_factors,
+    runs_part_by_part,
+    strategies,
+)
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import Axes, axes_size
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
+
+runs_part_by_part("stablehlo.reshape")
 
 _MOST_STRIPS = 16
 """The longest list of ranges that a shard may hold, or want: of more, an all_to_all to another dimension sends as much

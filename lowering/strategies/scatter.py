@@ -23,11 +23,13 @@ from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.indexing import component, padded, with_components
 from sdy_jax.lowering.strategies.monoids import identity, reduction_kind, returns_new
-from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, runs_part_by_part, strategies
 from sdy_jax.lowering.strategies.shards import factors_of_dims, has_padding, is_leader, offset
 from sdy_jax.op_rules.op_attributes import ScatterDimensionNumbers, scatter_dimension_numbers
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
+
+runs_part_by_part("stablehlo.scatter")
 
 
 @strategies("stablehlo.scatter")

@@ -8,8 +8,16 @@ from jax import lax
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
-from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, rematerializable, strategies
+from sdy_jax.lowering.strategies.registry import (
+    Strategy,
+    pass_through_factors,
+    rematerializable,
+    runs_part_by_part,
+    strategies,
+)
 from sdy_jax.representation.rule import OpShardingRule
+
+runs_part_by_part("stablehlo.broadcast_in_dim", "stablehlo.transpose")
 
 rematerializable("stablehlo.broadcast_in_dim", "stablehlo.transpose", "stablehlo.reshape")
 

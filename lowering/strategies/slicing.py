@@ -21,10 +21,20 @@ from sdy_jax.lowering.emission.redistribute import fetch, redistribute, reversed
 from sdy_jax.lowering.emission.wants import Reads, Slice, Window, reverse_plan, slice_plan, window_reads
 from sdy_jax.lowering.reshard.strips import StripPlan
 from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
-from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
+from sdy_jax.lowering.strategies.registry import (
+    Inside,
+    Shards,
+    Strategy,
+    pass_through_factors,
+    runs_part_by_part,
+    strategies,
+)
 from sdy_jax.lowering.strategies.shards import block_shape, factors_of_dims, resized_factors
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
+
+runs_part_by_part("stablehlo.pad")
+runs_part_by_part("stablehlo.slice", sizes="limit_indices")
 
 PlanOf = Callable[[int, int], StripPlan]
 """The strips that move along a dimension, given as its index, in some number of shards."""

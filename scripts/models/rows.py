@@ -119,6 +119,8 @@ def _rows() -> Iterator[Row]:
     yield from _on(
         "experts-128-small", SMALL_EXPERTS, 1, ((V5E_256, mixed, EXPERTS), (H100_64, {"fsdp": 8, "expert": 8}, EXPERTS))
     )
+    axes = {"fsdp": 64}
+    yield Row("llama-8b-32k fsdp=64 v5e:8x8", LLAMA_8B, _trained(64, 32768), V5E_64, axes, FSDP)  # scores of 64 GiB
     long = partial(prefilled, batch=1, sequence=32768)
     yield Row("prefill-32k seq=16,model=16 v5e:16x16", LLAMA_8B, long, V5E_256, {"seq": 16, "model": 16}, SEQUENCE)
     yield Row("prefill-32k seq=8 h100:1x1x8", LLAMA_8B, long, H100_8, {"seq": 8}, {"seq": "seq", "cache": "seq"})

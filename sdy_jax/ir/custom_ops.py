@@ -33,6 +33,10 @@ INSPECTED = "sdy_jax.inspected"
 AFTER = "sdy_jax.after"
 """That of a value as it is, once others are there; `lowering/strategies/after.py`."""
 
+ROUNDED = "sdy_jax.rounded"
+"""That of a sum in another type; partial ones are rounded one by one, as a product in that type rounds them;
+`lowering/strategies/rounded.py`."""
+
 PARTITIONED = "sdy_jax.custom_partitioning"
 """That of one whose function is asked in which layouts it runs."""
 

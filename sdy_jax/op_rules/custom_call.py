@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
-from sdy_jax.ir.custom_ops import AFTER, CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED
+from sdy_jax.ir.custom_ops import AFTER, CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED, ROUNDED
 from sdy_jax.ir.graph import Op
 from sdy_jax.op_rules.builder import NEED_REPLICATION, PASS_THROUGH, RuleBuilder, result_shape, shape_of
 from sdy_jax.op_rules.linalg import householder_product, library_call, qr, with_batch
+from sdy_jax.op_rules.linearity import Linear, passes_unreduced
 from sdy_jax.op_rules.registry import rule
 from sdy_jax.op_rules.slicing import PIECES, ROLL, changed_sizes_blocked, pieces, roll
 from sdy_jax.representation.rule import FactorType, OpShardingRule
@@ -90,6 +91,7 @@ TARGETS: dict[str, Callable[[Op], OpShardingRule]] = {
     CALLBACK_ON_BLOCKS: partial(_apart, kind=PASS_THROUGH),
     INSPECTED: partial(_apart, kind=PASS_THROUGH),
     AFTER: _elementwise,
+    ROUNDED: _elementwise,
     PIECES: pieces,
     ROLL: roll,
     "mhlo.topk": changed_sizes_blocked,
@@ -109,3 +111,6 @@ def custom_call(op: Op, conservative: bool) -> OpShardingRule | None:
 def custom_call_of_libraries(op: Op, conservative: bool) -> OpShardingRule | None:
     """By target, too: the functions of linear algebra libraries, for which Shardy has no rules."""
     return custom_call(op, conservative) or library_call(op)
+
+
+passes_unreduced(ROUNDED, {"sum": Linear.DATA})

@@ -18,12 +18,12 @@ from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import copied, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
+from sdy_jax.lowering.blocking.partition import partition
 from sdy_jax.lowering.placement.free_border import FreeBorder
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Note
 from sdy_jax.lowering.placement.uneven import uneven
 from sdy_jax.lowering.placement.whole_program import best_border
-from sdy_jax.lowering.recomputation.partition import partition
 from sdy_jax.lowering.recomputation.priced import Mark
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.op_rules import RuleBook
@@ -126,8 +126,9 @@ class _Making:
         named = frozenset[Mark]().union(*checkpoint_names(program.jaxpr).values())
         report = partition(module, program.mesh_name, self.costs, rules, self.policy, inputs, named)
         if report.before is not None:
-            dump("recomputed", report.before)
-            stages["recomputed"] = report.before
+            stage = "blocked" if report.blocked else "recomputed"
+            dump(stage, report.before)
+            stages[stage] = report.before
         dump("partitioned", module)
         stages["partitioned"] = module
 
@@ -150,6 +151,7 @@ class _Making:
             work_cost=report.work,
             hidden_by_work=report.hidden,
             recomputed=report.recomputed,
+            blocked=report.blocked,
             planner=self.again,
         )
 

@@ -13,7 +13,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.report import CollectiveRecord, LayoutChoice, Note, Recomputed
+from sdy_jax.lowering.placement.report import CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.plan.automatic_layouts import AutomaticLayouts
 from sdy_jax.plan.border_moves import BorderMove
@@ -50,6 +50,7 @@ class PlanFacts(Printed):
         planned_with: the costs and decisions that the plan was made with; None of a program on local arrays.
         work_cost: the time of one device's own work, by the cost model.
         recomputed: what is computed again so that it need not be held between a forward and a backward pass.
+        blocked: the values that are made part by part, so that no device holds all of its own.
         hidden_by_work: the time of collectives that the compiler hides by itself, by the cost model.
         planner: makes the plan of another traced program of the same function, under a policy.
         resized: traces the function anew, all sizes of arguments that are the first number being the second.
@@ -75,6 +76,7 @@ class PlanFacts(Printed):
     work_cost: float = 0.0
     hidden_by_work: float = 0.0
     recomputed: Recomputed | None = None
+    blocked: tuple[InParts, ...] = ()
     planner: Callable[[Program, Policy], Plan] | None = None
     resized: Callable[[int, int], Program] | None = None
     device_kind: str = ""
@@ -130,8 +132,8 @@ class PlanFacts(Printed):
         return self.planner(program, policy or self.policy)
 
     def mlir(self, stage: str = "partitioned") -> str:
-        """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"; and "recomputed", where
-        something is computed again for the sake of memory."""
+        """The module's text after a stage: "traced", "imported", "propagated" or "partitioned"; and "recomputed" or
+        "blocked", where something is computed again, or part by part, for the sake of memory."""
         if stage not in self.stages:
             raise SdyError(f"no stage {stage!r}; the stages are {', '.join(self.stages)}")
         return str(self.stages[stage])

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.locations import short_source
-from sdy_jax.lowering.placement.report import CollectiveRecord, Note, NotHeld
+from sdy_jax.lowering.placement.report import CollectiveRecord, InParts, Note, NotHeld
 from sdy_jax.plan.checkpoint_names import checkpoint_names
 from sdy_jax.plan.facts import PlanFacts
 from sdy_jax.plan.layout_reason import LayoutReason
@@ -60,7 +60,8 @@ class Questions(PlanFacts):
                 return Why((), (), notes=notes)
             raise
         instead, again = tuple(self._chosen_instead(value, why)), tuple(self._computed_again(value))
-        return replace(why, instead=instead, notes=notes, again=again)
+        blocked = tuple(self._in_parts(value))
+        return replace(why, instead=instead, notes=notes, again=again, blocked=blocked)
 
     @cached_property
     def bound(self) -> float | None:
@@ -135,18 +136,29 @@ class Questions(PlanFacts):
     def _layout_reasons(self) -> LayoutReasons:
         assert self.layouts is not None and self.planned_with is not None
         traced = self.program.with_module(self.stages["traced"])
-        planned = self.stages.get("recomputed", self.stages["propagated"])
+        planned = next(self.stages[name] for name in ("blocked", "recomputed", "propagated") if name in self.stages)
         return LayoutReasons(planned, traced, self.source, self.layouts, self.planned_with)
 
     def _computed_again(self, value: str) -> Iterator[NotHeld]:
         """Those of the values that were asked for that are computed again for the sake of memory."""
         gone = self.recomputed.values if self.recomputed is not None else ()
-        naming = self.explanation.naming
-        asked = set(map(naming.made_at, naming.find(value))) if gone else set()
+        asked = self._asked(value) if gone else set()
         for each in gone:
             shapes = each.shape, each.shape[1:]  # a stack has an entry per trip
             if any((each.source, type_text(each.dtype, shape, None)) in asked for shape in shapes):
                 yield each
+
+    def _in_parts(self, value: str) -> Iterator[InParts]:
+        """Those of the values that were asked for that are computed part by part."""
+        asked = self._asked(value) if self.blocked else set()
+        for each in self.blocked:
+            if (each.source, type_text(each.dtype, each.shape, None)) in asked:
+                yield each
+
+    def _asked(self, value: str) -> set[tuple[str, str]]:
+        """The lines and types of the values that were asked for."""
+        naming = self.explanation.naming
+        return set(map(naming.made_at, naming.find(value)))
 
     def _chosen_instead(self, value: str, why: Why) -> Iterator[LayoutReason]:
         """Why values that were asked for have other layouts than propagation says."""

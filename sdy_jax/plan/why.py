@@ -16,7 +16,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.lowering.placement.report import Note, NotHeld
+from sdy_jax.lowering.placement.report import InParts, Note, NotHeld
 from sdy_jax.plan.annotation_origins import Annotations
 from sdy_jax.plan.checkpoint_names import Marks
 from sdy_jax.plan.derived_types import Derivation, DerivedTypes
@@ -85,7 +85,8 @@ class Why:
     `types` has the values asked for, with their types; `chains` one chain per axis of each. `instead` says which of
     them have another layout than propagation gave them, and what that saves and costs. `notes` are the plan's on these
     values, or on the line asked for: which ops gather them, and what that sends. `again`: those of them that are
-    computed again, so that they need not be held between a forward and a backward pass.
+    computed again, so that they need not be held between a forward and a backward pass; `blocked`: those that are
+    computed part by part.
     """
 
     types: tuple[tuple[str, str], ...]
@@ -93,13 +94,14 @@ class Why:
     instead: tuple[LayoutReason, ...] = ()
     notes: tuple[Note, ...] = ()
     again: tuple[NotHeld, ...] = ()
+    blocked: tuple[InParts, ...] = ()
 
     def __iter__(self) -> Iterator[Link]:
         return (link for chain in self.chains for link in chain.links)
 
     def __str__(self) -> str:
         texts = [*(self._value(value, type_) for value, type_ in self.types), *map(str, self.instead)]
-        return "\n\n".join([*texts, *_computed_again(self.again), *map(str, self.notes)])
+        return "\n\n".join([*texts, *_computed_again(self.again), *map(_in_parts, self.blocked), *map(str, self.notes)])
 
     def _value(self, value: str, type_: str) -> str:
         chains = [chain for chain in self.chains if (chain.value, chain.type) == (value, type_)]
@@ -116,6 +118,14 @@ def _computed_again(values: Sequence[NotHeld]) -> Iterator[str]:
     for type_, found in sizes.items():
         count, less = count_text(len(found)), bytes_text(sum(found))
         yield f"{type_}{count}: not held for the backward pass, but computed again; {less} less on a device"
+
+
+def _in_parts(value: InParts) -> str:
+    held, type_ = bytes_text(value.bytes), type_text(value.dtype, value.shape, None)
+    return (
+        f"{type_}: computed in a loop over {value.parts} parts of dimension {value.dim}, with what is connected "
+        f"with it; all parts would take {held} on a device"
+    )
 
 
 def _indented(text: str) -> str:

@@ -55,7 +55,9 @@ def why_collective(plan: Questions, asked: CollectiveRecord | RecordedCollective
         raise SdyError(f"no collective is called {asked!r}; {there}")
     reasons = dict.fromkeys(_reason(record, each) for each in found)
     about = _about(plan, found)
-    return WhyCollective(about.types, about.chains, about.instead, about.notes, about.again, tuple(reasons))
+    return WhyCollective(
+        about.types, about.chains, about.instead, about.notes, about.again, about.blocked, tuple(reasons)
+    )
 
 
 def _found(

@@ -65,6 +65,7 @@ class _Columns:
             "notes": [_note(each) for each in (*record.dear, *record.notes)],
             "padding": [[each.type, each.line, each.bytes] for each in record.padding],
             "recomputed": _recomputed(record.recomputed) if record.recomputed is not None else None,
+            "blocked": [[each.type, each.line, each.dim, each.parts, each.bytes] for each in record.blocked],
             "layouts": [record.layouts.sent, record.layouts.proposed_sent] if record.layouts is not None else None,
             "steps": self._steps(record.propagation) if record.propagation is not None else None,
         }

@@ -126,6 +126,15 @@ def recomputed_section(record: PlanRecord) -> Section:
     return Section(title, rows, {2}, 1.0)
 
 
+def blocked_section(record: PlanRecord) -> Section:
+    """The largest values of what is computed part by part, those of one kind and line together."""
+    found = (
+        (f"{each.type}  {each.parts} parts of dimension {each.dim}", each.line, each.bytes) for each in record.blocked
+    )
+    rows = [(what, f"{bytes_text(size)} whole", line) for what, line, size in _summed(found)]
+    return Section("computed part by part (bytes per device)", rows, {1}, 1.0) if rows else _NONE
+
+
 def padding_section(record: PlanRecord) -> Section:
     """The largest padded values, one line for those of one type and line of the source."""
     sums = _summed((value.type, value.line, value.bytes) for value in record.padding)

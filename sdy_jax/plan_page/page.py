@@ -9,6 +9,7 @@ from sdy_jax.plan_page.collectives import collective_section
 from sdy_jax.plan_page.costs import device_section, most_section
 from sdy_jax.plan_page.findings import (
     automatic_sections,
+    blocked_section,
     layouts_section,
     meshes_section,
     moves_section,
@@ -42,6 +43,7 @@ def page_of(record: PlanRecord, fixes: Sequence[str] = ()) -> str:
         collective_section(record),
         layouts_section(record),
         recomputed_section(record),
+        blocked_section(record),
         padding_section(record),
         repeated_section(record),
         notes_section(record),

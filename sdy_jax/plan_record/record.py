@@ -158,6 +158,18 @@ class RecordedRecomputed:
     bytes: float
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedInParts:
+    """The largest value of a group of ops that run part by part, the line that makes it, the dimension that is cut and
+    into how many parts, and the bytes that the group's values would take together on a device."""
+
+    type: str
+    line: str
+    dim: int
+    parts: int
+    bytes: float
+
+
 @dataclass(frozen=True)
 class PlanRecord(Printed):
     """A plan.
@@ -181,6 +193,7 @@ class PlanRecord(Printed):
         flops, repeated_flops: that a device performs per call.
         fingerprint: of the ordered collectives.
         recomputed: what is computed again for the sake of memory, if anything is.
+        blocked: what is computed part by part for the sake of memory.
         propagation: its steps, where they were asked for: `Plan.record(steps=True)`.
         meshes: of several that were given, all, with what plans on them take.
     """
@@ -214,6 +227,7 @@ class PlanRecord(Printed):
     recomputed: RecordedRecomputed | None = None
     propagation: RecordedPropagation | None = None
     meshes: tuple[RecordedComparedMesh, ...] = ()
+    blocked: tuple[RecordedInParts, ...] = ()
 
     @cached_property
     def value_of(self) -> dict[str, RecordedValue]:

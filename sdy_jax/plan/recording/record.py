@@ -14,7 +14,7 @@ from sdy_jax.ir.graph import Op, itemsize
 from sdy_jax.ir.locations import short_source
 from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, Note, Recomputed
+from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
 from sdy_jax.plan.border_specs import pasted
 from sdy_jax.plan.layout_reasons import RESULTS
 from sdy_jax.plan.proposal import input_names
@@ -34,6 +34,7 @@ from sdy_jax.plan_record.record import (
     RecordedAutomatic,
     RecordedChange,
     RecordedComparedMesh,
+    RecordedInParts,
     RecordedLayouts,
     RecordedMeasured,
     RecordedNote,
@@ -88,6 +89,7 @@ def record_of(plan: Plan) -> PlanRecord:
         fingerprint=plan.fingerprint(),
         recomputed=_recomputed(plan.recomputed) if plan.recomputed is not None else None,
         meshes=tuple(_meshes(plan)),
+        blocked=tuple(map(_in_parts, plan.blocked)),
     )
 
 
@@ -124,6 +126,11 @@ def _recomputed(found: Recomputed) -> RecordedRecomputed:
     )
     ops = (RecordedAgain(each.op.rpartition(".")[2], short_source(each.source), each.operations) for each in found.ops)
     return RecordedRecomputed(tuple(values), tuple(ops), found.bytes)
+
+
+def _in_parts(found: InParts) -> RecordedInParts:
+    type_ = type_text(found.dtype, found.shape, None)
+    return RecordedInParts(type_, short_source(found.source), found.dim, found.parts, found.bytes)
 
 
 def _own_version() -> str:

@@ -128,7 +128,7 @@ function showChanges(view) {
 }
 
 function showNotes(view) {
-  const { notes, annotations, padding, recomputed } = app.plan.data;
+  const { notes, annotations, padding, recomputed, blocked } = app.plan.data;
   const [gone, again] = recomputed || [[], []];
   const said = annotations.map(([kind, text, type, place]) => ({ line: app.plan.placeOf(place).line, what: `${kind} ${text}`, rest: type }));
   const section = (title, items) => (items.length ? el("section", {}, el("h3", {}, `${title} (${items.length})`), el("ul", { class: "notes" }, items)) : null);
@@ -138,6 +138,7 @@ function showNotes(view) {
     section("Annotations in the function", said.map(({ line, what, rest }) => note(line, what, rest))),
     section("Computed again instead of being held", gone.map(([type, line, bytes]) => note(line, type, `${bytesText(bytes)} on a device`))),
     section("Runs again for that", again.map(([op, line, flops]) => note(line, op, `${flopsText(flops)} on a device`))),
+    section("Computed part by part", blocked.map(([type, line, dim, parts, bytes]) => note(line, type, `${parts} parts of dimension ${dim}, ${bytesText(bytes)} on a device together`))),
     section("Padding", padding.map(([type, line, bytes]) => note(line, type, `${bytesText(bytes)} of padding on a device`))),
   ].filter(Boolean);
   view.replaceChildren(el("div", { class: "pages" }, parts.length ? parts : el("p", { class: "quiet empty" }, "Nothing to note: all ops could be split as proposed.")));

@@ -1,0 +1,121 @@
+"""Groups that share a large value are told apart: the later one makes it again, so that neither needs all of it.
+
+%s = dot %q, %k                      %s = dot %q, %k
+%o = dot (softmax %s), %v    ->      %o = dot (softmax %s), %v
+...                                  ...
+%d = f(softmax %s, %g)               %t = dot %q, %k
+                                     %d = f(softmax %t, %g)        %g is not there before %o is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.blocking.groups import Group, Growth
+from sdy_jax.lowering.blocking.spans import spans_of
+from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
+from sdy_jax.representation.sharding import TensorSharding
+
+
+class Sizes:
+    """What values of a program take on a device, of which ops were cloned since it was walked.
+
+    Args:
+        graph, prices: the program before, and by a walk what its values take.
+        origins: the ops of which others are clones.
+    """
+
+    def __init__(self, graph: Graph, prices: WalkPrices, origins: Mapping[ir.Operation, Op]):
+        self._prices, self._known = prices, dict[ir.Value, Value]()
+        for op in graph.ops:
+            values = (*op.results, *(argument for block in op.blocks for argument in block.arguments))
+            self._known.update((value.mlir, value) for value in values)
+        for clone, op in origins.items():
+            self._known.update(zip(clone.results, op.results, strict=True))
+
+    def bytes_of(self, value: Value) -> float:
+        """The bytes of a value, in the layout in which it is made."""
+        return self._prices.bytes_of(self._known[value.mlir])
+
+    def layout_of(self, value: Value) -> TensorSharding | None:
+        """That layout, where it is known."""
+        return self._prices.layout_of(self._known[value.mlir])
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A group with the uses of its large values after what needs all of what the group makes."""
+
+    group: Group
+    uses: list[tuple[Value, Op, int]]
+    is_large: Callable[[Value], bool]
+
+    def made_again(self) -> Iterator[Op]:
+        """The ops that make these values, and large ones that they are made of."""
+        found, waiting = set[Op](), [value for value, _, _ in self.uses]
+        while waiting:
+            op = waiting.pop().owner
+            if isinstance(op, Op) and op in self.group.splits and op not in found:
+                found.add(op)
+                waiting += [value for value in op.operands if self.is_large(value)]
+        return (op for op in self.group.ops if op in found)
+
+
+def tell_apart(graph: Graph, growth: Growth, size: float) -> dict[ir.Operation, Op]:
+    """Lets later groups make what they share with others again, where that takes more than so many bytes.
+
+    Returns:
+        What was made, and of what it is a clone.
+    """
+    values = [value for op in graph.ops if not op.blocks for value in op.results if value.rank]
+    large = [value for value in values if growth.size_of(value) > size]
+    found, seen = dict[ir.Operation, Op](), set[Op]()
+    for value in sorted(large, key=growth.size_of, reverse=True):
+        if value.owner in seen:
+            continue
+        shared = _shared(value, growth)
+        if shared is not None:
+            seen.update(shared.group.ops)
+            seen.update(user for _, user, _ in shared.uses)
+            found.update(_make_again(shared))
+    return found
+
+
+def _shared(value: Value, growth: Growth) -> _Shared | None:
+    """The largest group around a value that is first made there; one that shares nothing, if there is."""
+    least = growth.connected(value)
+
+    def is_large(other: Value) -> bool:
+        return growth.size_of(other) >= least and other not in growth.nothing
+
+    groups = list[_Shared]()
+    for span in spans_of(value):
+        first, whole = growth.grown(value, span, least)
+        uses = [
+            (each, *use) for each in first.left if is_large(each) for use in each.uses if use[0] not in first.splits
+        ]
+        if value.owner in first.splits:
+            if not uses:
+                return _Shared(first, [], is_large)
+            groups.append(_Shared(first, [use for use in uses if use[1] in whole.splits], is_large))
+    return max(groups, key=lambda shared: len(shared.group.splits), default=None)
+
+
+def _make_again(shared: _Shared) -> Iterator[tuple[ir.Operation, Op]]:
+    if not shared.uses:
+        return
+    block = shared.group.block
+    first = min((user for _, user, _ in shared.uses), key=block.ops.index)
+    point, made = ir.InsertionPoint(first.mlir), dict[ir.Value, ir.Value]()
+    for op in shared.made_again():
+        clone = op.mlir.clone(point).operation
+        for index, operand in enumerate(op.operands):
+            clone.operands[index] = made.get(operand.mlir, operand.mlir)
+        made.update(zip(op.mlir.results, clone.results, strict=True))
+        yield clone, op
+    for value, user, index in shared.uses:
+        user.mlir.operands[index] = made[value.mlir]

@@ -1,0 +1,183 @@
+"""Which groups of a program run in parts, along which factor, and in how many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, chain
+
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.blocking.apart import Sizes
+from sdy_jax.lowering.blocking.groups import Group, Growth
+from sdy_jax.lowering.blocking.made import declared
+from sdy_jax.lowering.blocking.spans import Cut, RuleOf, Span, spans_of
+from sdy_jax.lowering.placement.fusion import can_fuse, is_constant
+from sdy_jax.representation.mesh import Mesh, axes_size
+from sdy_jax.representation.sharding import TensorSharding
+
+_LARGE = 1 / 2
+"""The share of its largest value from which on nothing is won where a value that a group makes or takes is whole."""
+
+_MOST = 256
+"""The parts that a group is cut into at most."""
+
+_ALIKE = 1.25
+"""What is held within this factor of what may be held counts as the same."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A group that could run in parts of a factor.
+
+    Attributes:
+        value: the largest value that is whole only in parts then.
+        span: where the factor is in it.
+        inside: the bytes of the group's own values that are live together, at most.
+        moved: the bytes that all trips read or write beside the values that they take and make parts of.
+    """
+
+    group: Group
+    value: Value
+    span: Span
+    shards: int
+    inside: float
+    moved: float
+
+    def cut(self, size: float) -> Cut | None:
+        """The least number of parts of which the group's own values take so many bytes; as many as may be, else."""
+        block = self.span.size // self.shards
+        wanted = min(_MOST, self.inside / size) if size > 0 else _MOST
+        counts = [count for count in range(2, min(block, _MOST) + 1) if not block % count]
+        enough = (count for count in counts if count >= wanted)
+        parts = next(enough, counts[-1] if counts else 1)
+        return Cut(self.shards, parts) if parts > 1 else None
+
+
+class Candidates:
+    """Those of a program.
+
+    Args:
+        graph: the program before it is walked.
+        prices: what its values take on a device.
+        mesh: the program's.
+        rule_of: the rules of ops.
+        products_fuse: products compute their operands as they read them.
+    """
+
+    def __init__(self, graph: Graph, prices: Sizes, mesh: Mesh, rule_of: RuleOf, products_fuse: bool):
+        self._graph, self._prices, self._mesh, self._products_fuse = graph, prices, mesh, products_fuse
+        self._growth = Growth(rule_of, prices.bytes_of)
+        self._number = {op: number for number, op in enumerate(graph.ops)}
+        self._seen = set[Op]()
+
+    def above(self, size: float) -> list[Candidate]:
+        """The groups whose own values take more than so many bytes, in order; no two of a block in one stretch."""
+        found, used, self._seen = list[Candidate](), set[Op](), set[Op]()
+        for value, held in self._largest:
+            if held * 2 < size:
+                break
+            best = self._best(value, used, size)
+            if best is not None and best.inside > size:
+                used.update(best.group.stretch)
+                found.append(best)
+        return sorted(found, key=lambda each: self._number[each.group.ops[0]])
+
+    @cached_property
+    def _largest(self) -> list[tuple[Value, float]]:
+        """The values that ops make, the largest first."""
+        values = [value for op in self._graph.ops if _may_be_large(op) for value in op.results if value.shape]
+        return sorted(((value, self._prices.bytes_of(value)) for value in values), key=lambda pair: -pair[1])
+
+    def _best(self, value: Value, used: set[Op], size: float) -> Candidate | None:
+        """The best way to hold no more than so much of a value and what is connected with it."""
+        around = list(self._around(value, used))
+        most = max([each.inside for each in around], default=0.0)
+        return min(around, key=lambda each: _rank(each, most, size), default=None)
+
+    def _around(self, value: Value, used: set[Op]) -> Iterator[Candidate]:
+        if value.owner in used or value.owner in self._seen:
+            return
+        for span in spans_of(value):
+            group = self._growth.group(value, span)
+            if group is None or used.intersection(group.stretch):
+                continue
+            self._seen.update(group.ops)
+            shards = self._shards(group)
+            if shards is not None and not self._is_at_edge(group, value):
+                yield self._candidate(group, value, span, shards)
+
+    def _is_at_edge(self, group: Group, value: Value) -> bool:
+        """Whether a value that is about as large as a group's largest stays whole, as others make or need it."""
+        size, least = self._prices.bytes_of, _LARGE * self._prices.bytes_of(value)
+        left = (each for each in group.left if group.span_of(each))
+        made = (each for each, span in group.taken if span and each.defining_op is not None)
+        taken = (each for each in made if each not in self._growth.nothing)
+        return any(size(each) >= least for each in chain(left, taken))
+
+    def _candidate(self, group: Group, value: Value, span: Span, shards: int) -> Candidate:
+        size = self._prices.bytes_of
+        whole = sum([size(each) for each, at in dict.fromkeys(group.taken) if at is None])
+        reduced = sum([2 * size(each) for each in group.left if not group.span_of(each)])
+        return Candidate(group, value, span, shards, self._live(group), whole + reduced)
+
+    def _shards(self, group: Group) -> int | None:
+        """In how many blocks the factor may lie on devices; None where it is split otherwise somewhere."""
+        found = {1}
+        for value, span in _spans(group):
+            for sharding in (declared(value), self._prices.layout_of(value)):
+                found.add(1 if sharding is None else _shards_of(sharding, span, self._mesh))
+        most, size = max(found), next(span.size for _, span in _spans(group))
+        return most if all(count and not most % count for count in found) and not size % most else None
+
+    def _live(self, group: Group) -> float:
+        """The most bytes of a group's own values that are live together."""
+        read = self._last_reads(group)
+        changes = [0.0] * (len(group.ops) + 1)
+        for number, op in enumerate(group.ops):
+            for value in op.results:
+                if group.span_of(value) and group.is_inside(value) and not can_fuse(op, self._products_fuse):
+                    changes[number] += self._prices.bytes_of(value)
+                    changes[read.get(value, number) + 1] -= self._prices.bytes_of(value)
+        return max(accumulate(changes))
+
+    def _last_reads(self, group: Group) -> dict[Value, int]:
+        """The last op of a group that reads each value, or what is computed of it as it is read."""
+        found = dict[Value, int]()
+        for number, op in reversed([*enumerate(group.ops)]):
+            is_fused = can_fuse(op, self._products_fuse)
+            time = found.get(op.results[0], number) if is_fused else number
+            for value in op.operands:
+                found[value] = max(time, found.get(value, time))
+        return found
+
+
+def _spans(group: Group) -> Iterator[tuple[Value, Span]]:
+    """The values that a group takes or makes in parts, and where the factor is in them."""
+    yield from ((value, span) for value, span in group.taken if span is not None)
+    for op, split in group.splits.items():
+        yield from ((value, span) for value, span in zip(op.results, split.results, strict=True) if span is not None)
+
+
+def _shards_of(sharding: TensorSharding, span: Span, mesh: Mesh) -> int:
+    """In how many blocks a sharding has a factor; 0 if these are not equal, or not its own."""
+    count = axes_size(sharding.axes[span.dim], mesh)
+    if not span.outer % count:
+        return 1
+    blocks, rest = divmod(count, span.outer)
+    return 0 if rest or span.size % blocks else blocks
+
+
+def _may_be_large(op: Op) -> bool:
+    return not op.blocks and not is_constant(op) and op.block is not None
+
+
+def _rank(candidate: Candidate, most: float, size: float) -> tuple[float, float]:
+    """What is less is better: what is held of large values, of so many bytes in all, if so much may be, about; then
+    what is moved for it."""
+    cut = candidate.cut(size)
+    if cut is None or not candidate.inside:
+        return math.inf, math.inf
+    held = most - candidate.inside + candidate.inside / cut.parts
+    return math.ceil(held / (_ALIKE * max(size, most / _MOST))), candidate.moved * cut.parts

@@ -1,0 +1,153 @@
+"""Partitioning a program that may compute again what it would else hold, and work on its largest values in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import copied
+from sdy_jax.lowering.blocking.apart import Sizes, tell_apart
+from sdy_jax.lowering.blocking.choice import Candidate, Candidates
+from sdy_jax.lowering.blocking.groups import Growth
+from sdy_jax.lowering.blocking.loops import run_in_parts
+from sdy_jax.lowering.blocking.spans import Cut, RuleOf
+from sdy_jax.lowering.placement.dead_code import erase_dead_code
+from sdy_jax.lowering.placement.marks import erase_marks
+from sdy_jax.lowering.placement.partitioner import PREPARED, prepared
+from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.program_walks import ProgramWalks
+from sdy_jax.lowering.placement.report import InParts, PartitionReport
+from sdy_jax.lowering.placement.whole_program import finished
+from sdy_jax.lowering.placement.whole_program import partition as partition_as_written
+from sdy_jax.lowering.recomputation.partition import Program, best_program
+from sdy_jax.lowering.recomputation.priced import Mark
+from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.op_rules import RuleBook
+
+_FEW = 2
+"""Prices of holding that are tried for a program as it is written, before parts are."""
+
+_TRIES = 4
+"""Programs with more and more parts that are planned, at most."""
+
+_MORE = 1.1
+"""How much less large values may take than the last program held too much: what is around them changes, too."""
+
+_SHARED = 1 / 16
+"""The share of what the program holds too much from which on a value that two groups share is made again."""
+
+_AS_MUCH = 2
+"""How many times as much as its largest group's values a program may hold too much, so that parts may help."""
+
+_OF_LIMIT = 1 / 8
+"""The share of what a device may hold that the values of a group may take: more parts cost little, and what compilers
+rearrange of them is not known. With as much as was left, an 8B model's step on 32768 tokens per chip of v5e was
+estimated at 13.9 GiB and took 16.9 (libtpu, 2026-11)."""
+
+_LEAST = 1 / 64
+"""The share of what a device may hold that they may take at least: in more parts, other values are in the way."""
+
+
+def partition(
+    module: ir.Operation,
+    mesh_name: str,
+    costs: CostModel,
+    rules: RuleBook | None = None,
+    policy: Policy = Policy(),  # noqa: B008 - immutable
+    inputs: Sequence[str] = (),
+    named: Collection[Mark] = (),
+) -> PartitionReport:
+    """As `whole_program.partition`. Where the cheapest program does not fit, values that are held between a forward and
+    a backward pass are computed again, and where that does not suffice, the largest values are made part by part.
+
+    Args:
+        named: the lines and types of values that are held where anything fits by that.
+
+    Raises:
+        MemoryLimitError: no program was found that keeps within the memory that the policy states.
+    """
+    if policy.layouts != "global" or not policy.available:
+        return partition_as_written(module, mesh_name, costs, rules, policy, inputs)
+    rules = rules or RuleBook()
+    erase_marks(module)
+    walks = ProgramWalks(prepared(module, mesh_name, rules), mesh_name, costs, rules, policy, inputs)
+    program = _best(walks, named)
+    fitting = program.walks.fitting(program.found)
+    before = None if program.what is None and not program.blocked else _stage(program.walks.graph)
+    report = finished(module, program.walks, fitting)
+    report.recomputed, report.blocked, report.before = program.what, program.blocked, before
+    return report
+
+
+def _best(walks: ProgramWalks, named: Collection[Mark]) -> Program:
+    """The best form of a program, the first that fits of these: with something that is computed again; in parts; in
+    parts, with something that is computed again; and of that, more in parts."""
+    tried = [_again(Program(walks), named)]
+    if not tried[-1].fits:
+        tried += _in_parts(Program(walks, prices=_FEW))
+    if not tried[-1].fits:
+        parts = min(tried[1:] or tried, key=Program.rank)
+        again = _again(parts, named) if parts.blocked else parts
+        tried += [again, *_in_parts(again)] if again.what is not None else []
+    return min(tried, key=Program.rank)
+
+
+def _again(program: Program, named: Collection[Mark]) -> Program:
+    """A program that may compute something again."""
+    if not program.walks.policy.recompute:
+        return program
+    found = best_program(program.walks, named)
+    found.blocked = program.blocked
+    return found
+
+
+def _stage(graph: Graph) -> ir.Operation:
+    """A program as it is before it is walked."""
+    module = copied(graph.module)
+    module.attributes[PREPARED] = ir.UnitAttr.get(module.context)
+    return module
+
+
+def _in_parts(program: Program) -> Iterator[Program]:
+    """Programs that make their largest values in more and more parts; the last one fits, if there is such."""
+    rule_of = RuleBook(conservative=True).without_overrides().rule_of
+    size, before = None, None
+    for _ in range(_TRIES):
+        graph, candidates = _candidates(program, rule_of)
+        most = max([each.inside for each in candidates.above(0.0)], default=0.0)
+        if program.too_much > _AS_MUCH * most:
+            return
+        size = min(most - program.too_much, _OF_LIMIT * program.walks.limit) if size is None else size
+        size = max(size, _LEAST * program.walks.limit)
+        chosen = [(each, cut) for each in candidates.above(size) if (cut := each.cut(size)) is not None]
+        if not chosen or [cut for _, cut in chosen] == before:
+            return
+        before = [cut for _, cut in chosen]
+        what = tuple(_in_report(*each) for each in chosen)
+        for each, cut in chosen:
+            run_in_parts(each.group, cut, rule_of)
+        walks = program.walks.of(erase_dead_code(Graph(graph.module)))
+        less = Program(walks, program.what, blocked=(*program.blocked, *what))
+        yield less
+        if less.fits:
+            return
+        size = min(size / 2, size - _MORE * less.too_much)
+
+
+def _candidates(program: Program, rule_of: RuleOf) -> tuple[Graph, Candidates]:
+    """A copy of a program, in which groups share no large values, and what of it could run in parts."""
+    walks, graph = program.walks, Graph(copied(program.walks.graph.module))
+    products_fuse = walks.policy.compiler.products_fuse
+    prices = WalkPrices(graph, program.least, products_fuse)
+    origins = tell_apart(graph, Growth(rule_of, prices.bytes_of), _SHARED * max(program.too_much, 0.0))
+    sizes, graph = Sizes(graph, prices, origins), Graph(graph.module) if origins else graph
+    return graph, Candidates(graph, sizes, walks.mesh, rule_of, products_fuse)
+
+
+def _in_report(candidate: Candidate, cut: Cut) -> InParts:
+    value, dim = candidate.value, candidate.span.dim
+    assert value.defining_op is not None and value.shape is not None
+    return InParts(value.dtype, value.shape, dim, cut.parts, candidate.inside, value.defining_op.mlir.location)
