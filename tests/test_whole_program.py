@@ -426,7 +426,7 @@ def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(mo
     tried = Tried(monkeypatch, [(10, 5), (4, 5), (4.1, 3), (4.1, 3)])
     assert tried.found(limit=9, memory=10, holding=1.25)[-1] == (4.1, 3)
     worth = 1.25 * 4 / 10  # at the eight moments at which most is held, half of it at two others
-    assert tried.prices[1:] == [worth / 9, worth / 8]
+    assert tried.prices[1:] == [worth / 9, worth / 8, 8 * worth / 8, 64 * worth / 8]
     assert Tried(monkeypatch, [(10, 5), (4, 2), (4.1, 1)]).found(limit=9, memory=10, holding=1.25)[-1] == (4, 2)
 
 

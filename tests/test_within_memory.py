@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.mlir import ir
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
 from seeded_process import printed
@@ -258,3 +258,17 @@ def test_effort_is_a_number_of_choices(options):
         sdy.partition(lambda x: x, mesh=LINE, **options)
     with pytest.raises(sdy.SdyError, match="needs layouts='global'"):
         sdy.partition(lambda x: x, mesh=LINE, layouts="local", effort=2)
+
+
+def test_what_a_compiler_hides_is_not_held_instead():
+    """Weights that are gathered in each trip are sent twice, beside products; before the loop once, beside nothing."""
+    described = AbstractMesh((8,), ("x",), abstract_device=AbstractDevice("NVIDIA H100 80GB HBM3", 1, "gpu"))
+    sizes = (40, 4096, 16384), (40, 16384, 4096), (32768, 4096)
+    up, down, rows = (jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes)
+    given, made = (P(None, "x"), P("x"), P("x")), (P(None, "x"), P())
+    step = sdy.partition(step_of(checkpointed), mesh=described, in_shardings=given, out_shardings=made)
+    plan = step.plan((up, down), rows, rows)
+    stack = 4 * up.size
+    assert plan.memory.peak < 2 * stack
+    assert plan.wire_bytes > 3 * stack * GATHERED  # once in each pass, and gradients
+    assert plan.time.hidden > plan.time.communication / 4
