@@ -113,6 +113,17 @@ def test_a_loss_in_parts_is_the_same(monkeypatch, dim, dtype):
     assert temporaries(function, args) < 0.8 * temporaries(free, args)
 
 
+def test_a_loss_is_one_loop_where_gradients_of_weights_are_large_too():
+    """These would run along the vocabulary, which a loss cannot."""
+    wide, out = drawn(BATCH, 64, 64), drawn(64, 1024, seed=1) / 4
+    args = wide, out, words()[2]
+    free, function = partitioned(loss, args, 0.65, specs=(P("x"), P(), P("x")), mesh=PAIR)
+    plan = function.plan(*args)
+    assert plan.memory.fits and [value.dim for value in plan.blocked] in ([0], [1])
+    close(function, loss, args)
+    assert temporaries(function, args) < 0.6 * temporaries(free, args)
+
+
 def test_gradients_of_a_loss_are_computed_in_parts_of_the_vocabulary(monkeypatch):
     """Where what sums over it is known."""
 

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.extend.mlir import ir
@@ -66,7 +66,8 @@ class _Shared:
 
 
 def tell_apart(graph: Graph, growth: Growth, size: float) -> dict[ir.Operation, Op]:
-    """Lets later groups make what they share with others again, where that takes more than so many bytes.
+    """Lets later groups make what they share with others again, where that takes more than so many bytes. An op is in
+    one group, that of the largest value: a gradient of weights along the vocabulary takes no logits from a loss.
 
     Returns:
         What was made, and of what it is a clone.
@@ -78,7 +79,7 @@ def tell_apart(graph: Graph, growth: Growth, size: float) -> dict[ir.Operation, 
         if value.owner in seen:
             continue
         shared = _shared(value, growth)
-        if shared is not None:
+        if shared is not None and seen.isdisjoint(shared.group.splits):
             seen.update(shared.group.ops)
             seen.update(user for _, user, _ in shared.uses)
             found.update(_make_again(shared))
@@ -106,16 +107,30 @@ def _shared(value: Value, growth: Growth) -> _Shared | None:
 
 
 def _make_again(shared: _Shared) -> Iterator[tuple[ir.Operation, Op]]:
-    if not shared.uses:
-        return
-    block = shared.group.block
-    first = min((user for _, user, _ in shared.uses), key=block.ops.index)
-    point, made = ir.InsertionPoint(first.mlir), dict[ir.Value, ir.Value]()
-    for op in shared.made_again():
-        clone = op.mlir.clone(point).operation
+    again, made = list(shared.made_again()), dict[ir.Value, ir.Value]()
+    users = _first_users(again, shared)
+    for op in again:
+        clone = op.mlir.clone(ir.InsertionPoint(users[op].mlir)).operation
         for index, operand in enumerate(op.operands):
             clone.operands[index] = made.get(operand.mlir, operand.mlir)
         made.update(zip(op.mlir.results, clone.results, strict=True))
         yield clone, op
     for value, user, index in shared.uses:
         user.mlir.operands[index] = made[value.mlir]
+
+
+def _first_users(again: Sequence[Op], shared: _Shared) -> Mapping[Op, Op]:
+    """The op before which each clone stands: the first one for which it is made, by itself or by other clones."""
+    numbers = {op: number for number, op in enumerate(shared.group.block.ops)}
+    found = dict[Op, Op]()
+
+    def state(value: Value, user: Op) -> None:
+        if isinstance(value.owner, Op):
+            found[value.owner] = min(found.get(value.owner, user), user, key=numbers.__getitem__)
+
+    for value, user, _ in shared.uses:
+        state(value, user)
+    for op in reversed(again):
+        for value in op.operands:
+            state(value, found[op])
+    return found
