@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import LINE, PLANE
 from seeded_process import printed
@@ -113,15 +114,17 @@ def test_a_loss_in_parts_is_the_same(monkeypatch, dim, dtype):
     assert temporaries(function, args) < 0.8 * temporaries(free, args)
 
 
-def test_a_loss_is_one_loop_where_gradients_of_weights_are_large_too():
-    """These would run along the vocabulary, which a loss cannot."""
-    wide, out = drawn(BATCH, 64, 64), drawn(64, 1024, seed=1) / 4
-    args = wide, out, words()[2]
-    free, function = partitioned(loss, args, 0.65, specs=(P("x"), P(), P("x")), mesh=PAIR)
-    plan = function.plan(*args)
-    assert plan.memory.fits and [value.dim for value in plan.blocked] in ([0], [1])
-    close(function, loss, args)
-    assert temporaries(function, args) < 0.6 * temporaries(free, args)
+def test_a_loss_is_one_loop_beside_what_becomes_of_its_weights():
+    """These have the vocabulary as a dimension of their own, along which a loss cannot run."""
+
+    def step(x, out, targets):
+        return out - 0.1 * jax.grad(lambda out: cross_entropy(x, out.astype(x.dtype), targets))(out)
+
+    described = AbstractMesh((1,), ("x",), abstract_device=AbstractDevice("NVIDIA H100 80GB HBM3", 1, "gpu"))
+    shapes = ((1, 1024, 256), jnp.bfloat16), ((256, 16000), jnp.float32), ((1, 1024), jnp.int32)
+    args = tuple(jax.ShapeDtypeStruct(*each) for each in shapes)
+    _, function = partitioned(step, args, 0.6, specs=P(), mesh=described)
+    assert [(value.shape, value.dim) for value in function.plan(*args).blocked] == [((1, 1024, 16000), 1)]
 
 
 def test_gradients_of_a_loss_are_computed_in_parts_of_the_vocabulary(monkeypatch):
