@@ -50,7 +50,15 @@ def given(array: Any, *entries: Any) -> tuple[Any, tuple[Any, ...]]:
     return array, entries
 
 
-CALLS: dict[str, tuple[Callable[..., Any], P, tuple[tuple[Any, tuple[Any, ...]], ...]]] = {
+Call = tuple[Callable[..., Any], P, tuple[tuple[Any, tuple[Any, ...]], ...]]
+
+
+def segmented(kind: str) -> Call:
+    reduced = getattr(jax.ops, f"segment_{kind}")
+    return lambda x, i, **o: reduced(x, i, 8, **o), P("a"), (given(floats(16, 4)), given(numbers(16)))
+
+
+CALLS: dict[str, Call] = {
     "numpy.arange": (lambda **o: jnp.arange(8, **o), P("a"), ()),
     "numpy.array": (lambda x, **o: jnp.array(x, **o), SPLIT, (given(floats(8, 4)),)),
     "numpy.asarray": (lambda x, **o: jnp.asarray(x, **o), SPLIT, (given(floats(8, 4)),)),
@@ -131,26 +139,7 @@ CALLS: dict[str, tuple[Callable[..., Any], P, tuple[tuple[Any, tuple[Any, ...]],
         SPLIT,
         (given(np.arange(4, dtype=np.uint32)),),
     ),
-    "ops.segment_max": (
-        lambda x, i, **o: jax.ops.segment_max(x, i, 8, **o),
-        P("a"),
-        (given(floats(16, 4)), given(numbers(16))),
-    ),
-    "ops.segment_min": (
-        lambda x, i, **o: jax.ops.segment_min(x, i, 8, **o),
-        P("a"),
-        (given(floats(16, 4)), given(numbers(16))),
-    ),
-    "ops.segment_prod": (
-        lambda x, i, **o: jax.ops.segment_prod(x, i, 8, **o),
-        P("a"),
-        (given(floats(16, 4)), given(numbers(16))),
-    ),
-    "ops.segment_sum": (
-        lambda x, i, **o: jax.ops.segment_sum(x, i, 8, **o),
-        P("a"),
-        (given(floats(16, 4)), given(numbers(16))),
-    ),
+    **{f"ops.segment_{kind}": segmented(kind) for kind in ("max", "min", "prod", "sum")},
     "initializers.ones": (lambda **o: jax.nn.initializers.ones(KEY, (8, 4), **o), SPLIT, ()),
     "initializers.zeros": (lambda **o: jax.nn.initializers.zeros(KEY, (8, 4), **o), SPLIT, ()),
 }
