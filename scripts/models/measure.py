@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -17,23 +16,19 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from timing import compiler_time
 
 import sdy_jax as sdy
 from models.common import Layout, Program
+from models.compiled import GIB, Compiled, compiled
 from models.rows import ROWS, Row
 from sdy_jax.commands.topology import Topology, prepare
 from sdy_jax.lowering.reshard.machines import ALLOCATED
-from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
-_GIB = 2.0**30
 _RESERVED_MIB = 260
 """What the system takes of a TPU's memory."""
 
 MEMORY_APART = (0.85, 1.15)
 """How far the plan's memory may be from the compiler's: over it."""
-
-_NEEDS = re.compile(r"(?:total memory required for HLO temporaries \(|Used )([\d.]+)([GM])")
 
 
 @dataclass
@@ -71,12 +66,14 @@ class Side:
     flops: float = 0.0
 
 
-def measured(row: Row, how: str, limit: float, *, compiles: bool = True, layers: int = 0) -> Side:
+def measured(
+    row: Row, how: str, limit: float, *, compiles: bool = True, layers: int = 0, kept: Path | None = None
+) -> Side:
     """One program of a row, in a process of its own. `how`: "ours" or "jit", and "constrained" or "auto"; `limit`:
-    seconds."""
-    command = [sys.executable, str(Path(__file__)), row.name, how, str(int(compiles)), str(layers)]
-    kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # libtpu ends at flags of others
-    environment = {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    seconds; `kept`: a folder of what compilers said (`models.compiled`)."""
+    command = [sys.executable, str(Path(__file__)), row.name, how, str(int(compiles)), str(layers), str(kept or "")]
+    passed = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # libtpu ends at flags of others
+    environment = {**passed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment)
     except subprocess.TimeoutExpired:
@@ -87,7 +84,7 @@ def measured(row: Row, how: str, limit: float, *, compiles: bool = True, layers:
     return Side(error=(done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:300])
 
 
-def run(row: Row, how: set[str], compiles: bool) -> Side:
+def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Side:
     """As `measured`, here."""
     topology = Topology.of(*row.chips)
     mesh = topology.mesh(sdy.Mesh.of(**row.axes))
@@ -97,18 +94,14 @@ def run(row: Row, how: set[str], compiles: bool) -> Side:
     lower = _jit if "jit" in how else _ours
     try:
         lowered = lower(program, layout, how, side, compiles)
-        if compiles:
-            start = time.monotonic()
-            executable = lowered.compile(topology.compiler_options)
-            side.compiled = time.monotonic() - start
-            _read(side, executable)
-            side.packed = side.memory
-            if "ours" in how and side.memory > MEMORY_APART[1] * side.plan_memory:
-                side.packed = _packed(side, lowered, topology)
     except (sdy.SdyError, jax.errors.JaxRuntimeError) as error:
         side.error = str(error).splitlines()[0][:300]
-        if found := _NEEDS.search(str(error)):
-            side.memory = float(found[1]) / (1 if found[2] == "G" else 1024)
+        return side
+    if compiles:
+        _read(side, compiled(lowered, topology, {}, kept))
+        if "ours" in how and side.memory > MEMORY_APART[1] * side.plan_memory and not side.error:
+            packed = compiled(lowered, topology, _limits(side, topology), kept)
+            side.packed = side.memory if packed.error else min(side.memory, packed.memory)
     return side
 
 
@@ -126,8 +119,8 @@ def _ours(program: Program, layout: Layout, how: set[str], side: Side, compiles:
     plan = function.plan(*program.arguments)
     side.planned = time.process_time() - start
     side.took = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    side.available, side.plan_memory = plan.memory.available / _GIB, plan.memory.peak / _GIB
-    side.plan_bytes, side.plan_time = plan.wire_bytes / _GIB, plan.time.total
+    side.available, side.plan_memory = plan.memory.available / GIB, plan.memory.peak / GIB
+    side.plan_bytes, side.plan_time = plan.wire_bytes / GIB, plan.time.total
     return function.lower(*program.arguments) if compiles else None
 
 
@@ -144,44 +137,25 @@ def _is_spec(tree: Any) -> bool:
     return isinstance(tree, P)
 
 
-def _packed(side: Side, lowered: Any, topology: Topology) -> float:
-    """What compilers take where there is little more than a plan says. With memory to spare they pack loosely, or run
-    less in order: libtpu took 10.1 GiB of 15.75 for what it takes 7.0 of 7.8 for (0.0.51)."""
-    try:
-        compiled = lowered.compile((topology.compiler_options or {}) | _limits(side, topology))
-    except jax.errors.JaxRuntimeError:
-        return side.memory
-    return min(side.memory, _held(compiled))
-
-
 def _limits(side: Side, topology: Topology) -> dict[str, str]:
-    """A compiler's options by which a device has little more than the plan says. That for TPUs refuses what takes more,
-    and counts what the system takes; that for GPUs is a share of what they have, which the order of a program heeds."""
+    """A compiler's options by which a device has little more than the plan says. With memory to spare compilers pack
+    loosely, or run less in order: libtpu took 10.1 GiB of 15.75 for what it takes 7.0 of 7.8 for (0.0.51). The option
+    for TPUs refuses what takes more, and counts what the system takes; that for GPUs is a share of what they have,
+    which the order of a program heeds."""
     if topology.compiler_options is None:
         return {"xla_tpu_max_hbm_size_mib": str(math.ceil(1024 * MEMORY_APART[1] * side.plan_memory) + _RESERVED_MIB)}
     return {"xla_gpu_memory_limit_slop_factor": str(math.ceil(100 * side.plan_memory * ALLOCATED / side.available))}
 
 
-def _held(executable: Any) -> float:
-    held = executable.memory_analysis()
-    kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
-    return (kept + held.temp_size_in_bytes) / _GIB
+def _read(side: Side, found: Compiled) -> None:
+    side.error, side.compiled, side.memory, side.packed = found.error, found.seconds, found.memory, found.memory
+    side.bytes, side.time, side.exposed, side.flops = found.bytes, found.time, found.exposed, found.flops
 
 
-def _read(side: Side, executable: Any) -> None:
-    text = executable.as_text()
-    side.memory = _held(executable)
-    side.bytes = totals(collectives_in_hlo(text)).wire_bytes / _GIB
-    found = compiler_time(text)
-    if found.work:  # compilers for GPUs state no cycles
-        side.time, side.exposed = found.scheduled, found.exposed
-    side.flops = (executable.cost_analysis() or {}).get("flops", 0.0)
-
-
-def main(name: str, how: str, compiles: str, layers: str) -> None:
+def main(name: str, how: str, compiles: str, layers: str, kept: str) -> None:
     prepare()
     row = next(row for row in ROWS if row.name == name).with_layers(int(layers))
-    print(json.dumps(asdict(run(row, set(how.split("+")), compiles == "1"))))
+    print(json.dumps(asdict(run(row, set(how.split("+")), compiles == "1", Path(kept) if kept else None))))
 
 
 if __name__ == "__main__":

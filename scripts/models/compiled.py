@@ -1,0 +1,118 @@
+"""What a compiled program takes, kept by what was compiled: the same program is compiled once, by whichever run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+from timing import compiler_time
+
+from sdy_jax.commands.topology import Topology
+from sdy_jax.plan.hlo import collectives_in_hlo, totals
+
+GIB = 2.0**30
+
+_COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda13-pjrt")
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_NEEDS = re.compile(r"(?:total memory required for HLO temporaries \(|Used )([\d.]+)([GM])")
+
+
+@dataclass
+class Compiled:
+    """What a compiler says of a program.
+
+    Attributes:
+        error: why there is none.
+        seconds: of compiling, on the machine that did it first.
+        memory: GiB that a device holds, or would need where it has not as much.
+        bytes: GiB that it sends.
+        time: seconds of a step by the compiler's cycles and schedule and the links' rates, where it says any.
+        exposed: of these, those in which it waits for collectives.
+        flops: what the compiler counts, loops once.
+    """
+
+    error: str = ""
+    seconds: float = 0.0
+    memory: float = 0.0
+    bytes: float = 0.0
+    time: float = 0.0
+    exposed: float = 0.0
+    flops: float = 0.0
+
+
+def versions() -> dict[str, str]:
+    """Those of what plans and compiles."""
+    return dict(_versions())
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in _COMPILERS:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
+
+
+def compiled(
+    lowered: jax.stages.Lowered, topology: Topology, options: Mapping[str, str], kept: Path | None
+) -> Compiled:
+    """Compiles a program, or reads what was found when it was compiled before.
+
+    Args:
+        options: the compiler's, beside those of the topology.
+        kept: a folder of what was found, or nothing is kept. An entry belongs to the program's text, the topology, the
+            options and the versions of the compilers; it does not know the code that reads the compiled program.
+    """
+    given = (topology.compiler_options or {}) | dict(options)
+    entry = kept / f"{_key(lowered, topology, given)}.json" if kept else None
+    if entry and entry.exists():
+        return Compiled(**json.loads(entry.read_text()))
+    found = _compiled(lowered, given)
+    if entry:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        entry.write_text(json.dumps(asdict(found)))
+    return found
+
+
+def _key(lowered: jax.stages.Lowered, topology: Topology, options: Mapping[str, str]) -> str:
+    about = [str(topology), sorted(options.items()), versions(), [os.environ.get(flag) for flag in _FLAGS]]
+    return hashlib.sha256((lowered.as_text() + json.dumps(about)).encode()).hexdigest()
+
+
+def _compiled(lowered: jax.stages.Lowered, options: dict[str, str]) -> Compiled:
+    start = time.monotonic()
+    try:
+        executable = lowered.compile(options or None)
+    except jax.errors.JaxRuntimeError as error:
+        return _refused(str(error))
+    seconds, text = time.monotonic() - start, executable.as_text()
+    took = compiler_time(text)
+    return Compiled(
+        seconds=seconds,
+        memory=_held(executable),
+        bytes=totals(collectives_in_hlo(text)).wire_bytes / GIB,
+        time=took.scheduled if took.work else 0.0,  # compilers for GPUs state no cycles
+        exposed=took.exposed if took.work else 0.0,
+        flops=(executable.cost_analysis() or {}).get("flops", 0.0),
+    )
+
+
+def _refused(error: str) -> Compiled:
+    found = _NEEDS.search(error)
+    needed = float(found[1]) / (1 if found[2] == "G" else 1024) if found else 0.0
+    return Compiled(error=error.splitlines()[0][:300], memory=needed)
+
+
+def _held(executable: Any) -> float:
+    held = executable.memory_analysis()
+    kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
+    return (kept + held.temp_size_in_bytes) / GIB
