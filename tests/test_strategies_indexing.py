@@ -321,3 +321,43 @@ def test_rows_for_an_array_of_indices_are_apart_on_tpus(platform, shape, apart):
     np.testing.assert_allclose(function(T, ids), T[ids] + 1.0)
     found = jax.grad(lambda t: jnp.sum(function(t, ids) ** 2))(T)
     np.testing.assert_allclose(found, jax.grad(lambda t: jnp.sum((t[ids] + 1.0) ** 2))(T), rtol=1e-5)
+
+
+def label_loss(logits, labels):
+    chosen = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+    return jnp.mean(jax.nn.logsumexp(logits, -1) - chosen)
+
+
+def shifted(table, ids):
+    """Updates of ones, beside another array of the table's size."""
+    return table * 2 + jnp.ones_like(table).at[ids].add(1.0)
+
+
+def twice(table, ids):
+    """The updated zeros are read by the sum, and by another op."""
+    put = jnp.zeros_like(table).at[ids].add(1.0)
+    return table * 2 + put, put * 3
+
+
+ADDED = {
+    # name: function, arguments, specs, adds of arrays of the table's size that are left
+    "labels": (jax.grad(label_loss), (T, integers(0, 128, 64)), (P("x"), P("x")), 0),
+    "labels, whole": (jax.grad(label_loss), (T, integers(0, 128, 64)), (P(), P()), 0),
+    "labels, vocabulary split": (jax.grad(label_loss), (T, integers(0, 128, 64)), (P(None, "x"), P()), 0),
+    "updates of ones": (shifted, (T, IDS), (P(None, "x"), P()), 1),
+    "read twice": (twice, (T, IDS), (P(None, "x"), P()), 1),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_updates_of_zeros_that_are_added_to_an_array_update_it(name):
+    function, args, specs, left = ADDED[name]
+    found = sdy.partition(function, mesh=LINE, in_shardings=specs)
+    for ours, plain in zip(*(jax.tree.leaves(f(*args)) for f in (found, function)), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-6, atol=1e-7)
+    emitted = found.lower(*args).as_text().splitlines()
+    (scatter,) = [line for line in emitted if "stablehlo.scatter" in line]
+    table = emitted[emitted.index(scatter) :]
+    local = next(line for line in table if line.strip().startswith("})")).rpartition("-> ")[2]
+    adds = [line for line in emitted if "stablehlo.add" in line and line.rpartition(": ")[2] == local]
+    assert len(adds) == left

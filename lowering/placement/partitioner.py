@@ -27,7 +27,7 @@ from sdy_jax.lowering.emission.sent import reduce_by_bytes, sent_at_border
 from sdy_jax.lowering.placement.copies import tie
 from sdy_jax.lowering.placement.dead_code import erase_dead_code
 from sdy_jax.lowering.placement.decisions import Decision, Decisions
-from sdy_jax.lowering.placement.fold import fold
+from sdy_jax.lowering.placement.fold import fold, fold_settled
 from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
 from sdy_jax.lowering.placement.joined import join_pieces
 from sdy_jax.lowering.placement.kinds import launch_time, operations_done, work_time
@@ -168,6 +168,7 @@ class Partitioner:
         self.placement.sweep()
         self._widen_stacks()
         reduce_early(self.placement.inserted)
+        self._fold_settled()
         self.unsplit.report_notes()
         self.report.work = self._work_time()
         if self._waiting or (self.plan is not None and self.plan.copies):
@@ -184,6 +185,15 @@ class Partitioner:
         for op in unused:
             op.mlir.erase()
         self.unneeded += unused
+
+    def _fold_settled(self) -> None:
+        """Folds what became one op on shards."""
+        gone = set(self.unneeded)
+        left = [op for op in self.graph.ops if op not in gone and not self.placement.is_erased(op)]
+        taken_over = list(fold_settled(left))
+        self.unneeded += [op for op in left if taken_over and op.mlir in taken_over]
+        for op in taken_over:
+            op.erase()
 
     @property
     def remaining(self) -> dict[ir.Operation, int]:

@@ -10,6 +10,7 @@ Tables, filled by the family modules of this package:
   are stated by its strategies.
 * `TAKEN`: op -> the layouts in which it runs, where it has a say of its own in them.
 * `FOLDS`: op -> how it takes over what ops beside it do, so that the two are one op on shards.
+* `SETTLED_FOLDS`: as `FOLDS`, once it is settled in which layouts all values are.
 * `WHOLE`: the ops that take whole operands by their nature: what they do, and how to give them less.
 * `PART_BY_PART`: the ops that make a part of their results along a pass-through factor as they are, of parts of their
   operands, wherever in the whole these are; each with the attribute, if any, that lists sizes of parts of the first
@@ -26,6 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
+
+from jax.extend.mlir import ir
 
 from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op
@@ -136,7 +139,12 @@ CHECKS: dict[str, OpCheck] = {}
 FoldFunction = Callable[[Op], bool]
 """Edits the op in the module, as long as no result of the program changes; says whether it did."""
 
+SettledFoldFunction = Callable[[Op], ir.Operation | None]
+"""Edits the op in a walked module, where shardings are those of the module's values; the op that it took over, if any.
+"""
+
 FOLDS: dict[str, FoldFunction] = {}
+SETTLED_FOLDS: dict[str, SettledFoldFunction] = {}
 SENT: dict[str, SentFunction] = {}
 TAKEN: dict[str, TakenFunction] = {}
 STRATEGIES: dict[str, StrategyFunction] = {}
@@ -178,14 +186,12 @@ def sends(*names: str) -> Callable[[SentFunction], SentFunction]:
 
 def folds(*names: str) -> Callable[[FoldFunction], FoldFunction]:
     """Registers what ops of these names take over."""
+    return registered(FOLDS, names, "folds")
 
-    def register(function: FoldFunction) -> FoldFunction:
-        for name in names:
-            assert name not in FOLDS, f"two folds for {name}"
-            FOLDS[name] = function
-        return function
 
-    return register
+def folds_when_settled(*names: str) -> Callable[[SettledFoldFunction], SettledFoldFunction]:
+    """Registers what ops of these names take over in walked modules."""
+    return registered(SETTLED_FOLDS, names, "folds of walked modules")
 
 
 def sent_by(op: Op, mesh: Mesh, operands: Sequence[TensorSharding]) -> list[Sent]:

@@ -17,17 +17,26 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.ir.stored_shardings import sharding_of
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.indexing import component, padded, with_components
-from sdy_jax.lowering.strategies.monoids import identity, reduction_kind, returns_new
-from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, runs_part_by_part, strategies
+from sdy_jax.lowering.strategies.monoids import identity, is_identity, reduction_kind, returns_new
+from sdy_jax.lowering.strategies.registry import (
+    Strategy,
+    folds_when_settled,
+    pass_through_factors,
+    runs_part_by_part,
+    strategies,
+)
 from sdy_jax.lowering.strategies.shards import factors_of_dims, has_padding, is_leader, offset
 from sdy_jax.op_rules.op_attributes import ScatterDimensionNumbers, scatter_dimension_numbers
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sharding import TensorSharding
 
 runs_part_by_part("stablehlo.scatter")
 
@@ -62,6 +71,30 @@ def _vector_dims(op: Op, numbers: ScatterDimensionNumbers) -> list[int]:
     """The dimensions of the indices along which updates of the same inputs lie."""
     skipped = (numbers.index_vector_dim, *numbers.scatter_indices_batching_dims)
     return [d for d in range(op.operands[len(op.results)].rank) if d not in skipped]
+
+
+@folds_when_settled("stablehlo.scatter")
+def _into_addend(op: Op) -> ir.Operation | None:
+    """Where updates are added to zeros, and the result to another array, they are added to that: as XLA does, and there
+    is an array less. The gradient of a loss by labels is such a sum, of the size of logits."""
+    if len(op.results) != 1 or reduction_kind(op.blocks[0]) != "sum" or not is_identity(op.operands[0], "sum"):
+        return None
+    scatter, uses = op.mlir, list(op.mlir.results[0].uses)
+    add = uses[0].owner.operation if len(uses) == 1 else None
+    if add is None or add.name != "stablehlo.add" or add.block != scatter.block:
+        return None
+    addend = add.operands[1 - uses[0].operand_number]
+    layout = sharding_of(addend)
+    if layout != sharding_of(scatter.results[0]) or layout != sharding_of(scatter.operands[0]) or _is_partial(layout):
+        return None
+    scatter.move_before(add)
+    scatter.operands[0] = addend
+    add.results[0].replace_all_uses_with(scatter.results[0])
+    return add
+
+
+def _is_partial(sharding: TensorSharding | None) -> bool:
+    return sharding is not None and bool(sharding.unreduced_axes)
 
 
 @emitter("stablehlo.scatter")
