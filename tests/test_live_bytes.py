@@ -97,6 +97,21 @@ def test_gpus_transpose_what_is_gathered_along_another_dimension_than_the_first_
     assert most == (w.nbytes if is_copied else 0)
 
 
+@pytest.mark.parametrize(("spec", "is_turned"), [(P(None, "x"), False), (P(None, None, "x"), True)])
+def test_gpus_hold_the_transpose_of_a_stack_of_which_layers_are_gathered_along_an_inner_dimension(spec, is_turned):
+    def loop(x, stack):
+        body = jax.checkpoint(lambda c, w: (jnp.tanh(c @ jax.lax.with_sharding_constraint(w, P())), None))
+        return jax.lax.scan(body, x, stack)[0]
+
+    x, stack = jnp.zeros((512, 64)), jnp.zeros((16, 64, 64))
+    f = sdy.partition(loop, mesh=LINE, in_shardings=(P("x"), spec), out_shardings=P("x"), layouts="propagated")
+    graph = f.plan(x, stack).graph
+    assert any(op.name == "sdy.all_gather" for op in graph.ops if op not in graph.main.blocks[0].ops)
+    held, more = (peak_of(graph, Compiler(copies_gathered=copied)).at for copied in (False, True))
+    most = max(b - a for (_, a), (_, b) in zip(held, more, strict=True))
+    assert most == (stack.nbytes / 8 if is_turned else 0)
+
+
 def test_gpus_hold_what_they_reduce_until_the_result_is_needed():
     """Gradients of an unrolled model, until their weights are updated."""
     weights, x = [jnp.zeros((256, 256))] * 8, jnp.zeros((512, 256))

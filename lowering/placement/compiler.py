@@ -16,7 +16,7 @@ class Compiler:
             reading them from memory. There they round them, too, arrays lie in tiles, and independent all_reduces run
             as one.
         copies_gathered: collectives join blocks along the major dimension only, as on GPUs: what is gathered along
-            another one is transposed before a loop reads it.
+            another one is transposed before a loop reads it, and a whole stack of which a loop gathers layers so.
         reduces_late: it runs reductions when their results are needed, as on GPUs, where it looks for work to do beside
             them: what they reduce is there until then.
         starts: the kinds of collectives that it starts before other work, and waits for after it.

@@ -199,7 +199,7 @@ class _LiveRanges:
         """Per value that a loop's body returns, the argument whose buffer it is to end up in."""
         self.buffers: list[_Buffer] = []
 
-        main = graph.main.blocks[0]
+        main, self._arguments = graph.main.blocks[0], frozenset(graph.arguments)
         self._together: dict[Op, Op] = {}
         """All_reduces, each with the last of those that run as one with it."""
 
@@ -217,15 +217,41 @@ class _LiveRanges:
 
     def _hold_gathered(self) -> None:
         """What is gathered along another dimension than the first, for a loop, is there as it was gathered until the
-        loop reads its transpose."""
+        loop reads its transpose; an argument of which a loop gathers layers so, as its transpose, for all its loops."""
+        turned: dict[Value, list[Op]] = {}
         for op in self._order:
-            if op.name != "sdy.all_gather" or not any(self._is_in_loop(user, op) for user, _ in op.results[0].uses):
+            if op.name != "sdy.all_gather" or not self._grows_inside(op):
                 continue
-            value, operand = op.results[0], op.operands[0]
-            grown = [n != before for n, before in zip(*map(self._sizes.shape, (value, operand)), strict=True)]
-            if any(grown[1:]):
+            value, stack = op.results[0], self._layers_of(op)
+            if stack is not None:
+                turned.setdefault(stack, []).append(self._loops_around(op)[-1])
+            elif any(self._is_in_loop(user, op) for user, _ in value.uses):
                 until = self._first.get(value, self._position[op])
                 self.buffers.append(_Buffer(value, self._sizes.of(value), self._position[op], until, True, False))
+        for stack, loops in turned.items():
+            first, last = self._position[loops[0]], self._end[loops[-1]]
+            self.buffers.append(_Buffer(stack, self._sizes.of(stack), first, last, True, False))
+
+    def _grows_inside(self, op: Op) -> bool:
+        """Whether blocks are joined along another dimension than the first that has a size."""
+        found, given = map(self._sizes.shape, (op.results[0], op.operands[0]))
+        sized = [n != before for n, before in zip(found, given, strict=True) if n > 1]
+        return any(sized[1:])
+
+    def _layers_of(self, op: Op) -> Value | None:
+        """The argument of the program of which an op in a loop takes a part, as it is or computed from it."""
+        value = self._root(op.operands[0])
+        while (made := value.defining_op) is not None and fuses(made) and made.operands:
+            value = self._root(made.operands[0])
+        return value if value in self._arguments and self._loops_around(op) else None
+
+    def _loops_around(self, op: Op) -> list[Op]:
+        """The loops that an op is in, from inside."""
+        found, loop = list[Op](), self._loop[op.block] if op.block is not None else None
+        while loop is not None:
+            found.append(loop)
+            loop = self._loop[loop.block] if loop.block is not None else None
+        return found
 
     def _is_in_loop(self, user: Op, op: Op) -> bool:
         """Whether a user is a loop that an op is not in, or is in one."""
@@ -388,10 +414,10 @@ class _LiveRanges:
         """An op reads values; a loop reads what comes from outside in every iteration, so until its end."""
         for value in map(self._root, values):
             made, first, last = self._made(value), time, time
-            loop = self._loop[op.block] if op.block is not None else None
-            while loop is not None and made <= self._position[loop]:
+            for loop in self._loops_around(op):
+                if made > self._position[loop]:
+                    break
                 first, last = min(first, self._position[loop]), max(last, self._end[loop])
-                loop = self._loop[loop.block] if loop.block is not None else None
             self._first[value] = min(first, self._first.get(value, first))
             self._last[value] = max(last, self._last.get(value, last))
 
