@@ -18,6 +18,7 @@ from sdy_jax.annotate.arguments import Leaf, is_token, match_prefix
 from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.border_types import argument_type, in_stated_type, on_mesh, type_of_result, with_type
 from sdy_jax.annotate.finish import finish
+from sdy_jax.annotate.mapped_meshes import check_mapped_meshes
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.annotate.specs import padded, resolve
@@ -33,6 +34,7 @@ from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.types import explicit_axes
+from sdy_jax.runtime.device_orders import rewritten
 from sdy_jax.runtime.devices import lowering_platform
 from sdy_jax.runtime.host_memory import is_on_host, states_host
 
@@ -56,7 +58,7 @@ class Program:
     `automatic_arguments` and `automatic_results` those of the leaves whose layout the planner chooses (`AUTO`).
     `unchecked` says that checks of `checkify.check` were left out of the module, `is_typed` that the function was
     traced with types that show shardings, which `in_info` and `out_info` have. `host_results` are the indices of the
-    results that are in the memory of the host.
+    results that are in the memory of the host. `uncut` is the function's mesh, where `mesh` cuts the axes of it.
     """
 
     module: ir.Operation
@@ -78,6 +80,28 @@ class Program:
     unchecked: bool = False
     is_typed: bool = False
     host_results: frozenset[int] = frozenset()
+    uncut: Mesh | None = None
+
+    def on_uncut(self, sharding: TensorSharding) -> TensorSharding:
+        """A sharding in axes of the function's mesh."""
+        if self.uncut is None or sharding.mesh != self.mesh_name:
+            return sharding
+        return rewritten(sharding, self.mesh, self.uncut, self.mesh_name)
+
+    def on_mesh(self, sharding: TensorSharding) -> TensorSharding:
+        """A sharding that is in axes of the function's mesh in those of the program's."""
+        if self.uncut is None or sharding.mesh != self.mesh_name:
+            return sharding
+        return rewritten(sharding, self.uncut, self.mesh, self.mesh_name)
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """The axes of the function's mesh."""
+        return (self.uncut or self.mesh).axis_names
+
+    def axis_of_function(self, name: str) -> str:
+        """The axis of the function's mesh that an axis of the program's is, or is a part of."""
+        return name if self.uncut is None or name in self.uncut.sizes else name.rpartition(":")[0]
 
     @property
     def is_automatic(self) -> bool:
@@ -202,8 +226,10 @@ def _lowered(site: Site, jaxpr: Any) -> Any:
     """The jaxpr that is lowered.
 
     Raises:
+        ShardingError: a `jax.shard_map` in it is on other devices, or on these in another order.
         UnsupportedError: it uses an axis of a `jax.vmap` around the function.
     """
+    check_mapped_meshes(jaxpr, site.jax_mesh)
     if axes := named_axes(jaxpr.effects):
         raise UnsupportedError(
             f"a partitioned function communicates over {', '.join(map(repr, axes))}, an axis of a jax.vmap around it; "

@@ -100,7 +100,7 @@ class Arguments:
         """The arguments whose layouts differ from those that `call` takes, as far as it uses them."""
         unused = call.unused
         used = [i not in unused for i in range(len(self.given))]
-        entering = (value.sharding for value in call.plan.arguments)
+        entering = (call.plan.program.on_uncut(value.sharding) for value in call.plan.arguments)
         return moves_at_border(compress(self.given, used), compress(entering, used), self.mesh)
 
     @property

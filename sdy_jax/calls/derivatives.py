@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
+from sdy_jax.annotate.program import Program
 from sdy_jax.calls.linear_map import Flat, LinearMap, linear_map_p
 from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.calls import CallPlan
@@ -86,9 +87,10 @@ def differentiable(
     return call
 
 
-def specs(values: Iterable[BoundaryValue], types: Iterable[Any]) -> list[TensorSharding]:
-    """How a plan lays out values at its border, as specifications; those of keys do not speak of their raw words."""
-    pairs = zip((value.sharding for value in values), types, strict=True)
+def specs(program: Program, values: Iterable[BoundaryValue], types: Iterable[Any]) -> list[TensorSharding]:
+    """How a planned program lays out values at its border, as specifications on the function's mesh; those of keys do
+    not speak of their raw words."""
+    pairs = zip((program.on_uncut(value.sharding) for value in values), types, strict=True)
     return [replace(s, dimensions=s.dimensions[: len(t.shape)]) for s, t in pairs]
 
 
@@ -147,7 +149,7 @@ class _Linearized:
 
     def _derivative_at(self, operands: Sequence[Any]) -> LinearMap:
         plan, found = self._known.plan(*operands), self._pushforward
-        lie = [*self._inputs, *specs(plan.results, plan.program.out_info)]
+        lie = [*self._inputs, *specs(plan.program, plan.results, plan.program.out_info)]
         residuals = [lie[i] for i in found.sources.values()]
         inputs = [self._inputs[i] for i in self._moving]
         outputs = [self._outputs[i] for i in found.smooth]

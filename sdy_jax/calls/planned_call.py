@@ -85,12 +85,12 @@ class PlannedCall:
     @property
     def entering(self) -> list[TensorSharding]:
         """The shardings in which the leaves are taken."""
-        return specs(self.plan.arguments, self.plan.program.in_info)
+        return specs(self.plan.program, self.plan.arguments, self.plan.program.in_info)
 
     @property
     def results(self) -> Any:
         """The jax shardings of the results, in the function's tree."""
-        shardings = specs(self.plan.results, self.plan.program.out_info)
+        shardings = specs(self.plan.program, self.plan.results, self.plan.program.out_info)
         return jax.tree.unflatten(self.plan.program.out_tree, [named(s, self._mesh) for s in shardings])
 
     def __call__(self, *leaves: Any) -> Any:
@@ -141,8 +141,8 @@ class PlannedCall:
         plan, program = self.plan, self.plan.program
         operands = [*compress(plan.constants, self._closed_over), *plan.arguments]
         types = [*self.outer, *program.in_info]
-        inputs = specs(*(compress(all_, self._live.used) for all_ in (operands, types)))
-        outputs, function = specs(plan.results, program.out_info), self._live.jaxpr
+        inputs = specs(program, *(compress(all_, self._live.used) for all_ in (operands, types)))
+        outputs, function = specs(program, plan.results, program.out_info), self._live.jaxpr
         plain, checks = jaxpr_as_fun(function), effects_of_checks(function.effects)
         planned = PlannedProgram(
             plain, checks, inputs, outputs, self._derivative, program.unchecked, self._along, self._apart_from
@@ -151,6 +151,8 @@ class PlannedCall:
 
     def _apart_from(self, axes: frozenset[str]) -> Flat:
         """The same program, planned without some axes."""
+        program = self.plan.program
+        axes = frozenset(name for name in program.mesh.axis_names if program.axis_of_function(name) in axes)
         return PlannedCall(without_axes(self.plan, axes, self._of), self._mesh, None, self._is_alone)._run
 
     def _derivative(self, fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str) -> Planned:
@@ -204,8 +206,8 @@ class PlannedCall:
 
     @property
     def _along(self) -> frozenset[str]:
-        """The mesh axes that the program uses."""
-        return frozenset(axis.name for axis in self._axes)
+        """The axes of the function's mesh that the program uses."""
+        return frozenset(self.plan.program.axis_of_function(axis.name) for axis in self._axes)
 
     @property
     def _used(self) -> list[bool]:

@@ -11,7 +11,7 @@ import jax
 from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.calls.derivatives import specs
 from sdy_jax.errors import ShardingError
-from sdy_jax.plan.boundary import BoundaryValue
+from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.layouts import layout_of, named
 
@@ -49,7 +49,7 @@ def _is_type(value: Any) -> bool:
     return isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct))
 
 
-def described(leaves: Sequence[Leaf], arguments: Sequence[BoundaryValue], mesh: AnyMesh) -> list[jax.ShapeDtypeStruct]:
+def described(leaves: Sequence[Leaf], plan: Plan, mesh: AnyMesh) -> list[jax.ShapeDtypeStruct]:
     """The types of a call's leaves, with the shardings in which a plan takes them."""
     return [
         jax.ShapeDtypeStruct(
@@ -58,5 +58,7 @@ def described(leaves: Sequence[Leaf], arguments: Sequence[BoundaryValue], mesh: 
             weak_type=leaf.value.weak_type,
             sharding=named(sharding, mesh),
         )
-        for leaf, sharding in zip(leaves, specs(arguments, [leaf.value for leaf in leaves]), strict=True)
+        for leaf, sharding in zip(
+            leaves, specs(plan.program, plan.arguments, [leaf.value for leaf in leaves]), strict=True
+        )
     ]
