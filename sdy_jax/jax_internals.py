@@ -5,7 +5,7 @@
 * `Traced._consts`: tracers of an outer trace that a function closes over; they are arguments of the module as well.
 * `get_concrete_mesh`: the mesh of `jax.set_mesh`; the public `get_mesh` refuses to say it under `jax.jit`.
   `thread_resources`: that of `with mesh:`, which is deprecated, and of which the public API says nothing.
-* `NamedAxisEffect`: of a function that uses an axis which a `jax.vmap` around it names.
+* `NamedAxisEffect`, `get_axis_env`: of a function that uses an axis which a `jax.vmap` around it names.
 * `ShardingTypeError`: what an op raises on Explicit axes whose result may lie in several ways.
 * `jaxpr_const_args`: which arrays those are, of a jaxpr that becomes the region of an op.
 * `shard_alike_p`: gives its groups numbers of the process, which would meet the user's; jax 0.12 no longer has it.
@@ -24,6 +24,8 @@
 * `_internal_use_concrete_mesh`: `jax.set_mesh` is refused while jax traces.
 * `remove_explicit_mesh_axis_names`: a `shard_map` is to be over all axes of its mesh under `vmap`, too.
 * `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
+* `backward_pass`: `jax.linear_transpose` evaluates partially before it transposes, which runs the callbacks of what is
+  rematerialized once more.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
 * `trace_context` and its names: what jit traces a function again for, beside types. `explain_cache_misses` and
   `log_compiles`, which are silent while a program is traced inside of a trace that was told of.
@@ -56,13 +58,14 @@ from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
     str_to_sdy_sharding_rule,
 )
+from jax._src.interpreters.ad import backward_pass
 from jax._src.interpreters.mlir import refine_polymorphic_shapes
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh, thread_resources
 from jax._src.sharding_impls import _internal_use_concrete_mesh, parse_flatten_op_sharding
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
-from jax.interpreters import mlir
+from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.errors import SdyError, ShardingError
@@ -131,9 +134,14 @@ def effects_of(primitive: Primitive, avals: Sequence[Any], parameters: Mapping[s
     return found
 
 
-def named_axes(found: Set[Any]) -> list[str]:
-    """The axes over which a function communicates that `jax.vmap` around it names."""
-    return sorted(str(effect.name) for effect in found if isinstance(effect, NamedAxisEffect))
+def effects_on_axes(found: Set[Any]) -> set[Any]:
+    """The axes over which a function communicates that something around it names, by its effects."""
+    return {effect.name for effect in found if isinstance(effect, NamedAxisEffect)}
+
+
+def mapped_axes() -> set[Any]:
+    """The axes that `jax.vmap`s and the like around this trace name."""
+    return {*get_axis_env().axis_sizes}
 
 
 def has_ordered(found: Set[Any]) -> bool:
@@ -399,6 +407,11 @@ def trace_settings() -> Settings:
     return (own, *(pair for pair in pairs if pair[0] not in _NOT_SEEN))
 
 
+def trace_state() -> Any:
+    """All that a trace depends on beside types, the axes around it that are mapped included; it can be hashed."""
+    return config.trace_context()
+
+
 def with_devices(mesh: Any) -> AbstractContextManager[Any]:
     """Lets a mesh's devices be those of the context that has none: types know no devices, and jax lowers callbacks and
     the like, whose rules are ours, for known devices only."""
@@ -416,6 +429,13 @@ def with_all_axes() -> AbstractContextManager[Any]:
 def distributed_client() -> Any:
     """The client of the service that `jax.distributed.initialize` starts; None without one."""
     return distributed.global_state.client
+
+
+def pulled_back(linear: Any, cotangents: Sequence[Any]) -> list[Any]:
+    """The cotangents of the arguments of a closed jaxpr that is linear in all of them."""
+    unknown = [ad.UndefinedPrimal(aval.to_ct_aval()) for aval in linear.in_avals]
+    found = backward_pass(linear.jaxpr, True, linear.consts, unknown, list(cotangents))
+    return list(map(ad.instantiate_zeros, found))
 
 
 def primal_of(x: Any) -> Any:

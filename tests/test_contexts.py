@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -288,10 +290,89 @@ def test_pmap_inside_and_around(jit):
     np.testing.assert_allclose(around, X * 2 + X.sum(0), rtol=1e-6)
 
 
-def test_an_axis_of_vmap_around_a_function_is_refused_by_name():
+# An axis that a vmap around a function names: what is planned is the mapped function.
+
+ROUND = [(0, 1), (1, 2), (2, 3), (3, 0)]
+STACK = normal(4, 8, 8)
+OVER_AN_AXIS = {
+    "mean": lambda x: jnp.sin(x) @ lax.pmean(x, "i").T,
+    "maximum": lambda x: lax.pmax(lax.stop_gradient(x), "i") * x,
+    "index": lambda x: x * lax.axis_index("i"),
+    "size": lambda x: x * lax.axis_size("i") + lax.psum(1, "i"),
+    "gathered": lambda x: lax.all_gather(x, "i", tiled=True).sum(0) + x,
+    "permuted": lambda x: lax.ppermute(x, "i", ROUND),
+    "scattered": lambda x: lax.psum_scatter(x, "i", scatter_dimension=0, tiled=True),
+    "all to all": lambda x: lax.all_to_all(x, "i", 0, 1, tiled=True),
+    "in a loop": lambda x: lax.scan(lambda c, _: (jnp.sin(c) + lax.pmean(c, "i"), None), x, None, length=3)[0],
+    "in a branch": lambda x: lax.cond(x[0, 0] > 0, lambda x: lax.psum(x, "i"), jnp.sin, x),
+    "rematerialized": jax.checkpoint(lambda x: jnp.sin(x - lax.pmean(x, "i"))),
+}
+
+
+def over_an_axis(jit, body, around):
+    f = jit(body, in_shardings=NamedSharding(mesh_of(shape=(4, 2)), P(None, "b")))
+
+    def loss(x):
+        return (around(f)(x) ** 2).sum()
+
+    return around(f)(STACK), jax.jit(around(f))(STACK), jax.grad(loss)(STACK)
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"), [*((name, None) for name in OVER_AN_AXIS), ("mean", "a"), ("in a loop", "a")]
+)
+def test_an_axis_of_a_vmap_around_a_function(name, axes):
+    around = partial(jax.vmap, axis_name="i", spmd_axis_name=axes)
+    ours, theirs = (over_an_axis(jit, OVER_AN_AXIS[name], around) for jit in JITS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, theirs)
+
+
+def slopes(f):
+    return jax.vmap(jax.grad(lambda x: (f(x) ** 2).sum()), axis_name="i")(STACK)
+
+
+def both_axes(f):
+    inner = jax.vmap(lambda x: f(x) + lax.psum(f(x), "j"), axis_name="i")
+    return jax.vmap(inner, axis_name="j")(STACK.reshape(2, 2, 8, 8))
+
+
+AROUND = {
+    "derivatives inside": slopes,
+    "two axes": both_axes,
+    "in a partitioned function": lambda f: sdy.partition(jax.vmap(f, axis_name="i"), mesh=mesh_of())(STACK),
+    "not mapped itself": lambda f: jax.vmap(lambda x: x + f(X), axis_name="i")(STACK[:, :, :1]),
+    "other sizes": lambda f: [jax.vmap(f, axis_name="i")(STACK[:n]) for n in (2, 4, 2)],
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_vmaps_around_a_function_over_an_axis(name):
+    def body(x):
+        return jnp.sin(x) - lax.pmean(x, "i") * lax.axis_index("i")
+
+    ours, theirs = (AROUND[name](f) for f in (sdy.partition(body, mesh=mesh_of()), jax.jit(body)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, theirs)
+
+
+def test_a_mapped_function_is_traced_and_planned_once():
+    traces = []
+
+    def body(x):
+        traces.append(x)
+        return x - lax.pmean(x, "i")
+
+    f = jax.vmap(sdy.partition(body, mesh=mesh_of(), in_shardings=P("b")), axis_name="i")
+    first = f(STACK)
+    count = len(traces)
+    np.testing.assert_array_equal(first, f(STACK))
+    assert len(traces) == count + 1  # where jit learns that it names an axis
+    assert "b" in str(first.sharding.spec)
+
+
+def test_a_plan_of_a_function_over_an_axis_is_refused_by_name():
     f = sdy.partition(lambda row: row - lax.pmean(row, "rows"), mesh=mesh_of())
     with pytest.raises(sdy.UnsupportedError, match=r"over 'rows', an axis of a jax.vmap around it.*vmap inside"):
-        jax.vmap(f, axis_name="rows")(X)
+        jax.vmap(lambda row: f.plan(row) and row, axis_name="rows")(X)
 
 
 # What has no values.

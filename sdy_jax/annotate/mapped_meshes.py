@@ -3,12 +3,11 @@ jit, whose program has one order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr  # type: ignore[attr-defined, unused-ignore]  # one class in jax 0.12
 
+from sdy_jax.annotate.equations import all_equations
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 
@@ -22,7 +21,7 @@ def check_mapped_meshes(jaxpr: Any, mesh: AnyMesh) -> None:
     if not isinstance(mesh, jax.sharding.Mesh):
         return
     devices = [*mesh.devices.flat]
-    for equation in _equations(jaxpr, set()):
+    for equation in all_equations(jaxpr):
         own = equation.params.get("mesh") if equation.primitive.name == "shard_map" else None
         if not isinstance(own, jax.sharding.Mesh) or [*own.devices.flat] == devices:
             continue
@@ -32,17 +31,3 @@ def check_mapped_meshes(jaxpr: Any, mesh: AnyMesh) -> None:
             f"{mesh_from_jax(mesh)} on which the function is partitioned; to fix: give both meshes the same devices in "
             "one order, or partition the function on the other mesh"
         )
-
-
-def _equations(x: Any, seen: set[int]) -> Iterator[Any]:
-    """The equations in a jaxpr, or in a parameter that may hold some; those of each jaxpr once."""
-    if isinstance(x, tuple | list):
-        for each in x:
-            yield from _equations(each, seen)
-    if not isinstance(x, Jaxpr | ClosedJaxpr) or id(x) in seen:
-        return
-    seen.add(id(x))
-    for equation in x.eqns:
-        yield equation
-        for parameter in equation.params.values():
-            yield from _equations(parameter, seen)

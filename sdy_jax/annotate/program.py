@@ -13,10 +13,11 @@ from jax.extend.mlir import ir
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate import callbacks, checks, inspected, scans  # noqa: F401  (register how they are written)
-from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, no_result
+from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, no_result
 from sdy_jax.annotate.arguments import Leaf, is_token, match_prefix
 from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.border_types import argument_type, in_stated_type, on_mesh, type_of_result, with_type
+from sdy_jax.annotate.equations import named_axes
 from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.mapped_meshes import check_mapped_meshes
 from sdy_jax.annotate.mesh_symbols import declare_mesh
@@ -24,12 +25,11 @@ from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.annotate.unordered import unordered
 from sdy_jax.annotate.written import marked, settle_types
-from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
-from sdy_jax.jax_internals import named_axes, trace_and_lower, with_devices
+from sdy_jax.jax_internals import trace_and_lower, with_devices
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -227,14 +227,11 @@ def _lowered(site: Site, jaxpr: Any) -> Any:
 
     Raises:
         ShardingError: a `jax.shard_map` in it is on other devices, or on these in another order.
-        UnsupportedError: it uses an axis of a `jax.vmap` around the function.
+        NamesMappedAxes: it uses an axis of a `jax.vmap` around the function.
     """
     check_mapped_meshes(jaxpr, site.jax_mesh)
-    if axes := named_axes(jaxpr.effects):
-        raise UnsupportedError(
-            f"a partitioned function communicates over {', '.join(map(repr, axes))}, an axis of a jax.vmap around it; "
-            "to fix: vmap inside of the function"
-        )
+    if axes := named_axes(jaxpr):
+        raise NamesMappedAxes(axes)
     return marked(unordered(jaxpr)) if site.is_typed else unordered(jaxpr)
 
 

@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
 from sdy_jax.calls.derivatives import Partition, Planned, differentiable, specs
-from sdy_jax.calls.linear_map import Flat
+from sdy_jax.calls.linear_map import Flat, place_of
 from sdy_jax.calls.live import LiveFunction
 from sdy_jax.calls.mapped_axes import checked
 from sdy_jax.calls.program_op import PlannedProgram, as_op
@@ -147,7 +147,8 @@ class PlannedCall:
         planned = PlannedProgram(
             plain, checks, inputs, outputs, self._derivative, program.unchecked, self._along, self._apart_from
         )
-        return differentiable(as_op(self._run, planned), plain, inputs, outputs, self._derivative, bool(checks))
+        run, place = as_op(self._run, planned), place_of(self._mesh)
+        return differentiable(run, plain, inputs, outputs, self._derivative, bool(checks), place)
 
     def _apart_from(self, axes: frozenset[str]) -> Flat:
         """The same program, planned without some axes."""

@@ -1,5 +1,6 @@
 """Calls that are planned otherwise than they are made: those that read or write `jax.Ref`s, and with tokens, which are
-planned without them; and of symbolic sizes, which are not planned."""
+planned without them; those that communicate over axes of `jax.vmap`s around them, which are planned mapped; and of
+symbolic sizes, which are not planned."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, SymbolicSizes
+from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, SymbolicSizes
 from sdy_jax.calls import unplanned
 from sdy_jax.calls.jitted_function import JittedFunction
+from sdy_jax.calls.mapped_later import MappedLater
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_function import PlannedFunction
 from sdy_jax.calls.references import ReferenceCall, of_values
@@ -47,6 +49,8 @@ class SpecialCalls:
 
         try:
             found: tuple[Any, Any, bool] = self._handled(ordinary, special, args, kwargs)
+        except NamesMappedAxes:
+            return special(self._mapped_later)
         except SymbolicSizes:
             return special(self._jitted.jit(unplanned.with_stated_shardings(self._function)))
         return found
@@ -78,6 +82,7 @@ class SpecialCalls:
         """Forgets what was partitioned."""
         self._of_values.clear()
         self.__dict__.pop("_of_others", None)
+        self._mapped_later.forget()
 
     def _handled(self, ordinary: Ordinary, special: Special, args: Any, kwargs: Any) -> Any:
         """`ordinary(args, kwargs)`, or `special(run)` of a call whose result `run(*args, **kwargs)` is."""
@@ -123,6 +128,10 @@ class SpecialCalls:
 
     def _with_tokens(self, /, *args: Any, **kwargs: Any) -> Any:
         return with_tokens(self._of_others(*without_tokens(args), **without_tokens(kwargs)))
+
+    @functools.cached_property
+    def _mapped_later(self) -> MappedLater:
+        return MappedLater(self._function, self._partition)
 
     @functools.cached_property
     def _of_others(self) -> Any:
