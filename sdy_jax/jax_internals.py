@@ -15,6 +15,7 @@
 * `JVPTracer.primal` and its like: the layout of an array that is differentiated eagerly; a tracer hides it.
 * `custom_partitioning_p` and the conversion of its sharding rules: what a `custom_partitioning` function says is in the
   parameters of its primitive. `parse_flatten_op_sharding`: it may return shardings of any kind.
+* `_to_xla_hlo_sharding`: how a sharding of any kind splits, before there is a shape.
 * The primitives of `jax.debug`, `pure_callback` and `io_callback`, whose parameters hold the Python functions, and
   their effects; `Traced._params`, the jaxpr that is lowered, to put one without ordered effects in its place, and
   `Traced._meta_tys_flat`, the shardings of arguments, which are on a mesh without devices.
@@ -179,6 +180,15 @@ def spec_on(mesh: Any, sharding: Any, rank: int) -> PartitionSpec:
         return sharding.spec
     (found, *_) = parse_flatten_op_sharding(sharding._to_xla_hlo_sharding(rank), mesh)
     return PartitionSpec(*found)
+
+
+def tiles_of(sharding: Any) -> tuple[int, ...]:
+    """Into how many blocks a sharding of any kind splits each dimension; nothing where it splits none."""
+    found = sharding._to_xla_hlo_sharding(0)
+    if found.is_replicated():
+        return ()
+    tiles = tuple(found.tile_assignment_dimensions())
+    return tiles[: len(tiles) - max(len(found.subgroup_types()), found.replicate_on_last_tile_dim())]
 
 
 def trace_and_lower(

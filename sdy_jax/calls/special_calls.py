@@ -11,12 +11,14 @@ from typing import Any
 
 from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, SymbolicSizes
 from sdy_jax.calls import unplanned
+from sdy_jax.calls.formats import stated_sharding
 from sdy_jax.calls.jitted_function import JittedFunction
 from sdy_jax.calls.mapped_later import MappedLater
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_function import PlannedFunction
-from sdy_jax.calls.references import ReferenceCall, of_values
+from sdy_jax.calls.references import VALUES, ReferenceCall, bring, of_values
 from sdy_jax.calls.tokens import of_others, with_tokens, without_tokens
+from sdy_jax.runtime.boundary import is_whole_elsewhere
 from sdy_jax.runtime.layouts import layout_of
 
 Run = Callable[..., Any]
@@ -88,6 +90,7 @@ class SpecialCalls:
         """`ordinary(args, kwargs)`, or `special(run)` of a call whose result `run(*args, **kwargs)` is."""
         try:
             if (call := ReferenceCall.of(args, kwargs, self._closed_over)) is not None:
+                call = self._brought(call, args, kwargs)
                 return special(functools.partial(self._with_refs, self._values_of(call)))
             return ordinary(args, kwargs)
         except HoldsTokens:
@@ -113,6 +116,18 @@ class SpecialCalls:
         result, values = of_values(*call.args, **call.kwargs)
         call.write(values)
         return result
+
+    def _brought(self, call: ReferenceCall, args: Any, kwargs: Any) -> ReferenceCall:
+        """The call once the Refs that lie elsewhere are on the mesh, where `in_shardings` say how they lie there."""
+        leaves = self._function.given(call.args, {k: v for k, v in call.kwargs.items() if k != VALUES})[0]
+        mesh, by_value = self._function.mesh_of(leaves), {id(leaf.value): leaf for leaf in leaves}
+        pairs = [(ref, by_value.get(id(value))) for ref, value in zip(call.refs, call.values, strict=True)]
+        elsewhere = [(r, x) for r, x in pairs if x and x.spec is not None and is_whole_elsewhere(x.value, mesh)]
+        for ref, leaf in elsewhere:
+            bring(ref, leaf.path, stated_sharding(leaf, mesh, "in_shardings"))
+        again = ReferenceCall.of(args, kwargs, self._closed_over) if elsewhere else call
+        assert again is not None
+        return again
 
     def _values_of(self, call: ReferenceCall) -> Any:
         """The function of the values of a call's Refs, which leaves them as they lie."""
