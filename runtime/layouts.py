@@ -52,7 +52,8 @@ def as_named(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> NamedShar
     whole = [[(name, size)] for name, size in zip(names, sizes, strict=True)]
     parts = [_prime_parts(name, size) for name, size in zip(names, sizes, strict=True)]
     sorted_ones = ((axes, _in_order(ordered, axes, [*starts])) for axes in (whole, parts))
-    axes, mesh = next((found for found in sorted_ones if found[1] is not None), (whole, _mesh(ordered, whole)))
+    found = ((axes, mesh) for axes, mesh in sorted_ones if mesh is not None)
+    axes, mesh = next(found, (whole, _mesh(ordered, whole)))
     entries = (tuple(name for name, size in own if size > 1) or None for own in axes[:-1])
     return NamedSharding(mesh, PartitionSpec(*entries), memory_kind=sharding.memory_kind)
 

@@ -396,3 +396,30 @@ def test_types_may_be_lowered_as_shaped_arrays(jit):
     with jax.set_mesh(mesh_of()):
         compiled = jit(lambda x: x * 2, in_shardings=P("a")).lower(jax.core.ShapedArray(X.shape, X.dtype)).compile()
         np.testing.assert_array_equal(compiled(on(mesh_of(), "a")), X * 2)
+
+
+# Arguments on another mesh with Explicit axes, of the same devices, that a function passes through.
+
+PASSED = {
+    "behind": lambda jit, x, y: jit(lambda x, y: (x * 2, y))(x, y),
+    "in a tree": lambda jit, x, y: jit(lambda x, y: {"a": y, "b": [x, y, x + 1]})(x, y),
+    "again": lambda jit, x, y: (lambda f: f(*f(x, y)))(jit(lambda x, y: (x * 2, y))),
+    "donated": lambda jit, x, y: jit(lambda x, y: (x * 2, y), donate_argnums=1)(x, y),
+    "stated beside it": lambda jit, x, y: jit(lambda x, y: (x, y), out_shardings=(x.sharding, None))(x, y),
+    "stated": lambda jit, x, y: jit(lambda x, y: (x, y), out_shardings=(None, x.sharding))(x, y),
+    "under jit": lambda jit, x, y: jax.jit(jit(lambda x, y: (x * 2, y)))(x, y),
+    "ahead of time": lambda jit, x, y: jit(lambda x, y: (x * 2, y)).lower(x, y).compile()(x, y),
+    "tangents": lambda jit, x, y: jax.jvp(jit(lambda x, y: (x * 2, y)), (x, y), (x, y)),
+}
+
+
+@pytest.mark.parametrize("name", PASSED)
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_what_is_passed_through_keeps_its_type_on_another_mesh(name, kind):
+    x, y = on(mesh_of(kind), "a"), on(mesh_of(EXPLICIT, (4, 2), ("u", "v")), "u", "v")
+    ours, theirs = (PASSED[name](jit, jnp.copy(x), jnp.copy(y)) for jit in JITS)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert str(jax.typeof(a)) == str(jax.typeof(b))
+        if b.sharding.mesh.axis_types[0] == EXPLICIT:
+            assert a.sharding.is_equivalent_to(b.sharding, 2) and a.sharding.mesh == b.sharding.mesh

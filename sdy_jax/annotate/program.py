@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.extend.core import Literal
 from jax.extend.mlir import ir
+from jax.sharding import NamedSharding
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate import callbacks, checks, inspected, scans  # noqa: F401  (register how they are written)
@@ -33,7 +35,7 @@ from sdy_jax.jax_internals import trace_and_lower, with_devices
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.types import explicit_axes
+from sdy_jax.representation.types import explicit_axes, type_elsewhere
 from sdy_jax.runtime.device_orders import rewritten
 from sdy_jax.runtime.devices import lowering_platform
 from sdy_jax.runtime.host_memory import is_on_host, states_host
@@ -58,7 +60,8 @@ class Program:
     `automatic_arguments` and `automatic_results` those of the leaves whose layout the planner chooses (`AUTO`).
     `unchecked` says that checks of `checkify.check` were left out of the module, `is_typed` that the function was
     traced with types that show shardings, which `in_info` and `out_info` have. `host_results` are the indices of the
-    results that are in the memory of the host. `uncut` is the function's mesh, where `mesh` cuts the axes of it.
+    results that are in the memory of the host. `types_elsewhere` has the types of results that are on another mesh with
+    Explicit axes, None for all others. `uncut` is the function's mesh, where `mesh` cuts the axes of it.
     """
 
     module: ir.Operation
@@ -81,6 +84,7 @@ class Program:
     is_typed: bool = False
     host_results: frozenset[int] = frozenset()
     uncut: Mesh | None = None
+    types_elsewhere: tuple[NamedSharding | None, ...] = ()
 
     def on_uncut(self, sharding: TensorSharding) -> TensorSharding:
         """A sharding in axes of the function's mesh."""
@@ -217,6 +221,7 @@ def from_function(
             unchecked=site.unchecked,
             is_typed=site.is_typed,
             host_results=_on_host(jaxpr.out_avals, outputs),
+            types_elsewhere=_types_elsewhere(jaxpr, leaves, outputs, jax_mesh),
         )
         _annotate(program, leaves, outputs, jax_mesh, keep_types)
     return program
@@ -242,6 +247,20 @@ def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:
 def _on_host(avals: Sequence[Any], outputs: Sequence[Leaf]) -> frozenset[int]:
     pairs = enumerate(zip(avals, outputs, strict=True))
     return frozenset(i for i, (aval, leaf) in pairs if is_on_host(aval) or states_host(leaf.spec))
+
+
+def _types_elsewhere(
+    jaxpr: Any, leaves: Sequence[Leaf], outputs: Sequence[Leaf], mesh: AnyMesh
+) -> tuple[NamedSharding | None, ...]:
+    """The types on other meshes of results for which nothing is stated: those of arguments that are passed through, and
+    those that the function gives them."""
+    passed = dict(zip(jaxpr.jaxpr.invars[len(jaxpr.jaxpr.invars) - len(leaves) :], leaves, strict=True))
+    found = []
+    for variable, leaf in zip(jaxpr.jaxpr.outvars, outputs, strict=True):
+        source = None if isinstance(variable, Literal) else passed.get(variable)
+        own = type_elsewhere(variable.aval, mesh) if source is None else source.elsewhere
+        found.append(own if leaf.spec is None else None)
+    return tuple(found)
 
 
 def _arrays(result: Any) -> Any:

@@ -28,7 +28,7 @@ from sdy_jax.processes.comparison import are_several, compare
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.types import in_type, without_foreign_type
+from sdy_jax.representation.types import in_type, on_devices_of, with_type_elsewhere, without_foreign_type
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.devices import device_like
 from sdy_jax.runtime.host_memory import on_devices, with_host_results
@@ -91,12 +91,20 @@ class PlannedCall:
     def results(self) -> Any:
         """The jax shardings of the results, in the function's tree."""
         shardings = specs(self.plan.program, self.plan.results, self.plan.program.out_info)
-        return jax.tree.unflatten(self.plan.program.out_tree, [named(s, self._mesh) for s in shardings])
+        pairs = zip(shardings, self._types_elsewhere, strict=True)
+        found = [named(s, self._mesh) if t is None else on_devices_of(t, self._mesh) for s, t in pairs]
+        return jax.tree.unflatten(self.plan.program.out_tree, found)
 
     def __call__(self, *leaves: Any) -> Any:
         """The results, in the function's tree."""
         operands = compress((*self.outer, *self._typed(leaves)), self._live.used)
-        return jax.tree.unflatten(self.plan.program.out_tree, self._call(*operands))
+        results = map(with_type_elsewhere, self._call(*operands), self._types_elsewhere)
+        return jax.tree.unflatten(self.plan.program.out_tree, results)
+
+    @property
+    def _types_elsewhere(self) -> Sequence[NamedSharding | None]:
+        program = self.plan.program
+        return program.types_elsewhere or (None,) * len(program.out_info)
 
     def _typed(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """The leaves in the types in which the function was traced."""
