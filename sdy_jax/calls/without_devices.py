@@ -27,6 +27,15 @@ def with_devices(mesh: AnyMesh, values: Iterable[Any], around: Any) -> AnyMesh:
     return around if _has_axes_of(around, mesh) else mesh
 
 
+def on_devices_of(mesh: AnyMesh, other: AnyMesh) -> AnyMesh | None:
+    """A mesh where it has the devices of another one in their order; on these, if it has none. Else None."""
+    if isinstance(mesh, jax.sharding.Mesh) and isinstance(other, jax.sharding.Mesh):
+        return mesh if mesh.devices.flat[:].tolist() == other.devices.flat[:].tolist() else None
+    if mesh.size != other.size or not isinstance(other, jax.sharding.Mesh):
+        return None
+    return jax.sharding.Mesh(other.devices.reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
+
+
 def _has_axes_of(found: Any, mesh: AnyMesh) -> bool:
     return isinstance(found, jax.sharding.Mesh) and mesh_from_jax(found) == mesh_from_jax(mesh)
 
