@@ -328,16 +328,17 @@ class PlannedFunction:
         """The function's own mesh, where it is called by one that runs on another mesh of the same devices.
 
         Raises:
-            ShardingError: they have other devices, or these in another order.
+            ShardingError: they have other devices, or these in another order, or the function has several meshes.
         """
         own = [checked_mesh(each) for each in self._meshes or [mesh if self.mesh is None else self.mesh]]
         if mesh_from_jax(mesh) in map(mesh_from_jax, own):
             return None
-        if (found := on_devices_of(own[0], mesh)) is None:
+        found = None if self.has_several_meshes else on_devices_of(own[0], mesh)
+        if found is None:
             raise ShardingError(
                 f"{self.name} is partitioned on the mesh {' or '.join(str(mesh_from_jax(each)) for each in own)} and "
-                f"called by a function partitioned on {mesh_from_jax(mesh)}, which has other devices, or these in "
-                "another order; use one mesh"
+                f"called by a function partitioned on {mesh_from_jax(mesh)}; use one mesh, or one other of the same "
+                "devices in the same order"
             )
         return found
 

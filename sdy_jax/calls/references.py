@@ -68,11 +68,11 @@ def bring(ref: Any, path: str, sharding: Any) -> None:
     """Has jit bring a Ref that lies on other devices where a sharding says.
 
     Raises:
-        ShardingError: jit refuses that: it moves no blocks of a Ref.
+        ShardingError: jit refuses that: it moves no blocks of a Ref, and since jax 0.12 no Ref at all.
     """
     try:
         jax.jit(_rewritten, in_shardings=sharding)(ref)
-    except ValueError:
+    except (ValueError, jax.errors.JaxRuntimeError):
         raise ShardingError(
             f"`{path}` is a jax.Ref that lies on other devices than the mesh's, and in_shardings says {sharding.spec}, "
             "which it must have already; to fix: make it there, by jax.new_ref(jax.device_put(x, NamedSharding(mesh, "

@@ -19,6 +19,7 @@ from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import copied, manual_axes, module_meshes, named, pre_order
 from sdy_jax.ir.stored_shardings import map_shardings
+from sdy_jax.passes.meshes import lift_meshes
 from sdy_jax.representation.attributes import manual_axes_to_attribute, shardings_from_attribute
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sdy_collectives import KINDS
@@ -76,6 +77,7 @@ def on_whole_axes(program: Program) -> Program:
             "that cuts its axes; to fix: use one mesh for both, or sdy_jax.reshard in its place"
         )
     module = copied(program.module)
+    lift_meshes(module)  # groups of devices may name a mesh by a symbol of its own
     name = declare_mesh(module, finer)
     put_on_mesh(module, name)
     return replace(program, module=module, mesh=finer, mesh_name=name, uncut=base)
