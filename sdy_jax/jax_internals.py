@@ -25,6 +25,7 @@
 * `_internal_use_concrete_mesh`: `jax.set_mesh` is refused while jax traces.
 * `remove_explicit_mesh_axis_names`: a `shard_map` is to be over all axes of its mesh under `vmap`, too.
 * `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
+* `batch_jaxpr`: which results of a function are mapped; those of `jax.vmap` itself have to be told.
 * `backward_pass`: `jax.linear_transpose` evaluates partially before it transposes, which runs the callbacks of what is
   rematerialized once more.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
@@ -60,6 +61,7 @@ from jax._src.custom_partitioning_sharding_rule import (
     str_to_sdy_sharding_rule,
 )
 from jax._src.interpreters.ad import backward_pass
+from jax._src.interpreters.batching import batch_jaxpr
 from jax._src.interpreters.mlir import refine_polymorphic_shapes
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh, thread_resources
@@ -446,6 +448,13 @@ def pulled_back(linear: Any, cotangents: Sequence[Any]) -> list[Any]:
     unknown = [ad.UndefinedPrimal(aval.to_ct_aval()) for aval in linear.in_avals]
     found = backward_pass(linear.jaxpr, True, linear.consts, unknown, list(cotangents))
     return list(map(ad.instantiate_zeros, found))
+
+
+def mapped_results(region: Any, axis_data: Any, dims: Sequence[int | None]) -> list[bool]:
+    """Per result of a closed jaxpr whether `jax.vmap` over some of its arguments maps it."""
+    apart = dataclasses.replace(axis_data, spmd_name=None)
+    _, found = batch_jaxpr(region, apart, [dim is not None for dim in dims], False)
+    return list(found)
 
 
 def primal_of(x: Any) -> Any:

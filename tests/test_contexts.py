@@ -354,6 +354,22 @@ def test_vmaps_around_a_function_over_an_axis(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, theirs)
 
 
+def test_results_that_are_the_same_along_the_axis_are_not_mapped():
+    def normalized(x, mean):
+        return x - lax.pmean(x, "i"), 0.9 * mean + 0.1 * lax.pmean(x, "i")
+
+    def of_both(jit, **options):
+        f = jax.vmap(jit(normalized, **options), axis_name="i", in_axes=(0, None), out_axes=(0, None))
+
+        def loss(x, mean):
+            return sum((y**2).sum() for y in f(x, mean))
+
+        return f(STACK, STACK[0]), jax.grad(loss, (0, 1))(STACK, STACK[0])
+
+    ours, theirs = of_both(sdy.partition, mesh=mesh_of()), of_both(jax.jit)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, theirs)
+
+
 def test_a_mapped_function_is_traced_and_planned_once():
     traces = []
 

@@ -6,22 +6,24 @@ no axis is left that it names, that is partitioned, with the stated shardings an
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import batching
+from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate import regions
-from sdy_jax.annotate.arguments import match_prefix
+from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.equations import named_axes
-from sdy_jax.annotate.named import give_derivatives, mapped, specs_of
+from sdy_jax.annotate.named import StatedSpecs, give_derivatives, mapped, specs_of
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_function import PlannedFunction
-from sdy_jax.jax_internals import trace_state
+from sdy_jax.calls.statics import Statics
+from sdy_jax.jax_internals import mapped_results, trace_state
 
 Partition = Callable[[Callable[..., Any], Options, bool], Any]
 
@@ -35,34 +37,36 @@ class MappedLater:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         leaves, tree, statics = self._function.given(args, kwargs)
-        values, mesh = [leaf.value for leaf in leaves], self._function.mesh_of(leaves)
-        key = (mesh, tree, statics.key, tuple(map(jax.typeof, values)), trace_state())
-        call = self._calls.get(key)
-        if call is None:
-
-            def flat(*xs: Any) -> Any:
-                dynamic, named = jax.tree.unflatten(tree, xs)
-                return self._function.inner(statics, mesh)(*dynamic, **named)
-
-            call = _Call(self, mesh, regions.trace(flat, values))
-            if not any(isinstance(value, jax.core.Tracer) for value in call.traced.captured):
-                self._calls[key] = call
-        results = jax.tree.unflatten(call.traced.out_tree, call.traced.region.out_avals)
+        call = self._call_of(leaves, tree, statics)
+        traced, captured = call.traced, call.traced.captured
+        results = jax.tree.unflatten(traced.out_tree, traced.region.out_avals)
         outputs = match_prefix(self._function.options.out_shardings, results, "result", "out_shardings")
-        given = [
-            leaf if leaf.spec is not AUTO else dataclasses.replace(leaf, spec=None) for leaf in (*leaves, *outputs)
-        ]
-        count, captured = len(leaves), call.traced.captured
         found = waiting_p.bind(
             *captured,
-            *values,
-            region=call.traced.region,
+            *(leaf.value for leaf in leaves),
+            region=traced.region,
             name=self._function.name,
-            in_shardings=(None,) * len(captured) + specs_of(given[:count], "in_shardings"),
-            out_shardings=specs_of(given[count:], "out_shardings"),
+            in_shardings=(None,) * len(captured) + _stated(leaves, "in_shardings"),
+            out_shardings=_stated(outputs, "out_shardings"),
             call=call,
         )
-        return jax.tree.unflatten(call.traced.out_tree, found)
+        return jax.tree.unflatten(traced.out_tree, found)
+
+    def _call_of(self, leaves: Sequence[Leaf], tree: PyTreeDef, statics: Statics) -> _Call:
+        """A kind of call, kept unless the function closes over values of an outer trace."""
+        values, mesh = [leaf.value for leaf in leaves], self._function.mesh_of(leaves)
+        key = (mesh, tree, statics.key, tuple(map(jax.typeof, values)), trace_state())
+        if key in self._calls:
+            return self._calls[key]
+
+        def flat(*xs: Any) -> Any:
+            dynamic, named = jax.tree.unflatten(tree, xs)
+            return self._function.inner(statics, mesh)(*dynamic, **named)
+
+        call = _Call(self, mesh, regions.trace(flat, values))
+        if not any(isinstance(value, jax.core.Tracer) for value in call.traced.captured):
+            self._calls[key] = call
+        return call
 
     def forget(self) -> None:
         """Forgets what was traced and partitioned."""
@@ -70,7 +74,7 @@ class MappedLater:
 
     def partitioned(self, mesh: Any, parameters: dict[str, Any]) -> Any:
         """A mapped function, partitioned."""
-        options = dataclasses.replace(
+        options = replace(
             self._function.options.of_derivatives(mesh),
             in_shardings=parameters["in_shardings"],
             out_shardings=list(parameters["out_shardings"]),
@@ -82,6 +86,10 @@ class MappedLater:
 
         run.__name__ = f"{parameters['name']} (mapped)"
         return self._partition(run, options, True)
+
+
+def _stated(leaves: Sequence[Leaf], where: str) -> StatedSpecs:
+    return specs_of([replace(leaf, spec=None) if leaf.spec is AUTO else leaf for leaf in leaves], where)
 
 
 class _Call:
@@ -102,7 +110,7 @@ class _Call:
 
 def _batched(
     axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], **parameters: Any
-) -> tuple[Sequence[Any], list[int]]:
+) -> tuple[list[Any], list[int | None]]:
     call, region = parameters["call"], parameters["region"]
     changed = mapped(axis_data, dims, parameters)
     if named_axes(changed["region"]):
@@ -110,7 +118,9 @@ def _batched(
     else:
         along = (axis_data.name, axis_data.size, axis_data.spmd_name, tuple(dims))
         found = call.run(along if region is call.traced.region else None, values, changed)
-    return found, [0] * len(found)
+    are_mapped = mapped_results(region, axis_data, dims)
+    outs = [x if is_mapped else x[0] for x, is_mapped in zip(found, are_mapped, strict=True)]
+    return outs, [0 if is_mapped else None for is_mapped in are_mapped]
 
 
 waiting_p = Primitive("sdy_waiting_for_vmap")
