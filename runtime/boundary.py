@@ -205,9 +205,14 @@ class Boundary:
 
     def _on_user_mesh(self, sharding: TensorSharding) -> TensorSharding:
         """A sharding in the user's axes, where the program's mesh cuts these."""
+        own = self._own_axes
+        return sharding if own is None else rewritten(sharding, self._refined.mesh, own, str(sharding.mesh))
+
+    @cached_property
+    def _own_axes(self) -> Mesh | None:
+        """The user's mesh, where that of the program cuts its axes."""
         own = mesh_from_jax(self._user_mesh)
-        is_cut = own.axes != self._refined.mesh.axes
-        return rewritten(sharding, self._refined.mesh, own, str(sharding.mesh)) if is_cut else sharding
+        return None if own.axes == self._refined.mesh.axes else own
 
     def _typed_spec(self, sharding: TensorSharding) -> PartitionSpec:
         """The part of a sharding that a type can have: per dimension, the Explicit axes before any other axis."""

@@ -1,4 +1,4 @@
-"""The equations of a traced function, those of its inner functions too, and the mapped axes that they name."""
+"""The equations of a traced function, those of its inner functions too: their lines, and the mapped axes they name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr  # type: ignore[attr-defined, unused-ignore]  # one class in jax 0.12
 
+from sdy_jax.ir.hidden_frames import PACKAGE
+from sdy_jax.ir.locations import is_in_library
 from sdy_jax.jax_internals import effects_on_axes, mapped_axes
 
 _NAMES = ("axis_name", "axes")
@@ -40,3 +42,13 @@ def named_axes(jaxpr: Any) -> list[str]:
 def _listed(given: Any) -> tuple[Any, ...]:
     names = given if isinstance(given, tuple | list) else (given,)
     return tuple(name for name in names if isinstance(name, str))
+
+
+def line_of(equation: Any) -> str:
+    """The innermost line of the user's code that made an equation."""
+    traceback = equation.source_info.traceback
+    frames = traceback.frames if traceback is not None else ()
+    users = (
+        frame for frame in frames if not is_in_library(frame.file_name) and not frame.file_name.startswith(PACKAGE)
+    )
+    return next((f"{frame.file_name}:{frame.line_num}" for frame in users), "")

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
-from sdy_jax.annotate.equations import all_equations
+from sdy_jax.annotate.equations import all_equations, line_of
 from sdy_jax.errors import ShardingError
+from sdy_jax.ir.locations import short_source
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 
 
@@ -25,9 +26,13 @@ def check_mapped_meshes(jaxpr: Any, mesh: AnyMesh) -> None:
         own = equation.params.get("mesh") if equation.primitive.name == "shard_map" else None
         if not isinstance(own, jax.sharding.Mesh) or [*own.devices.flat] == devices:
             continue
-        how = "in another order" if {*own.devices.flat} == {*devices} else "other devices"
+        how = "these devices in another order" if {*own.devices.flat} == {*devices} else "other devices"
         raise ShardingError(
-            f"Received incompatible devices: {how} in a jax.shard_map on the mesh {mesh_from_jax(own)} than the mesh "
-            f"{mesh_from_jax(mesh)} on which the function is partitioned; to fix: give both meshes the same devices in "
-            "one order, or partition the function on the other mesh"
+            f"Received incompatible devices: the function is partitioned on the mesh {mesh_from_jax(mesh)}, and a "
+            f"jax.shard_map{_at(line_of(equation))} is on {mesh_from_jax(own)}, which has {how}; to fix: give both "
+            "meshes the same devices in one order, or partition the function on the other mesh"
         )
+
+
+def _at(line: str) -> str:
+    return f" at {short_source(line)}" if line else ""
