@@ -135,14 +135,14 @@ class Boundary:
         jit names the axes of results after the first mesh that it comes upon. That is to be the refined one only if
         there are results that the user's axes cannot say.
         """
-        if not xs or any(map(has_sub_axes, self._out)):
+        if not xs or any(has_sub_axes(self._on_user_mesh(sharding)) for sharding in self._out):
             return xs
         anyhow = PartitionSpec(*(PartitionSpec.UNCONSTRAINED,) * xs[0].ndim)
         return (jax.lax.with_sharding_constraint(xs[0], NamedSharding(self._mesh, anyhow)), *xs[1:])
 
     def _stacked(self, x: jax.Array, sharding: TensorSharding) -> jax.Array:
         """The partial sums of an unreduced array along a new leading dimension, sharded by its unreduced axes."""
-        axes = tuple(axis.name for axis in sharding.unreduced_axes)
+        axes = tuple(axis.name for axis in self._on_user_mesh(sharding).unreduced_axes)
         spec = jax.typeof(x).sharding.spec
         lead = PartitionSpec(axes, *spec.partitions)
         return jax.shard_map(
@@ -176,7 +176,8 @@ class Boundary:
             return self._typed_spec(sharding)
         if not self._are_terms[number]:
             return type_
-        return PartitionSpec(tuple(axis.name for axis in sharding.unreduced_axes), *type_.partitions)
+        unreduced = self._on_user_mesh(sharding).unreduced_axes
+        return PartitionSpec(tuple(axis.name for axis in unreduced), *type_.partitions)
 
     def _entering(self, number: int) -> TensorSharding:
         """The sharding of an argument as it enters: partial sums have a leading dimension."""
@@ -197,14 +198,26 @@ class Boundary:
 
     def named(self, sharding: TensorSharding) -> NamedSharding:
         """The jax sharding of a boundary value: on the user's axes where they can say it, else on the refined ones."""
-        if has_sub_axes(sharding):
+        own = self._on_user_mesh(sharding)
+        if has_sub_axes(own):
             return NamedSharding(self._refined_mesh, self._refined.spec(sharding))
-        return NamedSharding(self._mesh, to_partition_spec(sharding))
+        return NamedSharding(self._mesh, to_partition_spec(own))
+
+    def _on_user_mesh(self, sharding: TensorSharding) -> TensorSharding:
+        """A sharding in the user's axes, where the program's mesh cuts these."""
+        own = self._own_axes
+        return sharding if own is None else rewritten(sharding, self._refined.mesh, own, str(sharding.mesh))
+
+    @cached_property
+    def _own_axes(self) -> Mesh | None:
+        """The user's mesh, where that of the program cuts its axes."""
+        own = mesh_from_jax(self._user_mesh)
+        return None if own.axes == self._refined.mesh.axes else own
 
     def _typed_spec(self, sharding: TensorSharding) -> PartitionSpec:
         """The part of a sharding that a type can have: per dimension, the Explicit axes before any other axis."""
         names = []
-        for axes in sharding.axes:
+        for axes in self._on_user_mesh(sharding).axes:
             sayable = takewhile(lambda a: not a.sub_axis and a.name in self._explicit, axes)
             names.append(tuple(a.name for a in sayable) or None)
         return PartitionSpec(*names)

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from sdy_jax.representation.axes import merge_neighbours, sort_and_merge
-from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
+from sdy_jax.representation.mesh import Axes, AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.runtime.mesh import block_indices
+from sdy_jax.runtime.mesh import RefinedMesh, block_indices
 
 
 def on_devices_of(mesh: AnyMesh, base: AnyMesh) -> Mesh | None:
@@ -114,6 +114,17 @@ def _table(mesh: Mesh) -> dict[bytes, AxisRef]:
             for part in _leading_parts(AxisRef.canonical(axis.name, pre, axis.size // pre, mesh), mesh):
                 found[coordinates_by_device((part,), mesh)] = part
     return found
+
+
+def cut_at(axes: Sequence[AxisRef], mesh: Mesh) -> Mesh:
+    """The mesh of the coarsest parts of a mesh's axes of which all of `axes` are products, each named as it is written:
+    `x:(1)2`."""
+    parts = RefinedMesh.of(mesh, axes).all_atoms
+    return replace(mesh, axes=tuple(MeshAxis(_name(part), part.size(mesh)) for part in parts))
+
+
+def _name(axis: AxisRef) -> str:
+    return axis.name if axis.sub_axis is None else f"{axis.name}:{axis.sub_axis}"
 
 
 def same_devices(first: Mesh, second: Mesh) -> bool:

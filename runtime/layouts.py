@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sdy_jax.jax_internals import primal_of
+from sdy_jax.jax_internals import primal_of, tiles_of
 from sdy_jax.representation.named import AnyMesh, has_sub_axes, mesh_from_jax, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.device_orders import can_express, on_devices_of
@@ -39,18 +39,60 @@ def as_named(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> NamedShar
     if isinstance(sharding, NamedSharding):
         return sharding
     if sharding.num_devices == 1:
-        mesh = jax.sharding.Mesh(np.array([*sharding.device_set]), ("device",))
-        return NamedSharding(mesh, PartitionSpec(), memory_kind=sharding.memory_kind)
+        alone = jax.sharding.Mesh(np.array([*sharding.device_set]), ("device",))
+        return NamedSharding(alone, PartitionSpec(), memory_kind=sharding.memory_kind)
     starts = _starts(sharding, tuple(shape))
     counts = [len(set(places)) for places in zip(*starts.values(), strict=True)]
     blocks = Counter(starts.values())
     if len(set(blocks.values())) != 1 or len(blocks) != math.prod(counts):
         return None
     ordered = sorted(starts, key=lambda device: starts[device])  # stable: copies keep their order
-    names = tuple(f"dim{i}" for i in range(len(counts)))
-    mesh = jax.sharding.Mesh(np.array(ordered, object).reshape(*counts, -1), (*names, "copies"))
-    spec = PartitionSpec(*(name if count > 1 else None for name, count in zip(names, counts, strict=True)))
-    return NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
+    names = (*(f"dim{i}" for i in range(len(counts))), "copies")
+    sizes = (*counts, len(ordered) // math.prod(counts))
+    whole = [[(name, size)] for name, size in zip(names, sizes, strict=True)]
+    parts = [_prime_parts(name, size) for name, size in zip(names, sizes, strict=True)]
+    sorted_ones = ((axes, _in_order(ordered, axes, [*starts])) for axes in (whole, parts))
+    found = ((axes, mesh) for axes, mesh in sorted_ones if mesh is not None)
+    axes, mesh = next(found, (whole, _mesh(ordered, whole)))
+    entries = (tuple(name for name, size in own if size > 1) or None for own in axes[:-1])
+    return NamedSharding(mesh, PartitionSpec(*entries), memory_kind=sharding.memory_kind)
+
+
+def as_stated(sharding: jax.sharding.Sharding) -> NamedSharding | None:
+    """`as_named` of a sharding that arrays of some shape have: that of one element per block."""
+    return as_named(sharding, tiles_of(sharding))
+
+
+_Axes = list[tuple[str, int]]
+"""Names and sizes."""
+
+
+def _prime_parts(name: str, size: int) -> _Axes:
+    """An axis of prime size, or such parts of one."""
+    found: list[int] = []
+    while size > 1:
+        found.append(next(n for n in range(2, size + 1) if size % n == 0))
+        size //= found[-1]
+    return [(f"{name}.{i}", n) for i, n in enumerate(found)] if len(found) > 1 else [(name, math.prod(found))]
+
+
+def _mesh(devices: Sequence[jax.Device], axes: Sequence[_Axes]) -> jax.sharding.Mesh:
+    names, sizes = zip(*(axis for dimension in axes for axis in dimension), strict=True)
+    return jax.sharding.Mesh(np.array(devices, object).reshape(sizes), names)
+
+
+def _in_order(
+    devices: Sequence[jax.Device], axes: Sequence[_Axes], order: Sequence[jax.Device]
+) -> jax.sharding.Mesh | None:
+    """The mesh of these axes, sorted such that its devices come in an order, which has to be one for all of a jitted
+    function; None if there is no such way."""
+    mesh, position = _mesh(devices, axes), {device: number for number, device in enumerate(order)}
+    positions = np.vectorize(position.__getitem__, otypes=[int])(mesh.devices)
+    strides = [int(np.diff(positions, axis=i).flat[0]) if n > 1 else 0 for i, n in enumerate(positions.shape)]
+    way = sorted(range(len(strides)), key=lambda i: -strides[i])
+    if [*positions.transpose(way).flat] != [*range(len(order))]:
+        return None
+    return jax.sharding.Mesh(mesh.devices.transpose(way), tuple(mesh.axis_names[i] for i in way))
 
 
 def _starts(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> dict[jax.Device, tuple[int, ...]]:

@@ -5,7 +5,7 @@
 * `Traced._consts`: tracers of an outer trace that a function closes over; they are arguments of the module as well.
 * `get_concrete_mesh`: the mesh of `jax.set_mesh`; the public `get_mesh` refuses to say it under `jax.jit`.
   `thread_resources`: that of `with mesh:`, which is deprecated, and of which the public API says nothing.
-* `NamedAxisEffect`: of a function that uses an axis which a `jax.vmap` around it names.
+* `NamedAxisEffect`, `get_axis_env`: of a function that uses an axis which a `jax.vmap` around it names.
 * `ShardingTypeError`: what an op raises on Explicit axes whose result may lie in several ways.
 * `jaxpr_const_args`: which arrays those are, of a jaxpr that becomes the region of an op.
 * `shard_alike_p`: gives its groups numbers of the process, which would meet the user's; jax 0.12 no longer has it.
@@ -15,6 +15,7 @@
 * `JVPTracer.primal` and its like: the layout of an array that is differentiated eagerly; a tracer hides it.
 * `custom_partitioning_p` and the conversion of its sharding rules: what a `custom_partitioning` function says is in the
   parameters of its primitive. `parse_flatten_op_sharding`: it may return shardings of any kind.
+* `_to_xla_hlo_sharding`: how a sharding of any kind splits, before there is a shape.
 * The primitives of `jax.debug`, `pure_callback` and `io_callback`, whose parameters hold the Python functions, and
   their effects; `Traced._params`, the jaxpr that is lowered, to put one without ordered effects in its place, and
   `Traced._meta_tys_flat`, the shardings of arguments, which are on a mesh without devices.
@@ -24,6 +25,9 @@
 * `_internal_use_concrete_mesh`: `jax.set_mesh` is refused while jax traces.
 * `remove_explicit_mesh_axis_names`: a `shard_map` is to be over all axes of its mesh under `vmap`, too.
 * `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
+* `batch_jaxpr`: which results of a function are mapped; those of `jax.vmap` itself have to be told.
+* `backward_pass`: `jax.linear_transpose` evaluates partially before it transposes, which runs the callbacks of what is
+  rematerialized once more.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
 * `trace_context` and its names: what jit traces a function again for, beside types. `explain_cache_misses` and
   `log_compiles`, which are silent while a program is traced inside of a trace that was told of.
@@ -56,13 +60,15 @@ from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
     str_to_sdy_sharding_rule,
 )
+from jax._src.interpreters.ad import backward_pass
+from jax._src.interpreters.batching import batch_jaxpr
 from jax._src.interpreters.mlir import refine_polymorphic_shapes
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh, thread_resources
 from jax._src.sharding_impls import _internal_use_concrete_mesh, parse_flatten_op_sharding
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
-from jax.interpreters import mlir
+from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.errors import SdyError, ShardingError
@@ -131,9 +137,14 @@ def effects_of(primitive: Primitive, avals: Sequence[Any], parameters: Mapping[s
     return found
 
 
-def named_axes(found: Set[Any]) -> list[str]:
-    """The axes over which a function communicates that `jax.vmap` around it names."""
-    return sorted(str(effect.name) for effect in found if isinstance(effect, NamedAxisEffect))
+def effects_on_axes(found: Set[Any]) -> set[Any]:
+    """The axes over which a function communicates that something around it names, by its effects."""
+    return {effect.name for effect in found if isinstance(effect, NamedAxisEffect)}
+
+
+def mapped_axes() -> set[Any]:
+    """The axes that `jax.vmap`s and the like around this trace name."""
+    return {*get_axis_env().axis_sizes}
 
 
 def has_ordered(found: Set[Any]) -> bool:
@@ -171,6 +182,15 @@ def spec_on(mesh: Any, sharding: Any, rank: int) -> PartitionSpec:
         return sharding.spec
     (found, *_) = parse_flatten_op_sharding(sharding._to_xla_hlo_sharding(rank), mesh)
     return PartitionSpec(*found)
+
+
+def tiles_of(sharding: Any) -> tuple[int, ...]:
+    """Into how many blocks a sharding of any kind splits each dimension; nothing where it splits none."""
+    found = sharding._to_xla_hlo_sharding(0)
+    if found.is_replicated():
+        return ()
+    tiles = tuple(found.tile_assignment_dimensions())
+    return tiles[: len(tiles) - max(len(found.subgroup_types()), found.replicate_on_last_tile_dim())]
 
 
 def trace_and_lower(
@@ -399,6 +419,11 @@ def trace_settings() -> Settings:
     return (own, *(pair for pair in pairs if pair[0] not in _NOT_SEEN))
 
 
+def trace_state() -> Any:
+    """All that a trace depends on beside types, the axes around it that are mapped included; it can be hashed."""
+    return config.trace_context()
+
+
 def with_devices(mesh: Any) -> AbstractContextManager[Any]:
     """Lets a mesh's devices be those of the context that has none: types know no devices, and jax lowers callbacks and
     the like, whose rules are ours, for known devices only."""
@@ -416,6 +441,20 @@ def with_all_axes() -> AbstractContextManager[Any]:
 def distributed_client() -> Any:
     """The client of the service that `jax.distributed.initialize` starts; None without one."""
     return distributed.global_state.client
+
+
+def pulled_back(linear: Any, cotangents: Sequence[Any]) -> list[Any]:
+    """The cotangents of the arguments of a closed jaxpr that is linear in all of them."""
+    unknown = [ad.UndefinedPrimal(aval.to_ct_aval()) for aval in linear.in_avals]
+    found = backward_pass(linear.jaxpr, True, linear.consts, unknown, list(cotangents))
+    return list(map(ad.instantiate_zeros, found))
+
+
+def mapped_results(region: Any, axis_data: Any, dims: Sequence[int | None]) -> list[bool]:
+    """Per result of a closed jaxpr whether `jax.vmap` over some of its arguments maps it."""
+    apart = dataclasses.replace(axis_data, spmd_name=None)
+    _, found = batch_jaxpr(region, apart, [dim is not None for dim in dims], False)
+    return list(found)
 
 
 def primal_of(x: Any) -> Any:

@@ -154,8 +154,22 @@ def test_a_partitioned_function_called_by_another_is_inlined(mesh, built, wrap):
     assert result.sharding.spec == P("data", "model")
 
 
-def test_a_partitioned_function_on_another_mesh_is_refused_inside(mesh, mesh_xyz):
-    inner = sdy.partition(square, mesh=mesh_xyz)
+@pytest.mark.parametrize(
+    ("spec", "out"), [(P("a", "b"), P(("c", "a"))), ('[{"b"}, {"a"}]', None), (sdy.AUTO, P("b")), (None, None)], ids=str
+)
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_a_partitioned_function_on_another_mesh_of_the_devices_is_inlined(mesh, spec, out, is_abstract):
+    cube = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(AxisType.Auto,) * 3)
+    cube = cube.abstract_mesh if is_abstract else cube
+    inner = sdy.partition(square, mesh=cube, in_shardings=spec, out_shardings=out)
+    outer = sdy.partition(lambda x: inner(x * 2), mesh=mesh, in_shardings=P("data"))
+    np.testing.assert_allclose(outer(X), 4 * X @ X.T, rtol=1e-5)
+    slopes = (jax.grad(lambda x, f=f: (f(x) ** 2).sum())(X) for f in (outer, lambda x: square(x * 2)))
+    np.testing.assert_allclose(*slopes, rtol=1e-4)
+
+
+def test_a_partitioned_function_on_other_devices_is_refused_inside(mesh):
+    inner = sdy.partition(square, mesh=jax.sharding.Mesh(np.array(jax.devices()[:4]), ("a",)))
     with pytest.raises(sdy.SdyError, match=r"square is partitioned on the mesh .*use one mesh"):
         sdy.partition(lambda x: inner(x), mesh=mesh)(X)
 

@@ -136,6 +136,55 @@ def rematerialized(ordered, x):
     return jax.grad(lambda x: jax.lax.scan(layer, x, jnp.arange(3))[0].sum())(x)
 
 
+def of_cosines(ordered, x):
+    return jax.checkpoint(lambda x: jnp.sin(layer_with_callback(ordered, jnp.cos(x))))(x)
+
+
+def layer_with_callback(ordered, x):
+    debug("inner", ordered)(x.sum())
+    return jnp.sin(x) * pure(jax.lax.stop_gradient(x))
+
+
+def scan_of_rematerialized(ordered, x):
+    layer = jax.checkpoint(partial(layer_with_callback, ordered))
+    return jax.lax.scan(lambda x, _: (layer(x), None), x, None, length=3)[0]
+
+
+def rematerialized_scan(ordered, x):
+    return jax.checkpoint(partial(in_scan_of_layers, ordered))(x)
+
+
+def in_scan_of_layers(ordered, x):
+    return jax.lax.scan(lambda x, _: (layer_with_callback(ordered, x), None), x, None, length=3)[0]
+
+
+def pulled_twice(f, x):
+    y, pull = jax.vjp(f, x)
+    return y, pull(x), pull(y)
+
+
+def pushed_twice(f, x):
+    y, push = jax.linearize(f, x)
+    return y, push(x), push(y)
+
+
+FROM_OUTSIDE = {
+    "gradient": lambda f, x: jax.grad(lambda x: (f(x) ** 2).sum())(x),
+    "gradient under jit": lambda f, x: jax.jit(jax.value_and_grad(lambda x: (f(x) ** 2).sum()))(x),
+    "vjp": pulled_twice,
+    "linearize": pushed_twice,
+}
+
+
+@pytest.mark.parametrize("name", FROM_OUTSIDE)
+@pytest.mark.parametrize("program", [of_cosines, scan_of_rematerialized, rematerialized_scan])
+def test_callbacks_of_what_is_rematerialized_run_as_often_where_it_is_differentiated_from_outside(program, name):
+    x, function = np.asarray(X) / 9, partial(program, False)  # on no device: the mesh is known by the program alone
+    ours = sdy.partition(function, mesh=LINE, in_shardings=P("x"), on_unknown="ignore")
+    mine, theirs = (events(partial(FROM_OUTSIDE[name], f), x) for f in (ours, jax.jit(function)))
+    assert_like(mine, theirs, False)
+
+
 def called_twice(ordered, x):
     inner = jax.jit(partial(in_line, ordered))
     return inner(inner(x))

@@ -80,6 +80,23 @@ CALLS = {
     "a GSPMD sharding stated": lambda jit: in_context(jit, jnp.sin, in_shardings=gspmd("a", "b"))(X),
     "a GSPMD sharding of results": lambda jit: in_context(jit, jnp.sin, out_shardings=gspmd(None, "a"))(X),
     "an array with a GSPMD sharding": lambda jit: in_context(jit, jnp.sin)(jax.device_put(X, gspmd("b"))),
+    # without any mesh
+    "a GSPMD sharding stated alone": lambda jit: jit(jnp.sin, in_shardings=gspmd("a", "b"), out_shardings=gspmd())(X),
+    "a GSPMD sharding of columns": lambda jit: jit(jnp.sin, in_shardings=gspmd("b"), out_shardings=gspmd("b"))(
+        jax.device_put(X, gspmd("b"))
+    ),
+    "a GSPMD sharding of results alone": lambda jit: jit(jnp.sin, out_shardings=gspmd(None, "a"))(X),
+    "GSPMD shardings in other orders": lambda jit: jit(
+        lambda tree: tree["a"] @ tree["b"].T, in_shardings=({"a": gspmd(("b", "a")), "b": None},), out_shardings=gspmd()
+    )({"a": X, "b": jax.device_put(X, gspmd("a"))}),
+    "a GSPMD sharding ahead of time": lambda jit: (
+        jit(jnp.sin, in_shardings=gspmd("a"), out_shardings=gspmd("a"))
+        .lower(X)
+        .compile()(jax.device_put(X, gspmd("a")))
+    ),
+    "a gradient with respect to a GSPMD sharding": lambda jit: jax.grad(
+        lambda x: jit(lambda x: jnp.sin(x).sum(), in_shardings=gspmd("a", "b"))(x)
+    )(X),
 }
 
 

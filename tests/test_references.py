@@ -95,6 +95,42 @@ def test_a_reference_on_one_device_is_refused_as_an_array_there(mesh):
         sdy.partition(read, mesh=mesh)(jax.new_ref(jnp.zeros(8)), np.zeros(8, np.float32))
 
 
+@pytest.mark.parametrize("device", [0, 3])
+def test_a_reference_on_one_device_is_brought_to_the_mesh_where_it_is_stated_whole(device):
+    whole = NamedSharding(jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2), P())
+
+    def outcome(jit):
+        ref, x = jax.new_ref(jax.device_put(X, jax.devices()[device])), X * 2
+        f = jit(read_after_write, in_shardings=(whole, None))
+        return [f(ref, x), f(ref, x)], ref[...]
+
+    try:
+        theirs = outcome(jax.jit)
+    except jax.errors.JaxRuntimeError:  # since jax 0.12
+        with pytest.raises(sdy.ShardingError, match=r"`r` is a jax\.Ref that lies on other devices"):
+            outcome(sdy.partition)
+        return
+    ours = outcome(sdy.partition)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+    assert ours[1].sharding == theirs[1].sharding
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_reference_on_one_device_that_is_stated_split_is_refused_before_anything_runs(jit, mesh):
+    seen = []
+    ref = jax.new_ref(jnp.asarray(X))
+
+    def f(r, x):
+        jax.debug.callback(seen.append, x.sum())
+        return read_after_write(r, x)
+
+    with pytest.raises(ValueError, match=r"does not match the sharding|`r` is a jax.Ref that lies on other devices"):
+        jit(f, in_shardings=(NamedSharding(mesh, P("a")), None))(ref, X)
+    jax.effects_barrier()
+    assert not seen
+    np.testing.assert_array_equal(ref[...], X)
+
+
 @pytest.mark.parametrize("jit", JITS)
 def test_a_reference_is_passed_once(mesh, jit):
     ref = jax.new_ref(jnp.zeros(8))

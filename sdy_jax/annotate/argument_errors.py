@@ -89,6 +89,16 @@ class SymbolicSizes(UnsupportedError):
         )
 
 
+class NamesMappedAxes(UnsupportedError):
+    """A function communicates over `axes`, which `jax.vmap`s around it name: there is no plan before they have it."""
+
+    def __init__(self, axes: Sequence[str]):
+        super().__init__(
+            f"a partitioned function communicates over {', '.join(map(repr, axes))}, an axis of a jax.vmap around it, "
+            "and has no plan of its own; to fix: vmap inside of the function"
+        )
+
+
 def no_values(path: str, name: str) -> ArgumentError:
     """A type in a call that needs the array."""
     return ArgumentError(

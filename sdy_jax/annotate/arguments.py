@@ -34,7 +34,7 @@ from sdy_jax.annotate.user_function import function_name, function_signature
 from sdy_jax.errors import ShardingError
 from sdy_jax.representation.named import AnyMesh, unreduced_by
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.types import explicit_axes, sharding_of_type, type_on
+from sdy_jax.representation.types import explicit_axes, sharding_of_type, type_elsewhere, type_on
 from sdy_jax.runtime.layouts import as_named
 
 Spec = Any
@@ -59,6 +59,9 @@ class Leaf:
     """What the function sees of the layout while it is traced, where that is the array's own type on Explicit axes."""
     is_moved: bool = False
     """Whether the array has such a type, and the function sees it as it is stated."""
+    elsewhere: NamedSharding | None = None
+    """The type of an array on another mesh with Explicit axes, where nothing else is stated: the function sees none,
+    and results that are this array have it."""
     layout: Any = None
     """The order of the array's dimensions in memory, where a `Format` states it."""
 
@@ -184,6 +187,8 @@ def abstracted(leaf: Leaf, mesh: AnyMesh | None, keeps_type: bool = False) -> Le
     stripped = jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=getattr(value, "weak_type", False))
     leaf = replace(leaf, value=stripped)
     own = None if mesh is None else type_on(value, mesh)
+    if mesh is not None and own is None and leaf.spec is None:
+        leaf = replace(leaf, elsewhere=type_elsewhere(value, mesh))
     if own is not None and keeps_type:
         leaf = replace(leaf, type=own)
     elif mesh is not None and own is not None and explicit_axes(own.mesh):

@@ -10,6 +10,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.annotate.arguments import Leaf, match_prefix
 from sdy_jax.annotate.automatic import AUTO
@@ -29,6 +30,7 @@ from sdy_jax.annotate.specs import (
     check_reduction,
     padded,
     resolved,
+    specification,
     stated,
     with_dimension,
 )
@@ -36,6 +38,7 @@ from sdy_jax.errors import ShardingError, with_article
 from sdy_jax.ir.statements import WRITTEN
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.types import own_type, typed_part
 
@@ -140,11 +143,24 @@ def stated_here(spec: Any, rank: int, place: str) -> Stated:
     return stated(spec, rank, place, current_site(), traced_manual_axes())
 
 
-def constrained(leaf: Leaf, where: str) -> Any:
-    """The value of a leaf under the constraint that its specification states, if it states one."""
-    if leaf.spec is AUTO:
+def constrained(leaf: Leaf, where: str, mesh: AnyMesh | None = None) -> Any:
+    """The value of a leaf under the constraint that its specification states, if it states one; `mesh` is the one whose
+    axes that names, where it is not the mesh of the partition."""
+    if leaf.spec is None or leaf.spec is AUTO:
         return leaf.value
+    if mesh is not None:
+        leaf = replace(leaf, spec=_on(mesh, leaf.spec, f"{where} for `{leaf.path}`"))
     return _annotated(sharding_constraint_p, leaf, where, {"border": None})
+
+
+def _on(mesh: AnyMesh, spec: Any, place: str) -> Any:
+    """A specification in axes of a mesh as one that names it."""
+    stated = specification(spec, place)
+    if isinstance(stated, PartitionSpec):
+        return NamedSharding(mesh, stated)
+    if isinstance(stated, TensorSharding) and isinstance(stated.mesh, str):
+        return replace(stated, mesh=mesh_from_jax(mesh))
+    return stated
 
 
 def _stated_on_leaves(where: str, primitive: Primitive, x: Any, sharding: Any, **parameters: Any) -> Any:

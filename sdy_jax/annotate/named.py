@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
+from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import ad, mlir
 
@@ -83,15 +84,16 @@ def named_computation(
             *leaves,
             region=traced.region,
             name=title,
-            in_shardings=inner + _specs(given, f"{title}, in_shardings"),
-            out_shardings=_specs(wanted, f"{title}, out_shardings"),
+            in_shardings=inner + specs_of(given, f"{title}, in_shardings"),
+            out_shardings=specs_of(wanted, f"{title}, out_shardings"),
         )
         return jax.tree.unflatten(traced.out_tree, outs)
 
     return call
 
 
-def _specs(leaves: Sequence[Leaf], where: str) -> StatedSpecs:
+def specs_of(leaves: Sequence[Leaf], where: str) -> StatedSpecs:
+    """The specifications of leaves, as primitives have them."""
     return tuple(
         None if leaf.spec is None else stated_here(leaf.spec, jax.numpy.ndim(leaf.value), f"{where} for `{leaf.path}`")
         for leaf in leaves
@@ -99,15 +101,19 @@ def _specs(leaves: Sequence[Leaf], where: str) -> StatedSpecs:
 
 
 def _batched(axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], **parameters: Any) -> Any:
+    return named_computation_p.bind(*values, **mapped(axis_data, dims, parameters)), 0
+
+
+def mapped(axis_data: Any, dims: Sequence[int | None], parameters: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a region whose borders are stated, with a new dimension at `dims` of its operands, and first in
+    its results."""
     axes = axis_data.spmd_name
-    outs = named_computation_p.bind(
-        *values,
-        region=regions.batched(parameters["region"], axis_data, dims),
-        name=parameters["name"],
-        in_shardings=tuple(_moved(s, d, axes) for s, d in zip(parameters["in_shardings"], dims, strict=True)),
-        out_shardings=tuple(_moved(s, 0, axes) for s in parameters["out_shardings"]),
-    )
-    return outs, 0
+    return {
+        **parameters,
+        "region": regions.batched(parameters["region"], axis_data, dims),
+        "in_shardings": tuple(_moved(s, d, axes) for s, d in zip(parameters["in_shardings"], dims, strict=True)),
+        "out_shardings": tuple(_moved(s, 0, axes) for s in parameters["out_shardings"]),
+    }
 
 
 def _moved(spec: Stated | None, dim: int | None, axes: Sequence[str] | None) -> Stated | None:
@@ -119,6 +125,7 @@ named_computation_p = regions.region_primitive("named_computation", _batched)
 
 
 def _jvp(
+    primitive: Primitive,
     primals: Sequence[Any],
     tangents: Sequence[Any],
     *,
@@ -126,57 +133,67 @@ def _jvp(
     name: str,
     in_shardings: StatedSpecs,
     out_shardings: StatedSpecs,
+    **others: Any,
 ) -> Any:
-    """A named computation of results and residuals, then one of the tangents, shaped and sharded as the primals."""
+    """A computation of results and residuals, then one of the tangents, shaped and sharded as the primals."""
     parts = regions.linearized(region, primals, tangents)
     count = len(out_shardings)
-    values = named_computation_p.bind(
+    values = primitive.bind(
         *primals,
         region=parts.forward,
         name=name,
         in_shardings=in_shardings,
         out_shardings=out_shardings + (None,) * (len(parts.forward.out_avals) - count),
+        **others,
     )
     available = [*primals, *values]
-    moved = named_computation_p.bind(
+    moved = primitive.bind(
         *(available[i] for i in parts.residuals),
         *(tangents[i] for i in parts.varying),
         region=parts.tangent,
         name=f"jvp({name})",
         in_shardings=(*(None for _ in parts.residuals), *(in_shardings[i] for i in parts.varying)),
         out_shardings=tuple(out_shardings[i] for i in parts.smooth),
+        **others,
     )
     return values[:count], regions.with_zeros(region, parts.smooth, moved)
 
 
-ad.primitive_jvps[named_computation_p] = _jvp
-
-
 def _transpose(
+    primitive: Primitive,
     cotangents: Sequence[Any],
     *operands: Any,
     region: Region,
     name: str,
     in_shardings: StatedSpecs,
     out_shardings: StatedSpecs,
+    **others: Any,
 ) -> list[Any]:
     linear = [ad.is_undefined_primal(x) for x in operands]
     known = [i for i, is_linear in enumerate(linear) if not is_linear]
     nonzero = [i for i, ct in enumerate(cotangents) if not isinstance(ct, ad.Zero)]
     found = iter(
-        named_computation_p.bind(
+        primitive.bind(
             *(operands[i] for i in known),
             *(cotangents[i] for i in nonzero),
             region=regions.transposed(region, linear, cotangents),
             name=f"transpose({name})",
             in_shardings=(*(in_shardings[i] for i in known), *(out_shardings[i] for i in nonzero)),
             out_shardings=tuple(s for s, is_linear in zip(in_shardings, linear, strict=True) if is_linear),
+            **others,
         )
     )
     return [next(found) if is_linear else None for is_linear in linear]
 
 
-ad.primitive_transposes[named_computation_p] = _transpose
+def give_derivatives(primitive: Primitive) -> None:
+    """Registers those of a region whose borders are stated, by two such regions each: parameters `region`, `name`,
+    `in_shardings` and `out_shardings`, and others that all of them have."""
+    ad.primitive_jvps[primitive] = functools.partial(_jvp, primitive)
+    ad.primitive_transposes[primitive] = functools.partial(_transpose, primitive)
+
+
+give_derivatives(named_computation_p)
 
 
 @emission(named_computation_p)

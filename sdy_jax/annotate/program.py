@@ -9,30 +9,34 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.extend.core import Literal
 from jax.extend.mlir import ir
+from jax.sharding import NamedSharding
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate import callbacks, checks, inspected, scans  # noqa: F401  (register how they are written)
-from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, no_result
+from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, no_result
 from sdy_jax.annotate.arguments import Leaf, is_token, match_prefix
 from sdy_jax.annotate.automatic import AUTO
 from sdy_jax.annotate.border_types import argument_type, in_stated_type, on_mesh, type_of_result, with_type
+from sdy_jax.annotate.equations import named_axes
 from sdy_jax.annotate.finish import finish
+from sdy_jax.annotate.mapped_meshes import check_mapped_meshes
 from sdy_jax.annotate.mesh_symbols import declare_mesh
 from sdy_jax.annotate.site import Site, tracing
 from sdy_jax.annotate.specs import padded, resolve
 from sdy_jax.annotate.unordered import unordered
 from sdy_jax.annotate.written import marked, settle_types
-from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.operations import body_of, copied, main_function, returned_by
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.ir.stored_shardings import entries_of, set_entries, set_function_shardings
-from sdy_jax.jax_internals import named_axes, trace_and_lower, with_devices
+from sdy_jax.jax_internals import trace_and_lower, with_devices
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.types import explicit_axes
+from sdy_jax.representation.types import explicit_axes, type_elsewhere
+from sdy_jax.runtime.device_orders import rewritten
 from sdy_jax.runtime.devices import lowering_platform
 from sdy_jax.runtime.host_memory import is_on_host, states_host
 
@@ -56,7 +60,8 @@ class Program:
     `automatic_arguments` and `automatic_results` those of the leaves whose layout the planner chooses (`AUTO`).
     `unchecked` says that checks of `checkify.check` were left out of the module, `is_typed` that the function was
     traced with types that show shardings, which `in_info` and `out_info` have. `host_results` are the indices of the
-    results that are in the memory of the host.
+    results that are in the memory of the host. `types_elsewhere` has the types of results that are on another mesh with
+    Explicit axes, None for all others. `uncut` is the function's mesh, where `mesh` cuts the axes of it.
     """
 
     module: ir.Operation
@@ -78,6 +83,29 @@ class Program:
     unchecked: bool = False
     is_typed: bool = False
     host_results: frozenset[int] = frozenset()
+    uncut: Mesh | None = None
+    types_elsewhere: tuple[NamedSharding | None, ...] = ()
+
+    def on_uncut(self, sharding: TensorSharding) -> TensorSharding:
+        """A sharding in axes of the function's mesh."""
+        if self.uncut is None or sharding.mesh != self.mesh_name:
+            return sharding
+        return rewritten(sharding, self.mesh, self.uncut, self.mesh_name)
+
+    def on_mesh(self, sharding: TensorSharding) -> TensorSharding:
+        """A sharding that is in axes of the function's mesh in those of the program's."""
+        if self.uncut is None or sharding.mesh != self.mesh_name:
+            return sharding
+        return rewritten(sharding, self.uncut, self.mesh, self.mesh_name)
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """The axes of the function's mesh."""
+        return (self.uncut or self.mesh).axis_names
+
+    def axis_of_function(self, name: str) -> str:
+        """The axis of the function's mesh that an axis of the program's is, or is a part of."""
+        return name if self.uncut is None or name in self.uncut.sizes else name.rpartition(":")[0]
 
     @property
     def is_automatic(self) -> bool:
@@ -193,6 +221,7 @@ def from_function(
             unchecked=site.unchecked,
             is_typed=site.is_typed,
             host_results=_on_host(jaxpr.out_avals, outputs),
+            types_elsewhere=_types_elsewhere(jaxpr, leaves, outputs, jax_mesh),
         )
         _annotate(program, leaves, outputs, jax_mesh, keep_types)
     return program
@@ -202,13 +231,12 @@ def _lowered(site: Site, jaxpr: Any) -> Any:
     """The jaxpr that is lowered.
 
     Raises:
-        UnsupportedError: it uses an axis of a `jax.vmap` around the function.
+        ShardingError: a `jax.shard_map` in it is on other devices, or on these in another order.
+        NamesMappedAxes: it uses an axis of a `jax.vmap` around the function.
     """
-    if axes := named_axes(jaxpr.effects):
-        raise UnsupportedError(
-            f"a partitioned function communicates over {', '.join(map(repr, axes))}, an axis of a jax.vmap around it; "
-            "to fix: vmap inside of the function"
-        )
+    check_mapped_meshes(jaxpr, site.jax_mesh)
+    if axes := named_axes(jaxpr):
+        raise NamesMappedAxes(axes)
     return marked(unordered(jaxpr)) if site.is_typed else unordered(jaxpr)
 
 
@@ -219,6 +247,20 @@ def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:
 def _on_host(avals: Sequence[Any], outputs: Sequence[Leaf]) -> frozenset[int]:
     pairs = enumerate(zip(avals, outputs, strict=True))
     return frozenset(i for i, (aval, leaf) in pairs if is_on_host(aval) or states_host(leaf.spec))
+
+
+def _types_elsewhere(
+    jaxpr: Any, leaves: Sequence[Leaf], outputs: Sequence[Leaf], mesh: AnyMesh
+) -> tuple[NamedSharding | None, ...]:
+    """The types on other meshes of results for which nothing is stated: those of arguments that are passed through, and
+    those that the function gives them."""
+    passed = dict(zip(jaxpr.jaxpr.invars[len(jaxpr.jaxpr.invars) - len(leaves) :], leaves, strict=True))
+    found = []
+    for variable, leaf in zip(jaxpr.jaxpr.outvars, outputs, strict=True):
+        source = None if isinstance(variable, Literal) else passed.get(variable)
+        own = type_elsewhere(variable.aval, mesh) if source is None else source.elsewhere
+        found.append(own if leaf.spec is None else None)
+    return tuple(found)
 
 
 def _arrays(result: Any) -> Any:

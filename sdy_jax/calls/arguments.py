@@ -91,7 +91,7 @@ class Arguments:
     def key(self) -> tuple[Any, ...]:
         """The key of the plan for a call like this."""
         types = tuple(
-            (x.value.shape, x.value.dtype, x.value.weak_type, x.spec, x.type, x.is_moved, x.unreduced)
+            (x.value.shape, x.value.dtype, x.value.weak_type, x.spec, x.type, x.is_moved, x.unreduced, x.elsewhere)
             for x in self.leaves
         )
         return (self.mesh, self.tree, types, self.statics.key, self.are_typed)
@@ -100,7 +100,7 @@ class Arguments:
         """The arguments whose layouts differ from those that `call` takes, as far as it uses them."""
         unused = call.unused
         used = [i not in unused for i in range(len(self.given))]
-        entering = (value.sharding for value in call.plan.arguments)
+        entering = (call.plan.program.on_uncut(value.sharding) for value in call.plan.arguments)
         return moves_at_border(compress(self.given, used), compress(entering, used), self.mesh)
 
     @property

@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from sdy_jax.calls.linear_map import Flat, LinearMap, linear_map_p
+from sdy_jax.annotate.program import Program
+from sdy_jax.calls.linear_map import Flat, LinearMap
+from sdy_jax.jax_internals import pulled_back
 from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.calls import CallPlan
 from sdy_jax.plan.plan import Plan
@@ -47,7 +49,13 @@ what the function computes, "backward" for example."""
 
 
 def differentiable(
-    run: Flat, plain: Flat, inputs: BorderShardings, outputs: BorderShardings, partition: Partition, has_checks: bool
+    run: Flat,
+    plain: Flat,
+    inputs: BorderShardings,
+    outputs: BorderShardings,
+    partition: Partition,
+    has_checks: bool,
+    place: Any,
 ) -> Flat:
     """`run` with the derivatives of `plain`, which computes the same on one device.
 
@@ -57,6 +65,7 @@ def differentiable(
         inputs, outputs: the shardings of the program's operands and results, and of their tangents and cotangents.
         partition: how the functions of the derivatives are partitioned.
         has_checks: whether `checkify` may ask for what the function checks.
+        place: the devices, as maps are told of them.
     """
 
     @jax.custom_jvp
@@ -68,7 +77,7 @@ def differentiable(
     def linearized(moving: tuple[int, ...]) -> _Linearized:
         with lock:
             if moving not in known:
-                known[moving] = _Linearized(plain, moving, inputs, outputs, partition, has_checks)
+                known[moving] = _Linearized(plain, moving, inputs, outputs, partition, has_checks, place)
             return known[moving]
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -78,7 +87,7 @@ def differentiable(
         dots: list[Any] = [np.zeros(y.shape, jax.dtypes.float0) for y in results]
         if linear.smooth:
             types = tuple(jax.typeof(results[i]).to_tangent_aval() for i in linear.smooth)
-            moved = linear_map_p.bind(*residuals, *(tangents[i] for i in moving), linear=linear, types=types)
+            moved = linear.bind(*residuals, *(tangents[i] for i in moving), types=types)
             dots = _replaced(dots, linear.smooth, moved)
         return tuple(results), tuple(dots)
 
@@ -86,9 +95,10 @@ def differentiable(
     return call
 
 
-def specs(values: Iterable[BoundaryValue], types: Iterable[Any]) -> list[TensorSharding]:
-    """How a plan lays out values at its border, as specifications; those of keys do not speak of their raw words."""
-    pairs = zip((value.sharding for value in values), types, strict=True)
+def specs(program: Program, values: Iterable[BoundaryValue], types: Iterable[Any]) -> list[TensorSharding]:
+    """How a planned program lays out values at its border, as specifications on the function's mesh; those of keys do
+    not speak of their raw words."""
+    pairs = zip((program.on_uncut(value.sharding) for value in values), types, strict=True)
     return [replace(s, dimensions=s.dimensions[: len(t.shape)]) for s, t in pairs]
 
 
@@ -121,8 +131,9 @@ class _Linearized:
         outputs: BorderShardings,
         partition: Partition,
         has_checks: bool,
+        place: Any,
     ):
-        self._has_checks = has_checks
+        self._has_checks, self._place = has_checks, place
         self._plain, self._moving, self._partition = plain, moving, partition
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._known = partition(self._trace, tuple(inputs), (self._outputs, None), "forward of the derivative")
@@ -147,7 +158,7 @@ class _Linearized:
 
     def _derivative_at(self, operands: Sequence[Any]) -> LinearMap:
         plan, found = self._known.plan(*operands), self._pushforward
-        lie = [*self._inputs, *specs(plan.results, plan.program.out_info)]
+        lie = [*self._inputs, *specs(plan.program, plan.results, plan.program.out_info)]
         residuals = [lie[i] for i in found.sources.values()]
         inputs = [self._inputs[i] for i in self._moving]
         outputs = [self._outputs[i] for i in found.smooth]
@@ -157,6 +168,7 @@ class _Linearized:
             self._partition(self._backward, (*residuals, *outputs), cotangents, "backward"),
             len(residuals),
             found.smooth,
+            self._place,
         )
 
     def _trace(self, *operands: Any) -> tuple[list[Any], list[Any]]:
@@ -204,7 +216,8 @@ class _Linearized:
     def _backward(self, *values: Any) -> Sequence[Any]:
         found = self._pushforward
         count = len(found.sources)
-        return transposed(self._derivative(values[:count]), found.tangents, list(values[count:]))
+        linear = jax.make_jaxpr(self._derivative(values[:count]))(*found.tangents)
+        return pulled_back(linear, values[count:])
 
 
 def transposed(linear: Flat, tangents: Sequence[jax.ShapeDtypeStruct], cotangents: list[Any]) -> list[Any]:

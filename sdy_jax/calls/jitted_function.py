@@ -101,7 +101,7 @@ class JittedFunction:
     def traced_without_devices(self, call: Arguments) -> jax.stages.Traced:
         """The traced program of a call on a mesh without devices."""
         plan = self._function.planned(call).plan
-        dynamic, named = jax.tree.unflatten(call.tree, described(call.leaves, plan.arguments, call.mesh))
+        dynamic, named = jax.tree.unflatten(call.tree, described(call.leaves, plan, call.mesh))
         jitted = self._jitted_for(call.layouts, {}, call.mesh, is_alone=True)
         traced: jax.stages.Traced = jitted.trace(*call.statics.merged(dynamic), **named, **dict(call.statics.named))
         return traced

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from jax.experimental import checkify
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from sdy_jax.jax_internals import on_checkify
+from sdy_jax.representation.named import AnyMesh
+from sdy_jax.runtime.boundary import auto_mesh
+from sdy_jax.runtime.mesh import in_place_of_context
 
 Flat = Callable[..., Sequence[Any]]
 """A function of arrays that returns a sequence of them."""
@@ -23,33 +27,49 @@ class LinearMap:
     """A function that is linear in its arguments after the first `residuals`, and its transpose.
 
     `forward(*residuals, *tangents)` gives tangents of the results `smooth`, `backward(*residuals, *cotangents)` the
-    cotangents of the tangents.
+    cotangents of the tangents. `place` is a jaxpr that says on which devices it runs.
     """
 
     forward: Flat
     backward: Flat
     residuals: int
     smooth: tuple[int, ...]
+    place: Any
+
+    def bind(self, *values: Any, types: Any) -> Any:
+        """The map as an op of these residuals and tangents."""
+        return linear_map_p.bind(*values, linear=self, types=types, place=self.place)
 
 
-def _forward(*values: Any, linear: LinearMap, types: Any) -> Sequence[Any]:
+@functools.lru_cache
+def place_of(mesh: AnyMesh) -> Any:
+    """A jaxpr by which jit finds the devices of a mesh: it looks for them in those that parameters of ops are, and what
+    else a map does is traced when it is lowered."""
+    auto = auto_mesh(mesh)
+    with in_place_of_context(auto):
+        return jax.make_jaxpr(lambda: jax.lax.with_sharding_constraint(0.0, NamedSharding(auto, PartitionSpec())))()
+
+
+def _forward(*values: Any, linear: LinearMap, **_: Any) -> Sequence[Any]:
     return linear.forward(*values)
 
 
 linear_map_p = Primitive("sdy_linear_map")
 linear_map_p.multiple_results = True
 linear_map_p.def_impl(_forward)
-linear_map_p.def_abstract_eval(lambda *_, linear, types: types)
+linear_map_p.def_abstract_eval(lambda *_, types, **__: types)
 mlir.register_lowering(linear_map_p, mlir.lower_fun(_forward, multiple_results=True))
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, linear: LinearMap, types: Any) -> tuple[Any, Any]:
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, linear: LinearMap, types: Any, **_: Any
+) -> tuple[Any, Any]:
     count = linear.residuals
-    results = linear_map_p.bind(*primals, linear=linear, types=types)
+    results = linear.bind(*primals, types=types)
     moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero) and t.dtype != jax.dtypes.float0]
     if all(i >= count for i in moving):
         moved = map(ad.instantiate_zeros, tangents[count:])
-        return results, linear_map_p.bind(*primals[:count], *moved, linear=linear, types=types)
+        return results, linear.bind(*primals[:count], *moved, types=types)
 
     def of_moving(*values: Any) -> list[Any]:
         new = dict(zip(moving, values, strict=True))
@@ -58,7 +78,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, linear: LinearMap, 
     return results, jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])[1]
 
 
-def _transpose(cotangents: Sequence[Any], *values: Any, linear: LinearMap, types: Any) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], *values: Any, linear: LinearMap, **_: Any) -> list[Any]:
     residuals, tangents = values[: linear.residuals], values[linear.residuals :]
     pulled = linear.backward(*residuals, *map(ad.instantiate_zeros, cotangents))
     wanted = [
@@ -76,18 +96,18 @@ def in_type_of(type_: Any, x: Any) -> Any:
 
 
 def _batch(
-    axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], *, linear: LinearMap, types: Any
+    axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], *, linear: LinearMap, types: Any, **_: Any
 ) -> tuple[Any, Any]:
     """`vmap` of the map: all tangents are given the new dimension, so that the transpose has it as well."""
     if all(dim is None for dim in dims):
-        return linear_map_p.bind(*values, linear=linear, types=types), [None] * len(types)
+        return linear.bind(*values, types=types), [None] * len(types)
     size, count = axis_data.size, linear.residuals
     tangents = [batching.bdim_at_front(x, d, size) for x, d in zip(values[count:], dims[count:], strict=True)]
     of_residuals = tuple(dims[:count])
     forward, backward = (_mapped(fun, of_residuals, axis_data) for fun in (linear.forward, linear.backward))
-    batched = LinearMap(forward, backward, count, linear.smooth)
+    batched = replace(linear, forward=forward, backward=backward)
     types = tuple(jax.core.ShapedArray((size, *t.shape), t.dtype) for t in types)
-    results = linear_map_p.bind(*values[:count], *tangents, linear=batched, types=types)
+    results = batched.bind(*values[:count], *tangents, types=types)
     return results, [0] * len(results)
 
 
@@ -102,7 +122,7 @@ def _mapped(fun: Flat, of_residuals: tuple[int | None, ...], axis_data: Any) -> 
     return mapped
 
 
-def _functionalized(errors: Any, *values: Any, linear: LinearMap, types: Any) -> tuple[Any, Sequence[Any]]:
+def _functionalized(errors: Any, *values: Any, linear: LinearMap, **_: Any) -> tuple[Any, Sequence[Any]]:
     error, results = checkify.checkify(linear.forward, errors=errors)(*values)
     return error, results
 

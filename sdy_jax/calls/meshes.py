@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental.layout import Format
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.errors import ShardingError
@@ -17,16 +17,20 @@ from sdy_jax.jax_internals import context_mesh
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.representation.types import explicit_axes
 from sdy_jax.runtime.boundary import checked_mesh
-from sdy_jax.runtime.layouts import as_named, layout_of
+from sdy_jax.runtime.layouts import as_named, as_stated, layout_of
+
+_KNOWN = (NamedSharding, SingleDeviceSharding)
 
 
 def stated_mesh(*specs: Any) -> AnyMesh | None:
-    """The mesh of the first `NamedSharding` in trees of specifications, of those on devices if there are any; else the
-    device of the first `SingleDeviceSharding`."""
+    """The mesh of the first `NamedSharding` in trees of specifications, of those on devices if there are any; else one
+    for the first sharding of another kind on several devices; else the device of the first `SingleDeviceSharding`."""
     stated = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, (NamedSharding, Format)))
     shardings = [spec.sharding if isinstance(spec, Format) else spec for spec in stated]
     single = (as_named(s, ()) for s in shardings if isinstance(s, SingleDeviceSharding))
-    return _first_mesh(shardings) or _first_abstract_mesh(shardings) or _first_mesh(single)
+    others = (as_stated(s) for s in shardings if isinstance(s, Sharding) and not isinstance(s, _KNOWN))
+    found = _first_mesh(shardings) or _first_abstract_mesh(shardings)
+    return found or _first_mesh(others) or _first_mesh(single)
 
 
 def mesh_with_device(mesh: Any, device: jax.Device | None, backend: str | None) -> Any:

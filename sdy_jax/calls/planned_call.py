@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
 from sdy_jax.calls.derivatives import Partition, Planned, differentiable, specs
-from sdy_jax.calls.linear_map import Flat
+from sdy_jax.calls.linear_map import Flat, place_of
 from sdy_jax.calls.live import LiveFunction
 from sdy_jax.calls.mapped_axes import checked
 from sdy_jax.calls.program_op import PlannedProgram, as_op
@@ -28,7 +28,7 @@ from sdy_jax.processes.comparison import are_several, compare
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.representation.types import in_type, without_foreign_type
+from sdy_jax.representation.types import in_type, on_devices_of, with_type_elsewhere, without_foreign_type
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.devices import device_like
 from sdy_jax.runtime.host_memory import on_devices, with_host_results
@@ -85,18 +85,26 @@ class PlannedCall:
     @property
     def entering(self) -> list[TensorSharding]:
         """The shardings in which the leaves are taken."""
-        return specs(self.plan.arguments, self.plan.program.in_info)
+        return specs(self.plan.program, self.plan.arguments, self.plan.program.in_info)
 
     @property
     def results(self) -> Any:
         """The jax shardings of the results, in the function's tree."""
-        shardings = specs(self.plan.results, self.plan.program.out_info)
-        return jax.tree.unflatten(self.plan.program.out_tree, [named(s, self._mesh) for s in shardings])
+        shardings = specs(self.plan.program, self.plan.results, self.plan.program.out_info)
+        pairs = zip(shardings, self._types_elsewhere, strict=True)
+        found = [named(s, self._mesh) if t is None else on_devices_of(t, self._mesh) for s, t in pairs]
+        return jax.tree.unflatten(self.plan.program.out_tree, found)
 
     def __call__(self, *leaves: Any) -> Any:
         """The results, in the function's tree."""
         operands = compress((*self.outer, *self._typed(leaves)), self._live.used)
-        return jax.tree.unflatten(self.plan.program.out_tree, self._call(*operands))
+        results = map(with_type_elsewhere, self._call(*operands), self._types_elsewhere)
+        return jax.tree.unflatten(self.plan.program.out_tree, results)
+
+    @property
+    def _types_elsewhere(self) -> Sequence[NamedSharding | None]:
+        program = self.plan.program
+        return program.types_elsewhere or (None,) * len(program.out_info)
 
     def _typed(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """The leaves in the types in which the function was traced."""
@@ -141,16 +149,19 @@ class PlannedCall:
         plan, program = self.plan, self.plan.program
         operands = [*compress(plan.constants, self._closed_over), *plan.arguments]
         types = [*self.outer, *program.in_info]
-        inputs = specs(*(compress(all_, self._live.used) for all_ in (operands, types)))
-        outputs, function = specs(plan.results, program.out_info), self._live.jaxpr
+        inputs = specs(program, *(compress(all_, self._live.used) for all_ in (operands, types)))
+        outputs, function = specs(program, plan.results, program.out_info), self._live.jaxpr
         plain, checks = jaxpr_as_fun(function), effects_of_checks(function.effects)
         planned = PlannedProgram(
             plain, checks, inputs, outputs, self._derivative, program.unchecked, self._along, self._apart_from
         )
-        return differentiable(as_op(self._run, planned), plain, inputs, outputs, self._derivative, bool(checks))
+        run, place = as_op(self._run, planned), place_of(self._mesh)
+        return differentiable(run, plain, inputs, outputs, self._derivative, bool(checks), place)
 
     def _apart_from(self, axes: frozenset[str]) -> Flat:
         """The same program, planned without some axes."""
+        program = self.plan.program
+        axes = frozenset(name for name in program.mesh.axis_names if program.axis_of_function(name) in axes)
         return PlannedCall(without_axes(self.plan, axes, self._of), self._mesh, None, self._is_alone)._run
 
     def _derivative(self, fun: Callable[..., Any], in_shardings: Any, out_shardings: Any, role: str) -> Planned:
@@ -204,8 +215,8 @@ class PlannedCall:
 
     @property
     def _along(self) -> frozenset[str]:
-        """The mesh axes that the program uses."""
-        return frozenset(axis.name for axis in self._axes)
+        """The axes of the function's mesh that the program uses."""
+        return frozenset(self.plan.program.axis_of_function(axis.name) for axis in self._axes)
 
     @property
     def _used(self) -> list[bool]:

@@ -28,7 +28,7 @@ from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.replanned import changes
 from sdy_jax.calls.several_meshes import best_plan, meshes_of, on_devices
 from sdy_jax.calls.statics import StaticParameters, Statics
-from sdy_jax.calls.without_devices import with_devices
+from sdy_jax.calls.without_devices import on_devices_of, with_devices
 from sdy_jax.contracts.check import check
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir import hidden_frames
@@ -312,22 +312,35 @@ class PlannedFunction:
 
     def inlined(self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: AnyMesh) -> Any:
         """The plain function, its shardings as constraints of the surrounding program, which runs on `mesh`."""
-        own = [*map(mesh_from_jax, self._meshes or [checked_mesh(mesh if self.mesh is None else self.mesh)])]
-        if mesh_from_jax(mesh) not in own:
-            raise ShardingError(
-                f"{self.name} is partitioned on the mesh {' or '.join(map(str, own))} and called by a function "
-                f"partitioned on {mesh_from_jax(mesh)}; use one mesh"
-            )
+        elsewhere = self._mesh_beside(mesh)
         dynamic, named, statics = self.split(args, kwargs)
         leaves = argument_leaves(self.options.in_shardings, dynamic, named, self._dynamic(statics))
-        values = [constrained(leaf, "in_shardings") for leaf in leaves]
+        values = [constrained(leaf, "in_shardings", elsewhere) for leaf in leaves]
         dynamic, named = jax.tree.unflatten(jax.tree.structure((dynamic, named)), values)
         axes = self.options.strict_axes
         with strict(*axes) if axes else nullcontext():
             result = self.fun(*statics.merged(dynamic), **named, **dict(statics.named))
         stated = match_prefix(self.options.out_shardings, result, "result", "out_shardings")
-        outputs = [constrained(leaf, "out_shardings") for leaf in stated]
+        outputs = [constrained(leaf, "out_shardings", elsewhere) for leaf in stated]
         return jax.tree.unflatten(jax.tree.structure(result), outputs)
+
+    def _mesh_beside(self, mesh: AnyMesh) -> AnyMesh | None:
+        """The function's own mesh, where it is called by one that runs on another mesh of the same devices.
+
+        Raises:
+            ShardingError: they have other devices, or these in another order, or the function has several meshes.
+        """
+        own = [checked_mesh(each) for each in self._meshes or [mesh if self.mesh is None else self.mesh]]
+        if mesh_from_jax(mesh) in map(mesh_from_jax, own):
+            return None
+        found = None if self.has_several_meshes else on_devices_of(own[0], mesh)
+        if found is None:
+            raise ShardingError(
+                f"{self.name} is partitioned on the mesh {' or '.join(str(mesh_from_jax(each)) for each in own)} and "
+                f"called by a function partitioned on {mesh_from_jax(mesh)}; use one mesh, or one other of the same "
+                "devices in the same order"
+            )
+        return found
 
     def stated_by_name(self) -> Any:
         """`in_shardings` as entries for parameters by their names, so that there may be one more."""

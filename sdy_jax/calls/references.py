@@ -17,7 +17,7 @@ import jax
 
 from sdy_jax.annotate.argument_errors import ClosedOverReferences
 from sdy_jax.annotate.user_function import function_signature
-from sdy_jax.errors import ArgumentError
+from sdy_jax.errors import ArgumentError, ShardingError
 
 VALUES = "values_of_refs"
 """The keyword of the values of those Refs that a function closes over."""
@@ -30,10 +30,12 @@ class ReferenceCall:
     Attributes:
         refs: the Refs among the arguments, then those that the function closes over.
         where: the indices of the former among the leaves of `(args, kwargs)`.
+        values: what is in the Refs.
         args, kwargs: the arguments, with values in place of the Refs and those of the latter under `VALUES`.
     """
 
     refs: tuple[Any, ...]
+    values: tuple[Any, ...]
     where: tuple[int, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -52,13 +54,34 @@ class ReferenceCall:
             return None
         if len({*map(id, refs)}) < len(refs):
             raise ArgumentError("a jax.Ref is passed as two arguments, or closed over as well; to fix: pass it once")
-        args, kwargs = _with_leaves(tree, leaves, where, [ref[...] for ref in refs])
-        return cls(refs, where, args, {**kwargs, VALUES: [ref[...] for ref in closed]} if closed else kwargs)
+        values = tuple(ref[...] for ref in refs)
+        args, kwargs = _with_leaves(tree, leaves, where, values)
+        return cls(refs, values, where, args, {**kwargs, VALUES: [*values[len(where) :]]} if closed else kwargs)
 
     def write(self, values: Sequence[Any]) -> None:
         """Stores what the function left in the Refs."""
         for ref, value in zip(self.refs, values, strict=True):
             ref[...] = value
+
+
+def bring(ref: Any, path: str, sharding: Any) -> None:
+    """Has jit bring a Ref that lies on other devices where a sharding says.
+
+    Raises:
+        ShardingError: jit refuses that: it moves no blocks of a Ref, and since jax 0.12 no Ref at all.
+    """
+    try:
+        jax.jit(_rewritten, in_shardings=sharding)(ref)
+    except (ValueError, jax.errors.JaxRuntimeError):
+        raise ShardingError(
+            f"`{path}` is a jax.Ref that lies on other devices than the mesh's, and in_shardings says {sharding.spec}, "
+            "which it must have already; to fix: make it there, by jax.new_ref(jax.device_put(x, NamedSharding(mesh, "
+            "...)))"
+        ) from None
+
+
+def _rewritten(ref: Any) -> None:
+    ref[...] = ref[...]
 
 
 def of_values(fun: Callable[..., Any], where: Sequence[int], closed: Sequence[Any]) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
 """Calls that are planned otherwise than they are made: those that read or write `jax.Ref`s, and with tokens, which are
-planned without them; and of symbolic sizes, which are not planned."""
+planned without them; those that communicate over axes of `jax.vmap`s around them, which are planned mapped; and of
+symbolic sizes, which are not planned."""
 
 from __future__ import annotations
 
@@ -8,13 +9,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, SymbolicSizes
+from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, SymbolicSizes
 from sdy_jax.calls import unplanned
+from sdy_jax.calls.formats import stated_sharding
 from sdy_jax.calls.jitted_function import JittedFunction
+from sdy_jax.calls.mapped_later import MappedLater
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_function import PlannedFunction
-from sdy_jax.calls.references import ReferenceCall, of_values
+from sdy_jax.calls.references import VALUES, ReferenceCall, bring, of_values
 from sdy_jax.calls.tokens import of_others, with_tokens, without_tokens
+from sdy_jax.runtime.boundary import is_whole_elsewhere
 from sdy_jax.runtime.layouts import layout_of
 
 Run = Callable[..., Any]
@@ -47,6 +51,8 @@ class SpecialCalls:
 
         try:
             found: tuple[Any, Any, bool] = self._handled(ordinary, special, args, kwargs)
+        except NamesMappedAxes:
+            return special(self._mapped_later)
         except SymbolicSizes:
             return special(self._jitted.jit(unplanned.with_stated_shardings(self._function)))
         return found
@@ -78,11 +84,13 @@ class SpecialCalls:
         """Forgets what was partitioned."""
         self._of_values.clear()
         self.__dict__.pop("_of_others", None)
+        self._mapped_later.forget()
 
     def _handled(self, ordinary: Ordinary, special: Special, args: Any, kwargs: Any) -> Any:
         """`ordinary(args, kwargs)`, or `special(run)` of a call whose result `run(*args, **kwargs)` is."""
         try:
             if (call := ReferenceCall.of(args, kwargs, self._closed_over)) is not None:
+                call = self._brought(call, args, kwargs)
                 return special(functools.partial(self._with_refs, self._values_of(call)))
             return ordinary(args, kwargs)
         except HoldsTokens:
@@ -109,6 +117,18 @@ class SpecialCalls:
         call.write(values)
         return result
 
+    def _brought(self, call: ReferenceCall, args: Any, kwargs: Any) -> ReferenceCall:
+        """The call once the Refs that lie elsewhere are on the mesh, where `in_shardings` say how they lie there."""
+        leaves = self._function.given(call.args, {k: v for k, v in call.kwargs.items() if k != VALUES})[0]
+        mesh, by_value = self._function.mesh_of(leaves), {id(leaf.value): leaf for leaf in leaves}
+        pairs = [(ref, by_value.get(id(value))) for ref, value in zip(call.refs, call.values, strict=True)]
+        elsewhere = [(r, x) for r, x in pairs if x and x.spec is not None and is_whole_elsewhere(x.value, mesh)]
+        for ref, leaf in elsewhere:
+            bring(ref, leaf.path, stated_sharding(leaf, mesh, "in_shardings"))
+        again = ReferenceCall.of(args, kwargs, self._closed_over) if elsewhere else call
+        assert again is not None
+        return again
+
     def _values_of(self, call: ReferenceCall) -> Any:
         """The function of the values of a call's Refs, which leaves them as they lie."""
         layouts = [layout_of(ref[...]) for ref in call.refs]
@@ -123,6 +143,10 @@ class SpecialCalls:
 
     def _with_tokens(self, /, *args: Any, **kwargs: Any) -> Any:
         return with_tokens(self._of_others(*without_tokens(args), **without_tokens(kwargs)))
+
+    @functools.cached_property
+    def _mapped_later(self) -> MappedLater:
+        return MappedLater(self._function, self._partition)
 
     @functools.cached_property
     def _of_others(self) -> Any:

@@ -11,7 +11,7 @@ import jax
 from sdy_jax.annotate.arguments import Leaf
 from sdy_jax.calls.derivatives import specs
 from sdy_jax.errors import ShardingError
-from sdy_jax.plan.boundary import BoundaryValue
+from sdy_jax.plan.plan import Plan
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
 from sdy_jax.runtime.layouts import layout_of, named
 
@@ -25,6 +25,15 @@ def with_devices(mesh: AnyMesh, values: Iterable[Any], around: Any) -> AnyMesh:
     if found is not None:
         return jax.sharding.Mesh(found.devices, mesh.axis_names, axis_types=mesh.axis_types)
     return around if _has_axes_of(around, mesh) else mesh
+
+
+def on_devices_of(mesh: AnyMesh, other: AnyMesh) -> AnyMesh | None:
+    """A mesh where it has the devices of another one in their order; on these, if it has none. Else None."""
+    if isinstance(mesh, jax.sharding.Mesh) and isinstance(other, jax.sharding.Mesh):
+        return mesh if mesh.devices.flat[:].tolist() == other.devices.flat[:].tolist() else None
+    if mesh.size != other.size or not isinstance(other, jax.sharding.Mesh):
+        return None
+    return jax.sharding.Mesh(other.devices.reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def _has_axes_of(found: Any, mesh: AnyMesh) -> bool:
@@ -49,7 +58,7 @@ def _is_type(value: Any) -> bool:
     return isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct))
 
 
-def described(leaves: Sequence[Leaf], arguments: Sequence[BoundaryValue], mesh: AnyMesh) -> list[jax.ShapeDtypeStruct]:
+def described(leaves: Sequence[Leaf], plan: Plan, mesh: AnyMesh) -> list[jax.ShapeDtypeStruct]:
     """The types of a call's leaves, with the shardings in which a plan takes them."""
     return [
         jax.ShapeDtypeStruct(
@@ -58,5 +67,7 @@ def described(leaves: Sequence[Leaf], arguments: Sequence[BoundaryValue], mesh: 
             weak_type=leaf.value.weak_type,
             sharding=named(sharding, mesh),
         )
-        for leaf, sharding in zip(leaves, specs(arguments, [leaf.value for leaf in leaves]), strict=True)
+        for leaf, sharding in zip(
+            leaves, specs(plan.program, plan.arguments, [leaf.value for leaf in leaves]), strict=True
+        )
     ]

@@ -70,7 +70,7 @@ class Budget:
             yield from _problem(f"along '{axis}' only {' and '.join(kinds) or 'nothing'} may send", along)
 
     def _check_axes(self, plan: Plan) -> None:
-        names = plan.program.mesh.axis_names
+        names = plan.program.axis_names
         for axis in self.axes or {}:
             if axis not in names:
                 raise SdyError(f"Budget: axes has {axis!r}, the mesh of {plan.name} has {', '.join(map(repr, names))}")

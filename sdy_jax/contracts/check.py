@@ -27,8 +27,8 @@ def check(plan: Plan, budget: Budget | None, strict: Sequence[str]) -> None:
         ShardingError: the mesh has no such axis.
     """
     for axis in strict:
-        if axis not in plan.program.mesh.axis_names:
-            names = ", ".join(map(repr, plan.program.mesh.axis_names))
+        if axis not in plan.program.axis_names:
+            names = ", ".join(map(repr, plan.program.axis_names))
             raise ShardingError(f"strict: the mesh has no axis {axis!r}; expected one of {names}")
     problems = unasked(plan, strict)
     spent = list(budget.problems(plan, recorded_collectives(plan))) if budget is not None else []

@@ -28,7 +28,7 @@ def unasked(plan: Plan, strict: Sequence[str]) -> list[str]:
     if not strict and not _has_regions(plan):
         return []
     ops, linked = linked_collectives(plan)
-    moves = [move for record, one in linked if one.wire_bytes for move in _moves(record, one, ops, strict)]
+    moves = [move for record, one in linked if one.wire_bytes for move in _moves(plan, record, one, ops, strict)]
     asked, texts = Asked(plan), dict[str, list[str]](error=[], warn=[])
     for move in moves:
         if not asked.is_asked(move.record, move.side, move.origin):
@@ -56,13 +56,14 @@ class _Move(NamedTuple):
 
 
 def _moves(
-    record: CollectiveRecord, one: RecordedCollective, ops: Sequence[Op], strict: Sequence[str]
+    plan: Plan, record: CollectiveRecord, one: RecordedCollective, ops: Sequence[Op], strict: Sequence[str]
 ) -> Iterator[_Move]:
     at = one.op if one.op is not None else one.serves
     names = {axis.name for axis in record.axes}
     origin = _origin(ops[one.op], names) if one.op is not None and record.kind in REDUCING else None
     found = _axes_at(ops[at] if at is not None else None) | _axes_at(origin)
     found |= strict_axes(record.location) | dict.fromkeys(strict, "error")
+    names |= {*map(plan.program.axis_of_function, names)}
     for axis, on_move in found.items():
         if axis in names or not record.axes:
             yield _Move(axis, on_move, record, one, _side(one), origin)

@@ -1,18 +1,30 @@
-"""Shardings on several meshes over the same devices, on one of them: so that propagation goes from one to the other."""
+"""Shardings on several meshes over the same devices, on one of them: so that propagation goes from one to the other.
+
+A manual computation is along whole axes. Where one is on a mesh that cuts those of the function's mesh, as `a=2, b=2,
+c=2` cuts `x=4, y=2`, the program is on a mesh of the parts, whose axes have the names of these: `x:(1)2=2, x:(2)2=2,
+y=2`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.ir.operations import manual_axes, module_meshes, pre_order
+from sdy_jax.annotate.mesh_symbols import declare_mesh
+from sdy_jax.annotate.program import Program
+from sdy_jax.errors import UnsupportedError
+from sdy_jax.ir.locations import source_line
+from sdy_jax.ir.operations import copied, manual_axes, module_meshes, named, pre_order
 from sdy_jax.ir.stored_shardings import map_shardings
+from sdy_jax.passes.meshes import lift_meshes
 from sdy_jax.representation.attributes import manual_axes_to_attribute, shardings_from_attribute
 from sdy_jax.representation.mesh import AxisRef, Mesh
+from sdy_jax.representation.sdy_collectives import KINDS
 from sdy_jax.representation.sharding import TensorSharding
-from sdy_jax.runtime.device_orders import can_express, expressed, rewritten
+from sdy_jax.runtime.device_orders import can_express, cut_at, expressed, rewritten
 
 
 def put_on_mesh(module: ir.Operation, name: str) -> None:
@@ -44,6 +56,34 @@ def put_on_mesh(module: ir.Operation, name: str) -> None:
         map_shardings(module, changed)
 
 
+def on_whole_axes(program: Program) -> Program:
+    """The program on a mesh along whose whole axes all its manual computations are; itself where its own is one.
+
+    Raises:
+        UnsupportedError: it has collectives of SDY as well, which are written in the function's axes.
+    """
+    base, axes = program.mesh, list[AxisRef]()
+    meshes = module_meshes(program.module)
+    for op in pre_order(program.module):
+        for own in (meshes[name] for name in _manual_meshes(op) if name in meshes):
+            if own != base and own.axes and can_express(own, base):
+                axes += _in_axes_of(manual_axes(op), own, base)
+    finer = cut_at(axes, base)
+    if finer == base:
+        return program
+    if written := named(program.module, *_COLLECTIVES):
+        raise UnsupportedError(
+            f"{source_line(written[0].location)}: {written[0].name} is on the mesh {base}, and a jax.shard_map on one "
+            "that cuts its axes; to fix: use one mesh for both, or sdy_jax.reshard in its place"
+        )
+    module = copied(program.module)
+    lift_meshes(module)  # groups of devices may name a mesh by a symbol of its own
+    name = declare_mesh(module, finer)
+    put_on_mesh(module, name)
+    return replace(program, module=module, mesh=finer, mesh_name=name, uncut=base)
+
+
+_COLLECTIVES = tuple(f"sdy.{kind}" for kind in KINDS)
 _GROUP_AXIS = re.compile(r'#stablehlo\.axis_ref<name = "([^"]+)">')
 
 

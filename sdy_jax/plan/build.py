@@ -28,7 +28,7 @@ from sdy_jax.lowering.recomputation.priced import Mark
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.passes import Pass, run_pipeline
-from sdy_jax.passes.common_mesh import put_on_mesh
+from sdy_jax.passes.common_mesh import on_whole_axes, put_on_mesh
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
 from sdy_jax.plan.automatic import Border, automatic_plan
 from sdy_jax.plan.boundary import boundary_values
@@ -70,6 +70,7 @@ def build_plan(
     begun = time.monotonic()
     with collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
         with progress_of(name) as tell:
+            program = on_whole_axes(program)
             making = _Making(name, costs, source, policy, inner, is_trial, tell)
             plan = making.searched(program) if program.is_automatic else making.plan(program)
         if not is_trial:

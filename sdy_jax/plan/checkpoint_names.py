@@ -9,8 +9,7 @@ from typing import Any
 
 from jax.extend.core import Jaxpr
 
-from sdy_jax.ir.hidden_frames import PACKAGE
-from sdy_jax.ir.locations import is_in_library
+from sdy_jax.annotate.equations import line_of
 from sdy_jax.representation.type_text import array_text
 
 Marks = Mapping[str, frozenset[tuple[str, str]]]
@@ -33,7 +32,7 @@ def _names(jaxpr: Any) -> Iterator[tuple[str, tuple[str, str]]]:
         if equation.primitive.name == "name":
             (variable,) = equation.invars
             maker = makers.get(variable, equation)
-            yield equation.params["name"], (_line(maker), array_text(variable.aval))
+            yield equation.params["name"], (line_of(maker), array_text(variable.aval))
         for inner in _inner(equation.params.values()):
             yield from _names(inner)
 
@@ -42,13 +41,3 @@ def _inner(parameters: Any) -> Iterator[Any]:
     for parameter in parameters:
         for each in parameter if isinstance(parameter, (tuple, list)) else (parameter,):
             yield each.jaxpr if hasattr(each, "jaxpr") else each
-
-
-def _line(equation: Any) -> str:
-    """The innermost line of the user's code that made an equation."""
-    traceback = equation.source_info.traceback
-    frames = traceback.frames if traceback is not None else ()
-    users = (
-        frame for frame in frames if not is_in_library(frame.file_name) and not frame.file_name.startswith(PACKAGE)
-    )
-    return next((f"{frame.file_name}:{frame.line_num}" for frame in users), "")

@@ -29,16 +29,17 @@ def put_results_on_whole_axes(module: ir.Operation, traced: Program, source: str
     main = main_function(module)
     stated = function_shardings(main_function(traced.module), "res_attrs")
     found = function_shardings(main, "res_attrs")
-    changed, notes = dict[int, TensorSharding](), list[Note]()
-    for i, (value, sharding) in enumerate(zip(returned_by(main), found, strict=True)):
+    changed, notes, mesh = dict[int, TensorSharding](), list[Note](), traced.uncut or traced.mesh
+    for i, (value, sharding, given) in enumerate(zip(returned_by(main), found, stated, strict=True)):
         shape, dtype = shape_and_dtype(value.type)
-        said = stated[i]
+        said = given and traced.on_uncut(given)
         if shape is None or sharding is None or sharding.mesh != traced.mesh_name or (said and has_sub_axes(said)):
             continue
-        whole = _on_whole_axes(sharding, shape, traced.mesh)
+        sharding = traced.on_uncut(sharding)
+        whole = _on_whole_axes(sharding, shape, mesh)
         if whole.axes != sharding.axes:
-            changed[i] = whole
-        if said is not None and not _keeps(whole, said, traced.mesh):
+            changed[i] = traced.on_mesh(whole)
+        if said is not None and not _keeps(whole, said, mesh):
             notes.append(Note("result", source, _message(traced.outputs[i], dtype, shape, whole, said)))
     set_function_shardings(main, "res_attrs", changed)
     return notes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.compared_meshes import ComparedMesh
 from sdy_jax.plan.proposal import PlannedWith
 from sdy_jax.plan_record.printed import Printed
+from sdy_jax.representation.sharding import TensorSharding
 
 if TYPE_CHECKING:
     from sdy_jax.plan.plan import Plan
@@ -94,7 +95,7 @@ class PlanFacts(Printed):
             args, _ = plan.input_specs
             step = sdy.partition(step, mesh=mesh, in_shardings=args, out_shardings=plan.output_specs)
         """
-        return specs_of(self.program.in_tree, [(v.path, v.sharding) for v in self.arguments])  # type: ignore[no-any-return]
+        return specs_of(self.program.in_tree, self._on_axes_of_function(self.arguments))  # type: ignore[no-any-return]
 
     @property
     def output_specs(self) -> Any:
@@ -103,7 +104,10 @@ class PlanFacts(Printed):
         Raises:
             UnsupportedError: a result is split by a part of a mesh axis.
         """
-        return specs_of(self.program.out_tree, [(v.path, v.sharding) for v in self.results])
+        return specs_of(self.program.out_tree, self._on_axes_of_function(self.results))
+
+    def _on_axes_of_function(self, values: Iterable[BoundaryValue]) -> list[tuple[str, TensorSharding]]:
+        return [(value.path, self.program.on_uncut(value.sharding)) for value in values]
 
     @cached_property
     def graph(self) -> Graph:

@@ -34,6 +34,14 @@ def type_on(value: Any, mesh: AnyMesh) -> NamedSharding | None:
     return NamedSharding(sharding.mesh.abstract_mesh, spec.update(partitions=partitions))
 
 
+def type_elsewhere(value: Any, mesh: AnyMesh) -> NamedSharding | None:
+    """What the type of a value on another mesh with Explicit axes says."""
+    sharding = getattr(value, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or not explicit_axes(sharding.mesh) or type_on(value, mesh) is not None:
+        return None
+    return NamedSharding(sharding.mesh.abstract_mesh, sharding.spec)
+
+
 def own_type(value: Any, mesh: AnyMesh) -> NamedSharding | None:
     """What the type of a value on this mesh says; None where it says nothing."""
     own = type_on(value, mesh)
@@ -61,6 +69,20 @@ def without_foreign_type(x: Any, mesh: AnyMesh) -> Any:
         return x
     auto = own.mesh.update_axis_types(dict.fromkeys(own.mesh.axis_names, AxisType.Auto))
     return jax.sharding.reshard(x, NamedSharding(auto, PartitionSpec(*(None,) * jax.typeof(x).ndim)))
+
+
+def with_type_elsewhere(x: Any, type_: NamedSharding | None) -> Any:
+    """A value in a type on another mesh of the devices; as it is where there is none."""
+    return x if type_ is None else jax.sharding.reshard(x, type_)
+
+
+def on_devices_of(type_: NamedSharding, mesh: AnyMesh) -> NamedSharding:
+    """A type as a sharding over the devices of a mesh of that size."""
+    if not isinstance(mesh, jax.sharding.Mesh):
+        return type_
+    own = type_.mesh
+    devices = mesh.devices.reshape(own.axis_sizes)
+    return NamedSharding(jax.sharding.Mesh(devices, own.axis_names, axis_types=own.axis_types), type_.spec)
 
 
 def in_type(x: Any, type_: NamedSharding | None, mesh: AnyMesh) -> Any:
