@@ -25,6 +25,7 @@ from sdy_jax.calls.formats import (
 from sdy_jax.calls.moved import OnMovedArguments
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.planned_function import PlannedFunction
+from sdy_jax.calls.refused_moves import check_moves
 from sdy_jax.calls.stages import lowered_arguments
 from sdy_jax.calls.without_devices import check_has_devices, described
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
@@ -85,15 +86,17 @@ class JittedFunction:
         """As jit's `lower`. Of several processes one may lower alone; they compare when they compile."""
         several = are_several()
         with self._paths_in_errors(args, kwargs):
-            planned, jitted, args, kwargs = self._ahead(args, kwargs, is_alone=several)
+            planned, jitted, args, kwargs = self._ahead(args, kwargs, is_alone=several, is_lowered=True)
             lowered: jax.stages.Lowered = jitted.lower(*args, **kwargs)
         return ComparedLowered.of(lowered, planned.compare) if several else lowered
 
     def _ahead(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_alone: bool = False
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_alone: bool = False, is_lowered: bool = False
     ) -> tuple[PlannedCall, Any, tuple[Any, ...], dict[str, Any]]:
-        """The plan of a call, what jit traces for it, and with which arguments."""
+        """The plan of a call, what jit traces for it, and with which arguments; jit refuses some that it lowers."""
         call = self._function.arguments(args, kwargs)
+        if is_lowered:
+            check_moves(call.given, call.mesh)
         jitted = self._chosen(call, is_alone, is_ahead=True).jitted
         planned = self._function.planned(call)
         return planned, jitted, *lowered_arguments(call, planned)
@@ -159,6 +162,8 @@ class JittedFunction:
         """The jitted function for a call; ahead of one, that which says the shardings of results. Warns of arguments
         that will be moved on entry, once for each."""
         check_has_devices(self._function.name, call.mesh, call.given)
+        if not is_ahead:
+            check_moves(call.given, call.mesh)
         if call.may_move and not self._function.is_inner:
             self._report(call.moves(self._function.planned(call)))
         shardings = self._shardings(call, is_ahead)
