@@ -276,6 +276,17 @@ def already_explained() -> Iterator[None]:
         _explains.reset(token)
 
 
+def forbids_traces() -> bool:
+    """Whether jax is to raise where it traces a function again."""
+    return bool(config.no_tracing.value)
+
+
+def tracing_allowed() -> AbstractContextManager[Any]:
+    """Lets jax trace what is no trace of the user's function under `jax.no_tracing`, too."""
+    allowed: AbstractContextManager[Any] = config.no_tracing(False)
+    return allowed
+
+
 @contextmanager
 def _in_silence() -> Iterator[None]:
     """Without jax's messages about traces and compilations: those of the jitted function around this speak of it."""
@@ -426,8 +437,16 @@ def context_mesh() -> jax.sharding.Mesh | None:
 Settings = tuple[tuple[str, Any], ...]
 """Settings and contexts of jax by name, with their values."""
 
-_NOT_SEEN = frozenset({"abstract_mesh_context_manager", "axis_env_state"})
-"""What a function does not see of the trace around it: inside, its own mesh is set and no axis is mapped."""
+_NOT_SEEN = frozenset({"axis_env_state"})
+"""What a function does not see of the trace around it: inside, no axis is mapped."""
+
+_MESH = "abstract_mesh_context_manager"
+"""The mesh in context, for which jit traces again. A function that is partitioned sees its own mesh there."""
+
+
+def without_mesh(settings: Settings) -> Settings:
+    """Settings without the mesh in context."""
+    return tuple(pair for pair in settings if pair[0] != _MESH)
 
 
 def trace_settings() -> Settings:

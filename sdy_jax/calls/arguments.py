@@ -91,7 +91,7 @@ class Arguments:
     def key(self) -> tuple[Any, ...]:
         """The key of the plan for a call like this."""
         types = tuple(
-            (x.value.shape, x.value.dtype, x.value.weak_type, x.spec, x.type, x.is_moved, x.unreduced)
+            (x.value.shape, x.value.dtype, x.value.weak_type, x.spec, x.type, x.is_moved, x.unreduced, x.is_on_host)
             for x in self.leaves
         )
         return (self.mesh, self.tree, types, self.statics.key, self.are_typed)

@@ -31,7 +31,14 @@ from sdy_jax.calls.without_devices import check_has_devices, described
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
 from sdy_jax.ir.hidden_frames import caller_line
 from sdy_jax.ir.locations import short_source
-from sdy_jax.jax_internals import CACHE_MISS, already_explained, context_mesh, explains_traces
+from sdy_jax.jax_internals import (
+    CACHE_MISS,
+    already_explained,
+    context_mesh,
+    explains_traces,
+    forbids_traces,
+    tracing_allowed,
+)
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.build import collection_paused
@@ -69,15 +76,14 @@ class JittedFunction:
 
     def missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
         """A call that jit's C++ has not seen. Errors about arguments that jit refuses name their paths."""
-        with self._paths_in_errors(args, kwargs, is_call=True):
+        with self._paths_in_errors(args, kwargs, is_call=True), self._explained(args, kwargs):
             jitted = self._dispatch(args, kwargs)
-            with self._explained(args, kwargs) if explains_traces() else nullcontext():
-                found: tuple[Any, Any, bool] = getattr(jitted, CACHE_MISS)(*args, **kwargs)
+            found: tuple[Any, Any, bool] = getattr(jitted, CACHE_MISS)(*args, **kwargs)
         return found
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """As jit's `trace`."""
-        with self._paths_in_errors(args, kwargs):
+        with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
             _, jitted, args, kwargs = self._ahead(args, kwargs)
             traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
         return traced
@@ -85,7 +91,7 @@ class JittedFunction:
     def lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         """As jit's `lower`. Of several processes one may lower alone; they compare when they compile."""
         several = are_several()
-        with self._paths_in_errors(args, kwargs):
+        with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
             planned, jitted, args, kwargs = self._ahead(args, kwargs, is_alone=several, is_lowered=True)
             lowered: jax.stages.Lowered = jitted.lower(*args, **kwargs)
         return ComparedLowered.of(lowered, planned.compare) if several else lowered
@@ -116,10 +122,20 @@ class JittedFunction:
             jitted.clear_cache()
         self._jitted.clear()
 
+    def _as_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
+        """Ahead of a call only traces of the user's function are forbidden by `jax.no_tracing`."""
+        is_known = forbids_traces() and self._function.is_traced(self._function.arguments(args, kwargs))
+        return tracing_allowed() if is_known else nullcontext()
+
     def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
-        """Says, as jax would, why a function is traced again: jax knows nothing of layouts, and each has a function."""
-        why = self._function.why_again(self._function.arguments(args, kwargs))
-        if why is None:
+        """Says, as jax would, why a function is traced again, where that is asked for; nothing where it is not traced:
+        jax knows nothing of layouts, and each has a jitted function here."""
+        if not explains_traces():
+            return nullcontext()
+        call = self._function.arguments(args, kwargs)
+        if self._function.is_traced(call):
+            return already_explained()
+        if (why := self._function.why_again(call)) is None:
             return nullcontext()
         LOG.warning(_MISS, caller_line(), self._function.name, self._function.source, why)
         return already_explained()
