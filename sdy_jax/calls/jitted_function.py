@@ -19,6 +19,7 @@ from sdy_jax.calls.formats import (
     are_spelled_otherwise,
     formats_of_arguments,
     formats_of_results,
+    has_empty_results,
     shardings_of_results,
     states_layouts,
 )
@@ -202,7 +203,10 @@ class JittedFunction:
         return found
 
     def _is_respelled(self, call: Arguments) -> bool:
-        return not call.is_traced and are_spelled_otherwise(self._function.options.out_shardings, call.mesh)
+        if call.is_traced:
+            return False
+        is_other = are_spelled_otherwise(self._function.options.out_shardings, call.mesh)
+        return is_other or has_empty_results(self._function.planned(call))
 
     def _report(self, moves: Iterable[BorderMove]) -> None:
         new = [move for move in moves if move.path not in self._moved]
