@@ -240,7 +240,6 @@ def explanations(jit: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> l
         lambda: f.eval_shape(fewer[:2]),
         lambda: f(placed(EXPLICIT, X, "x")),
         lambda: f(x=rows),
-        lambda: jax.grad(lambda x: f(x).sum())(rows),
         lambda: in_mesh(f, rows),
         lambda: in_mesh(f, rows),
     ]
