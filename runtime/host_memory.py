@@ -31,6 +31,7 @@ def on_devices(x: Any) -> Any:
     return jax.device_put(x, _DEVICE) if is_on_host(jax.typeof(x)) else x
 
 
-def with_host_results(results: Sequence[Any], numbers: Collection[int]) -> list[Any]:
-    """Results of which some are in the memory of the host."""
-    return [jax.device_put(y, _HOST) if i in numbers else y for i, y in enumerate(results)]
+def with_some_on_host(values: Sequence[Any], numbers: Collection[int]) -> list[Any]:
+    """Values of which some are in the memory of the host."""
+    # `src`: cotangents come back to devices, which jax 0.10 and 0.12 leave on the host.
+    return [jax.device_put(y, _HOST, src=_DEVICE) if i in numbers else y for i, y in enumerate(values)]

@@ -23,6 +23,8 @@
 * `use_rgv3`: jax 0.12 lowers a collective's groups to axes of a mesh, which other tools and jax 0.10 do not know; its
   switch for one thread is private.
 * `_internal_use_concrete_mesh`: `jax.set_mesh` is refused while jax traces.
+* `extend_axis_env_nd`, `_check_vma`, `SPMDAxisContext` and `jaxpr_subcomp`: a function of blocks that names axes of
+  another mesh of the same devices than the `shard_map` around it.
 * `remove_explicit_mesh_axis_names`: a `shard_map` is to be over all axes of its mesh under `vmap`, too.
 * `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
 * `batch_jaxpr`: which results of a function are mapped; those of `jax.vmap` itself have to be told.
@@ -52,7 +54,13 @@ from typing import Any
 import jax
 from jax import export
 from jax._src import callback, checkify, config, debugging, distributed, effects
-from jax._src.core import NamedAxisEffect, get_axis_env, jaxpr_const_args, remove_explicit_mesh_axis_names
+from jax._src.core import (
+    NamedAxisEffect,
+    extend_axis_env_nd,
+    get_axis_env,
+    jaxpr_const_args,
+    remove_explicit_mesh_axis_names,
+)
 from jax._src.core import ShardingTypeError as ShardingTypeError
 from jax._src.custom_partitioning import custom_partitioning_p as custom_partitioning_p
 from jax._src.custom_partitioning_sharding_rule import (
@@ -65,7 +73,7 @@ from jax._src.interpreters.batching import batch_jaxpr
 from jax._src.interpreters.mlir import refine_polymorphic_shapes
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh, thread_resources
-from jax._src.sharding_impls import _internal_use_concrete_mesh, parse_flatten_op_sharding
+from jax._src.sharding_impls import SPMDAxisContext, _internal_use_concrete_mesh, parse_flatten_op_sharding
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.mlir import ir
 from jax.interpreters import ad, mlir
@@ -145,6 +153,37 @@ def effects_on_axes(found: Set[Any]) -> set[Any]:
 def mapped_axes() -> set[Any]:
     """The axes that `jax.vmap`s and the like around this trace name."""
     return {*get_axis_env().axis_sizes}
+
+
+def without_named_axes(found: Set[Any]) -> Set[Any]:
+    """The effects without those of communicating over axes."""
+    return {effect for effect in found if not isinstance(effect, NamedAxisEffect)}
+
+
+@contextmanager
+def in_manual_axes(mesh: Any) -> Iterator[None]:
+    """Lets what is traced name the axes of a mesh, as in a `shard_map` over all of them."""
+    with extend_axis_env_nd(list(mesh.shape.items())), config._check_vma(False):
+        yield
+
+
+def lowered_on_mesh(ctx: mlir.LoweringRuleContext, mesh: Any, jaxpr: Any, xs: Sequence[Any]) -> Sequence[Any]:
+    """Lowers a closed jaxpr without constants whose names of axes are those of `mesh`, all of them manual."""
+    context = ctx.module_context.replace(axis_context=SPMDAxisContext(mesh, frozenset(mesh.axis_names)))
+    with in_manual_axes(mesh), listed_replica_groups():
+        lowered, tokens = mlir.jaxpr_subcomp(
+            context,
+            jaxpr.jaxpr,
+            ctx.name_stack,
+            ctx.tokens_in,
+            (),
+            *xs,
+            dim_var_values=ctx.dim_var_values,
+            const_lowering=ctx.const_lowering,
+            outer_traceback=ctx.traceback,
+        )
+    ctx.set_tokens_out(tokens)
+    return lowered  # type: ignore[no-any-return]
 
 
 def has_ordered(found: Set[Any]) -> bool:
@@ -255,6 +294,17 @@ def already_explained() -> Iterator[None]:
             yield
     finally:
         _explains.reset(token)
+
+
+def forbids_traces() -> bool:
+    """Whether jax is to raise where it traces a function again."""
+    return bool(config.no_tracing.value)
+
+
+def tracing_allowed() -> AbstractContextManager[Any]:
+    """Lets jax trace what is no trace of the user's function under `jax.no_tracing`, too."""
+    allowed: AbstractContextManager[Any] = config.no_tracing(False)
+    return allowed
 
 
 @contextmanager
@@ -407,8 +457,16 @@ def context_mesh() -> jax.sharding.Mesh | None:
 Settings = tuple[tuple[str, Any], ...]
 """Settings and contexts of jax by name, with their values."""
 
-_NOT_SEEN = frozenset({"abstract_mesh_context_manager", "axis_env_state"})
-"""What a function does not see of the trace around it: inside, its own mesh is set and no axis is mapped."""
+_NOT_SEEN = frozenset({"axis_env_state"})
+"""What a function does not see of the trace around it: inside, no axis is mapped."""
+
+_MESH = "abstract_mesh_context_manager"
+"""The mesh in context, for which jit traces again. A function that is partitioned sees its own mesh there."""
+
+
+def without_mesh(settings: Settings) -> Settings:
+    """Settings without the mesh in context."""
+    return tuple(pair for pair in settings if pair[0] != _MESH)
 
 
 def trace_settings() -> Settings:

@@ -65,14 +65,17 @@ def partitioned(function, args, share, specs=P("x"), mesh=PLANE, **more):
     return free, sdy.partition(function, **options, memory=limit)
 
 
+def in_float32(args):
+    return jax.tree.map(lambda x: np.asarray(x, np.float32) if x.dtype == jnp.bfloat16 else x, args)
+
+
 def close(function, plain, args):
-    """Asserts that numbers are the plain function's, beside the largest of each result."""
-    for found, wanted in zip(*(jax.tree.leaves(f(*args)) for f in (function, plain)), strict=True):
-        most, tolerance = np.abs(np.asarray(wanted, np.float32)).max(), 2e-5 if wanted.dtype == np.float32 else 2e-2
-        difference = np.abs(np.asarray(found, np.float32) - np.asarray(wanted, np.float32)).max()
-        if any(arg.dtype == jnp.bfloat16 for arg in args):
-            tolerance = 2e-2
-        assert difference <= tolerance * most
+    """Asserts that numbers are the plain function's in float32, beside the largest of each result: in bfloat16 its own
+    are 2.5 percent from these with jax 0.12, and those of a program in parts half a percent (2026-11)."""
+    tolerance = 2e-2 if any(arg.dtype == jnp.bfloat16 for arg in args) else 2e-5
+    for found, wanted in zip(jax.tree.leaves(function(*args)), jax.tree.leaves(plain(*in_float32(args))), strict=True):
+        most = np.abs(wanted).max()
+        assert np.abs(np.asarray(found, np.float32) - np.asarray(wanted)).max() <= tolerance * most
 
 
 def only(monkeypatch, dim):

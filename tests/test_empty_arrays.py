@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import PLANE
 
@@ -135,3 +136,15 @@ def test_arrays_without_elements_on_explicit_axes_can_be_fetched():
         found = sdy.partition(lambda a: (a * 2, a.sum(1)), in_shardings=P("x"))(ROWS)
     same(found[0], ROWS)
     same(found[1], jnp.zeros(4))
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "y"), P("y", "x"), P()])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_arrays_without_elements_lie_as_is_stated(spec, kind):
+    """As the empty fields of the models of physics simulators."""
+    stated = NamedSharding(jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind,) * 2), spec)
+    x, full = jnp.zeros((8, 0)), jnp.ones((8, 4))
+    found = [jit(lambda x, y: (x * 2, y + 1), out_shardings=stated)(x, full) for jit in (sdy.partition, jax.jit)]
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.sharding == theirs.sharding and ours.shape == theirs.shape
+        np.testing.assert_array_equal(ours, theirs)

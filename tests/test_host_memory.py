@@ -59,6 +59,58 @@ def test_memory_is_that_of_jit(mesh, name):
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+put = jax.device_put
+
+
+def seen(jit, h):
+    types = []
+    jit(lambda x: types.append(str(jax.typeof(x))) or x * 2)(h)
+    return types
+
+
+TYPED = {
+    "what ops show": lambda jit, h, d: seen(jit, h),
+    "computed there": lambda jit, h, d: jit(lambda x: (x * 2, x.sum()))(h),
+    "returned": lambda jit, h, d: jit(lambda x: x)(h),
+    "beside one on devices": lambda jit, h, d: jit(lambda x, y: (x + 1, y + 1, put(x, DEVICE) * y, put(y, HOST)))(h, d),
+    "with one on devices": lambda jit, h, d: jit(lambda x, y: x + y)(h, d),
+    "with one that was put there": lambda jit, h, d: jit(lambda x: put(put(x, DEVICE) * 2, HOST) + x)(h),
+    "a gradient": lambda jit, h, d: jax.grad(jit(lambda x: (put(x, DEVICE) ** 2).sum()))(h),
+    "a gradient inside": lambda jit, h, d: jit(jax.grad(lambda x: (put(x, DEVICE) ** 2).sum()))(h),
+    "a gradient of what is there": lambda jit, h, d: jax.grad(lambda x: put(jit(lambda x: (x**2).sum())(x), DEVICE))(h),
+    "a tangent": lambda jit, h, d: jax.jvp(jit(lambda x: jnp.sin(put(x, DEVICE))), (h,), (h,)),
+    "in a loop": lambda jit, h, d: jit(lambda x, y: jax.lax.fori_loop(0, 3, lambda i, y: y + put(x, DEVICE), y))(h, d),
+    "in a scan": lambda jit, h, d: jit(
+        lambda x: jax.lax.scan(lambda c, r: (c + put(r, DEVICE), None), jnp.zeros(16), x)[0]
+    )(h),
+    "stated": lambda jit, h, d: jit(lambda x: x * 2, in_shardings=h.sharding)(h),
+    "donated": lambda jit, h, d: jit(lambda x: x + 1, donate_argnums=0)(put(X, h.sharding)),
+    "compiled": lambda jit, h, d: jit(lambda x: x * 2).lower(h).compile()(h),
+    "its shapes": lambda jit, h, d: str(jit(lambda x: x * 2).eval_shape(h)),
+    "another memory is another trace": lambda jit, h, d: [f(x) for f in [jit(lambda x: x * 2)] for x in (h, d, h)],
+}
+
+
+def outcome(row, jit, mesh):
+    try:
+        return row(jit, placed(mesh, "pinned_host"), placed(mesh))
+    except ValueError as error:
+        return str(error).split(".")[0]
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_types_say_that_arrays_are_on_the_host(mesh, name):
+    ours, theirs = (outcome(TYPED[name], jit, mesh) for jit in JITS)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        if not isinstance(b, jax.Array):
+            assert a == b
+            continue
+        assert str(jax.typeof(a)) == str(jax.typeof(b)) and a.sharding.memory_kind == b.sharding.memory_kind
+        assert a.sharding.is_equivalent_to(b.sharding, b.ndim)
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
 @pytest.mark.parametrize("jit", JITS)
 def test_a_result_that_is_stated_to_be_on_the_host(mesh, jit):
     stated = NamedSharding(mesh, P("a"), memory_kind="pinned_host")

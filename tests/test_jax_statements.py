@@ -9,6 +9,7 @@ row says otherwise.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -769,6 +770,101 @@ def _(jit):
     numbers = (((1,), (0,)), ((), ()))
     f = jit(lambda a, b: lax.dot(a, b, dimension_numbers=numbers, out_sharding=P("X")))
     return f(*halves())
+
+
+@states("jax.pmap is made of jit and shard_map; inside, it maps over devices.", "release notes, 0.8.0", AUTO, AUTO)
+def _(jit):
+    return jit(lambda x: jax.pmap(lambda row: row + lax.psum(row, "i"), axis_name="i")(x))(floats(8, 4))
+
+
+@states("Objects with __jax_array__ are no arguments.", "release notes, 0.8.0")
+def _(jit):
+    class Wrapped:
+        def __jax_array__(self):
+            return jnp.ones(8)
+
+    try:
+        return jit(lambda x: x * 2)(Wrapped())
+    except TypeError:
+        return "refused"
+
+
+@states("shard_maps nest, over axes of their own.", "release notes, 0.8.0")
+def _(jit):
+    def of_rows(x):
+        return jax.shard_map(lambda x: x + lax.psum(x, "Y"), in_specs=P(None, "Y"), out_specs=P(None, "Y"))(x)
+
+    f = jax.shard_map(of_rows, in_specs=P("X"), out_specs=P("X"), axis_names={"X"})
+    return jit(f)(on(floats(8, 4), "X", "Y"))
+
+
+@states("jit with options alone is a decorator.", "release notes, 0.8.1")
+def _(jit):
+    @jit(static_argnames=["n"])
+    def f(x, n):
+        return jnp.tile(x, (n, 1))
+
+    return f(on(floats(8, 4), "X"), n=2)
+
+
+@states("device_put with a sharding in place of device_put_sharded and _replicated.", "release notes, 0.8.1")
+def _(jit):
+    mesh = jax.sharding.get_mesh()
+    whole = jax.device_put(floats(4), jax.NamedSharding(mesh, P()))
+    parts = jax.device_put(np.stack([floats(4)] * 8), jax.NamedSharding(mesh, P(("X", "Y"))))
+    y = jit(lambda whole, parts: whole + parts)(whole, parts)
+    assert typed(y) == ("float32[8@(X,Y),4]",)
+    return y
+
+
+@states("pmap keeps the rank: a block has a leading dimension of one inside of its shard_map.", "release notes, 0.9.0")
+def _(jit):
+    def block(x):
+        assert x.shape == (1, 4)
+        return x * 2
+
+    return jit(jax.shard_map(block, in_specs=P(("X", "Y")), out_specs=P(("X", "Y"))))(on(floats(8, 4), ("X", "Y")))
+
+
+@states("A Ref inside is no Array.", "release notes, 0.9.1")
+def _(jit):
+    found = []
+
+    @jit
+    def f(x):
+        ref = jax.new_ref(x)
+        found.append(isinstance(ref, jax.Array))
+        ref[...] = x * 2
+        return ref[...]
+
+    return f(on(floats(8), "X")), found
+
+
+@states("`with mesh:` is deprecated, and says the mesh of specs.", "release notes, after 0.10.0", AUTO, AUTO)
+def _(jit):
+    mesh = jax.make_mesh((4, 2), ("X", "Y"), axis_types=(AUTO, AUTO))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with mesh:
+            return jit(lambda x: x * 2, in_shardings=P("X"), out_shardings=P("X", "Y"))(floats(8, 4))
+
+
+@states("Under set_mesh specs may be passed wherever a sharding is.", "reference, jax.set_mesh")
+def _(jit):
+    def f(x):
+        y = jnp.zeros((8, 4), out_sharding=P("X")) + jax.random.normal(jax.random.key(0), (8, 4), out_sharding=P("X"))
+        return jax.device_put(x, P("X")) + y
+
+    return jit(f, in_shardings=P("X"), out_shardings=P("X", None))(on(floats(8, 4), "X"))
+
+
+@states("lax.pcast says how a value varies in a shard_map.", "reference, jax.lax.pcast")
+def _(jit):
+    def block(x):
+        ones = lax.pcast(jnp.ones_like(x, shape=()), ("X",), to="varying")
+        return x + lax.psum(ones, "X")
+
+    return jit(jax.shard_map(block, in_specs=P("X"), out_specs=P("X")))(on(floats(8), "X"))
 
 
 @states("jax.export keeps shardings of types.", "release notes, 0.9.0")

@@ -118,6 +118,19 @@ def test_as_jit(name):
     alike(*map(CALLS[name], JITS))
 
 
+def doubled(x):
+    return x * 2
+
+
+def on_host(*entries):
+    return named(*entries).with_memory_kind("pinned_host")
+
+
+def device_of(array, kind):
+    return jax.device_put(array, SingleDeviceSharding(jax.devices()[3], memory_kind=kind))
+
+
+REVERSED = NamedSharding(Mesh(np.array(jax.devices()[::-1]).reshape(2, 4), ("a", "b")), P())
 REFUSED = {
     "nothing is stated": lambda jit: in_context(jit, jnp.sin)(jax.device_put(X, single(0))),
     "nothing is stated of one": lambda jit: jit(jnp.add, in_shardings=(named("a"), None))(
@@ -128,14 +141,64 @@ REFUSED = {
     ),
     "a device beside a mesh": lambda jit: jit(jnp.add, in_shardings=(named("a"), single(0)))(X, X),
     "a device under a mesh": lambda jit: in_context(jit, jnp.sin, in_shardings=single(0))(X),
+    # Committed to one device, or whole on some, and stated to be split.
+    "a device's, to be split": lambda jit: jit(doubled, in_shardings=named("a"))(jax.device_put(X, single(3))),
+    "another device's, to be split": lambda jit: jit(doubled, in_shardings=named("b", count=4))(
+        jax.device_put(X, single(7))
+    ),
+    "one of two, to be split": lambda jit: jit(jnp.add, in_shardings=named("a"))(
+        jax.device_put(X, single(3)), jax.device_put(X, named("a"))
+    ),
+    "by a spec": lambda jit: in_context(jit, doubled, in_shardings=P("a"))(jax.device_put(X, single(3))),
+    "whole on fewer devices": lambda jit: jit(doubled, in_shardings=named("a"))(jax.device_put(X, named(count=4))),
+    "whole in another order": lambda jit: jit(doubled, in_shardings=named("a"))(jax.device_put(X, REVERSED)),
+    "keys": lambda jit: jit(jax.random.key_data, in_shardings=named("a"))(
+        jax.device_put(jax.random.split(jax.random.key(0), 8), single(2))
+    ),
+    "on Explicit axes": lambda jit: jit(doubled, in_shardings=named("a", kind=AxisType.Explicit))(
+        jax.device_put(X, single(3))
+    ),
+    "ahead of time": lambda jit: jit(doubled, in_shardings=named("a")).lower(jax.device_put(X, single(3))),
+    "after one that may be moved": lambda jit: [
+        g(x) for g in [jit(doubled, in_shardings=named("a"))] for x in (jnp.asarray(X), jax.device_put(X, single(0)))
+    ],
+    # From one memory to another.
+    "the host's": lambda jit: jit(doubled, in_shardings=named("a"))(jax.device_put(X, on_host("a"))),
+    "the host's, to be split otherwise": lambda jit: jit(doubled, in_shardings=named("b"))(
+        jax.device_put(X, on_host("a"))
+    ),
+    "a device's in the host": lambda jit: jit(doubled, in_shardings=named())(device_of(X, "pinned_host")),
+    "to the host": lambda jit: jit(doubled, in_shardings=on_host("a"))(jax.device_put(X, named("a"))),
+    "uncommitted, to the host": lambda jit: jit(doubled, in_shardings=on_host("a"))(jnp.asarray(X)),
+    "the host's ahead of time": lambda jit: jit(doubled, in_shardings=named("a")).lower(
+        jax.device_put(X, on_host("a"))
+    ),
 }
 
 
 @pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_as_by_jit(name, jit):
-    with pytest.raises(ValueError, match=r"device|does not match"):
+    with pytest.raises(ValueError, match=r"device|does not match") as error:
         REFUSED[name](jit)
+    if jit is sdy.partition:
+        assert "to fix:" in str(error.value) or name.startswith("a device ")
+
+
+def test_jit_traces_what_it_refuses_to_lower():
+    x = jax.device_put(X, single(3))
+    for jit in JITS:
+        g = jit(doubled, in_shardings=named("a"))
+        assert g.trace(x).out_info.shape == g.eval_shape(x).shape == X.shape
+
+
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.filterwarnings("ignore::sdy_jax.PartitionWarning")
+def test_of_one_device_uncommitted_or_not(jit):
+    """jit's C++ tells these apart; so does what is remembered of calls."""
+    g = jit(doubled, in_shardings=named())
+    for x in (jnp.asarray(X), jax.device_put(X, single(0)), X, jax.device_put(X, single(0)), jnp.asarray(X)):
+        np.testing.assert_array_equal(g(x), X * 2)
 
 
 @pytest.mark.parametrize("jit", JITS)
@@ -149,14 +212,14 @@ def test_what_is_moved_is_donated(jit):
 
 def test_moves_from_other_devices_are_reported_once():
     model = {name: jax.device_put(X, single(0)) for name in "abcdefg"}
-    f = sdy.partition(lambda model: sum(model.values()), mesh=mesh_of(), in_shardings=P("a"))
+    f = sdy.partition(lambda model: sum(model.values()), mesh=mesh_of(), in_shardings=P())
     with pytest.warns(sdy.PartitionWarning) as caught:
         y = f(model)
     texts = [str(w.message) for w in caught]
     assert len(texts) == 5
-    assert "`model['a']` lies as f32[8,16] on a single device, <lambda> takes it as f32[8@a,16]" in texts[0]
-    assert texts[0].endswith("(256 B to a device, at least); to fix: pass it as it is taken, by jax.device_put")
-    assert texts[-1].endswith("3 more arguments are moved, 768 B to a device (`plan.moves`)")
+    assert "`model['a']` lies as f32[8,16] on a single device, <lambda> takes it as f32[8,16]" in texts[0]
+    assert texts[0].endswith("(512 B to a device, at least); to fix: pass it as it is taken, by jax.device_put")
+    assert texts[-1].endswith("3 more arguments are moved, 1.5 KiB to a device (`plan.moves`)")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = f(model)
@@ -165,10 +228,10 @@ def test_moves_from_other_devices_are_reported_once():
 
 
 def test_what_lies_elsewhere_may_be_lowered():
-    f = sdy.partition(jnp.sin, mesh=mesh_of(), in_shardings=P("a"), on_unknown="ignore")
+    f = sdy.partition(jnp.sin, mesh=mesh_of(), in_shardings=P(), on_unknown="ignore")
     compiled = f.lower(jax.device_put(X, single(0))).compile()
-    assert compiled.input_shardings == ((named("a"),), {})
-    np.testing.assert_allclose(compiled(jax.device_put(X, named("a"))), np.sin(X), rtol=1e-6)
+    assert compiled.input_shardings == ((named(),), {})
+    np.testing.assert_allclose(compiled(jax.device_put(X, named())), np.sin(X), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

@@ -57,16 +57,6 @@ def collective_kind(
     return kind, names, len(groups[0]) if groups else math.prod(sizes[name] for name in names)
 
 
-def names_axes(jaxpr: Jaxpr) -> bool:
-    """Whether a per-device function names axes: in collectives, or to ask for its place."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _KINDS or "axis_name" in eqn.params:
-            return True
-        if any(map(names_axes, _inner(eqn.params.values()))):
-            return True
-    return False
-
-
 def _inner(values: Any) -> Iterator[Jaxpr]:
     for value in values:
         inner = getattr(value, "jaxpr", value)  # of a closed one, which jax 0.12 no longer tells apart

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.custom_ops import ASKED, PARTITIONED, CustomOp, Placed, function_of
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission.jaxpr_collectives import KINDS, names_axes, sent_by_kind
+from sdy_jax.lowering.emission.jaxpr_collectives import KINDS, sent_by_kind
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.strategies.registry import (
     Inside,
@@ -36,6 +36,7 @@ from sdy_jax.representation.named import AnyMesh, entry_names, mesh_from_jax, on
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh, abstract_mesh
+from sdy_jax.runtime.whole_axes import run_with_axes_of
 
 Shardings = Sequence[TensorSharding]
 
@@ -66,31 +67,13 @@ def _emit(local: LocalOp, *operands: jax.Array) -> list[jax.Array]:
     given: Sequence[TensorSharding | None] = (*local.operand_shardings, *local.result_shardings)
     if asked is not None:
         given = shardings_from_attribute(asked)
-    run = _answer_within(own, local, given).run
+    mesh, here = RefinedMesh.of(local.mesh.mesh), local.mesh.axis_names
+    run = _answer(own, mesh, given, len(local.op.operands)).run
+    if mesh.axis_names != here:  # its names of axes are the user's, which this program has cut
+        assert own.mesh is not None
+        run = partial(run_with_axes_of, own.mesh, run)
     by = f"the shardings that `{own.title}` returned. Mismatch in result shapes."
     return checked_results(local, "the function of a custom_partitioning", run, operands, by)
-
-
-def _answer_within(own: CustomOp, local: LocalOp, given: Sequence[TensorSharding | None]) -> Placed:
-    """What a function says inside of the program, whose mesh may be cut into parts of axes.
-
-    Only where it names axes does it have to know these parts, which `psum` and the like are over.
-
-    Raises:
-        ShardingError: it names an axis that the program has cut.
-    """
-    count, mesh = len(local.op.operands), RefinedMesh.of(local.mesh.mesh)
-    answer = _answer(own, mesh, given, count)
-    if mesh.axis_names == local.mesh.axis_names or not names_axes(answer.traced(_sizes(mesh))):
-        return answer
-    try:
-        return _answer(own, local.mesh, given, count)
-    except ValueError as error:
-        raise ShardingError(
-            f"{local.op.source}: `{own.title}` of a custom_partitioning names axes that other shardings of the program "
-            f"have cut, into {', '.join(local.mesh.axis_names)}; to fix: take names from the shardings that it is "
-            f"given, or split by whole axes ({error})"
-        ) from None
 
 
 def _sizes(mesh: RefinedMesh) -> dict[str, int]:

@@ -35,6 +35,7 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.representation.named import AnyMesh, unreduced_by
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.types import explicit_axes, sharding_of_type, type_elsewhere, type_on
+from sdy_jax.runtime.host_memory import is_on_host, states_host
 from sdy_jax.runtime.layouts import as_named
 
 Spec = Any
@@ -64,6 +65,8 @@ class Leaf:
     and results that are this array have it."""
     layout: Any = None
     """The order of the array's dimensions in memory, where a `Format` states it."""
+    is_on_host: bool = False
+    """Whether it is in the memory of the host, which its type shows."""
 
     @classmethod
     def of(cls, path: str, value: Any, spec: Spec) -> Leaf:
@@ -185,7 +188,7 @@ def abstracted(leaf: Leaf, mesh: AnyMesh | None, keeps_type: bool = False) -> Le
     if not all(isinstance(size, int) for size in value.shape):
         raise SymbolicSizes(leaf.path, value.shape)
     stripped = jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=getattr(value, "weak_type", False))
-    leaf = replace(leaf, value=stripped)
+    leaf = replace(leaf, value=stripped, is_on_host=is_on_host(value) or states_host(getattr(value, "sharding", None)))
     own = None if mesh is None else type_on(value, mesh)
     if mesh is not None and own is None and leaf.spec is None:
         leaf = replace(leaf, elsewhere=type_elsewhere(value, mesh))

@@ -39,6 +39,13 @@ def on_mesh(value: jax.ShapeDtypeStruct, mesh: AnyMesh) -> jax.ShapeDtypeStruct:
     return typed(value, NamedSharding(mesh.abstract_mesh, PartitionSpec(*(None,) * len(value.shape))))
 
 
+def in_memory(value: jax.ShapeDtypeStruct, leaf: Leaf, mesh: AnyMesh) -> jax.ShapeDtypeStruct:
+    """The type of an argument that shows the memory in which it is."""
+    if not leaf.is_on_host:
+        return value
+    return typed(value, (value.sharding or on_mesh(value, mesh).sharding).with_memory_kind("pinned_host"))
+
+
 def in_stated_type(leaf: Leaf, mesh: Mesh, jax_mesh: AnyMesh) -> Any:
     """A result that has a type, in the one that is stated for it."""
     own = own_type(jax.typeof(leaf.value), jax_mesh)

@@ -18,7 +18,7 @@ from sdy_jax.annotate import callbacks, checks, inspected, scans  # noqa: F401  
 from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, no_result
 from sdy_jax.annotate.arguments import Leaf, is_token, match_prefix
 from sdy_jax.annotate.automatic import AUTO
-from sdy_jax.annotate.border_types import argument_type, in_stated_type, on_mesh, type_of_result, with_type
+from sdy_jax.annotate.border_types import argument_type, in_memory, in_stated_type, on_mesh, type_of_result, with_type
 from sdy_jax.annotate.equations import named_axes
 from sdy_jax.annotate.finish import finish
 from sdy_jax.annotate.mapped_meshes import check_mapped_meshes
@@ -59,9 +59,10 @@ class Program:
     `unreduced_arguments` are the indices of the input leaves that are unreduced by their types (`Leaf.unreduced`),
     `automatic_arguments` and `automatic_results` those of the leaves whose layout the planner chooses (`AUTO`).
     `unchecked` says that checks of `checkify.check` were left out of the module, `is_typed` that the function was
-    traced with types that show shardings, which `in_info` and `out_info` have. `host_results` are the indices of the
-    results that are in the memory of the host. `types_elsewhere` has the types of results that are on another mesh with
-    Explicit axes, None for all others. `uncut` is the function's mesh, where `mesh` cuts the axes of it.
+    traced with types that show shardings, which `in_info` and `out_info` have. `host_arguments` and `host_results` are
+    the indices of the input leaves and results that are in the memory of the host. `types_elsewhere` has the types of
+    results that are on another mesh with Explicit axes, None for all others. `uncut` is the function's mesh, where
+    `mesh` cuts the axes of it.
     """
 
     module: ir.Operation
@@ -82,6 +83,7 @@ class Program:
     automatic_results: frozenset[int] = frozenset()
     unchecked: bool = False
     is_typed: bool = False
+    host_arguments: frozenset[int] = frozenset()
     host_results: frozenset[int] = frozenset()
     uncut: Mesh | None = None
     types_elsewhere: tuple[NamedSharding | None, ...] = ()
@@ -185,7 +187,9 @@ def from_function(
     with context, devices, tracing(site):
         platform = lowering_platform(jax_mesh)
         shows_mesh = in_context and not site.is_typed
-        args, kwargs = jax.tree.unflatten(tree, [on_mesh(x, jax_mesh) for x in avals] if shows_mesh else avals)
+        types = [on_mesh(x, jax_mesh) for x in avals] if shows_mesh else avals
+        seen = [in_memory(x, leaf, jax_mesh) for x, leaf in zip(types, leaves, strict=True)]
+        args, kwargs = jax.tree.unflatten(tree, seen)
         module, jaxpr, results, constants = trace_and_lower(
             checked, args, kwargs, jax_mesh, platform, site.lowering_rules, functools.partial(_lowered, site)
         )
@@ -220,6 +224,7 @@ def from_function(
             automatic_results=_automatic(outputs),
             unchecked=site.unchecked,
             is_typed=site.is_typed,
+            host_arguments=frozenset(i for i, leaf in enumerate(leaves) if leaf.is_on_host),
             host_results=_on_host(jaxpr.out_avals, outputs),
             types_elsewhere=_types_elsewhere(jaxpr, leaves, outputs, jax_mesh),
         )

@@ -91,7 +91,7 @@ class Arguments:
     def key(self) -> tuple[Any, ...]:
         """The key of the plan for a call like this."""
         types = tuple(
-            (x.value.shape, x.value.dtype, x.value.weak_type, x.spec, x.type, x.is_moved, x.unreduced, x.elsewhere)
+            (*_array_type(x.value), x.spec, x.type, x.is_moved, x.unreduced, x.elsewhere, x.is_on_host)
             for x in self.leaves
         )
         return (self.mesh, self.tree, types, self.statics.key, self.are_typed)
@@ -136,6 +136,10 @@ class Arguments:
     @cached_property
     def _own(self) -> list[NamedSharding | None]:
         return [layout_of(leaf.value) for leaf in self.given]
+
+
+def _array_type(value: jax.ShapeDtypeStruct) -> tuple[Any, ...]:
+    return value.shape, value.dtype, value.weak_type
 
 
 def _are_typed(leaves: Sequence[Leaf], mesh: AnyMesh) -> bool:

@@ -1,8 +1,9 @@
 """The jitted function for a call, by the layouts of its arguments: jit's types leave those on Auto axes out.
 
 jit's C++ asks for it once per kind of call, and at each call of functions with effects, so the look-up costs little.
-A call's key is the tree of its arguments and, per leaf, the sharding of an array or the class of anything else. A call
-like the one before it compares two lists, mostly by identity, because arrays of one origin share their sharding object.
+A call's key is the tree of its arguments and, per leaf, the sharding of an array and whether it is committed, or the
+class of anything else. A call like the one before it compares two lists, mostly by identity, because arrays of one
+origin share their sharding object.
 """
 
 from __future__ import annotations
@@ -14,6 +15,12 @@ from typing import Any
 import jax
 
 _flatten = jax.tree_util.default_registry.flatten  # 0.3 us; jax.tree.flatten takes 0.8 (2026-11)
+
+
+def _place(x: Any) -> Any:
+    """What is known of a leaf by where it lies."""
+    sharding = getattr(x, "sharding", x.__class__)
+    return sharding if getattr(x, "committed", True) else (sharding, "uncommitted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +48,13 @@ class Dispatch:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, tree = _flatten((args, kwargs), None)
+        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+            return self._choose(args, kwargs).jitted
         around = None if self._surroundings is None else self._surroundings()
-        key = [getattr(x, "sharding", x.__class__) for x in leaves]
+        key = [_place(x) for x in leaves]
         last_around, last_tree, last_key, jitted = self._last
         if jitted is not None and key == last_key and tree == last_tree and around is last_around:
             return jitted
-        if any(isinstance(x, jax.core.Tracer) for x in leaves):
-            return self._choose(args, kwargs).jitted
         whole = (around, tree, *key)
         jitted = self._known.get(whole)
         if jitted is None:

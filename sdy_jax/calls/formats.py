@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -36,6 +37,11 @@ def are_spelled_otherwise(specs: Any, mesh: AnyMesh) -> bool:
     return bool(entries) and (bool(explicit_axes(mesh)) or any(found and found[-1] is None for found in entries))
 
 
+def has_empty_results(planned: PlannedCall) -> bool:
+    """Whether results have no elements: plans split these along nothing, and jit does as is stated."""
+    return any(0 in type_.shape for type_ in planned.plan.program.out_info)
+
+
 def with_stated_shardings(specs: Any, results: Any, mesh: AnyMesh) -> Any:
     """The types of results, with the shardings and formats that are stated for them, as jit's `eval_shape` has them."""
     leaves = match_prefix(specs, results, "result", "out_shardings")
@@ -68,13 +74,13 @@ def shardings_of_results(specs: Any, planned: PlannedCall, mesh: AnyMesh) -> Any
     leaves, plans = match_prefix(specs, results, "result", "out_shardings"), jax.tree.leaves(planned.results)
     stated = [stated_sharding(leaf, mesh) for leaf in leaves]
     pairs = zip(leaves, stated, plans, strict=True)
-    found = [None if s is None else _as_written(s, p, len(leaf.value.shape)) for leaf, s, p in pairs]
+    found = [None if s is None else _as_written(s, p, leaf.value.shape) for leaf, s, p in pairs]
     return jax.tree.unflatten(program.out_tree, found)
 
 
-def _as_written(stated: NamedSharding, planned: NamedSharding, rank: int) -> NamedSharding:
+def _as_written(stated: NamedSharding, planned: NamedSharding, shape: Sequence[int]) -> NamedSharding:
     """The stated sharding, unless a size is not divided by its axes."""
-    is_so = NamedSharding(stated.mesh, stated.spec).is_equivalent_to(planned, rank)
+    is_so = 0 in shape or NamedSharding(stated.mesh, stated.spec).is_equivalent_to(planned, len(shape))
     return stated if is_so else NamedSharding(planned.mesh, planned.spec, memory_kind=stated.memory_kind)
 
 

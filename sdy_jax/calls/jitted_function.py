@@ -19,18 +19,27 @@ from sdy_jax.calls.formats import (
     are_spelled_otherwise,
     formats_of_arguments,
     formats_of_results,
+    has_empty_results,
     shardings_of_results,
     states_layouts,
 )
 from sdy_jax.calls.moved import OnMovedArguments
 from sdy_jax.calls.planned_call import PlannedCall
 from sdy_jax.calls.planned_function import PlannedFunction
+from sdy_jax.calls.refused_moves import check_moves
 from sdy_jax.calls.stages import lowered_arguments
 from sdy_jax.calls.without_devices import check_has_devices, described
 from sdy_jax.errors import ArgumentError, ProcessError, SdyError, UnsupportedError
 from sdy_jax.ir.hidden_frames import caller_line
 from sdy_jax.ir.locations import short_source
-from sdy_jax.jax_internals import CACHE_MISS, already_explained, context_mesh, explains_traces
+from sdy_jax.jax_internals import (
+    CACHE_MISS,
+    already_explained,
+    context_mesh,
+    explains_traces,
+    forbids_traces,
+    tracing_allowed,
+)
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.build import collection_paused
@@ -68,15 +77,14 @@ class JittedFunction:
 
     def missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
         """A call that jit's C++ has not seen. Errors about arguments that jit refuses name their paths."""
-        with self._paths_in_errors(args, kwargs, is_call=True):
+        with self._paths_in_errors(args, kwargs, is_call=True), self._explained(args, kwargs):
             jitted = self._dispatch(args, kwargs)
-            with self._explained(args, kwargs) if explains_traces() else nullcontext():
-                found: tuple[Any, Any, bool] = getattr(jitted, CACHE_MISS)(*args, **kwargs)
+            found: tuple[Any, Any, bool] = getattr(jitted, CACHE_MISS)(*args, **kwargs)
         return found
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """As jit's `trace`."""
-        with self._paths_in_errors(args, kwargs):
+        with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
             _, jitted, args, kwargs = self._ahead(args, kwargs)
             traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
         return traced
@@ -84,16 +92,18 @@ class JittedFunction:
     def lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         """As jit's `lower`. Of several processes one may lower alone; they compare when they compile."""
         several = are_several()
-        with self._paths_in_errors(args, kwargs):
-            planned, jitted, args, kwargs = self._ahead(args, kwargs, is_alone=several)
+        with self._paths_in_errors(args, kwargs), self._as_traced(args, kwargs):
+            planned, jitted, args, kwargs = self._ahead(args, kwargs, is_alone=several, is_lowered=True)
             lowered: jax.stages.Lowered = jitted.lower(*args, **kwargs)
         return ComparedLowered.of(lowered, planned.compare) if several else lowered
 
     def _ahead(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_alone: bool = False
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_alone: bool = False, is_lowered: bool = False
     ) -> tuple[PlannedCall, Any, tuple[Any, ...], dict[str, Any]]:
-        """The plan of a call, what jit traces for it, and with which arguments."""
+        """The plan of a call, what jit traces for it, and with which arguments; jit refuses some that it lowers."""
         call = self._function.arguments(args, kwargs)
+        if is_lowered:
+            check_moves(call.given, call.mesh)
         jitted = self._chosen(call, is_alone, is_ahead=True).jitted
         planned = self._function.planned(call)
         return planned, jitted, *lowered_arguments(call, planned)
@@ -113,10 +123,20 @@ class JittedFunction:
             jitted.clear_cache()
         self._jitted.clear()
 
+    def _as_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
+        """Ahead of a call only traces of the user's function are forbidden by `jax.no_tracing`."""
+        is_known = forbids_traces() and self._function.is_traced(self._function.arguments(args, kwargs))
+        return tracing_allowed() if is_known else nullcontext()
+
     def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
-        """Says, as jax would, why a function is traced again: jax knows nothing of layouts, and each has a function."""
-        why = self._function.why_again(self._function.arguments(args, kwargs))
-        if why is None:
+        """Says, as jax would, why a function is traced again, where that is asked for; nothing where it is not traced:
+        jax knows nothing of layouts, and each has a jitted function here."""
+        if not explains_traces():
+            return nullcontext()
+        call = self._function.arguments(args, kwargs)
+        if self._function.is_traced(call):
+            return already_explained()
+        if (why := self._function.why_again(call)) is None:
             return nullcontext()
         LOG.warning(_MISS, caller_line(), self._function.name, self._function.source, why)
         return already_explained()
@@ -159,6 +179,8 @@ class JittedFunction:
         """The jitted function for a call; ahead of one, that which says the shardings of results. Warns of arguments
         that will be moved on entry, once for each."""
         check_has_devices(self._function.name, call.mesh, call.given)
+        if not is_ahead:
+            check_moves(call.given, call.mesh)
         if call.may_move and not self._function.is_inner:
             self._report(call.moves(self._function.planned(call)))
         shardings = self._shardings(call, is_ahead)
@@ -181,7 +203,10 @@ class JittedFunction:
         return found
 
     def _is_respelled(self, call: Arguments) -> bool:
-        return not call.is_traced and are_spelled_otherwise(self._function.options.out_shardings, call.mesh)
+        if call.is_traced:
+            return False
+        is_other = are_spelled_otherwise(self._function.options.out_shardings, call.mesh)
+        return is_other or has_empty_results(self._function.planned(call))
 
     def _report(self, moves: Iterable[BorderMove]) -> None:
         new = [move for move in moves if move.path not in self._moved]

@@ -19,6 +19,7 @@ from sdy_jax.calls.jitted_function import JittedFunction
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.pickling import global_name, recorded, restored
 from sdy_jax.calls.planned_function import PlannedFunction, traced_on
+from sdy_jax.calls.refused_moves import check_moves
 from sdy_jax.calls.special_calls import SpecialCalls
 from sdy_jax.errors import SdyError
 from sdy_jax.jax_internals import with_cache_miss
@@ -173,6 +174,7 @@ class PartitionedFunction(Generic[P, R]):
 
     def _planned(self, args: Any, kwargs: Any) -> Plan:
         call = self._function.arguments(args, kwargs)
+        check_moves(call.given, call.mesh)
         planned = self._function.planned(call)
         moves = call.moves(planned)
         return dataclasses.replace(planned.plan, moves=moves) if moves else planned.plan

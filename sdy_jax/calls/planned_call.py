@@ -31,7 +31,7 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.types import in_type, on_devices_of, with_type_elsewhere, without_foreign_type
 from sdy_jax.runtime.boundary import Boundary
 from sdy_jax.runtime.devices import device_like
-from sdy_jax.runtime.host_memory import on_devices, with_host_results
+from sdy_jax.runtime.host_memory import on_devices, with_some_on_host
 from sdy_jax.runtime.layouts import named
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard.local_plan import dialect_collectives, has_dialect_collectives
@@ -151,12 +151,19 @@ class PlannedCall:
         types = [*self.outer, *program.in_info]
         inputs = specs(program, *(compress(all_, self._live.used) for all_ in (operands, types)))
         outputs, function = specs(program, plan.results, program.out_info), self._live.jaxpr
-        plain, checks = jaxpr_as_fun(function), effects_of_checks(function.effects)
+        plain, checks = self._in_memory(jaxpr_as_fun(function)), effects_of_checks(function.effects)
         planned = PlannedProgram(
             plain, checks, inputs, outputs, self._derivative, program.unchecked, self._along, self._apart_from
         )
         run, place = as_op(self._run, planned), place_of(self._mesh)
         return differentiable(run, plain, inputs, outputs, self._derivative, bool(checks), place)
+
+    def _in_memory(self, plain: Flat) -> Flat:
+        """A function of the operands, of which those are on the host that it was traced with there."""
+        first = len(self.outer)
+        is_there = [i - first in self.plan.program.host_arguments for i in range(len(self._live.used))]
+        there = [i for i, found in enumerate(compress(is_there, self._live.used)) if found]
+        return (lambda *xs: plain(*with_some_on_host(xs, there))) if there else plain
 
     def _apart_from(self, axes: frozenset[str]) -> Flat:
         """The same program, planned without some axes."""
@@ -196,7 +203,7 @@ class PlannedCall:
             values = [next(rest) if is_given else x for x, is_given in zip(fixed, is_operand, strict=True)]
             with with_all_axes():
                 results = boundary(function, values, program.out_info)
-            results = with_host_results(results, program.host_results)
+            results = with_some_on_host(results, program.host_results)
             return results if self._is_alone or not are_several() else compared(results, self.compare)
 
         return run

@@ -14,7 +14,7 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from sdy_jax.annotate.arguments import Leaf, Parameters, argument_leaves, match_prefix
-from sdy_jax.annotate.border_types import on_mesh
+from sdy_jax.annotate.border_types import in_memory, on_mesh
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program, from_function
 from sdy_jax.annotate.strict import strict
@@ -28,11 +28,12 @@ from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.replanned import changes
 from sdy_jax.calls.several_meshes import best_plan, meshes_of, on_devices
 from sdy_jax.calls.statics import StaticParameters, Statics
+from sdy_jax.calls.traces import Trace, is_planned, key_of_trace, trace_of
 from sdy_jax.calls.without_devices import on_devices_of, with_devices
 from sdy_jax.contracts.check import check
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir import hidden_frames
-from sdy_jax.jax_internals import ShardingTypeError, context_mesh, trace_settings
+from sdy_jax.jax_internals import ShardingTypeError, context_mesh, trace_settings, tracing_allowed, without_mesh
 from sdy_jax.loading.loaded_function import LoadedFunction
 from sdy_jax.plan.build import build_plan, collection_paused
 from sdy_jax.plan.calls import CallPlan
@@ -111,6 +112,7 @@ class PlannedFunction:
         self._signature = None if isinstance(fun, LoadedFunction) else function_signature(fun)
         self._parameters = Parameters.of(fun)
         self._calls: dict[Any, PlannedCall] = {}
+        self._traces: dict[Any, Trace] = {}
         self._best_meshes: dict[Any, int] = {}
 
     @property
@@ -132,6 +134,7 @@ class PlannedFunction:
     def forget(self) -> None:
         """Forgets all plans."""
         self._calls.clear()
+        self._traces.clear()
         self._best_meshes.clear()
 
     def arguments(
@@ -172,9 +175,23 @@ class PlannedFunction:
         key = self._key(arguments)
         if key in self._calls:
             return self._calls[key]
+        if (call := self._planned_in_another_context(arguments)) is not None:
+            return self._calls.setdefault(key, call)
         if LOG.isEnabledFor(logging.INFO) and (why := self.why_again(arguments)) is not None:
             LOG.info("%s is planned again: %s", self.name, why)
         return self._call_of(self._made(arguments), arguments)
+
+    def _planned_in_another_context(self, arguments: Arguments) -> PlannedCall | None:
+        """The plan of a call like this with another mesh in context. The function is traced again, as by jit; what it
+        sees is the same, and if it is the same program, it is not planned again."""
+        own = _without_context(self._key(arguments))
+        others = [call for key, call in self._calls.items() if _without_context(key) == own]
+        program = self._traced(arguments) if others else None
+        plan = next((call.plan for call in others if program and is_planned(program, call.plan)), None)
+        if program is None or plan is None:
+            return None
+        plan = dataclasses.replace(plan, program=dataclasses.replace(plan.program, jaxpr=program.jaxpr))
+        return PlannedCall(plan, arguments.mesh, self._of_derivatives(arguments.mesh, self.of or plan), of=self.of)
 
     def known(self, arguments: Arguments) -> PlannedCall | None:
         """The plan of a call, if there is one."""
@@ -244,10 +261,26 @@ class PlannedFunction:
         """The program of arguments that have another size wherever they have this one."""
         return self._traced(arguments.resized(size, other))
 
+    def is_traced(self, arguments: Arguments) -> bool:
+        """Whether a call needs no new trace of the user's function."""
+        return key_of_trace(arguments) in self._traces
+
     def _traced(self, arguments: Arguments) -> Program:
+        key = key_of_trace(arguments)
+        if (known := self._traces.get(key)) is not None:
+            with tracing_allowed():
+                mesh = arguments.mesh if known.on_own_mesh else auto_mesh(arguments.mesh)
+                return self._traced_on(mesh, arguments, known.in_context, known.again)
+        program, mesh, in_context = self._newly_traced(arguments)
+        if (trace := trace_of(program, mesh is arguments.mesh, in_context)) is not None:
+            self._traces[key] = trace
+        return program
+
+    def _newly_traced(self, arguments: Arguments) -> tuple[Program, AnyMesh, bool]:
+        """The program of the user's function, the mesh that it was traced on, and whether that was in context."""
         mesh, in_context = self.traced_mesh(arguments), True
         try:
-            return self._traced_on(mesh, arguments)
+            return self._traced_on(mesh, arguments), mesh, in_context
         except ValueError as error:
             if _STATED_ON_AUTO_AXES in str(error) and explicit_axes(arguments.mesh):
                 mesh = arguments.mesh
@@ -255,11 +288,18 @@ class PlannedFunction:
                 in_context = False
             else:
                 raise
-        return self._traced_on(mesh, arguments, in_context)
+        return self._traced_on(mesh, arguments, in_context), mesh, in_context
 
-    def _traced_on(self, mesh: AnyMesh, arguments: Arguments, in_context: bool = True) -> Program:
+    def _traced_on(
+        self,
+        mesh: AnyMesh,
+        arguments: Arguments,
+        in_context: bool = True,
+        traced: Callable[..., Any] | None = None,
+    ) -> Program:
+        """The program of the user's function, or of what it was `traced` to."""
         program = from_function(
-            self.inner(arguments.statics, arguments.mesh),
+            self.inner(arguments.statics, arguments.mesh, traced),
             arguments.leaves,
             arguments.tree,
             self.options.out_shardings,
@@ -278,7 +318,7 @@ class PlannedFunction:
             program = known.plan.program
             return jax.tree.unflatten(program.out_tree, program.out_info)
         fun, mesh = self.inner(arguments.statics, arguments.mesh), auto_mesh(arguments.mesh)
-        types = [on_mesh(leaf.value, mesh) for leaf in arguments.leaves]
+        types = [in_memory(on_mesh(leaf.value, mesh), leaf, mesh) for leaf in arguments.leaves]
         args, kwargs = jax.tree.unflatten(arguments.tree, types)
         try:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -293,12 +333,15 @@ class PlannedFunction:
         """The indices of the leaves of a call that are donated."""
         return donated_leaves(self.fun, self.options, arguments.tree, arguments.statics)
 
-    def inner(self, statics: Statics, mesh: AnyMesh) -> Callable[..., Any]:
-        """The user's function of its dynamic arguments; partitioned functions that it calls are inlined."""
+    def inner(self, statics: Statics, mesh: AnyMesh, traced: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """The user's function of its dynamic arguments, or what it was `traced` to; partitioned functions that it calls
+        are inlined."""
 
         def fun(*args: Any, **kwargs: Any) -> Any:
             outer, _tracing.mesh = _tracing.mesh, mesh
             try:
+                if traced is not None:
+                    return traced(*args, **kwargs)
                 return self.fun(*statics.merged(args), **kwargs, **dict(statics.named))
             except ShardingTypeError as error:
                 error.add_note(_ON_EXPLICIT_AXES)
@@ -363,6 +406,10 @@ class PlannedFunction:
         if self.has_several_meshes:
             return on_devices(self._meshes, values, context_mesh())
         return [with_devices(checked_mesh(self.mesh), values, context_mesh())]
+
+
+def _without_context(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*key[:-1], without_mesh(key[-1]))
 
 
 def _is_about_the_mesh(error: ValueError) -> bool:

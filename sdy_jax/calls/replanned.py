@@ -46,7 +46,8 @@ def _differences(now: Settings, before: Settings) -> Iterator[tuple[str, Any, An
 
 
 def _type(leaf: Leaf, type_: Sequence[Any]) -> str:
-    shape, dtype, weak, spec, shown, *_ = type_
+    shape, dtype, weak, spec, shown, *_, is_on_host = type_
     text = array_text(leaf.value.update(shape=shape, dtype=dtype))
     text += f" whose type shows {shown.spec}" if shown is not None else ""
+    text += " on the host" if is_on_host else ""
     return text + (" of weak type" if weak else "") + (f" in {spec}" if spec is not None else "")
