@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
 from jax.sharding import PartitionSpec as P
 from random_programs import RandomProgram
 from sharding_dump import parse
@@ -31,6 +32,19 @@ def check(function, specs, *arguments, out=P()):
 
 def moved(plan):
     return [(c.kind, c.dtype, c.shape) for c in plan.collectives if c.wire_bytes]
+
+
+def test_a_mask_of_positions_is_made_of_gathered_positions():
+    """By time: ops that run again are part of what reads them, so that no device writes a mask's steps."""
+
+    def masked(positions, scores):
+        rows = jnp.broadcast_to(positions[:, None], scores.shape[1:])
+        return jnp.where(rows + 1 >= jnp.arange(scores.shape[2]), scores, 0.0).sum(-1)
+
+    described = AbstractMesh((8,), ("x",), abstract_device=AbstractDevice("TPU v5 lite", 1, "tpu"))
+    args = jax.ShapeDtypeStruct((1024,), jnp.int32), jax.ShapeDtypeStruct((8, 1024, 16384), jnp.float32)
+    function = sdy.partition(masked, mesh=described, in_shardings=(P("x"), P("x")), layouts="local")
+    assert moved(function.plan(*args)) == [("all_gather", "i32", (1024, 1))]
 
 
 def test_a_value_is_gathered_before_it_is_widened():

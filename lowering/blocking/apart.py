@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.extend.mlir import ir
@@ -31,6 +31,7 @@ class Sizes:
 
     def __init__(self, graph: Graph, prices: WalkPrices, origins: Mapping[ir.Operation, Op]):
         self._prices, self._known = prices, dict[ir.Value, Value]()
+        self._ops = {op.mlir: op for op in graph.ops}
         for op in graph.ops:
             values = (*op.results, *(argument for block in op.blocks for argument in block.arguments))
             self._known.update((value.mlir, value) for value in values)
@@ -44,6 +45,11 @@ class Sizes:
     def layout_of(self, value: Value) -> TensorSharding | None:
         """That layout, where it is known."""
         return self._prices.layout_of(self._known[value.mlir])
+
+    def most_live(self, ops: Iterable[Op]) -> float:
+        """The most bytes that are live while one of some ops runs, those that are clones apart."""
+        known = (self._ops.get(op.mlir) for op in ops)
+        return max([self._prices.live_at(op) for op in known if op is not None], default=0.0)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ _LARGE = 1 / 2
 _MOST = 256
 """The parts that a group is cut into at most."""
 
+_TOGETHER = 4
+"""How many values as large as its largest are live together in a group, about: a gated MLP's gradient holds four."""
+
 _ALIKE = 1.25
 """What is held within this factor of what may be held counts as the same."""
 
@@ -64,22 +67,25 @@ class Candidates:
         mesh: the program's.
         rule_of: the rules of ops.
         products_fuse: products compute their operands as they read them.
+        limit: the bytes that a device may hold.
     """
 
-    def __init__(self, graph: Graph, prices: Sizes, mesh: Mesh, rule_of: RuleOf, products_fuse: bool):
+    def __init__(self, graph: Graph, prices: Sizes, mesh: Mesh, rule_of: RuleOf, products_fuse: bool, limit: float):
+        self._limit = limit
         self._graph, self._prices, self._mesh, self._products_fuse = graph, prices, mesh, products_fuse
         self._growth = Growth(rule_of, prices.bytes_of)
         self._number = {op: number for number, op in enumerate(graph.ops)}
         self._seen = set[Op]()
 
     def above(self, size: float) -> list[Candidate]:
-        """The groups whose own values take more than so many bytes, in order; no two of a block in one stretch."""
+        """The groups whose own values take more than so many bytes while too much is live, in order; no two of a block
+        in one stretch."""
         found, used, self._seen = list[Candidate](), set[Op](), set[Op]()
         for value, held in self._largest:
-            if held * 2 < size:
+            if held * _TOGETHER < size:
                 break
             best = self._best(value, used, size)
-            if best is not None and best.inside > size:
+            if best is not None and best.inside > size and self._prices.most_live(best.group.stretch) > self._limit:
                 used.update(best.group.stretch)
                 found.append(best)
         return sorted(found, key=lambda each: self._number[each.group.ops[0]])

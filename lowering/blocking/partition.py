@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 
 from jax.extend.mlir import ir
@@ -84,14 +85,14 @@ def partition(
 
 def _best(walks: ProgramWalks, named: Collection[Mark]) -> Program:
     """The best form of a program, the first that fits of these: with something that is computed again; in parts; in
-    parts, with something that is computed again; and of that, more in parts."""
+    parts, with something that is computed again; and of that, more in parts, as its layouts are others."""
     tried = [_again(Program(walks), named)]
     if not tried[-1].fits:
         tried += _in_parts(Program(walks, prices=_FEW))
     if not tried[-1].fits:
         parts = min(tried[1:] or tried, key=Program.rank)
         again = _again(parts, named) if parts.blocked else parts
-        tried += [again, *_in_parts(again)] if again.what is not None else []
+        tried += [again, *_in_parts(again)] if again.blocked or again.what is not None else []
     return min(tried, key=Program.rank)
 
 
@@ -114,7 +115,7 @@ def _stage(graph: Graph) -> ir.Operation:
 def _in_parts(program: Program) -> Iterator[Program]:
     """Programs that make their largest values in more and more parts; the last one fits, if there is such."""
     rule_of = RuleBook(conservative=True).without_overrides().rule_of
-    size, before = None, None
+    size, before, last = None, None, math.inf
     for _ in range(_TRIES):
         graph, candidates = _candidates(program, rule_of)
         most = max([each.inside for each in candidates.above(0.0)], default=0.0)
@@ -132,8 +133,9 @@ def _in_parts(program: Program) -> Iterator[Program]:
         walks = program.walks.of(erase_dead_code(Graph(graph.module)))
         less = Program(walks, program.what, blocked=(*program.blocked, *what))
         yield less
-        if less.fits:
+        if less.fits or less.too_much >= last:
             return
+        last = less.too_much
         size = min(size / 2, size - _MORE * less.too_much)
 
 
@@ -144,7 +146,7 @@ def _candidates(program: Program, rule_of: RuleOf) -> tuple[Graph, Candidates]:
     prices = WalkPrices(graph, program.least, products_fuse)
     origins = tell_apart(graph, Growth(rule_of, prices.bytes_of), _SHARED * max(program.too_much, 0.0))
     sizes, graph = Sizes(graph, prices, origins), Graph(graph.module) if origins else graph
-    return graph, Candidates(graph, sizes, walks.mesh, rule_of, products_fuse)
+    return graph, Candidates(graph, sizes, walks.mesh, rule_of, products_fuse, walks.limit)
 
 
 def _in_report(candidate: Candidate, cut: Cut) -> InParts:

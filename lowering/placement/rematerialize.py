@@ -189,7 +189,8 @@ def _by_producer(
     if needed is None:
         return None
     items = math.prod(target.local_shape(value.shape or (), facts.mesh))
-    written = 0.0 if facts.is_free(value) else value.itemsize * items  # masks and iotas are part of what reads them
+    is_read_again = depth < _MAX_CHAIN or facts.is_free(value)  # it is a part of what reads it, as masks and iotas are
+    written = 0.0 if is_read_again else value.itemsize * items
     cost = facts.costs.work_time(items, written)
     for operand, sharding in zip(op.operands, needed, strict=True):
         if cost >= limit:

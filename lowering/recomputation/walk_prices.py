@@ -54,6 +54,10 @@ class WalkPrices:
         """The op of the program while which most is held; its main function, if that is arguments and results alone."""
         return self._graph.ops[self._walk.live.argmax().item()]
 
+    def live_at(self, op: Op) -> float:
+        """The bytes that are live on a device while an op runs, arguments and results included."""
+        return float(self._walk.live[self._number[op]])
+
     def bytes_at_peak(self, ops: Collection[Op]) -> float:
         """The bytes on a device that are live at the peak and come from some ops of the program, moved or not."""
         numbers, wanted = self._walker.remaining, {self._number[op] for op in ops}

@@ -33,6 +33,7 @@ MEGATRON: Rules = {**FSDP, **_TENSOR}
 SLICES: Rules = {**MEGATRON, "batch": ("slice", "fsdp")}
 EXPERTS: Rules = {"batch": ("fsdp", "expert"), "tokens": "fsdp", "embed": "fsdp", "expert": "expert"}
 SEQUENCE: Rules = {**_TENSOR, "seq": "seq", "cache": "seq"}
+LONG: Rules = {"batch": "fsdp", "seq": "seq", "embed": ("fsdp", "seq")}
 BATCH: Rules = {**_TENSOR, "batch": "data"}
 CACHE: Rules = {**_TENSOR, "cache": "seq"}
 SPACE: Rules = {"batch": "data", "embed": "data", "rows": "space"}
@@ -88,6 +89,12 @@ def _on(name: str, model: Any, per_chip: float, places: tuple[Any, ...]) -> Iter
         yield Row(f"{name} {label} {_short(chips)}", model, make, chips, axes, rules)
 
 
+def _long(name: str, chips: tuple[str, int], axes: Mapping[str, int], sequence: int) -> Iterator[Row]:
+    """A training step whose sequences are split, one for each group of chips along `seq`."""
+    label = ",".join(f"{axis}={size}" for axis, size in axes.items())
+    yield Row(f"{name} {label} {_short(chips)}", LLAMA_8B, _trained(axes["fsdp"], sequence), chips, axes, LONG)
+
+
 def _short(chips: tuple[str, int]) -> str:
     name = chips[0].partition(":")[2]
     return f"{chips[1]}x{name}" if chips[1] > 1 else name
@@ -121,6 +128,9 @@ def _rows() -> Iterator[Row]:
     )
     axes = {"fsdp": 64}
     yield Row("llama-8b-32k fsdp=64 v5e:8x8", LLAMA_8B, _trained(64, 32768), V5E_64, axes, FSDP)  # scores of 64 GiB
+    yield from _long("llama-8b-32k", V5E_64, {"fsdp": 16, "seq": 4}, 32768)
+    yield from _long("llama-8b-128k", V5E_64, {"fsdp": 8, "seq": 8}, 131072)
+    yield from _long("llama-8b-128k", H100_64, {"fsdp": 8, "seq": 8}, 131072)
     long = partial(prefilled, batch=1, sequence=32768)
     yield Row("prefill-32k seq=16,model=16 v5e:16x16", LLAMA_8B, long, V5E_256, {"seq": 16, "model": 16}, SEQUENCE)
     yield Row("prefill-32k seq=8 h100:1x1x8", LLAMA_8B, long, H100_8, {"seq": 8}, {"seq": "seq", "cache": "seq"})
