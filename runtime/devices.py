@@ -113,10 +113,19 @@ def _blocks(place: np.ndarray, dim: int) -> int:
     return size // math.gcd(size, *(int(step) + 1 for step in steps))
 
 
+_DESCRIBED: dict[jax.Device, int] = {}
+"""The slices of devices that need not be there, of which jax says that all are in the first (0.10.2)."""
+
+
+def describe_slices(devices: Sequence[jax.Device], count: int) -> None:
+    """Notes that devices to compile for are in so many slices, one behind the other."""
+    _DESCRIBED.update((device, number * count // len(devices)) for number, device in enumerate(devices))
+
+
 def _place(device: jax.Device) -> int:
     """The number of what a device's own links reach: its slice, which of GPUs is a host, or what its NVLinks join. TPUs
     without one are of the same."""
-    number = getattr(device, "slice_index", None)
+    number = _DESCRIBED.get(device, getattr(device, "slice_index", None))
     if number is None:
         return 0 if device.platform == "tpu" else device.process_index
     return int(number)

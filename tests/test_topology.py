@@ -242,6 +242,19 @@ class TestOnGpus:
         assert re.search(r"all-gather +4 x, 30.0 MiB", report)
         assert "beside other work" in report or kind != "h100"
 
+    @pytest.mark.parametrize(("shape", "axes"), [("1x8x8", {}), ("8x1x8", {"a": 0}), ("2x4x8", {"a": 2})])
+    def test_slices_are_reached_over_the_network(self, shape: str, axes: dict[str, int]) -> None:
+        code = f"""
+import sdy_jax as sdy
+from sdy_jax.commands.topology import Topology, prepare
+from sdy_jax.runtime.devices import network_axes
+prepare()
+topology = Topology.of("gpu:h100:{shape}")
+print(topology.slices, network_axes(topology.mesh(sdy.Mesh.of(a=8, b=8))))
+"""
+        done = run("-c", code)
+        assert done.stdout.splitlines()[-1:] == [f"{shape[0]} {axes}"], done.stderr[-3000:]
+
     def test_a_file_describes_a_gpu(self, tmp_path: Path) -> None:
         (target,) = (file for file in TARGETS.iterdir() if file.name == "h100.textproto")
         (tmp_path / "mine.textproto").write_text(target.read_text())

@@ -75,10 +75,8 @@ class _Schedule:
         for place, op in enumerate(block.ops):
             for needed, sent in ready.get(place, ()):
                 links.add(needed, sent)
-                took.hidden += sent
-            waited = links.finish(place)
-            took.hidden -= waited
-            took.time += waited + self._run(op, links, took)
+            took.time += links.finish(place)
+            took.time += self._run(op, links, took)
         return took
 
     def _run(self, op: Op, links: _Links, took: _Took) -> float:
@@ -91,7 +89,7 @@ class _Schedule:
             inner = self.of(block)
             time += times * inner.time
             took.hidden += times * inner.hidden
-        links.send(time)
+        took.hidden += links.send(time)
         return time
 
     def _has_start(self, op: Op) -> bool:
@@ -112,12 +110,14 @@ class _Links:
         self._left.append([needed, sent])
         self._left.sort(key=lambda each: each[0])
 
-    def send(self, time: float) -> None:
-        """Sends for some time, what is needed first before others."""
+    def send(self, time: float) -> float:
+        """Sends for some time, what is needed first before others; how long there was something to send."""
+        left = time
         for each in self._left:
-            done = min(each[1], time)
+            done = min(each[1], left)
             each[1] -= done
-            time -= done
+            left -= done
+        return time - left
 
     def finish(self, place: int) -> float:
         """The time until all is there that is needed at a place."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from jax.experimental import topologies
 
 from sdy_jax.commands import UsageError
 from sdy_jax.errors import SdyError
+from sdy_jax.runtime.devices import describe_slices
 
 COMPILER_OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
 """XLA measures no variants of kernels, for which it would need the GPU."""
@@ -30,8 +30,8 @@ def gpu_kinds() -> list[str]:
     return sorted(file.name.removesuffix(".textproto") for file in files(__package__).joinpath("targets").iterdir())
 
 
-def described_gpus(name: str) -> Sequence[Any]:
-    """Devices to compile for, slice by slice.
+def described_gpus(name: str) -> tuple[tuple[Any, ...], int]:
+    """Devices to compile for, slice by slice, and how many slices there are.
 
     Args:
         name: `h100:1x8x8`: a known kind, or a file of such a text, and how many there are: slices x hosts x GPUs. A
@@ -57,7 +57,9 @@ def described_gpus(name: str) -> Sequence[Any]:
         )
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise SdyError(f"--topology gpu:{name}: {str(error).splitlines()[0]}") from None
-    return tuple(found.devices)
+    devices, slices = tuple(found.devices), int(sizes.partition("x")[0])
+    describe_slices(devices, slices)
+    return devices, slices
 
 
 def _target(kind: str) -> str:

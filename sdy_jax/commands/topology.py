@@ -63,8 +63,7 @@ class Topology:
     def _of_gpus(cls, text: str, name: str, slices: int) -> Topology:
         if slices != 1:
             raise UsageError(f"--slices {slices}; GPUs have their slices in their name, as in gpu:h100:{slices}x1x8")
-        devices = tuple(described_gpus(name))
-        counted = len({getattr(device, "slice_index", None) for device in devices})
+        devices, counted = described_gpus(name)
         return cls(text, counted, devices, COMPILER_OPTIONS)
 
     def __str__(self) -> str:
