@@ -427,6 +427,8 @@ PASSED = {
     "under jit": lambda jit, x, y: jax.jit(jit(lambda x, y: (x * 2, y)))(x, y),
     "ahead of time": lambda jit, x, y: jit(lambda x, y: (x * 2, y)).lower(x, y).compile()(x, y),
     "tangents": lambda jit, x, y: jax.jvp(jit(lambda x, y: (x * 2, y)), (x, y), (x, y)),
+    "cotangents": lambda jit, x, y: (lambda found: found[1](found[0]))(jax.vjp(jit(lambda x, y: (x * 2, y)), x, y)),
+    "linear map": lambda jit, x, y: jax.linearize(jit(lambda x, y: (x * 2, y)), x, y)[1](x, y),
 }
 
 
