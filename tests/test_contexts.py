@@ -444,6 +444,37 @@ def test_what_is_passed_through_keeps_its_type_on_another_mesh(name, kind):
             assert a.sharding.is_equivalent_to(b.sharding, 2) and a.sharding.mesh == b.sharding.mesh
 
 
+BESIDE_THE_CONTEXT = {
+    "passed through": lambda jit, x, y: jit(lambda x, y: (x * 2, y))(x, y),
+    "alone": lambda jit, x, y: jit(lambda y: y)(y),
+    "not used": lambda jit, x, y: jit(lambda x, y: x * 2)(x, y),
+    "moved": lambda jit, x, y: jit(lambda x, y: x + reshard(y, P("a")))(x, y),
+    "used": lambda jit, x, y: jit(lambda x, y: (x, y * 2))(x, y),
+    "both": lambda jit, x, y: jit(lambda x, y: x + y)(x, y),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_THE_CONTEXT)
+def test_an_argument_on_another_mesh_than_that_in_context_may_be_passed_and_moved(name):
+    x, y = on(mesh_of(EXPLICIT), "a"), on(mesh_of(EXPLICIT, (4, 2), ("u", "v")), "u", "v")
+
+    def found(jit):
+        try:
+            with jax.set_mesh(mesh_of(EXPLICIT)):
+                return BESIDE_THE_CONTEXT[name](jit, x, y)
+        except ValueError as error:
+            return error
+
+    ours, theirs = map(found, JITS)
+    if isinstance(theirs, Exception):
+        assert isinstance(ours, ValueError)
+        return
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert str(jax.typeof(a)) == str(jax.typeof(b))
+        assert a.sharding.is_equivalent_to(b.sharding, 2) and a.sharding.mesh == b.sharding.mesh
+
+
 INSIDE = NamedSharding(jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,)), P("x"))
 TYPED_INSIDE = NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
 EIGHT = np.arange(8, dtype=np.float32)

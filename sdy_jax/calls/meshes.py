@@ -104,21 +104,19 @@ def check_context(name: str, mesh: AnyMesh) -> None:
         )
 
 
-def check_types(leaves: Iterable[Leaf]) -> None:
-    """
-    Raises:
-        ShardingError: an argument's type is on another mesh than that in context, and one of them has Explicit axes:
-            jit refuses it where it is used.
-    """
+def type_beside_context(leaves: Iterable[Leaf]) -> ShardingError | None:
+    """The error about an argument whose type is on another mesh than that in context, where one of these has Explicit
+    axes: jit raises one where the argument is used, and lets it be moved or passed through."""
     around = jax.sharding.get_abstract_mesh()
     for leaf in leaves:
         sharding = None if around.empty else _sharding_of(leaf.value)
         own = sharding.mesh.abstract_mesh if isinstance(sharding, NamedSharding) else around
         if own != around and not own.empty and (explicit_axes(own) or explicit_axes(around)):
-            raise ShardingError(
+            return ShardingError(
                 f"`{leaf.path}` is on the mesh {own}, and jax.set_mesh says {around}; to fix: place it there, by "
                 "jax.device_put(x, PartitionSpec(...)), or set its mesh"
             )
+    return None
 
 
 def _first_mesh(shardings: Iterable[Any]) -> jax.sharding.Mesh | None:

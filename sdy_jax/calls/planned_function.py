@@ -22,7 +22,7 @@ from sdy_jax.annotate.user_function import check_call, check_function, function_
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.derivatives import Partition, Planned
 from sdy_jax.calls.donated import donated_leaves
-from sdy_jax.calls.meshes import check_context, check_types, mesh_inside, mesh_of_call, stated_mesh
+from sdy_jax.calls.meshes import check_context, mesh_inside, mesh_of_call, stated_mesh, type_beside_context
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.replanned import changes
@@ -148,8 +148,9 @@ class PlannedFunction:
     ) -> Arguments:
         """The arguments of a call. Where they are tracers that stand for arrays, these have `layouts` on `mesh`."""
         given, tree, statics = self.given(args, kwargs)
-        if self.mesh is None and mesh is None:
-            check_types(given)
+        problem = type_beside_context(given) if self.mesh is None and mesh is None else None
+        if problem is not None and not self._uses_no_other_mesh(given, tree, statics):
+            raise problem
         inside = functools.partial(self._mesh_inside, given, tree, statics)
         meshes = [mesh] if mesh is not None else self._jax_meshes([leaf.value for leaf in given], inside)
         check_context(self.name, meshes[0])
@@ -403,6 +404,18 @@ class PlannedFunction:
     def _dynamic(self, statics: Statics) -> Parameters:
         """The parameters without the static ones."""
         return self._parameters.without({*self.statics.positions, *statics.positions}, self.statics.names)
+
+    def _uses_no_other_mesh(self, given: Sequence[Leaf], tree: PyTreeDef, statics: Statics) -> bool:
+        """Whether jax lets the function do what it does with arguments in types on other meshes than that in context.
+        For that it is traced once more."""
+        args, kwargs = jax.tree.unflatten(tree, [jax.typeof(leaf.value) for leaf in given])
+        try:
+            jax.make_jaxpr(self.inner(statics, None))(*args, **kwargs)
+        except ValueError as error:
+            if _OF_ANOTHER_MESH in str(error):
+                return False
+            raise
+        return True
 
     def _mesh_inside(self, given: Sequence[Leaf], tree: PyTreeDef, statics: Statics) -> AnyMesh | None:
         """The mesh that the function itself states. For that it is traced once more, without any."""
