@@ -475,6 +475,25 @@ def test_an_argument_on_another_mesh_than_that_in_context_may_be_passed_and_move
         assert a.sharding.is_equivalent_to(b.sharding, 2) and a.sharding.mesh == b.sharding.mesh
 
 
+MOVED_INSIDE = {
+    "reshard": lambda x, y: reshard(x, y) * 2,
+    "device_put": lambda x, y: jax.device_put(x, y) * 2,
+    "passed on": lambda x, y: (jax.device_put(x, y), x * 2),
+    "and used both": lambda x, y: (reshard(x * 3, y).sum(), jnp.sin(x)),
+}
+
+
+@pytest.mark.parametrize("name", MOVED_INSIDE)
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_arrays_are_moved_inside_to_another_mesh_with_explicit_axes(name, kind):
+    x, y = on(mesh_of(kind), "a"), NamedSharding(mesh_of(EXPLICIT, (4, 2), ("u", "v")), P("u", "v"))
+    ours, theirs = (jit(partial(MOVED_INSIDE[name], y=y))(x) for jit in JITS)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+        assert str(jax.typeof(a)) == str(jax.typeof(b))
+        assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+
+
 INSIDE = NamedSharding(jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,)), P("x"))
 TYPED_INSIDE = NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
 EIGHT = np.arange(8, dtype=np.float32)

@@ -183,7 +183,7 @@ def from_function(
 
     site = Site(mesh, jax_mesh)
     context = jax.sharding.use_abstract_mesh(jax_mesh.abstract_mesh) if in_context else nullcontext()
-    devices = with_devices(jax_mesh) if site.is_typed else nullcontext()
+    devices = with_devices(jax_mesh) if site.is_typed or not in_context else nullcontext()
     with context, devices, tracing(site):
         platform = lowering_platform(jax_mesh)
         shows_mesh = in_context and not site.is_typed
