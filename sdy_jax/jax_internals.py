@@ -561,9 +561,12 @@ def _known_or_staged(saveable: Any, unknown: Sequence[bool], held: Sequence[bool
 
 
 def mapped_results(region: Any, axis_data: Any, dims: Sequence[int | None]) -> list[bool]:
-    """Per result of a closed jaxpr whether `jax.vmap` over some of its arguments maps it."""
+    """Per result of a closed jaxpr whether `jax.vmap` over some of its arguments maps it; all where jax cannot tell."""
     apart = dataclasses.replace(axis_data, spmd_name=None)
-    _, found = batch_jaxpr(region, apart, [dim is not None for dim in dims], False)
+    try:
+        _, found = batch_jaxpr(region, apart, [dim is not None for dim in dims], False)
+    except NotImplementedError:  # of a `custom_partitioning` function, which only partitioned programs map
+        return [True] * len(region.out_avals)
     return list(found)
 
 
