@@ -3,8 +3,9 @@
 StableHLO no longer shows `stop_gradient`, custom rules or how ties of a maximum are shared, so the partitioned program
 itself must not be differentiated. Instead the function is linearized: one partitioned function returns its results with
 what the derivative needs (the residuals), a second one maps residuals and tangents to tangents, and a third one, the
-transpose of the second, residuals and cotangents to cotangents. All of them have derivatives in the same way, so orders
-and modes mix freely. None is planned before it runs.
+transpose of the second, residuals and cotangents to cotangents. For `jax.jvp` alone one partitioned function returns
+results and tangents. All of them have derivatives in the same way, so orders and modes mix freely. None is planned
+before it runs.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def derivatives_of(
     plain: Flat,
     inputs: BorderShardings,
     outputs: BorderShardings,
+    smooth: Sequence[int],
     partition: Partition,
     has_checks: bool,
     place: Any,
@@ -66,6 +68,7 @@ def derivatives_of(
     Args:
         plain: the function that was partitioned, of the same operands.
         inputs, outputs: the shardings of the program's operands and results, and of their tangents and cotangents.
+        smooth: the indices of the results that have tangents.
         partition: how the functions of the derivatives are partitioned.
         has_checks: whether `checkify` may ask for what the function checks.
         place: the devices, as maps are told of them.
@@ -75,7 +78,7 @@ def derivatives_of(
     def along(moving: tuple[int, ...]) -> WithTangents:
         with lock:
             if moving not in known:
-                known[moving] = _Linearized(plain, moving, inputs, outputs, partition, has_checks, place)
+                known[moving] = _Linearized(plain, moving, inputs, outputs, smooth, partition, has_checks, place)
             return known[moving].with_tangents
 
     return along
@@ -115,6 +118,7 @@ class _Linearized:
         moving: tuple[int, ...],
         inputs: BorderShardings,
         outputs: BorderShardings,
+        smooth: Sequence[int],
         partition: Partition,
         has_checks: bool,
         place: Any,
@@ -124,7 +128,8 @@ class _Linearized:
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._known = partition(self._trace, tuple(inputs), (self._outputs, None), "forward of the derivative")
         tangents = [inputs[i] for i in moving]
-        self._together = partition(self._pushed, (*inputs, *tangents), None, "with tangents")
+        pushed = [*outputs, *(outputs[i] for i in smooth)]
+        self._together = partition(self._pushed, (*inputs, *tangents), pushed, "with tangents")
         self.with_tangents = WithTangents(self._together, self._apart, self._pushed, len(self._inputs), place)
         self._linear: LinearMap | None = None
         self._lock = threading.RLock()

@@ -152,7 +152,10 @@ class PlannedCall:
         inputs = specs(program, *(compress(all_, self._live.used) for all_ in (operands, types)))
         outputs, function = specs(program, plan.results, program.out_info), self._live.jaxpr
         plain, checks = self._in_memory(jaxpr_as_fun(function)), effects_of_checks(function.effects)
-        derivatives = derivatives_of(plain, inputs, outputs, self._derivative, bool(checks), place_of(self._mesh))
+        smooth = smooth_results(program.out_info)
+        derivatives = derivatives_of(
+            plain, inputs, outputs, smooth, self._derivative, bool(checks), place_of(self._mesh)
+        )
         planned = PlannedProgram(
             plain,
             checks,
@@ -163,7 +166,7 @@ class PlannedCall:
             self._along,
             self._apart_from,
             derivatives,
-            smooth_results(program.out_info),
+            smooth,
         )
         return as_op(self._run, planned)
 
