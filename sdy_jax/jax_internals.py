@@ -28,6 +28,8 @@
 * `remove_explicit_mesh_axis_names`: a `shard_map` is to be over all axes of its mesh under `vmap`, too.
 * `distributed.global_state`: the service through which processes compare their programs. jax has no public one.
 * `batch_jaxpr`: which results of a function are mapped; those of `jax.vmap` itself have to be told.
+* The rules of partial evaluation, and the call into which one may split an equation: `jax.jvp` computes results and
+  tangents by one program, and `jax.grad` by two. jax runs again what is rematerialized, but for what has effects.
 * `backward_pass`: `jax.linear_transpose` evaluates partially before it transposes, which runs the callbacks of what is
   rematerialized once more.
 * `_convert_element_type`: the only way to give a result the weak type that the plain function gives it.
@@ -56,6 +58,7 @@ from jax import export
 from jax._src import callback, checkify, config, debugging, distributed, effects
 from jax._src.core import (
     NamedAxisEffect,
+    closed_call_p,
     extend_axis_env_nd,
     get_axis_env,
     jaxpr_const_args,
@@ -68,13 +71,14 @@ from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
     str_to_sdy_sharding_rule,
 )
+from jax._src.interpreters import partial_eval
 from jax._src.interpreters.ad import backward_pass
 from jax._src.interpreters.batching import batch_jaxpr
 from jax._src.interpreters.mlir import refine_polymorphic_shapes
 from jax._src.lax.lax import _convert_element_type
 from jax._src.mesh import get_concrete_mesh, thread_resources
 from jax._src.sharding_impls import SPMDAxisContext, _internal_use_concrete_mesh, parse_flatten_op_sharding
-from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive, Var, jaxpr_as_fun, new_jaxpr_eqn, set_current_trace
 from jax.extend.mlir import ir
 from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
@@ -508,10 +512,61 @@ def pulled_back(linear: Any, cotangents: Sequence[Any]) -> list[Any]:
     return list(map(ad.instantiate_zeros, found))
 
 
+def on_partial_evaluation(primitive: Primitive, apart: Callable[..., Sequence[Any]], count: Callable[..., int]) -> None:
+    """Registers what a primitive with several results becomes where its first operands are known and others are not.
+
+    Args:
+        primitive: the primitive.
+        apart: computes the same by ops of which some take known values only, given `(*values, **parameters)`.
+        count: how many of its operands are to be known, given the parameters.
+    """
+
+    def traced(trace: Any, *tracers: Any, **parameters: Any) -> Sequence[Any]:
+        known = [tracer.is_known() for tracer in tracers]
+        if all(known) or not all(known[: count(**parameters)]):
+            return trace.default_process_primitive(primitive, tracers, parameters)  # type: ignore[no-any-return]
+        values = [x.pval.get_known() if is_known else x for x, is_known in zip(tracers, known, strict=True)]
+        with set_current_trace(trace):
+            return apart(*values, **parameters)
+
+    def staged(saveable: Any, unknown: Sequence[bool], held: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
+        if not any(unknown) or any(unknown[: count(**eqn.params)]):
+            return _known_or_staged(saveable, unknown, held, eqn)
+        region = jax.make_jaxpr(partial(apart, **eqn.params))(*(x.aval for x in eqn.invars))
+        call = {"call_jaxpr": region}
+        eqn = new_jaxpr_eqn(eqn.invars, eqn.outvars, closed_call_p, call, region.effects, eqn.source_info, eqn.ctx)
+        rule = partial_eval.partial_eval_jaxpr_custom_rules[closed_call_p]
+        return rule(saveable, unknown, held, eqn)  # type: ignore[no-any-return]
+
+    partial_eval.custom_partial_eval_rules[primitive] = traced
+    partial_eval.partial_eval_jaxpr_custom_rules[primitive] = staged
+
+
+def runs_again(primitive: Primitive) -> None:
+    """Lets what is rematerialized run a primitive again, also where it has callbacks of `jax.debug` inside: their
+    effect alone would keep its results, and these run again under jit."""
+    partial_eval.partial_eval_jaxpr_custom_rules[primitive] = _known_or_staged
+
+
+def _known_or_staged(saveable: Any, unknown: Sequence[bool], held: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
+    """As jax splits equations without effects into what is known and what is staged."""
+    every = len(eqn.outvars)
+    missing = [x for x, is_held in zip(eqn.invars, held, strict=True) if isinstance(x, Var) and not is_held]
+    if any(unknown):
+        return None, eqn, [True] * every, [True] * every, missing
+    policy = partial_eval.ensure_enum(saveable(eqn.primitive, *(x.aval for x in eqn.invars), **eqn.params))
+    if policy is not partial_eval.Recompute or not eqn.effects <= {debug_effect}:
+        return eqn, None, [False] * every, [False] * every, []
+    return eqn, eqn, [False] * every, [True] * every, missing
+
+
 def mapped_results(region: Any, axis_data: Any, dims: Sequence[int | None]) -> list[bool]:
-    """Per result of a closed jaxpr whether `jax.vmap` over some of its arguments maps it."""
+    """Per result of a closed jaxpr whether `jax.vmap` over some of its arguments maps it; all where jax cannot tell."""
     apart = dataclasses.replace(axis_data, spmd_name=None)
-    _, found = batch_jaxpr(region, apart, [dim is not None for dim in dims], False)
+    try:
+        _, found = batch_jaxpr(region, apart, [dim is not None for dim in dims], False)
+    except NotImplementedError:  # of a `custom_partitioning` function, which only partitioned programs map
+        return [True] * len(region.out_avals)
     return list(found)
 
 

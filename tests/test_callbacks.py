@@ -173,6 +173,11 @@ FROM_OUTSIDE = {
     "gradient under jit": lambda f, x: jax.jit(jax.value_and_grad(lambda x: (f(x) ** 2).sum()))(x),
     "vjp": pulled_twice,
     "linearize": pushed_twice,
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,)),
+    "jvp under jit": lambda f, x: jax.jit(lambda x: jax.jvp(f, (x,), (x,)))(x),
+    "columns": lambda f, x: jax.jacfwd(lambda a: f(a * x))(jnp.ones(3)[0]),
+    "jvp of a jvp": lambda f, x: jax.jvp(lambda x: jax.jvp(f, (x,), (x,))[1], (x,), (x,)),
+    "jvp of a gradient": lambda f, x: jax.jvp(jax.grad(lambda x: f(x).sum()), (x,), (x,)),
 }
 
 
@@ -183,6 +188,28 @@ def test_callbacks_of_what_is_rematerialized_run_as_often_where_it_is_differenti
     ours = sdy.partition(function, mesh=LINE, in_shardings=P("x"), on_unknown="ignore")
     mine, theirs = (events(partial(FROM_OUTSIDE[name], f), x) for f in (ours, jax.jit(function)))
     assert_like(mine, theirs, False)
+
+
+@pytest.mark.parametrize("name", FROM_OUTSIDE)
+@pytest.mark.parametrize("function", [partial(layer_with_callback, False), partial(in_scan_of_layers, False)])
+def test_callbacks_of_a_function_that_is_rematerialized_from_outside_run_as_often(function, name):
+    """With `jax.checkpoint` around the partitioned function."""
+    x = np.asarray(X) / 9
+    ours = sdy.partition(function, mesh=LINE, in_shardings=P("x"), on_unknown="ignore")
+    runs = [partial(FROM_OUTSIDE[name], jax.checkpoint(f)) for f in (ours, jax.jit(function))]
+    mine, theirs = (events(run, x) for run in runs)
+    assert_like(mine, theirs, False)
+
+
+def test_io_callbacks_of_what_is_rematerialized_run_once_where_tangents_are_pushed_forward():
+    def run(x):
+        return jax.checkpoint(lambda x: jnp.sin(jnp.cos(x)) + io(jax.lax.stop_gradient(x)))(x)
+
+    ours = sdy.partition(run, mesh=LINE, in_shardings=P("x"), on_unknown="ignore")
+    for push in (FROM_OUTSIDE["jvp"], FROM_OUTSIDE["jvp under jit"]):
+        mine, theirs = (events(partial(push, f), np.asarray(X)) for f in (ours, jax.jit(run)))
+        assert len(mine[0]) == 1
+        assert_like(mine, theirs, False)
 
 
 def called_twice(ordered, x):

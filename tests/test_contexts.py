@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from beside_jit import compare
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, reshard
 from jax.sharding import PartitionSpec as P
@@ -426,6 +427,8 @@ PASSED = {
     "under jit": lambda jit, x, y: jax.jit(jit(lambda x, y: (x * 2, y)))(x, y),
     "ahead of time": lambda jit, x, y: jit(lambda x, y: (x * 2, y)).lower(x, y).compile()(x, y),
     "tangents": lambda jit, x, y: jax.jvp(jit(lambda x, y: (x * 2, y)), (x, y), (x, y)),
+    "cotangents": lambda jit, x, y: (lambda found: found[1](found[0]))(jax.vjp(jit(lambda x, y: (x * 2, y)), x, y)),
+    "linear map": lambda jit, x, y: jax.linearize(jit(lambda x, y: (x * 2, y)), x, y)[1](x, y),
 }
 
 
@@ -439,3 +442,110 @@ def test_what_is_passed_through_keeps_its_type_on_another_mesh(name, kind):
         assert str(jax.typeof(a)) == str(jax.typeof(b))
         if b.sharding.mesh.axis_types[0] == EXPLICIT:
             assert a.sharding.is_equivalent_to(b.sharding, 2) and a.sharding.mesh == b.sharding.mesh
+
+
+BESIDE_THE_CONTEXT = {
+    "passed through": lambda jit, x, y: jit(lambda x, y: (x * 2, y))(x, y),
+    "alone": lambda jit, x, y: jit(lambda y: y)(y),
+    "not used": lambda jit, x, y: jit(lambda x, y: x * 2)(x, y),
+    "moved": lambda jit, x, y: jit(lambda x, y: x + reshard(y, P("a")))(x, y),
+    "used": lambda jit, x, y: jit(lambda x, y: (x, y * 2))(x, y),
+    "both": lambda jit, x, y: jit(lambda x, y: x + y)(x, y),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_THE_CONTEXT)
+def test_an_argument_on_another_mesh_than_that_in_context_may_be_passed_and_moved(name):
+    x, y = on(mesh_of(EXPLICIT), "a"), on(mesh_of(EXPLICIT, (4, 2), ("u", "v")), "u", "v")
+
+    def found(jit):
+        try:
+            with jax.set_mesh(mesh_of(EXPLICIT)):
+                return BESIDE_THE_CONTEXT[name](jit, x, y)
+        except ValueError as error:
+            return error
+
+    ours, theirs = map(found, JITS)
+    if isinstance(theirs, Exception):
+        assert isinstance(ours, ValueError)
+        return
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert str(jax.typeof(a)) == str(jax.typeof(b))
+        assert a.sharding.is_equivalent_to(b.sharding, 2) and a.sharding.mesh == b.sharding.mesh
+
+
+MOVED_INSIDE = {
+    "reshard": lambda x, y: reshard(x, y) * 2,
+    "device_put": lambda x, y: jax.device_put(x, y) * 2,
+    "passed on": lambda x, y: (jax.device_put(x, y), x * 2),
+    "and used both": lambda x, y: (reshard(x * 3, y).sum(), jnp.sin(x)),
+}
+
+
+@pytest.mark.parametrize("name", MOVED_INSIDE)
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_arrays_are_moved_inside_to_another_mesh_with_explicit_axes(name, kind):
+    x, y = on(mesh_of(kind), "a"), NamedSharding(mesh_of(EXPLICIT, (4, 2), ("u", "v")), P("u", "v"))
+    ours, theirs = (jit(partial(MOVED_INSIDE[name], y=y))(x) for jit in JITS)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+        assert str(jax.typeof(a)) == str(jax.typeof(b))
+        assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+
+
+INSIDE = NamedSharding(jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,)), P("x"))
+TYPED_INSIDE = NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
+EIGHT = np.arange(8, dtype=np.float32)
+
+
+def constrained_inside(x):
+    return jax.lax.with_sharding_constraint(x, INSIDE) * 2
+
+
+def mapped_inside(x):
+    return jax.shard_map(lambda x: x * jax.lax.axis_size("x"), mesh=INSIDE.mesh, in_specs=P("x"), out_specs=P("x"))(x)
+
+
+STATED_INSIDE = {
+    "constraint": lambda jit: jit(constrained_inside)(EIGHT),
+    "of jax's array": lambda jit: jit(constrained_inside)(jnp.asarray(EIGHT)),
+    "twice, of other sizes": lambda jit: [jit(constrained_inside)(np.ones(n, np.float32)) for n in (8, 16)],
+    "constant": lambda jit: jit(lambda: jax.lax.with_sharding_constraint(jnp.ones(8), INSIDE))(),
+    "moved": lambda jit: jit(lambda x: jax.device_put(x, INSIDE) * 2)(EIGHT),
+    "moved to Explicit axes": lambda jit: jit(lambda x: jax.device_put(x, TYPED_INSIDE) * 2)(EIGHT),
+    "mapped": lambda jit: jit(mapped_inside)(EIGHT),
+    "in a function of jit": lambda jit: jit(lambda x: jax.jit(constrained_inside)(x) + 1)(EIGHT),
+    "in a loop": lambda jit: jit(lambda x: jax.lax.fori_loop(0, 2, lambda _, x: constrained_inside(x), x))(EIGHT),
+    "under jit": lambda jit: jax.jit(lambda x: jit(constrained_inside)(x) + 1)(EIGHT),
+    "gradient": lambda jit: jax.grad(lambda x: (jit(constrained_inside)(x) ** 2).sum())(EIGHT),
+    "compiled": lambda jit: jit(constrained_inside).lower(EIGHT).compile()(EIGHT),
+    "type": lambda jit: jit(constrained_inside).eval_shape(EIGHT).shape,
+    "the argument's before it": lambda jit: jit(constrained_inside)(jax.device_put(EIGHT, INSIDE)),
+    "no mesh in context": lambda jit: jit(lambda x: jax.lax.with_sharding_constraint(x, P("x")))(EIGHT),
+    "constraint on Explicit axes": lambda jit: jit(lambda x: jax.lax.with_sharding_constraint(x, TYPED_INSIDE))(EIGHT),
+    "other devices": lambda jit: jit(constrained_inside)(jax.device_put(EIGHT, jax.devices()[1])),
+}
+
+
+@pytest.mark.parametrize("name", STATED_INSIDE)
+def test_a_mesh_that_the_function_alone_states_is_taken(name):
+    def found(jit):
+        try:
+            return STATED_INSIDE[name](jit)
+        except Exception as error:
+            return error
+
+    ours, theirs = found(sdy.partition), found(jax.jit)
+    if isinstance(theirs, Exception):
+        assert isinstance(ours, ValueError if isinstance(theirs, ValueError) else type(theirs)), ours
+        return
+    assert not isinstance(ours, Exception), ours
+    compare(ours, theirs)
+
+
+def test_of_several_meshes_inside_none_is_taken():
+    other = NamedSharding(jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2), P("a"))
+    both = sdy.partition(lambda x: jax.lax.with_sharding_constraint(constrained_inside(x), other))
+    with pytest.raises(sdy.ShardingError, match="partition needs a mesh"):
+        both(EIGHT)

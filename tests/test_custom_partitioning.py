@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.experimental.custom_partitioning import BATCHING, SdyShardingRule, custom_partitioning
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -340,3 +343,38 @@ def test_such_a_function_under_vmap() -> None:
     run, two = sdy.partition(program, mesh=MESH, in_shardings=(PARTS, P("x"))), np.stack([X, X + 1])
     found, _ = jax.vmap(run)(two, two)
     np.testing.assert_array_equal(found, two + np.repeat(np.arange(4), 8)[None, :, None])
+
+
+@custom_partitioning
+def shares(x: jax.Array) -> jax.Array:
+    return x / x.sum(0) + jnp.arange(len(x))[:, None]
+
+
+def of_shares(mesh: Any, arguments: Any, result: Any) -> Any:
+    def on_blocks(x: jax.Array) -> jax.Array:
+        first = lax.axis_index("x") * x.shape[0]
+        return x / lax.psum(x.sum(0), "x") + first + jnp.arange(x.shape[0])[:, None]
+
+    lies = NamedSharding(mesh, P("x", "y"))
+    return mesh, on_blocks, lies, (lies,)
+
+
+shares.def_partition(partition=of_shares, sharding_rule="i j -> i j")
+
+
+@pytest.mark.parametrize("is_in_loop", [False, True])
+def test_a_function_that_names_an_axis_which_the_plan_cuts_is_written_in_python(is_in_loop: bool) -> None:
+    """In the names of the parts, of which it is made."""
+
+    def fun(x: jax.Array) -> Any:
+        x = sdy.sharding_constraint(x, '[{"x":(1)2}, {"y"}]')
+        if is_in_loop:
+            return lax.scan(lambda x, _: (shares(x) + 1, x.sum()), x, None, length=3)
+        return shares(x) + shares(jnp.sin(x))[::-1]
+
+    mesh, x = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2), jnp.arange(64.0).reshape(8, 8) + 1
+    text = str(sdy.partition(fun, mesh=mesh).plan(x).to_python())
+    assert re.search(r'lax\.psum\(.*\("x\.1\.2", "x\.2\.2"\)\)', text), text
+    module: dict[str, Any] = {}
+    exec(text, module)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), module["fun"](x), fun(x))

@@ -299,9 +299,7 @@ def test_there_is_a_plan_per_signature_and_per_mode_of_differentiation(mesh):
     f = sdy.partition(product, mesh=mesh, in_shardings=(P("data"), P(None, "model")))
     for rows in (8, 16):
         jax.jvp(lambda x: f(x, jnp.ones((16, 16))), (jnp.ones((rows, 16)),), (jnp.ones((rows, 16)),))
-    assert [[plan.name.removeprefix("product") for plan in call] for call in f.plans] == [
-        ["", " (forward of the derivative)", " (tangents)"]
-    ] * 2
+    assert [[plan.name.removeprefix("product") for plan in call] for call in f.plans] == [["", " (with tangents)"]] * 2
     f.clear_cache()
     assert f.plans == ()
 
@@ -317,3 +315,38 @@ def test_vmapped_derivatives_run_the_same_plans(mesh):
     f = sdy.partition(product, mesh=mesh, in_shardings=(P("data"), P(None, "model")))
     jax.vmap(jax.grad(f), (0, None))(jnp.ones((3, 8, 16)), jnp.ones((16, 16)))
     assert [plan.name for call in f.plans for plan in call][2:] == ["product (backward)"]
+
+
+LINEAR = {
+    "alone": lambda push: push,
+    "under jit": jax.jit,
+    "in a loop": lambda push: lambda t: lax.scan(lambda c, _: (c + push(t), None), t, None, length=2)[0],
+    "in a branch": lambda push: lambda t: lax.cond(jnp.bool_(True), push, lambda t: t, t),
+    "mapped": lambda push: lambda t: jax.vmap(push)(jnp.stack([t, 2 * t])).sum(0),
+    "rematerialized": jax.checkpoint,
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_what_pushes_tangents_forward_is_taken_apart_where_it_is_transposed(mesh, name):
+    """One program of results and tangents has no transpose."""
+    x, t = jnp.arange(8.0) / 3, jnp.arange(8.0)[::-1] / 5
+
+    def found(f):
+        push = LINEAR[name](lambda t: jax.jvp(f, (x,), (t,))[1])
+        return jax.linear_transpose(push, t)(t)[0], jax.grad(lambda t: (push(t) ** 2).sum())(t), push(t)
+
+    def plain(x):
+        return jnp.sin(x) * x.sum()
+
+    ours = found(sdy.partition(plain, mesh=mesh, in_shardings=P("data")))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), ours, found(plain))
+
+
+def test_results_and_tangents_that_are_pushed_forward_lie_as_results_are_stated(mesh):
+    x = jnp.arange(64.0).reshape(8, 8)
+    for spec in (P(), P("data"), P(None, "model")):
+        f = sdy.partition(jnp.sin, mesh=mesh, in_shardings=P("data", "model"), out_shardings=spec)
+        for found in (jax.jvp(f, (x,), (x,)), jax.jit(lambda x, f=f: jax.jvp(f, (x,), (x,)))(x)):
+            assert all(y.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2) for y in found)
+            np.testing.assert_allclose(found[1], jnp.cos(x) * x, rtol=1e-4, atol=1e-5)

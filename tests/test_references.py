@@ -131,6 +131,18 @@ def test_a_reference_on_one_device_that_is_stated_split_is_refused_before_anythi
     np.testing.assert_array_equal(ref[...], X)
 
 
+@pytest.mark.parametrize("lies, stated", [(P("a"), P()), (P(), P("a")), (P("a"), P("b")), (P("a"), P(None, "a"))])
+@pytest.mark.parametrize("jit", JITS)
+def test_a_reference_that_is_split_otherwise_than_is_stated_is_refused(jit, mesh, lies, stated):
+    ref = jax.new_ref(jax.device_put(jnp.asarray(X), NamedSharding(mesh, lies)))
+    refused = ValueError if jit is sdy.partition else (ValueError, jax.errors.JaxRuntimeError)  # since jax 0.12
+    with pytest.raises(refused, match=r"does not match|Array of different sharding"):
+        jit(read_after_write, in_shardings=(NamedSharding(mesh, stated), None))(ref, X)
+    np.testing.assert_array_equal(ref[...], X)
+    sdy.partition(read_after_write, in_shardings=(NamedSharding(mesh, lies), None))(ref, X)
+    np.testing.assert_array_equal(ref[...], X * 2)
+
+
 @pytest.mark.parametrize("jit", JITS)
 def test_a_reference_is_passed_once(mesh, jit):
     ref = jax.new_ref(jnp.zeros(8))

@@ -190,9 +190,11 @@ def from_function(
         types = [on_mesh(x, jax_mesh) for x in avals] if shows_mesh else avals
         seen = [in_memory(x, leaf, jax_mesh) for x, leaf in zip(types, leaves, strict=True)]
         args, kwargs = jax.tree.unflatten(tree, seen)
-        module, jaxpr, results, constants = trace_and_lower(
-            checked, args, kwargs, jax_mesh, platform, site.lowering_rules, functools.partial(_lowered, site)
+        change = functools.partial(_lowered, site)
+        traced = functools.partial(
+            trace_and_lower, checked, args, kwargs, jax_mesh, platform, site.lowering_rules, change
         )
+        module, jaxpr, results, constants = _with_devices_if_needed(traced, jax_mesh)
     if refs := [constant for constant in jaxpr.consts if isinstance(constant, jax.Ref)]:
         raise ClosedOverReferences(refs)
     out_info, out_tree = jax.tree.flatten(results)
@@ -243,6 +245,22 @@ def _lowered(site: Site, jaxpr: Any) -> Any:
     if axes := named_axes(jaxpr):
         raise NamesMappedAxes(axes)
     return marked(unordered(jaxpr)) if site.is_typed else unordered(jaxpr)
+
+
+_WITHOUT_DEVICES = "Length of device assignment"
+"""What jax says of types on Explicit axes, to which the function moves arrays, where it knows no devices."""
+
+
+def _with_devices_if_needed(traced: Callable[[], Any], mesh: AnyMesh) -> Any:
+    """What this returns, with the devices of a mesh in context only if jax refuses it without: there jax (0.12)
+    does not lower a `jax.shard_map` on another mesh."""
+    try:
+        return traced()
+    except ValueError as error:
+        if _WITHOUT_DEVICES not in str(error):
+            raise
+    with with_devices(mesh):
+        return traced()
 
 
 def _automatic(leaves: Sequence[Leaf]) -> frozenset[int]:

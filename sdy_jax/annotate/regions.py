@@ -138,8 +138,8 @@ def _computed(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
     return outs if eqn.primitive.multiple_results else [outs]
 
 
-def batched(region: Region, axis_data: Any, dims: Sequence[int | None], out_dim: int = 0) -> Region:
-    """The region with a new dimension at `dims` of its arguments and at `out_dim` of its results.
+def batched(region: Region, axis_data: Any, dims: Sequence[int | None], out_dim: Any = 0) -> Region:
+    """The region with a new dimension at `dims` of its arguments and at `out_dim` of its results, one for all or each.
 
     Without any such argument, the results still depend on the mapped axis if the region names it (`lax.psum`).
     """

@@ -3,8 +3,9 @@
 StableHLO no longer shows `stop_gradient`, custom rules or how ties of a maximum are shared, so the partitioned program
 itself must not be differentiated. Instead the function is linearized: one partitioned function returns its results with
 what the derivative needs (the residuals), a second one maps residuals and tangents to tangents, and a third one, the
-transpose of the second, residuals and cotangents to cotangents. All of them have derivatives in the same way, so orders
-and modes mix freely. None is planned before it runs.
+transpose of the second, residuals and cotangents to cotangents. For `jax.jvp` alone one partitioned function returns
+results and tangents. All of them have derivatives in the same way, so orders and modes mix freely. None is planned
+before it runs.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.calls.linear_map import Flat, LinearMap
+from sdy_jax.calls.with_tangents import WithTangents
 from sdy_jax.jax_internals import pulled_back
 from sdy_jax.plan.boundary import BoundaryValue
 from sdy_jax.plan.calls import CallPlan
@@ -48,51 +50,38 @@ Partition = Callable[[Callable[..., Any], Any, Any, str], Planned]
 what the function computes, "backward" for example."""
 
 
-def differentiable(
-    run: Flat,
+Derivatives = Callable[[tuple[int, ...]], WithTangents]
+"""A function with the tangents of its results, given the indices of the operands whose tangents are not zero."""
+
+
+def derivatives_of(
     plain: Flat,
     inputs: BorderShardings,
     outputs: BorderShardings,
+    smooth: Sequence[int],
     partition: Partition,
     has_checks: bool,
     place: Any,
-) -> Flat:
-    """`run` with the derivatives of `plain`, which computes the same on one device.
+) -> Derivatives:
+    """The derivatives of a partitioned program.
 
     Args:
-        run: the partitioned program as a function of its operands.
         plain: the function that was partitioned, of the same operands.
         inputs, outputs: the shardings of the program's operands and results, and of their tangents and cotangents.
+        smooth: the indices of the results that have tangents.
         partition: how the functions of the derivatives are partitioned.
         has_checks: whether `checkify` may ask for what the function checks.
         place: the devices, as maps are told of them.
     """
-
-    @jax.custom_jvp
-    def call(*operands: Any) -> tuple[Any, ...]:
-        return tuple(run(*operands))
-
     known, lock = dict[tuple[int, ...], _Linearized](), threading.Lock()
 
-    def linearized(moving: tuple[int, ...]) -> _Linearized:
+    def along(moving: tuple[int, ...]) -> WithTangents:
         with lock:
             if moving not in known:
-                known[moving] = _Linearized(plain, moving, inputs, outputs, partition, has_checks, place)
-            return known[moving]
+                known[moving] = _Linearized(plain, moving, inputs, outputs, smooth, partition, has_checks, place)
+            return known[moving].with_tangents
 
-    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
-        function = linearized(moving)
-        results, residuals, linear = function.at(primals)
-        dots: list[Any] = [np.zeros(y.shape, jax.dtypes.float0) for y in results]
-        if linear.smooth:
-            types = tuple(jax.typeof(results[i]).to_tangent_aval() for i in linear.smooth)
-            moved = linear.bind(*residuals, *(tangents[i] for i in moving), types=types)
-            dots = _replaced(dots, linear.smooth, moved)
-        return tuple(results), tuple(dots)
-
-    call.defjvp(rule, symbolic_zeros=True)
-    return call
+    return along
 
 
 def specs(program: Program, values: Iterable[BoundaryValue], types: Iterable[Any]) -> list[TensorSharding]:
@@ -129,6 +118,7 @@ class _Linearized:
         moving: tuple[int, ...],
         inputs: BorderShardings,
         outputs: BorderShardings,
+        smooth: Sequence[int],
         partition: Partition,
         has_checks: bool,
         place: Any,
@@ -137,6 +127,10 @@ class _Linearized:
         self._plain, self._moving, self._partition = plain, moving, partition
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._known = partition(self._trace, tuple(inputs), (self._outputs, None), "forward of the derivative")
+        tangents = [inputs[i] for i in moving]
+        pushed = [*outputs, *(outputs[i] for i in smooth)]
+        self._together = partition(self._pushed, (*inputs, *tangents), pushed, "with tangents")
+        self.with_tangents = WithTangents(self._together, self._apart, self._pushed, len(self._inputs), place)
         self._linear: LinearMap | None = None
         self._lock = threading.RLock()
         self._traced: _Pushforward | None = None
@@ -150,6 +144,25 @@ class _Linearized:
                 self._linear = self._derivative_at(operands)
         values = [*operands, *results, *others]
         return results, [values[i] for i in self._pushforward.sources.values()], self._linear
+
+    def _apart(self, *values: Any) -> list[Any]:
+        """The results, then the tangents of those that have them."""
+        count = len(self._inputs)
+        results, residuals, linear = self.at(values[:count])
+        if not linear.smooth:
+            return list(results)
+        types = tuple(jax.typeof(results[i]).to_tangent_aval() for i in linear.smooth)
+        return [*results, *linear.bind(*residuals, *values[count:], types=types)]
+
+    def _pushed(self, *values: Any) -> list[Any]:
+        """As `_apart`, on one device."""
+        operands, tangents = values[: len(self._inputs)], values[len(self._inputs) :]
+        primals = [operands[i] for i in self._moving]
+        results, moved = jax.jvp(partial(self._of_moving, operands), primals, list(tangents))
+        return [*results, *(moved[i] for i in smooth_results(results))]
+
+    def _of_moving(self, operands: Sequence[Any], *moving: Any) -> list[Any]:
+        return list(self._plain(*_replaced(operands, self._moving, moving)))
 
     @property
     def _pushforward(self) -> _Pushforward:
@@ -174,11 +187,8 @@ class _Linearized:
     def _trace(self, *operands: Any) -> tuple[list[Any], list[Any]]:
         """The results, and the residuals that are neither operands nor results."""
 
-        def of_moving(*moving: Any) -> list[Any]:
-            return list(self._plain(*_replaced(operands, self._moving, moving)))
-
         primals = [operands[i] for i in self._moving]
-        results, pushforward = jax.linearize(of_moving, *primals)
+        results, pushforward = jax.linearize(partial(self._of_moving, operands), *primals)
         if self._has_checks:  # which jax's linearization leaves out in loops (jax 0.10 and 0.12)
             results = list(self._plain(*operands))
         leaves, tree = jax.tree.flatten(pushforward)
@@ -193,7 +203,7 @@ class _Linearized:
                 values.append(leaf)
             sources[place] = numbers[id(leaf)]
             leaves[place] = None  # a tracer must not outlive its trace
-        smooth = tuple(i for i, y in enumerate(results) if jnp.issubdtype(y.dtype, np.inexact))
+        smooth = smooth_results(results)
         tangents = tuple(_tangent_type(x) for x in primals)
         self._traced = _Pushforward(tree, tuple(leaves), sources, smooth, tangents)
         return results, values[len(operands) + len(results) :]
@@ -238,6 +248,11 @@ def _zeros(type_: jax.ShapeDtypeStruct) -> jax.Array:
 
 def _is_of_terms(type_: Any) -> bool:
     return bool(type_.sharding.spec.reduced or type_.sharding.spec.unreduced)
+
+
+def smooth_results(results: Sequence[Any]) -> tuple[int, ...]:
+    """The indices of those among results, or their types, that have tangents."""
+    return tuple(i for i, y in enumerate(results) if jnp.issubdtype(y.dtype, np.inexact))
 
 
 def _tangent_type(x: Any) -> jax.ShapeDtypeStruct:

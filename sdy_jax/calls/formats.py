@@ -67,6 +67,12 @@ def stated_sharding(leaf: Leaf, mesh: AnyMesh, where: str = "out_shardings") -> 
     return NamedSharding(mesh, leaf.spec) if isinstance(leaf.spec, PartitionSpec) else named(sharding, mesh)
 
 
+def says_all(spec: Any) -> bool:
+    """Whether a specification is one of jax's that leaves no dimension open."""
+    spec = spec.spec if isinstance(spec, NamedSharding) else spec
+    return isinstance(spec, PartitionSpec) and PartitionSpec.UNCONSTRAINED not in spec.partitions
+
+
 def shardings_of_results(specs: Any, planned: PlannedCall, mesh: AnyMesh) -> Any:
     """`out_shardings` for jit: those that are stated, as they are written where results lie so."""
     program = planned.plan.program

@@ -88,11 +88,12 @@ def _transpose(cotangents: Sequence[Any], *values: Any, linear: LinearMap, **_: 
 
 
 def in_type_of(type_: Any, x: Any) -> Any:
-    """A cotangent with its tangent's type: on Explicit axes a type has a sharding."""
-    own = jax.typeof(x).sharding
-    if own.spec == type_.sharding.spec:
+    """A cotangent with its tangent's type: on Explicit axes a type has a sharding, and may be on another mesh."""
+    own, wanted = jax.typeof(x).sharding, type_.sharding
+    is_elsewhere = own.mesh != wanted.mesh and not own.mesh.empty and not wanted.mesh.empty
+    if own.spec == wanted.spec and not is_elsewhere:
         return x
-    return jax.sharding.reshard(x, NamedSharding(own.mesh, type_.sharding.spec))
+    return jax.sharding.reshard(x, NamedSharding(wanted.mesh if is_elsewhere else own.mesh, wanted.spec))
 
 
 def _batch(

@@ -1,9 +1,9 @@
-"""The mesh of a function that is given none: that of its shardings, of `jax.set_mesh`, or of its arguments."""
+"""The mesh of a function that is given none: that of its shardings, of `jax.set_mesh`, of its arguments, or inside."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from sdy_jax.annotate.arguments import Leaf
+from sdy_jax.annotate.equations import all_equations
 from sdy_jax.errors import ShardingError
 from sdy_jax.jax_internals import context_mesh
 from sdy_jax.representation.named import AnyMesh, mesh_from_jax
@@ -55,9 +56,9 @@ def mesh_with_device(mesh: Any, device: jax.Device | None, backend: str | None) 
     raise ShardingError(f"{given}, and the mesh {mesh_from_jax(checked_mesh(mesh))} has others; to fix: leave it out")
 
 
-def mesh_of_call(values: Iterable[Any]) -> AnyMesh:
+def mesh_of_call(values: Iterable[Any], inside: Callable[[], AnyMesh | None] = lambda: None) -> AnyMesh:
     """The mesh of `jax.set_mesh`, else that of the first value whose type has Explicit axes, of `with mesh:`, of the
-    first value that lies on a mesh, or whose type is on one.
+    first value that lies on a mesh, or whose type is on one; else that which is stated `inside` of the function.
 
     Raises:
         ShardingError: there is none.
@@ -71,8 +72,23 @@ def mesh_of_call(values: Iterable[Any]) -> AnyMesh:
     if around is None or around.empty:
         around = _first_mesh(layouts) or set_mesh
     if around.empty:
-        around = _first_abstract_mesh(map(_sharding_of, values)) or around
+        around = _first_abstract_mesh(map(_sharding_of, values)) or inside() or around
     return checked_mesh(around)
+
+
+def mesh_inside(jaxpr: Any) -> jax.sharding.Mesh | None:
+    """The one mesh on devices that a traced function states: in constraints, moves of arrays, `shard_map`s and calls.
+
+    None where there is none, or there are several, of which nothing says which the results are on.
+    """
+    parameters = [x for e in all_equations(jaxpr) for x in jax.tree.leaves([*e.params.values()], is_leaf=_says_mesh)]
+    stated = [x.mesh if isinstance(x, NamedSharding) else x for x in parameters if _says_mesh(x)]
+    meshes = {mesh for mesh in stated if isinstance(mesh, jax.sharding.Mesh) and not mesh.empty}
+    return next(iter(meshes)) if len(meshes) == 1 else None
+
+
+def _says_mesh(x: Any) -> bool:
+    return isinstance(x, (NamedSharding, jax.sharding.Mesh))
 
 
 def check_context(name: str, mesh: AnyMesh) -> None:
@@ -88,21 +104,19 @@ def check_context(name: str, mesh: AnyMesh) -> None:
         )
 
 
-def check_types(leaves: Iterable[Leaf]) -> None:
-    """
-    Raises:
-        ShardingError: an argument's type is on another mesh than that in context, and one of them has Explicit axes:
-            jit refuses it where it is used.
-    """
+def type_beside_context(leaves: Iterable[Leaf]) -> ShardingError | None:
+    """The error about an argument whose type is on another mesh than that in context, where one of these has Explicit
+    axes: jit raises one where the argument is used, and lets it be moved or passed through."""
     around = jax.sharding.get_abstract_mesh()
     for leaf in leaves:
         sharding = None if around.empty else _sharding_of(leaf.value)
         own = sharding.mesh.abstract_mesh if isinstance(sharding, NamedSharding) else around
         if own != around and not own.empty and (explicit_axes(own) or explicit_axes(around)):
-            raise ShardingError(
+            return ShardingError(
                 f"`{leaf.path}` is on the mesh {own}, and jax.set_mesh says {around}; to fix: place it there, by "
                 "jax.device_put(x, PartitionSpec(...)), or set its mesh"
             )
+    return None
 
 
 def _first_mesh(shardings: Iterable[Any]) -> jax.sharding.Mesh | None:

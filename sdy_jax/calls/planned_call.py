@@ -13,7 +13,7 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
-from sdy_jax.calls.derivatives import Partition, Planned, differentiable, specs
+from sdy_jax.calls.derivatives import Partition, Planned, derivatives_of, smooth_results, specs
 from sdy_jax.calls.linear_map import Flat, place_of
 from sdy_jax.calls.live import LiveFunction
 from sdy_jax.calls.mapped_axes import checked
@@ -152,11 +152,23 @@ class PlannedCall:
         inputs = specs(program, *(compress(all_, self._live.used) for all_ in (operands, types)))
         outputs, function = specs(program, plan.results, program.out_info), self._live.jaxpr
         plain, checks = self._in_memory(jaxpr_as_fun(function)), effects_of_checks(function.effects)
-        planned = PlannedProgram(
-            plain, checks, inputs, outputs, self._derivative, program.unchecked, self._along, self._apart_from
+        smooth = smooth_results(program.out_info)
+        derivatives = derivatives_of(
+            plain, inputs, outputs, smooth, self._derivative, bool(checks), place_of(self._mesh)
         )
-        run, place = as_op(self._run, planned), place_of(self._mesh)
-        return differentiable(run, plain, inputs, outputs, self._derivative, bool(checks), place)
+        planned = PlannedProgram(
+            plain,
+            checks,
+            inputs,
+            outputs,
+            self._derivative,
+            program.unchecked,
+            self._along,
+            self._apart_from,
+            derivatives,
+            smooth,
+        )
+        return as_op(self._run, planned)
 
     def _in_memory(self, plain: Flat) -> Flat:
         """A function of the operands, of which those are on the host that it was traced with there."""

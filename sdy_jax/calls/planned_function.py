@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-from sdy_jax.annotate.arguments import Leaf, Parameters, argument_leaves, match_prefix
+from sdy_jax.annotate.arguments import Leaf, Parameters, abstracted, argument_leaves, match_prefix
 from sdy_jax.annotate.border_types import in_memory, on_mesh
 from sdy_jax.annotate.constraints import constrained
 from sdy_jax.annotate.program import Program, from_function
@@ -22,7 +22,7 @@ from sdy_jax.annotate.user_function import check_call, check_function, function_
 from sdy_jax.calls.arguments import Arguments, Layouts
 from sdy_jax.calls.derivatives import Partition, Planned
 from sdy_jax.calls.donated import donated_leaves
-from sdy_jax.calls.meshes import check_context, check_types, mesh_of_call, stated_mesh
+from sdy_jax.calls.meshes import check_context, mesh_inside, mesh_of_call, stated_mesh, type_beside_context
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_call import PlannedCall, with_dialect_collectives
 from sdy_jax.calls.replanned import changes
@@ -114,6 +114,7 @@ class PlannedFunction:
         self._calls: dict[Any, PlannedCall] = {}
         self._traces: dict[Any, Trace] = {}
         self._best_meshes: dict[Any, int] = {}
+        self._meshes_inside: dict[Any, AnyMesh | None] = {}
 
     @property
     def has_several_meshes(self) -> bool:
@@ -136,6 +137,7 @@ class PlannedFunction:
         self._calls.clear()
         self._traces.clear()
         self._best_meshes.clear()
+        self._meshes_inside.clear()
 
     def arguments(
         self,
@@ -146,9 +148,11 @@ class PlannedFunction:
     ) -> Arguments:
         """The arguments of a call. Where they are tracers that stand for arrays, these have `layouts` on `mesh`."""
         given, tree, statics = self.given(args, kwargs)
-        if self.mesh is None and mesh is None:
-            check_types(given)
-        meshes = [mesh] if mesh is not None else self._jax_meshes([leaf.value for leaf in given])
+        problem = type_beside_context(given) if self.mesh is None and mesh is None else None
+        if problem is not None and not self._uses_no_other_mesh(given, tree, statics):
+            raise problem
+        inside = functools.partial(self._mesh_inside, given, tree, statics)
+        meshes = [mesh] if mesh is not None else self._jax_meshes([leaf.value for leaf in given], inside)
         check_context(self.name, meshes[0])
         found = [Arguments.of(given, tree, statics, each, layouts, self.is_inner) for each in meshes]
         return found[0] if len(found) == 1 else self._on_best_mesh(found)
@@ -333,7 +337,9 @@ class PlannedFunction:
         """The indices of the leaves of a call that are donated."""
         return donated_leaves(self.fun, self.options, arguments.tree, arguments.statics)
 
-    def inner(self, statics: Statics, mesh: AnyMesh, traced: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    def inner(
+        self, statics: Statics, mesh: AnyMesh | None, traced: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
         """The user's function of its dynamic arguments, or what it was `traced` to; partitioned functions that it calls
         are inlined."""
 
@@ -399,10 +405,34 @@ class PlannedFunction:
         """The parameters without the static ones."""
         return self._parameters.without({*self.statics.positions, *statics.positions}, self.statics.names)
 
-    def _jax_meshes(self, values: Sequence[Any]) -> Sequence[AnyMesh]:
+    def _uses_no_other_mesh(self, given: Sequence[Leaf], tree: PyTreeDef, statics: Statics) -> bool:
+        """Whether jax lets the function do what it does with arguments in types on other meshes than that in context.
+        For that it is traced once more."""
+        args, kwargs = jax.tree.unflatten(tree, [jax.typeof(leaf.value) for leaf in given])
+        try:
+            jax.make_jaxpr(self.inner(statics, None))(*args, **kwargs)
+        except ValueError as error:
+            if _OF_ANOTHER_MESH in str(error):
+                return False
+            raise
+        return True
+
+    def _mesh_inside(self, given: Sequence[Leaf], tree: PyTreeDef, statics: Statics) -> AnyMesh | None:
+        """The mesh that the function itself states. For that it is traced once more, without any."""
+        types = [jax.typeof(abstracted(leaf, None).value) for leaf in given]
+        key = (tree, statics.key, tuple(types), trace_settings())
+        if key not in self._meshes_inside:
+            args, kwargs = jax.tree.unflatten(tree, types)
+            run = self.inner(statics, None)
+            self._meshes_inside[key] = mesh_inside(jax.make_jaxpr(run)(*args, **kwargs))
+        return self._meshes_inside[key]
+
+    def _jax_meshes(
+        self, values: Sequence[Any], inside: Callable[[], AnyMesh | None] = lambda: None
+    ) -> Sequence[AnyMesh]:
         """The meshes on which a call with these arguments may run; without devices where there are none."""
         if self.mesh is None:
-            return [mesh_of_call(values)]
+            return [mesh_of_call(values, inside)]
         if self.has_several_meshes:
             return on_devices(self._meshes, values, context_mesh())
         return [with_devices(checked_mesh(self.mesh), values, context_mesh())]

@@ -18,13 +18,15 @@ from typing import Any
 
 import jax
 from jax.experimental import checkify
-from jax.interpreters import ad, mlir
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
 
 from sdy_jax.annotate import regions
-from sdy_jax.calls.derivatives import BorderShardings, Partition, of_cotangent, transposed
+from sdy_jax.calls.derivatives import BorderShardings, Derivatives, Partition, of_cotangent, transposed
 from sdy_jax.calls.linear_map import Flat, in_type_of
+from sdy_jax.calls.with_tangents import WithTangents, mapped
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.jax_internals import debug_effect, on_checkify
+from sdy_jax.jax_internals import debug_effect, mapped_results, on_checkify, runs_again
 from sdy_jax.representation.sharding import OPEN, TensorSharding
 from sdy_jax.representation.types import sharding_in
 
@@ -43,6 +45,8 @@ class PlannedProgram:
         refused: whether the program leaves out checks that must be functionalized.
         along: the axes along which it splits its work.
         apart_from: the program planned without some axes.
+        derivatives: its derivatives, along some operands.
+        smooth: the indices of the results that have tangents.
     """
 
     plain: Flat
@@ -53,10 +57,12 @@ class PlannedProgram:
     refused: bool
     along: Axes
     apart_from: Callable[[Axes], Flat]
+    derivatives: Derivatives
+    smooth: Sequence[int]
 
 
 def as_op(run: Flat, planned: PlannedProgram) -> Flat:
-    """The program as one op. It has no derivative: `differentiable` gives it one."""
+    """The program as one op."""
 
     def call(*operands: Any) -> Sequence[Any]:
         traced = regions.trace(run, operands)
@@ -66,6 +72,19 @@ def as_op(run: Flat, planned: PlannedProgram) -> Flat:
     return call
 
 
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, region: regions.Region, planned: PlannedProgram
+) -> tuple[Sequence[Any], list[Any]]:
+    own = len(primals) - len(planned.inputs)
+    operands, dots = primals[own:], tangents[own:]
+    moving = tuple(i for i, t in enumerate(dots) if not isinstance(t, ad.Zero) and t.dtype != jax.dtypes.float0)
+    types = [*region.out_avals, *(region.out_avals[i].to_tangent_aval() for i in planned.smooth)]
+    found = planned.derivatives(moving).bind(
+        *operands, *(dots[i] for i in moving), types=types, has_effects=bool(region.effects)
+    )
+    return found[: len(planned.outputs)], regions.with_zeros(region, planned.smooth, found[len(planned.outputs) :])
+
+
 def _batched(
     axis_data: Any,
     values: Sequence[Any],
@@ -73,16 +92,37 @@ def _batched(
     *,
     region: regions.Region,
     planned: PlannedProgram,
-) -> tuple[Sequence[Any], int | None]:
+) -> tuple[Sequence[Any], Sequence[int | None]]:
     if all(dim is None for dim in dims):
-        return program_p.bind(*values, region=region, planned=planned), None
-    taken = frozenset(axis_data.spmd_name or ())
+        return program_p.bind(*values, region=region, planned=planned), [None] * len(planned.outputs)
+    taken, own = frozenset(axis_data.spmd_name or ()), len(dims) - len(planned.inputs)
+    plain = jax.make_jaxpr(planned.plain)(*region.in_avals[own:])
+    are_mapped = mapped_results(plain, axis_data, dims[own:])
+    outs = [0 if is_mapped else None for is_mapped in are_mapped]
     if _is_planned_mapped(region, planned) and not taken:
-        return _planned_mapped(axis_data, values, dims, planned), 0
+        return _planned_mapped(axis_data, values, dims, outs, planned), outs
     if planned.along & taken:
         values, dims, region = _apart_from(taken, values, dims, region, planned)
-    planned = _mapped(planned, axis_data, dims[len(dims) - len(planned.inputs) :], taken)
-    return program_p.bind(*values, region=regions.batched(region, axis_data, dims), planned=planned), 0
+    planned = _mapped(planned, axis_data, dims[len(dims) - len(planned.inputs) :], outs, taken)
+    region = _mapped_region(region, axis_data, dims, outs)
+    return program_p.bind(*values, region=region, planned=planned), outs
+
+
+def _mapped_region(
+    region: regions.Region, axis_data: Any, dims: Sequence[int | None], outs: Sequence[int | None]
+) -> regions.Region:
+    """The region under `vmap`. It may map a result that does not depend on the mapped axis: then all are equal."""
+    if None not in outs:
+        return regions.batched(region, axis_data, dims)
+    own = [0 if is_mapped else None for is_mapped in mapped_results(region, axis_data, dims)]
+    given = [mine if out is None else out for out, mine in zip(outs, own, strict=True)]
+    batched = regions.batched(region, axis_data, dims, given)
+
+    def of_first(*xs: Any) -> list[Any]:
+        triples = zip(jaxpr_as_fun(batched)(*xs), given, outs, strict=True)
+        return [y if mine == out else y[0] for y, mine, out in triples]
+
+    return jax.make_jaxpr(of_first)(*batched.in_avals)
 
 
 def _is_planned_mapped(region: regions.Region, planned: PlannedProgram) -> bool:
@@ -91,12 +131,16 @@ def _is_planned_mapped(region: regions.Region, planned: PlannedProgram) -> bool:
 
 
 def _planned_mapped(
-    axis_data: Any, values: Sequence[Any], dims: Sequence[int | None], planned: PlannedProgram
+    axis_data: Any,
+    values: Sequence[Any],
+    dims: Sequence[int | None],
+    outs: Sequence[int | None],
+    planned: PlannedProgram,
 ) -> Sequence[Any]:
     """The results of the mapped function, which is planned as such."""
     own = -len(planned.inputs)
-    mapped = _mapped(planned, axis_data, dims[own:], frozenset())
-    run = planned.partition(mapped.plain, tuple(mapped.inputs), list(mapped.outputs), "mapped")
+    changed = _mapped(planned, axis_data, dims[own:], outs, frozenset())
+    run = planned.partition(changed.plain, tuple(changed.inputs), list(changed.outputs), "mapped")
     results: Sequence[Any] = run(*values[own:])
     return results
 
@@ -106,18 +150,28 @@ def _widened(sharding: TensorSharding, position: int) -> TensorSharding:
     return replace(sharding, dimensions=(*dimensions[:position], OPEN, *dimensions[position:]))
 
 
-def _mapped(planned: PlannedProgram, axis_data: Any, dims: Sequence[int | None], taken: Axes) -> PlannedProgram:
-    along = {"axis_name": axis_data.name, "axis_size": axis_data.size, "spmd_axis_name": axis_data.spmd_name}
-
+def _mapped(
+    planned: PlannedProgram,
+    axis_data: Any,
+    dims: Sequence[int | None],
+    outs: Sequence[int | None],
+    taken: Axes,
+) -> PlannedProgram:
     def apart_from(axes: Axes) -> Flat:
-        return jax.vmap(planned.apart_from(axes | taken), tuple(dims), 0, **along)
+        return mapped(planned.apart_from(axes | taken), axis_data, dims, outs)
+
+    def derivatives(moving: tuple[int, ...]) -> WithTangents:
+        of_tangents = (dims[i] for i in moving)
+        are_mapped = [dim is not None for dim in (*outs, *(outs[i] for i in planned.smooth))]
+        return planned.derivatives(moving).mapped(axis_data, (*dims, *of_tangents), are_mapped)
 
     return replace(
         planned,
-        plain=jax.vmap(planned.plain, tuple(dims), 0, **along),
+        plain=mapped(planned.plain, axis_data, dims, outs),
         inputs=[s if d is None else _widened(s, d) for s, d in zip(planned.inputs, dims, strict=True)],
-        outputs=[_widened(s, 0) for s in planned.outputs],
+        outputs=[s if d is None else _widened(s, d) for s, d in zip(planned.outputs, outs, strict=True)],
         apart_from=apart_from,
+        derivatives=derivatives,
     )
 
 
@@ -196,9 +250,14 @@ def _lower(ctx: mlir.LoweringRuleContext, *xs: Any, region: regions.Region, plan
     return lowered  # type: ignore[no-any-return]
 
 
-program_p = regions.region_primitive("sdy_program", _batched)
+program_p = Primitive("sdy_program")
 """Parameters: the program as a region, and what was planned."""
+program_p.multiple_results = True
+program_p.def_impl(lambda *xs, region, **_: jaxpr_as_fun(region)(*xs))
 program_p.def_effectful_abstract_eval(lambda *_, region, planned: (region.out_avals, region.effects | planned.checks))
 mlir.register_lowering(program_p, _lower)
+ad.primitive_jvps[program_p] = _jvp
+batching.fancy_primitive_batchers[program_p] = _batched
 ad.primitive_transposes[program_p] = _transpose
+runs_again(program_p)
 on_checkify(program_p, _functionalized, _may_fail)

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from sdy_jax.annotate.argument_errors import ClosedOverReferences
 from sdy_jax.annotate.user_function import function_signature
 from sdy_jax.errors import ArgumentError, ShardingError
+from sdy_jax.representation.named import mesh_from_jax
+from sdy_jax.runtime.layouts import layout_of
 
 VALUES = "values_of_refs"
 """The keyword of the values of those Refs that a function closes over."""
@@ -78,6 +81,20 @@ def bring(ref: Any, path: str, sharding: Any) -> None:
             "which it must have already; to fix: make it there, by jax.new_ref(jax.device_put(x, NamedSharding(mesh, "
             "...)))"
         ) from None
+
+
+def check_split(value: Any, path: str, stated: Any) -> None:
+    """
+    Raises:
+        ShardingError: the value of a Ref on the mesh is split otherwise than is stated: jit moves none.
+    """
+    own = layout_of(value)
+    if own is not None and not NamedSharding(stated.mesh, stated.spec).is_equivalent_to(own, value.ndim):
+        raise ShardingError(
+            f"`{path}` is a jax.Ref that is split by {own.spec} on {mesh_from_jax(own.mesh)}, and in_shardings says "
+            f"{stated.spec}, which does not match; a Ref stays where it is. To fix: state that, or nothing, or make it "
+            "so, by jax.new_ref(jax.device_put(x, NamedSharding(mesh, ...)))"
+        )
 
 
 def _rewritten(ref: Any) -> None:

@@ -9,14 +9,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from sdy_jax.annotate.argument_errors import ClosedOverReferences, HoldsTokens, NamesMappedAxes, SymbolicSizes
 from sdy_jax.calls import unplanned
-from sdy_jax.calls.formats import stated_sharding
+from sdy_jax.calls.formats import says_all, stated_sharding
 from sdy_jax.calls.jitted_function import JittedFunction
 from sdy_jax.calls.mapped_later import MappedLater
 from sdy_jax.calls.options import Options
 from sdy_jax.calls.planned_function import PlannedFunction
-from sdy_jax.calls.references import VALUES, ReferenceCall, bring, of_values
+from sdy_jax.calls.references import VALUES, ReferenceCall, bring, check_split, of_values
 from sdy_jax.calls.tokens import of_others, with_tokens, without_tokens
 from sdy_jax.runtime.boundary import is_whole_elsewhere
 from sdy_jax.runtime.layouts import layout_of
@@ -122,7 +124,11 @@ class SpecialCalls:
         leaves = self._function.given(call.args, {k: v for k, v in call.kwargs.items() if k != VALUES})[0]
         mesh, by_value = self._function.mesh_of(leaves), {id(leaf.value): leaf for leaf in leaves}
         pairs = [(ref, by_value.get(id(value))) for ref, value in zip(call.refs, call.values, strict=True)]
-        elsewhere = [(r, x) for r, x in pairs if x and x.spec is not None and is_whole_elsewhere(x.value, mesh)]
+        stated = [(r, x) for r, x in pairs if x and x.spec is not None]
+        elsewhere = [(r, x) for r, x in stated if is_whole_elsewhere(x.value, mesh)]
+        for _, leaf in stated:
+            if says_all(leaf.spec) and isinstance(mesh, jax.sharding.Mesh) and not is_whole_elsewhere(leaf.value, mesh):
+                check_split(leaf.value, leaf.path, stated_sharding(leaf, mesh, "in_shardings"))
         for ref, leaf in elsewhere:
             bring(ref, leaf.path, stated_sharding(leaf, mesh, "in_shardings"))
         again = ReferenceCall.of(args, kwargs, self._closed_over) if elsewhere else call

@@ -14,7 +14,7 @@ class CallPlan:
 
     Attributes:
         plan: the plan; its name says which function it is of: `mlp`, `mlp (forward of the derivative)`,
-            `mlp (backward)`, `mlp (tangents)`.
+            `mlp (backward)`, `mlp (tangents)`, `mlp (with tangents)`.
         derivatives: those of the functions that calls of this signature run where they are differentiated, as far as
             they have been planned. They have derivatives in turn.
     """

@@ -39,7 +39,7 @@ def put_results_on_whole_axes(module: ir.Operation, traced: Program, source: str
         whole = _on_whole_axes(sharding, shape, mesh)
         if whole.axes != sharding.axes:
             changed[i] = traced.on_mesh(whole)
-        if said is not None and 0 not in shape and not _keeps(whole, said, mesh):
+        if said is not None and said.mesh == whole.mesh and 0 not in shape and not _keeps(whole, said, mesh):
             notes.append(Note("result", source, _message(traced.outputs[i], dtype, shape, whole, said)))
     set_function_shardings(main, "res_attrs", changed)
     return notes

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal  # type: ignore[attr-defined, unused-ignore]
 
+from sdy_jax.python_source.renamed_axes import ON_USER_AXES
 from sdy_jax.python_source.simplified import Simplifier
 from sdy_jax.python_source.steps import Block, Step, Value
 
@@ -23,6 +24,7 @@ _CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
+    ON_USER_AXES: "jaxpr",
 }
 """Primitives that call a function, and the parameter that holds it. What is called here is small, and jax's own."""
 

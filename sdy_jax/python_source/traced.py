@@ -16,6 +16,7 @@ from sdy_jax.ir.graph import Value as GlobalValue
 from sdy_jax.lowering.emission.emit import NotedOp, local_function, noting_ops, used_axes
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.python_source.reading import new_values, read_function
+from sdy_jax.python_source.renamed_axes import on_atoms
 from sdy_jax.python_source.steps import Block, captured_by, without_dead_steps
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -61,7 +62,7 @@ def trace(graph: Graph, mesh: Mesh, results: Sequence[TensorSharding]) -> Traced
 
     with noting_ops() as ops, jax.enable_x64(True), in_place_of_context(devices):
         jaxpr = jax.make_jaxpr(on_mesh)(*map(_type_of, graph.arguments))
-    body = _read(jaxpr)
+    body = _read(jaxpr, refined)
     returned = graph.main.blocks[0].terminator.operands
     made = tuple(i for i, value in enumerate(returned) if math.prod(value.shape or ()))
     body = without_dead_steps(Block(body.inputs, body.steps, [body.outputs[i] for i in made]))
@@ -74,7 +75,7 @@ def _type_of(value: GlobalValue) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape or (), numpy_dtype(value.dtype))
 
 
-def _read(jaxpr: Any) -> Block:
+def _read(jaxpr: Any, mesh: RefinedMesh) -> Block:
     """The body of the `shard_map`, and nothing else, of a function that is one."""
     found = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "shard_map"]
     if len(found) != 1:
@@ -85,7 +86,7 @@ def _read(jaxpr: Any) -> Block:
     given = list(_constants(found[0].invars, known))
     for value, x in zip(inputs, given, strict=True):
         value.constant = x
-    block = read_function(inner, inputs)
+    block = read_function(on_atoms(inner, [*zip(mesh.axis_names, mesh.shape, strict=True)]), inputs)
     return Block([v for v in inputs if v.constant is None], block.steps, block.outputs)
 
 
