@@ -33,7 +33,6 @@ class Topology:
     text: str
     slices: int
     devices: tuple[Any, ...]
-    compiler_options: dict[str, str | bool] | None = None
 
     @classmethod
     def of(cls, text: str, slices: int = 1) -> Topology:
@@ -65,10 +64,20 @@ class Topology:
             raise UsageError(f"--slices {slices}; GPUs have their slices in their name, as in gpu:h100:{slices}x1x8")
         devices = tuple(described_gpus(name))
         counted = len({getattr(device, "slice_index", None) for device in devices})
-        return cls(text, counted, devices, COMPILER_OPTIONS)
+        return cls(text, counted, devices)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the chips are GPUs, whose slices are a part of their name; else they are TPUs, as a rule."""
+        return self.text.startswith("gpu:")
+
+    @property
+    def compiler_options(self) -> dict[str, str | bool] | None:
+        """The options with which the compiler takes a program for chips that are not there."""
+        return COMPILER_OPTIONS if self.is_gpu else None
 
     def __str__(self) -> str:
-        slices = f"{self.slices} x " if self.slices > 1 and self.compiler_options is None else ""
+        slices = f"{self.slices} x " if self.slices > 1 and not self.is_gpu else ""
         return f"{slices}{self.text}, {len(self.devices)} {self.devices[0].device_kind} devices"
 
     def mesh(self, mesh: Mesh) -> jax.sharding.Mesh:
