@@ -54,7 +54,7 @@ from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.op_rules.registry import names
-from sdy_jax.representation.sdy_collectives import BUCKET, PACKED, PREFETCHED
+from sdy_jax.representation.sdy_collectives import BUCKET, PACKED, PREFETCHED, REDUCING_OPS
 
 _LOOP, _BARRIER = "stablehlo.while", "stablehlo.optimization_barrier"
 _DEAR = frozenset(
@@ -65,8 +65,6 @@ _DEAR = frozenset(
     )
 )
 """Element-wise ops that compilers compute once, for several kernels that read them."""
-
-_REDUCTIONS = frozenset(names("sdy", "all_reduce reduce_scatter"))
 
 _STEP = 2.0**-10
 """Less than the time between two ops of the program order; what is moved runs this much before or after another op."""
@@ -360,7 +358,7 @@ class _LiveRanges:
             users = [user.ancestor_in(main) for value in op.results for user, _ in value.uses]
             first = min([needed[user] for user in users], default=self._position[op])
             needed[op] = first if fuses(op) else self._position[op]
-            if op.name in _REDUCTIONS:
+            if op.name in REDUCING_OPS:
                 needed[op] = late[op] = first - _STEP
         return late
 

@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 CALL = "func.call"
 COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
+CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
+"""The ops by which users state how a value is split."""
 DATA_FLOW_OPS = ("stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.optimization_barrier", *COMPUTATIONS)
 TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
 

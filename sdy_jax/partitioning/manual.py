@@ -29,13 +29,13 @@ from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import strategies_of
 from sdy_jax.op_rules import RuleBook
-from sdy_jax.partitioning.chains import COLLECTIVES
 from sdy_jax.partitioning.local import check_numbering, lowered_on_blocks
 from sdy_jax.partitioning.numbering import number_devices
 from sdy_jax.partitioning.reshards import base_mesh, partition_into_reshards
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.representation.attributes import attribute_from_text, shardings_to_attribute
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
@@ -183,7 +183,7 @@ class _Partitioned:
 
     def sends(self, op: Op) -> bool:
         """Whether devices exchange anything while they compute an op, a partial result's reduction aside."""
-        rule = None if op.name in COLLECTIVES or manual_axes(op) else self.rules.rule_of(op)
+        rule = None if op.name in COLLECTIVE_OPS or manual_axes(op) else self.rules.rule_of(op)
         if rule is None or not any(strategy.inside for strategy in strategies_of(op, rule)):
             return False
         unit = self._unit_of([op])

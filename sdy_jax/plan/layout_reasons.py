@@ -16,7 +16,7 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.graph import Value
 from sdy_jax.ir.locations import place_of, short_source
-from sdy_jax.ir.operations import main_function
+from sdy_jax.ir.operations import CONSTRAINTS, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.reconsidered import Reconsidered
 from sdy_jax.lowering.placement.report import LayoutChoice, Note, PartitionReport, is_input
@@ -45,7 +45,6 @@ layers has 3100; its bound took half as long as its plan did (2026-11)."""
 _NEAR_CONSTRAINTS = 100
 """Nodes around the constraints of a line that may change with them."""
 
-_CONSTRAINTS = frozenset({"sdy.reshard", "sdy.sharding_constraint"})
 
 Mark = tuple[str, int | str]
 """What tells a value in another graph of the same program: see `Naming.mark`."""
@@ -296,7 +295,7 @@ class LayoutReasons:
         seen, by_line = self.seen, dict[str, list[int]]()
         for node in range(len(seen.model.nodes)):
             op = seen.op(node)
-            if op is not None and op.name in _CONSTRAINTS:
+            if op is not None and op.name in CONSTRAINTS:
                 by_line.setdefault(place_of(op.mlir.location).line, []).append(node)
         cost = seen.model.cost(seen.chosen)
         least = _DEAR * cost + max(0.0, cost - self._work + self._choice.written - self._choice.sent)
