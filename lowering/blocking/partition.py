@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from jax.extend.mlir import ir
 
@@ -21,14 +22,11 @@ from sdy_jax.lowering.placement.program_walks import ProgramWalks
 from sdy_jax.lowering.placement.report import InParts, PartitionReport
 from sdy_jax.lowering.placement.whole_program import finished
 from sdy_jax.lowering.placement.whole_program import partition as partition_as_written
-from sdy_jax.lowering.recomputation.partition import Program, best_program
+from sdy_jax.lowering.recomputation.partition import FEW, Program, best_program
 from sdy_jax.lowering.recomputation.priced import Mark
 from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.op_rules import RuleBook
-
-_FEW = 2
-"""Prices of holding that are tried for a program as it is written, before parts are."""
 
 _TRIES = 4
 """Programs with more and more parts that are planned, at most."""
@@ -85,21 +83,22 @@ def partition(
 def _best(walks: ProgramWalks, named: Collection[Mark]) -> Program:
     """The best form of a program, the first that fits of these: with something that is computed again; in parts; in
     parts, with something that is computed again; and of that, more in parts."""
-    tried = [_again(Program(walks), named)]
+    written = Program(walks, prices=FEW)
+    tried = [_again(written, named)]
     if not tried[-1].fits:
-        tried += _in_parts(Program(walks, prices=_FEW))
+        tried += _in_parts(written)
     if not tried[-1].fits:
         parts = min(tried[1:] or tried, key=Program.rank)
-        again = _again(parts, named) if parts.blocked else parts
+        again = _again(replace(parts, prices=FEW), named) if parts.blocked else parts
         tried += [again, *_in_parts(again)] if again.what is not None else []
     return min(tried, key=Program.rank)
 
 
 def _again(program: Program, named: Collection[Mark]) -> Program:
-    """A program that may compute something again."""
+    """A program, with walks at few prices, that may compute something again; with walks at all prices else."""
     if not program.walks.policy.recompute:
-        return program
-    found = best_program(program.walks, named)
+        return program.at_all_prices
+    found = best_program(program, named)
     found.blocked = program.blocked
     return found
 
