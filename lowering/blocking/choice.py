@@ -9,9 +9,9 @@ from functools import cached_property
 from itertools import accumulate, chain
 
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.new_ops import sharding_as_carried
 from sdy_jax.lowering.blocking.apart import Sizes
 from sdy_jax.lowering.blocking.groups import Group, Growth
-from sdy_jax.lowering.blocking.made import declared
 from sdy_jax.lowering.blocking.spans import Cut, RuleOf, Span, spans_of
 from sdy_jax.lowering.placement.fusion import can_fuse, is_constant
 from sdy_jax.representation.mesh import Mesh, axes_size
@@ -126,7 +126,7 @@ class Candidates:
         """In how many blocks the factor may lie on devices; None where it is split otherwise somewhere."""
         found = {1}
         for value, span in _spans(group):
-            for sharding in (declared(value), self._prices.layout_of(value)):
+            for sharding in (sharding_as_carried(value), self._prices.layout_of(value)):
                 found.add(1 if sharding is None else _shards_of(sharding, span, self._mesh))
         most, size = max(found), next(span.size for _, span in _spans(group))
         return most if all(count and not most % count for count in found) and not size % most else None

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
-from sdy_jax.ir.operations import COMPUTATIONS, any_number
+from sdy_jax.ir.new_ops import any_number
+from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.ir.stored_shardings import set_sharding
 
 _BRANCHING = frozenset({"stablehlo.case", "stablehlo.if"})
