@@ -150,7 +150,7 @@ def _again(
 ) -> tuple[Graph, Recomputed] | None:
     """The program with something that is computed again to save so many bytes; None where nothing can be saved."""
     copy = Graph(copied(written.walks.graph.module))
-    segments = list(priced_segments(copy, _prices(written, copy), written.walks.mesh_name, kept, in_parts))
+    segments = list(priced_segments(copy, _prices(written, copy), written.walks.setting.mesh_name, kept, in_parts))
     return recomputed(copy, segments, price_that_saves(segments, saving))
 
 

@@ -26,6 +26,7 @@ from sdy_jax.ir.operations import (
 from sdy_jax.lowering.emission.emit import local_function_of_ops, used_axes, value_shardings
 from sdy_jax.lowering.placement.partitioner import partition
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import strategies_of
 from sdy_jax.op_rules import RuleBook
@@ -125,7 +126,7 @@ def _partition(module: ir.Operation, policy: Policy = _POLICY) -> None:
     base = base_mesh(module)
     if base is not None:
         inline_calls(module)
-        partition(module, base, CostModel(), policy=policy)
+        partition(module, Setting(base, CostModel(), policy=policy))
 
 
 def _number_devices(module: ir.Operation, partition_count: str, replica_count: str) -> None:

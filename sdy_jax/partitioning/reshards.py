@@ -12,6 +12,7 @@ from sdy_jax.ir.stored_shardings import mesh_of
 from sdy_jax.lowering.placement.materialized import create_collective
 from sdy_jax.lowering.placement.partitioner import partition
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import Collective
 from sdy_jax.partitioning.chains import RESHARD, Chain, chains, closed
@@ -46,7 +47,7 @@ def partition_into_reshards(module: ir.Operation, policy: Policy = _POLICY) -> N
     for op in pre_order(module):
         if op.name in COLLECTIVE_OPS:
             op.attributes[_WRITTEN] = ir.UnitAttr.get(module.context)
-    partition(module, base, CostModel(), policy=policy)
+    partition(module, Setting(base, CostModel(), policy=policy))
     for chain in chains(module, _is_made, _is_made):
         _write_as_reshard(chain)
     for op in pre_order(module):

@@ -20,6 +20,7 @@ from sdy_jax.ir.operations import CONSTRAINTS, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.reconsidered import Reconsidered
 from sdy_jax.lowering.placement.report import LayoutChoice, Note, PartitionReport, is_input
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.planning.certificate import Certificate, certified
 from sdy_jax.lowering.planning.clusters import Term, around, clusters, compared, improved_near, set_back
 from sdy_jax.lowering.planning.enumerated import Way
@@ -88,7 +89,7 @@ class LayoutReasons:
         context = propagated.context
         with context, ir.Location.unknown(context):
             module, _ = to_partition(propagated, traced, source, planned.inner)
-            return Reconsidered(module, chosen, self._mesh_name, costs, planned.policy)
+            return Reconsidered(module, chosen, Setting(self._mesh_name, costs, policy=planned.policy))
 
     def findings(self) -> Findings:
         """What can be said about all of the program without taking longer than the plan did."""
