@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -152,12 +152,21 @@ def _peak(graph: Graph, sizes: LocalBytes, ranges: _LiveRanges) -> Peak:
 
 class HeldBuffer(NamedTuple):
     """A temporary on one device: its value, its bytes, and the first and last op while which it is live, by their place
-    in `Peak.at`."""
+    in `Peak.at`, or in a group of ops."""
 
     value: Value
     bytes: float
     first: int
     last: int
+
+
+def live_at(count: int, held: Iterable[HeldBuffer]) -> list[float]:
+    """The bytes that are live while each of so many ops runs."""
+    changes = [0.0] * (count + 1)
+    for _, size, first, last in held:
+        changes[first] += size
+        changes[last + 1] -= size
+    return list(accumulate(changes[:-1]))
 
 
 # Live ranges.
@@ -265,11 +274,7 @@ class _LiveRanges:
 
     def held_at(self) -> tuple[list[ir.Operation], list[float]]:
         """All ops, and the bytes of temporaries that are live at each."""
-        changes = [0.0] * (len(self._order) + 1)
-        for _, size, first, last in self.held():
-            changes[first] += size
-            changes[last + 1] -= size
-        return [op.mlir for op in self._order], list(accumulate(changes[:-1]))
+        return [op.mlir for op in self._order], live_at(len(self._order), self.held())
 
     def held(self) -> Iterator[HeldBuffer]:
         """The temporaries, after it is known which are taken over."""
