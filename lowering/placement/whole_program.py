@@ -53,8 +53,7 @@ def finished(module: ir.Operation, walks: ProgramWalks, fitting: Sequence[Walk])
     if walks.can_be_planned:
         best.report.layouts = _choice(walks.graph, best, walks.proposed)
     made, inserted = best.walker.graph.module, best.walker.placement.inserted
-    if costs.unit == "seconds":
-        inserted = prefetch(made, inserted, best.report, walks.mesh, costs, walks.limit, policy.compiler)
+    inserted = prefetch(made, inserted, best.report, walks.mesh, costs, walks.limit, policy.compiler)
     movable = form_rings(made, inserted, best.report, walks.mesh, costs)
     return _combined(module, best.walker, movable, walks.setting)
 
