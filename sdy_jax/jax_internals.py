@@ -171,23 +171,29 @@ def in_manual_axes(mesh: Any) -> Iterator[None]:
         yield
 
 
+def lowered_in_place(ctx: mlir.LoweringRuleContext, context: Any, jaxpr: Any, xs: Sequence[Any]) -> Sequence[Any]:
+    """Lowers a jaxpr without constants where an equation is lowered, with no function around it, in a module context
+    like that of `ctx`."""
+    lowered, tokens = mlir.jaxpr_subcomp(
+        context,
+        jaxpr,
+        ctx.name_stack,
+        ctx.tokens_in,
+        (),
+        *xs,
+        dim_var_values=ctx.dim_var_values,
+        const_lowering=ctx.const_lowering,
+        outer_traceback=ctx.traceback,
+    )
+    ctx.set_tokens_out(tokens)
+    return lowered  # type: ignore[no-any-return]
+
+
 def lowered_on_mesh(ctx: mlir.LoweringRuleContext, mesh: Any, jaxpr: Any, xs: Sequence[Any]) -> Sequence[Any]:
     """Lowers a closed jaxpr without constants whose names of axes are those of `mesh`, all of them manual."""
     context = ctx.module_context.replace(axis_context=SPMDAxisContext(mesh, frozenset(mesh.axis_names)))
     with in_manual_axes(mesh), listed_replica_groups():
-        lowered, tokens = mlir.jaxpr_subcomp(
-            context,
-            jaxpr.jaxpr,
-            ctx.name_stack,
-            ctx.tokens_in,
-            (),
-            *xs,
-            dim_var_values=ctx.dim_var_values,
-            const_lowering=ctx.const_lowering,
-            outer_traceback=ctx.traceback,
-        )
-    ctx.set_tokens_out(tokens)
-    return lowered  # type: ignore[no-any-return]
+        return lowered_in_place(ctx, context, jaxpr.jaxpr, xs)
 
 
 def has_ordered(found: Set[Any]) -> bool:

@@ -16,6 +16,7 @@ from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import PartitionReport
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.whole_program import partition
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.passes import run_pipeline
@@ -47,7 +48,7 @@ def partition_report(module: ir.Module, policy: Policy, costs: CostModel) -> Par
         run_pipeline(module.operation, plan_import())
         user_priority_propagate(module.operation)
         run_pipeline(module.operation, PLAN_EXPORT)
-        return partition(module.operation, "mesh", costs, policy=policy)
+        return partition(module.operation, Setting("mesh", costs, policy=policy))
 
 
 def run_partitioned(module: ir.Module, arguments: Sequence[Any]) -> list[jax.Array]:

@@ -60,6 +60,7 @@ def normed(x: jax.Array) -> jax.Array:
 
 
 def with_optax(params: Any, loss: Callable[..., Any]) -> Program:
+    """A step of AdamW that clips gradients. Leaves of the parameters that are None are left alone."""
     optax = pytest.importorskip("optax")
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 
@@ -117,21 +118,10 @@ def optax_transformer() -> Program:
 
 
 def with_equinox(model: Any, loss: Callable[..., Any]) -> Program:
-    eqx, optax = pytest.importorskip("equinox"), pytest.importorskip("optax")
-    optimizer = optax.adamw(1e-2)
+    """As with optax, by the arrays of the model alone."""
+    eqx = pytest.importorskip("equinox")
     arrays, rest = eqx.partition(model, eqx.is_inexact_array)
-
-    def make(jit: Jit) -> Callable[..., Any]:
-        @jit
-        def step(arrays, moments, batch):
-            model = eqx.combine(arrays, rest)
-            value, slopes = eqx.filter_value_and_grad(loss)(model, batch)
-            updates, moments = optimizer.update(slopes, moments, arrays)
-            return eqx.apply_updates(arrays, updates), moments, value
-
-        return step
-
-    return Program(make, (arrays, optimizer.init(arrays)))
+    return with_optax(arrays, lambda arrays, batch: loss(eqx.combine(arrays, rest), batch))
 
 
 def equinox_mlp() -> Program:

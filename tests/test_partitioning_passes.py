@@ -20,8 +20,9 @@ from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.ir.operations import function_type, functions, main_function, module_meshes, named
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
-from sdy_jax.partitioning.chains import COLLECTIVES, chains
+from sdy_jax.partitioning.chains import chains
 from sdy_jax.passes import run_pipeline
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 
 MESHES = """
 sdy.mesh @mesh = <["x"=2, "y"=4]>
@@ -156,7 +157,7 @@ def body(text: str) -> list[str]:
 def wire_bytes(text: str) -> float:
     """What a device sends in a module's sdy collectives, those in loops once."""
     module = parse(text)
-    found = chains(module.operation, lambda op: False, lambda op: op.name in COLLECTIVES)
+    found = chains(module.operation, lambda op: False, lambda op: op.name in COLLECTIVE_OPS)
     return sum(chain.wire_bytes() for chain in found)
 
 
@@ -181,7 +182,7 @@ def on_eight_devices(text: str, arguments: list[np.ndarray]) -> list[np.ndarray]
     """What a module of local types computes of blocks."""
     module = parse(text)
     main, meshes = main_function(module.operation), module_meshes(module.operation)
-    assert not named(module.operation, *COLLECTIVES, "sdy.reshard", "sdy.manual_computation")
+    assert not named(module.operation, *COLLECTIVE_OPS, "sdy.reshard", "sdy.manual_computation")
 
     def specs(side: str) -> tuple[PartitionSpec, ...]:
         found = function_shardings(main, side)

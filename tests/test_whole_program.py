@@ -27,10 +27,10 @@ from sdy_jax.lowering.placement.layout_plans import plan_of
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.program_walks import modelled
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.uses_in_time import place_uses
 from sdy_jax.lowering.placement.within_memory import Room, best_choice, tried
 from sdy_jax.lowering.planning.steps import steps_between
-from sdy_jax.op_rules import RuleBook
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.testing import assert_same
@@ -43,10 +43,10 @@ class Program:
         f = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, out_shardings=out_shardings, costs=costs)
         plan = f.plan(*args)
         module = plan.stages["propagated"].clone().operation
-        self.costs, rules = costs or sdy.CostModel.of_platform("cpu"), RuleBook()
+        self.costs = costs or sdy.CostModel.of_platform("cpu")
         with module.context, ir.Location.unknown(module.context):
-            self.graph = prepared(module, plan.program.mesh_name, rules)
-            self.rules, self.mesh_name = rules, plan.program.mesh_name
+            self.setting = Setting(plan.program.mesh_name, self.costs)
+            self.graph = prepared(module, self.setting)
             self.walk = self.walked()
             atoms = self.walk.walked.atoms(self.walk.placement.meshes.base, {})
             self.modelled = modelled(self.graph, self.walk, atoms, Policy())
@@ -54,7 +54,7 @@ class Program:
 
     def walked(self, plan=None):
         copy = Graph(self.graph.module.clone().operation)
-        partitioner = Partitioner(copy, self.mesh_name, self.costs, self.rules, Policy(), (), plan)
+        partitioner = Partitioner(copy, self.setting, plan)
         partitioner.run()
         return partitioner
 

@@ -16,6 +16,7 @@ from sdy_jax.lowering.placement import modelled, within_memory
 from sdy_jax.lowering.placement.copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.placement.live_bytes import peak_of
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.whole_program import partition
 from sdy_jax.lowering.placement.within_memory import _freed, _numbered
 from sdy_jax.plan.hlo import collectives_in_hlo
@@ -190,7 +191,7 @@ def test_a_device_s_memory_is_the_limit_where_it_is_known():
         """The bytes that are sent, and the peak."""
         module, name = propagated.stages["propagated"].clone().operation, propagated.program.mesh_name
         with module.context, ir.Location.unknown(module.context):
-            report = partition(module, name, sdy.CostModel.of_platform("cpu"), policy=Policy(**policy))
+            report = partition(module, Setting(name, sdy.CostModel.of_platform("cpu"), policy=Policy(**policy)))
         return sum(c.total_wire_bytes for c in report.collectives), peak_of(Graph(module)).total
 
     proposal = found(layouts="local")[1]

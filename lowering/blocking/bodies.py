@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.new_ops import Place, created, sharding_as_carried, tensor_type
 from sdy_jax.lowering.blocking.groups import MadeOfNothing
-from sdy_jax.lowering.blocking.made import Place, created, declared, tensor_type
 from sdy_jax.lowering.blocking.parts import Views
 from sdy_jax.lowering.blocking.spans import Cut, RuleOf, Span, Split, split_along
 from sdy_jax.lowering.placement.fusion import is_constant
@@ -49,7 +49,7 @@ class Body:
         return self._made[key]
 
     def _part(self, made: ir.Value, span: Span, value: Value) -> ir.Value:
-        return self._views.read(made, span, declared(value), self._trip, self._place)
+        return self._views.read(made, span, sharding_as_carried(value), self._trip, self._place)
 
     def _again(self, value: Value, span: Span | None) -> ir.Value | None:
         """What is made of nothing, made here; None where a part of it cannot be."""

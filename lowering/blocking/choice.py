@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import chain
 
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.new_ops import sharding_as_carried
 from sdy_jax.lowering.blocking.apart import Sizes
 from sdy_jax.lowering.blocking.groups import Group, Growth
-from sdy_jax.lowering.blocking.made import declared
 from sdy_jax.lowering.blocking.spans import Cut, RuleOf, Span, spans_of
 from sdy_jax.lowering.placement.fusion import can_fuse, is_constant
+from sdy_jax.lowering.placement.live_bytes import HeldBuffer, live_at
 from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -132,21 +133,22 @@ class Candidates:
         """In how many blocks the factor may lie on devices; None where it is split otherwise somewhere."""
         found = {1}
         for value, span in _spans(group):
-            for sharding in (declared(value), self._prices.layout_of(value)):
+            for sharding in (sharding_as_carried(value), self._prices.layout_of(value)):
                 found.add(1 if sharding is None else _shards_of(sharding, span, self._mesh))
         most, size = max(found), next(span.size for _, span in _spans(group))
         return most if all(count and not most % count for count in found) and not size % most else None
 
     def _live(self, group: Group) -> float:
         """The most bytes of a group's own values that are live together."""
+        return max(live_at(len(group.ops), self._held(group)))
+
+    def _held(self, group: Group) -> Iterator[HeldBuffer]:
+        """A group's own values, from the op that makes each to the last that reads it."""
         read = self._last_reads(group)
-        changes = [0.0] * (len(group.ops) + 1)
         for number, op in enumerate(group.ops):
             for value in op.results:
                 if group.span_of(value) and group.is_inside(value) and not can_fuse(op, self._products_fuse):
-                    changes[number] += self._prices.bytes_of(value)
-                    changes[read.get(value, number) + 1] -= self._prices.bytes_of(value)
-        return max(accumulate(changes))
+                    yield HeldBuffer(value, self._prices.bytes_of(value), number, read.get(value, number))
 
     def _last_reads(self, group: Group) -> dict[Value, int]:
         """The last op of a group that reads each value, or what is computed of it as it is read."""

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 
 from jax.extend.mlir import ir
 
+from sdy_jax.ir.custom_ops import ROUNDED
 from sdy_jax.ir.graph import Value
-from sdy_jax.ir.stored_shardings import set_list
-from sdy_jax.lowering.blocking.bodies import Body
-from sdy_jax.lowering.blocking.groups import Group, MadeOfNothing, later_ops
-from sdy_jax.lowering.blocking.made import (
+from sdy_jax.ir.new_ops import (
     Place,
     created,
     filled,
     integer,
+    new_loop,
     reshaped,
-    rounded,
     shape_of,
     tensor_type,
     unwritten,
 )
+from sdy_jax.lowering.blocking.bodies import Body
+from sdy_jax.lowering.blocking.groups import Group, MadeOfNothing, later_ops
 from sdy_jax.lowering.blocking.parts import view_shape, with_parts, written
 from sdy_jax.lowering.blocking.spans import Cut, RuleOf
 from sdy_jax.lowering.emission import lax_collectives
@@ -133,15 +133,21 @@ class _Reduced(_Carried):
         return tensor_type(shape_of(value), value, ir.Type.parse(self.dtype, value.context))
 
     def next(self, carried: ir.Value, part: ir.Value, trip: ir.Value, place: Place) -> ir.Value:
-        wide = part if part.type == carried.type else rounded(part, carried.type, place, self.sharding)
+        wide = part if part.type == carried.type else _rounded(part, carried.type, place, self.sharding)
         return created(_COMBINED[self.kind], carried.type, [carried, wide], place, self.sharding)
 
     def after(self, result: ir.Value, place: Place) -> ir.Value:
         return (
             result
             if result.type == self.value.mlir.type
-            else rounded(result, self.value.mlir.type, place, self.sharding)
+            else _rounded(result, self.value.mlir.type, place, self.sharding)
         )
+
+
+def _rounded(value: ir.Value, type_: ir.Type, place: Place, sharding: TensorSharding | None) -> ir.Value:
+    """A sum in another type."""
+    target = {"call_target_name": ir.StringAttr.get(ROUNDED, place.context)}
+    return created("stablehlo.custom_call", type_, [value], place, sharding, target)
 
 
 def _carried(group: Group, cut: Cut, value: Value) -> _Carried:
@@ -149,10 +155,8 @@ def _carried(group: Group, cut: Cut, value: Value) -> _Carried:
 
 
 def _loop(starts: Sequence[ir.Value], shardings: Sequence[TensorSharding | None], place: Place) -> ir.Operation:
-    """A loop that carries some values, with empty regions."""
-    types = [start.type for start in starts]
-    loop = ir.Operation.create("stablehlo.while", types, list(starts), regions=2, loc=place.location, ip=place.point)
-    set_list(loop, "sdy.sharding", shardings)
+    """A loop that carries some values, with empty blocks."""
+    loop, types = new_loop(starts, shardings, place), [start.type for start in starts]
     for region in loop.regions:
         region.blocks.append(*types, arg_locs=[place.location] * len(types))
     return loop

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from jax.extend.mlir import ir
 
@@ -17,19 +18,15 @@ from sdy_jax.lowering.blocking.spans import Cut, RuleOf
 from sdy_jax.lowering.placement.dead_code import erase_dead_code
 from sdy_jax.lowering.placement.marks import erase_marks
 from sdy_jax.lowering.placement.partitioner import PREPARED, prepared
-from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.program_walks import ProgramWalks
 from sdy_jax.lowering.placement.report import InParts, PartitionReport
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.whole_program import finished
 from sdy_jax.lowering.placement.whole_program import partition as partition_as_written
-from sdy_jax.lowering.recomputation.partition import Program, best_program
+from sdy_jax.lowering.recomputation.partition import FEW, Program, best_program
 from sdy_jax.lowering.recomputation.priced import Mark
 from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.op_rules import RuleBook
-
-_FEW = 2
-"""Prices of holding that are tried for a program as it is written, before parts are."""
 
 _TRIES = 4
 """Programs with more and more parts that are planned, at most."""
@@ -52,15 +49,7 @@ _LEAST = 1 / 64
 """The share of what a device may hold that they may take at least: in more parts, other values are in the way."""
 
 
-def partition(
-    module: ir.Operation,
-    mesh_name: str,
-    costs: CostModel,
-    rules: RuleBook | None = None,
-    policy: Policy = Policy(),  # noqa: B008 - immutable
-    inputs: Sequence[str] = (),
-    named: Collection[Mark] = (),
-) -> PartitionReport:
+def partition(module: ir.Operation, setting: Setting, named: Collection[Mark] = ()) -> PartitionReport:
     """As `whole_program.partition`. Where the cheapest program does not fit, values that are held between a forward and
     a backward pass are computed again, and where that does not suffice, the largest values are made part by part.
 
@@ -70,11 +59,10 @@ def partition(
     Raises:
         MemoryLimitError: no program was found that keeps within the memory that the policy states.
     """
-    if policy.layouts != "global" or not policy.available:
-        return partition_as_written(module, mesh_name, costs, rules, policy, inputs)
-    rules = rules or RuleBook()
+    if setting.policy.layouts != "global" or not setting.policy.available:
+        return partition_as_written(module, setting)
     erase_marks(module)
-    walks = ProgramWalks(prepared(module, mesh_name, rules), mesh_name, costs, rules, policy, inputs)
+    walks = ProgramWalks(prepared(module, setting), setting)
     program = _best(walks, named)
     fitting = program.walks.fitting(program.found)
     before = None if program.what is None and not program.blocked else _stage(program.walks.graph)
@@ -86,21 +74,22 @@ def partition(
 def _best(walks: ProgramWalks, named: Collection[Mark]) -> Program:
     """The best form of a program, the first that fits of these: with something that is computed again; in parts; in
     parts, with something that is computed again; and of that, more in parts, as its layouts are others."""
-    tried = [_again(Program(walks), named)]
+    written = Program(walks, prices=FEW)
+    tried = [_again(written, named)]
     if not tried[-1].fits:
-        tried += _in_parts(Program(walks, prices=_FEW))
+        tried += _in_parts(written)
     if not tried[-1].fits:
         parts = min(tried[1:] or tried, key=Program.rank)
-        again = _again(parts, named) if parts.blocked else parts
+        again = _again(replace(parts, prices=FEW), named) if parts.blocked else parts
         tried += [again, *_in_parts(again)] if again.blocked or again.what is not None else []
     return min(tried, key=Program.rank)
 
 
 def _again(program: Program, named: Collection[Mark]) -> Program:
-    """A program that may compute something again."""
+    """A program, with walks at few prices, that may compute something again; with walks at all prices else."""
     if not program.walks.policy.recompute:
-        return program
-    found = best_program(program.walks, named)
+        return program.at_all_prices
+    found = best_program(program, named)
     found.blocked = program.blocked
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from jax.extend.mlir import ir
 
-from sdy_jax.lowering.blocking.made import Place, created, integer, reshaped, shape_of, tensor_type
+from sdy_jax.ir.new_ops import Place, entry_of, reshaped, shape_of, with_entry
 from sdy_jax.lowering.blocking.spans import Cut, Span
 from sdy_jax.representation.sharding import CLOSED, TensorSharding
 
@@ -30,13 +30,7 @@ class Views:
     ) -> ir.Value:
         """The part of a trip of a value with a sharding."""
         view = self._view(value, span, sharding)
-        shape, at = shape_of(view), span.dim + 1
-        shape[at] = 1
-        sizes = {"slice_sizes": ir.DenseI64ArrayAttr.get(shape, place.context)}
-        operands = [view, *_starts(trip, at, len(shape), place)]
-        entry = created(
-            "stablehlo.dynamic_slice", tensor_type(shape, view), operands, place, with_parts(sharding, span), sizes
-        )
+        entry = entry_of(view, trip, span.dim + 1, place, with_parts(sharding, span))
         return reshaped(entry, self._cut.part(shape_of(value), span), place, sharding)
 
     def _view(self, value: ir.Value, span: Span, sharding: TensorSharding | None) -> ir.Value:
@@ -55,11 +49,7 @@ def written(
     stack: ir.Value, part: ir.Value, span: Span, sharding: TensorSharding | None, trip: ir.Value, place: Place
 ) -> ir.Value:
     """A view of a value with a sharding, into which the part of a trip is written."""
-    shape, at = shape_of(stack), span.dim + 1
-    shape[at] = 1
-    within = with_parts(sharding, span)
-    operands = [stack, reshaped(part, shape, place, within), *_starts(trip, at, len(shape), place)]
-    return created("stablehlo.dynamic_update_slice", stack.type, operands, place, within)
+    return with_entry(stack, part, trip, span.dim + 1, place, with_parts(sharding, span))
 
 
 def with_parts(sharding: TensorSharding | None, span: Span) -> TensorSharding | None:
@@ -69,9 +59,3 @@ def with_parts(sharding: TensorSharding | None, span: Span) -> TensorSharding | 
     dims = sharding.dimensions
     dims = (*dims[: span.dim + 1], CLOSED, CLOSED, *dims[span.dim + 1 :])
     return replace(sharding, dimensions=dims, unreduced_axes=(), reduction="sum")
-
-
-def _starts(trip: ir.Value, dim: int, rank: int, place: Place) -> list[ir.Value]:
-    """Where the part of a trip begins: its number is that along a dimension."""
-    zero = integer(0, place)
-    return [trip if other == dim else zero for other in range(rank)]

@@ -18,10 +18,9 @@ from jax.interpreters import mlir
 
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
-from sdy_jax.representation.sdy_collectives import KINDS
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 from sdy_jax.runtime.identity_ops import identity_op
 
-_MOVING = frozenset(f"sdy.{kind}" for kind in KINDS)
 _FREE = frozenset(("stablehlo.broadcast_in_dim", "sdy.all_slice"))
 """Ops whose results lie as what they are combined with, or as their operand, for nothing."""
 
@@ -51,7 +50,7 @@ def combined_with_arguments(graph: Graph) -> frozenset[Value]:
 def _before_moves(result: Value) -> Iterator[Value]:
     """A result, and what collectives make it of."""
     yield result
-    while result.defining_op is not None and result.defining_op.name in _MOVING:
+    while result.defining_op is not None and result.defining_op.name in COLLECTIVE_OPS:
         result = result.defining_op.operands[0]
         yield result
 

@@ -28,7 +28,7 @@ from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.emission.platforms import running_on
 from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.mesh import AxisRef
-from sdy_jax.representation.sdy_collectives import BUCKET, KINDS, collective_from_attributes
+from sdy_jax.representation.sdy_collectives import BUCKET, COLLECTIVE_OPS, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
@@ -80,9 +80,6 @@ def _noted_scope(op: Op, shardings: Mapping[Value, TensorSharding]) -> AbstractC
     types = tuple(NotedType(v.dtype, v.shape, shardings.get(v)) for v in op.results if v.shape is not None)
     ops.append(NotedOp(op.name, op.mlir.location, types))
     return jax.named_scope(f"sdy_op_{len(ops) - 1}")
-
-
-_COLLECTIVES = frozenset(f"sdy.{kind}" for kind in KINDS)
 
 
 def local_function(
@@ -162,7 +159,7 @@ def used_axes(graph: Graph) -> list[AxisRef]:
         axes.update(dict.fromkeys(a for dim in sharding.axes for a in dim))
         axes.update(dict.fromkeys(sharding.unreduced_axes))
     for op in graph.main.walk():
-        if op.name in _COLLECTIVES:
+        if op.name in COLLECTIVE_OPS:
             axes.update(dict.fromkeys(_collective_axes(op)))
     return list(axes)
 
@@ -172,7 +169,7 @@ def _together(ops: Sequence[Op]) -> Iterator[list[Op]]:
 
     def bucket(numbered: tuple[int, Op]) -> tuple[bool, int]:
         number, op = numbered
-        is_member = op.name in _COLLECTIVES and op.attribute(BUCKET) is not None
+        is_member = op.name in COLLECTIVE_OPS and op.attribute(BUCKET) is not None
         return is_member, op.int(BUCKET) if is_member else number
 
     for _, found in groupby(enumerate(ops), bucket):
@@ -230,7 +227,7 @@ class _Emission:
         if others:
             with jax.named_scope(f"bucket_{op.int(BUCKET)}_{_scope(op)}"):
                 return EMITTERS[BUCKET](list(map(self._local, ops)), [self._arrays[each.operands[0]] for each in ops])
-        if op.name in _COLLECTIVES:
+        if op.name in COLLECTIVE_OPS:
             with jax.named_scope(_scope(op)):
                 return (EMITTERS[op.name](local, *operands),)
         results = EMITTERS.get(op.key, reemitted.re_emit)(local, *operands)

@@ -27,7 +27,7 @@ from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 from sdy_jax.representation.sdy_collectives import (
-    KINDS,
+    COLLECTIVE_OPS,
     PREFETCHED,
     REDUCING,
     RING,
@@ -47,7 +47,6 @@ BUCKET_BYTES = 4 * 2.0**20
 _FIXED = ("stablehlo.custom_call", "stablehlo.rng")
 """Ops that stay where they are: what they do is not known, or depends on when they do it."""
 
-_COLLECTIVES = frozenset(f"sdy.{kind}" for kind in KINDS)
 _HIDDEN = frozenset((RING, PREFETCHED))
 
 
@@ -132,7 +131,7 @@ class Candidates:
 
     def is_barrier(self, op: Op) -> bool:
         """Whether nothing may move from one side of an op to the other."""
-        is_users = op.name in SENT or (op.name in _COLLECTIVES and op not in self._records)
+        is_users = op.name in SENT or (op.name in COLLECTIVE_OPS and op not in self._records)
         return is_users or is_data_flow(op) or has_effect(op) or op is (op.block and op.block.terminator)
 
     def moves(self, op: Op, small: float) -> bool:
@@ -146,7 +145,7 @@ class Candidates:
     def _key(self, op: Op, record: CollectiveRecord) -> object:
         """Equal for collectives that can run as one; None for those that run alone."""
         value, sharding = op.operands[0], op.results[0].sharding
-        if op.name not in _COLLECTIVES or _HIDDEN.intersection(op.attributes):
+        if op.name not in COLLECTIVE_OPS or _HIDDEN.intersection(op.attributes):
             return None
         if sharding is None or not _is_in_bytes(value):
             return None

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
-from sdy_jax.ir.operations import any_number
+from sdy_jax.ir.new_ops import any_number
+from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.ir.stored_shardings import set_sharding
 
-_COMPUTATIONS = frozenset({"sdy.manual_computation", "sdy.named_computation"})
 _BRANCHING = frozenset({"stablehlo.case", "stablehlo.if"})
-_BY_VALUE = frozenset({"stablehlo.while", *_COMPUTATIONS, *_BRANCHING})
+_BY_VALUE = frozenset({"stablehlo.while", *COMPUTATIONS, *_BRANCHING})
 """Ops whose results, and arguments of regions, are live or dead one by one."""
 
 _CONSTANTS = frozenset({"stablehlo.constant", "sdy.constant"})
@@ -63,7 +63,7 @@ def _dead_places(op: Op, live: _Live) -> Iterator[tuple[Op, int]]:
 
 def _receivers(op: Op, index: int) -> list[Value]:
     """The values to which an op passes an operand on; none where it reads it."""
-    if op.name in _COMPUTATIONS:
+    if op.name in COMPUTATIONS:
         return [op.blocks[0].arguments[index]]
     if op.name == "stablehlo.while":
         return [op.results[index], *(block.arguments[index] for block in op.blocks)]
@@ -151,7 +151,7 @@ class _Live:
         if op.name == "stablehlo.while":
             self._need(op)
             self._follow_carried(op, index)
-        elif op.name in _COMPUTATIONS:
+        elif op.name in COMPUTATIONS:
             self._need(op)
             self._use(op.operands[index])
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -54,7 +54,7 @@ from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.op_rules.registry import names
-from sdy_jax.representation.sdy_collectives import BUCKET, PACKED, PREFETCHED
+from sdy_jax.representation.sdy_collectives import BUCKET, PACKED, PREFETCHED, REDUCING_OPS
 
 _LOOP, _BARRIER = "stablehlo.while", "stablehlo.optimization_barrier"
 _DEAR = frozenset(
@@ -65,8 +65,6 @@ _DEAR = frozenset(
     )
 )
 """Element-wise ops that compilers compute once, for several kernels that read them."""
-
-_REDUCTIONS = frozenset(names("sdy", "all_reduce reduce_scatter"))
 
 _STEP = 2.0**-10
 """Less than the time between two ops of the program order; what is moved runs this much before or after another op."""
@@ -154,12 +152,21 @@ def _peak(graph: Graph, sizes: LocalBytes, ranges: _LiveRanges) -> Peak:
 
 class HeldBuffer(NamedTuple):
     """A temporary on one device: its value, its bytes, and the first and last op while which it is live, by their place
-    in `Peak.at`."""
+    in `Peak.at`, or in a group of ops."""
 
     value: Value
     bytes: float
     first: int
     last: int
+
+
+def live_at(count: int, held: Iterable[HeldBuffer]) -> list[float]:
+    """The bytes that are live while each of so many ops runs."""
+    changes = [0.0] * (count + 1)
+    for _, size, first, last in held:
+        changes[first] += size
+        changes[last + 1] -= size
+    return list(accumulate(changes[:-1]))
 
 
 # Live ranges.
@@ -267,11 +274,7 @@ class _LiveRanges:
 
     def held_at(self) -> tuple[list[ir.Operation], list[float]]:
         """All ops, and the bytes of temporaries that are live at each."""
-        changes = [0.0] * (len(self._order) + 1)
-        for _, size, first, last in self.held():
-            changes[first] += size
-            changes[last + 1] -= size
-        return [op.mlir for op in self._order], list(accumulate(changes[:-1]))
+        return [op.mlir for op in self._order], live_at(len(self._order), self.held())
 
     def held(self) -> Iterator[HeldBuffer]:
         """The temporaries, after it is known which are taken over."""
@@ -360,7 +363,7 @@ class _LiveRanges:
             users = [user.ancestor_in(main) for value in op.results for user, _ in value.uses]
             first = min([needed[user] for user in users], default=self._position[op])
             needed[op] = first if fuses(op) else self._position[op]
-            if op.name in _REDUCTIONS:
+            if op.name in REDUCING_OPS:
                 needed[op] = late[op] = first - _STEP
         return late
 

@@ -33,12 +33,12 @@ from sdy_jax.lowering.placement.joined import join_pieces
 from sdy_jax.lowering.placement.kinds import launch_time, operations_done, work_time
 from sdy_jax.lowering.placement.narrowed import narrow_stacks, narrowed, widen_stacks
 from sdy_jax.lowering.placement.placement import Placement
-from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.promptly import compute_promptly
 from sdy_jax.lowering.placement.reduced_early import reduce_early
 from sdy_jax.lowering.placement.report import Moved, PartitionReport
 from sdy_jax.lowering.placement.scalar_regions import forget_shardings_inside
 from sdy_jax.lowering.placement.sent_times import SentTimes
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.stacks import LOOP, Stacks
 from sdy_jax.lowering.placement.sunk import sink_into_loops
 from sdy_jax.lowering.placement.trips import executions
@@ -46,9 +46,8 @@ from sdy_jax.lowering.placement.twins import Twins
 from sdy_jax.lowering.placement.unsplit import Unsplit
 from sdy_jax.lowering.placement.walked import LayoutPlan, Walked, WalkedEdge
 from sdy_jax.lowering.placement.written import as_written, is_reduction, is_written_collective
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import Taken, is_forwarding, rejection, sent_by, taken_by
-from sdy_jax.op_rules import RuleBook, has_no_rule_silently
+from sdy_jax.op_rules import has_no_rule_silently
 from sdy_jax.op_rules.dataflow import DataFlowEdge, accumulator, is_data_flow
 from sdy_jax.propagation.edge_shardings import EdgeSharding, settle_edges, state_edges
 from sdy_jax.representation.attributes import attribute_from_text
@@ -64,32 +63,20 @@ OperandSlot = tuple[Op, int]
 """An operand: the op and the operand's index."""
 
 
-def partition(
-    module: ir.Operation,
-    mesh_name: str,
-    costs: CostModel,
-    rules: RuleBook | None = None,
-    policy: Policy = Policy(),  # noqa: B008 - immutable
-    inputs: Sequence[str] = (),
-) -> PartitionReport:
+def partition(module: ir.Operation, setting: Setting) -> PartitionReport:
     """Rewrites a propagated module in place.
 
     Args:
         module: a `builtin.module` with closed shardings.
-        mesh_name: the mesh of the program.
-        costs: what collectives and computing cost.
-        rules: those that propagation used, so that none is computed twice.
-        policy: what the user decided.
-        inputs: what the user calls the arguments of the main function.
+        setting: what it is planned with.
 
     Returns:
         What was inserted.
     """
-    rules = rules or RuleBook()
-    return Partitioner(prepared(module, mesh_name, rules), mesh_name, costs, rules, policy, inputs).run()
+    return Partitioner(prepared(module, setting), setting).run()
 
 
-def prepared(module: ir.Operation, mesh_name: str, rules: RuleBook) -> Graph:
+def prepared(module: ir.Operation, setting: Setting) -> Graph:
     """The graph of a propagated module that is about to be walked: joined, folded, and without dead code; that of one
     that was prepared before as it is."""
     graph = Graph(module)
@@ -98,7 +85,7 @@ def prepared(module: ir.Operation, mesh_name: str, rules: RuleBook) -> Graph:
     use_invariants_from_outside(graph)
     graph = _changed(sink_into_loops, erase_dead_code(fold(graph)))
     graph = narrow_stacks(graph)
-    rule_of = rules.without_overrides().rule_of
+    mesh_name, rule_of = setting.mesh_name, setting.rules.without_overrides().rule_of
     return _changed(lambda graph: join_pieces(graph, mesh_name, graph.meshes[mesh_name], rule_of), graph)
 
 
@@ -111,26 +98,17 @@ def _changed(change: Callable[[Graph], Graph], graph: Graph) -> Graph:
 class Partitioner:
     """One walk over a prepared program, which follows a plan where there is one. `walked` is what it decided."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        mesh_name: str,
-        costs: CostModel,
-        rules: RuleBook,
-        policy: Policy,
-        inputs: Sequence[str],
-        plan: LayoutPlan | None = None,
-    ):
-        rules = rules.without_overrides()
+    def __init__(self, graph: Graph, setting: Setting, plan: LayoutPlan | None = None):
+        rules, policy, costs = setting.rules.without_overrides(), setting.policy, setting.costs
         self.plan, self.walked, self.number = plan, Walked(), {op: n for n, op in enumerate(graph.ops)}
         self.graph, self.optimize_collectives = graph, policy.optimize_collectives
         self.costs, self.all_copies_wait, self._runs_late = costs, policy.runs_early, policy.runs_late
         self._memory = policy.limit if policy.available else 0.0
-        self.report = PartitionReport(inputs)
+        self.report = PartitionReport(setting.inputs)
         keeps = policy.layouts == "propagated"
         self.placement = Placement(
             graph,
-            mesh_name,
+            setting.mesh_name,
             costs,
             rules.rule_of,
             self.report,

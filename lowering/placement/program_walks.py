@@ -18,11 +18,11 @@ from sdy_jax.lowering.placement.memory_errors import border_too_large, too_large
 from sdy_jax.lowering.placement.modelled import ModelledProgram
 from sdy_jax.lowering.placement.partitioner import Partitioner
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.placement.within_memory import PRICES, Room, Walk, best_choice, tried
 from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.op_rules import RuleBook
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -48,7 +48,7 @@ class ProgramWalks:
 
     Args:
         graph: the program.
-        mesh_name, costs, rules, policy, inputs: as for `whole_program.partition`.
+        setting: what it is planned with.
         border: the arguments and results that may have any layout.
         known: what a program costs that is known to fit; dearer ones need not be found.
     """
@@ -56,24 +56,19 @@ class ProgramWalks:
     def __init__(
         self,
         graph: Graph,
-        mesh_name: str,
-        costs: CostModel,
-        rules: RuleBook,
-        policy: Policy,
-        inputs: Sequence[str],
+        setting: Setting,
         border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
         known: float = math.inf,
     ):
-        self.mesh_name, self.costs, self._rules, self.policy = mesh_name, costs, rules, policy
-        self._inputs, self._border, self._known = inputs, border, known
-        self.graph = graph
+        self.graph, self.setting, self._border, self._known = graph, setting, border, known
+        self.costs, self.policy = setting.costs, setting.policy
         self.proposed = self._walk(None)
         self.mesh = self.proposed.walker.mesh
-        self._atoms = self.proposed.walker.walked.atoms(self.mesh, costs.major_parts)
+        self._atoms = self.proposed.walker.walked.atoms(self.mesh, self.costs.major_parts)
 
     def of(self, graph: Graph) -> ProgramWalks:
         """The walks over another form of the program."""
-        return ProgramWalks(graph, self.mesh_name, self.costs, self._rules, self.policy, self._inputs, self._border)
+        return ProgramWalks(graph, self.setting, self._border)
 
     def _walk(self, plan: LayoutPlan | None) -> Walk:
         copy = copied(self.graph.module)
@@ -81,7 +76,7 @@ class ProgramWalks:
             main = main_function(copy)
             set_function_shardings(main, "arg_attrs", plan.border.arguments)
             set_function_shardings(main, "res_attrs", plan.border.results)
-        walker = Partitioner(Graph(copy), self.mesh_name, self.costs, self._rules, self.policy, self._inputs, plan)
+        walker = Partitioner(Graph(copy), self.setting, plan)
         return Walk(walker, walker.run(), self.policy.compiler)
 
     @cached_property
@@ -129,7 +124,7 @@ class ProgramWalks:
         """
         walked, peak = self.proposed.walker.walked, self.proposed.peak
         if self.policy.memory is not None and peak.border > self.limit:
-            raise border_too_large(self.graph, walked, peak.total, self._inputs, self.mesh, self.limit)
+            raise border_too_large(self.graph, walked, peak.total, self.setting.inputs, self.mesh, self.limit)
         must_plan = self.proposed.sends or not self.room.fits(self.proposed)
         return self.planned(prices) if must_plan else [self.proposed]
 

@@ -15,13 +15,11 @@ from sdy_jax.errors import InternalError
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import copied
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
-from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.program_walks import modelled
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.planning.enumerated import Openness, Way, layouts_of_shape
 from sdy_jax.lowering.planning.moves import everything, moves_of
 from sdy_jax.lowering.planning.program_model import Chosen, Port
-from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.op_rules import RuleBook
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -31,17 +29,17 @@ class Reconsidered:
     Args:
         module: what was partitioned, which is rewritten.
         chosen: `LayoutChoice.chosen`.
-        mesh_name, costs, policy: as in `whole_program.partition`.
+        setting: what it was planned with.
     """
 
-    def __init__(self, module: ir.Operation, chosen: Sequence[int], mesh_name: str, costs: CostModel, policy: Policy):
-        self._module, rules = module, RuleBook()  # handles of ops do not keep the module alive
-        self.graph = prepared(module, mesh_name, rules)
-        walker = Partitioner(Graph(copied(self.graph.module)), mesh_name, costs, rules, policy, ())
+    def __init__(self, module: ir.Operation, chosen: Sequence[int], setting: Setting):
+        self._module = module  # handles of ops do not keep the module alive
+        self.graph = prepared(module, setting)
+        walker = Partitioner(Graph(copied(self.graph.module)), setting)
         walker.run()
-        self._meshes, self.costs = walker.placement.meshes, costs
+        self._meshes, self.costs = walker.placement.meshes, setting.costs
         self.program = modelled(
-            self.graph, walker, walker.walked.atoms(self._meshes.base, walker.costs.major_parts), policy
+            self.graph, walker, walker.walked.atoms(self._meshes.base, walker.costs.major_parts), setting.policy
         )
         self.model, self.start = self.program.model, self.program.start
         self.chosen: Chosen = list(chosen) or list(self.start)

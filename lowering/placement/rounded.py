@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.placement.fusion import fuses, is_product, is_sum, moves, readers
-from sdy_jax.lowering.planning.candidates import MOVING
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import OPEN_PRECISION
+from sdy_jax.representation.sdy_collectives import MOVING, ops_of
 
 Known = Mapping[Value, bool]
 """Which values are rounded, of those that come later."""
 
-_COLLECTIVES = frozenset(f"sdy.{kind}" for kind in (*MOVING, "all_slice"))
+_COLLECTIVES = ops_of((*MOVING, "all_slice"))
 
 
 def rounded_values(graph: Graph, costs: CostModel) -> frozenset[Value]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from sdy_jax.ir.graph import Block, Op, Value
+from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.strategies.monoids import known_scalar
 from sdy_jax.lowering.strategies.registry import is_forwarding
@@ -243,7 +244,7 @@ def _passed_in(argument: Value) -> Value | None:
     block = argument.owner
     assert isinstance(block, Block)
     op = block.parent
-    if op.name in ("sdy.manual_computation", "sdy.named_computation"):
+    if op.name in COMPUTATIONS:
         return op.operands[argument.index]
     if op.name != "stablehlo.while":
         return None

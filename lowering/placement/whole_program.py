@@ -22,39 +22,29 @@ from sdy_jax.lowering.placement.combined import combine_collectives
 from sdy_jax.lowering.placement.free_border import BorderLayouts, FreeBorder
 from sdy_jax.lowering.placement.marks import erase_marks
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
-from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.prefetched import prefetch
 from sdy_jax.lowering.placement.program_walks import ProgramWalks
 from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, LayoutChoice, PartitionReport
 from sdy_jax.lowering.placement.rings import form_rings
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.stated import changed_statements
 from sdy_jax.lowering.placement.within_memory import Walk
-from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.op_rules import RuleBook
 
 
-def partition(
-    module: ir.Operation,
-    mesh_name: str,
-    costs: CostModel,
-    rules: RuleBook | None = None,
-    policy: Policy = Policy(),  # noqa: B008 - immutable
-    inputs: Sequence[str] = (),
-) -> PartitionReport:
+def partition(module: ir.Operation, setting: Setting) -> PartitionReport:
     """As `partitioner.partition`, with the layouts of the whole program chosen together where the policy says so.
 
     Raises:
         MemoryLimitError: no program was found that keeps within the memory that the policy states.
     """
-    rules = rules or RuleBook()
     erase_marks(module)
-    graph = prepared(module, mesh_name, rules)
-    if policy.layouts == "global":
-        walks = ProgramWalks(graph, mesh_name, costs, rules, policy, inputs)
+    graph = prepared(module, setting)
+    if setting.policy.layouts == "global":
+        walks = ProgramWalks(graph, setting)
         return finished(module, walks, walks.fitting(walks.found()))
-    walker = Partitioner(graph, mesh_name, costs, rules, policy, inputs)
+    walker = Partitioner(graph, setting)
     walker.run()
-    return _combined(module, walker, walker.placement.inserted, costs, policy)
+    return _combined(module, walker, walker.placement.inserted, setting)
 
 
 def finished(module: ir.Operation, walks: ProgramWalks, fitting: Sequence[Walk]) -> PartitionReport:
@@ -63,21 +53,19 @@ def finished(module: ir.Operation, walks: ProgramWalks, fitting: Sequence[Walk])
     if walks.can_be_planned:
         best.report.layouts = _choice(walks.graph, best, walks.proposed)
     made, inserted = best.walker.graph.module, best.walker.placement.inserted
-    if costs.unit == "seconds":
-        inserted = prefetch(made, inserted, best.report, walks.mesh, costs, walks.limit, policy.compiler)
+    inserted = prefetch(made, inserted, best.report, walks.mesh, costs, walks.limit, policy.compiler)
     movable = form_rings(made, inserted, best.report, walks.mesh, costs)
-    return _combined(module, best.walker, movable, costs, policy)
+    return _combined(module, best.walker, movable, walks.setting)
 
 
 def _combined(
     module: ir.Operation,
     walker: Partitioner,
     movable: dict[ir.Operation, CollectiveRecord],
-    costs: CostModel,
-    policy: Policy,
+    setting: Setting,
 ) -> PartitionReport:
     """Forms buckets of the collectives that nothing hides, and puts the program into its module."""
-    made = walker.graph.module
+    costs, policy, made = setting.costs, setting.policy, walker.graph.module
     if costs.unit == "seconds":
         walker.report.hidden = hidden_by_work(made, movable, walker.mesh, costs, policy.compiler)
     combine_collectives(made, movable, walker.report, walker.mesh, costs, policy)
@@ -86,30 +74,21 @@ def _combined(
     return walker.report
 
 
-def best_border(
-    module: ir.Operation,
-    mesh_name: str,
-    costs: CostModel,
-    border: FreeBorder,
-    rules: RuleBook,
-    policy: Policy,
-    known: float = math.inf,
-) -> BorderLayouts:
+def best_border(module: ir.Operation, setting: Setting, border: FreeBorder, known: float = math.inf) -> BorderLayouts:
     """The layouts of arguments and results with which a program costs least, of those that may have any.
 
     Args:
         module: a propagated module, from whose border the search starts. It is rewritten.
-        mesh_name, costs, rules, policy: as for `partition`; there is no limit of memory but the policy's, and that of
-            the device.
+        setting: as for `partition`; there is no limit of memory but the policy's, and that of the device.
         border: what is free.
         known: what a program costs that is known to fit; dearer ones need not be found.
 
     Raises:
         MemoryLimitError: no program was found that keeps within the policy's memory.
     """
-    policy = policy if policy.available else replace(policy, memory=math.inf)
-    graph = prepared(module, mesh_name, rules)
-    walks = ProgramWalks(graph, mesh_name, costs, rules, policy, (), border, known)
+    if not setting.policy.available:
+        setting = replace(setting, policy=replace(setting.policy, memory=math.inf))
+    walks = ProgramWalks(prepared(module, setting), setting, border, known)
     best = walks.room.best(walks.fitting(walks.planned()))
     if best.walker.plan is not None:
         return best.walker.plan.border

@@ -23,17 +23,16 @@ from sdy_jax.representation.axes import set_difference
 from sdy_jax.representation.mesh import Axes, Mesh, axes_size
 from sdy_jax.representation.sdy_collectives import (
     APPENDING,
+    COLLECTIVE_OPS,
     FLAT,
-    KINDS,
     REDUCING,
+    REDUCING_OPS,
     SdyCollective,
     collective_from_attributes,
     sharding_after,
 )
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify_collectives import leads_to_blocks, verify_counted_once
-
-_NAMES = frozenset(f"sdy.{kind}" for kind in KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +62,12 @@ class Written:
 
 def is_written_collective(op: Op) -> bool:
     """Whether the op is one of the sdy collectives."""
-    return op.name in _NAMES
+    return op.name in COLLECTIVE_OPS
 
 
 def is_reduction(op: Op) -> bool:
     """Whether the op reduces values of several devices."""
-    return op.name.removeprefix("sdy.") in REDUCING
+    return op.name in REDUCING_OPS
 
 
 def as_written(op: Op, sources: Iterable[TensorSharding], target: TensorSharding, mesh: Mesh) -> Written | None:

@@ -17,10 +17,8 @@ from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.representation.mesh import Axes, axes_size
 from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sdy_collectives import MOVING
 from sdy_jax.representation.sharding import TensorSharding
-
-MOVING = frozenset({"all_gather", "all_to_all", "collective_permute"})
-"""The kinds of collectives that move terms of a sum like any other data."""
 
 _MOST_REPEATED = 1.5
 """Work is repeated where it is that many times the least: less is padding, or rows that shards compute both."""

@@ -11,13 +11,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sdy_jax.lowering.planning.candidates import MOVING, inside_collectives, operations_per_device, work_time
+from sdy_jax.lowering.planning.candidates import inside_collectives, operations_per_device, work_time
 from sdy_jax.lowering.planning.choice import Candidate, InsideCollective, OpProblem
 from sdy_jax.lowering.planning.factors import Assignment, canonical, dividing_factors, is_contiguous, joined_axes
 from sdy_jax.lowering.planning.layout_table import LayoutTable
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import overlaps, sort_and_merge
 from sdy_jax.representation.mesh import Axes, AxisRef, axes_size
+from sdy_jax.representation.sdy_collectives import MOVING
 
 _CARRIED = -1
 _NOWHERE = -2

@@ -8,9 +8,19 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.ir.operations import any_number, rank, read_attributes, replace_op, terminator_of
+from sdy_jax.ir.new_ops import (
+    Place,
+    entry_of,
+    new_loop,
+    reshaped,
+    sharding_as_carried,
+    tensor_type,
+    unwritten,
+    with_entry,
+)
+from sdy_jax.ir.operations import rank, read_attributes, replace_op, terminator_of
 from sdy_jax.ir.statements import STATED
-from sdy_jax.ir.stored_shardings import list_of, set_list, store_results
+from sdy_jax.ir.stored_shardings import list_of
 from sdy_jax.lowering.recomputation.forward_loops import LOOP, ForwardLoop
 from sdy_jax.representation.attributes import shardings_from_attribute, shardings_to_attribute
 from sdy_jax.representation.sharding import CLOSED, TensorSharding
@@ -27,7 +37,7 @@ def with_stacks(forward: ForwardLoop, values: Sequence[Value]) -> tuple[ir.Opera
     loop = forward.loop.mlir
     if not values:
         return loop, []
-    shardings = [_stacked(sharding_in_loop(value)) for value in values]
+    shardings = [_stacked(sharding_as_carried(value)) for value in values]
     starts = [_start(forward, value, sharding) for value, sharding in zip(values, shardings, strict=True)]
     count = len(loop.results)
     wider = _another(loop, range(count), starts, shardings)
@@ -75,35 +85,12 @@ def without(loop: ir.Operation, gone: Collection[int]) -> None:
     loop.erase()
 
 
-def sharding_in_loop(value: Value) -> TensorSharding | None:
-    """The sharding of a value of a loop's body; what the loop carries has that of its result."""
-    owner = value.owner
-    return value.sharding if isinstance(owner, Op) else owner.parent.results[value.index].sharding
-
-
-def read_entry(
-    stack: ir.Value,
-    value: Value,
-    place: ir.Value,
-    location: ir.Location,
-    point: ir.InsertionPoint,
-) -> ir.Value:
+def read_entry(stack: ir.Value, value: Value, at: ir.Value, place: Place) -> ir.Value:
     """What a stack holds of a value of a loop's body, in the shape of the value."""
-    sharding = sharding_in_loop(value)
-    shape = (1, *ir.RankedTensorType(stack.type).shape[1:])
-    made = ir.Operation.create(
-        "stablehlo.dynamic_slice",
-        [_type_of(shape, stack)],
-        [stack, place, *_zero_places(place, len(shape) - 1, location, point)],
-        {"slice_sizes": ir.DenseI64ArrayAttr.get(shape, stack.context)},
-        loc=location,
-        ip=point,
-    )
-    if value.shape == shape:
-        store_results(made, [sharding])
-        return made.results[0]
-    store_results(made, [_stacked(sharding)])
-    return _reshaped(made.results[0], value.shape or (), sharding, location, point)
+    sharding, shape = sharding_as_carried(value), value.shape or ()
+    is_entry = shape == (1, *ir.RankedTensorType(stack.type).shape[1:])
+    entry = entry_of(stack, at, 0, place, sharding if is_entry else _stacked(sharding))
+    return reshaped(entry, shape, place, sharding)
 
 
 def _another(
@@ -115,10 +102,9 @@ def _another(
     """A loop with the regions of another one, which carries some of what that does, and more."""
     operands = [*(loop.operands[index] for index in kept), *starts]
     attributes = {name: found for name, found in read_attributes(loop).items() if name not in (_SHARDING, STATED)}
-    types, point, count = [value.type for value in operands], ir.InsertionPoint(loop), len(loop.regions)
-    made = ir.Operation.create(loop.name, types, operands, attributes, regions=count, loc=loop.location, ip=point)
     before = list_of(loop, _SHARDING)
-    set_list(made, _SHARDING, [*(before[index] for index in kept), *shardings])
+    carried = [*(before[index] for index in kept), *shardings]
+    made = new_loop(operands, carried, Place.before(loop), attributes)
     if STATED in loop.attributes:
         stated = shardings_from_attribute(loop.attributes[STATED])
         nothing = (TensorSharding.fully_open(stated[0].mesh, rank(start)) for start in starts)
@@ -148,45 +134,14 @@ def _return(loop: ir.Operation, values: Sequence[ir.Value]) -> None:
 
 def _start(forward: ForwardLoop, value: Value, sharding: TensorSharding | None) -> ir.Value:
     """A stack for the entries of a value, before the loop writes them."""
-    loop = forward.loop.mlir
-    type_ = _type_of((forward.trips, *(value.shape or ())), value.mlir)
-    made = any_number(type_, ir.InsertionPoint(loop), loop.location)
-    store_results(made.owner, [sharding])
-    return made
+    type_ = tensor_type((forward.trips, *(value.shape or ())), value.mlir)
+    return unwritten(type_, Place.before(forward.loop.mlir), sharding)
 
 
 def _write(forward: ForwardLoop, stack: ir.Value, value: Value, sharding: TensorSharding | None) -> ir.Value:
     """Writes the entry of a trip at the end of a body."""
-    place, end = forward.place.mlir, terminator_of(stack.owner)
-    location, point = end.location, ir.InsertionPoint(end)
-    entry = _reshaped(value.mlir, (1, *(value.shape or ())), sharding, location, point)
-    operands = [stack, entry, place, *_zero_places(place, value.rank, location, point)]
-    made = ir.Operation.create("stablehlo.dynamic_update_slice", [stack.type], operands, loc=location, ip=point)
-    store_results(made, [sharding])
-    return made.results[0]
-
-
-def _reshaped(
-    value: ir.Value,
-    shape: Sequence[int],
-    sharding: TensorSharding | None,
-    location: ir.Location,
-    point: ir.InsertionPoint,
-) -> ir.Value:
-    made = ir.Operation.create("stablehlo.reshape", [_type_of(shape, value)], [value], loc=location, ip=point)
-    store_results(made, [sharding])
-    return made.results[0]
-
-
-def _zero_places(place: ir.Value, count: int, location: ir.Location, point: ir.InsertionPoint) -> list[ir.Value]:
-    """Zeros of the type of a place, for as many dimensions."""
-    return [any_number(place.type, point, location)] * count if count else []
-
-
-def _type_of(shape: Sequence[int], value: ir.Value) -> ir.Type:
-    """That of an array of this shape, of elements like those of a value."""
-    element = ir.RankedTensorType(value.type).element_type
-    return ir.RankedTensorType.get(shape, element, loc=ir.Location.unknown(value.context))
+    place = Place.before(terminator_of(stack.owner))
+    return with_entry(stack, value.mlir, forward.place.mlir, 0, place, sharding)
 
 
 def _stacked(sharding: TensorSharding | None) -> TensorSharding | None:

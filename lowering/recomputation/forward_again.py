@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Op, Value
+from sdy_jax.ir.new_ops import Place
 from sdy_jax.lowering.recomputation.carried import read_entry, with_stacks, without
 from sdy_jax.lowering.recomputation.clones import Clones
 from sdy_jax.lowering.recomputation.forward_loops import ForwardLoop
@@ -26,7 +27,7 @@ def run_trips_again(forward: ForwardLoop, segment: Segment, again: Collection[Op
     for (block, place), reads in _by_trip(forward, kept).items():
 
         def entry(value: Value, location: ir.Location, point: ir.InsertionPoint, at: ir.Value = place.mlir) -> ir.Value:
-            return read_entry(kept[value], value, at, location, point)
+            return read_entry(kept[value], value, at, Place(point, location))
 
         clones = Clones(segment, again, {forward.place.mlir: place.mlir}, entry)
         _replace(reads, block, clones)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
@@ -25,8 +25,8 @@ _TRIES = 3
 _MORE = 1.2
 """How much more is saved than the last program held too much: layouts change with what is held."""
 
-_FEW = 2
-"""Prices of holding that are tried while something can be computed again, or is not known to fit nearly."""
+FEW = 2
+"""Prices of holding that are tried while something can be computed again or in parts, or is not known to fit nearly."""
 
 _NEAR = 0.6
 """The share of what it may hold that a program may hold too much, so that it is worth to try all prices."""
@@ -41,6 +41,11 @@ class Program:
     what: Recomputed | None = None
     prices: int = PRICES
     blocked: tuple[InParts, ...] = ()
+
+    @property
+    def at_all_prices(self) -> Program:
+        """The same with walks at as many prices as there are."""
+        return replace(self, prices=PRICES)
 
     @cached_property
     def found(self) -> list[Walk]:
@@ -77,25 +82,24 @@ class Program:
         return (self.best.cost if self.fits else math.inf), self.best.peak.total
 
 
-def best_program(walks: ProgramWalks, named: Collection[Mark]) -> Program:
-    """The best form of a program: as it is written, or with something that is computed again, if that costs less than
+def best_program(written: Program, named: Collection[Mark]) -> Program:
+    """The best form of a program: as it is, or with something that is computed again, if that costs less than
     to fit otherwise, or if nothing else fits; and in loops where that takes less time than to hold it. Nothing is where
     `jax.checkpoint` says what is held.
 
     Args:
-        walks: those over the program as it is written.
+        written: the program as it is, with walks at few prices.
         named: the lines and types of values that are held where anything fits by that.
 
     Raises:
         MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
     """
-    if any(is_computed_again(op.mlir.location) for op in walks.graph.ops):
-        return Program(walks)
-    written = Program(walks, prices=_FEW)
-    others = _quicker if walks.room.fits(written.cheapest) else _holding_less
+    if any(is_computed_again(op.mlir.location) for op in written.walks.graph.ops):
+        return written.at_all_prices
+    others = _quicker if written.walks.room.fits(written.cheapest) else _holding_less
     best = min([written, *others(written, named)], key=Program.rank)
     if not best.fits:
-        best = min(best, Program(walks), key=Program.rank)
+        best = min(best, written.at_all_prices, key=Program.rank)
     if best.what is not None:
         best.what = best.what._replace(bytes=written.cheapest.peak.total - best.best.peak.total)
     return best
@@ -146,7 +150,7 @@ def _again(
 ) -> tuple[Graph, Recomputed] | None:
     """The program with something that is computed again to save so many bytes; None where nothing can be saved."""
     copy = Graph(copied(written.walks.graph.module))
-    segments = list(priced_segments(copy, _prices(written, copy), written.walks.mesh_name, kept, in_parts))
+    segments = list(priced_segments(copy, _prices(written, copy), written.walks.setting.mesh_name, kept, in_parts))
     return recomputed(copy, segments, price_that_saves(segments, saving))
 
 
@@ -156,6 +160,6 @@ def _prices(written: Program, copy: Graph) -> WalkPrices:
 
 def _searched(walks: ProgramWalks, what: Recomputed) -> Program:
     """A program, with walks at all prices where few of them nearly have it fit."""
-    quick = Program(walks, what, _FEW)
+    quick = Program(walks, what, FEW)
     is_near = quick.too_much <= _NEAR * walks.limit
-    return Program(walks, what) if is_near and not quick.fits else quick
+    return quick.at_all_prices if is_near and not quick.fits else quick

@@ -24,7 +24,7 @@ from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sdy_collectives import (
     BUCKET,
     BY_STRIPS,
-    KINDS,
+    COLLECTIVE_OPS,
     PACKED,
     RING,
     UNREDUCING,
@@ -33,10 +33,8 @@ from sdy_jax.representation.sdy_collectives import (
 )
 from sdy_jax.representation.sharding import TensorSharding
 
-_COLLECTIVES = frozenset(f"sdy.{kind}" for kind in KINDS)
 
-
-@emitter(*(_COLLECTIVES - {"sdy.collective_permute"}))
+@emitter(*(COLLECTIVE_OPS - {"sdy.collective_permute"}))
 def _collective(local: LocalOp, x: jax.Array) -> jax.Array | Gathered:
     if RING in local.op.attributes:
         return _in_ring(local, x)
@@ -61,7 +59,7 @@ def _turned_before(op: Op) -> Sequence[int] | None:
     if op.name != "sdy.reduce_scatter" or not are_tpus() or turn is None or turn.name != "stablehlo.transpose":
         return None
     maker = turn.operands[0].defining_op
-    return turn.ints("permutation") if maker is not None and maker.name in _COLLECTIVES else None
+    return turn.ints("permutation") if maker is not None and maker.name in COLLECTIVE_OPS else None
 
 
 def _in_ring(local: LocalOp, x: jax.Array | Product) -> jax.Array | Gathered:

@@ -32,11 +32,12 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.extensions import registered
 from sdy_jax.ir.graph import Op
+from sdy_jax.ir.operations import CONSTRAINTS
 from sdy_jax.op_rules.registry import names
 from sdy_jax.representation.attributes import rule_from_attribute
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.representation.sdy_collectives import CollectiveSummary
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS, CollectiveSummary
 from sdy_jax.representation.sharding import TensorSharding
 
 Shards = tuple[int, ...]
@@ -103,9 +104,9 @@ class Taken(NamedTuple):
 
 FORWARDING = frozenset(
     (
-        *names("sdy", "reshard sharding_constraint propagation_barrier data_flow_edge func_data_flow_edge"),
-        *names("sdy", "all_gather all_slice all_to_all collective_permute all_reduce reduce_scatter"),
-        *names("sdy", "replicated_to_unreduced sharded_to_unreduced"),
+        *CONSTRAINTS,
+        *COLLECTIVE_OPS,
+        *names("sdy", "propagation_barrier data_flow_edge func_data_flow_edge"),
     )
 )
 """Ops that state a sharding of a value and compute nothing: the partitioner replaces them by collectives of its own."""

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import jax
 from timing import compiler_time
 
 from sdy_jax.commands.topology import Topology
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
+from sdy_jax.plan.memory import compiled_memory
 
 GIB = 2.0**30
 
@@ -112,7 +112,7 @@ def _refused(error: str) -> Compiled:
     return Compiled(error=error.splitlines()[0][:300], memory=needed)
 
 
-def _held(executable: Any) -> float:
-    held = executable.memory_analysis()
-    kept = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes
-    return (kept + held.temp_size_in_bytes) / GIB
+def _held(executable: jax.stages.Compiled) -> float:
+    held = compiled_memory(executable)
+    assert held is not None  # compilers for accelerators say it
+    return held.peak / GIB

@@ -142,9 +142,9 @@ def _limits(side: Side, topology: Topology) -> dict[str, str]:
     loosely, or run less in order: libtpu took 10.1 GiB of 15.75 for what it takes 7.0 of 7.8 for (0.0.51). The option
     for TPUs refuses what takes more, and counts what the system takes; that for GPUs is a share of what they have,
     which the order of a program heeds."""
-    if topology.compiler_options is None:
-        return {"xla_tpu_max_hbm_size_mib": str(math.ceil(1024 * MEMORY_APART[1] * side.plan_memory) + _RESERVED_MIB)}
-    return {"xla_gpu_memory_limit_slop_factor": str(math.ceil(100 * side.plan_memory * ALLOCATED / side.available))}
+    if topology.is_gpu:
+        return {"xla_gpu_memory_limit_slop_factor": str(math.ceil(100 * side.plan_memory * ALLOCATED / side.available))}
+    return {"xla_tpu_max_hbm_size_mib": str(math.ceil(1024 * MEMORY_APART[1] * side.plan_memory) + _RESERVED_MIB)}
 
 
 def _read(side: Side, found: Compiled) -> None:

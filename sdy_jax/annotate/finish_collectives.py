@@ -12,11 +12,11 @@ from sdy_jax.annotate.collectives import axes_alone
 from sdy_jax.annotate.site import create
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.locations import source_line
-from sdy_jax.ir.operations import module_meshes, module_of
+from sdy_jax.ir.operations import CONSTRAINTS, module_meshes, module_of
 from sdy_jax.ir.stored_shardings import mesh_of, sharding_of
 from sdy_jax.representation.attributes import reduction_attributes, sharding_attributes
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.sdy_collectives import KINDS, REDUCING, UNREDUCING, SdyCollective, sharding_after
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS, REDUCING, UNREDUCING, SdyCollective, sharding_after
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify import verify_sharding
 from sdy_jax.representation.verify_collectives import (
@@ -60,7 +60,7 @@ def settle_collective(stand_in: ir.Operation, collective: SdyCollective, reducti
     stand_in.erase()
 
 
-_STATING = frozenset(f"sdy.{name}" for name in ("reshard", "sharding_constraint", *KINDS))
+_STATING = CONSTRAINTS | COLLECTIVE_OPS
 
 
 def _stated_by(x: ir.Value) -> TensorSharding | None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive  # type: ignore[attr-defined, unused-ignore]
+from jax.extend.core import Primitive  # type: ignore[attr-defined, unused-ignore]
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
+from sdy_jax.annotate.rewritten import Rewriting
 from sdy_jax.annotate.site import Site, emission
-from sdy_jax.annotate.unordered import rebuilt
 from sdy_jax.ir.operations import (
     CALL,
     callee_of,
@@ -48,35 +48,13 @@ mlir.register_lowering(written_p, lambda ctx, *_: [])
 
 def marked(traced: Any) -> Any:
     """A closed jaxpr in which a `written_p` follows each equation whose sharding is stated."""
-    return _marked(traced, {})
+    return Rewriting(_with_mark).of(traced)
 
 
-def _marked(x: Any, known: dict[int, Any]) -> Any:
-    """A jaxpr, or a parameter that may hold some, in which each jaxpr becomes one other."""
-    if isinstance(x, tuple | list):
-        return rebuilt([_marked(each, known) for each in x], x)
-    if not isinstance(x, Jaxpr | ClosedJaxpr):
-        return x
-    if id(x) not in known:
-        known[id(x)] = x, _jaxpr(x, known) if isinstance(x, Jaxpr) else _closed(x, known)
-    return known[id(x)][1]
-
-
-def _closed(x: Any, known: dict[int, Any]) -> Any:
-    jaxpr = _marked(x.jaxpr, known)
-    return x if jaxpr is x.jaxpr else x.replace(jaxpr=jaxpr)
-
-
-def _jaxpr(jaxpr: Any, known: dict[int, Any]) -> Any:
-    eqns: list[Any] = []
-    for eqn in jaxpr.eqns:
-        parameters = {name: _marked(value, known) for name, value in eqn.params.items()}
-        is_same = all(parameters[name] is value for name, value in eqn.params.items())
-        eqns.append(eqn if is_same else eqn.replace(params=parameters))
-        if _is_stated(eqn):
-            eqns.append(eqn.replace(primitive=written_p, invars=eqn.outvars, outvars=[], params={}, effects=set()))
-    is_same = len(eqns) == len(jaxpr.eqns) and all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
-    return jaxpr if is_same else jaxpr.replace(eqns=eqns)
+def _with_mark(eqn: Any) -> list[Any]:
+    if not _is_stated(eqn):
+        return [eqn]
+    return [eqn, eqn.replace(primitive=written_p, invars=eqn.outvars, outvars=[], params={}, effects=set())]
 
 
 def _is_stated(eqn: Any) -> bool:

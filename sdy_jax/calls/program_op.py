@@ -26,7 +26,7 @@ from sdy_jax.calls.derivatives import BorderShardings, Derivatives, Partition, o
 from sdy_jax.calls.linear_map import Flat, in_type_of
 from sdy_jax.calls.with_tangents import WithTangents, mapped
 from sdy_jax.errors import UnsupportedError
-from sdy_jax.jax_internals import debug_effect, mapped_results, on_checkify, runs_again
+from sdy_jax.jax_internals import debug_effect, lowered_in_place, mapped_results, on_checkify, runs_again
 from sdy_jax.representation.sharding import OPEN, TensorSharding
 from sdy_jax.representation.types import sharding_in
 
@@ -235,19 +235,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *xs: Any, region: regions.Region, plan
             "checkify.checkify(f)(...), or inside, sdy_jax.partition(checkify.checkify(f), ...), which both return the "
             "error and the result"
         )
-    lowered, tokens = mlir.jaxpr_subcomp(
-        ctx.module_context,
-        region.jaxpr,
-        ctx.name_stack,
-        ctx.tokens_in,
-        (),
-        *xs,
-        dim_var_values=ctx.dim_var_values,
-        const_lowering=ctx.const_lowering,
-        outer_traceback=ctx.traceback,
-    )
-    ctx.set_tokens_out(tokens)
-    return lowered  # type: ignore[no-any-return]
+    return lowered_in_place(ctx, ctx.module_context, region.jaxpr, xs)
 
 
 program_p = Primitive("sdy_program")

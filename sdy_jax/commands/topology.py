@@ -18,6 +18,7 @@ from sdy_jax.errors import SdyError
 from sdy_jax.lowering.reshard.machines import device_memory
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.plan.hlo_schedule import overlapped
+from sdy_jax.plan.memory import MemoryUse, compiled_memory
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.type_text import bytes_text, flops_text
 
@@ -33,7 +34,6 @@ class Topology:
     text: str
     slices: int
     devices: tuple[Any, ...]
-    compiler_options: dict[str, str | bool] | None = None
 
     @classmethod
     def of(cls, text: str, slices: int = 1) -> Topology:
@@ -64,10 +64,20 @@ class Topology:
         if slices != 1:
             raise UsageError(f"--slices {slices}; GPUs have their slices in their name, as in gpu:h100:{slices}x1x8")
         devices, counted = described_gpus(name)
-        return cls(text, counted, devices, COMPILER_OPTIONS)
+        return cls(text, counted, devices)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the chips are GPUs, whose slices are a part of their name; else they are TPUs, as a rule."""
+        return self.text.startswith("gpu:")
+
+    @property
+    def compiler_options(self) -> dict[str, str | bool] | None:
+        """The options with which the compiler takes a program for chips that are not there."""
+        return COMPILER_OPTIONS if self.is_gpu else None
 
     def __str__(self) -> str:
-        slices = f"{self.slices} x " if self.slices > 1 and self.compiler_options is None else ""
+        slices = f"{self.slices} x " if self.slices > 1 and not self.is_gpu else ""
         return f"{slices}{self.text}, {len(self.devices)} {self.devices[0].device_kind} devices"
 
     def mesh(self, mesh: Mesh) -> jax.sharding.Mesh:
@@ -114,7 +124,7 @@ def compiled_report(lowered: jax.stages.Lowered, topology: Topology) -> str:
     except jax.errors.JaxRuntimeError as error:
         raise SdyError(f"the compiler for {topology} says: {str(error).splitlines()[0]}") from None
     rows = [
-        *_memory(compiled.memory_analysis(), device_memory(topology.devices[0].device_kind)),
+        *_memory(compiled_memory(compiled), device_memory(topology.devices[0].device_kind)),
         *_costs(compiled.cost_analysis()),
         *_collectives(compiled.as_text() or ""),
     ]
@@ -123,20 +133,17 @@ def compiled_report(lowered: jax.stages.Lowered, topology: Topology) -> str:
     return "\n".join([f"compiled for {topology}: per device", *lines])
 
 
-def _memory(found: Any, available: float) -> list[tuple[str, str]]:
+def _memory(found: MemoryUse | None, available: float) -> list[tuple[str, str]]:
     """What a device holds, of what is known to be available to a program."""
     if found is None:
         return []
-    arguments, results, temporary, shared = (
-        getattr(found, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")
-    )
     of = f" of {bytes_text(available)}" if available else ""
-    reused = f", {bytes_text(shared)} of it in donated arguments" if shared else ""
+    reused = f", {bytes_text(found.shared)} of it in donated arguments" if found.shared else ""
     return [
-        ("memory", f"{bytes_text(arguments + results + temporary - shared)}{of}"),
-        ("  arguments", bytes_text(arguments)),
-        ("  results", bytes_text(results) + reused),
-        ("  temporary", bytes_text(temporary)),
+        ("memory", f"{bytes_text(found.peak)}{of}"),
+        ("  arguments", bytes_text(found.arguments)),
+        ("  results", bytes_text(found.results) + reused),
+        ("  temporary", bytes_text(found.temporaries)),
     ]
 
 

@@ -9,14 +9,12 @@ from jax.extend.mlir import ir
 
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.locations import source_line
-from sdy_jax.ir.operations import copied, main_function, pre_order, replace_op
+from sdy_jax.ir.operations import CONSTRAINTS, copied, main_function, pre_order, replace_op
 from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.representation.attributes import sharding_to_attribute
 from sdy_jax.representation.named import from_partition_spec, on_whole_axes, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding
-
-CONSTRAINTS = frozenset({"sdy.reshard", "sdy.sharding_constraint"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 CALL = "func.call"
 COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
+CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
+"""The ops by which users state how a value is split."""
 DATA_FLOW_OPS = ("stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.optimization_barrier", *COMPUTATIONS)
 TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
 
@@ -199,27 +201,6 @@ def renamed(op: ir.Operation, name: str) -> ir.Operation:
         loc=op.location,
         ip=ir.InsertionPoint(op),
     )
-
-
-def any_number(type_: ir.Type, point: ir.InsertionPoint, location: ir.Location | None = None) -> ir.Value:
-    """A constant array of this type, all of one number: zeros, where the element type has a zero that all know."""
-    # As text: the bindings do not give out elements of complex numbers.
-    number = _number(str(ir.RankedTensorType(type_).element_type))
-    text = f'"stablehlo.constant"() <{{value = dense<{number}> : {type_}}}> : () -> {type_}'
-    constant = ir.Operation.parse(text, context=type_.context).operation
-    point.insert(constant)
-    if location is not None:
-        constant.location = location
-    return constant.results[0]
-
-
-def _number(element: str) -> str:
-    """The text of any number of an element type."""
-    if element.startswith("complex"):
-        return "(0.0, 0.0)"
-    if element == "i1":
-        return "false"
-    return "0" if element.lstrip("su").startswith("i") else "1.0"
 
 
 # Attributes.

@@ -8,7 +8,7 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import post_order, replace_op
 from sdy_jax.passes.meshes import drop_shardings_and_meshes
-from sdy_jax.representation.sdy_collectives import KINDS
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 from sdy_jax.shard.passes.mesh_annotations import drop_mesh_annotations
 
 _FORWARDING = frozenset(
@@ -17,7 +17,7 @@ _FORWARDING = frozenset(
         "sdy.reshard",
         "sdy.propagation_barrier",
         "sdy.data_flow_edge",
-        *(f"sdy.{kind}" for kind in KINDS),
+        *COLLECTIVE_OPS,
     )
 )
 """Ops whose result is their operand, sharded otherwise."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sdy_jax.plan.memory import MemoryUse
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan_page.columns import aligned
 from sdy_jax.representation.type_text import bytes_text, seconds_text
@@ -45,6 +46,11 @@ class MeasuredMemory:
     arguments: float
     results: float
     temporaries: float
+
+    @classmethod
+    def of(cls, held: MemoryUse) -> MeasuredMemory:
+        """The same of what was estimated, or of what the compiler says."""
+        return cls(held.arguments, held.results - held.shared, held.temporaries)
 
     @property
     def peak(self) -> float:
@@ -113,10 +119,8 @@ class Analysis:
         yield f"time    {seconds_text(self.seconds)} a call, {seconds_text(seen)} of it in collectives"
         yield f"        estimated {plan.time}"
         if self.memory is not None:
-            estimated = plan.memory
             yield f"memory  {self.memory}"
-            results = estimated.results - estimated.shared
-            yield f"        estimated {MeasuredMemory(estimated.arguments, results, estimated.temporaries)}"
+            yield f"        estimated {MeasuredMemory.of(plan.memory)}"
 
     def _rows(self) -> Iterator[str]:
         share = "" if self.plan.costs.unit == "seconds" else " (share of what was measured)"

@@ -12,6 +12,7 @@ from sdy_jax.errors import SdyError
 from sdy_jax.measuring.analysis import Analysis, MeasuredCollective, MeasuredMemory
 from sdy_jax.measuring.profile import Measured, measured
 from sdy_jax.measuring.scopes import Scope, module_name, scopes
+from sdy_jax.plan.memory import compiled_memory
 from sdy_jax.plan.plan import Plan
 
 
@@ -30,7 +31,8 @@ def analyze(plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ana
     found = measured(call, module_name(text))
     rows = [_row(scope, plan, found) for scope in scopes(plan.collectives, text)]
     rows = sorted([row for row in rows if row.wire_bytes or row.instructions], key=_weight, reverse=True)
-    return Analysis(plan, found.seconds, tuple(rows), _memory(compiled))
+    held = compiled_memory(compiled)
+    return Analysis(plan, found.seconds, tuple(rows), MeasuredMemory.of(held) if held is not None else None)
 
 
 def _function_of(plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -79,15 +81,3 @@ def _row(scope: Scope, plan: Plan, found: Measured) -> MeasuredCollective:
 def _weight(row: MeasuredCollective) -> tuple[float, float]:
     """What rows are sorted by: those that took longest first, then those that send most."""
     return row.measured or 0.0, row.wire_bytes
-
-
-def _memory(compiled: jax.stages.Compiled) -> MeasuredMemory | None:
-    """What the compiler says; None where it says nothing."""
-    found = compiled.memory_analysis()
-    if found is None:
-        return None
-    return MeasuredMemory(
-        found.argument_size_in_bytes,
-        found.output_size_in_bytes - found.alias_size_in_bytes,
-        found.temp_size_in_bytes,
-    )

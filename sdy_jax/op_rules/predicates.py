@@ -5,11 +5,12 @@ from __future__ import annotations
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op, shape_and_dtype
+from sdy_jax.ir.operations import CONSTRAINTS
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
-from sdy_jax.op_rules.registry import names
 
-_ANNOTATIONS = names("sdy", "sharding_constraint reshard propagation_barrier")
-_EARLY = frozenset((*_ANNOTATIONS, *(name for name, known in ELEMENTWISE.items() if known.early)))
+_EARLY = frozenset(
+    (*CONSTRAINTS, "sdy.propagation_barrier", *(name for name, known in ELEMENTWISE.items() if known.early))
+)
 
 
 def is_elementwise(op: Op | ir.Operation) -> bool:

@@ -26,13 +26,11 @@ from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.axes import set_difference, sort_and_merge
 from sdy_jax.representation.mesh import Axes, Mesh, axes_size
-from sdy_jax.representation.sdy_collectives import KINDS, REDUCING, collective_from_attributes
+from sdy_jax.representation.sdy_collectives import REDUCING_OPS, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.device_orders import hold_the_same, same_devices
 
 RESHARD = "sdy.reshard"
-COLLECTIVES = frozenset(f"sdy.{kind}" for kind in KINDS)
-REDUCTIONS = frozenset(f"sdy.{kind}" for kind in REDUCING)
 Test = Callable[[ir.Operation], bool]
 
 _TAKE_ANYTHING = ("all_slice", "all_reduce", "reduce_scatter")
@@ -147,12 +145,12 @@ def _reductions(op: ir.Operation) -> set[str]:
     """By what a collective combines, and by what its result is left to be combined."""
     stated = sharding_of(op.results[0])
     left = {stated.reduction} if stated is not None and stated.unreduced_axes else set()
-    return left | ({reduction_from_attributes(op.attributes)} if op.name in REDUCTIONS else set())
+    return left | ({reduction_from_attributes(op.attributes)} if op.name in REDUCING_OPS else set())
 
 
 def _newly_combined(op: ir.Operation, operand: TensorSharding | None, meshes: dict[str, Mesh]) -> Axes:
     """The axes along which a reduction combines and its operand is not said to be unreduced."""
-    if op.name not in REDUCTIONS:
+    if op.name not in REDUCING_OPS:
         return ()
     axes = collective_from_attributes(_kind(op), op.attributes).all_axes
     return axes if operand is None else set_difference(axes, operand.unreduced_axes, mesh_of(meshes, operand))

@@ -27,6 +27,7 @@ from sdy_jax.jax_internals import listed_replica_groups
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.placement.partitioner import partition
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.partitioning.numbering import number_devices
 from sdy_jax.partitioning.reshards import base_mesh
@@ -71,7 +72,7 @@ def convert_global_to_local(
     mesh = module_meshes(module)[base]
     check_numbering(base, mesh)
     inline_calls(module)
-    partition(module, base, CostModel())
+    partition(module, Setting(base, CostModel()))
     main = main_function(module)
     _put_border_on(main, base)
     _replace_functions(module, _lowered(module, mesh))

@@ -26,16 +26,17 @@ from sdy_jax.ir.operations import (
 from sdy_jax.lowering.emission.emit import local_function_of_ops, used_axes, value_shardings
 from sdy_jax.lowering.placement.partitioner import partition
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import strategies_of
 from sdy_jax.op_rules import RuleBook
-from sdy_jax.partitioning.chains import COLLECTIVES
 from sdy_jax.partitioning.local import check_numbering, lowered_on_blocks
 from sdy_jax.partitioning.numbering import number_devices
 from sdy_jax.partitioning.reshards import base_mesh, partition_into_reshards
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.representation.attributes import attribute_from_text, shardings_to_attribute
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
@@ -125,7 +126,7 @@ def _partition(module: ir.Operation, policy: Policy = _POLICY) -> None:
     base = base_mesh(module)
     if base is not None:
         inline_calls(module)
-        partition(module, base, CostModel(), policy=policy)
+        partition(module, Setting(base, CostModel(), policy=policy))
 
 
 def _number_devices(module: ir.Operation, partition_count: str, replica_count: str) -> None:
@@ -183,7 +184,7 @@ class _Partitioned:
 
     def sends(self, op: Op) -> bool:
         """Whether devices exchange anything while they compute an op, a partial result's reduction aside."""
-        rule = None if op.name in COLLECTIVES or manual_axes(op) else self.rules.rule_of(op)
+        rule = None if op.name in COLLECTIVE_OPS or manual_axes(op) else self.rules.rule_of(op)
         if rule is None or not any(strategy.inside for strategy in strategies_of(op, rule)):
             return False
         unit = self._unit_of([op])

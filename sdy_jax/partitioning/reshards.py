@@ -12,16 +12,16 @@ from sdy_jax.ir.stored_shardings import mesh_of
 from sdy_jax.lowering.placement.materialized import create_collective
 from sdy_jax.lowering.placement.partitioner import partition
 from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import Collective
-from sdy_jax.partitioning.chains import COLLECTIVES, REDUCTIONS, RESHARD, Chain, chains, closed
+from sdy_jax.partitioning.chains import RESHARD, Chain, chains, closed
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.attributes import sharding_attributes
 from sdy_jax.representation.axes import set_difference
-from sdy_jax.representation.sdy_collectives import UNREDUCING, SdyCollective
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS, REDUCING_OPS, UNREDUCING_OPS, SdyCollective
 
-_UNREDUCING = frozenset(f"sdy.{kind}" for kind in UNREDUCING)
 _POLICY = Policy()
 _WRITTEN = "sdy_jax.written"
 """What marks the program's own collectives while it is partitioned."""
@@ -45,9 +45,9 @@ def partition_into_reshards(module: ir.Operation, policy: Policy = _POLICY) -> N
     if base is None:
         return
     for op in pre_order(module):
-        if op.name in COLLECTIVES:
+        if op.name in COLLECTIVE_OPS:
             op.attributes[_WRITTEN] = ir.UnitAttr.get(module.context)
-    partition(module, base, CostModel(), policy=policy)
+    partition(module, Setting(base, CostModel(), policy=policy))
     for chain in chains(module, _is_made, _is_made):
         _write_as_reshard(chain)
     for op in pre_order(module):
@@ -69,7 +69,7 @@ def base_mesh(module: ir.Operation) -> str | None:
 
 
 def _is_made(op: ir.Operation) -> bool:
-    is_step = op.name == RESHARD or (op.name in COLLECTIVES and op.name not in _UNREDUCING)
+    is_step = op.name == RESHARD or (op.name in COLLECTIVE_OPS and op.name not in UNREDUCING_OPS)
     return is_step and _WRITTEN not in op.attributes
 
 
@@ -106,7 +106,7 @@ def reshards_to_collectives(module: ir.Operation, *, keep_redundant_reshards: bo
     Raises:
       UnsupportedError: a reshard leads to a mesh with other axes or devices.
     """
-    planned = (RESHARD, *REDUCTIONS)
+    planned = (RESHARD, *REDUCING_OPS)
     for chain in chains(module, lambda op: op.name in planned, lambda op: op.name == RESHARD):
         plan = chain.plan()
         if plan.steps or not keep_redundant_reshards:
@@ -129,4 +129,4 @@ def optimize_collectives(module: ir.Operation) -> None:
 
 
 def _is_collective(op: ir.Operation) -> bool:
-    return op.name in COLLECTIVES
+    return op.name in COLLECTIVE_OPS

@@ -14,12 +14,12 @@ from sdy_jax.op_rules.dataflow import edges_of_calls, is_data_flow
 from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.axes import braces, set_difference
 from sdy_jax.representation.dialect_rules import RuleError, fail
-from sdy_jax.representation.sdy_collectives import KINDS
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify_collectives import STRICT_RULES
 from sdy_jax.verification.values import location_text
 
-_REDUCING = frozenset(("sdy.reshard", *(f"sdy.{kind}" for kind in KINDS)))
+_REDUCING = frozenset(("sdy.reshard", *COLLECTIVE_OPS))
 """Ops that say what becomes of an unreduced value; so do those that only state a sharding."""
 
 Slots = dict[tuple[Op, int], list[TensorSharding | None]]

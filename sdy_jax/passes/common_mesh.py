@@ -22,7 +22,7 @@ from sdy_jax.ir.stored_shardings import map_shardings
 from sdy_jax.passes.meshes import lift_meshes
 from sdy_jax.representation.attributes import manual_axes_to_attribute, shardings_from_attribute
 from sdy_jax.representation.mesh import AxisRef, Mesh
-from sdy_jax.representation.sdy_collectives import KINDS
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.device_orders import can_express, cut_at, expressed, rewritten
 
@@ -71,7 +71,7 @@ def on_whole_axes(program: Program) -> Program:
     finer = cut_at(axes, base)
     if finer == base:
         return program
-    if written := named(program.module, *_COLLECTIVES):
+    if written := named(program.module, *COLLECTIVE_OPS):
         raise UnsupportedError(
             f"{source_line(written[0].location)}: {written[0].name} is on the mesh {base}, and a jax.shard_map on one "
             "that cuts its axes; to fix: use one mesh for both, or sdy_jax.reshard in its place"
@@ -83,7 +83,6 @@ def on_whole_axes(program: Program) -> Program:
     return replace(program, module=module, mesh=finer, mesh_name=name, uncut=base)
 
 
-_COLLECTIVES = tuple(f"sdy.{kind}" for kind in KINDS)
 _GROUP_AXIS = re.compile(r'#stablehlo\.axis_ref<name = "([^"]+)">')
 
 

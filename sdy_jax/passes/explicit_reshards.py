@@ -25,14 +25,14 @@ from sdy_jax.representation.attributes import attribute_from_text, sharding_attr
 from sdy_jax.representation.axes import set_difference, sort_and_merge
 from sdy_jax.representation.manual_axes import erase_manual_axes
 from sdy_jax.representation.mesh import Axes, Mesh
-from sdy_jax.representation.sdy_collectives import KINDS, REDUCING, UNREDUCING, SdyCollective
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS, REDUCING, UNREDUCING, SdyCollective
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 
 StatedStep = tuple[SdyCollective | None, TensorSharding]
 """A collective, or a reshard where there is none, and the sharding that it makes."""
 
 _RESHARD = "sdy.reshard"
-_SKIPPED = frozenset({*TERMINATORS, "sdy.sharding_group", *(f"sdy.{kind}" for kind in KINDS)})
+_SKIPPED = frozenset({*TERMINATORS, "sdy.sharding_group", *COLLECTIVE_OPS})
 
 
 def insert_explicit_reshards(

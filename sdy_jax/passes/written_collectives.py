@@ -10,10 +10,8 @@ from sdy_jax.ir.operations import named
 from sdy_jax.ir.stored_shardings import sharding_of, stating
 from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.representation.attributes import sharding_attributes
-from sdy_jax.representation.sdy_collectives import KINDS, REDUCING
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS, REDUCING_OPS
 from sdy_jax.representation.sharding import TensorSharding
-
-_NAMES = tuple(f"sdy.{kind}" for kind in KINDS)
 
 
 def settle_written_collectives(module: ir.Operation) -> None:
@@ -24,7 +22,7 @@ def settle_written_collectives(module: ir.Operation) -> None:
     Args:
       module: a `builtin.module` whose collectives verify, edited in place.
     """
-    for op in named(module, *_NAMES):
+    for op in named(module, *COLLECTIVE_OPS):
         operand, result = current_sharding(op.operands[0]), sharding_of(op.results[0])
         if operand is not None and _may_change(op.operands[0], operand, op.name):
             reshard = stating("sdy.reshard", op.operands[0], _closed(operand), op.location, ir.InsertionPoint(op))
@@ -38,7 +36,7 @@ def _may_change(value: ir.Value, sharding: TensorSharding, user: str) -> bool:
     if isinstance(value, ir.BlockArgument) and value.owner.owner.operation.name == "func.func":
         return True
     # Between an op and the reduction of its terms, which it does not state to be terms, nothing may come.
-    is_reduced = user.removeprefix("sdy.") in REDUCING and not sharding.unreduced_axes
+    is_reduced = user in REDUCING_OPS and not sharding.unreduced_axes
     return sharding != _closed(sharding) and not is_reduced
 
 

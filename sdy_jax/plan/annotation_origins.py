@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sdy_jax.ir.graph import Op, Value
+from sdy_jax.ir.operations import CONSTRAINTS
 from sdy_jax.ir.statements import DERIVED
 from sdy_jax.op_rules.dataflow import EdgeKind
 from sdy_jax.plan.derived_types import is_derived_result
@@ -16,7 +17,6 @@ from sdy_jax.propagation.value_ids import EdgeOp
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.sharding import TensorSharding
 
-_CONSTRAINTS = ("sdy.sharding_constraint", "sdy.reshard")
 _MANUAL = "sdy.manual_computation"
 
 
@@ -96,7 +96,7 @@ class Annotations:
         edge = self._engine.value_ids.edges.get(op)
         if edge is not None:
             return self._at_edge(value_id, edge, sharding)
-        if op.name in _CONSTRAINTS and sharding is not None:
+        if op.name in CONSTRAINTS and sharding is not None:
             return self._at_op(value_id, op, sharding)
         return None
 
@@ -152,7 +152,7 @@ class Annotations:
 
     def _at_op(self, value_id: int, op: Op, sharding: TensorSharding) -> Annotation:
         site = self._naming.site(op)
-        what = "sharding constraint" if op.name in _CONSTRAINTS else f"the sharding on {op.name}"
+        what = "sharding constraint" if op.name in CONSTRAINTS else f"the sharding on {op.name}"
         if DERIVED in op.attributes:
             what = f"the type that JAX's rule gives the result of {op.name},"
         function = f" in {site.function}" if site.function else ""

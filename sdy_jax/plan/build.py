@@ -22,6 +22,7 @@ from sdy_jax.lowering.blocking.partition import partition
 from sdy_jax.lowering.placement.free_border import FreeBorder
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Note
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.uneven import uneven
 from sdy_jax.lowering.placement.whole_program import best_border
 from sdy_jax.lowering.recomputation.priced import Mark
@@ -125,7 +126,7 @@ class _Making:
             raise ShardingError(f"{self.source}: {uneven_ones[0].message}, or leave uneven='pad'")
         self.tell("layouts and collectives")
         named = frozenset[Mark]().union(*checkpoint_names(program.jaxpr).values())
-        report = partition(module, program.mesh_name, self.costs, rules, self.policy, inputs, named)
+        report = partition(module, Setting(program.mesh_name, self.costs, rules, self.policy, inputs), named)
         if report.before is not None:
             stage = "blocked" if report.blocked else "recomputed"
             dump(stage, report.before)
@@ -167,7 +168,8 @@ class _Making:
     def _freed(self, program: Program, border: FreeBorder, known: float) -> Border:
         stages, rules = self._propagated(program, self._dump())
         module, _ = to_partition(stages["propagated"], program, self.source, self.inner)
-        found = best_border(module, program.mesh_name, self.costs, border, rules, self.policy, known)
+        setting = Setting(program.mesh_name, self.costs, rules, self.policy)
+        found = best_border(module, setting, border, known)
         first = len(program.constants)
         return {number - first: sharding for number, sharding in found.arguments.items()}, found.results
 

@@ -16,10 +16,11 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.graph import Value
 from sdy_jax.ir.locations import place_of, short_source
-from sdy_jax.ir.operations import main_function
+from sdy_jax.ir.operations import CONSTRAINTS, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.placement.reconsidered import Reconsidered
 from sdy_jax.lowering.placement.report import LayoutChoice, Note, PartitionReport, is_input
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.planning.certificate import Certificate, certified
 from sdy_jax.lowering.planning.clusters import Term, around, clusters, compared, improved_near, set_back
 from sdy_jax.lowering.planning.enumerated import Way
@@ -45,7 +46,6 @@ layers has 3100; its bound took half as long as its plan did (2026-11)."""
 _NEAR_CONSTRAINTS = 100
 """Nodes around the constraints of a line that may change with them."""
 
-_CONSTRAINTS = frozenset({"sdy.reshard", "sdy.sharding_constraint"})
 
 Mark = tuple[str, int | str]
 """What tells a value in another graph of the same program: see `Naming.mark`."""
@@ -89,7 +89,7 @@ class LayoutReasons:
         context = propagated.context
         with context, ir.Location.unknown(context):
             module, _ = to_partition(propagated, traced, source, planned.inner)
-            return Reconsidered(module, chosen, self._mesh_name, costs, planned.policy)
+            return Reconsidered(module, chosen, Setting(self._mesh_name, costs, policy=planned.policy))
 
     def findings(self) -> Findings:
         """What can be said about all of the program without taking longer than the plan did."""
@@ -296,7 +296,7 @@ class LayoutReasons:
         seen, by_line = self.seen, dict[str, list[int]]()
         for node in range(len(seen.model.nodes)):
             op = seen.op(node)
-            if op is not None and op.name in _CONSTRAINTS:
+            if op is not None and op.name in CONSTRAINTS:
                 by_line.setdefault(place_of(op.mlir.location).line, []).append(node)
         cost = seen.model.cost(seen.chosen)
         least = _DEAR * cost + max(0.0, cost - self._work + self._choice.written - self._choice.sent)

@@ -1,9 +1,11 @@
-"""What a device holds while it runs a plan's program: an estimate."""
+"""What a device holds while it runs a plan's program: by estimate, and by what its compiler says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
+
+import jax
 
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.lowering.emission.emit import value_shardings
@@ -22,7 +24,7 @@ class HeldValue(NamedTuple):
 
 
 class MemoryUse(NamedTuple):
-    """Bytes that a device holds, by estimate.
+    """Bytes that a device holds.
 
     Attributes:
         arguments, results: of the program's arguments, closed-over arrays included, and results.
@@ -53,6 +55,17 @@ class MemoryUse(NamedTuple):
     def peak(self) -> float:
         """All that a device holds at most."""
         return self.border + self.temporaries
+
+
+def compiled_memory(compiled: jax.stages.Compiled) -> MemoryUse | None:
+    """What a device holds by the compiler, which names no values; None where it says nothing."""
+    found = compiled.memory_analysis()
+    if found is None:
+        return None
+    arguments, results, temporaries, shared = (
+        getattr(found, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")
+    )
+    return MemoryUse(arguments, results, temporaries, (), shared)
 
 
 def memory_of(graph: Graph, compiler: Compiler = Compiler(), available: float = 0.0) -> MemoryUse:  # noqa: B008

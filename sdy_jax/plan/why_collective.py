@@ -15,7 +15,7 @@ from sdy_jax.plan_record.border import RecordedTensor
 from sdy_jax.plan_record.program import RecordedCollective
 from sdy_jax.plan_record.record import PlanRecord
 from sdy_jax.representation.sdy_collectives import KINDS
-from sdy_jax.representation.type_text import bytes_text
+from sdy_jax.representation.type_text import bytes_text, count_text
 
 if TYPE_CHECKING:
     from sdy_jax.plan.questions import Questions
@@ -82,8 +82,7 @@ def _is_named(each: RecordedCollective, name: str) -> bool:
 
 def _reason(record: PlanRecord, each: RecordedCollective) -> str:
     """What it moves, why that takes it, and for which op."""
-    runs = f" x {each.times}" if each.times != 1 else ""
-    head = f"{each.kind} {each.detail}, {bytes_text(each.wire_bytes)}{runs} per device"
+    head = f"{each.kind} {each.detail}, {bytes_text(each.wire_bytes)}{count_text(each.times)} per device"
     scope = f" in {each.place.scope}" if each.place.scope else ""
     lines = [head, f"  for {each.cause} at {each.place.lines}{scope}"]
     before, after = record.value_of.get(each.value), record.value_of.get(each.result)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sdy_jax.errors import SdyError
 from sdy_jax.plan_record.program import RecordedCollective
 from sdy_jax.representation.sdy_collectives import KINDS
-from sdy_jax.representation.type_text import bytes_text
+from sdy_jax.representation.type_text import bytes_text, count_text
 
 if TYPE_CHECKING:
     from sdy_jax.plan_record.record import PlanRecord
@@ -62,7 +62,6 @@ def listed(collectives: Iterable[RecordedCollective]) -> list[str]:
 
 def line_of(one: RecordedCollective) -> str:
     """`model.py:9: all_reduce {"model"} of f32[8@data,16], 384 B x 3, for stablehlo.dot_general in mlp`."""
-    times = f" x {one.times}" if one.times > 1 else ""
-    said = f"{one.kind} {one.detail}".rstrip()
+    said, times = f"{one.kind} {one.detail}".rstrip(), count_text(one.times)
     scope = f" in {one.place.scope}" if one.place.scope else ""
     return f"{one.place.lines}: {said} of {one.type}, {bytes_text(one.wire_bytes)}{times}, for {one.cause}{scope}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sdy_jax.plan_record.program import RecordedCollective
-from sdy_jax.representation.type_text import bytes_text
+from sdy_jax.representation.type_text import bytes_text, count_text
 
 if TYPE_CHECKING:
     from sdy_jax.plan_record.differences import Amount, BorderChange, CollectiveChange, PlanDiff, ValueChange
@@ -58,10 +58,9 @@ def _border(change: BorderChange) -> str:
 
 def _collectives(changes: Sequence[CollectiveChange]) -> Iterator[str]:
     for change in changes:
-        times = f" x {change.count}" if change.count > 1 else ""
         one = change.one
         where = f"{one.place.line}{f' in {one.place.scope}' if one.place.scope and change.count == 1 else ''}"
-        yield f"{_sign(change)} {_moved(change)}{times}  {where} for {one.cause}"
+        yield f"{_sign(change)} {_moved(change)}{count_text(change.count)}  {where} for {one.cause}"
 
 
 def _sign(change: CollectiveChange) -> str:
@@ -74,8 +73,7 @@ def _moved(change: CollectiveChange) -> str:
 
 
 def _one(collective: RecordedCollective) -> str:
-    times = f" x {collective.times}" if collective.times > 1 else ""
-    said = f"{collective.kind} {collective.detail}".rstrip()
+    said, times = f"{collective.kind} {collective.detail}".rstrip(), count_text(collective.times)
     return f"{said} {collective.type} {bytes_text(collective.wire_bytes)}{times}"
 
 

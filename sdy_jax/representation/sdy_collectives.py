@@ -19,7 +19,7 @@ The dialect's bindings do not expose these attributes, so they are parsed from t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -65,6 +65,16 @@ REDUCING = frozenset({"all_reduce", "reduce_scatter"})
 UNREDUCING = frozenset({"replicated_to_unreduced", "sharded_to_unreduced"})
 """The kinds that combine what devices hold along their axes, and those that leave that to be done."""
 
+MOVING = frozenset({"all_gather", "all_to_all", "collective_permute"})
+"""The kinds that send elements as they are, terms of a sum like any other data."""
+
+
+def ops_of(kinds: Iterable[str]) -> frozenset[str]:
+    """The names of the ops of some kinds."""
+    return frozenset(f"sdy.{kind}" for kind in kinds)
+
+
+COLLECTIVE_OPS, REDUCING_OPS, UNREDUCING_OPS = map(ops_of, (KINDS, REDUCING, UNREDUCING))
 
 BUCKET = "sdy_jax.bucket"
 """An attribute of collectives that follow each other and run as one: the number of their bucket."""

@@ -82,8 +82,12 @@ def bytes_of_text(text: str) -> float | None:
 
 
 def count_text(count: int) -> str:
-    """What follows one of several that are alike: ` x 3`; nothing where it is alone."""
-    return f" x {count}" if count > 1 else ""
+    """What follows one of several that are alike, or what runs so often: ` x 3`; nothing where that is once.
+
+    >>> [count_text(count) for count in (0, 1, 3)]  # a loop may never run
+    [' x 0', '', ' x 3']
+    """
+    return f" x {count}" if count != 1 else ""
 
 
 def bytes_text(count: float) -> str:

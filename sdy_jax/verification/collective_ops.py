@@ -6,7 +6,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.sdy_collectives import KINDS, SdyCollective, collective_from_attributes
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS, SdyCollective, collective_from_attributes
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.verify_collectives import (
     verify_blocks,
@@ -27,7 +27,7 @@ def check_all_reduce(op: ir.Operation, meshes: Meshes) -> None:
 
 def check_strictly(op: ir.Operation, meshes: Meshes) -> None:
     """V1 to V5 and V10, of a valid collective."""
-    if op.name.removeprefix("sdy.") not in KINDS:
+    if op.name not in COLLECTIVE_OPS:
         return
     collective, operand, result = _read(op)
     before, after = _mesh(operand, meshes), _mesh(result, meshes)

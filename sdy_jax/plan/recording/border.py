@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.ir.graph import Graph, Op, shape_and_dtype
 from sdy_jax.ir.locations import short_source
-from sdy_jax.ir.operations import function_type, main_function
+from sdy_jax.ir.operations import CONSTRAINTS, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.plan.annotation_origins import spec_text
 from sdy_jax.plan.boundary import BoundaryValue
@@ -18,12 +18,12 @@ from sdy_jax.plan.recording.places import Places
 from sdy_jax.plan.recording.tensors import Tensors
 from sdy_jax.plan_record.border import RecordedAnnotation, RecordedBorder, RecordedTensor
 from sdy_jax.representation.attributes import shardings_from_attribute
-from sdy_jax.representation.sdy_collectives import KINDS
+from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 
 if TYPE_CHECKING:
     from sdy_jax.plan.plan import Plan
 
-_WRITTEN = frozenset(f"sdy.{kind}" for kind in (*KINDS, "sharding_constraint", "reshard", "manual_computation"))
+_WRITTEN = frozenset((*COLLECTIVE_OPS, *CONSTRAINTS, "sdy.manual_computation"))
 
 
 class BorderRecords:

@@ -14,13 +14,13 @@ from sdy_jax.plan.recording.places import Places
 from sdy_jax.plan.recording.tensors import Tensors
 from sdy_jax.plan_record.program import RecordedBranch, RecordedCollective
 from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.sdy_collectives import BY_STRIPS, KINDS
+from sdy_jax.representation.sdy_collectives import BY_STRIPS, KINDS, ops_of
 from sdy_jax.representation.type_text import axis_name
 
 if TYPE_CHECKING:
     from sdy_jax.plan.plan import Plan
 
-_KINDS = frozenset(f"sdy.{kind}" for kind in (*KINDS, BY_STRIPS))
+_KINDS = ops_of((*KINDS, BY_STRIPS))
 
 
 class CollectiveRecords:
