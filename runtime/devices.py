@@ -113,19 +113,22 @@ def _blocks(place: np.ndarray, dim: int) -> int:
     return size // math.gcd(size, *(int(step) + 1 for step in steps))
 
 
-_DESCRIBED: dict[jax.Device, int] = {}
-"""The slices of devices that need not be there, of which jax says that all are in the first (0.10.2)."""
+_DESCRIBED: dict[int, tuple[jax.Device, int]] = {}
+"""By id the devices that need not be there, and their slices: jax says that all are in the first (0.10.2)."""
 
 
 def describe_slices(devices: Sequence[jax.Device], count: int) -> None:
     """Notes that devices to compile for are in so many slices, one behind the other."""
-    _DESCRIBED.update((device, number * count // len(devices)) for number, device in enumerate(devices))
+    for number, device in enumerate(devices):
+        _DESCRIBED[id(device)] = device, number * count // len(devices)
 
 
 def _place(device: jax.Device) -> int:
     """The number of what a device's own links reach: its slice, which of GPUs is a host, or what its NVLinks join. TPUs
     without one are of the same."""
-    number = _DESCRIBED.get(device, getattr(device, "slice_index", None))
+    if id(device) in _DESCRIBED:
+        return _DESCRIBED[id(device)][1]
+    number = getattr(device, "slice_index", None)
     if number is None:
         return 0 if device.platform == "tpu" else device.process_index
     return int(number)
