@@ -36,7 +36,6 @@ from sdy_jax.lowering.strategies.shards import factors_of_dims, has_padding, is_
 from sdy_jax.op_rules.op_attributes import ScatterDimensionNumbers, scatter_dimension_numbers
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.representation.sharding import TensorSharding
 
 runs_part_by_part("stablehlo.scatter")
 
@@ -85,16 +84,14 @@ def _into_addend(op: Op) -> ir.Operation | None:
         return None
     addend = add.operands[1 - uses[0].operand_number]
     layout = sharding_of(addend)
-    if layout != sharding_of(scatter.results[0]) or layout != sharding_of(scatter.operands[0]) or _is_partial(layout):
+    if layout is not None and layout.unreduced_axes:
+        return None
+    if layout != sharding_of(scatter.results[0]) or layout != sharding_of(scatter.operands[0]):
         return None
     scatter.move_before(add)
     scatter.operands[0] = addend
     add.results[0].replace_all_uses_with(scatter.results[0])
     return add
-
-
-def _is_partial(sharding: TensorSharding | None) -> bool:
-    return sharding is not None and bool(sharding.unreduced_axes)
 
 
 @emitter("stablehlo.scatter")

@@ -32,7 +32,7 @@ class Compiled:
 
     Attributes:
         error: why there is none.
-        seconds: of compiling, on the machine that did it first.
+        compiled: seconds of compiling, on the machine that did it first.
         memory: GiB that a device holds, or would need where it has not as much.
         bytes: GiB that it sends.
         time: seconds of a step by the compiler's cycles and schedule and the links' rates, where it says any.
@@ -41,7 +41,7 @@ class Compiled:
     """
 
     error: str = ""
-    seconds: float = 0.0
+    compiled: float = 0.0
     memory: float = 0.0
     bytes: float = 0.0
     time: float = 0.0
@@ -97,7 +97,7 @@ def _compiled(lowered: jax.stages.Lowered, options: dict[str, str]) -> Compiled:
     seconds, text = time.monotonic() - start, executable.as_text()
     took = compiler_time(text)
     return Compiled(
-        seconds=seconds,
+        compiled=seconds,
         memory=_held(executable),
         bytes=totals(collectives_in_hlo(text)).wire_bytes / GIB,
         time=took.scheduled if took.work else 0.0,  # compilers for GPUs state no cycles

@@ -9,7 +9,7 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,38 +32,27 @@ MEMORY_APART = (0.85, 1.15)
 
 
 @dataclass
-class Side:
-    """What was measured of one program.
+class Side(Compiled):
+    """What was measured of one program, planned and compiled.
 
     Attributes:
-        error: why there is none.
-        planned, compiled: CPU seconds of planning, seconds of compiling.
+        planned: CPU seconds of planning.
         took: GiB of memory that planning took.
         available: GiB that a device has.
-        plan_memory, memory: GiB that it holds, by the plan and by the compiler.
+        plan_memory: GiB that it holds, by the plan.
         packed: GiB that it holds where a device has little more than the plan says, if `memory` is above that; as
             `memory` otherwise.
-        plan_bytes, bytes: GiB that it sends.
-        plan_time, time: seconds of a step by the plan, and by the compiler's cycles and schedule and the links' rates,
-            where it says any.
-        exposed: of these, those in which it waits for collectives.
-        flops: what the compiler counts, loops once.
+        plan_bytes: GiB that it sends, by the plan.
+        plan_time: seconds of a step by the plan.
     """
 
-    error: str = ""
     planned: float = 0.0
     took: float = 0.0
     available: float = 0.0
     plan_memory: float = 0.0
+    packed: float = 0.0
     plan_bytes: float = 0.0
     plan_time: float = 0.0
-    compiled: float = 0.0
-    memory: float = 0.0
-    packed: float = 0.0
-    bytes: float = 0.0
-    time: float = 0.0
-    exposed: float = 0.0
-    flops: float = 0.0
 
 
 def measured(
@@ -98,7 +87,8 @@ def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Si
         side.error = str(error).splitlines()[0][:300]
         return side
     if compiles:
-        _read(side, compiled(lowered, topology, {}, kept))
+        found = compiled(lowered, topology, {}, kept)
+        side = replace(side, **asdict(found), packed=found.memory)
         if "ours" in how and side.memory > MEMORY_APART[1] * side.plan_memory and not side.error:
             packed = compiled(lowered, topology, _limits(side, topology), kept)
             side.packed = side.memory if packed.error else min(side.memory, packed.memory)
@@ -145,11 +135,6 @@ def _limits(side: Side, topology: Topology) -> dict[str, str]:
     if topology.is_gpu:
         return {"xla_gpu_memory_limit_slop_factor": str(math.ceil(100 * side.plan_memory * ALLOCATED / side.available))}
     return {"xla_tpu_max_hbm_size_mib": str(math.ceil(1024 * MEMORY_APART[1] * side.plan_memory) + _RESERVED_MIB)}
-
-
-def _read(side: Side, found: Compiled) -> None:
-    side.error, side.compiled, side.memory, side.packed = found.error, found.seconds, found.memory, found.memory
-    side.bytes, side.time, side.exposed, side.flops = found.bytes, found.time, found.exposed, found.flops
 
 
 def main(name: str, how: str, compiles: str, layers: str, kept: str) -> None:
