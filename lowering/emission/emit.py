@@ -21,7 +21,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.emission import reemitted
-from sdy_jax.lowering.emission.border_layout import as_at_border, combined_with_arguments
+from sdy_jax.lowering.emission.border_layout import as_at_border, laid_out_as_arrays
 from sdy_jax.lowering.emission.lax_collectives import collective_permute
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.emission.names import scope_name
@@ -94,7 +94,7 @@ def local_function(
         used: which arguments the function takes, all by default; the others have no users.
     """
     load_extensions()
-    at_border = combined_with_arguments(graph) if device is not None else frozenset()
+    at_border = laid_out_as_arrays(graph) if device is not None else frozenset()
     shardings, mesh = value_shardings(graph), mesh.with_meshes(graph.meshes)
     arguments = graph.arguments if used is None else list(compress(graph.arguments, used))
     results = graph.result_shardings(graph.main)

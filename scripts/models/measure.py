@@ -89,7 +89,7 @@ def run(row: Row, how: set[str], compiles: bool, kept: Path | None = None) -> Si
     if compiles:
         found = compiled(lowered, topology, {}, kept)
         side = replace(side, **asdict(found), packed=found.memory)
-        if "ours" in how and side.memory > MEMORY_APART[1] * side.plan_memory and not side.error:
+        if "ours" in how and side.memory > side.plan_memory / MEMORY_APART[0] and not side.error:
             packed = compiled(lowered, topology, _limits(side, topology), kept)
             side.packed = side.memory if packed.error else min(side.memory, packed.memory)
     return side
@@ -134,7 +134,7 @@ def _limits(side: Side, topology: Topology) -> dict[str, str]:
     which the order of a program heeds."""
     if topology.is_gpu:
         return {"xla_gpu_memory_limit_slop_factor": str(math.ceil(100 * side.plan_memory * ALLOCATED / side.available))}
-    return {"xla_tpu_max_hbm_size_mib": str(math.ceil(1024 * MEMORY_APART[1] * side.plan_memory) + _RESERVED_MIB)}
+    return {"xla_tpu_max_hbm_size_mib": str(math.ceil(1024 * side.plan_memory / MEMORY_APART[0]) + _RESERVED_MIB)}
 
 
 def main(name: str, how: str, compiles: str, layers: str, kept: str) -> None:
