@@ -408,10 +408,17 @@ class _LiveRanges:
         start = self._position[loop]
         self._read(loop, [loop.operands[i] for i in changed], start)
         for i in changed:
-            result = loop.results[i]
-            given = self._donated.get(result)
-            is_apart = given is not None and self._last.get(self._root(given), -1.0) >= start
-            self._add(result, start, self._end[loop], takes_over=True, is_apart=is_apart)
+            is_apart = self._is_apart(loop, i)
+            self._add(loop.results[i], start, self._end[loop], takes_over=True, is_apart=is_apart)
+
+    def _is_apart(self, loop: Op, index: int) -> bool:
+        """Whether a loop's result is to lie in the memory of a donated argument that is not free when the loop starts:
+        that is not what the loop changes in its place, and is read later."""
+        given = self._donated.get(loop.results[index])
+        if given is None:
+            return False
+        start, last = self._position[loop], self._last.get(self._root(given), -1.0)
+        return last > start if self._root(loop.operands[index]) is self._root(given) else last >= start
 
     def _read(self, op: Op, values: Sequence[Value], time: float) -> None:
         """An op reads values; a loop reads what comes from outside in every iteration, so until its end."""

@@ -28,6 +28,7 @@ from sdy_jax.lowering.placement.copies import tie
 from sdy_jax.lowering.placement.dead_code import erase_dead_code
 from sdy_jax.lowering.placement.decisions import Decision, Decisions
 from sdy_jax.lowering.placement.fold import fold, fold_settled
+from sdy_jax.lowering.placement.in_place import change_in_place
 from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
 from sdy_jax.lowering.placement.joined import join_pieces
 from sdy_jax.lowering.placement.kinds import launch_time, operations_done, work_time
@@ -84,7 +85,7 @@ def prepared(module: ir.Operation, setting: Setting) -> Graph:
         return graph
     use_invariants_from_outside(graph)
     graph = _changed(sink_into_loops, erase_dead_code(fold(graph)))
-    graph = narrow_stacks(graph)
+    graph = narrow_stacks(_changed(change_in_place, graph))
     mesh_name, rule_of = setting.mesh_name, setting.rules.without_overrides().rule_of
     return _changed(lambda graph: join_pieces(graph, mesh_name, graph.meshes[mesh_name], rule_of), graph)
 
