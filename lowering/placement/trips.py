@@ -115,14 +115,17 @@ def counter_of(loop: Op) -> Counter | None:
 
 
 def numbers_in_trips(loop: Op, value: Value) -> range | None:
-    """The numbers that an integer of a loop's body has trip by trip, where it is the counter times 1 or -1, and a
-    constant more; None where that is not known."""
-    counted, found = counter_of(loop), _line(value)
-    if counted is None or found is None or found[0] is not loop.blocks[1].arguments[counted.argument]:
+    """The numbers that an integer of a loop's body has trip by trip, where it is a counter times 1 or -1, and a constant
+    more; None where that is not known. Beside what counts the trips, bodies may carry counters of their own."""
+    trips, found, body = trip_count(loop), _line(value), loop.blocks[1]
+    if trips is None or found is None or found[0].owner is not body:
         return None
-    _, sign, ahead = found
-    first, step = sign * counted.start + ahead, sign * counted.step
-    return range(first, first + counted.trips * step, step) if step else None
+    counter, sign, ahead = found
+    start, step = _constant(loop.operands[counter.index]), _step(body, counter.index)
+    if start is None or not step or not _holds(counter.dtype, start + trips * step):
+        return None
+    first = sign * start + ahead
+    return range(first, first + trips * sign * step, sign * step)
 
 
 def _holds(dtype: str, number: int) -> bool:
