@@ -1,5 +1,7 @@
 """Layers that a scan changes in part are changed in the stack that they come from."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,6 +66,58 @@ def test_one_update_is_left():
     assert updates(decode, *arguments()) == 1
 
 
+def by_sequence(x, known, weights, positions):
+    """`decode` with each sequence at a position of its own."""
+
+    def trip(x, given):
+        known, w = given
+        put_token = partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+        known = jax.vmap(put_token)(known, (x @ w)[:, None], positions)
+        return x + jnp.einsum("bsd->bd", known) @ w, known
+
+    return jax.lax.scan(trip, x, (known, weights))
+
+
+def by_numbers(x, known, weights, positions):
+    """`by_sequence`, with numbers of sequences: what is out of bounds is left out."""
+
+    def trip(x, given):
+        known, w = given
+        known = known.at[jnp.arange(4), positions].add(x @ w, mode="drop")
+        return x + jnp.einsum("bsd->bd", known) @ w, known
+
+    return jax.lax.scan(trip, x, (known, weights))
+
+
+def of_one_dimension(x, known, weights, positions):
+    """`by_sequence` of layers of numbers, with indices that have no dimension of vectors."""
+
+    def trip(x, given):
+        known, w = given
+        numbers = jax.lax.ScatterDimensionNumbers((), (0,), (0,))
+        known = jax.lax.scatter_add(known, positions[:, None], (x @ w).sum(1), numbers)
+        return x + known.sum(), known
+
+    return jax.lax.scan(trip, x, (known[:, 0, :, 0], weights))
+
+
+@pytest.mark.parametrize("stack", LAYOUTS, ids=str)
+@pytest.mark.parametrize("function", [by_sequence, by_numbers])
+def test_each_sequence_at_its_own_position(function, stack):
+    x, known, weights, _ = arguments()
+    given = x, known, weights, np.array([3, 15, 0, 40], np.int32)
+    function = sdy.partition(function, mesh=PLANE, in_shardings=(P("x"), stack, P(), P()), out_shardings=(P(), stack))
+    assert_same(function, *given)
+
+
+@pytest.mark.parametrize("function", [by_sequence, by_numbers, of_one_dimension])
+def test_one_scatter_is_left(function):
+    x, known, weights, _ = arguments()
+    given = x, known, weights, np.array([3, 15, 0, 3], np.int32)
+    assert updates(function, *given) == 0
+    assert_same(sdy.partition(function, mesh=PLANE), *given)
+
+
 def test_from_the_last_layer_on():
     def backwards(*given):
         return decode(*given, reverse=True)
@@ -85,6 +139,32 @@ def test_counters_of_another_type_than_positions():
 
     assert updates(counted, *arguments()) == 1
     assert_same(sdy.partition(counted, mesh=PLANE), *arguments())
+
+
+def test_stacks_that_loops_carry():
+    def carried_on(x, known, weights, position):
+        def trip(i, carried):
+            x, known = carried
+            x, layer_ = layer(x, (at(known, i + 1), at(weights, i)), position)
+            return x, put(known, layer_, i + 1)
+
+        return jax.lax.fori_loop(0, 2, trip, (x, known))
+
+    assert updates(carried_on, *arguments()) == 1
+    assert_same(sdy.partition(carried_on, mesh=PLANE, in_shardings=(P("x"), P(None, "x", "y"), P(), P())), *arguments())
+
+
+def test_layers_by_numbers_that_are_given():
+    def by_number(x, known, weights, position):
+        def trip(carried, given):
+            (x, known), (i, w) = carried, given
+            x, layer_ = layer(x, (jax.lax.dynamic_index_in_dim(known, i, 0, False), w), position)
+            return (x, jax.lax.dynamic_update_index_in_dim(known, layer_, i, 0)), None
+
+        return jax.lax.scan(trip, (x, known), (jnp.array([2, -1, 2, 0]), weights))[0]
+
+    assert updates(by_number, *arguments()) == 1
+    assert_same(sdy.partition(by_number, mesh=PLANE), *arguments())
 
 
 def test_the_old_stack_stays_where_it_is_needed():
@@ -162,6 +242,24 @@ def _reads_the_new_stack(x, known, weights, position):
     return jax.lax.fori_loop(0, 4, trip, (x, jnp.zeros_like(known)))
 
 
+def _reads_the_old_stack(x, known, weights, position):
+    def trip(i, carried):
+        x, new = carried
+        x, layer_ = layer(x, (at(new, i), at(weights, i)), position)
+        return x + new[0, :, 0], put(new, layer_, i)
+
+    return jax.lax.fori_loop(0, 4, trip, (x, known))
+
+
+def _reads_another_layer_of_the_stack(x, known, weights, position):
+    def trip(i, carried):
+        x, new = carried
+        x, layer_ = layer(x, (at(new, 3 - i), at(weights, i)), position)
+        return x, put(new, layer_, i)
+
+    return jax.lax.fori_loop(0, 4, trip, (x, known))
+
+
 def _changes_the_layer_further(x, known, weights, position):
     def trip(x, given):
         x, new = layer(x, given, position)
@@ -177,6 +275,8 @@ def _changes_the_layer_further(x, known, weights, position):
         _writes_another_layer,
         _writes_some_layers,
         _reads_the_new_stack,
+        _reads_the_old_stack,
+        _reads_another_layer_of_the_stack,
         _changes_the_layer_further,
     ],
 )

@@ -30,6 +30,7 @@ _FREE = frozenset(("stablehlo.broadcast_in_dim", "sdy.all_slice"))
 
 
 _UPDATE = "stablehlo.dynamic_update_slice"
+_UPDATES = frozenset((_UPDATE, "stablehlo.scatter"))
 _RESHAPED = frozenset(("stablehlo.reshape", "stablehlo.broadcast_in_dim"))
 """What makes a layer of a stack of a value."""
 
@@ -42,7 +43,7 @@ def laid_out_as_arrays(graph: Graph) -> frozenset[Value]:
 def _updates(graph: Graph) -> Iterator[Value]:
     """What is changed in part, read, and kept: returned by its block, or a layer of something larger."""
     for op in graph.ops:
-        if op.name == _UPDATE:
+        if op.name in _UPDATES and len(op.results) == 1:
             kept = [_is_kept(user, index) for user, index in op.results[0].uses]
             if any(kept) and not all(kept):
                 yield op.results[0]

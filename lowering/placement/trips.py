@@ -16,8 +16,10 @@ import jax.numpy as jnp
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.placement.fusion import is_constant
 from sdy_jax.lowering.strategies.monoids import known_scalar
 from sdy_jax.lowering.strategies.registry import is_forwarding
+from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 
 UNKNOWN = 10
 """The number of iterations that the cost model assumes where the count is unknown."""
@@ -115,8 +117,8 @@ def counter_of(loop: Op) -> Counter | None:
 
 
 def numbers_in_trips(loop: Op, value: Value) -> range | None:
-    """The numbers that an integer of a loop's body has trip by trip, where it is a counter times 1 or -1, and a constant
-    more; None where that is not known. Beside what counts the trips, bodies may carry counters of their own."""
+    """The numbers that an integer of a loop's body has trip by trip, where it is a counter times 1 or -1, and a
+    constant more; None where that is not known. Beside what counts the trips, bodies may carry other counters."""
     trips, found, body = trip_count(loop), _line(value), loop.blocks[1]
     if trips is None or found is None or found[0].owner is not body:
         return None
@@ -126,6 +128,17 @@ def numbers_in_trips(loop: Op, value: Value) -> range | None:
         return None
     first = sign * start + ahead
     return range(first, first + trips * sign * step, sign * step)
+
+
+def is_same_integer(one: Value, other: Value) -> bool:
+    """Whether two integers are computed alike of the same values."""
+    one, other = _origin(one), _origin(other)
+    if one is other:
+        return True
+    made, like = one.defining_op, other.defining_op
+    if made is None or like is None or not (is_constant(made) or made.name in ELEMENTWISE):
+        return False
+    return made.signature == like.signature and all(map(is_same_integer, made.operands, like.operands))
 
 
 def _holds(dtype: str, number: int) -> bool:

@@ -16,6 +16,7 @@ Tables, filled by the family modules of this package:
   operands, wherever in the whole these are; each with the attribute, if any, that lists sizes of parts of the first
   operand per dimension.
 * `PARTIAL_ACCESS`: the ops that read or write a part of their first operand at a position known at run time.
+* `LAYER_UPDATES`: op that updates a part of its first operand -> the same update of the stack that this is a layer of.
 * `OPEN_PRECISION`: op -> whether it leaves open to which precision its operands are rounded.
 * `REMATERIALIZABLE`: the ops whose result is larger than their operands, so that running them again may be cheaper
   than a reshard.
@@ -144,6 +145,19 @@ SettledFoldFunction = Callable[[Op], ir.Operation | None]
 """Edits the op in a walked module, where shardings are those of the module's values; the op that it took over, if any.
 """
 
+
+class LayerOfStack(NamedTuple):
+    """A layer of a stack, number `at` along dimension 0; `sharding`: the stack's."""
+
+    stack: ir.Value
+    at: ir.Value
+    sharding: TensorSharding | None
+
+
+LayerUpdate = Callable[[Op, LayerOfStack], ir.Value | None]
+"""The stack after an op's update of the layer that is its first operand, computed just before the op; None where that
+is not known."""
+
 FOLDS: dict[str, FoldFunction] = {}
 SETTLED_FOLDS: dict[str, SettledFoldFunction] = {}
 SENT: dict[str, SentFunction] = {}
@@ -153,6 +167,7 @@ OPEN_PRECISION: dict[str, Callable[[Op], bool]] = {}
 REMATERIALIZABLE: set[str] = set()
 PART_BY_PART: dict[str, str] = {}
 PARTIAL_ACCESS: dict[str, str] = {}
+LAYER_UPDATES: dict[str, LayerUpdate] = {}
 
 
 class Whole(NamedTuple):
@@ -221,6 +236,11 @@ def accesses_part(*, reads: str, writes: str) -> None:
     """Registers an op whose result is a part of its first operand, and one that puts its second operand there; the
     other dimensions may be split."""
     PARTIAL_ACCESS.update({reads: "read", writes: "write"})
+
+
+def updates_layers(*names: str) -> Callable[[LayerUpdate], LayerUpdate]:
+    """Registers how ops of these names update a stack."""
+    return registered(LAYER_UPDATES, names, "updates of layers")
 
 
 def runs_part_by_part(*names: str, sizes: str = "") -> None:

@@ -187,7 +187,7 @@ def _emitted(
     function: Callable[..., jax.Array] | None = lax.scatter if returns_new(body) else _LAX.get(reduction_kind(body))
     if function is None or len(operands) != 3 or numbers.index_vector_dim != operands[1].ndim - 1:
         shapes = [x.shape for x in operands[: len(operands) // 2]]
-        attributes = {"indices_are_sorted": str(in_order).lower(), "scatter_dimension_numbers": _text(numbers)}
+        attributes = {"indices_are_sorted": str(in_order).lower(), "scatter_dimension_numbers": numbers.text}
         return re_emit(local, *operands, result_shapes=shapes, attributes=attributes)
     dims = lax.ScatterDimensionNumbers(
         update_window_dims=numbers.update_window_dims,
@@ -199,12 +199,6 @@ def _emitted(
     unique = local.op.flag("unique_indices")
     # The op drops what is out of bounds: the mode only says so, and lowers to nothing but the op.
     return [function(*operands, dims, indices_are_sorted=in_order, unique_indices=unique, mode="drop")]
-
-
-def _text(numbers: ScatterDimensionNumbers) -> str:
-    """The attribute's MLIR text."""
-    fields = (f"{name} = {list(n) if isinstance(n, tuple) else n}" for name, n in dataclasses.asdict(numbers).items())
-    return f"#stablehlo.scatter<{', '.join(fields)}>"
 
 
 def _own_targets(

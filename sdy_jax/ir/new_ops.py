@@ -62,6 +62,11 @@ def reshaped(value: ir.Value, shape: Sequence[int], place: Place, sharding: Tens
     return created("stablehlo.reshape", tensor_type(shape, value), [value], place, sharding)
 
 
+def converted(value: ir.Value, type_: ir.Type, place: Place) -> ir.Value:
+    """A scalar in another type."""
+    return value if value.type == type_ else created("stablehlo.convert", type_, [value], place)
+
+
 # Stacks.
 
 

@@ -5,7 +5,7 @@ One reader per kind; each takes the `Op` and answers for the ops that its docstr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from jax.extend.mlir.dialects import stablehlo
 
@@ -49,6 +49,13 @@ class ScatterDimensionNumbers:
     scatter_indices_batching_dims: Dims
     scatter_dims_to_operand_dims: Dims
     index_vector_dim: int
+
+    @property
+    def text(self) -> str:
+        """The attribute's MLIR text."""
+        numbers = ((field.name, getattr(self, field.name)) for field in fields(self))
+        listed = (f"{name} = {list(n) if isinstance(n, tuple) else n}" for name, n in numbers)
+        return f"#stablehlo.scatter<{', '.join(listed)}>"
 
 
 @dataclass(frozen=True, slots=True)
