@@ -549,3 +549,14 @@ def test_a_program_that_holds_nothing_in_between():
     assert not plan.layouts.changed
     with pytest.raises(sdy.SdyError, match="memory=1 B is not enough"):
         sdy.partition(lambda x: x, mesh=LINE, layouts="global", memory=1).plan(np.ones((8, 4), np.float32))
+
+
+@pytest.mark.parametrize("worth", [0.0, 0.1, 1.0, 10.0])
+def test_the_walk_that_is_best_is_a_candidate(worth):
+    figures = [(1.0, 0.9, 6), (1.1, 0.5, 6), (1.2, 0.8, 4), (1.3, 0.9, 4), (1.4, 0.5, 7), (1.1, 0.5, 6)]
+    walks = [
+        SimpleNamespace(cost=cost, exposed=exposed, peak=SimpleNamespace(total=held)) for cost, exposed, held in figures
+    ]
+    room = Room(limit=10, memory=10, holding=worth)
+    assert any(room.best(walks) is walk for walk in room.candidates(walks))
+    assert len(room.candidates(walks)) == 2

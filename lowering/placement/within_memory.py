@@ -232,9 +232,9 @@ class Room(NamedTuple):
         return min(walks, key=lambda walk: (walk.exposed + byte * walk.peak.total, walk.cost))
 
     def candidates(self, walks: Sequence[Walk]) -> list[Walk]:
-        """Those of which one is the best, whatever a byte is worth: no other one costs and holds less."""
+        """Those of which one is the best, whatever a byte is worth: of no other one is less exposed and held."""
         found = list[Walk]()
-        for walk in sorted(walks, key=lambda walk: walk.cost):
+        for walk in sorted(walks, key=lambda walk: (walk.exposed, walk.cost)):
             if not found or (self.memory and walk.peak.total < found[-1].peak.total):
                 found.append(walk)
         return found
