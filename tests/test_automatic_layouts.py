@@ -166,6 +166,34 @@ def test_weights_are_fully_sharded_along_their_largest_dimension_or_the_first_th
     assert split["fsdp-first"] == {"stack": [0], "odd": [1], "tall": [0], "one": []}
 
 
+def test_state_is_split_within_slices_and_the_batch_between_them():
+    costs = sdy.CostModel.of_machine("h100", ("x", "y"), bandwidth={"x": 25e9})
+    auto = sdy.partition(step, mesh=PLANE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, costs=costs)
+    program, leaves = auto.plan(*arguments()).program, range(len(jax.tree.leaves(arguments())))
+    assert costs.slow_axes(program.mesh) == {"x"}
+    assert costs.slow_axes(sdy.Mesh.of(x=1, y=8)) == frozenset()
+    border = dict(UsualLayouts(program, leaves, leaves[:-2], costs.slow_axes(program.mesh)).borders())["fsdp"]
+    axes = [{axis.name for dim in border[leaf].axes for axis in dim} for leaf in leaves]
+    assert axes[-2:] == [{"x", "y"}, {"x", "y"}]
+    assert {"y"} in axes[:-2] and all(found <= {"y"} for found in axes[:-2])
+
+
+def test_layouts_that_keep_within_slices_are_tried_too(monkeypatch):
+    tried = []
+    monkeypatch.setattr(automatic.UsualLayouts, "borders", recorded(automatic.UsualLayouts.borders, tried))
+    costs = sdy.CostModel.of_machine("h100", ("x", "y"), bandwidth={"x": 25e9})
+    sdy.partition(step, mesh=PLANE, in_shardings=sdy.AUTO, out_shardings=sdy.AUTO, costs=costs).plan(*arguments())
+    assert [usual.slow for usual in tried] == [(), {"x"}]
+
+
+def recorded(function, found):
+    def run(self):
+        found.append(self)
+        return function(self)
+
+    return run
+
+
 def not_enough(least):
     error = sdy.MemoryLimitError(f"the least that was found is {least}")
     error.least = least

@@ -407,6 +407,15 @@ class CostModel:
         """Bytes per second along a mesh axis."""
         return _of(self.bandwidth, axis, 1.0) if self.bandwidth else 1.0
 
+    def slow_axes(self, mesh: Mesh) -> frozenset[str]:
+        """The axes of a mesh along which devices send much less than along its fastest one, as between slices."""
+        rates = {axis.name: self.bandwidth_of(axis.name) for axis in mesh.axes if axis.size > 1}
+        return frozenset(name for name, rate in rates.items() if _SLOW * rate < max(rates.values()))
+
+
+_SLOW = 4
+"""How many times as fast the fastest axis has to be: the networks in `MACHINES` take 9 to 29 times as long as links."""
+
 
 def _copies_of(machine: Machine) -> Copies:
     return Copies.in_tiles(1 / machine.memory, machine.launch) if machine.is_torus else Copies(2 / machine.memory)

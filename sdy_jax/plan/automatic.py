@@ -10,7 +10,7 @@ Source: spec of the planner, sections 1 and 9.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from jax.extend.mlir import ir
@@ -41,6 +41,7 @@ def automatic_plan(
     tried: Callable[[Program], Plan],
     freed: Callable[[Program, FreeBorder, float], Border],
     limit: float,
+    slow: Collection[str],
     tell: Tell,
 ) -> Plan:
     """The plan of a program with automatic arguments or results.
@@ -53,13 +54,14 @@ def automatic_plan(
         freed: the best border of a program with a free one, found from the one that is stated; takes what a program
             costs that is known to fit, dearer ones than which need not be found.
         limit: the bytes that a device may hold by what the user says, or else its own.
+        slow: the mesh axes along which devices send much slower than along others.
         tell: is told what is tried, and how much of the search is done.
 
     Raises:
         MemoryLimitError: no border was found whose plan keeps within the memory.
     """
     search = _Search(program, planned, tried, freed, limit, tell)
-    return search.run(program.with_module(imported))
+    return search.run(program.with_module(imported), slow)
 
 
 class _Search:
@@ -79,17 +81,22 @@ class _Search:
         self._carried = {argument: result for argument, result in back if argument in free[0] and result in free[1]}
         self._problems: list[MemoryLimitError] = []
 
-    def run(self, imported: Program) -> Plan:
-        program, plans = self._program, dict[str, Plan]()
-        free, state = program.automatic_arguments, set(self._carried or largest(program))
-        usual = UsualLayouts(imported, sorted(free), sorted(state & free))
-        borders = {name: border for name, border in usual.borders() if self._held(border) <= self._limit}
+    def run(self, imported: Program, slow: Collection[str]) -> Plan:
+        plans, borders = dict[str, Plan](), self._usual(imported, ())
+        if slow:  # state is split along them where it is too large otherwise
+            borders |= self._usual(imported, slow)
         for name, border in borders.items():
             self._tell(name, len(plans) / (len(borders) + _SEARCH))
             plans[name] = self._tried(self._stated((border, self._results_of(border))))
         self._tell("a free border", len(plans) / (len(plans) + _SEARCH))
         chosen = self._chosen(sorted(plans.values(), key=_cost))
         return replace(chosen, automatic=self._record(chosen, plans))
+
+    def _usual(self, imported: Program, slow: Collection[str]) -> dict[str, Mapping[int, TensorSharding]]:
+        """The usual layouts by name, but for those in which arguments alone are too large."""
+        free, state = self._program.automatic_arguments, set(self._carried or largest(self._program))
+        usual = UsualLayouts(imported, sorted(free), sorted(state & free), slow)
+        return {name: border for name, border in usual.borders() if self._held(border) <= self._limit}
 
     def _held(self, border: Mapping[int, TensorSharding]) -> float:
         """The bytes that a device holds of automatic arguments in some layouts."""
@@ -191,5 +198,7 @@ def _measured(plan: Plan) -> Measured:
 
 
 def _cost(plan: Plan) -> float:
-    """What a plan costs; of one on many axes, which is made op by op, what it sends."""
-    return plan.layouts.cost if plan.layouts is not None else plan.wire_bytes
+    """What a plan costs; of one on many axes, which is made op by op, what it takes or sends."""
+    if plan.layouts is not None:
+        return plan.layouts.cost
+    return plan.time.total if plan.costs.unit == "seconds" else plan.wire_bytes

@@ -162,8 +162,9 @@ class _Making:
         imported = copied(program.module)
         run_pipeline(imported, plan_import())
         limit = self.policy.limit
-        unlimited = replace(self, policy=replace(self.policy, memory=math.inf))
-        return automatic_plan(program, imported, self.plan, unlimited.plan, self._freed, limit, self.tell)
+        unlimited = replace(self, policy=replace(self.policy, memory=math.inf, effort=1))
+        slow = self.costs.slow_axes(program.mesh)
+        return automatic_plan(program, imported, self.plan, unlimited.plan, self._freed, limit, slow, self.tell)
 
     def _freed(self, program: Program, border: FreeBorder, known: float) -> Border:
         stages, rules = self._propagated(program, self._dump())

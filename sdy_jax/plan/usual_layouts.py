@@ -79,11 +79,13 @@ class UsualLayouts:
         program: the program; its module is that after import.
         free: the argument leaves whose layouts are asked for.
         state: those of them that are state.
+        slow: the axes that state is not split along, as those between slices: each has all of it.
     """
 
     program: Program
     free: Sequence[int]
     state: Sequence[int]
+    slow: Collection[str] = ()
 
     def borders(self) -> Iterator[tuple[str, Border]]:
         """The layouts by name; those that the mesh cannot tell apart once."""
@@ -122,7 +124,8 @@ class UsualLayouts:
         state = {}
         for leaf in self.state:
             own, shape = dict(tensor.get(leaf, {})), self._shape(leaf)
-            left = [axis for axis in axes if not any(axis in found for found in own.values())]
+            taken = [axis for found in own.values() for axis in found]
+            left = [axis for axis in axes if axis not in taken and axis.name not in self.slow]
             able = {dim: self._axes(leaf, dim, left) for dim in range(len(shape)) if dim not in own}
             if any(able.values()):
                 dim = max(filter(able.get, able), key=lambda dim: len(able[dim]) if first else shape[dim])
