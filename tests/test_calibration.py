@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.lowering.reshard import calibration
-from sdy_jax.lowering.reshard.calibration import AxisRates, Calibration, Sizes, calibrated, default_path, fitted
+from sdy_jax.lowering.targets import calibration
+from sdy_jax.lowering.targets.calibration import AxisRates, Calibration, Sizes, calibrated, default_path, fitted
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.mesh import Mesh as Axes
 from sdy_jax.runtime.measuring import CollectiveTime
@@ -27,7 +27,7 @@ KNOWN = Calibration(
 
 
 def test_the_fit_finds_the_rates_that_made_the_times():
-    made = KNOWN.costs("")
+    made = sdy.CostModel.of_mesh(MESH).with_rates(KNOWN, MESH, "")
     times = [
         CollectiveTime(kind, axis, size, made_time(made, kind, axis, size))
         for kind in ("all_gather", "all_reduce")
@@ -60,19 +60,25 @@ def test_noise_makes_no_rate_negative():
         assert axis.bandwidth > 0 and axis.latency >= 0 and axis.start >= 0
 
 
+def costs_of(path):
+    """As `CostModel.calibrate`, of small arrays."""
+    found = calibrated(MESH, path, again=False, sizes=SMALL)
+    return sdy.CostModel.of_mesh(MESH).with_rates(found, MESH, f"measured, {path}")
+
+
 def test_a_machine_is_measured_once(tmp_path, monkeypatch):
     path = tmp_path / "below" / "mine.json"
-    first = calibrated(MESH, path, again=False, sizes=SMALL)
+    first = costs_of(path)
     assert first.unit == "seconds" and first.combines == ("all_reduce",) and first.origin == f"measured, {path}"
     assert all(first.bandwidth_of(axis) > 1 for axis in MESH.axis_names)
     monkeypatch.setattr(Calibration, "measured", lambda *_: pytest.fail("measured twice"))
-    assert calibrated(MESH, path, again=False, sizes=SMALL) == first
+    assert costs_of(path) == first
     assert sdy.CostModel.calibrate(MESH, path=path) == first
     assert [file.name for file in path.parent.iterdir()] == ["mine.json"]
 
 
 def test_a_plan_by_measured_costs_has_the_numbers_of_the_function(tmp_path):
-    costs = calibrated(MESH, tmp_path / "mine.json", again=False, sizes=SMALL)
+    costs = costs_of(tmp_path / "mine.json")
     x, w = np.random.default_rng(0).standard_normal((2, 64, 64)).astype(np.float32)
     matmul = sdy.partition(lambda x, w: x @ w, mesh=MESH, in_shardings=(P("data"), P("model")), costs=costs)
     assert "costs in seconds: measured" in str(matmul.plan(x, w))

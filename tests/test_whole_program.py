@@ -21,7 +21,6 @@ from partitioned_ops import CUBE, LINE, PLANE
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement import program_walks, within_memory
-from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.placement.layout_plans import plan_of
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
@@ -31,6 +30,8 @@ from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.uses_in_time import place_uses
 from sdy_jax.lowering.placement.within_memory import Room, best_choice, tried
 from sdy_jax.lowering.planning.steps import steps_between
+from sdy_jax.lowering.targets.compiler import Fusion
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.testing import assert_same
@@ -314,7 +315,7 @@ def test_what_is_fused_takes_no_memory_and_its_operands_live_until_it_is_read():
         return h.sum(0), jnp.tanh(h * 2 + 1) @ v
 
     program = Program(function, shapes((32, 64), (64, 64), (64, 64)), LINE, (P("x"), P(), P()))
-    place_uses(program.modelled, products_fuse=False)
+    place_uses(program.modelled, fusion=Fusion())
     values = {value: program.model.values[n] for value, n in program.modelled.values.items() if n >= 0}
     products = [value for value in values if value.defining_op and value.defining_op.name == "stablehlo.dot_general"]
     (scaled,) = [value for value in values if value.defining_op and value.defining_op.name == "stablehlo.multiply"]
@@ -379,7 +380,7 @@ class Tried:
             live=live,
             forget=lambda: self.forgotten.append((cost, held)),
             walker=walker,
-            compiler=Compiler(),
+            target=Target(),
         )
 
 
@@ -471,7 +472,7 @@ def nested(weights, x):
 @pytest.mark.parametrize("function", [nested, jax.grad(lambda w, x: jnp.sum(nested(w, x)))], ids=["plain", "gradient"])
 def test_values_are_needed_after_they_are_made(function):
     program = Program(function, shapes((64, 64), (32, 64)), LINE, (P("x"), P("x")))
-    place_uses(program.modelled, products_fuse=False)
+    place_uses(program.modelled, fusion=Fusion())
     needed = [(value.born, begin, end) for value in program.model.values for begin, end in value.needed]
     assert needed and all(born <= begin <= end for born, begin, end in needed)
 
@@ -485,7 +486,7 @@ def test_a_sum_is_held_in_the_smaller_layout_until_it_is_taken_and_constants_are
 
     program = Program(gradient, shapes((64, 64), (32, 64), (32, 64)), LINE, (P("x"), P("x"), P("x")))
     model = program.modelled.model
-    place_uses(program.modelled, products_fuse=False)
+    place_uses(program.modelled, fusion=Fusion())
     program.modelled.charge_holding([1.0] * len(program.modelled.graph.ops))
     values = {value: model.values[n] for value, n in program.modelled.values.items() if n >= 0}
     constants = [v for v in values if v.defining_op is not None and not v.defining_op.operands]

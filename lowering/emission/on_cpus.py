@@ -15,13 +15,13 @@ from __future__ import annotations
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from sdy_jax.lowering.emission.platforms import are_cpus
+from sdy_jax.runtime.forms import Forms
 
 
-def computed_apart(x: jax.Array) -> jax.Array:
-    """The array, on CPUs computed once for all its parts. XLA drops `optimization_barrier` before it fuses, so a
-    function that it may not inline stands in between."""
-    if not are_cpus():
+def computed_apart(x: jax.Array, forms: Forms) -> jax.Array:
+    """The array, where forms say so computed once for all its parts. XLA drops `optimization_barrier` before it fuses,
+    so a function that it may not inline stands in between."""
+    if not forms.apart:
         return x
     with set_xla_metadata(inlineable="false"):
         return _as_it_is(x)

@@ -24,8 +24,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sdy_jax.lowering.emission.platforms import are_tpus
-from sdy_jax.lowering.reshard.tiles import LANES, SUBLANES
+from sdy_jax.lowering.targets.tiles import LANES, SUBLANES
+from sdy_jax.runtime.forms import Forms
 
 LEAST_BYTES = 2**20
 """What is scattered as a matrix at least: half of the bytes of an all-reduce are saved, and a latency is lost where
@@ -35,11 +35,12 @@ LEAST_MOVED = 2**18
 """What is sent with its dimensions as one at least."""
 
 
-def as_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> bool:
-    """Whether the devices are TPUs, where an array that is scattered in so many parts along a dimension is sent as rows
-    of all that is behind it: the last dimension fills no lanes, a part is no number of them, and rows make tiles."""
+def as_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int, forms: Forms) -> bool:
+    """Whether an array that is scattered in so many parts along a dimension is sent as rows of all that is behind it,
+    which is a form where there are lanes: the last dimension fills none, a part is no number of them, and rows make
+    tiles."""
     part, behind = shape[dim] // parts, [size for size in shape[dim + 1 :] if size > 1]
-    if not are_tpus() or len(behind) < 2 or math.prod(shape) * itemsize < LEAST_BYTES:
+    if not forms.in_lanes or len(behind) < 2 or math.prod(shape) * itemsize < LEAST_BYTES:
         return False
     return bool(behind[-1] % LANES and part % _lanes(itemsize)) and part % SUBLANES == 0
 
@@ -53,12 +54,12 @@ class Sent(NamedTuple):
     is_tiled: bool = True
 
 
-def scattered_as(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> Sent:
+def scattered_as(shape: Sequence[int], itemsize: int, dim: int, parts: int, forms: Forms) -> Sent:
     """How an array without dimensions of size 1 is sent that is scattered in so many parts along a dimension."""
     as_it_is = Sent(tuple(shape), dim)
-    if not are_tpus():
+    if not forms.in_lanes:
         return as_it_is
-    if as_rows(shape, itemsize, dim, parts):
+    if as_rows(shape, itemsize, dim, parts, forms):
         return Sent((*shape[: dim + 1], math.prod(shape[dim + 1 :])), dim)
     if dim == 0:
         return as_it_is

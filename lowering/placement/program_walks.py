@@ -77,13 +77,13 @@ class ProgramWalks:
             set_function_shardings(main, "arg_attrs", plan.border.arguments)
             set_function_shardings(main, "res_attrs", plan.border.results)
         walker = Partitioner(Graph(copy), self.setting, plan)
-        return Walk(walker, walker.run(), self.policy.compiler)
+        return Walk(walker, walker.run(), self.setting.target)
 
     @cached_property
     def limit(self) -> float:
         """The bytes that a device may hold."""
-        if self.policy.available:
-            return self.policy.limit
+        if self.setting.available:
+            return self.setting.limit
         return (1 + _TOLERATED) * self.proposed.peak.total
 
     def saved(self, walk: Walk) -> float:
@@ -95,7 +95,7 @@ class ProgramWalks:
     @cached_property
     def room(self) -> Room:
         """What the program may hold, and send."""
-        return Room(self.limit, self.policy.device_memory, _HOLDING, self.costs.unit == "seconds", self._known)
+        return Room(self.limit, self.setting.target.memory, _HOLDING, self.costs.unit == "seconds", self._known)
 
     @property
     def can_be_planned(self) -> bool:
