@@ -193,7 +193,7 @@ def test_usual_layouts_that_do_not_fit_are_not_planned_again_where_another_one_d
     args, limits, plan_of = arguments(batch=16, width=64), [], build._Making.plan
 
     def counted(self, program):
-        limits.append(self.policy.memory)
+        limits.append(self.given.policy.memory)
         return plan_of(self, program)
 
     monkeypatch.setattr(build._Making, "plan", counted)

@@ -130,8 +130,8 @@ class Options:
         )
 
     def target(self, mesh: AnyMesh) -> Target:
-        """The devices for which plans on a mesh are."""
-        return Target.of(mesh)
+        """The devices for which plans on a mesh are: its own, or those of the machine whose rates costs are."""
+        return Target.of(mesh, self.costs.machine if self.costs is not None else "")
 
     def of_derivatives(self, mesh: AnyMesh) -> Options:
         """Those of the functions of derivatives, on `mesh`: what is said of arguments and left to jit is not theirs."""
