@@ -22,7 +22,7 @@ from jax import lax
 
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.emission.on_cpus import computed_apart
-from sdy_jax.lowering.emission.on_tpus import scattered_as
+from sdy_jax.lowering.emission.on_tpus import reduced, scattered, scattered_as
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
@@ -285,7 +285,7 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
         if kind == "sum":
             parts = axes_size(axes, mesh.mesh)
             native = functools.partial(_sum_scattered, dim=dim, parts=parts, group=mesh.group(axes), forms=mesh.forms)
-            x = _native(x, native, generic, _SCATTERED_BY_PARTS)
+            x = scattered(x, native, generic)
         else:
             x = generic(x)
     return x
@@ -294,7 +294,7 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
 def _sum_scattered(x: jax.Array, dim: int, parts: int, group: Group, forms: Forms) -> jax.Array:
     """The sum of `x` over a group, of which each of so many members keeps its part of `dim`.
 
-    Other dimensions of size 1, such as that of a device's only head, are left out meanwhile: XLA for TPUs does not
+    Other dimensions of size 1, such as that of a device's only head, are left out meanwhile: libtpu does not
     compile some reduce-scatters that have one (2026-11, `AllReduceScatterFusion not implemented for 2nd-minor
     compaction`).
     """
@@ -415,27 +415,9 @@ _KEYS = {
 }
 
 
-# What TPUs have no 64-bit registers for, their compiler splits into 32-bit halves, but not in every collective
-# (libtpu 0.0.52): extremes of integers, and sums of floats and complex numbers where each device keeps a part.
-_REDUCED_BY_PARTS = frozenset(map(np.dtype, (jnp.int64, jnp.uint64)))
-_SCATTERED_BY_PARTS = frozenset(map(np.dtype, (jnp.float64, jnp.complex64, jnp.complex128)))
-
-
-def _native(
-    x: jax.Array,
-    native: Callable[[jax.Array], jax.Array],
-    generic: Callable[[jax.Array], jax.Array],
-    by_parts: frozenset[np.dtype[Any]],
-) -> jax.Array:
-    """The collective of lax, or on TPUs, where they lack it for this type, the one that is made of moves."""
-    if x.dtype not in by_parts:
-        return native(x)
-    return lax.platform_dependent(x, tpu=generic, default=native)
-
-
 def _extreme_of_integers(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:
     generic = functools.partial(_generic_all_reduce, axes=axes, kind=kind, mesh=mesh)
-    return _native(x, functools.partial(_NATIVE[kind], **mesh.group(axes)), generic, _REDUCED_BY_PARTS)
+    return reduced(x, functools.partial(_NATIVE[kind], **mesh.group(axes)), generic)
 
 
 def _extreme_of_floats(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:

@@ -51,7 +51,7 @@ def _collective(local: LocalOp, x: jax.Array) -> jax.Array | Gathered:
 
 
 def _turned_before(local: LocalOp) -> Sequence[int] | None:
-    """The permutation by which what a collective left is transposed before an op scatters it, on TPUs: XLA joins both
+    """The permutation by which what a collective left is transposed before an op scatters it, in lanes: XLA joins both
     into a scatter along another dimension, of which it may make an all-reduce. Scattered first, it is what it seems."""
     op, turn = local.op, local.op.operands[0].defining_op
     if (

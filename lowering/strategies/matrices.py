@@ -44,7 +44,7 @@ def multiplied(
 ) -> jax.Array:
     """A product. Where it is scattered as a matrix, the columns of that are one dimension of one operand. Where the
     operands change their places in a transposition that follows, they have these places: what is transposed back here
-    cancels that. XLA for TPUs copies such a gradient before it is gathered, else; other devices run it as it is."""
+    cancels that: a compiler that has lanes copies such a gradient before it is gathered; others take it as it is."""
     if not local.mesh.forms.in_lanes:
         dimensions = (numbers.contracting, numbers.batching)
         return lax.dot_general(*operands, dimensions, precision=precisions, preferred_element_type=dtype)
