@@ -65,7 +65,8 @@ class CostModel:
         rounds: the share of its bytes that a float32 value has on the wire where it is moved for products alone,
             where a compiler rounds it before. Partial sums are sent as they are.
         moved: the share of its bytes that any value has there: `rounds` in the model of such values, `of_rounded`.
-        machine: the name of the machine whose rates these are; empty where they are of none.
+        machine: the name of the machine whose rates these are, for which plans are then; empty where they are of none,
+            and plans are for the devices of the mesh.
         origin: where the numbers are from, in words.
 
     >>> CostModel().wire_bytes("all_gather", 4, 256, 1024)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sdy_jax.lowering.targets.compiler import Compiler
 from sdy_jax.lowering.targets.family import Arrays, Family
@@ -65,10 +65,6 @@ class Target:
     def parts_of_axes(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
         """`lines` by axis."""
         return dict(self.lines)
-
-    def with_memory(self, memory: float) -> Target:
-        """The same with so many bytes."""
-        return replace(self, memory=memory)
 
 
 def machine_of(mesh: AnyMesh) -> str:
