@@ -76,6 +76,12 @@ def test_a_new_accelerator_is_one_family(abacus):
     assert Options().policy(mesh).combine.kinds == {"all_gather"}
 
 
+def test_one_that_is_described_is_known_by_its_kind(abacus):
+    mesh = AbstractMesh((2,), ("x",), abstract_device=AbstractDevice("Abacus 3", 1, "abacus"))
+    assert Options().target(mesh) == Target(abacus, memory=GIB)
+    assert sdy.CostModel.of_mesh(mesh) == sdy.CostModel.of_machine("abacus 3", ("x",))
+
+
 def test_without_it_nothing_is_known_of_it():
     assert Options().target(mesh_of("Abacus Mk 3", "abacus")) == Target()
     with pytest.raises(sdy.SdyError, match="no machine is called 'abacus 3'"):

@@ -20,7 +20,7 @@ from sdy_jax.lowering.reshard.major_parts import major_parts, part_name
 from sdy_jax.lowering.targets.calibration import Calibration, Sizes, calibrated, default_path
 from sdy_jax.lowering.targets.rates import TABLE, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.targets.registry import family_of_machine, family_of_platform, machines
-from sdy_jax.lowering.targets.target import machine_of
+from sdy_jax.lowering.targets.target import family_of, machine_of
 from sdy_jax.lowering.targets.tiles import Copies, LastCut
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.named import AnyMesh
@@ -119,15 +119,15 @@ class CostModel:
         >>> CostModel.of_mesh(jax.make_mesh((1,), ("x",), devices=jax.devices("cpu")[:1])).unit
         'bytes'
         """
-        platform, name = platform_of(mesh), machine_of(mesh)
+        name = machine_of(mesh)
         if name:
             links = machines()[name].links
             slow = (part_name(axis, size) if size else axis for axis, size in _network_axes(mesh, name).items())
             return cls.of_machine(name, mesh.axis_names, dict.fromkeys(slow, links.network.bandwidth))
-        found = cls.of_platform(platform)
-        if platform == "cpu":
-            return found
-        return replace(found, origin=f"the rates of {device_kind(mesh)!r} devices are not known")
+        family, platform = family_of(mesh), platform_of(mesh)
+        is_known = family.name == platform and not family.machines  # nothing is published of any
+        origin = "" if is_known else f"the rates of {device_kind(mesh)!r} devices are not known"
+        return replace(cls.of_platform(platform), origin=origin)
 
     @classmethod
     def of_machine(cls, name: str, axes: Iterable[str], bandwidth: Mapping[str, float] | None = None) -> CostModel:
@@ -194,7 +194,7 @@ class CostModel:
 
     def with_rates(self, found: Calibration, mesh: AnyMesh, origin: str) -> CostModel:
         """The model of a mesh with rates that were measured there in the place of its own, and nothing else."""
-        family = family_of_platform(platform_of(mesh))
+        family = family_of(mesh)
         over_network = _network_axes(mesh, self.machine) if self.torus else {}
         torus = tuple(axis for axis in self.torus if axis not in over_network)
         copies = family.arrays.copies(found.memory, found.launch)

@@ -46,7 +46,7 @@ class Target:
             mesh: on whose devices the program runs. Their memory counts where it is known.
             machine: the name of the machine whose rates costs are, where they are of one.
         """
-        family = family_of_machine(machine) if machine else family_of_platform(platform_of(mesh))
+        family = family_of_machine(machine) if machine else family_of(mesh)
         along_lines = family.compiler.collectives.along_lines
         memory = memory_of(mesh) or (machines()[machine].memory_of() if machine else 0.0)
         return cls(family, memory, torus_lines(mesh) if along_lines else ())
@@ -65,6 +65,13 @@ class Target:
     def parts_of_axes(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
         """`lines` by axis."""
         return dict(self.lines)
+
+
+def family_of(mesh: AnyMesh) -> Family:
+    """The family of a mesh's devices, by their kind where that is known: of devices that are described jax says no
+    more."""
+    name = machine_of(mesh)
+    return family_of_machine(name) if name else family_of_platform(platform_of(mesh))
 
 
 def machine_of(mesh: AnyMesh) -> str:
