@@ -23,6 +23,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement import program_walks, within_memory
 from sdy_jax.lowering.placement.copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.placement.layout_plans import plan_of
+from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.program_walks import modelled
@@ -31,7 +32,9 @@ from sdy_jax.lowering.placement.uses_in_time import place_uses
 from sdy_jax.lowering.placement.within_memory import Room, best_choice, tried
 from sdy_jax.lowering.planning.steps import steps_between
 from sdy_jax.lowering.targets.compiler import Fusion
+from sdy_jax.lowering.targets.cpu import CPU
 from sdy_jax.lowering.targets.target import Target
+from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.testing import assert_same
@@ -40,13 +43,13 @@ from sdy_jax.testing import assert_same
 class Program:
     """A function of one mesh up to the model of its layouts."""
 
-    def __init__(self, function, args, mesh, in_shardings, out_shardings=None, costs=None):
+    def __init__(self, function, args, mesh, in_shardings, out_shardings=None, costs=None, target=Target()):  # noqa: B008
         f = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, out_shardings=out_shardings, costs=costs)
         plan = f.plan(*args)
         module = plan.stages["propagated"].clone().operation
         self.costs = costs or sdy.CostModel.of_platform("cpu")
         with module.context, ir.Location.unknown(module.context):
-            self.setting = Setting(plan.program.mesh_name, self.costs)
+            self.setting = Setting(plan.program.mesh_name, self.costs, target=target)
             self.graph = prepared(module, self.setting)
             self.walk = self.walked()
             atoms = self.walk.walked.atoms(self.walk.placement.meshes.base, {})
@@ -550,3 +553,29 @@ def test_a_program_that_holds_nothing_in_between():
     assert not plan.layouts.changed
     with pytest.raises(sdy.SdyError, match="memory=1 B is not enough"):
         sdy.partition(lambda x: x, mesh=LINE, layouts="global", memory=1).plan(np.ones((8, 4), np.float32))
+
+
+@pytest.mark.parametrize("family", [TPU, CPU], ids=["tpu", "cpu"])
+def test_holding_counts_the_bytes_that_are_live(family):
+    """Those by which the limit is checked: in tiles, and rounded where products alone read a value."""
+
+    def function(x, w, v):
+        h = jnp.tanh(x @ w)
+        return h @ v, jnp.sum(h * h, 1)
+
+    args = shapes((64, 128), (128, 24), (24, 72))
+    given = {"costs": sdy.CostModel.of_platform(family.name), "target": Target(family)}
+    program = Program(function, args, LINE, (P("x"), P(), P()), (P("x"), P("x")), **given)
+    walked = Graph(program.walk.graph.module)
+    assert [op.name for op in walked.ops] == [op.name for op in program.graph.ops]  # nothing moves
+    sizes = LocalBytes(walked, family.arrays)
+    for op, after in zip(program.graph.ops, walked.ops, strict=True):
+        for value, found in zip(op.results, after.results, strict=True):
+            if not value.rank:
+                continue
+            known = program.model.values[program.modelled.values[value]]
+            layout = program.model.layout(program.modelled.start, known.maker)
+            assert program.model.bytes_of(known, layout) == sizes.of(found), op.name
+    weights = [program.model.values[program.modelled.values[value]] for value in program.graph.arguments[1:]]
+    held = [program.model.bytes_of(each, program.model.layout(program.modelled.start, each.maker)) for each in weights]
+    assert held == ([2 * 128 * 24, 2 * 24 * 128] if family is TPU else [4 * 128 * 24, 4 * 24 * 72])

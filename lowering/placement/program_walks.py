@@ -21,7 +21,7 @@ from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.placement.within_memory import PRICES, Room, Walk, best_choice, tried
-from sdy_jax.lowering.planning.layout_table import LayoutTable
+from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
@@ -180,4 +180,5 @@ def modelled(
         return meshes.plan(shape, itemsize, source, target, costs).cost
 
     table = LayoutTable(meshes.base_name, meshes.base, proposed.walked.inverted(atoms))
-    return model_builder.modelled(graph, proposed.walked, table, atoms, proposed.costs, price, policy, border)
+    prices = Prices(table, proposed.costs, price, proposed.target.arrays)
+    return model_builder.modelled(graph, proposed.walked, table, atoms, proposed.costs, prices, policy, border)

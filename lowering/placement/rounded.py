@@ -36,6 +36,12 @@ def values_kept_rounded(graph: Graph) -> frozenset[Value]:
     return _found_backwards(graph, _is_kept_rounded)
 
 
+def held_rounded(graph: Graph, moved: frozenset[Value]) -> frozenset[Value]:
+    """The float32 values of a program that is not partitioned yet which devices hold rounded, moved or not: those that
+    products of open precision alone read, and copies of the program's arguments that are moved rounded."""
+    return values_kept_rounded(graph) | moved.intersection(graph.arguments)
+
+
 def sums_of(value: Value) -> list[Op]:
     """The sums that take a value."""
     return [user for user, _ in value.uses if is_sum(user)]
