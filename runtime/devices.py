@@ -89,18 +89,19 @@ def allocator_memory(mesh: AnyMesh) -> float:
         return 0.0
     try:
         stats = device.memory_stats()
-    except (jax.errors.JaxRuntimeError, NotImplementedError):  # a topology without devices, such as TPUs compiled for
+    except (jax.errors.JaxRuntimeError, NotImplementedError):  # a topology without devices, to compile for
         stats = None
     return float((stats or {}).get("bytes_limit", 0))
 
 
-def network_axes(mesh: AnyMesh) -> dict[str, int]:
+def network_axes(mesh: AnyMesh, joins_hosts: bool = False) -> dict[str, int]:
     """The axes along which neighbours reach each other over the data-centre network: those over several slices, or over
-    several processes where devices do not know their slice. Virtual CPU devices have none. With each the size of its
-    major part that does so, where blocks of devices along it are of one slice; else 0."""
-    if isinstance(mesh, jax.sharding.AbstractMesh) or mesh.devices.flat[0].platform == "cpu":
+    several processes where devices do not know their slice. With each the size of its major part that does so, where
+    blocks of devices along it are of one slice; else 0. `joins_hosts`: devices of all processes that do not know their
+    slice are of the same."""
+    if isinstance(mesh, jax.sharding.AbstractMesh):
         return {}
-    place = np.vectorize(_place, otypes=[int])(mesh.devices)
+    place = np.vectorize(partial(_place, joins_hosts=joins_hosts), otypes=[int])(mesh.devices)
     counts = zip(mesh.axis_names, place.shape, map(partial(_blocks, place), range(place.ndim)), strict=True)
     return {name: 0 if count == size else count for name, size, count in counts if count > 1}
 
@@ -123,19 +124,18 @@ def describe_slices(devices: Sequence[jax.Device], count: int) -> None:
         _DESCRIBED[id(device)] = device, number * count // len(devices)
 
 
-def _place(device: jax.Device) -> int:
-    """The number of what a device's own links reach: its slice, which of GPUs is a host, or what its NVLinks join. TPUs
-    without one are of the same."""
+def _place(device: jax.Device, joins_hosts: bool) -> int:
+    """The number of what a device's own links reach: its slice, which of GPUs is a host, or what its NVLinks join."""
     if id(device) in _DESCRIBED:
         return _DESCRIBED[id(device)][1]
     number = getattr(device, "slice_index", None)
     if number is None:
-        return 0 if device.platform == "tpu" else device.process_index
+        return 0 if joins_hosts else device.process_index
     return int(number)
 
 
 def torus_lines(mesh: AnyMesh) -> tuple[tuple[str, tuple[tuple[int, int], ...]], ...]:
-    """Per axis of a mesh of TPUs its parts, major to minor, that each lie along one dimension of their torus: size and
+    """Per axis of a mesh its parts, major to minor, that each lie along one dimension of a torus: size and
     dimension; none where it lies otherwise. Axes of devices that do not know their place are left out."""
     if isinstance(mesh, jax.sharding.AbstractMesh) or not hasattr(mesh.devices.flat[0], "coords"):
         return ()

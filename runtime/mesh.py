@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypedDict
 
@@ -24,6 +24,7 @@ from jax.sharding import AxisType
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis, axes_size
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.runtime.forms import Forms
 
 
 class Group(TypedDict):
@@ -41,7 +42,7 @@ class RefinedMesh:
     `others` are the meshes, by symbol, that have the same axes and the devices in another order. A view of one of them
     has in `device_permutation` the position on the mesh of the `shard_map` of the device at each of its own; all other
     positions in this class and outside of it are those of the `shard_map`. Its axes are `around`, where those of a view
-    are others.
+    are others. `forms`: in which the compiler of its devices takes collectives best.
     """
 
     mesh: Mesh
@@ -49,9 +50,10 @@ class RefinedMesh:
     others: tuple[tuple[str, Mesh], ...] = ()
     device_permutation: tuple[int, ...] = ()
     around: tuple[str, ...] = ()
+    forms: Forms = field(default_factory=Forms)
 
     @classmethod
-    def of(cls, mesh: Mesh, axes: Iterable[AxisRef] = ()) -> RefinedMesh:
+    def of(cls, mesh: Mesh, axes: Iterable[AxisRef] = (), forms: Forms = Forms()) -> RefinedMesh:  # noqa: B008 - immutable
         """The coarsest refinement in which each of `axes` is a product of atoms."""
         bounds = {axis.name: {1, axis.size} for axis in mesh.axes}
         for ref in axes:
@@ -61,7 +63,7 @@ class RefinedMesh:
             edges = sorted(bounds[axis.name])
             pieces = tuple((lo, hi // lo) for lo, hi in pairwise(edges))
             cuts.append(pieces or ((1, 1),))
-        return cls(mesh, tuple(cuts))
+        return cls(mesh, tuple(cuts), forms=forms)
 
     def with_meshes(self, meshes: Mapping[str, Mesh]) -> RefinedMesh:
         """Knows those of a module's meshes whose devices are this mesh's in another order."""
@@ -80,7 +82,7 @@ class RefinedMesh:
         """The view of groups of one size that hold each position once: their members differ along the axis `member`."""
         grouped = Mesh((MeshAxis("group", len(groups)), MeshAxis("member", len(groups[0]))))
         members = tuple(member for group in groups for member in group)
-        return replace(RefinedMesh.of(grouped), device_permutation=members, around=self.axis_names)
+        return replace(RefinedMesh.of(grouped, forms=self.forms), device_permutation=members, around=self.axis_names)
 
     def group(self, axes: Sequence[AxisRef]) -> Group:
         """The groups of devices that differ along `axes` only, which number the members, first axis major."""

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import sdy_jax as sdy
-from sdy_jax.lowering.reshard.cost import Link, rate
+from sdy_jax.lowering.targets.rates import Link, rate
 from sdy_jax.plan.hlo import estimated_cycles
 from sdy_jax.plan.hlo_module import HloCollective
 from sdy_jax.plan.hlo_schedule import waiting

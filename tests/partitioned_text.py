@@ -19,11 +19,13 @@ from sdy_jax.lowering.placement.report import PartitionReport
 from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.whole_program import partition
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
 from sdy_jax.passes.propagate import user_priority_propagate
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.boundary import Boundary
+from sdy_jax.runtime.forms import Forms
 from sdy_jax.runtime.mesh import RefinedMesh
 
 LOCAL = Policy(layouts="local")
@@ -41,22 +43,27 @@ def partition_module(module: ir.Module, policy: Policy = LOCAL) -> ir.Module:
     return module
 
 
-def partition_report(module: ir.Module, policy: Policy, costs: CostModel) -> PartitionReport:
+def partition_report(
+    module: ir.Module,
+    policy: Policy,
+    costs: CostModel,
+    target: Target = Target(),  # noqa: B008 - immutable
+) -> PartitionReport:
     """What the partitioner says of a module, which is partitioned in place."""
     with module.context, ir.Location.unknown(module.context), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # groups whose members disagree
         run_pipeline(module.operation, plan_import())
         user_priority_propagate(module.operation)
         run_pipeline(module.operation, PLAN_EXPORT)
-        return partition(module.operation, Setting("mesh", costs, policy=policy))
+        return partition(module.operation, Setting("mesh", costs, policy=policy, target=target))
 
 
-def run_partitioned(module: ir.Module, arguments: Sequence[Any]) -> list[jax.Array]:
+def run_partitioned(module: ir.Module, arguments: Sequence[Any], forms: Forms = Forms()) -> list[jax.Array]:  # noqa: B008
     """The results of a partitioned module's `main` on as many devices as its mesh has."""
     graph = Graph(module.operation)
     mesh = graph.meshes["mesh"]
     devices = np.array(jax.devices()[: mesh.size]).reshape([a.size for a in mesh.axes])
-    refined = RefinedMesh.of(mesh, used_axes(graph))
+    refined = RefinedMesh.of(mesh, used_axes(graph), forms)
     inputs = [v.sharding or TensorSharding.replicated("mesh", v.rank) for v in graph.arguments]
     outputs = [s for s in graph.result_shardings(graph.main) if s is not None]
     boundary = Boundary(jax.sharding.Mesh(devices, mesh.axis_names), refined, inputs, outputs)

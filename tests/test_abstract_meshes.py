@@ -141,7 +141,7 @@ def test_what_devices_are_like_may_be_stated():
         *jax.tree.map(lambda x: jax.ShapeDtypeStruct([64 * n for n in x.shape], x.dtype), TYPES)
     )
     assert plan.costs.unit == "seconds" and "tpu v5e" in plan.costs.origin
-    assert plan.planned_with.policy.compiler.products_fuse
+    assert plan.target.compiler.fusion.into_products
 
 
 def test_keys_are_described_without_their_words():

@@ -21,17 +21,20 @@ ROOMS = {
     "propagation": "representation ir op_rules",
     "verification": "representation ir",
     "text": "errors representation ir verification",
-    "lowering.reshard": "errors representation runtime",
-    "lowering.emission": "errors representation ir runtime op_rules propagation lowering.reshard",
-    "lowering.strategies": "errors representation ir runtime op_rules propagation lowering.reshard lowering.emission",
-    "lowering.planning": "errors representation lowering.reshard lowering.strategies",
+    "lowering.targets": "errors representation runtime",
+    "lowering.reshard": "errors representation runtime lowering.targets",
+    "lowering.emission": "errors representation ir runtime op_rules propagation lowering.targets lowering.reshard",
+    "lowering.strategies": (
+        "errors representation ir runtime op_rules propagation lowering.targets lowering.reshard lowering.emission"
+    ),
+    "lowering.planning": "errors representation lowering.targets lowering.reshard lowering.strategies",
     "lowering.placement": (
-        "errors representation ir runtime annotate op_rules propagation verification lowering.reshard "
+        "errors representation ir runtime annotate op_rules propagation verification lowering.targets lowering.reshard "
         "lowering.emission lowering.strategies lowering.planning"
     ),
-    "lowering.recomputation": ("representation ir op_rules lowering.reshard lowering.strategies lowering.placement"),
+    "lowering.recomputation": ("representation ir op_rules lowering.targets lowering.strategies lowering.placement"),
     "lowering.blocking": (
-        "representation ir op_rules lowering.reshard lowering.emission lowering.strategies lowering.placement "
+        "representation ir op_rules lowering.targets lowering.emission lowering.strategies lowering.placement "
         "lowering.recomputation"
     ),
     "lowering": "",
@@ -43,14 +46,14 @@ ROOMS = {
     "plan_record": "errors representation ir",
     "plan_page": "errors representation plan_record",
     "python_source": (
-        "errors representation ir runtime annotate op_rules lowering.reshard lowering.emission lowering.strategies "
+        "errors representation ir runtime annotate op_rules lowering.targets lowering.emission lowering.strategies "
         "lowering.placement"
     ),
     "plan_html": "plan_record",
     "plan": (
-        "errors representation ir runtime annotate op_rules propagation text lowering.reshard lowering.emission "
-        "lowering.planning lowering.placement lowering.recomputation lowering.blocking passes plan_record plan_page "
-        "python_source"
+        "errors representation ir runtime annotate op_rules propagation text lowering.targets lowering.reshard "
+        "lowering.emission lowering.planning lowering.placement lowering.recomputation lowering.blocking passes "
+        "plan_record plan_page python_source"
     ),
     "fixes": "errors annotate ir lowering.emission lowering.placement plan representation",
     "shard": (
@@ -64,14 +67,14 @@ ROOMS = {
     "processes": "errors jax_internals representation ir runtime plan",
     "contracts": "errors representation ir lowering.placement op_rules plan_record plan",
     "calls": (
-        "errors jax_internals representation ir runtime annotate lowering.reshard lowering.emission "
+        "errors jax_internals representation ir runtime annotate lowering.targets lowering.reshard lowering.emission "
         "lowering.placement lowering plan contracts shard loading processes"
     ),
     "spec_trees": "errors representation annotate",
     "pytest_plugin": "",
     "testing": "errors lowering.reshard plan_record plan calls pytest_plugin",
     "commands": (
-        "errors representation ir runtime annotate verification text lowering lowering.reshard passes plan_record plan "
+        "errors representation ir runtime annotate verification text lowering lowering.targets passes plan_record plan "
         "contracts shard loading calls"
     ),
     "__main__": "commands",
@@ -146,3 +149,14 @@ def test_private_names_of_jax_are_used_in_one_module() -> None:
 def test_the_representation_does_not_know_mlir_but_for_attributes() -> None:
     knowing = {name for name, path in MODULES.items() if room_of(name) == "representation"}
     assert {name for name in knowing if "jax.extend" in MODULES[name].read_text()} == {"representation.attributes"}
+
+
+def test_only_targets_and_the_forms_of_emission_say_which_devices_there_are() -> None:
+    """Planning asks the target instead: a new accelerator is one module."""
+    platforms, saying = {"cpu", "gpu", "tpu"}, set()
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())) if name.startswith("lowering.") else ():
+            said = node.value if isinstance(node, ast.Constant) else node.arg if isinstance(node, ast.keyword) else ""
+            saying |= {name} if said in platforms else set()
+    own = {"lowering.emission.on_cpus", "lowering.emission.on_tpus"}
+    assert {name for name in saying if not name.startswith("lowering.targets.")} == own

@@ -14,8 +14,8 @@ from partitioned_ops import LINE, PLANE
 from sharding_dump import parse
 
 import sdy_jax as sdy
-from sdy_jax.calls import options
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.targets import target
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.plan import automatic, build
 from sdy_jax.plan.border_specs import pasted
@@ -221,7 +221,7 @@ def test_usual_layouts_that_do_not_fit_are_not_planned_again_where_another_one_d
     args, limits, plan_of = arguments(batch=16, width=64), [], build._Making.plan
 
     def counted(self, program):
-        limits.append(self.policy.memory)
+        limits.append(self.given.policy.memory)
         return plan_of(self, program)
 
     monkeypatch.setattr(build._Making, "plan", counted)
@@ -243,7 +243,7 @@ def test_what_does_not_fit_is_not_chosen_where_a_usual_layout_fits(monkeypatch):
     auto.clear_cache()
     monkeypatch.setattr(build._Making, "_freed", lambda *_: (chosen, {}))
     monkeypatch.setattr(automatic, "_cost", lambda plan: 0.0)
-    monkeypatch.setattr(options, "memory_of", lambda mesh: limit / 0.9)
+    monkeypatch.setattr(target, "memory_of", lambda mesh: limit / 0.9)
     assert auto.plan(*args).memory.peak <= limit
 
 

@@ -1,13 +1,12 @@
 """What compilers hide by themselves, against the times of single collectives and products."""
 
-from dataclasses import replace
-
 import pytest
 from partitioned_text import LOCAL, partition_report
 from sharding_dump import parse
 
-from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.targets.registry import family_of_platform
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.representation.mesh import AxisRef, Mesh
 
 COSTS = CostModel.of_machine("tpu v5e", ["x"])
@@ -47,7 +46,7 @@ def text(batch, trips=0):
 
 
 def report(module_text, platform):
-    return partition_report(parse(module_text), replace(LOCAL, compiler=Compiler.of_platform(platform)), COSTS)
+    return partition_report(parse(module_text), LOCAL, COSTS, Target(family_of_platform(platform)))
 
 
 def product(batch):

@@ -1,6 +1,8 @@
 """Cost models that are measured: the fit, the file, and what is said of bad ones."""
 
+import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,8 +11,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.lowering.reshard import calibration
-from sdy_jax.lowering.reshard.calibration import AxisRates, Calibration, Sizes, calibrated, default_path, fitted
+from sdy_jax.lowering.targets import calibration
+from sdy_jax.lowering.targets.calibration import AxisRates, Calibration, Sizes, calibrated, default_path, fitted
+from sdy_jax.lowering.targets.tiles import LastCut
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.mesh import Mesh as Axes
 from sdy_jax.runtime.measuring import CollectiveTime
@@ -27,7 +30,7 @@ KNOWN = Calibration(
 
 
 def test_the_fit_finds_the_rates_that_made_the_times():
-    made = KNOWN.costs("")
+    made = sdy.CostModel.of_mesh(MESH).with_rates(KNOWN, MESH, "")
     times = [
         CollectiveTime(kind, axis, size, made_time(made, kind, axis, size))
         for kind in ("all_gather", "all_reduce")
@@ -60,19 +63,25 @@ def test_noise_makes_no_rate_negative():
         assert axis.bandwidth > 0 and axis.latency >= 0 and axis.start >= 0
 
 
+def costs_of(path):
+    """As `CostModel.calibrate`, of small arrays."""
+    found = calibrated(MESH, path, again=False, sizes=SMALL)
+    return sdy.CostModel.of_mesh(MESH).with_rates(found, MESH, f"measured, {path}")
+
+
 def test_a_machine_is_measured_once(tmp_path, monkeypatch):
     path = tmp_path / "below" / "mine.json"
-    first = calibrated(MESH, path, again=False, sizes=SMALL)
+    first = costs_of(path)
     assert first.unit == "seconds" and first.combines == ("all_reduce",) and first.origin == f"measured, {path}"
     assert all(first.bandwidth_of(axis) > 1 for axis in MESH.axis_names)
     monkeypatch.setattr(Calibration, "measured", lambda *_: pytest.fail("measured twice"))
-    assert calibrated(MESH, path, again=False, sizes=SMALL) == first
+    assert costs_of(path) == first
     assert sdy.CostModel.calibrate(MESH, path=path) == first
     assert [file.name for file in path.parent.iterdir()] == ["mine.json"]
 
 
 def test_a_plan_by_measured_costs_has_the_numbers_of_the_function(tmp_path):
-    costs = calibrated(MESH, tmp_path / "mine.json", again=False, sizes=SMALL)
+    costs = costs_of(tmp_path / "mine.json")
     x, w = np.random.default_rng(0).standard_normal((2, 64, 64)).astype(np.float32)
     matmul = sdy.partition(lambda x, w: x @ w, mesh=MESH, in_shardings=(P("data"), P("model")), costs=costs)
     assert "costs in seconds: measured" in str(matmul.plan(x, w))
@@ -138,3 +147,57 @@ def test_devices_that_are_only_described_cannot_be_measured(monkeypatch, tmp_pat
     monkeypatch.setattr(jax, "devices", lambda *_: [])
     with pytest.raises(sdy.SdyError, match="'cpu' devices that are not there"):
         sdy.CostModel.calibrate(MESH, path=tmp_path / "mine.json")
+
+
+TPUS = SimpleNamespace(
+    devices=np.full((2, 4), SimpleNamespace(device_kind="TPU v5 lite", platform="tpu", process_index=0)),
+    axis_names=("data", "model"),
+    shape={"data": 2, "model": 4},
+)
+PUBLISHED = sdy.CostModel.of_machine("tpu v5e", TPUS.axis_names)
+
+
+def measured(latency=0.5e-6, bandwidth=90e9, **others):
+    """Rates of TPUs, those that are published if nothing is said; half a hop for each of the devices of a ring."""
+    axes = {name: AxisRates(size, bandwidth, latency, 5e-6) for name, size in TPUS.shape.items()}
+    known = {"flop": PUBLISHED.flop, "memory": PUBLISHED.memory, "launch": PUBLISHED.launch}
+    return Calibration("TPU v5 lite", axes, **known | others)
+
+
+def test_rates_that_are_measured_as_published_give_the_published_model(tmp_path):
+    """Of a torus, in tiles, with float32 rounded before it is moved, and products that take longer to start."""
+    file = tmp_path / "mine.json"
+    file.write_text(measured().text())
+    costs = sdy.CostModel.calibrate(TPUS, path=file)
+    assert costs.torus == ("data", "model") and costs.lanes == 128 and costs.rounds == 0.5
+    assert costs.product_launch == PUBLISHED.product_launch and costs.machine == "tpu v5e"
+    mesh, narrow = Axes.of(data=2, model=4), LastCut(64, 3)
+    for kind in ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "collective_permute"):
+        for axes in ((AxisRef("data"),), (AxisRef("model"),), (AxisRef("data"), AxisRef("model"))):
+            for cut in (None, narrow):
+                found, wanted = (each.rate(kind, axes, mesh, cut) for each in (costs, PUBLISHED))
+                assert found == pytest.approx(wanted), (kind, axes, cut)
+
+
+def test_only_rates_are_replaced():
+    costs = PUBLISHED.with_rates(measured(1e-6, 45e9, flop=1e-13, memory=1e-12, launch=1e-6), TPUS, "measured")
+    changed = {"latency", "flop", "bandwidth", "start", "memory", "launch", "copies", "origin"}
+    for field in dataclasses.fields(costs):
+        if field.name not in changed:
+            assert getattr(costs, field.name) == getattr(PUBLISHED, field.name), field.name
+    assert costs.bandwidth_of("data") == 45e9 and costs.memory == 1e-12 and costs.copies.rows == 6e-12
+
+
+def test_an_axis_over_the_network_is_no_torus():
+    slices = np.array([[SimpleNamespace(**vars(TPUS.devices[0, 0]), slice_index=n)] * 4 for n in (0, 1)])
+    mesh = SimpleNamespace(devices=slices, axis_names=TPUS.axis_names, shape=TPUS.shape)
+    assert sdy.CostModel.of_mesh(mesh).with_rates(measured(), mesh, "measured").torus == ("model",)
+
+
+def test_what_all_collectives_rearrange_is_a_part_of_measured_times():
+    """On GPUs, through the buffers of NCCL."""
+    gpus = SimpleNamespace(device_kind="NVIDIA H100", platform="gpu", process_index=0)
+    mesh = SimpleNamespace(devices=np.full((2, 4), gpus), axis_names=TPUS.axis_names)
+    published = sdy.CostModel.of_mesh(mesh)
+    costs = published.with_rates(dataclasses.replace(measured(), device_kind="NVIDIA H100"), mesh, "measured")
+    assert published.copies.sent > 0 and not any(costs.copies) and costs.combines == published.combines

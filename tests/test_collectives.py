@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from types import SimpleNamespace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,13 @@ from jax import lax
 import sdy_jax as sdy
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.emission import lax_collectives, on_tpus
-from sdy_jax.lowering.emission.platforms import running_on
+from sdy_jax.lowering.targets.cpu import CPU
+from sdy_jax.lowering.targets.registry import family_of_platform
 from sdy_jax.representation.axes import merge_neighbours, set_difference, sort_and_merge
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
 from sdy_jax.representation.text import parse_sharding
+from sdy_jax.runtime.forms import Forms
 from sdy_jax.runtime.mesh import RefinedMesh, block_indices
 
 MESH = Mesh.of(p=2, q=4)
@@ -74,8 +76,7 @@ def values(dtype, shape=SHAPE, seed=0):
 @pytest.fixture(params=[None, "cpu", "tpu"], ids=["devices", "cpus", "tpus"])
 def on_devices(request):
     """The forms for any devices, and those for CPUs and TPUs."""
-    with running_on(SimpleNamespace(platform=request.param) if request.param else None):
-        yield
+    return replace(REFINED, forms=family_of_platform(request.param).forms if request.param else Forms())
 
 
 DTYPES = (np.float32, jnp.bfloat16, np.int32, np.bool_, np.complex64)
@@ -97,14 +98,13 @@ def quote(text):
     return text.replace('"q"', "q").replace("p", '"p"').replace("q", '"q"')
 
 
-@pytest.mark.usefixtures("on_devices")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gathers_and_slices_move_every_block_to_its_owner(dtype):
+def test_gathers_and_slices_move_every_block_to_its_owner(dtype, on_devices):
     x = values(dtype)
     cases = [(name, *map(sharding, map(quote, texts))) for name, *texts in MOVES]
 
     def program(*xs):
-        return [getattr(lax_collectives, n)(v, by.axes, REFINED) for v, (n, _, by, _) in zip(xs, cases, strict=True)]
+        return [getattr(lax_collectives, n)(v, by.axes, on_devices) for v, (n, _, by, _) in zip(xs, cases, strict=True)]
 
     found = run(program, *(blocks(x, source) for _, source, _, _ in cases))
     for got, (_, _, _, target) in zip(found, cases, strict=True):
@@ -131,15 +131,14 @@ def parse_params(params):
     return [(axes_of(quote(f"[{{{axes}}}]"))[0], source, target) for axes, source, target in params]
 
 
-@pytest.mark.usefixtures("on_devices")
 @pytest.mark.parametrize(("cases", "shape"), [(EXCHANGES, SHAPE), (COMBINED, (8, 4, 16, 8))], ids=["one", "several"])
-def test_all_to_all_moves_axes_between_dimensions(cases, shape):
+def test_all_to_all_moves_axes_between_dimensions(cases, shape, on_devices):
     x = values(np.float32, shape)
     x = np.arange(x.size, dtype=np.float32).reshape(shape)
     parsed = [(sharding(quote(s)), parse_params(params), sharding(quote(t))) for s, params, t in cases]
 
     def program(*xs):
-        return [lax_collectives.all_to_all(v, params, REFINED) for v, (_, params, _) in zip(xs, parsed, strict=True)]
+        return [lax_collectives.all_to_all(v, params, on_devices) for v, (_, params, _) in zip(xs, parsed, strict=True)]
 
     found = run(program, *(blocks(x, source) for source, _, _ in parsed))
     for got, (_, _, target) in zip(found, parsed, strict=True):
@@ -156,19 +155,18 @@ def test_several_moves_are_one_collective():
     assert str(jax.make_jaxpr(mapped)(jnp.zeros(local))).count("all_to_all[") == 1
 
 
-@pytest.mark.parametrize(("device", "count"), [(jax.devices("cpu")[0], 1), (None, 2)], ids=["cpus", "devices"])
-def test_gathers_and_scatters_of_several_dimensions_are_one_collective_on_cpus(device, count):
+@pytest.mark.parametrize(("forms", "count"), [(CPU.forms, 1), (Forms(), 2)], ids=["cpus", "devices"])
+def test_gathers_and_scatters_of_several_dimensions_are_one_collective_on_cpus(forms, count):
     axes = axes_of(quote("[{q}, {}, {p}]"))
     local = sharding(quote("[{q}, {}, {p}]")).local_shape(SHAPE, MESH)
     jax_mesh = REFINED.to_jax(np.array(jax.devices()[:8]).reshape(2, 4))
-    spec = jax.sharding.PartitionSpec()
+    spec, mesh = jax.sharding.PartitionSpec(), replace(REFINED, forms=forms)
 
     def program(x):
-        return lax_collectives.reduce_scatter(lax_collectives.all_gather(x, axes, REFINED), axes, "sum", REFINED)
+        return lax_collectives.reduce_scatter(lax_collectives.all_gather(x, axes, mesh), axes, "sum", mesh)
 
-    with running_on(device):
-        mapped = jax.shard_map(program, mesh=jax_mesh, in_specs=spec, out_specs=spec, check_vma=False)
-        text = str(jax.make_jaxpr(mapped)(jnp.zeros(local)))
+    mapped = jax.shard_map(program, mesh=jax_mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    text = str(jax.make_jaxpr(mapped)(jnp.zeros(local)))
     assert [text.count(f"{kind}[") for kind in ("all_gather", "reduce_scatter")] == [count, count]
 
 
@@ -341,14 +339,13 @@ def test_two_bit_integers_travel_as_bytes():
 SCATTERED = ["[{p}, {}]", "[{q}, {p}]", "[{}, {q}]", '[{"q":(2)2}, {p}]', "[{q, p}, {}]", '[{p}, {"q":(2)2, "q":(1)2}]']
 
 
-@pytest.mark.usefixtures("on_devices")
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
-def test_reduce_scatter_is_all_reduce_then_all_slice(dtype):
+def test_reduce_scatter_is_all_reduce_then_all_slice(dtype, on_devices):
     x = terms_of(dtype, (8, 8))
     cases = [(axes_of(quote(text)), kind) for text in SCATTERED for kind in kinds_of(dtype)]
 
     def program(v):
-        return [lax_collectives.reduce_scatter(v, axes, kind, REFINED) for axes, kind in cases]
+        return [lax_collectives.reduce_scatter(v, axes, kind, on_devices) for axes, kind in cases]
 
     for got, (axes, kind) in zip(run(program, x), cases, strict=True):
         whole = reduced(x, [axis for dim in axes for axis in dim], kind)
@@ -395,10 +392,10 @@ def shapes_scattered(shape, dim, platform):
             patch.setattr(
                 jax.lax, "psum_scatter", lambda v, *args, **kw: (taken.append(v.shape), native(v, *args, **kw))[1]
             )
-            return lax_collectives.reduce_scatter(v, axes, "sum", REFINED)
+            mesh = replace(REFINED, forms=family_of_platform(platform).forms)
+            return lax_collectives.reduce_scatter(v, axes, "sum", mesh)
 
-    with running_on(SimpleNamespace(platform=platform)):
-        got = run(program, x)
+    got = run(program, x)
     np.testing.assert_array_equal(got, np.stack([blocks(whole[d], target)[d] for d in range(8)]))
     return set(taken)
 
@@ -443,7 +440,7 @@ def test_collectives_that_tpus_lack_are_made_of_moves(dtype, monkeypatch):
     monkeypatch.setattr(lax_collectives.lax, "platform_dependent", as_on_tpus)
     with jax.enable_x64(True):
         test_all_reduce_combines_the_terms_of_a_group(dtype)
-        test_reduce_scatter_is_all_reduce_then_all_slice(dtype)
+        test_reduce_scatter_is_all_reduce_then_all_slice(dtype, REFINED)
         if dtype == np.float64:
             test_max_and_min_keep_nan_and_infinities(dtype, 1.0)
     assert taken

@@ -13,10 +13,14 @@ from test_within_memory import FIRST, PROGRAMS, drawn, size_of, specs, step_of, 
 
 import sdy_jax as sdy
 from sdy_jax.calls.options import Options
-from sdy_jax.lowering.placement import combined, policy
+from sdy_jax.lowering.placement import combined
 from sdy_jax.lowering.placement.policy import Combining
 from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
-from sdy_jax.lowering.reshard.tiles import Copies
+from sdy_jax.lowering.targets.compiler import Collectives
+from sdy_jax.lowering.targets.cpu import CPU
+from sdy_jax.lowering.targets.gpu import GPU
+from sdy_jax.lowering.targets.tiles import Copies
+from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.testing import assert_same
 
@@ -218,26 +222,27 @@ def test_buckets_by_the_cost_model():
 
 def test_by_default_nothing_is_rearranged():
     kinds, stacked = frozenset(KINDS), frozenset({"all_gather", "collective_permute"})
-    for platform, device, joined, default in (
-        ("cpu", "cpu", {"all_reduce"}, Combining()),
-        ("tpu", "TPU v5 lite", {"all_reduce"}, Combining(stacked | {"all_reduce"}, stacked, stacked)),
-        ("gpu", "NVIDIA H100 80GB HBM3", (gpu := kinds - {"all_to_all", "collective_permute"}), Combining(gpu)),
+    for family, joined, default in (
+        (CPU, {"all_reduce"}, Combining()),
+        (TPU, {"all_reduce"}, Combining(stacked | {"all_reduce"}, stacked, stacked)),
+        (GPU, (gpu := kinds - {"all_to_all", "collective_permute"}), Combining(gpu)),
     ):
-        assert Combining.of_devices(None, platform, device) == default
-        assert Combining.of_devices(True, platform, device) == Combining(kinds, kinds - joined)
-        assert Combining.of_devices(1e6, platform, device) == Combining(kinds, kinds - joined, sent=1e6)
-        assert Combining.of_devices(False, platform, device) == Combining()
+        does = family.compiler.collectives
+        assert Combining.of(None, does) == default
+        assert Combining.of(True, does) == Combining(kinds, kinds - joined)
+        assert Combining.of(1e6, does) == Combining(kinds, kinds - joined, sent=1e6)
+        assert Combining.of(False, does) == Combining()
 
 
 @pytest.fixture
 def as_on_tpus(monkeypatch):
     """What is combined by default on TPUs is combined on CPU devices."""
-    found = Combining.of_devices(None, "tpu", "TPU v5 lite")
+    found = Combining.of(None, TPU.compiler.collectives)
 
     def chosen(said, *_):
         return found if said is None else replace(found, sent=2.0**20) if said else Combining()
 
-    monkeypatch.setattr(Combining, "of_devices", chosen)
+    monkeypatch.setattr(Combining, "of", chosen)
 
 
 ALIKE = {
@@ -327,7 +332,8 @@ def test_what_is_taken_from_a_stack_in_another_layout_is_copied(
 
 def test_what_xla_makes_one_of_is_not_copied(monkeypatch):
     """Gathers on GPUs: they follow each other, each for itself."""
-    monkeypatch.setattr(policy, "combined_kinds", lambda device: ("all_gather",))
+    made, does = Combining.of, Collectives(combines=frozenset({"all_gather"}), buckets=frozenset())
+    monkeypatch.setattr(Combining, "of", lambda said, _: made(said, does))
     xs = arrays()
     together, found = both(each(changed), (xs,), mesh=LINE, in_shardings=P("x"), out_shardings=P())[1:]
     assert buckets(together) == [len(xs)] and found == {"all-gather": len(xs)}

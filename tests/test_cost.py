@@ -6,7 +6,8 @@ import pytest
 
 from sdy_jax.errors import InternalError, SdyError
 from sdy_jax.lowering.reshard.cost import CostModel, same_cost
-from sdy_jax.lowering.reshard.tiles import Copies, LastCut, last_cut
+from sdy_jax.lowering.targets.tiles import LastCut, last_cut
+from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.representation.mesh import AxisRef, Mesh
 
 MESH = Mesh.of(x=2, y=4)
@@ -126,7 +127,7 @@ def test_what_is_sent_is_copied():
     ],
 )
 def test_blocks_that_are_no_whole_tiles_are_rearranged(kind, cut, copied):
-    model = CostModel(bandwidth={"x": 10.0}, copies=Copies.in_tiles(0.1))
+    model = CostModel(bandwidth={"x": 10.0}, copies=TPU.arrays.copies(0.1, 0.0))
     assert model.sending_time(kind, [AxisRef("x")], Mesh.of(x=2), 100, cut) == pytest.approx(
         100 / 10 + copied * 0.1 * 100
     )
@@ -146,7 +147,7 @@ def test_blocks_that_are_no_whole_tiles_are_rearranged(kind, cut, copied):
     ],
 )
 def test_small_blocks_that_are_no_whole_tiles_are_rearranged_by_ops_of_their_own(kind, cut, ops):
-    model = CostModel(bandwidth={"x": 10.0}, copies=Copies.in_tiles(0.0, launch=1000.0))
+    model = CostModel(bandwidth={"x": 10.0}, copies=TPU.arrays.copies(0.0, 1000.0))
     assert model.sending_time(kind, [AxisRef("x")], Mesh.of(x=2), 100, cut) == pytest.approx(100 / 10 + 1000 * ops)
 
 

@@ -4,21 +4,22 @@ import pytest
 from test_live_bytes import X, elementwise, main, product
 
 from sdy_jax.lowering.placement.fusion import Touches
+from sdy_jax.lowering.targets.compiler import Fusion
 
 ALL = ((0, 0), (1, 1), (2, 2))
 """What a product reads and writes that computes neither operand."""
 
 
-def last_touches(body, products_fuse=True):
+def last_touches(body, into_products=True):
     """What the last product of a program touches."""
     ops = main(body + f"return %y : {X}").main.blocks[0].ops
-    return Touches(products_fuse)(next(op for op in reversed(ops) if op.name == "stablehlo.dot_general"))
+    return Touches(Fusion(into_products))(next(op for op in reversed(ops) if op.name == "stablehlo.dot_general"))
 
 
 def test_a_product_that_alone_reads_a_value_computes_it():
     body = product("h", "x", "x") + elementwise("t", "tanh", "h")
     assert last_touches(body + product("y", "t", "x")) == ALL[1:]
-    assert last_touches(body + product("y", "t", "x"), products_fuse=False) == ALL
+    assert last_touches(body + product("y", "t", "x"), into_products=False) == ALL
 
 
 @pytest.mark.parametrize("between", ["", elementwise("t", "tanh", "s")])

@@ -12,9 +12,9 @@ from machine_models import planned_for, small_costs
 from partitioned_ops import LINE, mesh_of
 
 import sdy_jax as sdy
-from sdy_jax.calls import options
 from sdy_jax.lowering.reshard.lines import along_lines
 from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.lowering.targets import target
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.devices import torus_lines
@@ -106,7 +106,7 @@ def gradients(x, y):
 
 
 def test_numbers_and_bytes_stay(monkeypatch):
-    monkeypatch.setattr(options, "torus_lines", lambda mesh: (("x", ((2, 0), (4, 1))),))
+    monkeypatch.setattr(target, "torus_lines", lambda mesh: (("x", ((2, 0), (4, 1))),))
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal((64, n)).astype(np.float32) for n in (32, 16))
     costs = small_costs("tpu v5e", ["x"])
@@ -124,7 +124,7 @@ def test_numbers_and_bytes_stay(monkeypatch):
 
 
 def test_over_two_axes(monkeypatch):
-    monkeypatch.setattr(options, "torus_lines", lambda mesh: (("x", ((2, 0),)), ("y", ((4, 1),))))
+    monkeypatch.setattr(target, "torus_lines", lambda mesh: (("x", ((2, 0),)), ("y", ((4, 1),))))
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal((64, n)).astype(np.float32) for n in (32, 16))
     with planned_for("tpu v5e"):

@@ -13,9 +13,12 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.live_bytes import peak_of
 from sdy_jax.lowering.placement.local_bytes import LocalBytes
+from sdy_jax.lowering.targets.compiler import Collectives, Compiler, Order
+from sdy_jax.lowering.targets.family import Arrays, Family
+from sdy_jax.lowering.targets.target import Target
+from sdy_jax.lowering.targets.tpu import TPU
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
@@ -44,8 +47,17 @@ def elementwise(result, op, *operands):
     return f"%{result} = stablehlo.{op} {', '.join(f'%{o}' for o in operands)} : {X}\n"
 
 
-def kib(graph, compiler=Compiler()):  # noqa: B008
-    return peak_of(graph, compiler).bytes / KIB
+ON_TPUS = Target(TPU)
+ROUNDED = Arrays(rounded=2)
+
+
+def compiler_that(**does):
+    """Devices whose compiler does something."""
+    return Target(Family("some", compiler=Compiler(**does)))
+
+
+def kib(graph, target=Target()):  # noqa: B008
+    return peak_of(graph, target).bytes / KIB
 
 
 def test_the_values_of_a_chain_are_live_two_at_a_time():
@@ -68,8 +80,8 @@ def test_what_only_products_read_is_rounded_where_their_precision_is_open(user, 
     body = elementwise("v", "tanh", "x") + user + f"return %y : {X}"
     graph = main(body, arguments=f"%x: {X}, %w: {X}")
     (value,) = graph.main.blocks[0].ops[0].results
-    assert LocalBytes(graph).of(value) == KIB and LocalBytes(graph, products_round=True).of(value) == bytes_
-    assert LocalBytes(graph, products_round=True).of(graph.arguments[1]) == KIB
+    assert LocalBytes(graph).of(value) == KIB and LocalBytes(graph, ROUNDED).of(value) == bytes_
+    assert LocalBytes(graph, ROUNDED).of(graph.arguments[1]) == KIB
 
 
 def test_tpus_compute_what_is_dear_again_where_they_read_less_for_it():
@@ -79,7 +91,10 @@ def test_tpus_compute_what_is_dear_again_where_they_read_less_for_it():
     body += f"%w = stablehlo.convert %s : ({narrow}) -> {X}\n"
     body += elementwise("e", "exponential", "w") + product("a", "e", "x") + product("b", "a", "e")
     graph = main(body + f"return %b : {X}")
-    held = [{each.value.defining_op.name for each in peak_of(graph, Compiler(fuses)).live} for fuses in (False, True)]
+    held = [
+        {each.value.defining_op.name for each in peak_of(graph, Target(TPU) if fuses else Target()).live}
+        for fuses in (False, True)
+    ]
     assert ["stablehlo.exponential" in names for names in held] == [True, False]
 
 
@@ -92,7 +107,9 @@ def test_gpus_transpose_what_is_gathered_along_another_dimension_than_the_first_
     f = sdy.partition(loop, mesh=LINE, in_shardings=(P("x"), spec), out_shardings=P("x"))
     graph = f.plan(x, w).graph
     assert [op.name for op in graph.main.blocks[0].ops if op.name.startswith("sdy.all")] == ["sdy.all_gather"]
-    held, more = (peak_of(graph, Compiler(copies_gathered=copied)).at for copied in (False, True))
+    held, more = (
+        peak_of(graph, compiler_that(collectives=Collectives(joins_major=copied))).at for copied in (False, True)
+    )
     most = max(b - a for (_, a), (_, b) in zip(held, more, strict=True))
     assert most == (w.nbytes if is_copied else 0)
 
@@ -107,7 +124,9 @@ def test_gpus_hold_the_transpose_of_a_stack_of_which_layers_are_gathered_along_a
     f = sdy.partition(loop, mesh=LINE, in_shardings=(P("x"), spec), out_shardings=P("x"), layouts="propagated")
     graph = f.plan(x, stack).graph
     assert any(op.name == "sdy.all_gather" for op in graph.ops if op not in graph.main.blocks[0].ops)
-    held, more = (peak_of(graph, Compiler(copies_gathered=copied)).at for copied in (False, True))
+    held, more = (
+        peak_of(graph, compiler_that(collectives=Collectives(joins_major=copied))).at for copied in (False, True)
+    )
     most = max(b - a for (_, a), (_, b) in zip(held, more, strict=True))
     assert most == (stack.nbytes / 8 if is_turned else 0)
 
@@ -129,7 +148,7 @@ def test_gpus_hold_what_they_reduce_until_the_result_is_needed():
     plan = f.plan(weights, x)
     scatters = [record for record in plan.collectives if record.kind == "reduce_scatter"]
     assert len(scatters) == len(weights)
-    at_once, late = (peak_of(plan.graph, Compiler(reduces_late=late)).at for late in (False, True))
+    at_once, late = (peak_of(plan.graph, compiler_that(order=Order(reduces_late=late))).at for late in (False, True))
     most = max(b - a for (_, a), (_, b) in zip(at_once, late, strict=True))
     assert 6 * weights[0].nbytes <= most <= 9 * weights[0].nbytes
 
@@ -184,7 +203,7 @@ def test_an_op_in_a_fusion_keeps_its_operands_until_the_fusion_runs():
 def test_products_read_memory_unless_they_fuse():
     graph = main(product("h", "x", "x") + elementwise("t", "tanh", "h") + product("y", "t", "h") + f"return %y : {X}")
     assert kib(graph) == 2
-    assert kib(graph, Compiler(products_fuse=True)) == 8  # one value: rows of 16 elements are tiles of 128
+    assert kib(graph, ON_TPUS) == 8  # one value: rows of 16 elements are tiles of 128
 
 
 def test_arrays_lie_in_whole_tiles_on_tpus():
@@ -192,7 +211,7 @@ def test_arrays_lie_in_whole_tiles_on_tpus():
     contract = f"contracting_dims = [1] x [0] : ({X}, {wide}) -> {wide}"
     body = f"%h = stablehlo.dot_general %x, %w, {contract} return %h : {wide}"
     graph = main(body, f"%x: {X}, %w: {wide}", wide)
-    peak, on_tpus = peak_of(graph), peak_of(graph, Compiler(products_fuse=True))
+    peak, on_tpus = peak_of(graph), peak_of(graph, ON_TPUS)
     assert (peak.arguments, peak.results) == (KIB + 12.5 * KIB, 12.5 * KIB)
     assert (on_tpus.arguments, on_tpus.results) == (8 * KIB + 16 * KIB, 16 * KIB)
 
@@ -213,7 +232,7 @@ def test_independent_all_reduces_run_as_one_on_tpus():
     results = ", ".join([TILES] * 3)
     graph = main(body + f"return %w0, %w1, %w2 : {results}", f"%s: {X}, %x: {TILES}", results)
     assert kib(graph) == 16
-    assert kib(graph, Compiler(products_fuse=True)) == 24
+    assert kib(graph, ON_TPUS) == 24
 
 
 def test_an_elementwise_result_takes_over_the_buffer_of_an_operand():

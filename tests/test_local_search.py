@@ -26,7 +26,7 @@ class RandomPrices:
     def is_whole(self, layout):
         return True
 
-    def local_bytes(self, of, layout):
+    def local_bytes(self, of, layout, is_rounded=False):
         return 1.0 + layout
 
 

@@ -11,8 +11,10 @@ from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
-from sdy_jax.calls.options import Options, memory_of
-from sdy_jax.lowering.reshard.machines import MACHINES, device_memory, machine_name
+from sdy_jax.calls.options import Options
+from sdy_jax.lowering.placement.setting import limit
+from sdy_jax.lowering.targets.registry import device_memory, machine_name, machines
+from sdy_jax.lowering.targets.target import memory_of
 
 
 def mesh_of(kind: str, platform: str, places: np.ndarray, names: tuple[str, ...], of: str = "process_index"):
@@ -76,15 +78,16 @@ def test_described_devices_have_the_memory_of_those_at_hand():
         device.memory_stats = lambda: {"bytes_limit": 15 * GIB}
     described = AbstractMesh((8,), ("data",), abstract_device=AbstractDevice("TPU v5 lite", 1, "tpu"))
     assert Options().policy(at_hand) == Options().policy(described)
-    assert Options().policy(described).device_memory == 15.75 * GIB
-    assert Options().policy(described).limit == 0.9 * 15.75 * GIB
+    assert Options().target(at_hand) == Options().target(described)
+    assert Options().target(described).memory == 15.75 * GIB
+    assert limit(Options().policy(described), Options().target(described)) == 0.9 * 15.75 * GIB
 
 
 def test_of_unknown_devices_the_allocator_says_the_memory():
     mesh = mesh_of("Abacus 3", "abacus", np.zeros((8,), int), ("x",))
     for device in mesh.devices:
         device.memory_stats = lambda: {"bytes_limit": GIB}
-    assert Options().policy(mesh).device_memory == GIB
+    assert Options().target(mesh).memory == GIB
 
 
 def test_several_processes_do_not_ask_their_own_allocators(monkeypatch):
@@ -97,9 +100,10 @@ def test_several_processes_do_not_ask_their_own_allocators(monkeypatch):
 
 
 def test_all_machines_have_the_same_order_of_rates():
-    for name, machine in MACHINES.items():
-        assert machine.network < machine.bandwidth < machine.memory < machine.flops, name
-        assert machine.start > 0 and machine.latency > 0, name
+    for name, machine in machines().items():
+        links, chip = machine.links, machine.chip
+        assert links.network.bandwidth < links.bandwidth < chip.memory < chip.flops, name
+        assert links.start > 0 and links.latency > 0, name
 
 
 def test_a_mesh_of_one_server_has_its_machines_rates():
@@ -185,7 +189,8 @@ def messages(nodes, senders, receivers, weights):
 def test_narrow_columns_are_not_exchanged_where_arrays_lie_in_tiles():
     """Rows that are looked up by columns travel four times, but as eighths: less is sent than by a gather."""
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    tiles, rows = sdy.CostModel.of_machine("tpu v5e", "xy"), P(("x", "y"))
+    rows = P(("x", "y"))
+    tiles = dataclasses.replace(sdy.CostModel.of_machine("tpu v5e", "xy"), machine="")  # it fuses as CPUs do
     shapes = (2048, 512), (8192,), (8192,), (512, 512)
     given = [jax.ShapeDtypeStruct(shape, np.float32 if len(shape) == 2 else np.int32) for shape in shapes]
 
@@ -211,7 +216,7 @@ def test_small_narrow_blocks_take_longer_than_several_ops_where_arrays_lie_in_ti
         assert [found.kind for found in ours.plan(given).collectives] == ["all_gather"]
         return ours.plan(given).time.communication
 
-    assert sent(512) > sent(1024) + 3 * MACHINES["tpu v5e"].launch
+    assert sent(512) > sent(1024) + 3 * machines()["tpu v5e"].chip.launch
 
 
 def test_ops_that_fuse_read_and_write_memory_once():

@@ -12,22 +12,24 @@ from partitioned_text import run_partitioned
 from sharding_dump import parse
 
 import sdy_jax as sdy
+from sdy_jax.calls import planned_call
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission import on_tpus
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.on_tpus import Sent, as_rows, scattered_as
 from sdy_jax.lowering.emission.rings import Numbers
-from sdy_jax.lowering.strategies import collective, matrices
 from sdy_jax.lowering.strategies.matrices import multiplied
+from sdy_jax.lowering.targets.gpu import GPU
+from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.representation.mesh import Mesh
+from sdy_jax.runtime.forms import Forms
 from sdy_jax.runtime.mesh import RefinedMesh
 
 
 @pytest.fixture
 def tpus(monkeypatch):
     """The forms for TPUs, of arrays of any size, on whatever devices there are."""
-    for module in (on_tpus, matrices):
-        monkeypatch.setattr(module, "are_tpus", lambda: True)
+    monkeypatch.setattr(planned_call, "forms_for", lambda mesh: TPU.forms)
     for least in ("LEAST_BYTES", "LEAST_MOVED"):
         monkeypatch.setattr(on_tpus, least, 0)
 
@@ -46,17 +48,16 @@ def tpus(monkeypatch):
     ],
 )
 def test_what_fills_lanes_together_only_is_one_dimension(shape, dim, parts, found):
-    assert as_rows(shape, 4, dim, parts) is found
+    assert as_rows(shape, 4, dim, parts, TPU.forms) is found
 
 
 def test_small_arrays_keep_the_dimensions(monkeypatch):
-    monkeypatch.setattr(on_tpus, "are_tpus", lambda: True)
-    assert as_rows((512, 8, 64), 4, 0, 8)
-    assert not as_rows((512, 8, 64), 2, 0, 8)
+    assert as_rows((512, 8, 64), 4, 0, 8, TPU.forms)
+    assert not as_rows((512, 8, 64), 2, 0, 8, TPU.forms)
 
 
 def test_other_devices_keep_the_dimensions():
-    assert not as_rows((512, 3, 8, 64), 4, 0, 8)
+    assert not as_rows((512, 3, 8, 64), 4, 0, 8, GPU.forms)
 
 
 SENT = [
@@ -83,17 +84,16 @@ SENT = [
 @pytest.mark.usefixtures("tpus")
 @pytest.mark.parametrize(("itemsize", "shape", "dim", "parts", "sent", "at", "is_tiled"), SENT)
 def test_sums_are_scattered_as_they_stay_scatters(itemsize, shape, dim, parts, sent, at, is_tiled):
-    assert scattered_as(shape, itemsize, dim, parts) == Sent(sent, at, is_tiled)
+    assert scattered_as(shape, itemsize, dim, parts, TPU.forms) == Sent(sent, at, is_tiled)
 
 
 def test_small_sums_are_scattered_as_they_are(monkeypatch):
-    monkeypatch.setattr(on_tpus, "are_tpus", lambda: True)
-    assert scattered_as((64, 8, 64, 4), 2, 1, 8) == Sent((64, 2048), 1)
-    assert scattered_as((32, 8, 64, 4), 2, 1, 8) == Sent((32, 8, 64, 4), 1)
+    assert scattered_as((64, 8, 64, 4), 2, 1, 8, TPU.forms) == Sent((64, 2048), 1)
+    assert scattered_as((32, 8, 64, 4), 2, 1, 8, TPU.forms) == Sent((32, 8, 64, 4), 1)
 
 
 def test_other_devices_scatter_sums_as_they_are():
-    assert scattered_as((64, 8, 128, 4), 2, 1, 8) == Sent((64, 8, 128, 4), 1)
+    assert scattered_as((64, 8, 128, 4), 2, 1, 8, GPU.forms) == Sent((64, 8, 128, 4), 1)
 
 
 SHAPES = {"b": 64, "s": 8, "d": 64, "e": 2, "n": 3, "h": 2, "k": 4}
@@ -145,7 +145,7 @@ TRANSPOSED = [
 def test_products_are_made_as_they_are_sent(lhs, rhs, numbers, permutation, shape):
     x, y = (jnp.asarray(np.random.default_rng(0).normal(size=of), jnp.float32) for of in (lhs, rhs))
     wanted = jax.lax.dot_general(x, y, numbers)
-    run = product_in(scattered(wanted.shape, permutation, permutation.index(wanted.shape.index(64))), numbers)
+    run = product_in(scattered(wanted.shape, permutation, permutation.index(wanted.shape.index(64))), numbers, TPU)
     np.testing.assert_allclose(run(x, y), wanted, rtol=1e-5)
     assert re.findall(r"f32\[([\d,]+)\] = dot_general", str(jax.make_jaxpr(run)(x, y))) == [shape]
 
@@ -154,20 +154,20 @@ def test_products_are_made_as_they_are_sent(lhs, rhs, numbers, permutation, shap
 def test_operands_keep_their_precisions_in_each_others_places():
     numbers, x, y = (((0,), (0,)), ((), ())), jnp.ones((5, 3)), jnp.ones((5, 64))
     precisions = jax.lax.Precision.HIGHEST, jax.lax.Precision.DEFAULT
-    run = product_in(scattered((3, 64), (1, 0), 0), numbers, precisions)
+    run = product_in(scattered((3, 64), (1, 0), 0), numbers, TPU, precisions)
     assert "precision=(Precision.DEFAULT, Precision.HIGHEST)" in str(jax.make_jaxpr(run)(x, y))
 
 
 def test_on_other_devices_operands_keep_their_places():
-    run = product_in(scattered((3, 64), (1, 0), 0), (((0,), (0,)), ((), ())))
+    run = product_in(scattered((3, 64), (1, 0), 0), (((0,), (0,)), ((), ())), GPU)
     text = str(jax.make_jaxpr(run)(jnp.ones((5, 3)), jnp.ones((5, 64))))
     assert "f32[3,64] = dot_general" in text and "transpose" not in text
 
 
-def product_in(module, numbers, precisions=None):
+def product_in(module, numbers, family, precisions=None):
     """What the first op of a module would be as a product."""
     op = Graph(module.operation).main.blocks[0].ops[0]
-    local = LocalOp(op, RefinedMesh.of(Mesh.of(x=8), []), (None,), (None,), lambda *_: [module])
+    local = LocalOp(op, RefinedMesh.of(Mesh.of(x=8), [], family.forms), (None,), (None,), lambda *_: [module])
     return lambda x, y: multiplied(local, (x, y), Numbers(*numbers), precisions, np.float32)
 
 
@@ -200,13 +200,13 @@ func.func @main(%x: tensor<4x16x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{},
 
 
 @pytest.mark.parametrize("are_tpus", [True, False])
-def test_what_a_scatter_left_is_scattered_before_it_is_transposed(are_tpus, monkeypatch):
+def test_what_a_scatter_left_is_scattered_before_it_is_transposed(are_tpus):
     """XLA would join the transposition and the second scatter."""
-    monkeypatch.setattr(collective, "are_tpus", lambda: are_tpus)
+    forms = TPU.forms if are_tpus else Forms()
     module, x = parse(TURNED), np.random.default_rng(2).normal(size=(4, 16, 6)).astype(np.float32)
-    (got,) = run_partitioned(module, [x])
+    (got,) = run_partitioned(module, [x], forms)
     np.testing.assert_array_equal(got, x.transpose(2, 0, 1))
-    text = str(jax.make_jaxpr(lambda x: run_partitioned(module, [x]))(x))
+    text = str(jax.make_jaxpr(lambda x: run_partitioned(module, [x], forms))(x))
     assert re.findall(r"f32\[([\d,]+)\] = reduce_scatter", text) == (
         ["4,16,3", "4,4,3"] if are_tpus else ["4,16,3", "3,4,4"]
     )

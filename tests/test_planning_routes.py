@@ -15,7 +15,7 @@ from sdy_jax.lowering.planning.routes import RoutePrices, classes
 from sdy_jax.lowering.planning.routes.space import is_small
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard
-from sdy_jax.lowering.reshard.tiles import Copies
+from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sdy_collectives import KINDS
 from sdy_jax.representation.sharding import TensorSharding
@@ -99,7 +99,7 @@ def test_an_exchange_of_unequal_axes_takes_whole_axes():
     [
         CostModel(bandwidth={"x": 1.0, "y": 4.0}),
         CostModel(latency=100.0),
-        CostModel(bandwidth=dict.fromkeys("xyz", 100.0), copies=Copies.in_tiles(1 / 1000, launch=1.0)),
+        CostModel(bandwidth=dict.fromkeys("xyz", 100.0), copies=TPU.arrays.copies(1 / 1000, 1.0)),
     ],
     ids=str,
 )
@@ -109,7 +109,7 @@ def test_prices_are_near_the_planners_with_latency_and_unequal_axes(costs, mesh)
     assert below <= 0.12 and above <= 0.25
 
 
-IN_TILES = CostModel(bandwidth=dict.fromkeys("xyz", 100.0), copies=Copies.in_tiles(1 / 1000))
+IN_TILES = CostModel(bandwidth=dict.fromkeys("xyz", 100.0), copies=TPU.arrays.copies(1 / 1000, 0.0))
 """To rearrange narrow blocks of matrices takes 0.8 of the time of sending them, those of other arrays 1.2 of it."""
 
 

@@ -1,6 +1,5 @@
 """Gradients of weights are computed where they stand in the program, though only results need them."""
 
-import functools
 from types import SimpleNamespace
 
 import jax
@@ -8,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from machine_models import plan_for_order
 from partitioned_ops import LINE
 from sharding_dump import parse
 
 import sdy_jax as sdy
-from sdy_jax.calls import options
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.local_op import EMITTERS
 from sdy_jax.lowering.placement import promptly
-from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.promptly import compute_promptly
+from sdy_jax.lowering.targets.family import Arrays
 from sdy_jax.testing import assert_same
 
 LONG, SQUARE = "tensor<96x8xf32>", "tensor<8x8xf32>"
@@ -61,11 +60,12 @@ def waits(body, results, width=8, rows=96, weight="", memory=0.0):
         return {", ".join("%" + name for name in results)} : {types}
         }}"""
     module = parse(text.replace("8x8xf32", f"{width}x{width}xf32").replace("96x8xf32", f"{rows}x{width}xf32"))
-    compute_promptly(module.operation, memory)
+    compute_promptly(module.operation, memory, ROUNDED)
     assert module.operation.verify()
     return [op for op in Graph(module.operation).ops if op.key == "sdy_jax.after"]
 
 
+ROUNDED = Arrays(rounded=2)
 STEP = product("h", "x", "w", "step") + tanh("t", "h")
 
 
@@ -136,8 +136,7 @@ def test_arguments_are_no_reason_to_wait():
 @pytest.fixture
 def late(monkeypatch):
     """Programs are for compilers that put ops off."""
-    made = functools.partial(Policy)
-    monkeypatch.setattr(options, "Policy", lambda **given: made(**{**given, "runs_late": True}))
+    plan_for_order(monkeypatch, ROUNDED, runs_late=True)
 
 
 def loss(weights, x):

@@ -137,7 +137,7 @@ def check(seeds: Iterable[int], policy: Policy = LOCAL) -> Counter[str]:
 
 
 GLOBAL = {
-    "much memory": Policy(layouts="global", device_memory=1e12),
+    "much memory": Policy(layouts="global", memory=1e12),
     "no more memory than op by op": Policy(layouts="global"),
 }
 

@@ -1,20 +1,17 @@
 """Values are rematerialized where that is cheaper than moving them: before a broadcast, on the narrower type, from
 iotas."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 from jax.sharding import PartitionSpec as P
+from machine_models import plan_for_order
 from random_programs import RandomProgram
 from sharding_dump import parse
 
 import sdy_jax as sdy
-from sdy_jax.calls import options
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.rematerialize import depends_on_no_input, free_values
 from sdy_jax.testing import assert_same
 
@@ -117,8 +114,7 @@ def test_zeros_that_rows_are_added_to_cost_nothing():
 @pytest.fixture
 def whole(monkeypatch):
     """Programs are for compilers that keep all of a value until a part of it is taken."""
-    made = functools.partial(Policy)
-    monkeypatch.setattr(options, "Policy", lambda **given: made(**{**given, "keeps_whole": True}))
+    plan_for_order(monkeypatch, keeps_whole=True)
 
 
 def of_all_and_a_part(x, w):

@@ -25,7 +25,7 @@ from sdy_jax.commands.cli import main
 from sdy_jax.commands.gpu_targets import gpu_kinds
 from sdy_jax.commands.topology import Topology, compiled_report
 from sdy_jax.errors import SdyError
-from sdy_jax.lowering.reshard.machines import device_memory
+from sdy_jax.lowering.targets.registry import device_memory
 from sdy_jax.plan.hlo_schedule import overlapped
 from sdy_jax.runtime.devices import network_axes
 

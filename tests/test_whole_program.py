@@ -21,9 +21,9 @@ from partitioned_ops import CUBE, LINE, PLANE
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement import program_walks, within_memory
-from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.placement.layout_plans import plan_of
+from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.program_walks import modelled
@@ -31,6 +31,10 @@ from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.uses_in_time import place_uses
 from sdy_jax.lowering.placement.within_memory import Room, best_choice, tried
 from sdy_jax.lowering.planning.steps import steps_between
+from sdy_jax.lowering.targets.compiler import Fusion
+from sdy_jax.lowering.targets.cpu import CPU
+from sdy_jax.lowering.targets.target import Target
+from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.testing import assert_same
@@ -39,13 +43,13 @@ from sdy_jax.testing import assert_same
 class Program:
     """A function of one mesh up to the model of its layouts."""
 
-    def __init__(self, function, args, mesh, in_shardings, out_shardings=None, costs=None):
+    def __init__(self, function, args, mesh, in_shardings, out_shardings=None, costs=None, target=Target()):  # noqa: B008
         f = sdy.partition(function, mesh=mesh, in_shardings=in_shardings, out_shardings=out_shardings, costs=costs)
         plan = f.plan(*args)
         module = plan.stages["propagated"].clone().operation
         self.costs = costs or sdy.CostModel.of_platform("cpu")
         with module.context, ir.Location.unknown(module.context):
-            self.setting = Setting(plan.program.mesh_name, self.costs)
+            self.setting = Setting(plan.program.mesh_name, self.costs, target=target)
             self.graph = prepared(module, self.setting)
             self.walk = self.walked()
             atoms = self.walk.walked.atoms(self.walk.placement.meshes.base, {})
@@ -314,7 +318,7 @@ def test_what_is_fused_takes_no_memory_and_its_operands_live_until_it_is_read():
         return h.sum(0), jnp.tanh(h * 2 + 1) @ v
 
     program = Program(function, shapes((32, 64), (64, 64), (64, 64)), LINE, (P("x"), P(), P()))
-    place_uses(program.modelled, products_fuse=False)
+    place_uses(program.modelled, fusion=Fusion())
     values = {value: program.model.values[n] for value, n in program.modelled.values.items() if n >= 0}
     products = [value for value in values if value.defining_op and value.defining_op.name == "stablehlo.dot_general"]
     (scaled,) = [value for value in values if value.defining_op and value.defining_op.name == "stablehlo.multiply"]
@@ -379,7 +383,7 @@ class Tried:
             live=live,
             forget=lambda: self.forgotten.append((cost, held)),
             walker=walker,
-            compiler=Compiler(),
+            target=Target(),
         )
 
 
@@ -471,7 +475,7 @@ def nested(weights, x):
 @pytest.mark.parametrize("function", [nested, jax.grad(lambda w, x: jnp.sum(nested(w, x)))], ids=["plain", "gradient"])
 def test_values_are_needed_after_they_are_made(function):
     program = Program(function, shapes((64, 64), (32, 64)), LINE, (P("x"), P("x")))
-    place_uses(program.modelled, products_fuse=False)
+    place_uses(program.modelled, fusion=Fusion())
     needed = [(value.born, begin, end) for value in program.model.values for begin, end in value.needed]
     assert needed and all(born <= begin <= end for born, begin, end in needed)
 
@@ -485,7 +489,7 @@ def test_a_sum_is_held_in_the_smaller_layout_until_it_is_taken_and_constants_are
 
     program = Program(gradient, shapes((64, 64), (32, 64), (32, 64)), LINE, (P("x"), P("x"), P("x")))
     model = program.modelled.model
-    place_uses(program.modelled, products_fuse=False)
+    place_uses(program.modelled, fusion=Fusion())
     program.modelled.charge_holding([1.0] * len(program.modelled.graph.ops))
     values = {value: model.values[n] for value, n in program.modelled.values.items() if n >= 0}
     constants = [v for v in values if v.defining_op is not None and not v.defining_op.operands]
@@ -560,3 +564,29 @@ def test_the_walk_that_is_best_is_a_candidate(worth):
     room = Room(limit=10, memory=10, holding=worth)
     assert any(room.best(walks) is walk for walk in room.candidates(walks))
     assert len(room.candidates(walks)) == 2
+
+
+@pytest.mark.parametrize("family", [TPU, CPU], ids=["tpu", "cpu"])
+def test_holding_counts_the_bytes_that_are_live(family):
+    """Those by which the limit is checked: in tiles, and rounded where products alone read a value."""
+
+    def function(x, w, v):
+        h = jnp.tanh(x @ w)
+        return h @ v, jnp.sum(h * h, 1)
+
+    args = shapes((64, 128), (128, 24), (24, 72))
+    given = {"costs": sdy.CostModel.of_platform(family.name), "target": Target(family)}
+    program = Program(function, args, LINE, (P("x"), P(), P()), (P("x"), P("x")), **given)
+    walked = Graph(program.walk.graph.module)
+    assert [op.name for op in walked.ops] == [op.name for op in program.graph.ops]  # nothing moves
+    sizes = LocalBytes(walked, family.arrays)
+    for op, after in zip(program.graph.ops, walked.ops, strict=True):
+        for value, found in zip(op.results, after.results, strict=True):
+            if not value.rank:
+                continue
+            known = program.model.values[program.modelled.values[value]]
+            layout = program.model.layout(program.modelled.start, known.maker)
+            assert program.model.bytes_of(known, layout) == sizes.of(found), op.name
+    weights = [program.model.values[program.modelled.values[value]] for value in program.graph.arguments[1:]]
+    held = [program.model.bytes_of(each, program.model.layout(program.modelled.start, each.maker)) for each in weights]
+    assert held == ([2 * 128 * 24, 2 * 24 * 128] if family is TPU else [4 * 128 * 24, 4 * 24 * 72])

@@ -19,6 +19,7 @@ from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.whole_program import partition
 from sdy_jax.lowering.placement.within_memory import _freed, _numbered
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.hlo import collectives_in_hlo
 from sdy_jax.testing import assert_same
 
@@ -187,15 +188,20 @@ def test_a_device_s_memory_is_the_limit_where_it_is_known():
     blocks, arguments, spec = PROGRAMS["scanned"]
     propagated = sdy.partition(step_of(blocks), mesh=LINE, **specs(spec)).plan(*arguments)
 
-    def found(**policy):
+    def found(layouts, memory=0.0):
         """The bytes that are sent, and the peak."""
         module, name = propagated.stages["propagated"].clone().operation, propagated.program.mesh_name
         with module.context, ir.Location.unknown(module.context):
-            report = partition(module, Setting(name, sdy.CostModel.of_platform("cpu"), policy=Policy(**policy)))
+            report = partition(
+                module,
+                Setting(
+                    name, sdy.CostModel.of_platform("cpu"), policy=Policy(layouts=layouts), target=Target(memory=memory)
+                ),
+            )
         return sum(c.total_wire_bytes for c in report.collectives), peak_of(Graph(module)).total
 
     proposal = found(layouts="local")[1]
-    known, unknown = (found(layouts="global", device_memory=memory) for memory in (2.0**30, 0.0))
+    known, unknown = (found("global", memory) for memory in (2.0**30, 0.0))
     assert known[0] < unknown[0]
     assert unknown[1] <= 1.01 * proposal < known[1]
 

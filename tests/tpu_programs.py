@@ -20,11 +20,11 @@ from jax.sharding import PartitionSpec as P
 from test_collective_ops import workloads
 from test_orders import sorted_downwards
 from test_within_memory import step_of, unrolled
-from tpu_plugin import assert_compiles, chips, failure, shapes, tpu_mesh
+from tpu_plugin import assert_compiles, failure, shapes, tpu_mesh
 
 import sdy_jax as sdy
 from sdy_jax.lowering.emission import lax_collectives
-from sdy_jax.lowering.emission.platforms import running_on
+from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.plan.hlo import collectives_in_hlo
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.runtime.mesh import RefinedMesh
@@ -379,17 +379,16 @@ def test_sums_along_a_middle_dimension_are_scattered(equation, operands, dim):
 @pytest.mark.parametrize("part", [128, 384])
 def test_sums_are_scattered_in_parts_of_an_odd_number_of_tiles(part):
     """The compiler would make an all-reduce, here of what is four times as large as what each chip keeps."""
-    mesh = RefinedMesh.of(Mesh.of(x=4, y=2), [])
+    mesh = RefinedMesh.of(Mesh.of(x=4, y=2), [], TPU.forms)
 
     def gradient(x, y):
         product = jnp.einsum("tm,tn->mn", x, y)
         return lax_collectives.reduce_scatter(product, ((), (AxisRef("x"),)), "sum", mesh)
 
-    with running_on(chips(8)[0]):
-        over = tpu_mesh(4, 2, names=("x", "y"))
-        split = jax.shard_map(gradient, mesh=over, in_specs=P(("x", "y")), out_specs=P("y", "x"), check_vma=False)
-        given = [jax.ShapeDtypeStruct((16384, size), jnp.bfloat16) for size in (1024, 4 * part)]
-        found = collectives_in_hlo(jax.jit(split).lower(*given).compile().as_text())
+    over = tpu_mesh(4, 2, names=("x", "y"))
+    split = jax.shard_map(gradient, mesh=over, in_specs=P(("x", "y")), out_specs=P("y", "x"), check_vma=False)
+    given = [jax.ShapeDtypeStruct((16384, size), jnp.bfloat16) for size in (1024, 4 * part)]
+    found = collectives_in_hlo(jax.jit(split).lower(*given).compile().as_text())
     assert [(c.kind, c.group_size) for c in found] == [("reduce-scatter", 4)]
 
 

@@ -15,6 +15,7 @@ from sdy_jax.lowering.blocking.groups import Group, Growth
 from sdy_jax.lowering.blocking.spans import Cut, RuleOf, Span, spans_of
 from sdy_jax.lowering.placement.fusion import can_fuse, is_constant
 from sdy_jax.lowering.placement.live_bytes import HeldBuffer, live_at
+from sdy_jax.lowering.targets.compiler import Fusion
 from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -67,13 +68,13 @@ class Candidates:
         prices: what its values take on a device.
         mesh: the program's.
         rule_of: the rules of ops.
-        products_fuse: products compute their operands as they read them.
+        fusion: what products compute as they read it.
         limit: the bytes that a device may hold.
     """
 
-    def __init__(self, graph: Graph, prices: Sizes, mesh: Mesh, rule_of: RuleOf, products_fuse: bool, limit: float):
+    def __init__(self, graph: Graph, prices: Sizes, mesh: Mesh, rule_of: RuleOf, fusion: Fusion, limit: float):
         self._limit = limit
-        self._graph, self._prices, self._mesh, self._products_fuse = graph, prices, mesh, products_fuse
+        self._graph, self._prices, self._mesh, self._fusion = graph, prices, mesh, fusion
         self._growth = Growth(rule_of, prices.bytes_of)
         self._number = {op: number for number, op in enumerate(graph.ops)}
         self._seen = set[Op]()
@@ -147,14 +148,14 @@ class Candidates:
         read = self._last_reads(group)
         for number, op in enumerate(group.ops):
             for value in op.results:
-                if group.span_of(value) and group.is_inside(value) and not can_fuse(op, self._products_fuse):
+                if group.span_of(value) and group.is_inside(value) and not can_fuse(op, self._fusion):
                     yield HeldBuffer(value, self._prices.bytes_of(value), number, read.get(value, number))
 
     def _last_reads(self, group: Group) -> dict[Value, int]:
         """The last op of a group that reads each value, or what is computed of it as it is read."""
         found = dict[Value, int]()
         for number, op in reversed([*enumerate(group.ops)]):
-            is_fused = can_fuse(op, self._products_fuse)
+            is_fused = can_fuse(op, self._fusion)
             time = found.get(op.results[0], number) if is_fused else number
             for value in op.operands:
                 found[value] = max(time, found.get(value, time))

@@ -59,7 +59,7 @@ def partition(module: ir.Operation, setting: Setting, named: Collection[Mark] = 
     Raises:
         MemoryLimitError: no program was found that keeps within the memory that the policy states.
     """
-    if setting.policy.layouts != "global" or not setting.policy.available:
+    if setting.policy.layouts != "global" or not setting.available:
         return partition_as_written(module, setting)
     erase_marks(module)
     walks = ProgramWalks(prepared(module, setting), setting)
@@ -131,11 +131,11 @@ def _in_parts(program: Program) -> Iterator[Program]:
 def _candidates(program: Program, rule_of: RuleOf) -> tuple[Graph, Candidates]:
     """A copy of a program, in which groups share no large values, and what of it could run in parts."""
     walks, graph = program.walks, Graph(copied(program.walks.graph.module))
-    products_fuse = walks.policy.compiler.products_fuse
-    prices = WalkPrices(graph, program.least, products_fuse)
+    target = walks.setting.target
+    prices = WalkPrices(graph, program.least, target.arrays)
     origins = tell_apart(graph, Growth(rule_of, prices.bytes_of), _SHARED * max(program.too_much, 0.0))
     sizes, graph = Sizes(graph, prices, origins), Graph(graph.module) if origins else graph
-    return graph, Candidates(graph, sizes, walks.mesh, rule_of, products_fuse, walks.limit)
+    return graph, Candidates(graph, sizes, walks.mesh, rule_of, target.compiler.fusion, walks.limit)
 
 
 def _in_report(candidate: Candidate, cut: Cut) -> InParts:

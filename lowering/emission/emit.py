@@ -25,7 +25,6 @@ from sdy_jax.lowering.emission.border_layout import as_at_border, laid_out_as_ar
 from sdy_jax.lowering.emission.lax_collectives import collective_permute
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.emission.names import scope_name
-from sdy_jax.lowering.emission.platforms import running_on
 from sdy_jax.propagation.edge_shardings import edge_shardings
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sdy_collectives import BUCKET, COLLECTIVE_OPS, collective_from_attributes
@@ -89,7 +88,7 @@ def local_function(
 
     Args:
         graph: the module.
-        mesh: the refined mesh.
+        mesh: the refined mesh, with the forms of its devices.
         device: one of those it runs on, where they are known.
         used: which arguments the function takes, all by default; the others have no users.
     """
@@ -101,7 +100,7 @@ def local_function(
 
     def run(*given: jax.Array) -> tuple[jax.Array, ...]:
         # jax lowers some ops of 32-bit programs through 64-bit integers (the counters of random bits).
-        with jax.enable_x64(True), running_on(device):
+        with jax.enable_x64(True):
             inner = {v: _from_border(x, v.sharding, mesh) for x, v in zip(given, arguments, strict=True)}
             body = graph.main.blocks[0]
             outer = _Emission(mesh, shardings, at_border, device).run_ops(

@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from sdy_jax.lowering.reshard.cost import wire_bytes
+from sdy_jax.lowering.targets.rates import wire_bytes
 
 _KINDS = {
     "psum": "all_reduce",

@@ -22,11 +22,11 @@ from jax import lax
 
 from sdy_jax.errors import InternalError, ShardingError
 from sdy_jax.lowering.emission.on_cpus import computed_apart
-from sdy_jax.lowering.emission.on_tpus import scattered_as
-from sdy_jax.lowering.emission.platforms import are_cpus
+from sdy_jax.lowering.emission.on_tpus import reduced, scattered, scattered_as
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding
+from sdy_jax.runtime.forms import Forms
 from sdy_jax.runtime.mesh import Group, RefinedMesh
 
 AxisSequence = Sequence[AxisRef]
@@ -66,7 +66,7 @@ def _as_bytes(carriers: dict[np.dtype[Any], Any]) -> Callable[[_Collective], _Co
 def all_gather(x: jax.Array, axes_per_dim: AxesPerDim, mesh: RefinedMesh) -> jax.Array:
     """Joins the blocks along the given minor axes of each dimension."""
     dims = _cut_dims(axes_per_dim)
-    if len(dims) > 1 and are_cpus():
+    if len(dims) > 1 and mesh.forms.at_once:
         return _gathered_at_once(x, axes_per_dim, dims, mesh)
     for dim in dims:
         x = lax.all_gather(x, **mesh.group(axes_per_dim[dim]), axis=dim, tiled=True)
@@ -93,7 +93,7 @@ def stacked(x: jax.Array, axes: AxisSequence, mesh: RefinedMesh) -> jax.Array:
 def partials_of_chunk(x: jax.Array, axes: AxisSequence, dim: int, mesh: RefinedMesh) -> jax.Array:
     """Along a new dimension `dim`, what each device of the group has of this device's chunk of that dimension."""
     parts = _split(x, dim, axes_size(axes, mesh.mesh))
-    return _exchanged(parts, mesh.group(axes), split=dim, concat=dim)
+    return _exchanged(parts, axes, split=dim, concat=dim, mesh=mesh)
 
 
 def along(x: jax.Array, dim: int, axes: AxisSequence) -> list[AxisSequence]:
@@ -124,7 +124,7 @@ def all_to_all(x: jax.Array, params: Sequence[tuple[AxisSequence, int, int]], me
         return _combined_all_to_all(x, params, mesh)
     axes, source, target = params[0]
     _chunk(x, target, axes_size(axes, mesh.mesh))
-    return _exchanged(x, mesh.group(axes), split=target, concat=source)
+    return _exchanged(x, axes, split=target, concat=source, mesh=mesh)
 
 
 def _combined_all_to_all(x: jax.Array, params: Sequence[tuple[AxisSequence, int, int]], mesh: RefinedMesh) -> jax.Array:
@@ -133,9 +133,9 @@ def _combined_all_to_all(x: jax.Array, params: Sequence[tuple[AxisSequence, int,
     if not params:
         return x
     groups = [axes_size(axes, mesh.mesh) for axes, _, _ in params]
-    group = mesh.group([axis for axes, _, _ in params for axis in axes])
+    group = [axis for axes, _, _ in params for axis in axes]
     chunks = _chunks(x, [target for _, _, target in params], groups)
-    x = _exchanged(chunks, group, split=0, concat=0)
+    x = _exchanged(chunks, group, split=0, concat=0, mesh=mesh)
     return _merge_before(x.reshape(*groups, *chunks.shape[1:]), [source for _, source, _ in params])
 
 
@@ -147,8 +147,10 @@ def _chunks(x: jax.Array, dims: Sequence[int], groups: Sequence[int]) -> jax.Arr
     return x.reshape(math.prod(groups), *x.shape[len(groups) :])
 
 
-def _exchanged(x: jax.Array, group: Group, split: int, concat: int) -> jax.Array:
-    return lax.all_to_all(computed_apart(x), **group, split_axis=split, concat_axis=concat, tiled=True)
+def _exchanged(x: jax.Array, axes: AxisSequence, split: int, concat: int, mesh: RefinedMesh) -> jax.Array:
+    return lax.all_to_all(
+        computed_apart(x, mesh.forms), **mesh.group(axes), split_axis=split, concat_axis=concat, tiled=True
+    )
 
 
 def _merge_before(x: jax.Array, sources: Sequence[int]) -> jax.Array:
@@ -274,7 +276,7 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
     if x.dtype == jnp.bool_:
         return _bool_from(reduce_scatter(x.astype(jnp.uint8), axes_per_dim, _BOOL_AS_UINT8[kind], mesh))
     dims = _cut_dims(axes_per_dim)
-    if len(dims) > 1 and kind == "sum" and are_cpus():
+    if len(dims) > 1 and kind == "sum" and mesh.forms.at_once:
         return _scattered_at_once(x, axes_per_dim, dims, mesh)
     for dim in dims:
         axes = axes_per_dim[dim]
@@ -282,24 +284,24 @@ def reduce_scatter(x: jax.Array, axes_per_dim: AxesPerDim, kind: str, mesh: Refi
         generic = functools.partial(_generic_reduce_scatter, axes=axes, dim=dim, kind=kind, mesh=mesh)
         if kind == "sum":
             parts = axes_size(axes, mesh.mesh)
-            native = functools.partial(_sum_scattered, dim=dim, parts=parts, group=mesh.group(axes))
-            x = _native(x, native, generic, _SCATTERED_BY_PARTS)
+            native = functools.partial(_sum_scattered, dim=dim, parts=parts, group=mesh.group(axes), forms=mesh.forms)
+            x = scattered(x, native, generic)
         else:
             x = generic(x)
     return x
 
 
-def _sum_scattered(x: jax.Array, dim: int, parts: int, group: Group) -> jax.Array:
+def _sum_scattered(x: jax.Array, dim: int, parts: int, group: Group, forms: Forms) -> jax.Array:
     """The sum of `x` over a group, of which each of so many members keeps its part of `dim`.
 
-    Other dimensions of size 1, such as that of a device's only head, are left out meanwhile: XLA for TPUs does not
+    Other dimensions of size 1, such as that of a device's only head, are left out meanwhile: libtpu does not
     compile some reduce-scatters that have one (2026-11, `AllReduceScatterFusion not implemented for 2nd-minor
     compaction`).
     """
     before = [size for size in x.shape[:dim] if size != 1]
     shape = [*before, x.shape[dim], *(size for size in x.shape[dim + 1 :] if size != 1)]
     scattered = [*x.shape[:dim], x.shape[dim] // parts, *x.shape[dim + 1 :]]
-    sent = scattered_as(shape, x.dtype.itemsize, len(before), parts)
+    sent = scattered_as(shape, x.dtype.itemsize, len(before), parts, forms)
     found = lax.psum_scatter(x.reshape(sent.shape), **group, scatter_dimension=sent.dim, tiled=sent.is_tiled)
     return found.reshape(scattered)
 
@@ -413,27 +415,9 @@ _KEYS = {
 }
 
 
-# What TPUs have no 64-bit registers for, their compiler splits into 32-bit halves, but not in every collective
-# (libtpu 0.0.52): extremes of integers, and sums of floats and complex numbers where each device keeps a part.
-_REDUCED_BY_PARTS = frozenset(map(np.dtype, (jnp.int64, jnp.uint64)))
-_SCATTERED_BY_PARTS = frozenset(map(np.dtype, (jnp.float64, jnp.complex64, jnp.complex128)))
-
-
-def _native(
-    x: jax.Array,
-    native: Callable[[jax.Array], jax.Array],
-    generic: Callable[[jax.Array], jax.Array],
-    by_parts: frozenset[np.dtype[Any]],
-) -> jax.Array:
-    """The collective of lax, or on TPUs, where they lack it for this type, the one that is made of moves."""
-    if x.dtype not in by_parts:
-        return native(x)
-    return lax.platform_dependent(x, tpu=generic, default=native)
-
-
 def _extreme_of_integers(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:
     generic = functools.partial(_generic_all_reduce, axes=axes, kind=kind, mesh=mesh)
-    return _native(x, functools.partial(_NATIVE[kind], **mesh.group(axes)), generic, _REDUCED_BY_PARTS)
+    return reduced(x, functools.partial(_NATIVE[kind], **mesh.group(axes)), generic)
 
 
 def _extreme_of_floats(x: jax.Array, axes: AxisSequence, kind: str, mesh: RefinedMesh) -> jax.Array:

@@ -13,18 +13,30 @@ layers with weights split over both axes of 2 x 4 have 95 collectives, not 160, 
 from __future__ import annotations
 
 import jax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from sdy_jax.lowering.emission.platforms import are_cpus
+from sdy_jax.runtime.forms import Forms
 
 
-def computed_apart(x: jax.Array) -> jax.Array:
-    """The array, on CPUs computed once for all its parts. XLA drops `optimization_barrier` before it fuses, so a
-    function that it may not inline stands in between."""
-    if not are_cpus():
+def computed_apart(x: jax.Array, forms: Forms) -> jax.Array:
+    """The array, where forms say so computed once for all its parts. XLA drops `optimization_barrier` before it fuses,
+    so a function that it may not inline stands in between."""
+    if not forms.apart:
         return x
     with set_xla_metadata(inlineable="false"):
         return _as_it_is(x)
 
 
 _as_it_is = jax.jit(jax.lax.optimization_barrier)
+
+
+def row_major(x: jax.Array) -> jax.Array:
+    """What is transformed along its last dimensions, on CPUs with these in memory: XLA lays a transform's operand out
+    like its result, and cannot transform what an all_gather wants there. Other devices lay it out themselves; libtpu
+    (0.0.52) compiles no such constraint on complex numbers."""
+    return jax.lax.platform_dependent(x, cpu=_in_rows, default=lambda x: x)
+
+
+def _in_rows(x: jax.Array) -> jax.Array:
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))

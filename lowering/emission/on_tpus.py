@@ -21,11 +21,53 @@ third 22.5, not 37. Where the last dimension fills lanes, and rows of it the til
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sdy_jax.lowering.emission.platforms import are_tpus
-from sdy_jax.lowering.reshard.tiles import LANES, SUBLANES
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sdy_jax.lowering.targets.tiles import LANES, SUBLANES
+from sdy_jax.runtime.forms import Forms
+
+# What TPUs have no 64-bit registers for, their compiler splits into 32-bit halves, but not in every collective
+# (libtpu 0.0.52): extremes of integers, and sums of floats and complex numbers where each device keeps a part.
+_REDUCED_BY_PARTS = frozenset(map(np.dtype, (jnp.int64, jnp.uint64)))
+_SCATTERED_BY_PARTS = frozenset(map(np.dtype, (jnp.float64, jnp.complex64, jnp.complex128)))
+
+Form = Callable[[jax.Array], jax.Array]
+
+
+def reduced(x: jax.Array, native: Form, of_moves: Form) -> jax.Array:
+    """The extremes of integers by lax's collective; on TPUs, where they lack it for a type, by one made of moves."""
+    return lax.platform_dependent(x, tpu=of_moves, default=native) if x.dtype in _REDUCED_BY_PARTS else native(x)
+
+
+def scattered(x: jax.Array, native: Form, of_moves: Form) -> jax.Array:
+    """Likewise a sum of which each device keeps a part."""
+    return lax.platform_dependent(x, tpu=of_moves, default=native) if x.dtype in _SCATTERED_BY_PARTS else native(x)
+
+
+def looked_up(rows: jax.Array) -> jax.Array:
+    """Rows for an array of indices. Compilers for TPUs look them up along one dimension, and see through the change of
+    shape: a sum of such rows and other values is then kept, and computed once more for some of its readers, so that
+    what it is computed of is kept as well. Behind a barrier rows are an array like any other (GPT in Megatron's layout
+    on eight chips of v5e: temporary memory 24.9 to 22.8 MB, libtpu 0.0.52, 2026-11)."""
+    return lax.platform_dependent(rows, tpu=lax.optimization_barrier, default=lambda x: x)
+
+
+def not_before(x: jax.Array, *awaited: jax.Array, otherwise: Callable[..., jax.Array]) -> jax.Array:
+    """An array that is not taken for what it was before others were there: on TPUs behind XLA's own barrier, which is
+    dropped after equal ops are joined, but before ops get their order."""
+    return lax.platform_dependent(x, *awaited, tpu=_behind_barrier, default=otherwise)
+
+
+def _behind_barrier(x: jax.Array, *awaited: jax.Array) -> jax.Array:
+    kept: jax.Array = lax.optimization_barrier((x, *awaited))[0]
+    return kept
+
 
 LEAST_BYTES = 2**20
 """What is scattered as a matrix at least: half of the bytes of an all-reduce are saved, and a latency is lost where
@@ -35,11 +77,12 @@ LEAST_MOVED = 2**18
 """What is sent with its dimensions as one at least."""
 
 
-def as_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> bool:
-    """Whether the devices are TPUs, where an array that is scattered in so many parts along a dimension is sent as rows
-    of all that is behind it: the last dimension fills no lanes, a part is no number of them, and rows make tiles."""
+def as_rows(shape: Sequence[int], itemsize: int, dim: int, parts: int, forms: Forms) -> bool:
+    """Whether an array that is scattered in so many parts along a dimension is sent as rows of all that is behind it,
+    which is a form where there are lanes: the last dimension fills none, a part is no number of them, and rows make
+    tiles."""
     part, behind = shape[dim] // parts, [size for size in shape[dim + 1 :] if size > 1]
-    if not are_tpus() or len(behind) < 2 or math.prod(shape) * itemsize < LEAST_BYTES:
+    if not forms.in_lanes or len(behind) < 2 or math.prod(shape) * itemsize < LEAST_BYTES:
         return False
     return bool(behind[-1] % LANES and part % _lanes(itemsize)) and part % SUBLANES == 0
 
@@ -53,12 +96,12 @@ class Sent(NamedTuple):
     is_tiled: bool = True
 
 
-def scattered_as(shape: Sequence[int], itemsize: int, dim: int, parts: int) -> Sent:
+def scattered_as(shape: Sequence[int], itemsize: int, dim: int, parts: int, forms: Forms) -> Sent:
     """How an array without dimensions of size 1 is sent that is scattered in so many parts along a dimension."""
     as_it_is = Sent(tuple(shape), dim)
-    if not are_tpus():
+    if not forms.in_lanes:
         return as_it_is
-    if as_rows(shape, itemsize, dim, parts):
+    if as_rows(shape, itemsize, dim, parts, forms):
         return Sent((*shape[: dim + 1], math.prod(shape[dim + 1 :])), dim)
     if dim == 0:
         return as_it_is

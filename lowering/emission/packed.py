@@ -11,8 +11,8 @@ orders of axes may differ from member to member, as long as the axes of all make
                         +-> [1, 44] -gather-> [4, 44] -+
     [2, 6] -> [1, 12] --+                              +-> [4, 12] -> [2, 24]
 
-All-reduces are not packed: side by side, XLA makes one of them without a copy (CPU, GPU and TPU, 2026-11), as of
-gathers and scatters on GPUs.
+All-reduces are not packed: side by side, XLA makes one of them without a copy on any devices (2026-11), as of
+other kinds on some (`Collectives.combines`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from dataclasses import replace
 from sdy_jax.ir.graph import Value
 from sdy_jax.lowering.emission.lax_collectives import has_native_all_reduce, permutation_pairs
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
-from sdy_jax.lowering.reshard.cost import wire_bytes
 from sdy_jax.lowering.reshard.planner import Collective
+from sdy_jax.lowering.targets.rates import wire_bytes
 from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
-from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.report import CollectiveRecord
 from sdy_jax.lowering.placement.trips import trips
 from sdy_jax.lowering.placement.work_times import WorkTimes
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.targets.compiler import Compiler
 from sdy_jax.representation.mesh import Mesh
 
 
@@ -94,7 +94,7 @@ class _Schedule:
 
     def _has_start(self, op: Op) -> bool:
         record = self._inserted.get(op.mlir)
-        return record is not None and record.kind in self._compiler.starts
+        return record is not None and record.kind in self._compiler.collectives.starts
 
     def _sent(self, op: Op) -> float:
         return self._inserted[op.mlir].sending_time(self._costs, self._mesh)

@@ -19,9 +19,9 @@ from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.lowering.placement.policy import Combining
 from sdy_jax.lowering.placement.report import CollectiveRecord
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.tiles import LANES, in_lanes
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.lowering.strategies.registry import SENT
+from sdy_jax.lowering.targets.tiles import LANES, in_lanes
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.axes import sort_and_merge

@@ -26,9 +26,8 @@ from sdy_jax.ir.operations import copied, replace_contents
 from sdy_jax.lowering.placement.bucket_members import BucketSize, Candidates
 from sdy_jax.lowering.placement.bucket_order import BlockOrder
 from sdy_jax.lowering.placement.live_bytes import peak_of
-from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
-from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import BUCKET, PACKED
 
@@ -50,39 +49,38 @@ def combine_collectives(
     inserted: Mapping[ir.Operation, CollectiveRecord],
     report: PartitionReport,
     mesh: Mesh,
-    costs: CostModel,
-    policy: Policy,
+    setting: Setting,
 ) -> None:
-    """Forms buckets in a partitioned module, in place, such that it keeps within the policy's memory.
+    """Forms buckets in a partitioned module, in place, such that it keeps within the memory that there is.
 
     Args:
         module: a `builtin.module` whose collectives are all there.
         inserted: those that the partitioner made.
         report: where each bucket becomes one record.
         mesh: the program's.
-        costs: what collectives cost, which says how large buckets are.
-        policy: whether collectives are combined, and what a device may hold.
+        setting: what collectives cost, which says how large buckets are; whether they are combined, and what a device
+            may hold.
     """
-    combining = policy.combine
+    combining, target = setting.policy.combine, setting.target
     if not combining.kinds:
         return
     graph = Graph(module)
     records = {n: inserted[op.mlir] for n, op in enumerate(graph.ops) if op.mlir in inserted}
     if len(records) < 2:
         return
-    before = peak_of(graph, policy.compiler)
+    before = peak_of(graph, target)
     peak, live = before.total, {id(op): held + before.total - before.bytes for op, held in before.at}
     held = _SHARE_OF_MEMORY * peak if combining.sent is None else _BLOCKS * combining.sent
     added = _STACKS * peak if combining.stacked and combining.sent is None else math.inf
     for smaller in _TRIED:
         copy = Graph(copied(module))
-        size = BucketSize(costs, combining, held * smaller)
-        limit = max(min(peak + min(size.held, added), policy.limit), peak)
+        size = BucketSize(setting.costs, combining, held * smaller)
+        limit = max(min(peak + min(size.held, added), setting.limit), peak)
         room = {copy.ops[n]: limit - live[id(op.mlir)] for n, op in enumerate(graph.ops) if id(op.mlir) in live}
         buckets = combine(copy, {copy.ops[n]: record for n, record in records.items()}, mesh, size, room)
         if not buckets:
             return
-        if peak_of(Graph(copy.module), policy.compiler).total <= limit:
+        if peak_of(Graph(copy.module), target).total <= limit:
             replace_contents(module, copy.module)
             report.combine(buckets)
             return

@@ -17,6 +17,7 @@ from sdy_jax.lowering.planning.choice import Choice, OpProblem, PlannedOp, Tenso
 from sdy_jax.lowering.planning.choose import choose, gathered_factors
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import TensorSharding
@@ -48,9 +49,9 @@ class Decision(NamedTuple):
 class Decisions:
     """The decisions for the ops of one program."""
 
-    def __init__(self, placement: Placement, rules: RuleBook, costs: CostModel, policy: Policy):
+    def __init__(self, placement: Placement, rules: RuleBook, costs: CostModel, policy: Policy, target: Target):
         self._placement, self._meshes = placement, placement.meshes
-        self._costs, self._kinds = costs, Kinds(rules, policy.halo_exchange, _touches(costs, policy))
+        self._costs, self._kinds = costs, Kinds(rules, policy.halo_exchange, _touches(costs, target))
         self._made: dict[object, Decision] = {}
 
     def of(self, op: Op, planned: PlannedOp | None = None) -> Decision | None:
@@ -144,9 +145,9 @@ def _decision(kind: Kind, choice: Choice, around: Shardings, shardings: Sharding
     return Decision(kind, choice, shardings, alike and not choice.gathered and not choice.inside)
 
 
-def _touches(costs: CostModel, policy: Policy) -> Callable[[Op], tuple[Touched, ...]] | None:
+def _touches(costs: CostModel, target: Target) -> Callable[[Op], tuple[Touched, ...]] | None:
     """What ops read from memory and write to it, where that has a price."""
-    return Touches(policy.compiler.products_fuse) if costs.memory else None
+    return Touches(target.compiler.fusion) if costs.memory else None
 
 
 def _given_before(operands: Sequence[Value], kind: Kind) -> frozenset[int]:

@@ -9,6 +9,7 @@ from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.planning.choice import Touched
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
+from sdy_jax.lowering.targets.compiler import Fusion
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.op_rules.linearity import LINEAR, Linear
 
@@ -37,13 +38,13 @@ def is_constant(op: Op) -> bool:
     return not op.operands and fuses(op)
 
 
-def _absorbs(op: Op, index: int, products_fuse: bool) -> bool:
+def _absorbs(op: Op, index: int, fusion: Fusion) -> bool:
     """Whether the op can compute its operand of this index element by element as it reads it."""
     if fuses(op) or (op.key == AFTER and index > 0):
         return True
     linear = _linear(op)
     if linear is Linear.ONE_FACTOR:
-        return products_fuse
+        return fusion.into_products
     return linear is Linear.SUMMED or (linear is Linear.UPDATED and index > 0)
 
 
@@ -62,11 +63,11 @@ def is_sum(op: Op) -> bool:
     return _linear(op) is Linear.SUMMED
 
 
-def can_fuse(op: Op, products_fuse: bool) -> bool:
+def can_fuse(op: Op, fusion: Fusion) -> bool:
     """Whether all that reads the op's result can compute it."""
     if len(op.results) != 1 or not fuses(op):
         return False
-    return all(_absorbs(user, i, products_fuse) for user, i in readers(op.results[0]))
+    return all(_absorbs(user, i, fusion) for user, i in readers(op.results[0]))
 
 
 _LOCAL = frozenset(("sdy.all_slice", "sdy.replicated_to_unreduced"))
@@ -89,8 +90,8 @@ class Touches:
     """What the ops of a program read from memory and write to it. What is said of a value is remembered: all layers
     read some of them, as the sines of positions."""
 
-    def __init__(self, products_fuse: bool):
-        self._products_fuse = products_fuse
+    def __init__(self, fusion: Fusion):
+        self._fusion = fusion
         self._fusible: dict[Op, bool] = {}
         self._returned: dict[Value, bool] = {}
 
@@ -106,7 +107,7 @@ class Touches:
 
     def _can_fuse(self, op: Op) -> bool:
         if op not in self._fusible:
-            self._fusible[op] = can_fuse(op, self._products_fuse)
+            self._fusible[op] = can_fuse(op, self._fusion)
         return self._fusible[op]
 
     def _is_returned(self, value: Value) -> bool:

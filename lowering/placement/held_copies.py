@@ -55,4 +55,4 @@ def _copies_made_anew(
         cost = each[0].times * (own + model.prices.cost(each[0].shape, made, taken))
         uses = [known.uses[0] for known in each]
         if len(uses) > 1:
-            yield _held_copy(program, value, CopyInLayout(uses, model.prices.local_bytes(each[0].shape, taken), cost))
+            yield _held_copy(program, value, CopyInLayout(uses, model.bytes_of(each[0], taken), cost))

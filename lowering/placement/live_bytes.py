@@ -45,12 +45,13 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS
-from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.donated import in_donated_memory
 from sdy_jax.lowering.placement.fusion import UPDATES, can_fuse, fuses, is_constant, readers
 from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.lowering.placement.together import run_together
 from sdy_jax.lowering.strategies.registry import is_forwarding
+from sdy_jax.lowering.targets.compiler import Compiler
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.op_rules.registry import names
@@ -114,31 +115,27 @@ class Peak:
         return self.border + self.bytes
 
 
-def peak_of(graph: Graph, compiler: Compiler = Compiler()) -> Peak:  # noqa: B008 - immutable
+def peak_of(graph: Graph, target: Target = Target()) -> Peak:  # noqa: B008 - immutable
     """What a device holds at most while it runs a partitioned program.
 
     Args:
         graph: the program, whose values have global shapes and shardings.
-        compiler: the devices'.
+        target: the devices.
     """
-    sizes = _sizes(graph, compiler)
-    return _peak(graph, sizes, _live_ranges(graph, sizes, compiler))
+    sizes = LocalBytes(graph, target.arrays)
+    return _peak(graph, sizes, _live_ranges(graph, sizes, target))
 
 
-def peak_and_buffers(graph: Graph, compiler: Compiler = Compiler()) -> tuple[Peak, list[HeldBuffer]]:  # noqa: B008
+def peak_and_buffers(graph: Graph, target: Target = Target()) -> tuple[Peak, list[HeldBuffer]]:  # noqa: B008
     """As `peak_of`, with all temporaries that a device holds while the program runs."""
-    sizes = _sizes(graph, compiler)
-    ranges = _live_ranges(graph, sizes, compiler)
+    sizes = LocalBytes(graph, target.arrays)
+    ranges = _live_ranges(graph, sizes, target)
     return _peak(graph, sizes, ranges), list(ranges.held())
 
 
-def _sizes(graph: Graph, compiler: Compiler) -> LocalBytes:
-    return LocalBytes(graph, products_round=compiler.products_fuse, in_tiles=compiler.products_fuse)
-
-
-def _live_ranges(graph: Graph, sizes: LocalBytes, compiler: Compiler) -> _LiveRanges:
+def _live_ranges(graph: Graph, sizes: LocalBytes, target: Target) -> _LiveRanges:
     load_extensions()
-    return _LiveRanges(graph, sizes, compiler)
+    return _LiveRanges(graph, sizes, target.compiler)
 
 
 def _peak(graph: Graph, sizes: LocalBytes, ranges: _LiveRanges) -> Peak:
@@ -189,7 +186,7 @@ class _LiveRanges:
     """The buffers of a program."""
 
     def __init__(self, graph: Graph, sizes: LocalBytes, compiler: Compiler):
-        self._sizes, self._products_fuse = sizes, compiler.products_fuse
+        self._sizes, self._compiler, self._fusion = sizes, compiler, compiler.fusion
         self._order: list[Op] = []
         self._position: dict[Op, float] = {}
         self._end: dict[Op, float] = {}
@@ -214,12 +211,12 @@ class _LiveRanges:
         self._returned = set(map(self._root, main.terminator.operands))
         self.in_donated_memory = in_donated_memory(graph)
         self._donated = {self._root(result): given for result, given in self.in_donated_memory}
-        self._late = self._reduced_late(main) if compiler.reduces_late else {}
+        self._late = self._reduced_late(main) if compiler.order.reduces_late else {}
         self._early = self._computed_early(main)
         for op in reversed(self._order):
             self._visit(op)
         self._hold_prefetched()
-        if compiler.copies_gathered:
+        if compiler.collectives.joins_major:
             self._hold_gathered()
 
     def _hold_gathered(self) -> None:
@@ -289,7 +286,7 @@ class _LiveRanges:
 
     def _number(self, block: Block, loop: Op | None) -> None:
         self._number_buckets(block)
-        if self._products_fuse:
+        if self._compiler.collectives.merges:
             self._together.update(run_together(block, self._sizes.of))
         parent = block.parent
         self._loop[block] = loop
@@ -432,11 +429,12 @@ class _LiveRanges:
             self._last[value] = max(last, self._last.get(value, last))
 
     def _is_kept(self, op: Op) -> bool:
-        """Whether several kernels read what would be dear to compute in each; not where a TPU reads less of what it is
-        computed of."""
+        """Whether several kernels read what would be dear to compute in each; not where a compiler does so, as that
+        reads less."""
         if op.name not in _DEAR or not self._is_read_twice(op.results[0]):
             return False
-        return not self._products_fuse or self._sizes.of(op.results[0]) <= sum(map(self._sizes.of, self._read_for(op)))
+        read = map(self._sizes.of, self._read_for(op))
+        return not self._fusion.dear_again or self._sizes.of(op.results[0]) <= sum(read)
 
     def _read_for(self, op: Op) -> list[Value]:
         """The values of an op's shape, or of another one of as many elements, that it is computed of in memory."""
@@ -460,7 +458,7 @@ class _LiveRanges:
         return first is not None and first + 1 < self._last[value]
 
     def _is_fused(self, op: Op) -> bool:
-        if not can_fuse(op, self._products_fuse) or op.results[0] in self._returned:
+        if not can_fuse(op, self._fusion) or op.results[0] in self._returned:
             return False
         block = self._inlined_block(op)
         return all(self._inlined_block(user) is block for user, _ in readers(op.results[0]))

@@ -33,7 +33,7 @@ from sdy_jax.lowering.placement.report import CollectiveRecord, Moved, Partition
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.lines import Lines, along_lines
 from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan
-from sdy_jax.lowering.reshard.tiles import last_cut
+from sdy_jax.lowering.targets.tiles import last_cut
 from sdy_jax.op_rules.dataflow import edges_of
 from sdy_jax.propagation.edge_shardings import state_body_arguments
 from sdy_jax.representation.attributes import attribute_from_text, sharding_to_attribute, shardings_to_attribute

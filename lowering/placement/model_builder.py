@@ -20,13 +20,13 @@ from sdy_jax.lowering.placement.free_border import FreeBorder, FreeEnd
 from sdy_jax.lowering.placement.modelled import FREE, ModelledProgram, Part
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.rematerialize import free_values
-from sdy_jax.lowering.placement.rounded import rounded_values, sums_of
+from sdy_jax.lowering.placement.rounded import held_rounded, rounded_values, sums_of
 from sdy_jax.lowering.placement.stated import StatedWays
 from sdy_jax.lowering.placement.trips import trips
 from sdy_jax.lowering.placement.walked import Walked
 from sdy_jax.lowering.placement.ways import Ways
 from sdy_jax.lowering.planning.enumerated import Way
-from sdy_jax.lowering.planning.layout_table import LayoutTable, ModelPairPrice, Prices, ValueClass
+from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ValueClass
 from sdy_jax.lowering.planning.program_model import Port, ProgramModel
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
@@ -50,7 +50,7 @@ def modelled(
     table: LayoutTable,
     atoms: tuple[AxisRef, ...],
     costs: CostModel,
-    price: ModelPairPrice,
+    prices: Prices,
     policy: Policy,
     border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
 ) -> ModelledProgram:
@@ -59,11 +59,11 @@ def modelled(
     Args:
         graph, walked: the program, and what the walk decided.
         table, atoms: of the program's mesh: its layouts, and its axes, cut where the walk cut them.
-        costs, price: of work and what is sent, and of the reshards whose prices no table has.
+        costs, prices: of work and what is sent, and of reshards and bytes that are held.
         policy: which dimensions are padded.
         border: the arguments and results that may have any layout.
     """
-    program = ModelledProgram(graph, walked, table, atoms, ProgramModel(Prices(table, costs, price)))
+    program = ModelledProgram(graph, walked, table, atoms, ProgramModel(prices))
     program.left = policy.effort or math.inf
     _Builder(program, costs, policy.uneven == "pad", border).read()
     if costs.flop and not (costs.memory or costs.repeat_work):
@@ -79,6 +79,7 @@ class _Builder:
         self._program, self._walked, self._model = program, program.walked, program.model
         self._costs, self._pads = costs, pads
         self._rounded = rounded_values(program.graph, costs)
+        self._held_rounded = held_rounded(program.graph, self._rounded) if self._model.prices.arrays.rounds else ()
         self._alone = Critical.of_products(program.graph).between if costs.combines else frozenset()
         self._ways: dict[tuple[AxisRef, ...], Ways] = {}
         self._made_twice: dict[tuple[int, tuple[int, ...]], tuple[list[Way], list[Way]]] = {}
@@ -239,7 +240,8 @@ class _Builder:
             self._program.values[value] = FREE
             return
         shape = ValueClass(value.shape, value.itemsize, value in self._alone, value in self._rounded)
-        self._program.values[value] = self._model.add_value(shape, times)
+        self._program.values[value] = number = self._model.add_value(shape, times)
+        self._model.values[number].is_held_rounded = value in self._held_rounded
         if shape.is_rounded and sums_of(value):
             whole = shape._replace(is_rounded=False)
             self._program.unrounded[value] = self._model.add_value(whole, times)

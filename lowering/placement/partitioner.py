@@ -103,8 +103,8 @@ class Partitioner:
         rules, policy, costs = setting.rules.without_overrides(), setting.policy, setting.costs
         self.plan, self.walked, self.number = plan, Walked(), {op: n for n, op in enumerate(graph.ops)}
         self.graph, self.optimize_collectives = graph, policy.optimize_collectives
-        self.costs, self.all_copies_wait, self._runs_late = costs, policy.runs_early, policy.runs_late
-        self._memory = policy.limit if policy.available else 0.0
+        self.costs, self.target, order = costs, setting.target, setting.target.compiler.order
+        self.all_copies_wait, self._memory = order.runs_early, setting.limit if setting.available else 0.0
         self.report = PartitionReport(setting.inputs)
         keeps = policy.layouts == "propagated"
         self.placement = Placement(
@@ -115,10 +115,10 @@ class Partitioner:
             self.report,
             policy.uneven,
             keeps,
-            policy.keeps_whole,
-            dict(policy.lines),
+            order.keeps_whole,
+            setting.target.parts_of_axes,
         )
-        self.decisions = Decisions(self.placement, rules, costs, policy)
+        self.decisions = Decisions(self.placement, rules, costs, policy, setting.target)
         self.mesh = self.placement.meshes.base
         self.unsplit = Unsplit(self.placement, self.report, self.mesh)
         self.accumulators: dict[Op, tuple[DataFlowEdge, dict[OperandSlot, TensorSharding]]] = {}
@@ -153,8 +153,8 @@ class Partitioner:
         if self._waiting or (self.plan is not None and self.plan.copies):
             tie(self.graph.module)
             self.unneeded += self._waiting
-        if self._runs_late:
-            compute_promptly(self.graph.module, self._memory)
+        if self.target.compiler.order.runs_late:
+            compute_promptly(self.graph.module, self._memory, self.target.arrays)
         return self.report
 
     def _widen_stacks(self) -> None:

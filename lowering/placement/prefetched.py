@@ -14,13 +14,13 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.lowering.emission.prefetched import ahead
-from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.live_bytes import peak_of
 from sdy_jax.lowering.placement.marks import Hiding
 from sdy_jax.lowering.placement.report import CollectiveRecord, PartitionReport
 from sdy_jax.lowering.placement.trips import trip_count
 from sdy_jax.lowering.placement.work_times import WorkTimes
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import PREFETCHED
 
@@ -35,7 +35,7 @@ def prefetch(
     mesh: Mesh,
     costs: CostModel,
     limit: float,
-    compiler: Compiler,
+    target: Target,
 ) -> dict[ir.Operation, CollectiveRecord]:
     """Marks the gathers of a partitioned module that run one trip ahead, and says so in their records.
 
@@ -46,7 +46,7 @@ def prefetch(
         mesh: the program's.
         costs: what decides.
         limit: the bytes that a device may hold.
-        compiler: the devices'.
+        target: the devices.
 
     Returns:
         `inserted` without those that are marked.
@@ -55,7 +55,7 @@ def prefetch(
     if costs.unit != "seconds":
         return hiding.others
     graph = Graph(module)
-    held = peak_of(graph, compiler).total
+    held = peak_of(graph, target).total
     for op, count, hidden, size in _exposed(graph, inserted, mesh, costs):
         if held + size > limit:
             continue

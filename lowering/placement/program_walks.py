@@ -21,7 +21,7 @@ from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.setting import Setting
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.placement.within_memory import PRICES, Room, Walk, best_choice, tried
-from sdy_jax.lowering.planning.layout_table import LayoutTable
+from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
@@ -77,13 +77,13 @@ class ProgramWalks:
             set_function_shardings(main, "arg_attrs", plan.border.arguments)
             set_function_shardings(main, "res_attrs", plan.border.results)
         walker = Partitioner(Graph(copy), self.setting, plan)
-        return Walk(walker, walker.run(), self.policy.compiler)
+        return Walk(walker, walker.run(), self.setting.target)
 
     @cached_property
     def limit(self) -> float:
         """The bytes that a device may hold."""
-        if self.policy.available:
-            return self.policy.limit
+        if self.setting.available:
+            return self.setting.limit
         return (1 + _TOLERATED) * self.proposed.peak.total
 
     def saved(self, walk: Walk) -> float:
@@ -95,7 +95,7 @@ class ProgramWalks:
     @cached_property
     def room(self) -> Room:
         """What the program may hold, and send."""
-        return Room(self.limit, self.policy.device_memory, _HOLDING, self.costs.unit == "seconds", self._known)
+        return Room(self.limit, self.setting.target.memory, _HOLDING, self.costs.unit == "seconds", self._known)
 
     @property
     def can_be_planned(self) -> bool:
@@ -180,4 +180,5 @@ def modelled(
         return meshes.plan(shape, itemsize, source, target, costs).cost
 
     table = LayoutTable(meshes.base_name, meshes.base, proposed.walked.inverted(atoms))
-    return model_builder.modelled(graph, proposed.walked, table, atoms, proposed.costs, price, policy, border)
+    prices = Prices(table, proposed.costs, price, proposed.target.arrays)
+    return model_builder.modelled(graph, proposed.walked, table, atoms, proposed.costs, prices, policy, border)

@@ -1,12 +1,12 @@
 """The program's order, where compilers put off what only results need.
 
-Compilers for TPUs run an op no sooner than its result is needed. The gradient of a weight is needed last of all, so
-what it is computed of would live until the end: activations, and their gradients, of every layer. In the program it is
-computed at once, and that is what estimates of memory count on. So where a gradient is smaller than what it is computed
-of, a product that runs after it waits for it, with its weight where that is an argument: then what is computed for it
-need not be written. Operands count as these compilers keep them, rounded to bfloat16. Where a gradient is larger, and
-only element-wise ops lie between it and a result of the program, such as an optimizer's moment, that is computed with
-it and waited for (`updates.py`): then the gradient need not be kept.
+Some compilers run an op no sooner than its result is needed (`Order.runs_late`). The gradient of a weight is needed
+last of all, so what it is computed of would live until the end: activations, and their gradients, of every layer. In
+the program it is computed at once, and that is what estimates of memory count on. So where a gradient is smaller than
+what it is computed of, a product that runs after it waits for it, with its weight where that is an argument: then what
+is computed for it need not be written. Operands count as these compilers keep them, rounded to bfloat16. Where a
+gradient is larger, and only element-wise ops lie between it and a result of the program, such as an optimizer's moment,
+that is computed with it and waited for (`updates.py`): then the gradient need not be kept.
 
     %g = dot %x, %dy                   the gradient of a weight
     %d = multiply %dy, %s
@@ -20,6 +20,8 @@ transformers in Megatron's layout took 0.02 to 0.05 less so (libtpu 0.0.52, 2026
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
@@ -29,6 +31,7 @@ from sdy_jax.lowering.placement.fusion import computes, is_product, moves
 from sdy_jax.lowering.placement.local_bytes import LocalBytes
 from sdy_jax.lowering.placement.updates import Updates
 from sdy_jax.lowering.strategies.after import IN_ORDER
+from sdy_jax.lowering.targets.family import Arrays
 from sdy_jax.op_rules.dataflow import is_data_flow
 
 _MUCH = 0.25
@@ -39,15 +42,16 @@ _LEAST = 2.0**17
 in a transformer with activations of 32 KiB ten of these were a twentieth of the time (libtpu 0.0.52, 2026-11)."""
 
 
-def compute_promptly(module: ir.Operation, memory: float = 0.0) -> None:
+def compute_promptly(module: ir.Operation, memory: float = 0.0, arrays: Arrays = Arrays()) -> None:  # noqa: B008 - immutable
     """Lets products of the main function's own block wait for what is to be computed before them.
 
     Args:
         module: a `builtin.module` whose collectives are all there.
         memory: the bytes that a device may hold; 0 where that is not known.
+        arrays: how arrays lie there.
     """
     graph = Graph(module)
-    order, updates = _Order(graph, memory), Updates(graph.main.blocks[0])
+    order, updates = _Order(graph, memory, arrays), Updates(graph.main.blocks[0])
     pending: list[tuple[Value, int]] = []
     for position, op in enumerate(graph.main.blocks[0].ops):
         if order.is_last(op):
@@ -68,9 +72,9 @@ def compute_promptly(module: ir.Operation, memory: float = 0.0) -> None:
 class _Order:
     """What the ops of a program's main block are computed for."""
 
-    def __init__(self, graph: Graph, memory: float):
+    def __init__(self, graph: Graph, memory: float, arrays: Arrays):
         self._has_room = _bytes_of_all(graph) <= memory
-        self._sizes, self._ops = LocalBytes(graph, products_round=True), graph.main.blocks[0].ops
+        self._sizes, self._ops = LocalBytes(graph, replace(arrays, tiles=None)), graph.main.blocks[0].ops
         self._critical = Critical(graph, (op for op in self._ops if is_product(op) or is_data_flow(op)))
         read = [v for op in self._ops if computes(op) for v in op.operands if v.defining_op is not None]
         self._largest = max(map(self._sizes.of, read), default=0.0)

@@ -4,7 +4,7 @@ The producer of a broadcast, widened, transposed or constant value runs again in
 in matching shardings. So a weight is gathered before it is converted to a wider type, a row before it is broadcast,
 and an iota never.
 
-A slice costs nothing, but all of what it takes a part of has to be kept until then: compilers for TPUs do not compute
+A slice costs nothing, but all of what it takes a part of has to be kept until then: some compilers do not compute
 again what a slice takes. So where the parts of what a value is computed of are there, the part is computed of them:
 
     %y = all_gather %x          every device computes tanh of all of x

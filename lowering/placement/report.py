@@ -12,7 +12,7 @@ from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.ir.locations import SourcePlace, is_line, place_of, short_source
 from sdy_jax.lowering.placement.trips import UNKNOWN, executions
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.tiles import LastCut
+from sdy_jax.lowering.targets.tiles import LastCut
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sdy_collectives import CollectiveSummary

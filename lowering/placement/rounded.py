@@ -1,8 +1,9 @@
 """Values that compilers round before they are moved.
 
-Products of open precision take float32 rounded to bfloat16 on TPUs. What is moved for them alone XLA rounds before, so
-that half of its bytes are sent. What else reads such a value element by element runs in the layout in which it is. Sums
-take the value as it is made, or a copy of their own, of which all bytes are sent.
+Where arrays are rounded (`Arrays.rounded`), products of open precision take float32 rounded. What is moved for them
+alone a compiler rounds before, so that fewer of its bytes are sent. What else reads such a value element by element
+runs in the layout in which it is. Sums take the value as it is made, or a copy of their own, of which all bytes are
+sent.
 """
 
 from __future__ import annotations
@@ -31,8 +32,14 @@ def rounded_values(graph: Graph, costs: CostModel) -> frozenset[Value]:
 
 def values_kept_rounded(graph: Graph) -> frozenset[Value]:
     """The float32 values of a partitioned program that products of open precision alone read, some after they have been
-    moved: compilers for TPUs keep them rounded."""
+    moved: compilers that round keep them so."""
     return _found_backwards(graph, _is_kept_rounded)
+
+
+def held_rounded(graph: Graph, moved: frozenset[Value]) -> frozenset[Value]:
+    """The float32 values of a program that is not partitioned yet which devices hold rounded, moved or not: those that
+    products of open precision alone read, and copies of the program's arguments that are moved rounded."""
+    return values_kept_rounded(graph) | moved.intersection(graph.arguments)
 
 
 def sums_of(value: Value) -> list[Op]:

@@ -1,4 +1,4 @@
-"""Which all_reduces of a partitioned program XLA for TPUs runs as one, whatever their buckets.
+"""Which all_reduces of a partitioned program run as one where a compiler merges them, whatever their buckets.
 
 It makes one of those over the same devices of which none waits for another, when the last operand is there:
 
@@ -18,7 +18,7 @@ from sdy_jax.representation.attributes import reduction_from_attributes
 ALL_REDUCE = "sdy.all_reduce"
 
 _MOST_BYTES, _MOST_OPERANDS = 120 * 2**20, 256
-"""What is one all_reduce at most, by the options of XLA for TPUs (libtpu 0.0.52, 2026-11)."""
+"""What is one all_reduce at most, by the options of XLA (libtpu 0.0.52, 2026-11)."""
 
 
 def run_together(block: Block, bytes_of: Callable[[Value], float]) -> Mapping[Op, Op]:

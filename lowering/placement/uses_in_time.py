@@ -9,11 +9,12 @@ from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.lowering.placement.fusion import can_fuse, is_constant
 from sdy_jax.lowering.placement.modelled import FREE, ModelledProgram
 from sdy_jax.lowering.planning.program_model import ModelValue
+from sdy_jax.lowering.targets.compiler import Fusion
 
 
-def place_uses(program: ModelledProgram, products_fuse: bool) -> None:
+def place_uses(program: ModelledProgram, fusion: Fusion) -> None:
     """Says of each use from which node to which the value is needed for it: all of a loop, if the use is inside; what
-    is fused reads its operands when its users run. `products_fuse`: users compute products, too."""
+    is fused reads its operands when its users run. `fusion`: what users compute."""
     main, returned = program.graph.main.blocks[0], frozenset(program.graph.outputs)
     found = [
         *program.values.items(),
@@ -29,7 +30,7 @@ def place_uses(program: ModelledProgram, products_fuse: bool) -> None:
         op, home = value.defining_op, value.owner if isinstance(value.owner, Block) else value.owner.block
         known.born = _born(program, value, known)
         known.needed = [_needed(program, use.node, runs[use.node], home, known.born) for use in known.uses]
-        fused = op is not None and value not in returned and _is_fused(op, products_fuse)
+        fused = op is not None and value not in returned and _is_fused(op, fusion)
         is_given = home is main and op is None
         known.is_at_hand = fused or is_given or number in second or (op is not None and is_constant(op))
         if not known.uses:
@@ -43,9 +44,9 @@ def place_uses(program: ModelledProgram, products_fuse: bool) -> None:
             known.born, runs[program.maker(number)] = min(begins), (min(begins), min(begins))
 
 
-def _is_fused(op: Op, products_fuse: bool) -> bool:
+def _is_fused(op: Op, fusion: Fusion) -> bool:
     """Whether the users of an op compute its result."""
-    return can_fuse(op, products_fuse) and all(user.block is op.block for user, _ in op.results[0].uses)
+    return can_fuse(op, fusion) and all(user.block is op.block for user, _ in op.results[0].uses)
 
 
 def _born(program: ModelledProgram, value: Value, known: ModelValue) -> int:

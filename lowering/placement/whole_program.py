@@ -49,11 +49,11 @@ def partition(module: ir.Operation, setting: Setting) -> PartitionReport:
 
 def finished(module: ir.Operation, walks: ProgramWalks, fitting: Sequence[Walk]) -> PartitionReport:
     """Rewrites a module as the best of some walks says, with collectives beside what hides them."""
-    best, costs, policy = walks.best(fitting), walks.costs, walks.policy
+    best, costs = walks.best(fitting), walks.costs
     if walks.can_be_planned:
         best.report.layouts = _choice(walks.graph, best, walks.proposed)
     made, inserted = best.walker.graph.module, best.walker.placement.inserted
-    inserted = prefetch(made, inserted, best.report, walks.mesh, costs, walks.limit, policy.compiler)
+    inserted = prefetch(made, inserted, best.report, walks.mesh, costs, walks.limit, walks.setting.target)
     movable = form_rings(made, inserted, best.report, walks.mesh, costs)
     return _combined(module, best.walker, movable, walks.setting)
 
@@ -65,10 +65,10 @@ def _combined(
     setting: Setting,
 ) -> PartitionReport:
     """Forms buckets of the collectives that nothing hides, and puts the program into its module."""
-    costs, policy, made = setting.costs, setting.policy, walker.graph.module
+    costs, made = setting.costs, walker.graph.module
     if costs.unit == "seconds":
-        walker.report.hidden = hidden_by_work(made, movable, walker.mesh, costs, policy.compiler)
-    combine_collectives(made, movable, walker.report, walker.mesh, costs, policy)
+        walker.report.hidden = hidden_by_work(made, movable, walker.mesh, costs, setting.target.compiler)
+    combine_collectives(made, movable, walker.report, walker.mesh, setting)
     if made is not module:
         replace_contents(module, made)
     return walker.report
@@ -86,7 +86,7 @@ def best_border(module: ir.Operation, setting: Setting, border: FreeBorder, know
     Raises:
         MemoryLimitError: no program was found that keeps within the policy's memory.
     """
-    if not setting.policy.available:
+    if not setting.available:
         setting = replace(setting, policy=replace(setting.policy, memory=math.inf))
     walks = ProgramWalks(prepared(module, setting), setting, border, known)
     best = walks.room.best(walks.fitting(walks.planned()))

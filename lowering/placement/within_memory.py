@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement.beside_work import hidden_by_work
-from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.copies import HeldCopy, PlannedUse
 from sdy_jax.lowering.placement.held_copies import held_copies
 from sdy_jax.lowering.placement.layout_plans import plan_of
@@ -30,6 +29,7 @@ from sdy_jax.lowering.placement.report import PartitionReport
 from sdy_jax.lowering.placement.uses_in_time import place_uses
 from sdy_jax.lowering.placement.walked import LayoutPlan
 from sdy_jax.lowering.planning.program_model import Chosen
+from sdy_jax.lowering.targets.target import Target
 
 _LEAST_SAVING = 1e-5
 """The share of the program's cost that a reshard has to save to be worth its collective."""
@@ -114,12 +114,12 @@ PerOp = NDArray[np.float64]
 
 @dataclass(eq=False)
 class Walk:
-    """A walk over a copy of the program, and what it inserted; the compiler of what comes of it. One that will not be
+    """A walk over a copy of the program, and what it inserted; the devices for which it is. One that will not be
     chosen may be forgotten: its figures stay, its copy of the program goes."""
 
     walker: Partitioner
     report: PartitionReport
-    compiler: Compiler
+    target: Target
 
     @cached_property
     def cost(self) -> float:
@@ -133,13 +133,13 @@ class Walk:
         if walker.costs.unit != "seconds":
             return self.cost
         inserted = walker.placement.inserted
-        hidden = hidden_by_work(walker.graph.module, inserted, walker.mesh, walker.costs, self.compiler)
+        hidden = hidden_by_work(walker.graph.module, inserted, walker.mesh, walker.costs, self.target.compiler)
         return self.cost - (1 - _HIDDEN) * hidden
 
     @cached_property
     def peak(self) -> Peak:
         """What a device holds at most."""
-        return peak_of(Graph(self.walker.graph.module), self.compiler)
+        return peak_of(Graph(self.walker.graph.module), self.target)
 
     @property
     def sends(self) -> bool:
@@ -271,7 +271,7 @@ class _Search:
     @cached_property
     def _timed(self) -> ModelledProgram:
         """The program, whose model knows when values are needed. Most programs fit, and nobody asks."""
-        place_uses(self._program, self._proposed.compiler.products_fuse)
+        place_uses(self._program, self._proposed.target.compiler.fusion)
         return self._program
 
     def follow(self, chosen: Chosen) -> Walk:

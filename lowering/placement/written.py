@@ -14,10 +14,10 @@ from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.emission.sent import sent_by_step
 from sdy_jax.lowering.placement.report import Moved
-from sdy_jax.lowering.reshard.cost import wire_bytes
 from sdy_jax.lowering.reshard.planner import Collective
 from sdy_jax.lowering.reshard.problem import padded_block
-from sdy_jax.lowering.reshard.tiles import last_cut
+from sdy_jax.lowering.targets.rates import wire_bytes
+from sdy_jax.lowering.targets.tiles import last_cut
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.axes import set_difference
 from sdy_jax.representation.mesh import Axes, Mesh, axes_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +14,7 @@ from sdy_jax.lowering.planning.factors import canonical
 from sdy_jax.lowering.planning.routes import RoutePrices
 from sdy_jax.lowering.planning.steps import steps_between
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.targets.family import Arrays
 from sdy_jax.representation.axes import overlaps, set_difference
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -115,10 +115,11 @@ class Prices:
     """The prices of reshards between layouts, for all pairs of a class that were ever asked for.
 
     Each collective of what sends anything costs `least` beside its price: what saves next to nothing is not worth one.
+    `arrays`: how arrays lie on a device, which holds as many bytes of them as their tiles take.
     """
 
-    def __init__(self, table: LayoutTable, costs: CostModel, pair: ModelPairPrice):
-        self._table = table
+    def __init__(self, table: LayoutTable, costs: CostModel, pair: ModelPairPrice, arrays: Arrays = Arrays()):  # noqa: B008
+        self._table, self.arrays = table, arrays
         alone = replace(costs, combines=())
         models = {
             (apart, rounds): of.of_rounded if rounds else of
@@ -130,7 +131,7 @@ class Prices:
         }
         self._least = 0.0
         self._known: dict[ValueClass, _OfClass] = {}
-        self._bytes: dict[tuple[ValueClass, int], float] = {}
+        self._bytes: dict[tuple[ValueClass, int, bool], float] = {}
 
     def add_to_each(self, least: float) -> None:
         """Sets what is added for each collective to the price of all that sends anything."""
@@ -196,13 +197,13 @@ class Prices:
         """Whether a layout has no partial sums."""
         return not self._table.shardings[layout].unreduced_axes
 
-    def local_bytes(self, of: ValueClass, layout: int) -> float:
-        """What one device holds of a tensor."""
-        key = of, layout
+    def local_bytes(self, of: ValueClass, layout: int, is_rounded: bool = False) -> float:
+        """What one device holds of a tensor. `is_rounded`: it holds it as products alone take it."""
+        key = of, layout, is_rounded
         if key not in self._bytes:
             shape, itemsize, *_ = of
             local = self._table.shardings[layout].local_shape(shape, self._table.mesh)
-            self._bytes[key] = itemsize * math.prod(local)
+            self._bytes[key] = self.arrays.bytes(local, itemsize, is_rounded)
         return self._bytes[key]
 
     def matrix(self, of: ValueClass, sources: Sequence[int], targets: Sequence[int]) -> np.ndarray:

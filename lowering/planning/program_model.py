@@ -57,7 +57,7 @@ class ModelValue:
     Where holding has a price, or copies are made again, `place_uses` has said the rest:
     `born`: the node from which on it is there. `needed`: per use, the first and the last node for which it must be.
     `is_at_hand`: it takes no memory of its own in the layout in which it is made: it is an argument, or its users
-    compute it.
+    compute it. `is_held_rounded`: a device holds it, and its copies, as products alone take it.
     """
 
     shape: ValueClass
@@ -67,6 +67,7 @@ class ModelValue:
     born: int = 0
     needed: list[tuple[int, int]] = field(default_factory=list)
     is_at_hand: bool = False
+    is_held_rounded: bool = False
 
 
 class CopyInLayout(NamedTuple):
@@ -224,8 +225,12 @@ class ProgramModel:
             return
         made, taken = self.layout(chosen, value.maker), [self.layout(chosen, use) for use in value.uses]
         for layout, uses in _uses_of_copies(value, made, taken).items():
-            size = self.prices.local_bytes(value.shape, layout)
+            size = self.bytes_of(value, layout)
             yield CopyInLayout([value.uses[n] for n in uses], size, self._anew(value, made, layout))
+
+    def bytes_of(self, value: ModelValue, layout: int) -> float:
+        """What a device holds of a value in a layout."""
+        return self.prices.local_bytes(value.shape, layout, value.is_held_rounded)
 
     def _held(self, value: ModelValue, made: int, taken: Sequence[int]) -> float:
         """What it costs to hold a value in its layouts, or to make some again: where it is made, until it is taken last
@@ -265,7 +270,7 @@ class ProgramModel:
         return 0.0 if value.is_at_hand else self._price(value, made, value.born, until)
 
     def _price(self, value: ModelValue, layout: int, begin: int, end: int) -> float:
-        return self.prices.local_bytes(value.shape, layout) * self.holding(begin, end)
+        return self.bytes_of(value, layout) * self.holding(begin, end)
 
     def _copies(self, value: ModelValue, made: int, taken: Sequence[int]) -> dict[int, _Copy]:
         """What the copies in other layouts cost, by layout."""

@@ -148,7 +148,7 @@ class RestrictedProgram:
     def _held(self, value: ModelValue, layouts: Sequence[int], begin: int, end: int) -> Costs:
         """What it costs to hold a value in each of some layouts from one node to another."""
         price = self._model.holding(begin, end)
-        return price * np.array([self._model.prices.local_bytes(value.shape, n) for n in layouts])
+        return price * np.array([self._model.bytes_of(value, n) for n in layouts])
 
     def _node_costs(self, number: int) -> Costs:
         """The costs of a node's ways."""

@@ -155,7 +155,7 @@ def _again(
 
 
 def _prices(written: Program, copy: Graph) -> WalkPrices:
-    return WalkPrices(copy, written.least, written.walks.policy.compiler.products_fuse)
+    return WalkPrices(copy, written.least, written.walks.setting.target.arrays)
 
 
 def _searched(walks: ProgramWalks, what: Recomputed) -> Program:

@@ -14,7 +14,7 @@ from sdy_jax.lowering.placement.decisions import Decision
 from sdy_jax.lowering.placement.kinds import operations_done
 from sdy_jax.lowering.placement.trips import executions
 from sdy_jax.lowering.placement.within_memory import Walk
-from sdy_jax.lowering.reshard.tiles import elements_in_tiles
+from sdy_jax.lowering.targets.family import Arrays
 from sdy_jax.op_rules.dataflow import edges_of
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -25,12 +25,12 @@ class WalkPrices:
     Args:
         graph: the program before it is walked.
         walk: a walk over a copy of it.
-        in_tiles: arrays lie in whole tiles, as on TPUs.
+        arrays: how arrays lie on a device.
     """
 
-    def __init__(self, graph: Graph, walk: Walk, in_tiles: bool):
+    def __init__(self, graph: Graph, walk: Walk, arrays: Arrays):
         self._graph, self._walk, self._walker = graph, walk, walk.walker
-        self._elements = elements_in_tiles if in_tiles else math.prod
+        self._arrays = arrays
         self._number = {op: number for number, op in enumerate(graph.ops)}
 
     def seconds(self, op: Op) -> float:
@@ -73,7 +73,7 @@ class WalkPrices:
         if value.shape is None:
             return math.inf
         shape = value.shape if sharding is None else sharding.local_shape(value.shape, self._walker.mesh)
-        return self._elements(shape) * value.itemsize
+        return self._arrays.bytes(shape, value.itemsize)
 
     def _decision(self, op: Op) -> Decision | None:
         return self._walker.walked.decided.get(self._number[op])

@@ -1,158 +1,30 @@
 """What a collective costs: bytes on the wire per device, and time; and what a device's own work does.
 
-Ring algorithms over a group of g devices. With the default model (no latency, bandwidth 1) time equals wire bytes.
-Source: spec of the planner, section 15.
+With the default model (no latency, bandwidth 1) time equals wire bytes. Source: spec of the planner, section 15.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple
+from pathlib import Path
 
 import jax
 
-from sdy_jax.errors import InternalError, SdyError
-from sdy_jax.lowering.reshard.machines import MACHINES, Machine, machine_name
+from sdy_jax.errors import SdyError
 from sdy_jax.lowering.reshard.major_parts import cut as cut_at
 from sdy_jax.lowering.reshard.major_parts import major_parts, part_name
-from sdy_jax.lowering.reshard.tiles import Copies, LastCut
+from sdy_jax.lowering.targets.calibration import Calibration, Sizes, calibrated, default_path
+from sdy_jax.lowering.targets.rates import TABLE, Link, Rate, rate, wire_bytes
+from sdy_jax.lowering.targets.registry import family_of_machine, family_of_platform, machines
+from sdy_jax.lowering.targets.target import family_of, machine_of
+from sdy_jax.lowering.targets.tiles import Copies, LastCut
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.runtime.devices import device_kind, network_axes, platform_of
-
-_Bytes = Callable[[int, float, float], float]
-
-
-def _kept(g: int) -> float:
-    """The fraction of a buffer that a device sends when the buffer is divided among g devices."""
-    return (g - 1) / g
-
-
-_TABLE: dict[str, tuple[_Bytes, int]] = {
-    # kind: wire bytes per device from (group, local bytes before, local bytes after), and how often around each axis
-    "all_gather": (lambda g, b_in, b_out: (g - 1.0) * b_in, 1),
-    "reduce_scatter": (lambda g, b_in, b_out: _kept(g) * b_in, 1),
-    "all_reduce": (lambda g, b_in, b_out: 2 * _kept(g) * b_in, 2),
-    "all_to_all": (lambda g, b_in, b_out: _kept(g) * b_in, 1),
-    "collective_permute": (lambda g, b_in, b_out: b_in, 0),  # to a neighbour
-    "gather_and_reduce": (lambda g, b_in, b_out: (g - 1) * b_in, 1),
-    "all_slice": (lambda g, b_in, b_out: 0.0, 0),
-    "replicated_to_unreduced": (lambda g, b_in, b_out: 0.0, 0),
-    "sharded_to_unreduced": (lambda g, b_in, b_out: 0.0, 0),
-}
-
-_MOVES = frozenset(("all_gather", "all_to_all", "collective_permute"))
-"""The kinds that combine nothing."""
-
-IN_A_BUCKET = 1 / 9
-"""Latency for each second of sending in a bucket: a tenth of the time in all."""
-
-
-class Link(NamedTuple):
-    """A mesh axis, or a part of one, as collectives see it.
-
-    Attributes:
-        size: the devices along it.
-        bandwidth: bytes per second that a device sends along it.
-        hop: seconds from one device to the next.
-        start: seconds before a collective along it sends anything.
-        is_torus: its devices reach only their neighbours, as a ring in both directions, so that an all_to_all passes
-            through others, and everything comes halfway round.
-        copies: the time in which a device rearranges what it sends and receives.
-        moved: the share of its bytes that a value has on the wire if it is only moved.
-    """
-
-    size: int
-    bandwidth: float = 1.0
-    hop: float = 0.0
-    start: float = 0.0
-    is_torus: bool = False
-    copies: Copies = Copies()
-    moved: float = 1.0
-
-    @property
-    def around(self) -> float:
-        """Seconds until the farthest device is reached."""
-        return self.hop * (self.size - 1) / (2 if self.is_torus else 1)
-
-    def cut(self, sizes: Sequence[int]) -> tuple[Link, ...]:
-        """Its parts of these sizes, major to minor. Going around all of them takes as long as going around the whole.
-
-        >>> [link.hop for link in Link(8, hop=1.0).cut([2, 4])]
-        [4.0, 1.0]
-        """
-        strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-        return tuple([self._replace(size=n, hop=self.hop * far) for n, far in zip(sizes, strides, strict=True)])
-
-
-class Rate(NamedTuple):
-    """The time of collectives of one kind over one group: seconds whatever is sent, and per byte that a device sends.
-
-    `is_shared`: collectives are combined, so that a small one has its share of what a full bucket waits.
-    """
-
-    fixed: float
-    per_byte: float
-    is_shared: bool = False
-
-    def time(self, wire: float) -> float:
-        """The time of one collective in which each device sends `wire` bytes; nothing where that is none."""
-        sending = wire * self.per_byte
-        if not wire or not self.fixed:
-            return sending
-        return sending + (min(self.fixed, IN_A_BUCKET * sending) if self.is_shared else self.fixed)
-
-    def together(self, wires: Sequence[float]) -> float:
-        """The time of several collectives in which each device sends so many bytes, in as few buckets as these fill."""
-        sending = sum(wires) * self.per_byte
-        apart = self.fixed * sum(wire > 0 for wire in wires)
-        return sending + (min(apart, max(self.fixed, IN_A_BUCKET * sending)) if self.is_shared else apart)
-
-    @property
-    def bucket(self) -> float:
-        """The bytes at which latency is a tenth of the time."""
-        return self.fixed / self.per_byte / IN_A_BUCKET
-
-
-def rate(kind: str, links: Sequence[Link], combines: Collection[str] = (), cut: LastCut | None = None) -> Rate:
-    """The rate of a kind of collective over links; `combines` as in a cost model, `cut`: of the last dimension.
-
-    Hops add up along each link; the slowest one decides about bytes. Through a ring of g devices the blocks of an
-    all_to_all pass g/4 links on average in either direction.
-    """
-    links = [link for link in links if link.size > 1]
-    if not links:
-        return Rate(0.0, 0.0)
-    per_byte = 1 / min([link.bandwidth for link in links])
-    if kind == "all_to_all" and any(link.is_torus for link in links):
-        group = math.prod([link.size for link in links])
-        turned = [link.size / 4 / _kept(group) / link.bandwidth for link in links if link.is_torus]
-        per_byte = max(per_byte, *turned)
-    per_byte += max([link.copies.of(kind, cut) for link in links])
-    if kind in _MOVES:
-        per_byte *= max([link.moved for link in links])
-    fixed = _fixed(kind, links) + max([link.copies.fixed(kind, cut) for link in links])
-    return Rate(fixed, per_byte, kind in combines)
-
-
-def _fixed(kind: str, links: Sequence[Link]) -> float:
-    start = max([link.start for link in links])
-    if kind == "collective_permute":
-        return start + min([link.hop for link in links])
-    turns = _row(kind)[1]
-    return start + turns * sum([link.around for link in links]) if turns else 0.0
-
-
-# A guess. With the value of accelerators the example's step on 2 x 4 virtual devices moved 0.96 of jit's bytes in 1.05
-# of its time, with this one 1.00 of the bytes in 1.01 of the time (2026-11, medians of 10 pairs on two cores).
-_CPU_FLOP = 0.1
-
-_ON_TPUS = 0.5
-"""The share of its bytes that a float32 value has there that is rounded to bfloat16."""
 
 PerAxis = float | Mapping[str, float] | tuple[tuple[str, float], ...]
 """One number for every mesh axis, or one by axis name."""
@@ -185,14 +57,16 @@ class CostModel:
             no choice depends on it, as every plan has these ops.
         product_launch: likewise of products and convolutions.
         copies: seconds per byte sent in which devices rearrange what they send and receive, whatever it is, or by that;
-            on TPUs, beside it, those of the ops that rearrange blocks which are no whole tiles.
+            where arrays lie in tiles, beside it, those of the ops that rearrange blocks which are no whole tiles.
         combines: the kinds of collectives of which small ones are combined to buckets, by the compiler if not here, so
             that each has a share of their latency. What waits for a product, and a product for it, has no others to run
             with, so the planner charges it all of its latency.
         torus: the axes along which devices reach only their neighbours.
-        rounds: the share of its bytes that a float32 value has on the wire where it is moved for products alone: half
-            on TPUs, whose compiler rounds it to bfloat16 before. Partial sums are sent as they are.
+        rounds: the share of its bytes that a float32 value has on the wire where it is moved for products alone,
+            where a compiler rounds it before. Partial sums are sent as they are.
         moved: the share of its bytes that any value has there: `rounds` in the model of such values, `of_rounded`.
+        machine: the name of the machine whose rates these are, for which plans are then; empty where they are of none,
+            and plans are for the devices of the mesh.
         origin: where the numbers are from, in words.
 
     >>> CostModel().wire_bytes("all_gather", 4, 256, 1024)
@@ -212,6 +86,7 @@ class CostModel:
     torus: tuple[str, ...] = ()
     rounds: float = 1.0
     moved: float = 1.0
+    machine: str = ""
     origin: str = field(default="", compare=False)
     is_default: bool = field(init=False, repr=False, compare=False, default=True)
     """Time is the number of bytes."""
@@ -231,62 +106,64 @@ class CostModel:
 
     @classmethod
     def of_platform(cls, platform: str) -> CostModel:
-        """Bytes, for devices of a platform: on virtual CPU devices replicated work competes for the same cores, and
-        TPUs round what products read."""
-        return cls(flop=_CPU_FLOP) if platform == "cpu" else cls(rounds=_ON_TPUS if platform == "tpu" else 1.0)
+        """Bytes, for devices of a platform: what an operation is worth there, and what is rounded before it is moved.
+        They say of no machine how its memory is, or its compiler: plans are for the devices of the mesh."""
+        family = family_of_platform(platform)
+        return cls(flop=family.flop, rounds=family.arrays.moved)
 
     @classmethod
     def of_mesh(cls, mesh: AnyMesh) -> CostModel:
-        """The default for a mesh: the model of its devices' machine, in seconds, where that is in `MACHINES`. Axes, or
+        """The default for a mesh: the model of its devices' machine, in seconds, where that is published. Axes, or
         major parts of them, along which devices are of several slices, or of several processes, run over the network.
 
         >>> CostModel.of_mesh(jax.make_mesh((1,), ("x",), devices=jax.devices("cpu")[:1])).unit
         'bytes'
         """
-        platform, name = platform_of(mesh), machine_name(device_kind(mesh))
-        if platform == "cpu":
-            return cls.of_platform(platform)
-        if name is None:
-            return replace(
-                cls.of_platform(platform), origin=f"the rates of {device_kind(mesh)!r} devices are not known"
-            )
-        over_network = (part_name(axis, size) if size else axis for axis, size in network_axes(mesh).items())
-        slow = dict.fromkeys(over_network, MACHINES[name].network)
-        return cls.of_machine(name, mesh.axis_names, slow)
+        name = machine_of(mesh)
+        if name:
+            links = machines()[name].links
+            slow = (part_name(axis, size) if size else axis for axis, size in _network_axes(mesh, name).items())
+            return cls.of_machine(name, mesh.axis_names, dict.fromkeys(slow, links.network.bandwidth))
+        family, platform = family_of(mesh), platform_of(mesh)
+        is_known = family.name == platform and not family.machines  # nothing is published of any
+        origin = "" if is_known else f"the rates of {device_kind(mesh)!r} devices are not known"
+        return replace(cls.of_platform(platform), origin=origin)
 
     @classmethod
     def of_machine(cls, name: str, axes: Iterable[str], bandwidth: Mapping[str, float] | None = None) -> CostModel:
-        """The model of a machine in `MACHINES`, in seconds.
+        """The model of a machine whose rates are published, in seconds. A plan with it is for this machine, also on
+        virtual devices: by its memory, and by what its compiler does.
 
         Args:
-            name: one of the names in `MACHINES`.
+            name: that of the machine: "tpu v5e", "h100".
             axes: the mesh's axis names.
             bandwidth: bytes per second of axes, or major parts such as `data:(1)2`, that do not run over the machine's
                 own links (a data-centre network).
 
         Raises:
-            SdyError: the machine is not in the table.
+            SdyError: no machine is called so.
 
         >>> CostModel.of_machine("h100", ["data", "model"], {"data": 25e9}).bandwidth_of("data")
         25000000000.0
         """
-        if name not in MACHINES:
-            raise SdyError(
-                f"no machine is called {name!r}; known are {', '.join(MACHINES)}. Or give CostModel your own"
-            )
-        machine, slow, axes = MACHINES[name], dict(bandwidth or {}), tuple(axes)
+        known = machines()
+        if name not in known:
+            raise SdyError(f"no machine is called {name!r}; known are {', '.join(known)}. Or give CostModel your own")
+        chip, links, slow, axes = known[name].chip, known[name].links, dict(bandwidth or {}), tuple(axes)
+        family = family_of_machine(name)
         return cls(
-            dict.fromkeys(axes, machine.latency) | dict.fromkeys(slow, machine.network_latency),
-            2 / machine.flops,
-            dict.fromkeys(axes, machine.bandwidth) | slow,
-            start=machine.start,
-            memory=1 / machine.memory,
-            launch=machine.launch,
-            product_launch=machine.product_launch,
-            copies=_copies_of(machine),
-            combines=machine.combines,
-            torus=tuple(axis for axis in axes if machine.is_torus and axis not in slow),
-            rounds=_ON_TPUS if machine.is_torus else 1.0,
+            dict.fromkeys(axes, links.latency) | dict.fromkeys(slow, links.network.latency),
+            2 / chip.flops,
+            dict.fromkeys(axes, links.bandwidth) | slow,
+            start=links.start,
+            memory=1 / chip.memory,
+            launch=chip.launch,
+            product_launch=chip.product_launch,
+            copies=family.arrays.copies(1 / chip.memory, chip.launch),
+            combines=tuple(family.compiler.collectives.combines),
+            torus=tuple(axis for axis in axes if links.is_torus and axis not in slow),
+            rounds=family.arrays.moved,
+            machine=name,
             origin=f"{name}, by its published rates",
         )
 
@@ -296,7 +173,7 @@ class CostModel:
     ) -> CostModel:
         """The model of the machine at hand, in seconds, from a file or measured: collectives of several sizes along
         each axis, a product and element-wise ops. That takes some seconds, on slow machines a minute, in which nothing
-        else should run.
+        else should run. What is measured replaces published rates; all else that is known of the machine stays.
 
         Args:
             mesh: whose devices are measured, all at once.
@@ -311,9 +188,29 @@ class CostModel:
             costs = sdy.CostModel.calibrate(mesh)
             step = sdy.partition(step, mesh=mesh, in_shardings=P("data"), costs=costs)
         """
-        from sdy_jax.lowering.reshard.calibration import Sizes, calibrated  # which makes models
+        file, model = default_path(mesh) if path is None else Path(path), cls.of_mesh(mesh)
+        found = calibrated(mesh, file, again, Sizes(), model.product_launch)
+        return model.with_rates(found, mesh, f"measured, {file}")
 
-        return calibrated(mesh, path, again, Sizes())
+    def with_rates(self, found: Calibration, mesh: AnyMesh, origin: str) -> CostModel:
+        """The model of a mesh with rates that were measured there in the place of its own, and nothing else."""
+        family = family_of(mesh)
+        over_network = _network_axes(mesh, self.machine) if self.torus else {}
+        torus = tuple(axis for axis in self.torus if axis not in over_network)
+        copies = family.arrays.copies(found.memory, found.launch)
+        return replace(
+            self,
+            latency={name: axis.latency * (2 if name in torus else 1) for name, axis in found.axes.items()},
+            flop=found.flop,
+            bandwidth={name: axis.bandwidth for name, axis in found.axes.items()},
+            start={name: axis.start for name, axis in found.axes.items()},
+            memory=found.memory,
+            launch=found.launch,
+            copies=copies._replace(sent=0.0),  # those of all kinds are a part of what was measured
+            combines=tuple(family.compiler.collectives.combines),
+            torus=torus,
+            origin=origin,
+        )
 
     @property
     def unit(self) -> str:
@@ -347,7 +244,7 @@ class CostModel:
         if self.is_default or not any(wires):
             return sum(wires)
         axes = tuple(axes) or tuple([AxisRef(axis.name) for axis in mesh.axes])
-        return self.rate(kind if kind in _TABLE else "collective_permute", axes, mesh, cut).together(wires)
+        return self.rate(kind if kind in TABLE else "collective_permute", axes, mesh, cut).together(wires)
 
     def work_time(self, operations: float, touched: float) -> float:
         """The time of a device's own work.
@@ -417,8 +314,8 @@ _SLOW = 4
 """How many times as fast the fastest axis has to be: the networks in `MACHINES` take 9 to 29 times as long as links."""
 
 
-def _copies_of(machine: Machine) -> Copies:
-    return Copies.in_tiles(1 / machine.memory, machine.launch) if machine.is_torus else Copies(2 / machine.memory)
+def _network_axes(mesh: AnyMesh, machine: str) -> dict[str, int]:
+    return network_axes(mesh, joins_hosts=machines()[machine].links.joins_hosts)
 
 
 def _of(given: PerAxis, axis: str, default: float = 0.0) -> float:
@@ -443,17 +340,6 @@ def _of_rounded(model: CostModel) -> CostModel:
 @lru_cache(maxsize=64)
 def _major_parts(bandwidth: tuple[tuple[str, float], ...]) -> Mapping[str, int]:
     return major_parts(name for name, _ in bandwidth)
-
-
-def wire_bytes(kind: str, group: int, bytes_in: float, bytes_out: float) -> float:
-    """`CostModel.wire_bytes`, which is the same for all models."""
-    return _row(kind)[0](group, bytes_in, bytes_out) if group > 1 else 0.0
-
-
-def _row(kind: str) -> tuple[_Bytes, int]:
-    if kind not in _TABLE:
-        raise InternalError(f"no cost is known for collective {kind!r}; known are {', '.join(_TABLE)}")
-    return _TABLE[kind]
 
 
 def same_cost(a: float, b: float) -> bool:

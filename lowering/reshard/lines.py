@@ -2,7 +2,8 @@
 
     %s = reduce_scatter [{"fsdp"}] %x             256 chips of 16 x 16
 
-XLA's compiler for TPUs makes an all-reduce of one whose chips do not lie in a line, and every chip sends twice as much:
+Where a compiler does so (`Collectives.along_lines`), it makes an all-reduce of one whose chips do not lie in a line,
+and every chip sends twice as much:
 
     %r = reduce_scatter [{"fsdp":(1)16}] %x       255/256 of %x in all
     %s = reduce_scatter [{"fsdp":(16)16}] %r

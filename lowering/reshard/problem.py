@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from sdy_jax.lowering.reshard.cost import Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.reshard.relayout import Atoms, Change, Sent, change, is_relaid, sent
 from sdy_jax.lowering.reshard.strips import block_length
-from sdy_jax.lowering.reshard.tiles import LastCut, last_cut
+from sdy_jax.lowering.targets.rates import Link, Rate, rate, wire_bytes
+from sdy_jax.lowering.targets.tiles import LastCut, last_cut
 from sdy_jax.representation.sdy_collectives import BY_STRIPS
 from sdy_jax.representation.verify_collectives import leads_to_blocks
 

@@ -3,10 +3,10 @@
     %0 = stablehlo.custom_call @sdy_jax.after(%w, %a) : (tensor<64x64xf32>, tensor<8x64xf32>) -> tensor<64x64xf32>
 
 What is computed of the result is not taken for the same as what was computed of the operand, and does not run before
-the other value is there. On TPUs XLA's own barrier says the former: it is dropped after equal ops are joined, but
-before ops get their order. So where the order is what matters (`sdy_jax.in_order`), and on other platforms, where XLA
-drops barriers earlier, the result depends on an element of the other value: a comparison that never holds, which no
-compiler knows. On TPUs that is an op that takes as long as any other for each value.
+the other value is there. Some compilers take XLA's own barrier for the former (`on_tpus.not_before`). Where the order
+is what matters (`sdy_jax.in_order`), and of other compilers, which drop barriers earlier, the result depends on an
+element of the other value: a comparison that never holds, which nobody knows. That may take as long as any other op for
+each value.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jax import lax
 
 from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.on_tpus import not_before
 
 IN_ORDER = "sdy_jax.in_order"
 """The attribute of those that are there for the order of ops."""
@@ -31,12 +32,7 @@ AGAIN = "sdy_jax.again"
 def _after(local: LocalOp, x: jax.Array, *awaited: jax.Array) -> jax.Array:
     if IN_ORDER in local.op.attributes:
         return _selected(x, *awaited)
-    return lax.platform_dependent(x, *awaited, tpu=_behind_barrier, default=_selected)
-
-
-def _behind_barrier(x: jax.Array, *awaited: jax.Array) -> jax.Array:
-    kept: jax.Array = lax.optimization_barrier((x, *awaited))[0]
-    return kept
+    return not_before(x, *awaited, otherwise=_selected)
 
 
 def _selected(x: jax.Array, *awaited: jax.Array) -> jax.Array:

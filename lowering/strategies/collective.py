@@ -10,11 +10,9 @@ from collections.abc import Sequence
 import jax
 from jax import lax
 
-from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.packed import Member, run_together
-from sdy_jax.lowering.emission.platforms import are_tpus
 from sdy_jax.lowering.emission.redistribute import relaid
 from sdy_jax.lowering.emission.rings import Gathered, Product, Ring
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
@@ -44,7 +42,7 @@ def _collective(local: LocalOp, x: jax.Array) -> jax.Array | Gathered:
     result, reduction = local.result_shardings[0], reduction_from_attributes(local.op.attributes)
     if said.kind in UNREDUCING and result is not None:
         reduction = result.reduction
-    x, order = _padded(local, x), _turned_before(local.op)
+    x, order = _padded(local, x), _turned_before(local)
     if order is None:
         return _trimmed(local, lax_collectives.run_collective(said, x, reduction, local.mesh))
     back = sorted(range(len(order)), key=order.__getitem__)
@@ -52,11 +50,16 @@ def _collective(local: LocalOp, x: jax.Array) -> jax.Array | Gathered:
     return _trimmed(local, found.transpose(order))
 
 
-def _turned_before(op: Op) -> Sequence[int] | None:
-    """The permutation by which what a collective left is transposed before an op scatters it, on TPUs: XLA joins both
+def _turned_before(local: LocalOp) -> Sequence[int] | None:
+    """The permutation by which what a collective left is transposed before an op scatters it, in lanes: XLA joins both
     into a scatter along another dimension, of which it may make an all-reduce. Scattered first, it is what it seems."""
-    turn = op.operands[0].defining_op
-    if op.name != "sdy.reduce_scatter" or not are_tpus() or turn is None or turn.name != "stablehlo.transpose":
+    op, turn = local.op, local.op.operands[0].defining_op
+    if (
+        op.name != "sdy.reduce_scatter"
+        or not local.mesh.forms.in_lanes
+        or turn is None
+        or turn.name != "stablehlo.transpose"
+    ):
         return None
     maker = turn.operands[0].defining_op
     return turn.ints("permutation") if maker is not None and maker.name in COLLECTIVE_OPS else None

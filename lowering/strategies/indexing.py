@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.emission import on_tpus
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.reemitted import re_emit
 from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
@@ -58,13 +59,10 @@ def _gather(local: LocalOp, operand: jax.Array, indices: jax.Array) -> list[jax.
 
 
 def _as_array(found: jax.Array, numbers: GatherDimensionNumbers) -> jax.Array:
-    """What was looked up. Compilers for TPUs look up rows for an array of indices along one dimension, and see through
-    the change of shape: a sum of such rows and other values is then kept, and computed once more for some of its
-    readers, so that what it is computed of is kept as well. Behind a barrier rows are an array like any other (GPT in
-    Megatron's layout on eight chips of v5e: temporary memory 24.9 to 22.8 MB, libtpu 0.0.52, 2026-11)."""
+    """What was looked up, rows for an array of indices as an array like any other."""
     if found.ndim - len(numbers.offset_dims) < 2 or not numbers.offset_dims:
         return found
-    return lax.platform_dependent(found, tpu=lax.optimization_barrier, default=lambda x: x)
+    return on_tpus.looked_up(found)
 
 
 def padded(x: jax.Array, lengths: Mapping[int, int]) -> jax.Array:

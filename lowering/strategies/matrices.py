@@ -12,7 +12,6 @@ from jax import lax
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.on_tpus import as_rows
-from sdy_jax.lowering.emission.platforms import are_tpus
 from sdy_jax.lowering.emission.reemitted import numpy_dtype
 from sdy_jax.lowering.emission.rings import Numbers
 from sdy_jax.representation.mesh import axes_size
@@ -45,8 +44,8 @@ def multiplied(
 ) -> jax.Array:
     """A product. Where it is scattered as a matrix, the columns of that are one dimension of one operand. Where the
     operands change their places in a transposition that follows, they have these places: what is transposed back here
-    cancels that. XLA for TPUs copies such a gradient before it is gathered, else; other devices run it as it is."""
-    if not are_tpus():
+    cancels that: a compiler that has lanes copies such a gradient before it is gathered; others take it as it is."""
+    if not local.mesh.forms.in_lanes:
         dimensions = (numbers.contracting, numbers.batching)
         return lax.dot_general(*operands, dimensions, precision=precisions, preferred_element_type=dtype)
     asked = precisions or (None, None)
@@ -98,7 +97,11 @@ def _columns(local: LocalOp, shape: Sequence[int]) -> list[int]:
         if axes
     )
     itemsize = numpy_dtype(result.dtype).itemsize
-    return [] if others or not as_rows([shape[d] for d in order], itemsize, dim, parts) else order[dim + 1 :]
+    return (
+        []
+        if others or not as_rows([shape[d] for d in order], itemsize, dim, parts, local.mesh.forms)
+        else order[dim + 1 :]
+    )
 
 
 def _are_neighbours(dims: Sequence[tuple[int, int]]) -> bool:

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
+from sdy_jax.lowering.emission.on_cpus import row_major
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import lengthened, offset
 from sdy_jax.lowering.strategies.transform_steps import (
@@ -199,10 +199,4 @@ def _transformed(x: jax.Array, dims: Sequence[int], kind: str, lengths: Sequence
     """One-dimensional transforms along dimensions in any place."""
     trailing = range(x.ndim - len(dims), x.ndim)
     x = lax.fft(jnp.moveaxis(x, dims, trailing), kind, tuple(lengths))
-    return jnp.moveaxis(lax.platform_dependent(x, cpu=_row_major, default=lambda x: x), trailing, dims)
-
-
-def _row_major(x: jax.Array) -> jax.Array:
-    # XLA:CPU lays a transform's operand out like its result, and cannot transform what an all_gather wants there. TPUs
-    # lay out what they transform themselves, and compile no such constraint on complex numbers (libtpu 0.0.52).
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    return jnp.moveaxis(row_major(x), trailing, dims)

@@ -26,10 +26,10 @@ from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.emission.reemitted import stablehlo_op_p
 from sdy_jax.lowering.emission.replica_groups import axes_of_groups, device_groups, device_pairs, spans
 from sdy_jax.lowering.emission.sent import all_reduce_bytes, gathered_bytes
-from sdy_jax.lowering.reshard.cost import wire_bytes
 from sdy_jax.lowering.strategies.manual import not_manual
 from sdy_jax.lowering.strategies.monoids import reduction_kind
 from sdy_jax.lowering.strategies.registry import Sent, check, sends
+from sdy_jax.lowering.targets.rates import wire_bytes
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sdy_collectives import CollectiveSummary

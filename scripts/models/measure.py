@@ -22,7 +22,7 @@ from models.common import Layout, Program
 from models.compiled import GIB, Compiled, compiled
 from models.rows import ROWS, Row
 from sdy_jax.commands.topology import Topology, prepare
-from sdy_jax.lowering.reshard.machines import ALLOCATED
+from sdy_jax.lowering.targets.gpu import ALLOCATED
 
 _RESERVED_MIB = 260
 """What the system takes of a TPU's memory."""

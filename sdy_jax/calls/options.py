@@ -12,13 +12,11 @@ import numpy as np
 from sdy_jax.calls.several_meshes import check_meshes, meshes_of
 from sdy_jax.contracts.budget import Budget
 from sdy_jax.errors import SdyError, with_article
-from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.policy import LAYOUTS, UNEVEN, Combining, Policy
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.machines import device_memory
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.representation.named import AnyMesh
 from sdy_jax.representation.type_text import bytes_of_text
-from sdy_jax.runtime.devices import allocator_memory, device_kind, platform_of, torus_lines
 
 
 class Keywords(TypedDict, total=False):
@@ -121,7 +119,6 @@ class Options:
 
     def policy(self, mesh: AnyMesh) -> Policy:
         """Those of the partitioner, for a mesh."""
-        platform = platform_of(mesh)
         return Policy(
             optimize_collectives=self.optimize_collectives,
             uneven=self.uneven,
@@ -129,14 +126,12 @@ class Options:
             memory=self._memory,
             effort=self.effort,
             recompute=self.recompute,
-            device_memory=memory_of(mesh),
-            compiler=Compiler.of_platform(platform),
-            runs_early=platform == "cpu",
-            combine=Combining.of_devices(self._combine, platform, device_kind(mesh)),
-            runs_late=platform == "tpu",
-            keeps_whole=platform == "tpu",
-            lines=torus_lines(mesh) if platform == "tpu" else (),
+            combine=Combining.of(self._combine, self.target(mesh).compiler.collectives),
         )
+
+    def target(self, mesh: AnyMesh) -> Target:
+        """The devices for which plans on a mesh are: its own, or those of the machine whose rates costs are."""
+        return Target.of(mesh, self.costs.machine if self.costs is not None else "")
 
     def of_derivatives(self, mesh: AnyMesh) -> Options:
         """Those of the functions of derivatives, on `mesh`: what is said of arguments and left to jit is not theirs."""
@@ -165,14 +160,6 @@ class Options:
         """Those that are left to jit."""
         names = ("donate_argnums", "donate_argnames", "keep_unused", "inline", "compiler_options")
         return {name: getattr(self, name) for name in names}
-
-
-def memory_of(mesh: AnyMesh) -> float:
-    """The bytes of memory of a mesh's devices; 0 where that is not known.
-
-    What is known of their kind comes first, so that a plan for devices that are described is the one on the machine.
-    """
-    return device_memory(device_kind(mesh)) or allocator_memory(mesh)
 
 
 def _bytes(given: Any) -> float | None:

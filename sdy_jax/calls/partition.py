@@ -82,7 +82,8 @@ def partition(
         out_shardings: likewise for the results.
         static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, inline, compiler_options: as in
             `jax.jit`.
-        costs: what communication costs; by default one unit per byte on the wire.
+        costs: what communication costs; by default `CostModel.of_mesh(mesh)`. With those of a machine
+            (`CostModel.of_machine`) the plan is for that machine, by its memory and compiler, on whatever devices.
         on_unknown: what to do with an op, or a dimension of one, that cannot be split: "warn" (move or
             gather it, warn once per op and source line), "error", or "ignore" (the plan still says it).
         optimize_collectives: whether collectives that the function holds itself (`all_gather`, `all_to_all`, ...) may

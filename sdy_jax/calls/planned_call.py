@@ -21,6 +21,7 @@ from sdy_jax.calls.program_op import PlannedProgram, as_op
 from sdy_jax.ir.graph import Graph
 from sdy_jax.jax_internals import effects_of_checks, with_all_axes
 from sdy_jax.lowering.emission.emit import local_function, used_axes
+from sdy_jax.lowering.targets.target import forms_for
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.without_axes import without_axes
 from sdy_jax.processes.compared import compared
@@ -193,7 +194,7 @@ class PlannedCall:
     @cached_property
     def _run(self) -> Flat:
         plan, program, graph = self.plan, self.plan.program, self._graph
-        refined = RefinedMesh.of(program.mesh, self._axes)
+        refined = RefinedMesh.of(program.mesh, self._axes, forms_for(self._mesh))
         used = self._used
         unreduced = [False] * len(plan.constants) + [
             i in program.unreduced_arguments for i in range(len(plan.arguments))

@@ -243,6 +243,7 @@ class PlannedFunction:
                 self.options.costs_of(mesh),
                 self.source,
                 policy=self.options.policy(mesh),
+                target=self.options.target(mesh),
                 inner=self.is_inner,
             )
 

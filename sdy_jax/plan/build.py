@@ -22,11 +22,12 @@ from sdy_jax.lowering.blocking.partition import partition
 from sdy_jax.lowering.placement.free_border import FreeBorder
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Note
-from sdy_jax.lowering.placement.setting import Setting
+from sdy_jax.lowering.placement.setting import Setting, limit
 from sdy_jax.lowering.placement.uneven import uneven
 from sdy_jax.lowering.placement.whole_program import best_border
 from sdy_jax.lowering.recomputation.priced import Mark
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import on_whole_axes, put_on_mesh
@@ -53,6 +54,7 @@ def build_plan(
     source: str = "",
     *,
     policy: Policy = Policy(),  # noqa: B008 - immutable
+    target: Target = Target(),  # noqa: B008 - immutable
     inner: bool = False,
     is_trial: bool = False,
 ) -> Plan:
@@ -64,6 +66,7 @@ def build_plan(
         costs: what communication costs.
         source: the line at which the program's shardings are given.
         policy: how it is partitioned.
+        target: the devices for which it is.
         inner: the results stay among our own functions, and may be split by parts of axes that nobody stated.
         is_trial: the plan is only to be compared with another one; its stages are not dumped.
     """
@@ -72,7 +75,7 @@ def build_plan(
     with collection_paused(), context, ir.Location.unknown(context):  # jax may be lowering in a context of its own
         with progress_of(name) as tell:
             program = on_whole_axes(program)
-            making = _Making(name, costs, source, policy, inner, is_trial, tell)
+            making = _Making(name, source, PlannedWith(costs, policy, target, inner), is_trial, tell)
             plan = making.searched(program) if program.is_automatic else making.plan(program)
         if not is_trial:
             if LOG.isEnabledFor(logging.INFO):
@@ -99,16 +102,15 @@ class _Making:
     """How plans of a function are made."""
 
     name: str
-    costs: CostModel
     source: str
-    policy: Policy
-    inner: bool
+    given: PlannedWith
     is_trial: bool
     tell: Tell
 
     def again(self, program: Program, policy: Policy) -> Plan:
         """The plan of another program of the same function, to be compared with the first."""
-        return build_plan(self.name, program, self.costs, self.source, policy=policy, inner=self.inner, is_trial=True)
+        given, trial = self.given, {"inner": self.given.inner, "is_trial": True}
+        return build_plan(self.name, program, given.costs, self.source, policy=policy, target=given.target, **trial)
 
     def _dump(self) -> Dump:
         return ignore if self.is_trial else dump_of(self.name)
@@ -118,15 +120,15 @@ class _Making:
         dump = self._dump()
         self.tell("propagation")
         stages, rules = self._propagated(program, dump)
-        module, notes = to_partition(stages["propagated"], program, self.source, self.inner)
+        module, notes = to_partition(stages["propagated"], program, self.source, self.given.inner)
         inputs = input_names(program)
         mains = main_function(program.module), main_function(module)
         uneven_ones = list(_uneven_arguments(*mains, program, inputs, self.source))
-        if uneven_ones and self.policy.uneven == "error":
+        if uneven_ones and self.given.policy.uneven == "error":
             raise ShardingError(f"{self.source}: {uneven_ones[0].message}, or leave uneven='pad'")
         self.tell("layouts and collectives")
         named = frozenset[Mark]().union(*checkpoint_names(program.jaxpr).values())
-        report = partition(module, Setting(program.mesh_name, self.costs, rules, self.policy, inputs), named)
+        report = partition(module, self._setting(program, rules, inputs), named)
         if report.before is not None:
             stage = "blocked" if report.blocked else "recomputed"
             dump(stage, report.before)
@@ -149,7 +151,7 @@ class _Making:
             stages,
             self.source,
             layouts=report.layouts,
-            planned_with=PlannedWith(self.costs, self.policy, self.inner),
+            planned_with=self.given,
             work_cost=report.work,
             hidden_by_work=report.hidden,
             recomputed=report.recomputed,
@@ -161,18 +163,21 @@ class _Making:
         """The plan of a program whose border is left to the planner, in part at least."""
         imported = copied(program.module)
         run_pipeline(imported, plan_import())
-        limit = self.policy.limit
-        unlimited = replace(self, policy=replace(self.policy, memory=math.inf, effort=1))
-        slow = self.costs.slow_axes(program.mesh)
-        return automatic_plan(program, imported, self.plan, unlimited.plan, self._freed, limit, slow, self.tell)
+        available, policy = limit(self.given.policy, self.given.target), self.given.policy
+        unlimited = replace(self, given=replace(self.given, policy=replace(policy, memory=math.inf, effort=1)))
+        slow = self.given.costs.slow_axes(program.mesh)
+        return automatic_plan(program, imported, self.plan, unlimited.plan, self._freed, available, slow, self.tell)
 
     def _freed(self, program: Program, border: FreeBorder, known: float) -> Border:
         stages, rules = self._propagated(program, self._dump())
-        module, _ = to_partition(stages["propagated"], program, self.source, self.inner)
-        setting = Setting(program.mesh_name, self.costs, rules, self.policy)
-        found = best_border(module, setting, border, known)
+        module, _ = to_partition(stages["propagated"], program, self.source, self.given.inner)
+        found = best_border(module, self._setting(program, rules), border, known)
         first = len(program.constants)
         return {number - first: sharding for number, sharding in found.arguments.items()}, found.results
+
+    def _setting(self, program: Program, rules: RuleBook, inputs: Sequence[str] = ()) -> Setting:
+        given = self.given
+        return Setting(program.mesh_name, given.costs, rules, given.policy, given.target, inputs)
 
     def _propagated(self, program: Program, dump: Dump) -> tuple[dict[str, ir.Operation], RuleBook]:
         """The module after each stage, and the rules that propagation used."""

@@ -15,6 +15,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.automatic_layouts import AutomaticLayouts
 from sdy_jax.plan.border_moves import BorderMove
 from sdy_jax.plan.border_specs import specs_of
@@ -118,6 +119,11 @@ class PlanFacts(Printed):
     def costs(self) -> CostModel:
         """The cost model that the plan was made with."""
         return self.planned_with.costs if self.planned_with is not None else CostModel()
+
+    @property
+    def target(self) -> Target:
+        """The devices for which the plan was made."""
+        return self.planned_with.target if self.planned_with is not None else Target()
 
     @property
     def traced(self) -> Program:

@@ -94,8 +94,7 @@ class Figures(PlanFacts):
         """
         if self.planned_with is None:
             return memory_of(self.graph)
-        policy = self.planned_with.policy
-        return memory_of(self.graph, policy.compiler, policy.available)
+        return memory_of(self.graph, self.target, self.planned_with.available)
 
     @cached_property
     def work(self) -> tuple[Work, ...]:

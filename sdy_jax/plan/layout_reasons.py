@@ -89,7 +89,9 @@ class LayoutReasons:
         context = propagated.context
         with context, ir.Location.unknown(context):
             module, _ = to_partition(propagated, traced, source, planned.inner)
-            return Reconsidered(module, chosen, Setting(self._mesh_name, costs, policy=planned.policy))
+            return Reconsidered(
+                module, chosen, Setting(self._mesh_name, costs, policy=planned.policy, target=planned.target)
+            )
 
     def findings(self) -> Findings:
         """What can be said about all of the program without taking longer than the plan did."""

@@ -9,8 +9,8 @@ import jax
 
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.lowering.emission.emit import value_shardings
-from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.live_bytes import peak_of
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
 
@@ -68,9 +68,9 @@ def compiled_memory(compiled: jax.stages.Compiled) -> MemoryUse | None:
     return MemoryUse(arguments, results, temporaries, (), shared)
 
 
-def memory_of(graph: Graph, compiler: Compiler = Compiler(), available: float = 0.0) -> MemoryUse:  # noqa: B008
-    """What a device holds for a partitioned program, of what it has; `compiler`: the device's."""
-    peak, shardings = peak_of(graph, compiler), value_shardings(graph)
+def memory_of(graph: Graph, target: Target = Target(), available: float = 0.0) -> MemoryUse:  # noqa: B008
+    """What a device holds for a partitioned program, of what it has; `target`: which device that is."""
+    peak, shardings = peak_of(graph, target), value_shardings(graph)
     held = [HeldValue(_type(live.value, shardings), live.source, live.bytes) for live in peak.live]
     return MemoryUse(peak.arguments, peak.results, peak.bytes, tuple(held), peak.shared, available)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from jax.extend.mlir import ir
 
@@ -11,18 +11,26 @@ from sdy_jax.ir.operations import body_of, copied, main_function, terminator_of
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import Note
+from sdy_jax.lowering.placement.setting import available
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.even_results import put_results_on_whole_axes
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedWith:
-    """With what a program was planned: the costs, the user's decisions, and whether its results stay among our own
-    functions."""
+    """With what a program was planned: the costs, the user's decisions, the devices, and whether its results stay among
+    our own functions."""
 
     costs: CostModel
     policy: Policy
+    target: Target = field(default_factory=Target)
     inner: bool = False
+
+    @property
+    def available(self) -> float:
+        """The bytes that a device has for the program; 0 where that is not known."""
+        return available(self.policy, self.target)
 
 
 def to_partition(

@@ -44,7 +44,9 @@ def without_axes(plan: Plan, axes: frozenset[str], of: Plan | None = None) -> Pl
     mesh = plan.program.mesh
     program = replace(plan.program, module=module, mesh=_of_one_device(mesh, axes))
     made = plan.planned_with
-    found = build_plan(plan.name, program, made.costs, plan.source, policy=made.policy, inner=made.inner)
+    found = build_plan(
+        plan.name, program, made.costs, plan.source, policy=made.policy, target=made.target, inner=made.inner
+    )
     return replace(found, program=replace(found.program, mesh=mesh))
 
 

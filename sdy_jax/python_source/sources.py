@@ -13,7 +13,7 @@ from sdy_jax.ir.locations import place_of
 from sdy_jax.lowering.emission.emit import NotedOp
 from sdy_jax.lowering.emission.jaxpr_collectives import collective_kind
 from sdy_jax.lowering.placement.report import CollectiveRecord
-from sdy_jax.lowering.reshard.cost import wire_bytes
+from sdy_jax.lowering.targets.rates import wire_bytes
 from sdy_jax.python_source.expressions import Expr
 from sdy_jax.python_source.names import Names
 from sdy_jax.python_source.source_lines import common_frames, shown_line, statement_of

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sdy_jax.lowering.reshard.cost import IN_A_BUCKET, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.reshard.moves import MAX_PARAMS
 from sdy_jax.lowering.reshard.problem import State, atoms_of, mask_of
 from sdy_jax.lowering.reshard.relayout import Atoms
-from sdy_jax.lowering.reshard.tiles import LastCut
+from sdy_jax.lowering.targets.rates import IN_A_BUCKET, Link, Rate, rate, wire_bytes
+from sdy_jax.lowering.targets.tiles import LastCut
 
 ALL_ORDERS = 1000
 """States up to which the atoms of a dimension are taken in every order; with more, in mesh order only. Three atoms in

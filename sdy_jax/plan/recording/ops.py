@@ -10,9 +10,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.emission.emit import value_shardings
-from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.live_bytes import peak_and_buffers
 from sdy_jax.lowering.placement.trips import Executions, executions
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.plan.recording.names import Names
 from sdy_jax.plan.recording.tensors import Tensors
@@ -87,9 +87,9 @@ class OpRecords:
             if is_data_flow(op):
                 yield from (value for block in op.blocks for value in block.arguments)
 
-    def memory(self, compiler: Compiler, available: float) -> RecordedMemory:
+    def memory(self, target: Target, available: float) -> RecordedMemory:
         """What a device holds, of what it has."""
-        peak, buffers = peak_and_buffers(self.graph, compiler)
+        peak, buffers = peak_and_buffers(self.graph, target)
         held = [RecordedBuffer(self.names.of(b.value), b.bytes, b.first, b.last) for b in buffers]
         spans = {(buffer.value, buffer.bytes): buffer for buffer in held}
         largest = [spans[self.names.of(live.value), live.bytes] for live in peak.live]

@@ -12,9 +12,9 @@ import jax
 
 from sdy_jax.ir.graph import Op, itemsize
 from sdy_jax.ir.locations import short_source
-from sdy_jax.lowering.placement.compiler import Compiler
 from sdy_jax.lowering.placement.policy import Policy
 from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
+from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.border_specs import pasted
 from sdy_jax.plan.layout_reasons import RESULTS
 from sdy_jax.plan.proposal import input_names
@@ -115,8 +115,8 @@ def _ops(plan: Plan, places: Places) -> tuple[Tensors, OpRecords | None]:
 def _memory(plan: Plan, ops: OpRecords) -> RecordedMemory:
     planned = plan.planned_with
     if planned is None:
-        return ops.memory(Compiler(), available=0.0)
-    return ops.memory(planned.policy.compiler, planned.policy.available)
+        return ops.memory(Target(), available=0.0)
+    return ops.memory(planned.target, planned.available)
 
 
 def _recomputed(found: Recomputed) -> RecordedRecomputed:

@@ -1,6 +1,6 @@
 """What devices rearrange of what they send and receive, where arrays lie in tiles.
 
-On TPUs an array lies in tiles of 8 rows of 128 elements of its last dimension, its lanes. A gather or a scatter of
+There an array lies in tiles of 8 rows of 128 elements of its last dimension, its lanes. A gather or a scatter of
 whole tiles is sent as it lies, and of an all_to_all the blocks are put side by side once. A block of fewer lanes fills
 a tile with padding, so that all of its elements change their lanes.
 """
@@ -13,25 +13,32 @@ from itertools import permutations
 from typing import NamedTuple
 
 SUBLANES, LANES = 8, 128
-"""The rows of a tile, and the elements of each; an array with fewer rows has tiles of fewer."""
+"""The rows of a tile, and the elements of each, where nothing else is said."""
 
 
-def elements_in_tiles(shape: Sequence[int]) -> int:
-    """The elements of a block in whole tiles, with those two dimensions in tiles of which it then has fewest, as the
-    compiler chooses them.
+class Tiles(NamedTuple):
+    """The rows and the lanes of a tile, in which two dimensions of an array lie; one with fewer rows has tiles of
+    fewer."""
 
-    >>> [elements_in_tiles(shape) for shape in ((32, 32, 64), (512, 64), (3, 128))]
-    [131072, 32768, 512]
-    """
-    if len(shape) < 2:
-        return math.prod(shape)
-    if not all(shape):
-        return 0
-    pairs = permutations(shape, 2)
-    padded = min(
-        _whole(lanes, LANES) / lanes * _whole(rows, min(SUBLANES, _power(rows))) / rows for lanes, rows in pairs
-    )
-    return round(math.prod(shape) * padded)
+    rows: int = SUBLANES
+    lanes: int = LANES
+
+    def elements(self, shape: Sequence[int]) -> int:
+        """The elements of a block in whole tiles, with those two dimensions in tiles of which it then has fewest, as
+        the compiler chooses them.
+
+        >>> [Tiles().elements(shape) for shape in ((32, 32, 64), (512, 64), (3, 128))]
+        [131072, 32768, 512]
+        """
+        if len(shape) < 2:
+            return math.prod(shape)
+        if not all(shape):
+            return 0
+        padded = min(
+            _whole(lanes, self.lanes) / lanes * _whole(rows, min(self.rows, _power(rows))) / rows
+            for lanes, rows in permutations(shape, 2)
+        )
+        return round(math.prod(shape) * padded)
 
 
 def _whole(size: int, tile: int) -> int:
@@ -101,18 +108,6 @@ class Copies(NamedTuple):
     narrow: float = 0.0
     folded: float = 0.0
     launch: float = 0.0
-
-    @classmethod
-    def in_tiles(cls, memory: float, launch: float = 0.0) -> Copies:
-        """Those of TPUs, whose memory takes so many seconds for a byte, and an op so many seconds beside.
-
-        By what the compiler for v5e states of single collectives of 4 KiB to 7 MiB over 2, 4 and 8 chips (libtpu
-        0.0.52, 2026-11), in bytes of memory per byte sent: gathers and scatters 0, all_to_alls 0 to 3.5, but those that
-        join the rows of a matrix 9. Of narrow blocks scatters and collectives of matrices 4 to 8, beside 1.2 to 1.8
-        microseconds (all_to_alls 1.3 to 5); gathers of more dimensions and all_to_alls of three 6 to 12 beside 3 to 7
-        microseconds, all_to_alls of four 25 to 63.
-        """
-        return cls(0.0, 2 * memory, LANES, 6 * memory, 10 * memory, 40 * memory, launch)
 
     def of(self, kind: str, cut: LastCut | None) -> float:
         """Those of a kind of collective and what it cuts."""

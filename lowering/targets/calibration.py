@@ -20,8 +20,7 @@ from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from sdy_jax.errors import SdyError
-from sdy_jax.lowering.reshard.cost import CostModel, Link, rate, wire_bytes
-from sdy_jax.lowering.reshard.machines import combined_kinds
+from sdy_jax.lowering.targets.rates import Link, rate, wire_bytes
 from sdy_jax.runtime.measuring import CollectiveTime, check_runs, collective_times, elementwise_time, product_time
 
 VERSION = 1
@@ -46,7 +45,8 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class AxisRates:
-    """Of a mesh axis: bytes per second, seconds per hop, and seconds per collective."""
+    """Of a mesh axis: bytes per second, seconds per hop, as if a collective went along all devices in one direction,
+    and seconds per collective."""
 
     size: int
     bandwidth: float
@@ -65,8 +65,9 @@ class Calibration:
     launch: float
 
     @classmethod
-    def measured(cls, mesh: jax.sharding.Mesh, sizes: Sizes) -> Calibration:
-        """Measures a mesh; takes some seconds, on slow machines a minute.
+    def measured(cls, mesh: jax.sharding.Mesh, sizes: Sizes, product_launch: float = 0.0) -> Calibration:
+        """Measures a mesh; takes some seconds, on slow machines a minute. `product_launch`: the seconds that a product
+        takes beside its work, where that is known to be more than for any op.
 
         Raises:
             SdyError: the devices are only described.
@@ -75,22 +76,10 @@ class Calibration:
         axes = fitted(mesh.shape, list(collective_times(mesh, sizes.collectives)))
         dtype = np.dtype(np.float32) if mesh.devices.flat[0].platform == "cpu" else jnp.dtype(jnp.bfloat16)
         launch = elementwise_time(mesh, 4)
-        flop = max(product_time(mesh, sizes.product, dtype) - launch, 0.0) / sizes.product**3
+        beside = max(launch, product_launch)
+        flop = max(product_time(mesh, sizes.product, dtype) - beside, 0.0) / sizes.product**3
         memory = max(elementwise_time(mesh, sizes.memory) - launch, 0.0) / (2 * sizes.memory)
         return cls(mesh.devices.flat[0].device_kind, axes, max(flop, _LEAST), max(memory, _LEAST), launch)
-
-    def costs(self, origin: str) -> CostModel:
-        """The cost model with these rates."""
-        return CostModel(
-            {name: axis.latency for name, axis in self.axes.items()},
-            self.flop,
-            {name: axis.bandwidth for name, axis in self.axes.items()},
-            start={name: axis.start for name, axis in self.axes.items()},
-            memory=self.memory,
-            launch=self.launch,
-            combines=combined_kinds(self.device_kind),
-            origin=origin,
-        )
 
     def text(self) -> str:
         """The file's."""
@@ -199,15 +188,16 @@ def _directory() -> Path:
     return base / "sdy_jax"
 
 
-def calibrated(mesh: jax.sharding.Mesh, path: str | os.PathLike[str] | None, again: bool, sizes: Sizes) -> CostModel:
-    """As `CostModel.calibrate`; `sizes`: what is measured."""
-    file = default_path(mesh) if path is None else Path(path)
+def calibrated(
+    mesh: jax.sharding.Mesh, file: Path, again: bool, sizes: Sizes, product_launch: float = 0.0
+) -> Calibration:
+    """What a file says of a mesh, or what is measured and written to it; as `CostModel.calibrate`."""
     known = None if again else _agreed(mesh, read(file, mesh))
     if known is None:
-        known = _agreed(mesh, Calibration.measured(mesh, sizes))
+        known = _agreed(mesh, Calibration.measured(mesh, sizes, product_launch))
         assert known is not None, "it was measured in all processes"
         _write(file, known)
-    return known.costs(f"measured, {file}")
+    return known
 
 
 def read(file: Path, mesh: jax.sharding.Mesh) -> Calibration | None:

@@ -1,0 +1,52 @@
+"""GPUs, with NCCL over NVLink."""
+
+from __future__ import annotations
+
+from sdy_jax.lowering.targets.compiler import Collectives, Compiler, Order
+from sdy_jax.lowering.targets.family import Arrays, Family
+from sdy_jax.lowering.targets.machine import GIB, Chip, Links, Machine, Network
+from sdy_jax.lowering.targets.tiles import Copies
+from sdy_jax.representation.sdy_collectives import KINDS
+
+ALLOCATED = 0.75
+"""The share of a GPU's memory that jax's allocator takes, unless the environment says otherwise."""
+
+_COMBINED = frozenset(("all_gather", "all_reduce", "reduce_scatter"))
+
+
+def _copies(memory: float, launch: float) -> Copies:
+    """What is sent is read and written once more, in the buffers of NCCL."""
+    return Copies(2 * memory)
+
+
+def _machine(flops: float, memory: float, gib: float, bandwidth: float, network: float, kind: str) -> Machine:
+    """NVLink within one server, one direction; the network of NVIDIA's own servers, one port per device."""
+    return Machine(
+        rf".*\b{kind}\b.*",
+        Chip(flops, memory, gib * GIB, launch=2.5e-6, product_launch=2.5e-6, allocated=ALLOCATED),
+        Links(bandwidth, latency=0.6e-6, start=7e-6, network=Network(network, latency=5e-6)),
+    )
+
+
+GPU = Family(
+    "gpu",
+    {
+        "v100": _machine(125e12, 0.9e12, 16, 150e9, 6.25e9, "v100"),
+        "a100": _machine(312e12, 2.0e12, 40, 300e9, 25e9, "a100"),
+        "h100": _machine(989e12, 3.35e12, 80, 450e9, 50e9, "h100"),
+        "h200": _machine(989e12, 4.8e12, 141, 450e9, 50e9, "h200"),
+        "b200": _machine(2250e12, 8.0e12, 180, 900e9, 50e9, "b200"),
+    },
+    Compiler(
+        order=Order(reduces_late=True),
+        collectives=Collectives(starts=frozenset(KINDS), combines=_COMBINED, buckets=_COMBINED, joins_major=True),
+    ),
+    Arrays(copies=_copies),
+)
+"""Published peaks, rounded; for anything finer measure, or give `CostModel` your own.
+
+Sources: NVIDIA's data sheets of the SXM modules (dense bfloat16, of V100 float16; memory; half of NVLink's total) and
+of DGX-1V, A100, H100, H200 and B200 (four ports of 100 Gb/s for eight devices, then a port of 200 or 400 Gb/s for
+each). Memory is the data sheets', whose GB are GiB by what the driver reports. Latencies are orders of magnitude: those
+with which NCCL tunes rings over NVLink, 7 microseconds and 0.6 per hop; of networks 5.
+"""

@@ -1,0 +1,73 @@
+"""TPUs: a torus of chips, whose memory holds arrays in tiles, and XLA's compiler for them."""
+
+from __future__ import annotations
+
+from sdy_jax.lowering.targets.compiler import Collectives, Compiler, Fusion, Order
+from sdy_jax.lowering.targets.family import Arrays, Family
+from sdy_jax.lowering.targets.machine import GIB, Chip, Links, Machine, Network
+from sdy_jax.lowering.targets.tiles import LANES, Copies, Tiles
+from sdy_jax.runtime.forms import Forms
+
+_STACKED = frozenset(("all_gather", "collective_permute"))
+"""Eight of them on eight chips, each alone and as a stack, by the compiler's estimate for v5e and the links' rates:
+gathers of 64 KiB 110 and 79 microseconds, of 256 KiB along columns 203 and 172, permutes of 1 MiB 232 and 211. The
+slices of a stack are part of what reads them. All-to-alls of 4 MiB take longer so, 1181 and 1456; scatters take less,
+219 and 179, but XLA made an all-reduce of a stack of blocks of 8 x 64, which is twice the bytes (libtpu 0.0.52,
+2026-11)."""
+
+_COMBINED = frozenset(("all_reduce",))
+"""All of which XLA runs small ones as one (libtpu 0.0.52, 2026-11)."""
+
+_STARTED = frozenset(("all_gather", "collective_permute"))
+"""What XLA starts before other work (libtpu 0.0.51)."""
+
+_BFLOAT16 = 2
+"""Bytes to which products of open precision round an element of float32."""
+
+
+def _copies(memory: float, launch: float) -> Copies:
+    """By what the compiler for v5e states of single collectives of 4 KiB to 7 MiB over 2, 4 and 8 chips (libtpu 0.0.52,
+    2026-11), in bytes of memory per byte sent: gathers and scatters 0, all_to_alls 0 to 3.5, but those that join the
+    rows of a matrix 9. Of narrow blocks scatters and collectives of matrices 4 to 8, beside 1.2 to 1.8 microseconds
+    (all_to_alls 1.3 to 5); gathers of more dimensions and all_to_alls of three 6 to 12 beside 3 to 7 microseconds,
+    all_to_alls of four 25 to 63."""
+    return Copies(0.0, 2 * memory, LANES, 6 * memory, 10 * memory, 40 * memory, launch)
+
+
+def _machine(flops: float, memory: float, gib: float, bandwidth: float, network: float, kind: str) -> Machine:
+    """A mesh axis is a ring of the torus, with two links of a chip."""
+    return Machine(
+        kind,
+        Chip(flops, memory, gib * GIB, launch=1.2e-6, product_launch=4e-6),
+        Links(bandwidth, 1e-6, 5e-6, Network(network, latency=10e-6), is_torus=True, joins_hosts=True),
+    )
+
+
+TPU = Family(
+    "tpu",
+    {
+        "tpu v4": _machine(275e12, 1.2e12, 30.5, 90e9, 6.25e9, r"tpu v4"),
+        "tpu v5e": _machine(197e12, 0.82e12, 15.75, 90e9, 3.125e9, r"tpu v5( lite|e)"),
+        "tpu v5p": _machine(459e12, 2.8e12, 95.73, 180e9, 6.25e9, r"tpu v5p?"),
+        "tpu v6e": _machine(918e12, 1.6e12, 31.24, 180e9, 12.5e9, r"tpu v6( lite|e)"),
+        # A device is one of the chip's two cores.
+        "tpu7x": _machine(1153e12, 3.7e12, 94.74, 100e9, 6.25e9, r"tpu ?(v?7x?)"),
+    },
+    Compiler(
+        Fusion(into_products=True, dear_again=True),
+        Order(runs_late=True, keeps_whole=True),
+        Collectives(starts=_STARTED, combines=_COMBINED, buckets=_COMBINED | _STACKED, merges=True, along_lines=True),
+    ),
+    Arrays(Tiles(), _BFLOAT16, _copies),
+    Forms(in_lanes=True),
+)
+"""Published peaks, rounded; for anything finer measure, or give `CostModel` your own.
+
+Sources: "How to Scale Your Model" (jax-ml.github.io/scaling-book, chapter "How to Think About TPUs": operations,
+memory, links and network per chip, 1 microsecond per hop); of TPU7x, and as a check of the others, Google Cloud's pages
+on each version (2307 TFLOP/s, 7380 GB/s and 1200 GB/s over six links in both directions per chip of two devices).
+Memory is what the compiler says is there when a program is too large (libtpu 0.0.52; of v4 that of both cores, which
+are one device). Latencies are those that the compiler for v5e states: 1.2 microseconds for an op that does next to
+nothing, about 4 for a small product, about 5 for what it puts around a collective (`scripts/bench_model`, 2026-11); of
+networks an order of magnitude, 10.
+"""
