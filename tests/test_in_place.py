@@ -52,14 +52,13 @@ def updates(function, *given):
 @pytest.mark.parametrize("stack", LAYOUTS, ids=str)
 def test_the_numbers_are_the_plain_functions(stack):
     given = arguments()
-    function = sdy.partition(decode, mesh=PLANE, in_shardings=(P("x"), stack, P(), P()), out_shardings=(P("x"), stack))
-    assert_same(function, *given)
+    assert_same(decode, *given, mesh=PLANE, in_shardings=(P("x"), stack, P(), P()), out_shardings=(P("x"), stack))
 
 
 @pytest.mark.parametrize("position", [-3, 0, 15, 40])
 def test_positions_are_those_of_the_layer(position):
     given = arguments(position=position)
-    assert_same(sdy.partition(decode, mesh=PLANE, in_shardings=(P(), P(None, None, "y"), P(), P())), *given)
+    assert_same(decode, *given, mesh=PLANE, in_shardings=(P(), P(None, None, "y"), P(), P()))
 
 
 def test_one_update_is_left():
@@ -69,13 +68,13 @@ def test_one_update_is_left():
 def by_sequence(x, known, weights, positions):
     """`decode` with each sequence at a position of its own."""
 
-    def trip(x, given):
-        known, w = given
-        put_token = partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
-        known = jax.vmap(put_token)(known, (x @ w)[:, None], positions)
-        return x + jnp.einsum("bsd->bd", known) @ w, known
+    return jax.lax.scan(lambda x, given: by_sequence_step(x, *given, positions), x, (known, weights))
 
-    return jax.lax.scan(trip, x, (known, weights))
+
+def by_sequence_step(x, known, w, positions):
+    put_token = partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+    known = jax.vmap(put_token)(known, (x @ w)[:, None], positions)
+    return x + jnp.einsum("bsd->bd", known) @ w, known
 
 
 def by_numbers(x, known, weights, positions):
@@ -106,8 +105,7 @@ def of_one_dimension(x, known, weights, positions):
 def test_each_sequence_at_its_own_position(function, stack):
     x, known, weights, _ = arguments()
     given = x, known, weights, np.array([3, 15, 0, 40], np.int32)
-    function = sdy.partition(function, mesh=PLANE, in_shardings=(P("x"), stack, P(), P()), out_shardings=(P(), stack))
-    assert_same(function, *given)
+    assert_same(function, *given, mesh=PLANE, in_shardings=(P("x"), stack, P(), P()), out_shardings=(P(), stack))
 
 
 @pytest.mark.parametrize("function", [by_sequence, by_numbers, of_one_dimension])
@@ -115,7 +113,7 @@ def test_one_scatter_is_left(function):
     x, known, weights, _ = arguments()
     given = x, known, weights, np.array([3, 15, 0, 3], np.int32)
     assert updates(function, *given) == 0
-    assert_same(sdy.partition(function, mesh=PLANE), *given)
+    assert_same(function, *given, mesh=PLANE)
 
 
 def test_from_the_last_layer_on():
@@ -123,7 +121,7 @@ def test_from_the_last_layer_on():
         return decode(*given, reverse=True)
 
     assert updates(backwards, *arguments()) == 1
-    assert_same(sdy.partition(backwards, mesh=PLANE), *arguments())
+    assert_same(backwards, *arguments(), mesh=PLANE)
 
 
 def test_counters_of_another_type_than_positions():
@@ -138,7 +136,7 @@ def test_counters_of_another_type_than_positions():
         return x, new
 
     assert updates(counted, *arguments()) == 1
-    assert_same(sdy.partition(counted, mesh=PLANE), *arguments())
+    assert_same(counted, *arguments(), mesh=PLANE)
 
 
 def test_stacks_that_loops_carry():
@@ -151,7 +149,7 @@ def test_stacks_that_loops_carry():
         return jax.lax.fori_loop(0, 2, trip, (x, known))
 
     assert updates(carried_on, *arguments()) == 1
-    assert_same(sdy.partition(carried_on, mesh=PLANE, in_shardings=(P("x"), P(None, "x", "y"), P(), P())), *arguments())
+    assert_same(carried_on, *arguments(), mesh=PLANE, in_shardings=(P("x"), P(None, "x", "y"), P(), P()))
 
 
 def test_layers_by_numbers_that_are_given():
@@ -164,7 +162,25 @@ def test_layers_by_numbers_that_are_given():
         return jax.lax.scan(trip, (x, known), (jnp.array([2, -1, 2, 0]), weights))[0]
 
     assert updates(by_number, *arguments()) == 1
-    assert_same(sdy.partition(by_number, mesh=PLANE), *arguments())
+    assert_same(by_number, *arguments(), mesh=PLANE)
+
+
+@pytest.mark.parametrize("number", [-7, 1, 9])
+def test_numbers_of_layers_that_are_not_there(number):
+    """Slices and updates take the nearest layer, a scatter into the stack would leave it out."""
+
+    def by_number(x, known, weights, positions, number):
+        def trip(carried, w):
+            x, known = carried
+            x, layer_ = by_sequence_step(x, at(known, number), w, positions)
+            return (x, put(known, layer_, number)), None
+
+        return jax.lax.scan(trip, (x, known), weights)[0]
+
+    x, known, weights, _ = arguments()
+    given = x, known, weights, np.array([3, 15, 0, 3], np.int32), np.int32(number)
+    assert updates(by_number, *given) == 0
+    assert_same(by_number, *given, mesh=PLANE)
 
 
 def test_the_old_stack_stays_where_it_is_needed():
@@ -173,7 +189,7 @@ def test_the_old_stack_stays_where_it_is_needed():
         return x, new - known, known
 
     assert updates(kept, *arguments()) == 1
-    assert_same(sdy.partition(kept, mesh=PLANE), *arguments())
+    assert_same(kept, *arguments(), mesh=PLANE)
 
 
 def test_tokens_one_after_the_other():
@@ -186,7 +202,7 @@ def test_tokens_one_after_the_other():
     given = arguments()[:3]
     assert updates(generated, *given) == 1
     specs = P("x"), P(None, "x", "y"), P()
-    assert_same(sdy.partition(generated, mesh=PLANE, in_shardings=specs), *given)
+    assert_same(generated, *given, mesh=PLANE, in_shardings=specs)
 
 
 def test_a_donated_stack_is_held_once():
@@ -201,7 +217,7 @@ def test_derivatives():
         return (x**2).sum() + (new**3).sum()
 
     given, gradient = arguments()[:3], jax.grad(loss, argnums=(0, 1, 2))
-    assert_same(sdy.partition(gradient, mesh=PLANE, in_shardings=(P("x"), P(None, "x", "y"), P())), *given)
+    assert_same(gradient, *given, mesh=PLANE, in_shardings=(P("x"), P(None, "x", "y"), P()))
 
 
 # Where a stack is not changed in place.
@@ -282,8 +298,7 @@ def _changes_the_layer_further(x, known, weights, position):
 )
 def test_what_is_not_the_same_stack_stays(function):
     assert updates(function, *arguments()) == 2
-    function = sdy.partition(function, mesh=PLANE, in_shardings=(P("x"), P(None, "x", "y"), P(), P()))
-    assert_same(function, *arguments())
+    assert_same(function, *arguments(), mesh=PLANE, in_shardings=(P("x"), P(None, "x", "y"), P(), P()))
 
 
 # How what is changed lies.

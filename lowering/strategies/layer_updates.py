@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.ir.new_ops import Place, converted, created, reshaped, shape_of, tensor_type
+from sdy_jax.ir.new_ops import Place, converted, created, filled, reshaped, shape_of, tensor_type
 from sdy_jax.ir.stored_shardings import store_results
 from sdy_jax.lowering.strategies.registry import LayerOfStack, updates_layers
 from sdy_jax.op_rules.op_attributes import ScatterDimensionNumbers, scatter_dimension_numbers
@@ -35,13 +36,20 @@ def _scatter(op: Op, layer: LayerOfStack) -> ir.Value | None:
     if len(op.results) != 1 or "sdy.sharding_rule" in op.attributes:
         return None
     numbers = scatter_dimension_numbers(op)
-    indices = _with_layer(op, layer.at, numbers.index_vector_dim)
+    indices = _with_layer(op, _within(layer, Place.before(op.mlir)), numbers.index_vector_dim)
     made = op.mlir.clone(ir.InsertionPoint(op.mlir)).operation
     made.operands[0], made.operands[1] = layer.stack, indices
     made.results[0].set_type(layer.stack.type)
     made.attributes["scatter_dimension_numbers"] = attribute_from_text(_of_stack(numbers).text, op.mlir.context)
     store_results(made, [layer.sharding])
     return made.results[0]
+
+
+def _within(layer: LayerOfStack, place: Place) -> ir.Value:
+    """The number of a layer that is there: slices take the nearest one, scatters leave out what is out of bounds."""
+    numbers = 0, shape_of(layer.stack)[0] - 1
+    first, last = (filled(np.asarray(number), layer.at.type, place) for number in numbers)
+    return created("stablehlo.clamp", layer.at.type, [first, layer.at, last], place)
 
 
 def _with_layer(op: Op, at: ir.Value, vector_dim: int) -> ir.Value:
