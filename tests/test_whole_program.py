@@ -377,6 +377,7 @@ class Tried:
         cost += again
         return SimpleNamespace(
             cost=cost,
+            exposed=cost,
             sending=cost,
             sends_more_than=lambda _: number in self.talkative,
             peak=peak,
