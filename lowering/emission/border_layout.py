@@ -21,6 +21,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import mlir
 
 from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import RESHAPING
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS
 from sdy_jax.runtime.identity_ops import identity_op
@@ -31,8 +32,7 @@ _FREE = frozenset(("stablehlo.broadcast_in_dim", "sdy.all_slice"))
 
 _UPDATE = "stablehlo.dynamic_update_slice"
 _UPDATES = frozenset((_UPDATE, "stablehlo.scatter"))
-_RESHAPED = frozenset(("stablehlo.reshape", "stablehlo.broadcast_in_dim"))
-"""What makes a layer of a stack of a value."""
+"""Ops that change a part of their first operand."""
 
 
 def laid_out_as_arrays(graph: Graph) -> frozenset[Value]:
@@ -50,7 +50,7 @@ def _updates(graph: Graph) -> Iterator[Value]:
 
 
 def _is_kept(user: Op, index: int) -> bool:
-    if user.name in _RESHAPED:
+    if user.name in RESHAPING:
         return any(_is_kept(*use) for use in user.results[0].uses)
     if user.name == _UPDATE:
         return index == 1

@@ -23,11 +23,10 @@ from typing import NamedTuple
 
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.new_ops import Place, entry_of, reshaped, shape_of
+from sdy_jax.ir.operations import RESHAPING
 from sdy_jax.lowering.placement.invariants import is_outside
 from sdy_jax.lowering.placement.trips import is_same_integer, numbers_in_trips
 from sdy_jax.lowering.strategies.registry import LAYER_UPDATES, PARTIAL_ACCESS, LayerOfStack
-
-_RESHAPING = frozenset(("stablehlo.reshape", "stablehlo.broadcast_in_dim"))
 
 
 class _Change(NamedTuple):
@@ -69,7 +68,7 @@ def _made_by(layer: Value, *, only: bool = False) -> Op | None:
     it makes, and others do, too."""
     while not (only and len(layer.uses) != 1):
         op = layer.defining_op
-        if op is None or op.name not in _RESHAPING or _without_ones(op.operands[0]) != _without_ones(layer):
+        if op is None or op.name not in RESHAPING or _without_ones(op.operands[0]) != _without_ones(layer):
             return op
         layer = op.operands[0]
     return None

@@ -80,22 +80,6 @@ def trips(loop: Op) -> int:
 
 def trip_count(loop: Op) -> int | None:
     """The number of iterations of a `stablehlo.while`; None where the module does not show it."""
-    counted = counter_of(loop)
-    return None if counted is None else counted.trips
-
-
-class Counter(NamedTuple):
-    """What counts the trips of a loop: its number among what the loop carries, where it starts, what each trip adds,
-    and the number of trips."""
-
-    argument: int
-    start: int
-    step: int
-    trips: int
-
-
-def counter_of(loop: Op) -> Counter | None:
-    """What counts the trips of a `stablehlo.while`; None where the module does not show it."""
     condition, body = loop.blocks
     test = _test(condition.terminator.operands[0])
     if test is None:
@@ -110,9 +94,7 @@ def counter_of(loop: Op) -> Counter | None:
         step = _step(body, argument.index)
         if start is not None and step is not None:
             count = _count(start + ahead, step, bound, direction)
-            if count is None or not _holds(argument.dtype, start + count * step):
-                return None
-            return Counter(argument.index, start, step, count)
+            return count if count is not None and _holds(argument.dtype, start + count * step) else None
     return None
 
 

@@ -20,6 +20,8 @@ CALL = "func.call"
 COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
 CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
 """The ops by which users state how a value is split."""
+RESHAPING = frozenset({"stablehlo.reshape", "stablehlo.broadcast_in_dim"})
+"""The ops by which jax gives a layer the dimension that it has in a stack."""
 DATA_FLOW_OPS = ("stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.optimization_barrier", *COMPUTATIONS)
 TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
 
