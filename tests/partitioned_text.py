@@ -13,13 +13,13 @@ from sharding_dump import parse
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.emit import local_function, used_axes
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
-from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.report import PartitionReport
-from sdy_jax.lowering.placement.setting import Setting
-from sdy_jax.lowering.placement.whole_program import partition
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.interface.report import PartitionReport
+from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.targets.target import Target
+from sdy_jax.lowering.whole_program.partition import partition
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
 from sdy_jax.passes.propagate import user_priority_propagate

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from sdy_jax.lowering.reshard.relayout import change
+from sdy_jax.lowering.strips.relayout import change
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 

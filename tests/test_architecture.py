@@ -22,64 +22,103 @@ ROOMS = {
     "verification": "representation ir",
     "text": "errors representation ir verification",
     "lowering.targets": "errors representation runtime",
-    "lowering.reshard": "errors representation runtime lowering.targets",
-    "lowering.emission": "errors representation ir runtime op_rules propagation lowering.targets lowering.reshard",
+    "lowering.strips": "errors representation",
+    "lowering.reshard": "errors representation runtime lowering.targets lowering.strips",
+    "lowering.collectives": "errors representation ir runtime lowering.targets",
+    "lowering.emission": (
+        "errors representation ir runtime op_rules propagation lowering.targets lowering.strips lowering.reshard "
+        "lowering.collectives"
+    ),
     "lowering.strategies": (
-        "errors representation ir runtime op_rules propagation lowering.targets lowering.reshard lowering.emission"
+        "errors representation ir runtime op_rules lowering.targets lowering.strips lowering.collectives "
+        "lowering.emission"
     ),
-    "lowering.planning": "errors representation lowering.targets lowering.reshard lowering.strategies",
-    "lowering.placement": (
-        "errors representation ir runtime annotate op_rules propagation verification lowering.targets lowering.reshard "
-        "lowering.emission lowering.strategies lowering.planning"
+    "lowering.analysis": (
+        "errors representation ir runtime annotate op_rules propagation verification lowering.targets "
+        "lowering.reshard lowering.emission lowering.strategies"
     ),
-    "lowering.recomputation": ("representation ir op_rules lowering.targets lowering.strategies lowering.placement"),
+    "lowering.interface": (
+        "representation ir op_rules lowering.targets lowering.reshard lowering.collectives lowering.analysis"
+    ),
+    "lowering.candidates": "representation ir op_rules lowering.reshard lowering.strategies lowering.analysis",
+    "lowering.proposal": "representation lowering.reshard lowering.candidates",
+    "lowering.prepare": (
+        "representation ir lowering.strips lowering.emission lowering.strategies lowering.analysis lowering.interface"
+    ),
+    "lowering.memory": "representation ir op_rules lowering.targets lowering.strategies lowering.analysis",
+    "lowering.schedule": (
+        "representation ir runtime op_rules lowering.targets lowering.reshard lowering.collectives "
+        "lowering.emission lowering.strategies lowering.analysis lowering.interface lowering.prepare "
+        "lowering.memory"
+    ),
+    "lowering.insert": (
+        "errors representation ir op_rules propagation lowering.targets lowering.reshard lowering.emission "
+        "lowering.strategies lowering.analysis lowering.interface lowering.candidates lowering.proposal "
+        "lowering.prepare lowering.schedule"
+    ),
+    "lowering.model": (
+        "representation ir op_rules lowering.targets lowering.reshard lowering.strategies lowering.analysis "
+        "lowering.interface lowering.candidates lowering.proposal"
+    ),
+    "lowering.solve": "errors representation lowering.model",
+    "lowering.whole_program": (
+        "errors representation ir op_rules lowering.targets lowering.reshard lowering.analysis lowering.interface "
+        "lowering.candidates lowering.proposal lowering.prepare lowering.memory lowering.schedule lowering.insert "
+        "lowering.model lowering.solve"
+    ),
+    "lowering.recomputation": (
+        "representation ir op_rules lowering.targets lowering.strategies lowering.analysis lowering.interface "
+        "lowering.candidates lowering.proposal lowering.prepare lowering.schedule lowering.whole_program"
+    ),
     "lowering.blocking": (
-        "representation ir op_rules lowering.targets lowering.emission lowering.strategies lowering.placement "
-        "lowering.recomputation"
+        "representation ir op_rules lowering.targets lowering.collectives lowering.emission lowering.strategies "
+        "lowering.analysis lowering.interface lowering.prepare lowering.memory lowering.schedule lowering.insert "
+        "lowering.whole_program lowering.recomputation"
     ),
     "lowering": "",
     "passes": "errors representation ir runtime annotate op_rules propagation text",
     "partitioning": (
         "errors jax_internals representation ir runtime op_rules propagation verification lowering.reshard "
-        "lowering.emission lowering.strategies lowering.placement passes"
+        "lowering.emission lowering.strategies lowering.interface lowering.insert passes"
     ),
     "plan_record": "errors representation ir",
     "plan_page": "errors representation plan_record",
     "python_source": (
-        "errors representation ir runtime annotate op_rules lowering.targets lowering.emission lowering.strategies "
-        "lowering.placement"
+        "errors representation ir runtime annotate op_rules lowering.targets lowering.emission "
+        "lowering.strategies lowering.interface"
     ),
     "plan_html": "plan_record",
     "plan": (
-        "errors representation ir runtime annotate op_rules propagation text lowering.targets lowering.reshard "
-        "lowering.emission lowering.planning lowering.placement lowering.recomputation lowering.blocking passes "
-        "plan_record plan_page python_source"
+        "errors representation ir runtime annotate op_rules propagation lowering.targets lowering.reshard "
+        "lowering.emission lowering.analysis lowering.interface lowering.proposal lowering.memory lowering.model "
+        "lowering.solve lowering.whole_program lowering.recomputation lowering.blocking passes plan_record "
+        "plan_page python_source"
     ),
-    "fixes": "errors annotate ir lowering.emission lowering.placement plan representation",
+    "fixes": "errors representation ir annotate lowering.emission lowering.interface plan",
     "shard": (
-        "errors representation ir runtime annotate op_rules verification text lowering.reshard lowering.emission "
-        "lowering.strategies lowering.placement lowering passes plan_record plan"
+        "errors representation ir runtime annotate op_rules verification text lowering.strips lowering.reshard "
+        "lowering.collectives lowering.emission lowering.strategies lowering.interface passes plan_record plan"
     ),
     "loading": (
         "errors jax_internals representation ir runtime annotate verification text lowering.emission passes shard"
     ),
-    "measuring": "errors lowering.emission lowering.placement plan plan_page representation",
+    "measuring": "errors representation lowering.emission lowering.interface plan_page plan",
     "processes": "errors jax_internals representation ir runtime plan",
-    "contracts": "errors representation ir lowering.placement op_rules plan_record plan",
+    "contracts": "errors representation ir op_rules lowering.interface plan_record plan",
     "calls": (
-        "errors jax_internals representation ir runtime annotate lowering.targets lowering.reshard lowering.emission "
-        "lowering.placement lowering plan contracts shard loading processes"
+        "errors jax_internals representation ir runtime annotate lowering.targets lowering.reshard "
+        "lowering.emission lowering.interface plan shard loading processes contracts"
     ),
     "spec_trees": "errors representation annotate",
     "pytest_plugin": "",
     "testing": "errors lowering.reshard plan_record plan calls pytest_plugin",
     "commands": (
-        "errors representation ir runtime annotate verification text lowering lowering.targets passes plan_record plan "
-        "contracts shard loading calls"
+        "errors representation ir runtime annotate verification text lowering.targets passes plan_record plan "
+        "shard loading contracts calls"
     ),
     "__main__": "commands",
     "__init__": (
-        "errors representation annotate lowering.reshard passes plan_record plan contracts shard loading calls "
+        "errors representation annotate lowering.reshard passes plan_record plan shard loading contracts calls "
         "spec_trees testing"
     ),
 }
@@ -158,5 +197,5 @@ def test_only_targets_and_the_forms_of_emission_say_which_devices_there_are() ->
         for node in ast.walk(ast.parse(path.read_text())) if name.startswith("lowering.") else ():
             said = node.value if isinstance(node, ast.Constant) else node.arg if isinstance(node, ast.keyword) else ""
             saying |= {name} if said in platforms else set()
-    own = {"lowering.emission.on_cpus", "lowering.emission.on_tpus"}
+    own = {"lowering.collectives.on_cpus", "lowering.collectives.on_tpus"}
     assert {name for name in saying if not name.startswith("lowering.targets.")} == own

@@ -8,9 +8,9 @@ import pytest
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from sdy_jax.lowering.placement.partitioner import partition
-from sdy_jax.lowering.placement.setting import Setting
-from sdy_jax.lowering.planning import tensor_views
+from sdy_jax.lowering.candidates import tensor_views
+from sdy_jax.lowering.insert.partitioner import partition
+from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 
 DOT = '"stablehlo.dot_general"(%a, %b) {{dot_dimension_numbers = #stablehlo.dot<lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [0]>, {out}}} : (tensor<64x128xf32>, tensor<128x32xf32>) -> tensor<64x32xf32>'

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from sdy_jax.lowering.emission import lax_collectives as c
+from sdy_jax.lowering.collectives import lax_collectives as c
 from sdy_jax.representation.axes import merge_neighbours, sort_and_merge
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import REDUCTION_KINDS, TensorSharding

@@ -24,7 +24,7 @@ from sdy_oracle import Oracle
 
 import sdy_jax as sdy
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
+from sdy_jax.lowering.analysis.verifier import verify_partitioned
 from sdy_jax.representation.attributes import SAYABLE
 from sdy_jax.representation.axes import merge_neighbours, sort_and_merge
 from sdy_jax.representation.dialect_rules import RuleError

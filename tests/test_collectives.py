@@ -15,7 +15,7 @@ from jax import lax
 
 import sdy_jax as sdy
 from sdy_jax.errors import InternalError, ShardingError
-from sdy_jax.lowering.emission import lax_collectives, on_tpus
+from sdy_jax.lowering.collectives import lax_collectives, on_tpus
 from sdy_jax.lowering.targets.cpu import CPU
 from sdy_jax.lowering.targets.registry import family_of_platform
 from sdy_jax.representation.axes import merge_neighbours, set_difference, sort_and_merge

@@ -13,9 +13,9 @@ from test_within_memory import FIRST, PROGRAMS, drawn, size_of, specs, step_of, 
 
 import sdy_jax as sdy
 from sdy_jax.calls.options import Options
-from sdy_jax.lowering.placement import combined
-from sdy_jax.lowering.placement.policy import Combining
-from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
+from sdy_jax.lowering.analysis.verifier import verify_partitioned
+from sdy_jax.lowering.interface.policy import Combining
+from sdy_jax.lowering.schedule import buckets as buckets_of_program
 from sdy_jax.lowering.targets.compiler import Collectives
 from sdy_jax.lowering.targets.cpu import CPU
 from sdy_jax.lowering.targets.gpu import GPU
@@ -303,7 +303,7 @@ def test_what_is_taken_from_a_stack_is_not_copied(as_on_tpus, monkeypatch):
         (1.1 * fixed / copied, 1 / 8, False),
         (fixed / copied, 1 / 256, False),
     ):
-        monkeypatch.setattr(combined, "_STACKS", added)
+        monkeypatch.setattr(buckets_of_program, "_STACKS", added)
         costs = sdy.CostModel(latency=fixed / 7, memory=memory, bandwidth={"x": 1e9})
         assert bool(buckets(sdy.partition(each(changed), costs=costs, **options).plan(xs))) == is_stacked
 
@@ -322,7 +322,7 @@ def test_what_is_taken_from_a_stack_is_not_copied(as_on_tpus, monkeypatch):
 def test_what_is_taken_from_a_stack_in_another_layout_is_copied(
     shape, split, lanes, is_stacked, as_on_tpus, monkeypatch
 ):
-    monkeypatch.setattr(combined, "_STACKS", 1 / 8)
+    monkeypatch.setattr(buckets_of_program, "_STACKS", 1 / 8)
     xs = arrays([shape] * 64)
     memory = 7e-6 / (4 * xs[0].nbytes / 8)  # half of the latency for the operands
     costs = sdy.CostModel(latency=1e-6, memory=memory, bandwidth={"x": 1e10}, copies=Copies(lanes=lanes))

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from sdy_jax import CostModel
-from sdy_jax.lowering.placement import partitioner
+from sdy_jax.lowering.insert import partitioner
 from sdy_jax.testing import assert_same
 
 MESH = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)

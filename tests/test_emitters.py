@@ -14,7 +14,7 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
-from sdy_jax.lowering.emission import reemitted
+from sdy_jax.lowering.emission import re_emission
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.strategies import strategies_of
 from sdy_jax.op_rules.registry import RuleBook
@@ -47,11 +47,11 @@ class Interpreter:
     def compute(self, op: Op, operands: Sequence[Any]) -> Sequence[Any]:
         get = self.shardings.get
         local = LocalOp(op, self.mesh, tuple(map(get, op.operands)), tuple(map(get, op.results)), self.run_block)
-        results = EMITTERS.get(op.name, reemitted.re_emit)(local, *operands)
+        results = EMITTERS.get(op.name, re_emission.re_emit)(local, *operands)
         results = results if isinstance(results, (list, tuple)) else (results,)
         for result, value in zip(results, op.results, strict=True):
             if value.shape is not None:
-                assert result.dtype == reemitted.numpy_dtype(value.dtype), op
+                assert result.dtype == re_emission.numpy_dtype(value.dtype), op
                 assert result.shape == local.result_shape(value.index), op
         return results
 

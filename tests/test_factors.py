@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdy_jax.lowering.planning.factors import (
+from sdy_jax.lowering.analysis.factors import (
     canonical,
     digits,
     dimension_axes,

@@ -3,7 +3,7 @@
 import pytest
 from test_live_bytes import X, elementwise, main, product
 
-from sdy_jax.lowering.placement.fusion import Touches
+from sdy_jax.lowering.analysis.fusion import Touches
 from sdy_jax.lowering.targets.compiler import Fusion
 
 ALL = ((0, 0), (1, 1), (2, 2))

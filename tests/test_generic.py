@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.lowering.emission.local_op import LocalOp
-from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
+from sdy_jax.lowering.emission.re_emission import numpy_dtype, re_emit
 from sdy_jax.representation.mesh import AxisRef, Mesh, MeshAxis
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh

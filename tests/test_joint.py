@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from test_strips import FILL, run, split
 
-from sdy_jax.lowering.emission.joint import joint_fetch
-from sdy_jax.lowering.emission.wants import Piece
-from sdy_jax.lowering.reshard.strips import Source
+from sdy_jax.lowering.strips.joint_fetch import joint_fetch
+from sdy_jax.lowering.strips.strips import Source
+from sdy_jax.lowering.strips.wants import Piece
 
 
 def whole(operands, pieces):

@@ -10,10 +10,10 @@ from partitioned_ops import LINE, PLANE
 from test_whole_program import Program, shapes
 
 import sdy_jax as sdy
-from sdy_jax.lowering.planning import restricted
-from sdy_jax.lowering.planning.improve import improved
-from sdy_jax.lowering.planning.moves import everything
-from sdy_jax.lowering.planning.restricted import RestrictedProgram
+from sdy_jax.lowering.solve import restriction
+from sdy_jax.lowering.solve.improvement import improved
+from sdy_jax.lowering.solve.moves import everything
+from sdy_jax.lowering.solve.restriction import RestrictedProgram
 
 SPECS = {
     "line": (P(), P("x"), P(None, "x")),
@@ -79,9 +79,9 @@ class Result:
 
     def bound(self, monkeypatch):
         """That of the solver over all ways."""
-        solutions, solve = [], restricted.solve
+        solutions, solve = [], restriction.solve
         with monkeypatch.context() as patch:
-            patch.setattr(restricted, "solve", lambda *args: solutions.append(solve(*args)) or solutions[0])
+            patch.setattr(restriction, "solve", lambda *args: solutions.append(solve(*args)) or solutions[0])
             RestrictedProgram(self.model, self.start, everything()).solved()
         return solutions[0].bound
 

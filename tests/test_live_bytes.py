@@ -13,8 +13,8 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.live_bytes import peak_of
-from sdy_jax.lowering.placement.local_bytes import LocalBytes
+from sdy_jax.lowering.analysis.local_bytes import LocalBytes
+from sdy_jax.lowering.memory.peak import peak_of
 from sdy_jax.lowering.targets.compiler import Collectives, Compiler, Order
 from sdy_jax.lowering.targets.family import Arrays, Family
 from sdy_jax.lowering.targets.target import Target

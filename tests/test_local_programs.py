@@ -17,7 +17,7 @@ from shard_vectors import VECTORS
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.emission.reemitted import mlir_name
+from sdy_jax.lowering.emission.re_emission import mlir_name
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.shard.local_program import LocalProgram, is_local
 from sdy_jax.shard.op_meshes import DeviceMesh, resolved_sizes

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from sdy_jax.lowering.planning.enumerated import Way
-from sdy_jax.lowering.planning.layout_table import ValueClass
-from sdy_jax.lowering.planning.local_search import LEAST, improved_locally
-from sdy_jax.lowering.planning.moves import Move, everything
-from sdy_jax.lowering.planning.program_model import ProgramModel
+from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.layout_table import ValueClass
+from sdy_jax.lowering.model.program_model import ProgramModel
+from sdy_jax.lowering.solve.local_search import LEAST, improved_locally
+from sdy_jax.lowering.solve.moves import Move, everything
 
 LAYOUTS = 4
 SHAPE = ValueClass((8,), 4.0)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.calls.options import Options
-from sdy_jax.lowering.placement.setting import limit
+from sdy_jax.lowering.interface.setting import limit
 from sdy_jax.lowering.targets.registry import device_memory, machine_name, machines
 from sdy_jax.lowering.targets.target import memory_of
 

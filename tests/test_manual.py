@@ -13,12 +13,12 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives.lax_collectives import permutation_pairs
+from sdy_jax.lowering.collectives.replica_groups import axes_of_groups, groups_of_axes, spans
 from sdy_jax.lowering.emission.emit import local_function, used_axes
-from sdy_jax.lowering.emission.lax_collectives import permutation_pairs
-from sdy_jax.lowering.emission.replica_groups import axes_of_groups, groups_of_axes, spans
-from sdy_jax.lowering.placement.partitioner import partition
-from sdy_jax.lowering.placement.setting import Setting
+from sdy_jax.lowering.insert.partitioner import partition
+from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.manual import apart_along
 from sdy_jax.passes import run_pipeline

@@ -21,9 +21,9 @@ from test_random_numbers import WITHOUT, outcome, policy_of
 import sdy_jax as sdy
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.partitioner import partition
-from sdy_jax.lowering.placement.setting import Setting
-from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
+from sdy_jax.lowering.analysis.verifier import verify_partitioned
+from sdy_jax.lowering.insert.partitioner import partition
+from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding

@@ -14,10 +14,10 @@ from sharding_dump import parse
 import sdy_jax as sdy
 from sdy_jax.calls import planned_call
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.emission import on_tpus
+from sdy_jax.lowering.collectives import on_tpus
+from sdy_jax.lowering.collectives.on_tpus import Sent, as_rows, scattered_as
+from sdy_jax.lowering.collectives.rings import Numbers
 from sdy_jax.lowering.emission.local_op import LocalOp
-from sdy_jax.lowering.emission.on_tpus import Sent, as_rows, scattered_as
-from sdy_jax.lowering.emission.rings import Numbers
 from sdy_jax.lowering.strategies.matrices import multiplied
 from sdy_jax.lowering.targets.gpu import GPU
 from sdy_jax.lowering.targets.tpu import TPU

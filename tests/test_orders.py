@@ -14,7 +14,7 @@ from partitioned_ops import LINE, PLANE, op
 from test_uneven import normal
 
 import sdy_jax as sdy
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies import cumulative
 from sdy_jax.plan.hlo import collectives_in_hlo, totals

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sdy_jax.lowering.planning.layout_table import LayoutTable, Prices, ValueClass
+from sdy_jax.lowering.model.layout_table import LayoutTable, Prices, ValueClass
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.representation.mesh import AxisRef, Mesh

@@ -19,7 +19,7 @@ from sdy_jax.commands.optimize import optimize
 from sdy_jax.errors import SdyError, UnsupportedError
 from sdy_jax.ir.operations import function_type, functions, main_function, module_meshes, named
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.partitioning.chains import chains
 from sdy_jax.passes import run_pipeline
 from sdy_jax.representation.sdy_collectives import COLLECTIVE_OPS

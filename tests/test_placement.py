@@ -8,7 +8,7 @@ from partitioned_text import partitioned, run_partitioned, types_of
 from plain_program import plain_module, run_plain
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
+from sdy_jax.lowering.analysis.verifier import verify_partitioned
 
 T = "tensor<8x8xf32>"
 ROWS, COLUMNS, BOTH, WHOLE = '[{"b"}, {}]', '[{}, {"b"}]', '[{"a"}, {"b"}]', "[{}, {}]"

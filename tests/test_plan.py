@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.ir.locations import short_source
-from sdy_jax.lowering.emission.reemitted import _DTYPES
+from sdy_jax.lowering.emission.re_emission import _DTYPES
 from sdy_jax.representation.type_text import array_text, bytes_text, type_text
 from sdy_jax.shard.op_meshes import DeviceMesh
 

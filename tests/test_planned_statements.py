@@ -11,10 +11,10 @@ from partitioned_text import partitioned
 from test_whole_program import Program, shapes
 
 import sdy_jax as sdy
-from sdy_jax.lowering.placement import stated
-from sdy_jax.lowering.placement.layout_plans import plan_of
-from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.within_memory import best_choice
+from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.model import constraint_candidates
+from sdy_jax.lowering.whole_program.memory_search import best_choice
+from sdy_jax.lowering.whole_program.plan_reader import plan_of
 from sdy_jax.testing import assert_same
 
 U = P.UNCONSTRAINED
@@ -91,7 +91,7 @@ def test_open_dimensions_are_filled_in_as_it_costs_least(monkeypatch):
     assert {str(change.chosen) for change in stated_ones} == {'@mesh, [{"x"}, {"y"}, {}]'}
     assert 'stated [{"x"}, {?}, {?}]' in str(plan)
     free = Chosen(layers("x", U, U), (x, weights), PLANE, ins).cost
-    monkeypatch.setattr(stated, "stated_for", lambda value: None)
+    monkeypatch.setattr(constraint_candidates, "stated_for", lambda value: None)
     assert free < 0.9 * Chosen(layers("x", U, U), (x, weights), PLANE, ins).cost
 
 

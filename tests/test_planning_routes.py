@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sdy_jax.lowering.planning.routes import RoutePrices, classes
-from sdy_jax.lowering.planning.routes.space import is_small
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard
+from sdy_jax.lowering.reshard.routes import RoutePrices, classes
+from sdy_jax.lowering.reshard.routes.space import is_small
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sdy_collectives import KINDS

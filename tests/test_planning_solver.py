@@ -14,11 +14,11 @@ import pytest
 from planning_problems import band, least_cost, least_cost_of_band, small_problem
 
 from sdy_jax.errors import InternalError
-from sdy_jax.lowering.planning.solver import Ports, Problem, dominance, elimination, restricted, solve, tables
-from sdy_jax.lowering.planning.solver.contraction import contract
-from sdy_jax.lowering.planning.solver.graph import graph_of
-from sdy_jax.lowering.planning.solver.tables import Choices, Content
-from sdy_jax.lowering.planning.solver.trws import pass_messages
+from sdy_jax.lowering.solve.solver import Ports, Problem, dominance, elimination, restricted, solve, tables
+from sdy_jax.lowering.solve.solver.contraction import contract
+from sdy_jax.lowering.solve.solver.graph import graph_of
+from sdy_jax.lowering.solve.solver.tables import Choices, Content
+from sdy_jax.lowering.solve.solver.trws import pass_messages
 
 EQUAL = 1e-9
 
@@ -74,7 +74,7 @@ def test_candidates_too_dear_for_an_optimum_are_dropped(monkeypatch):
         problem, limit = band(random.Random(seed), 40, 3), 16
         problem.costs = [2 * own for own in problem.costs]
         with monkeypatch.context() as patched:
-            patched.setattr("sdy_jax.lowering.planning.solver.trws._excess", lambda node: np.zeros(len(node.costs)))
+            patched.setattr("sdy_jax.lowering.solve.solver.trws._excess", lambda node: np.zeros(len(node.costs)))
             without = solve(problem, largest_table=limit)
         found = solve(problem, largest_table=limit)
         assert found.cost <= without.cost and found.bound >= without.bound
@@ -143,7 +143,7 @@ def test_bands_are_solved_as_by_dynamic_programming(width):
 @pytest.mark.parametrize("start", [False, True])
 def test_contraction_alone_keeps_an_optimum(start, monkeypatch):
     """Elimination of single nodes is switched off, so that all is left to dominance."""
-    monkeypatch.setattr("sdy_jax.lowering.planning.solver.contraction.ELIMINATED", 0)
+    monkeypatch.setattr("sdy_jax.lowering.solve.solver.contraction.ELIMINATED", 0)
     reduced = 0
     for seed in range(300):
         rng = random.Random(seed)
@@ -236,7 +236,7 @@ def test_equal_layers_are_reduced_once(monkeypatch):
         return count
 
     monkeypatch.setattr(
-        "sdy_jax.lowering.planning.solver.contraction.undominated", counted("reductions", dominance.undominated)
+        "sdy_jax.lowering.solve.solver.contraction.undominated", counted("reductions", dominance.undominated)
     )
     monkeypatch.setattr(elimination._Elimination, "_least", counted("tables", elimination._Elimination._least))
     counts = []
@@ -268,7 +268,7 @@ def test_malformed_problems_are_refused():
 _CHILD = """
 import random
 from planning_problems import band, small_problem
-from sdy_jax.lowering.planning.solver import solve
+from sdy_jax.lowering.solve.solver import solve
 for seed in range(20):
     print(solve(small_problem(random.Random(seed), 7), largest_table=0 if seed % 2 else 1000))
 print(solve(band(random.Random(0), 30, 3)), solve(band(random.Random(0), 30, 3), largest_table=0))

@@ -14,8 +14,8 @@ from sharding_dump import parse
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.local_op import EMITTERS
-from sdy_jax.lowering.placement import promptly
-from sdy_jax.lowering.placement.promptly import compute_promptly
+from sdy_jax.lowering.schedule import gradient_order
+from sdy_jax.lowering.schedule.gradient_order import compute_promptly
 from sdy_jax.lowering.targets.family import Arrays
 from sdy_jax.testing import assert_same
 
@@ -25,7 +25,7 @@ SPLIT = 'sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a"}, {}]>]>'
 
 @pytest.fixture(autouse=True)
 def _arrays_of_any_size(monkeypatch):
-    monkeypatch.setattr(promptly, "_LEAST", 0)
+    monkeypatch.setattr(gradient_order, "_LEAST", 0)
 
 
 def product(result, left, right, kind):
@@ -76,7 +76,7 @@ def test_nothing_waits_for_what_is_computed_of_little(monkeypatch):
     body = STEP + tanh("u", "h") + product("g", "t", "t", "gradient") + AFTER_IT
     kept = 96 // 4 * 8 * 2  # rounded to bfloat16
     for least, count in ((kept, 1), (kept + 1, 0)):
-        monkeypatch.setattr(promptly, "_LEAST", least)
+        monkeypatch.setattr(gradient_order, "_LEAST", least)
         assert len(awaited(body, ["g", "r"])) == count
 
 

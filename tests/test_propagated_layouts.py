@@ -15,8 +15,8 @@ from test_whole_program import PROGRAMS, shapes
 import sdy_jax as sdy
 from sdy_jax.commands.cli import main
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.rematerialize import depends_on_no_input
+from sdy_jax.lowering.analysis.free_values import depends_on_no_input
+from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.testing import assert_same
 

@@ -20,7 +20,7 @@ from random_programs import RandomProgram
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.interface.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("poisoned_padding")
 

@@ -12,7 +12,8 @@ import pytest
 
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.redistribute import fetch, redistribute, reversed_, sliced
-from sdy_jax.lowering.emission.wants import (
+from sdy_jax.lowering.strips.strips import Source
+from sdy_jax.lowering.strips.wants import (
     Piece,
     Window,
     block_length,
@@ -24,7 +25,6 @@ from sdy_jax.lowering.emission.wants import (
     slice_plan,
     window_reads,
 )
-from sdy_jax.lowering.reshard.strips import Source
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh, block_indices

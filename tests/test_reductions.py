@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
+from sdy_jax.lowering.analysis.verifier import verify_partitioned
 from sdy_jax.representation.attributes import SAYABLE
 from sdy_jax.representation.sharding import REDUCTION_KINDS
 from sdy_jax.testing import assert_same

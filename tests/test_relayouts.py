@@ -16,7 +16,7 @@ from test_uneven import PARTITIONED, assert_close, split
 
 import sdy_jax as sdy
 from sdy_jax.lowering.reshard.planner import plan_reshard
-from sdy_jax.lowering.reshard.relayout import Relaid, is_relaid, relayout, sent
+from sdy_jax.lowering.strips.relayout import Relaid, is_relaid, relayout, sent
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding

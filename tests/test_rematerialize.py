@@ -12,7 +12,7 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.rematerialize import depends_on_no_input, free_values
+from sdy_jax.lowering.analysis.free_values import depends_on_no_input, free_values
 from sdy_jax.testing import assert_same
 
 MESH = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)

@@ -15,7 +15,7 @@ from test_live_bytes import X, elementwise, main, product
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.rounded import rounded_values, values_kept_rounded
+from sdy_jax.lowering.analysis.rounding import rounded_values, values_kept_rounded
 from sdy_jax.representation.mesh import AxisRef, Mesh
 
 TPU = sdy.CostModel.of_machine("tpu v5e", ["x"])

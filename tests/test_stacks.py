@@ -10,7 +10,7 @@ from partitioned_ops import LINE, PLANE
 from test_totals import agreed
 
 import sdy_jax as sdy
-from sdy_jax.lowering.planning import tensor_views
+from sdy_jax.lowering.candidates import tensor_views
 from sdy_jax.testing import assert_same
 
 LAYER = 32 * 32 * 4

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from sdy_jax.errors import InternalError
-from sdy_jax.lowering.emission.wants import (
+from sdy_jax.lowering.strips.strips import Source, Want, edge_colours, plan_strips
+from sdy_jax.lowering.strips.wants import (
     Level,
     Piece,
     Window,
@@ -28,7 +29,6 @@ from sdy_jax.lowering.emission.wants import (
     window_plan,
     window_reads,
 )
-from sdy_jax.lowering.reshard.strips import Source, Want, edge_colours, plan_strips
 
 FILL = -7.0
 SHARDS = (2, 3, 4, 8)

@@ -9,8 +9,8 @@ from partitioned_ops import LINE
 from sharding_dump import parse
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.invariants import use_invariants_from_outside
-from sdy_jax.lowering.placement.sunk import sink_into_loops
+from sdy_jax.lowering.prepare.loop_invariants import use_invariants_from_outside
+from sdy_jax.lowering.prepare.loop_sinking import sink_into_loops
 from sdy_jax.testing import assert_same
 
 LAYERS, ROWS = 3, 64

@@ -9,7 +9,7 @@ from sharding_dump import parse
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.trips import UNKNOWN, executions, times_as_often, trip_count, trips
+from sdy_jax.lowering.analysis.trip_counts import UNKNOWN, executions, times_as_often, trip_count, trips
 
 LOOP = """
 func.func @main(%x: tensor<4xf32>, %n: tensor<i32>) -> tensor<4xf32> {{

@@ -13,8 +13,8 @@ from test_promptly import late  # noqa: F401 - a fixture
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement import promptly
-from sdy_jax.lowering.placement.promptly import compute_promptly
+from sdy_jax.lowering.schedule import gradient_order
+from sdy_jax.lowering.schedule.gradient_order import compute_promptly
 from sdy_jax.lowering.targets.family import Arrays
 
 SQUARE, WHOLE = "tensor<16x16xf32>", "<@mesh, [{}, {}]>"
@@ -22,7 +22,7 @@ SQUARE, WHOLE = "tensor<16x16xf32>", "<@mesh, [{}, {}]>"
 
 @pytest.fixture(autouse=True)
 def _arrays_of_any_size(monkeypatch):
-    monkeypatch.setattr(promptly, "_LEAST", 0)
+    monkeypatch.setattr(gradient_order, "_LEAST", 0)
 
 
 def written(op):

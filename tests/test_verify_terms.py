@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
+from sdy_jax.lowering.analysis.verifier import verify_partitioned
 from sdy_jax.representation.axes import sort_and_merge
 from sdy_jax.representation.dialect_rules import RuleError
 from sdy_jax.representation.mesh import AxisRef

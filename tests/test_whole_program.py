@@ -20,21 +20,22 @@ from partitioned_ops import CUBE, LINE, PLANE
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement import program_walks, within_memory
-from sdy_jax.lowering.placement.copies import HeldCopy, UseOfCopy
-from sdy_jax.lowering.placement.layout_plans import plan_of
-from sdy_jax.lowering.placement.local_bytes import LocalBytes
-from sdy_jax.lowering.placement.partitioner import Partitioner, prepared
-from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.program_walks import modelled
-from sdy_jax.lowering.placement.setting import Setting
-from sdy_jax.lowering.placement.uses_in_time import place_uses
-from sdy_jax.lowering.placement.within_memory import Room, best_choice, tried
-from sdy_jax.lowering.planning.steps import steps_between
+from sdy_jax.lowering.analysis.local_bytes import LocalBytes
+from sdy_jax.lowering.insert.partitioner import Partitioner
+from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.lowering.prepare.preparation import prepared
+from sdy_jax.lowering.reshard.step_counts import steps_between
 from sdy_jax.lowering.targets.compiler import Fusion
 from sdy_jax.lowering.targets.cpu import CPU
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.lowering.targets.tpu import TPU
+from sdy_jax.lowering.whole_program import memory_search, walks
+from sdy_jax.lowering.whole_program.held_copies import HeldCopy, UseOfCopy
+from sdy_jax.lowering.whole_program.memory_search import Room, best_choice, tried
+from sdy_jax.lowering.whole_program.plan_reader import plan_of
+from sdy_jax.lowering.whole_program.use_times import place_uses
+from sdy_jax.lowering.whole_program.walks import modelled
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.testing import assert_same
@@ -343,10 +344,10 @@ class Tried:
         def charge_holding(prices):
             self.price = max(prices)
 
-        monkeypatch.setattr(within_memory, "plan_of", lambda _, chosen, copies: (chosen[0], copies))
+        monkeypatch.setattr(memory_search, "plan_of", lambda _, chosen, copies: (chosen[0], copies))
         self.placed, self.forgotten, self.talkative = [], [], ()
-        monkeypatch.setattr(within_memory, "place_uses", lambda program, _: self.placed.append(program))
-        monkeypatch.setattr(within_memory, "held_copies", lambda *_: self.copies)
+        monkeypatch.setattr(memory_search, "place_uses", lambda program, _: self.placed.append(program))
+        monkeypatch.setattr(memory_search, "held_copies", lambda *_: self.copies)
         model = SimpleNamespace(
             cost=lambda c: walks[c[0]][0],
             held=lambda c: walks[c[0]][1],
@@ -355,13 +356,12 @@ class Tried:
             mean_reshard=lambda _: 0.0,
             operations=lambda _: 0.0,
         )
-        self.program = SimpleNamespace(
-            model=model, start=[0], improved=improved, charge_holding=charge_holding, most_operations=0.0, left=9.0
-        )
+        self.program = SimpleNamespace(model=model, start=[0], charge_holding=charge_holding, most_operations=0.0)
+        self.choices = SimpleNamespace(program=self.program, improved=improved, left=9.0)
 
     def found(self, limit, memory=0.0, holding=0.0, saves_bytes=False):
-        best, room = best_choice(self.program), Room(limit, memory, holding, saves_bytes)
-        return [(walk.cost, walk.peak.total) for walk in tried(self.program, best, self.walk((0, {})), room, self.walk)]
+        best, room = best_choice(self.choices), Room(limit, memory, holding, saves_bytes)
+        return [(walk.cost, walk.peak.total) for walk in tried(self.choices, best, self.walk((0, {})), room, self.walk)]
 
     def walk(self, plan):
         """Ops 0 and 9 hold nothing; what is made again is freed between ops 2 and 7."""
@@ -506,7 +506,7 @@ def test_a_sum_is_held_in_the_smaller_layout_until_it_is_taken_and_constants_are
 
 def test_a_program_that_sends_nothing_as_proposed_is_not_planned(monkeypatch):
     """Though devices along an axis that nobody named compute the same."""
-    monkeypatch.setattr(program_walks, "modelled", None)
+    monkeypatch.setattr(walks, "modelled", None)
     weights, batch = np.ones((64, 16), np.float32), np.ones((32, 64), np.float32)
     for spec in (P(), P("x")):
         plan = assert_same(lambda x, w: jnp.tanh(x @ w), batch, weights, mesh=PLANE, in_shardings=(spec, P()))
@@ -516,14 +516,14 @@ def test_a_program_that_sends_nothing_as_proposed_is_not_planned(monkeypatch):
 def test_a_plan_has_to_save_half_a_percent(monkeypatch):
     f = sdy.partition(step, mesh=LINE, in_shardings=(P("x"), P("x"), P("x")))
     assert f.plan([LAYER] * 2, *BATCH).layouts.changed
-    monkeypatch.setattr(program_walks, "_LEAST_GAIN", 1.1)
+    monkeypatch.setattr(walks, "_LEAST_GAIN", 1.1)
     g = sdy.partition(step, mesh=LINE, in_shardings=(P("x"), P("x"), P("x")))
     assert not g.plan([LAYER] * 2, *BATCH).layouts.changed
 
 
 def test_gradients_are_reduced_at_once_where_updating_a_part_saves_next_to_nothing(monkeypatch):
     """Though biases of which there are many cost little on average; and nothing that the model proposes is walked."""
-    monkeypatch.setattr(program_walks, "tried", None)
+    monkeypatch.setattr(walks, "tried", None)
 
     def function(layers, x):
         def loss(layers):

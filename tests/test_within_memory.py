@@ -12,14 +12,15 @@ from seeded_process import printed
 
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement import modelled, within_memory
-from sdy_jax.lowering.placement.copies import HeldCopy, UseOfCopy
-from sdy_jax.lowering.placement.live_bytes import peak_of
-from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.setting import Setting
-from sdy_jax.lowering.placement.whole_program import partition
-from sdy_jax.lowering.placement.within_memory import _freed, _numbered
+from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.lowering.memory.peak import peak_of
+from sdy_jax.lowering.solve import choices
 from sdy_jax.lowering.targets.target import Target
+from sdy_jax.lowering.whole_program import memory_search
+from sdy_jax.lowering.whole_program.held_copies import HeldCopy, UseOfCopy
+from sdy_jax.lowering.whole_program.memory_search import _freed, _numbered
+from sdy_jax.lowering.whole_program.partition import partition
 from sdy_jax.plan.hlo import collectives_in_hlo
 from sdy_jax.testing import assert_same
 
@@ -246,9 +247,9 @@ def test_effort_bounds_how_often_layouts_are_chosen(monkeypatch):
     """At rising prices of holding, too: what was found until then is what there is."""
     blocks, arguments, spec = PROGRAMS["scanned"]
     step, chosen = step_of(blocks), []
-    original = modelled.improved
-    monkeypatch.setattr(modelled, "improved", lambda *given: chosen.append(1) or original(*given))
-    monkeypatch.setattr(within_memory, "held_copies", lambda *_: [])  # nothing is gathered again without a new choice
+    original = choices.improved
+    monkeypatch.setattr(choices, "improved", lambda *given: chosen.append(1) or original(*given))
+    monkeypatch.setattr(memory_search, "held_copies", lambda *_: [])  # nothing is gathered again without a new choice
     peak = sdy.partition(step, mesh=LINE, **specs(spec), memory="1GiB").plan(*arguments).memory.peak
     assert len(chosen) == 1
     limit = int(peak - size_of(arguments[0]))

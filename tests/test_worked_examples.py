@@ -18,7 +18,7 @@ from jax.extend.mlir import ir
 from jax.interpreters.mlir import make_ir_context
 
 import sdy_jax as sdy
-from sdy_jax.lowering.placement.verify_partitioned import verify_partitioned
+from sdy_jax.lowering.analysis.verifier import verify_partitioned
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.testing import assert_same
 

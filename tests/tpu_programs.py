@@ -23,7 +23,7 @@ from test_within_memory import step_of, unrolled
 from tpu_plugin import assert_compiles, failure, shapes, tpu_mesh
 
 import sdy_jax as sdy
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.plan.hlo import collectives_in_hlo
 from sdy_jax.representation.mesh import AxisRef, Mesh

@@ -8,10 +8,10 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.new_ops import Place, created, sharding_as_carried, tensor_type
+from sdy_jax.lowering.analysis.fusion import is_constant
 from sdy_jax.lowering.blocking.groups import MadeOfNothing
 from sdy_jax.lowering.blocking.parts import Views
 from sdy_jax.lowering.blocking.spans import Cut, RuleOf, Span, Split, split_along
-from sdy_jax.lowering.placement.fusion import is_constant
 from sdy_jax.lowering.strategies.registry import PART_BY_PART
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from sdy_jax.ir.graph import Block, Op, Value
+from sdy_jax.lowering.analysis.fusion import fuses, is_constant, is_sum
 from sdy_jax.lowering.blocking.spans import RuleOf, Span, Split, split_along
-from sdy_jax.lowering.placement.fusion import fuses, is_constant, is_sum
 from sdy_jax.lowering.recomputation.segments import outside_values
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE
 

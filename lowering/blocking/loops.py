@@ -28,8 +28,8 @@ from sdy_jax.lowering.blocking.bodies import Body
 from sdy_jax.lowering.blocking.groups import Group, MadeOfNothing, later_ops
 from sdy_jax.lowering.blocking.parts import view_shape, with_parts, written
 from sdy_jax.lowering.blocking.spans import Cut, RuleOf
-from sdy_jax.lowering.emission import lax_collectives
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.representation.sharding import TensorSharding
 
 _SUMS = {"bf16": "f32", "f16": "f32"}

@@ -10,22 +10,22 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import copied
-from sdy_jax.lowering.blocking.apart import Sizes, tell_apart
 from sdy_jax.lowering.blocking.choice import Candidate, Candidates
 from sdy_jax.lowering.blocking.groups import Growth
 from sdy_jax.lowering.blocking.loops import run_in_parts
+from sdy_jax.lowering.blocking.separation import Sizes, tell_apart
 from sdy_jax.lowering.blocking.spans import Cut, RuleOf
-from sdy_jax.lowering.placement.dead_code import erase_dead_code
-from sdy_jax.lowering.placement.marks import erase_marks
-from sdy_jax.lowering.placement.partitioner import PREPARED, prepared
-from sdy_jax.lowering.placement.program_walks import ProgramWalks
-from sdy_jax.lowering.placement.report import InParts, PartitionReport
-from sdy_jax.lowering.placement.setting import Setting
-from sdy_jax.lowering.placement.whole_program import finished
-from sdy_jax.lowering.placement.whole_program import partition as partition_as_written
+from sdy_jax.lowering.interface.report import InParts, PartitionReport
+from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.lowering.prepare.dead_code import erase_dead_code
+from sdy_jax.lowering.prepare.preparation import PREPARED, prepared
 from sdy_jax.lowering.recomputation.partition import FEW, Program, best_program
-from sdy_jax.lowering.recomputation.priced import Mark
+from sdy_jax.lowering.recomputation.segment_prices import Mark
 from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
+from sdy_jax.lowering.schedule.marks import erase_marks
+from sdy_jax.lowering.whole_program.partition import finished
+from sdy_jax.lowering.whole_program.partition import partition as partition_as_written
+from sdy_jax.lowering.whole_program.walks import ProgramWalks
 from sdy_jax.op_rules import RuleBook
 
 _TRIES = 4

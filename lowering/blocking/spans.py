@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.lowering.placement.fusion import UPDATES, computes
-from sdy_jax.lowering.placement.written import is_written_collective
+from sdy_jax.lowering.analysis.fusion import UPDATES, computes
+from sdy_jax.lowering.insert.user_collectives import is_written_collective
 from sdy_jax.lowering.strategies.monoids import is_identity
 from sdy_jax.lowering.strategies.registry import PART_BY_PART, is_forwarding, pass_through_factors, strategies_of
 from sdy_jax.representation.rule import OpShardingRule

@@ -20,9 +20,9 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
-from sdy_jax.lowering.emission import reemitted
+from sdy_jax.lowering.collectives.lax_collectives import collective_permute
+from sdy_jax.lowering.emission import re_emission
 from sdy_jax.lowering.emission.border_layout import as_at_border, laid_out_as_arrays
-from sdy_jax.lowering.emission.lax_collectives import collective_permute
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.propagation.edge_shardings import edge_shardings
@@ -229,7 +229,7 @@ class _Emission:
         if op.name in COLLECTIVE_OPS:
             with jax.named_scope(_scope(op)):
                 return (EMITTERS[op.name](local, *operands),)
-        results = EMITTERS.get(op.key, reemitted.re_emit)(local, *operands)
+        results = EMITTERS.get(op.key, re_emission.re_emit)(local, *operands)
         return results if isinstance(results, (tuple, list)) else (results,)
 
     def _local(self, op: Op) -> LocalOp:

@@ -26,12 +26,12 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import InternalError
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
-from sdy_jax.lowering.emission.wants import Reads, Slice
-from sdy_jax.lowering.reshard.relayout import change
-from sdy_jax.lowering.reshard.strips import StripPlan, Strips, single
+from sdy_jax.lowering.strips.relayout import change
+from sdy_jax.lowering.strips.strips import StripPlan, Strips, single
+from sdy_jax.lowering.strips.wants import Reads, Slice
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.placement.dead_code import erase_dead_code
-from sdy_jax.lowering.placement.report import Recomputed
-from sdy_jax.lowering.recomputation.carried import without_unread
-from sdy_jax.lowering.recomputation.priced import PricedSegment
+from sdy_jax.lowering.interface.report import Recomputed
+from sdy_jax.lowering.prepare.dead_code import erase_dead_code
+from sdy_jax.lowering.recomputation.loop_stacks import without_unread
+from sdy_jax.lowering.recomputation.segment_prices import PricedSegment
 
 _RANGE = 1e6
 """The prices of a byte that are tried: up to so many times what all ops take by all bytes, and down to that part."""

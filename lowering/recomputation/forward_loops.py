@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.lowering.placement.invariants import is_outside
-from sdy_jax.lowering.placement.trips import numbers_in_trips, trip_count
+from sdy_jax.lowering.analysis.trip_counts import numbers_in_trips, trip_count
+from sdy_jax.lowering.prepare.loop_invariants import is_outside
 from sdy_jax.lowering.recomputation.segments import Segment
 from sdy_jax.lowering.strategies.registry import PARTIAL_ACCESS
 

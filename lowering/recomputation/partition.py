@@ -11,13 +11,13 @@ from itertools import chain
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.locations import is_computed_again
 from sdy_jax.ir.operations import copied
-from sdy_jax.lowering.placement.program_walks import ProgramWalks
-from sdy_jax.lowering.placement.report import InParts, Recomputed
-from sdy_jax.lowering.placement.within_memory import PRICES, Walk
+from sdy_jax.lowering.interface.report import InParts, Recomputed
 from sdy_jax.lowering.recomputation.choice import price_that_saves, recomputed
 from sdy_jax.lowering.recomputation.forward_loops import forward_loops
-from sdy_jax.lowering.recomputation.priced import Mark, priced_loops, priced_segments
+from sdy_jax.lowering.recomputation.segment_prices import Mark, priced_loops, priced_segments
 from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
+from sdy_jax.lowering.whole_program.memory_search import PRICES, Walk
+from sdy_jax.lowering.whole_program.walks import ProgramWalks
 
 _TRIES = 3
 """Programs that hold less and less that are planned, at most."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED
 from sdy_jax.ir.graph import OWN_TARGETS, Op, Value
-from sdy_jax.lowering.placement.dead_code import has_effect
+from sdy_jax.lowering.prepare.dead_code import has_effect
 
 _NEVER_AGAIN = frozenset({"stablehlo.rng", "stablehlo.optimization_barrier", CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED})
 """Ops that may not run again: what makes other numbers each time, what the host does, and what keeps ops apart."""

@@ -9,11 +9,11 @@ from itertools import accumulate
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.lowering.placement.copies import create_after
-from sdy_jax.lowering.placement.fusion import is_constant, moves
+from sdy_jax.lowering.analysis.fusion import is_constant, moves
 from sdy_jax.lowering.recomputation.clones import Clones
 from sdy_jax.lowering.recomputation.parts import parts_of
 from sdy_jax.lowering.recomputation.segments import Segment
+from sdy_jax.lowering.schedule.after_ops import create_after
 from sdy_jax.lowering.strategies.after import AGAIN
 from sdy_jax.representation.sharding import TensorSharding
 

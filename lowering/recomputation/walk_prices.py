@@ -10,11 +10,11 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.lowering.placement.decisions import Decision
-from sdy_jax.lowering.placement.kinds import operations_done
-from sdy_jax.lowering.placement.trips import executions
-from sdy_jax.lowering.placement.within_memory import Walk
+from sdy_jax.lowering.analysis.trip_counts import executions
+from sdy_jax.lowering.candidates.op_kinds import operations_done
+from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.targets.family import Arrays
+from sdy_jax.lowering.whole_program.memory_search import Walk
 from sdy_jax.op_rules.dataflow import edges_of
 from sdy_jax.representation.sharding import TensorSharding
 

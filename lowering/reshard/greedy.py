@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from sdy_jax.lowering.reshard.problem import ReshardProblem, ReshardStep, State, atoms_of, mask_of
-from sdy_jax.lowering.reshard.relayout import Atoms
+from sdy_jax.lowering.strips.relayout import Atoms
 
 Lists = list[list[int]]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from sdy_jax.lowering.reshard.relayout import Atoms, Change, Sent, change, is_relaid, sent
-from sdy_jax.lowering.reshard.strips import block_length
+from sdy_jax.lowering.strips.relayout import Atoms, Change, Sent, change, is_relaid, sent
+from sdy_jax.lowering.strips.strips import block_length
 from sdy_jax.lowering.targets.rates import Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.targets.tiles import LastCut, last_cut
 from sdy_jax.representation.sdy_collectives import BY_STRIPS

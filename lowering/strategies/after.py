@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.custom_ops import AFTER
+from sdy_jax.lowering.collectives.on_tpus import not_before
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.on_tpus import not_before
 
 IN_ORDER = "sdy_jax.in_order"
 """The attribute of those that are there for the order of ops."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.lowering.emission.joint import Pieces
-from sdy_jax.lowering.emission.wants import Piece
+from sdy_jax.lowering.strips.joint_fetch import Pieces
+from sdy_jax.lowering.strips.wants import Piece
 from sdy_jax.op_rules.predicates import is_elementwise
 from sdy_jax.op_rules.slicing import CONSTANT_OPS
 

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
-from sdy_jax.lowering.emission.reemitted import re_emit
+from sdy_jax.lowering.emission.re_emission import re_emit
 from sdy_jax.lowering.strategies.linalg import blocked_dim, is_blocked
 from sdy_jax.lowering.strategies.shards import has_padding, lengthened, mask_padding
 from sdy_jax.op_rules.linalg import TriangularSystem, cholesky_is_lower, triangular_system

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import jax
 from jax import lax
 
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives.packing import Member, run_together
+from sdy_jax.lowering.collectives.rings import Gathered, Product, Ring
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.packed import Member, run_together
 from sdy_jax.lowering.emission.redistribute import relaid
-from sdy_jax.lowering.emission.rings import Gathered, Product, Ring
 from sdy_jax.lowering.strategies.manual import apart_along, manual_axes_around
 from sdy_jax.lowering.strategies.shards import lengthened
 from sdy_jax.representation.attributes import reduction_from_attributes

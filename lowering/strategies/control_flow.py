@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.prefetched import prefetched_in, run_ahead
+from sdy_jax.lowering.emission.prefetching import prefetched_in, run_ahead
 
 
 @emitter("stablehlo.while")

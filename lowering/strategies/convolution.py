@@ -1,7 +1,7 @@
 """Convolutions: batches, features, groups and space can be sharded.
 
 Contracted features leave partial sums. Where space is split, a device reads of its neighbours what its windows reach
-(`emission/wants.py`), dimension after dimension, so that the second one brings the corners. The cases:
+(`strips/wants.py`), dimension after dimension, so that the second one brings the corners. The cases:
 
 - The result is split with the input: a device reads what its block of the result needs.
 - The kernel is split with the input, as the output's gradient is in the gradient of a kernel: a device reads what its
@@ -22,8 +22,7 @@ from jax import lax
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import re_emit
-from sdy_jax.lowering.emission.wants import Window
+from sdy_jax.lowering.emission.re_emission import re_emit
 from sdy_jax.lowering.strategies.dot import precision, without_padding
 from sdy_jax.lowering.strategies.monoids import sum_kind
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
@@ -37,6 +36,7 @@ from sdy_jax.lowering.strategies.split_window import (
     read_by_windows,
     whole_window,
 )
+from sdy_jax.lowering.strips.wants import Window
 from sdy_jax.op_rules.op_attributes import (
     ConvolutionDimensionNumbers,
     convolution_dimension_numbers,

@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
+from sdy_jax.lowering.emission.re_emission import numpy_dtype, re_emit
 from sdy_jax.lowering.strategies.registry import rematerializable
 from sdy_jax.lowering.strategies.shards import offset, own_block
 

@@ -17,10 +17,10 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.ir.graph import Block, Graph, Op
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.strategies.monoids import expression, identity, is_identity, reduction_kind
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors
 from sdy_jax.lowering.strategies.shards import block_shape, mask_padding

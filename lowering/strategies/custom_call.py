@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from sdy_jax.ir.custom_ops import TARGET
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import re_emit
+from sdy_jax.lowering.emission.re_emission import re_emit
 from sdy_jax.lowering.strategies.blocked_linalg import blocked
-from sdy_jax.lowering.strategies.custom_partitioned import checked_results, custom_op_of
+from sdy_jax.lowering.strategies.custom_partitioning import checked_results, custom_op_of
 from sdy_jax.lowering.strategies.linalg import factorization_strategies
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import mask_padding

@@ -10,9 +10,9 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.collectives.rings import Gathered, Numbers, Product
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
-from sdy_jax.lowering.emission.rings import Gathered, Numbers, Product
+from sdy_jax.lowering.emission.re_emission import numpy_dtype, re_emit
 from sdy_jax.lowering.strategies.matrices import Precisions, multiplied
 from sdy_jax.lowering.strategies.monoids import sum_kind
 from sdy_jax.lowering.strategies.registry import (

@@ -8,7 +8,7 @@ import jax
 from jax import lax
 
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
+from sdy_jax.lowering.emission.re_emission import numpy_dtype, re_emit
 from sdy_jax.lowering.strategies.registry import runs_part_by_part
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE, NUMBERS
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission import on_tpus
+from sdy_jax.lowering.collectives import on_tpus
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import re_emit
+from sdy_jax.lowering.emission.re_emission import re_emit
 from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
 from sdy_jax.lowering.strategies.registry import Strategy, pass_through_factors, runs_part_by_part, strategies
 from sdy_jax.lowering.strategies.shards import clamped, factors_of_dims, offset

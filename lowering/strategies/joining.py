@@ -11,7 +11,6 @@ from jax import lax
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.redistribute import redistribute
-from sdy_jax.lowering.emission.wants import concatenate_plan
 from sdy_jax.lowering.strategies.registry import (
     Inside,
     Shards,
@@ -21,6 +20,7 @@ from sdy_jax.lowering.strategies.registry import (
     strategies,
 )
 from sdy_jax.lowering.strategies.shards import block_shape
+from sdy_jax.lowering.strips.wants import concatenate_plan
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
 

@@ -10,10 +10,10 @@ import jax
 from jax import lax
 
 from sdy_jax.ir.graph import Op
+from sdy_jax.lowering.collectives.on_tpus import as_rows
+from sdy_jax.lowering.collectives.rings import Numbers
 from sdy_jax.lowering.emission.local_op import LocalOp
-from sdy_jax.lowering.emission.on_tpus import as_rows
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
-from sdy_jax.lowering.emission.rings import Numbers
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.sdy_collectives import collective_from_attributes
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sdy_jax.ir.graph import Block, Value
-from sdy_jax.lowering.emission import lax_collectives
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.strategies.creation import constant_value
 
 _KINDS = {

@@ -18,15 +18,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
-from sdy_jax.lowering.emission.sent import all_reduce_bytes
-from sdy_jax.lowering.emission.wants import Window
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
+from sdy_jax.lowering.emission.wire_bytes import all_reduce_bytes
 from sdy_jax.lowering.strategies.monoids import reduction_kind
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
 from sdy_jax.lowering.strategies.shards import block_shape, factors_of_dims, offset
+from sdy_jax.lowering.strips.wants import Window
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
 

@@ -19,13 +19,13 @@ from jax import lax
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission.joint import Fetch, Pieces, joint_fetch
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.redistribute import redistribute
-from sdy_jax.lowering.emission.wants import Piece
-from sdy_jax.lowering.reshard.strips import Source
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import block_shape
+from sdy_jax.lowering.strips.joint_fetch import Fetch, Pieces, joint_fetch
+from sdy_jax.lowering.strips.strips import Source
+from sdy_jax.lowering.strips.wants import Piece
 from sdy_jax.op_rules.slicing import PIECES
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule

@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import re_emit
+from sdy_jax.lowering.emission.re_emission import re_emit
 from sdy_jax.lowering.strategies.monoids import identity, is_identity, known_scalar, reduction_kind
 from sdy_jax.lowering.strategies.registry import Inside, Strategy, pass_through_factors, runs_part_by_part, strategies
 from sdy_jax.lowering.strategies.shards import has_padding, is_leader, mask_padding

@@ -24,8 +24,6 @@ from jax import lax
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.redistribute import redistribute
-from sdy_jax.lowering.emission.wants import Level, reshape_plan
-from sdy_jax.lowering.reshard.strips import block_length
 from sdy_jax.lowering.strategies.registry import (
     Inside,
     Shards,
@@ -35,6 +33,8 @@ from sdy_jax.lowering.strategies.registry import (
     strategies,
 )
 from sdy_jax.lowering.strategies.shards import block_shape
+from sdy_jax.lowering.strips.strips import block_length
+from sdy_jax.lowering.strips.wants import Level, reshape_plan
 from sdy_jax.representation.mesh import Axes, axes_size
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping
 

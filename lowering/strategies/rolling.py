@@ -22,7 +22,7 @@ from jax import lax
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.strategies.monoids import is_identity

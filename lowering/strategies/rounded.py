@@ -12,7 +12,7 @@ import jax
 
 from sdy_jax.ir.custom_ops import ROUNDED
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
 
 
 @emitter(ROUNDED)

@@ -22,7 +22,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.stored_shardings import sharding_of
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import re_emit
+from sdy_jax.lowering.emission.re_emission import re_emit
 from sdy_jax.lowering.strategies.indexing import component, padded, with_components
 from sdy_jax.lowering.strategies.monoids import identity, is_identity, reduction_kind, returns_new
 from sdy_jax.lowering.strategies.registry import (

@@ -7,7 +7,7 @@ from jax import lax
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
+from sdy_jax.lowering.emission.re_emission import numpy_dtype, re_emit
 from sdy_jax.lowering.strategies.registry import (
     Strategy,
     pass_through_factors,

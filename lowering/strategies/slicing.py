@@ -1,6 +1,6 @@
 """Ops that cut and shift along dimensions, at positions that the program states: slices, pads, reversals.
 
-Along a sharded dimension the devices send each other the strips that they lack (`reshard/strips.py`). Dimensions are
+Along a sharded dimension the devices send each other the strips that they lack (`strips/strips.py`). Dimensions are
 moved one after the other: whole ones that shrink, then sharded ones in the order that sends least, then whole ones that
 grow.
 """
@@ -18,8 +18,6 @@ from jax import lax
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.redistribute import fetch, redistribute, reversed_, sliced
-from sdy_jax.lowering.emission.wants import Reads, Slice, Window, reverse_plan, slice_plan, window_reads
-from sdy_jax.lowering.reshard.strips import StripPlan
 from sdy_jax.lowering.strategies.monoids import WITHOUT_ZERO, sum_kind
 from sdy_jax.lowering.strategies.registry import (
     Inside,
@@ -30,6 +28,8 @@ from sdy_jax.lowering.strategies.registry import (
     strategies,
 )
 from sdy_jax.lowering.strategies.shards import block_shape, factors_of_dims, resized_factors
+from sdy_jax.lowering.strips.strips import StripPlan
+from sdy_jax.lowering.strips.wants import Reads, Slice, Window, reverse_plan, slice_plan, window_reads
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
 

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
-from sdy_jax.lowering.emission.reemitted import numpy_dtype, re_emit
+from sdy_jax.lowering.emission.re_emission import numpy_dtype, re_emit
 from sdy_jax.lowering.strategies.monoids import expression
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import block_shape, mask_padding, offset

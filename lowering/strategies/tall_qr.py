@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy

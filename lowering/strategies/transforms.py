@@ -12,10 +12,10 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.ir.graph import Op
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives.on_cpus import row_major
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
-from sdy_jax.lowering.emission.on_cpus import row_major
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import lengthened, offset
 from sdy_jax.lowering.strategies.transform_steps import (

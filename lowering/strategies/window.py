@@ -1,6 +1,6 @@
 """Windows: pooling and its like, and what scatters to the elements that windows select.
 
-Along a split dimension a device reads of its neighbours what its windows reach (`emission/wants.py`). A dimension with
+Along a split dimension a device reads of its neighbours what its windows reach (`strips/wants.py`). A dimension with
 a single window is reduced: each shard has a term. For select_and_scatter a device computes all windows that touch its
 block of the operand, and keeps what falls into the block.
 """
@@ -16,10 +16,8 @@ from jax import lax
 
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
+from sdy_jax.lowering.emission.re_emission import re_emit
 from sdy_jax.lowering.emission.redistribute import cut, redistribute
-from sdy_jax.lowering.emission.reemitted import re_emit
-from sdy_jax.lowering.emission.wants import Scattered, Window, scattered_reads
-from sdy_jax.lowering.reshard.strips import StripPlan
 from sdy_jax.lowering.strategies.cumulative import cumulative, cumulative_strategies, scanned
 from sdy_jax.lowering.strategies.monoids import identity, is_identity, reduction_kind
 from sdy_jax.lowering.strategies.one_window import is_one_window, one_window_strategy, put_into_selected
@@ -35,6 +33,8 @@ from sdy_jax.lowering.strategies.split_window import (
     read_by_windows,
     whole_window,
 )
+from sdy_jax.lowering.strips.strips import StripPlan
+from sdy_jax.lowering.strips.wants import Scattered, Window, scattered_reads
 from sdy_jax.op_rules.op_attributes import padding, window
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule

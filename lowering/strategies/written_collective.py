@@ -20,12 +20,12 @@ from jax.extend.mlir.dialects import func
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.ir.operations import copied
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.collectives.replica_groups import axes_of_groups, device_groups, device_pairs, spans
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.names import scope_name
-from sdy_jax.lowering.emission.reemitted import stablehlo_op_p
-from sdy_jax.lowering.emission.replica_groups import axes_of_groups, device_groups, device_pairs, spans
-from sdy_jax.lowering.emission.sent import all_reduce_bytes, gathered_bytes
+from sdy_jax.lowering.emission.re_emission import stablehlo_op_p
+from sdy_jax.lowering.emission.wire_bytes import all_reduce_bytes, gathered_bytes
 from sdy_jax.lowering.strategies.manual import not_manual
 from sdy_jax.lowering.strategies.monoids import reduction_kind
 from sdy_jax.lowering.strategies.registry import Sent, check, sends

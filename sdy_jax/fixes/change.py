@@ -11,7 +11,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import CONSTRAINTS, copied, main_function, pre_order, replace_op
 from sdy_jax.ir.stored_shardings import set_function_shardings
-from sdy_jax.lowering.placement.policy import Policy
+from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.representation.attributes import sharding_to_attribute
 from sdy_jax.representation.named import from_partition_spec, on_whole_axes, to_partition_spec
 from sdy_jax.representation.sharding import TensorSharding

@@ -20,7 +20,7 @@ from sdy_jax.ir.operations import body_of, copied, main_function, module_meshes
 from sdy_jax.ir.stored_shardings import map_shardings
 from sdy_jax.loading.artifacts import ArtifactKind, binary_module, contents, damage_noticed, exported_of, recognise
 from sdy_jax.loading.drop_annotations import drop_annotations
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.shard.annotated_meshes import Devices

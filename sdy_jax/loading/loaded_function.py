@@ -29,7 +29,7 @@ from sdy_jax.ir.operations import body_of, copied, function_type, main_function,
 from sdy_jax.ir.stored_shardings import SIDES, function_shardings, mesh_of, set_function_shardings
 from sdy_jax.jax_internals import with_module
 from sdy_jax.loading.symbolic_sizes import has_open_sizes, with_sizes
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.passes.debug_info import remove_propagation_debug_info
 from sdy_jax.passes.device_numbers import renumber_devices
 from sdy_jax.passes.written_collectives import settle_written_collectives

@@ -24,9 +24,9 @@ from sdy_jax.ir.operations import (
     terminator_of,
 )
 from sdy_jax.lowering.emission.emit import local_function_of_ops, used_axes, value_shardings
-from sdy_jax.lowering.placement.partitioner import partition
-from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.setting import Setting
+from sdy_jax.lowering.insert.partitioner import partition
+from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import strategies_of
 from sdy_jax.op_rules import RuleBook

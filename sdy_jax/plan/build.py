@@ -19,15 +19,15 @@ from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import copied, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.blocking.partition import partition
-from sdy_jax.lowering.placement.free_border import FreeBorder
-from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.report import Note
-from sdy_jax.lowering.placement.setting import Setting, limit
-from sdy_jax.lowering.placement.uneven import uneven
-from sdy_jax.lowering.placement.whole_program import best_border
-from sdy_jax.lowering.recomputation.priced import Mark
+from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.interface.report import Note
+from sdy_jax.lowering.interface.setting import Setting, limit
+from sdy_jax.lowering.interface.uneven_notes import uneven
+from sdy_jax.lowering.proposal.free_border import FreeBorder
+from sdy_jax.lowering.recomputation.segment_prices import Mark
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.targets.target import Target
+from sdy_jax.lowering.whole_program.partition import best_border
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.passes import Pass, run_pipeline
 from sdy_jax.passes.common_mesh import on_whole_axes, put_on_mesh

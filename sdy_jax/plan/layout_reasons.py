@@ -18,13 +18,13 @@ from sdy_jax.ir.graph import Value
 from sdy_jax.ir.locations import place_of, short_source
 from sdy_jax.ir.operations import CONSTRAINTS, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.lowering.placement.reconsidered import Reconsidered
-from sdy_jax.lowering.placement.report import LayoutChoice, Note, PartitionReport, is_input
-from sdy_jax.lowering.placement.setting import Setting
-from sdy_jax.lowering.planning.certificate import Certificate, certified
-from sdy_jax.lowering.planning.clusters import Term, around, clusters, compared, improved_near, set_back
-from sdy_jax.lowering.planning.enumerated import Way
+from sdy_jax.lowering.interface.report import LayoutChoice, Note, PartitionReport, is_input
+from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.lowering.model.enumeration import Way
 from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.solve.certificate import Certificate, certified
+from sdy_jax.lowering.solve.clusters import Term, around, clusters, compared, improved_near, set_back
+from sdy_jax.lowering.whole_program.reconstruction import Reconsidered
 from sdy_jax.plan.layout_reason import ChosenLayout, LayoutPrice, LayoutReason, listed, sent_text
 from sdy_jax.plan.proposal import PlannedWith, input_names, to_partition
 from sdy_jax.representation.sharding import TensorSharding

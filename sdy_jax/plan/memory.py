@@ -9,7 +9,7 @@ import jax
 
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.lowering.emission.emit import value_shardings
-from sdy_jax.lowering.placement.live_bytes import peak_of
+from sdy_jax.lowering.memory.peak import peak_of
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text

@@ -11,9 +11,9 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.locations import source_line
 from sdy_jax.ir.operations import manual_axes
+from sdy_jax.lowering.analysis.factors import factor_axes
+from sdy_jax.lowering.analysis.trip_counts import Executions, executions
 from sdy_jax.lowering.emission.emit import value_shardings
-from sdy_jax.lowering.placement.trips import Executions, executions
-from sdy_jax.lowering.planning.factors import factor_axes
 from sdy_jax.op_rules import RuleBook
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.op_rules.flops import operations_of

@@ -14,7 +14,7 @@ from sdy_jax.errors import InternalError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.graph import Value as GlobalValue
 from sdy_jax.lowering.emission.emit import NotedOp, local_function, noting_ops, used_axes
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.python_source.reading import new_values, read_function
 from sdy_jax.python_source.renamed_axes import on_atoms
 from sdy_jax.python_source.steps import Block, captured_by, without_dead_steps

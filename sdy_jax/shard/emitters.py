@@ -22,7 +22,7 @@ from sdy_jax.errors import ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.operations import module_of
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.strategies.manual import not_manual
 from sdy_jax.lowering.strategies.registry import check
 from sdy_jax.representation.dialect_rules import RuleError

@@ -20,7 +20,7 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.lowering.emission.emit import NotedOp, local_function, noting_ops
 from sdy_jax.lowering.emission.local_op import EMITTERS
-from sdy_jax.lowering.emission.reemitted import mlir_name, numpy_dtype
+from sdy_jax.lowering.emission.re_emission import mlir_name, numpy_dtype
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.named import mesh_from_jax

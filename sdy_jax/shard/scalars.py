@@ -20,7 +20,7 @@ from jax.extend.mlir import ir
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
-from sdy_jax.lowering.emission.reemitted import numpy_dtype
+from sdy_jax.lowering.emission.re_emission import numpy_dtype
 from sdy_jax.lowering.strategies.creation import constant_value
 from sdy_jax.shard.semantics.grid import Grid
 from sdy_jax.shard.semantics.integers import INTEGER, unsigned

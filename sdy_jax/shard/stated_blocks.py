@@ -19,9 +19,9 @@ from itertools import pairwise
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Op, Value
-from sdy_jax.lowering.emission.wants import Piece
 from sdy_jax.lowering.strategies.pieces import attributes
 from sdy_jax.lowering.strategies.registry import folds
+from sdy_jax.lowering.strips.wants import Piece
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding

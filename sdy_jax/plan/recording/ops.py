@@ -9,9 +9,9 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.lowering.analysis.trip_counts import Executions, executions
 from sdy_jax.lowering.emission.emit import value_shardings
-from sdy_jax.lowering.placement.live_bytes import peak_and_buffers
-from sdy_jax.lowering.placement.trips import Executions, executions
+from sdy_jax.lowering.memory.peak import peak_and_buffers
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.plan.recording.names import Names

@@ -12,8 +12,8 @@ import jax
 
 from sdy_jax.ir.graph import Op, itemsize
 from sdy_jax.ir.locations import short_source
-from sdy_jax.lowering.placement.policy import Policy
-from sdy_jax.lowering.placement.report import ChangedLayout, CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
+from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.interface.report import ChangedLayout, CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.border_specs import pasted
 from sdy_jax.plan.layout_reasons import RESULTS

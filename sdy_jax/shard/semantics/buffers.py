@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.shard.semantics.grid import Grid, coordinates_in_group, position
 from sdy_jax.shard.semantics.layout import Dimension, Layout, dimensions
 

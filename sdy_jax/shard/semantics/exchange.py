@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.shard.semantics.checks import AxisIndices, check_axes, check_device
 from sdy_jax.shard.semantics.grid import (
     Coordinate,

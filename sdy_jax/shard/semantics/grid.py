@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh, groups_of_axes
 from sdy_jax.shard.semantics import checks

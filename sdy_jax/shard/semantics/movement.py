@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.shard.semantics.checks import AxisIndices, check_axes, check_device, check_shift_axis
 from sdy_jax.shard.semantics.grid import (
     Coordinate,

@@ -17,8 +17,8 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.emission import lax_collectives
-from sdy_jax.lowering.emission.reemitted import mlir_name
+from sdy_jax.lowering.collectives import lax_collectives
+from sdy_jax.lowering.emission.re_emission import mlir_name
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh
 from sdy_jax.shard.semantics.checks import AxisIndices, check_axes, check_device, check_element

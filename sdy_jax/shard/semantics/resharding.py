@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from sdy_jax.errors import ShardingError
-from sdy_jax.lowering.emission import lax_collectives
+from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.reshard.planner import Collective, plan_reshard
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding

@@ -1,0 +1,224 @@
+"""The verifier of partitioned modules, V6 to V9: no unreduced value is used as if it were reduced.
+
+Nothing here knows an op by name. Rules, strategies and data-flow edges say what an op combines, what it lets pass and
+where values flow; the axes that the module states must be those that follow. Collectives have rules of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import CALL, callee_of
+from sdy_jax.lowering.analysis.factors import factor_axes
+from sdy_jax.lowering.strategies import strategies_of
+from sdy_jax.lowering.strategies.linearity import carries
+from sdy_jax.lowering.strategies.registry import is_forwarding
+from sdy_jax.op_rules import RuleBook
+from sdy_jax.op_rules.dataflow import edges_of_calls, is_data_flow
+from sdy_jax.propagation.edge_shardings import edge_shardings
+from sdy_jax.representation.axes import overlaps, set_difference, sort_and_merge
+from sdy_jax.representation.dialect_rules import RuleError, fail
+from sdy_jax.representation.mesh import Axes, Mesh
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.verify_collectives import STRICT_RULES
+from sdy_jax.verification.module import verify_collectives_strictly
+from sdy_jax.verification.values import location_text
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreduced:
+    """The axes along which a value is unreduced, and the reduction kind; no axes: it is not unreduced."""
+
+    axes: Axes = ()
+    kind: str = "sum"
+
+    def __str__(self) -> str:
+        return f"unreduced by {self.kind} along {_listed(self.axes)}" if self.axes else "not unreduced"
+
+
+_WHOLE = _Unreduced()
+
+
+def verify_partitioned(module: ir.Operation) -> None:
+    """Verifies a module that this package has partitioned: the `STRICT_RULES` hold as well as the dialect's.
+
+    Raises:
+      ShardingError: as `verify_module`; the mistake is the partitioner's.
+    """
+    verify_collectives_strictly(module)
+    _verify_unreduced(Graph(module))
+
+
+def _verify_unreduced(graph: Graph) -> None:
+    """Verifies V6 to V9 in a module whose collectives are known to be right.
+
+    Raises:
+      RuleError: the first op where an unreduced value is lost, made up or reduced wrongly; with its location.
+    """
+    module = _PartitionedModule(graph)
+    for op in [op for function in _running(graph) for op in function.walk()]:
+        try:
+            module.check(op)
+        except RuleError as error:
+            raise RuleError(error.message, location_text(op.mlir.location)) from None
+
+
+def _running(graph: Graph) -> list[Op]:
+    """The functions that run, from main on: others are not partitioned."""
+    found = [graph.main]
+    for function in found:
+        for call in (op for op in function.walk() if op.name == CALL):
+            called = graph.functions[callee_of(call)]
+            if called not in found:
+                found.append(called)
+    return found
+
+
+class _PartitionedModule:
+    """The shardings of a module's values, and what the places must have into which values flow."""
+
+    def __init__(self, graph: Graph):
+        self.meshes = graph.meshes
+        self.rules = RuleBook(overrides=False)
+        self.shardings: dict[Value, TensorSharding] = {}
+        self.wanted: dict[tuple[Op, int], list[_Unreduced]] = {}
+        for op in graph.ops:
+            self.shardings.update({v: v.sharding for v in op.results if v.sharding is not None})
+            for sided in edge_shardings(op):
+                self.shardings.update(dict.fromkeys(sided.edge.targets, sided.targets))
+                self._want(sided.edge.slots, _unreduced_of(sided.sources))
+        for function in graph.functions.values():
+            body = function.blocks[0]
+            self.shardings.update({v: v.sharding for v in body.arguments if v.sharding is not None})
+            for index, sharding in enumerate(graph.result_shardings(function)):
+                self._want([(body.terminator, index)], _unreduced_of(sharding))
+        for _, edge in edges_of_calls(graph):
+            self._want(edge.slots, self.unreduced(edge.owner))
+
+    def _want(self, slots: Iterable[tuple[Op, int]], unreduced: _Unreduced) -> None:
+        for slot in slots:
+            self.wanted.setdefault(slot, []).append(unreduced)
+
+    def unreduced(self, value: Value) -> _Unreduced:
+        return _unreduced_of(self.shardings.get(value))
+
+    def check(self, op: Op) -> None:
+        if op.block is None or is_forwarding(op):
+            return
+        if op is op.block.terminator or is_data_flow(op) or op.name == "func.call":
+            self._check_flow(op)
+        else:
+            self._check_plain(op)
+
+    def _check_flow(self, op: Op) -> None:
+        """Operands are unreduced as what they flow into; those that decide where to go, not at all."""
+        for index, value in enumerate(op.operands):
+            have = self.unreduced(value)
+            for want in self.wanted.get((op, index), [_WHOLE]):
+                if have != want:
+                    _fail("V6", op, f"operand {index} is {have}, what it flows into is {want}")
+
+    def _check_plain(self, op: Op) -> None:
+        partial = {i: t for i, v in enumerate(op.operands) if (t := self.unreduced(v)).axes}
+        made = [self.unreduced(result) for result in op.results]
+        if len(set(made)) > 1:
+            _fail("V9", op, f"its results are {', '.join(map(str, made))}")
+        result = made[0] if made else _WHOLE
+        mesh = self._mesh_of(op)
+        if mesh is None:
+            return
+        for index, unreduced in partial.items():
+            lost = set_difference(unreduced.axes, result.axes, mesh)
+            if lost:
+                _fail("V6", op, f"operand {index} is unreduced along {_listed(lost)}, what it makes is not")
+            if unreduced.kind != result.kind:
+                _fail("V6", op, f"operand {index} is {unreduced}, what it makes is {result}")
+        if partial:
+            self._check_passing(op, partial)
+        own = set_difference(result.axes, [a for t in partial.values() for a in t.axes], mesh)
+        self._check_made(op, _Unreduced(sort_and_merge(own, mesh), result.kind if own else "sum"), mesh)
+
+    def _check_passing(self, op: Op, partial: Mapping[int, _Unreduced]) -> None:
+        (first, unreduced), *others = partial.items()
+        for index, other in others:
+            if other != unreduced:
+                _fail("V8", op, f"operand {first} is {unreduced}, operand {index} is {other}")
+        needed = carries(op, unreduced.kind, frozenset(partial))
+        if needed != frozenset(partial):
+            which = f"operand {first} is {unreduced}"
+            if needed is None:
+                _fail("V8", op, f"{which}, and {op.name} of the terms is not terms of its result")
+            whole = sorted(needed - partial.keys())
+            _fail("V8", op, f"{which}, operand {whole[0]} is not: it would count once per term")
+        for tensor, axes in self._splitting(op):
+            common = [axis for axis in axes if any(overlaps(axis, other) for other in unreduced.axes)]
+            if common:
+                _fail("V8", op, f"operand {first} is {unreduced}, but {_listed(common)} splits {tensor}")
+
+    def _splitting(self, op: Op) -> Iterable[tuple[str, Axes]]:
+        for what, values in (("operand", op.operands), ("result", op.results)):
+            for index, value in enumerate(values):
+                if value in self.shardings:
+                    yield f"{what} {index}", tuple(a for axes in self.shardings[value].axes for a in axes)
+
+    def _check_made(self, op: Op, own: _Unreduced, mesh: Mesh) -> None:
+        """The result is unreduced, beyond what its operands are, along what the op combines."""
+        made = self._made(op, mesh)
+        if own in made:
+            return
+        could = next((unreduced for unreduced in made if unreduced.axes), _WHOLE)
+        if own.axes == could.axes:
+            _fail("V7", op, f"it makes terms of a {could.kind}, its result is {own}")
+        extra, missing = (set_difference(a, b, mesh) for a, b in ((own.axes, could.axes), (could.axes, own.axes)))
+        if extra:
+            _fail("V7", op, f"its result is unreduced along {_listed(extra)}, along which it combines nothing")
+        _fail("V7", op, f"it combines along {_listed(missing)}, its result is not unreduced along that")
+
+    def _made(self, op: Op, mesh: Mesh) -> list[_Unreduced]:
+        """What may be left to combine, by each strategy that runs the op split as it is."""
+        rule = self.rules.rule_of(op)
+        if rule is None:
+            return [_WHOLE]
+        split = self._split(op, rule, mesh)
+        found: list[_Unreduced] = []
+        for strategy in strategies_of(op, rule):
+            if strategy.rule is None and split.keys() <= strategy.splittable:
+                axes = sort_and_merge([a for f in sorted(strategy.partial) for a in split.get(f, ())], mesh)
+                found.append(_Unreduced(axes, strategy.reduction if axes else "sum"))
+        return found or [_WHOLE]
+
+    def _split(self, op: Op, rule: OpShardingRule, mesh: Mesh) -> dict[int, Axes]:
+        """The factors that are split, with their axes."""
+        found: dict[int, Axes] = {}
+        for value, mapping in zip((*op.operands, *op.results), rule.mappings, strict=True):
+            sharding = self.shardings.get(value)
+            if sharding is not None and sharding.rank == len(mapping):
+                dealt = factor_axes(sharding.axes, mapping, rule.factor_sizes, mesh)
+                found |= {factor: axes for factor, axes in dealt.items() if axes and factor not in found}
+        return found
+
+    def _mesh_of(self, op: Op) -> Mesh | None:
+        """The mesh that the op runs on; None if it states none."""
+        found = (self.shardings.get(value) for value in (*op.results, *op.operands))
+        meshes = (s.mesh if isinstance(s.mesh, Mesh) else self.meshes[s.mesh] for s in found if s is not None)
+        return next((mesh for mesh in meshes if not (mesh.is_empty or mesh.is_maximal)), None)
+
+
+def _unreduced_of(sharding: TensorSharding | None) -> _Unreduced:
+    if sharding is None or not sharding.unreduced_axes:
+        return _WHOLE
+    return _Unreduced(sharding.unreduced_axes, sharding.reduction)
+
+
+def _listed(axes: Sequence[object]) -> str:
+    return ", ".join(map(str, axes))
+
+
+def _fail(rule: str, op: Op, problem: str) -> NoReturn:
+    fail(rule, op.name, problem, STRICT_RULES[rule])

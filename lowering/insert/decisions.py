@@ -1,0 +1,157 @@
+"""Decisions how ops run, remembered: equal ops with equal shardings around them share one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
+
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.analysis.fusion import Touched, Touches
+from sdy_jax.lowering.analysis.trip_counts import times_as_often
+from sdy_jax.lowering.candidates.choice import choose, gathered_factors
+from sdy_jax.lowering.candidates.op_kinds import Kind, Kinds
+from sdy_jax.lowering.candidates.op_problem import Choice, OpProblem, PlannedOp, Tensor
+from sdy_jax.lowering.insert.placement import Placement, has_one_user
+from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.proposal.decision import Decision, Shardings
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.strategies.linearity import carries
+from sdy_jax.lowering.targets.target import Target
+from sdy_jax.op_rules import RuleBook
+from sdy_jax.representation.sharding import TensorSharding
+
+_NONE: frozenset[int] = frozenset()
+
+_UNREDUCED = attrgetter("unreduced_axes")
+
+
+class Decisions:
+    """The decisions for the ops of one program."""
+
+    def __init__(self, placement: Placement, rules: RuleBook, costs: CostModel, policy: Policy, target: Target):
+        self._placement, self._meshes = placement, placement.meshes
+        self._costs, self._kinds = costs, Kinds(rules, policy.halo_exchange, _touches(costs, target))
+        self._made: dict[object, Decision] = {}
+
+    def of(self, op: Op, planned: PlannedOp | None = None) -> Decision | None:
+        """The decision for an op whose operands have been placed, as planned where it is; None where it has no rule."""
+        kind = self._kinds.of(op)
+        if kind is None:
+            return None
+        placed = self._placement.of(op.operands)
+        around = (*placed, *map(self._placement.declared, op.results))
+        if planned is not None:
+            return self._as_planned(kind, around, planned)
+        carried = self._carried(op, placed, around) if any(map(_UNREDUCED, placed)) else _NONE
+        executions, materialized = (
+            self._executions_per_operand(op),
+            self._placement.materialized_layouts_of(op.operands),
+        )
+        free = self._placement.free_among(op.operands) | _given_before(op.operands, kind)
+        key = (kind, carried, executions, around, materialized, free)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._decided(op, kind, around, carried, executions, materialized, free)
+        return made
+
+    def _as_planned(self, kind: Kind, around: Shardings, planned: PlannedOp) -> Decision:
+        gathered, strategy = planned.gathered, planned.strategy
+        if strategy is not None and strategy.rule is None:
+            tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, around, strict=True)]
+            problem = OpProblem(kind.rule, (), tuple(tensors), self._meshes.base_name, self._meshes.base, self._costs)
+            gathered = gathered_factors(problem, strategy)
+        choice = Choice(planned.shardings, gathered, planned.inside)
+        return _decision(kind, choice, around, planned.shardings)
+
+    def _decided(
+        self,
+        op: Op,
+        kind: Kind,
+        around: Shardings,
+        carried: frozenset[int],
+        executions: tuple[int, ...],
+        materialized: tuple[Shardings, ...],
+        free: frozenset[int],
+    ) -> Decision:
+        mesh = self._mesh_of(op, around)
+        tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, _on_mesh(around, mesh), strict=True)]
+        for index, times in enumerate(executions):
+            tensors[index] = tensors[index]._replace(share=1 / times)
+        for index in free:
+            tensors[index] = tensors[index]._replace(share=0.0)
+        for index, found in enumerate(materialized):
+            tensors[index] = tensors[index]._replace(materialized=_on_mesh(found, mesh))
+        problem = self._problem(kind, tensors, mesh, carried)
+        choice = choose(problem)
+        shardings = choice.shardings
+        if mesh != self._meshes.base_name:
+            shardings = tuple([self._meshes.settled(s, s.rank) for s in shardings])
+        return _decision(kind, choice, around, shardings)
+
+    def _problem(self, kind: Kind, tensors: Sequence[Tensor], mesh: str, carried: frozenset[int]) -> OpProblem:
+        shares = kind.multiplies and not self._costs.repeat_work
+        base, costs = self._meshes.base, self._costs
+        return OpProblem(kind.rule, kind.strategies, tuple(tensors), mesh, base, costs, carried, shares, kind.touched)
+
+    def _executions_per_operand(self, op: Op) -> tuple[int, ...]:
+        """Per operand, the op's executions for each time that it is computed; empty where all are 1.
+
+        An operand from outside of a loop is resharded once, before the loop, so that costs less.
+        """
+        if op.block is None or op.block.parent.block is None:
+            return ()
+        executions = tuple([times_as_often(op, value) for value in op.operands])
+        return executions if max(executions, default=1) > 1 else ()
+
+    def _mesh_of(self, op: Op, around: Shardings) -> str:
+        return self._meshes.name_of_op(around, (*op.operands, *op.results))
+
+    def _carried(self, op: Op, placed: Sequence[TensorSharding], around: Shardings) -> frozenset[int]:
+        """The indices of operands to keep unreduced, so that the results are; none if the op cannot pass them on."""
+        partial = {i: sharding for i, sharding in enumerate(placed) if sharding.unreduced_axes}
+        if len({(s.reduction, s.mesh) for s in partial.values()}) != 1:
+            return _NONE
+        kind, mesh = next((s.reduction, s.mesh) for s in partial.values())
+        if mesh != self._mesh_of(op, around):
+            return _NONE
+        wanted = carries(op, kind, frozenset(partial)) or _NONE
+        # Making other operands partial pays only where the result can meet another partial value.
+        return wanted if wanted == set(partial) or _can_pass_on(op, kind) else _NONE
+
+
+def _decision(kind: Kind, choice: Choice, around: Shardings, shardings: Shardings) -> Decision:
+    alike = all(a is b or a.same_layout_as(b) for a, b in zip(around, shardings, strict=True))
+    return Decision(kind, choice, shardings, alike and not choice.gathered and not choice.inside)
+
+
+def _touches(costs: CostModel, target: Target) -> Callable[[Op], tuple[Touched, ...]] | None:
+    """What ops read from memory and write to it, where that has a price."""
+    return Touches(target.compiler.fusion) if costs.memory else None
+
+
+def _given_before(operands: Sequence[Value], kind: Kind) -> frozenset[int]:
+    """The operands that are moved together with an earlier one: the same value, along the same factors."""
+    if len(set(operands)) == len(operands):
+        return _NONE
+    rules = dict.fromkeys([kind.rule, *(strategy.rule for strategy in kind.strategies if strategy.rule is not None)])
+    seen = set[object]()
+    found = set[int]()
+    for index, value in enumerate(operands):
+        key = (value, *(tuple(rule.operand_mappings[index]) for rule in rules))
+        if key in seen:
+            found.add(index)
+        seen.add(key)
+    return frozenset(found)
+
+
+def _on_mesh(shardings: Shardings, mesh: str) -> Shardings:
+    """The shardings with the symbol of one mesh in place of their own; the axes keep their names."""
+    return tuple([s if s.mesh == mesh else replace(s, mesh=mesh) for s in shardings])
+
+
+def _can_pass_on(op: Op, kind: str) -> bool:
+    if not op.results or not has_one_user(op, op.results[0]):
+        return False
+    user, index = op.results[0].uses[0]
+    return carries(user, kind, frozenset([index])) is not None

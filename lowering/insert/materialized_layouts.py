@@ -1,0 +1,339 @@
+"""The materialized layouts of each value: the one in which its op produces it, and those made by reshards.
+
+A user takes the value in a layout that exists, or has it brought to a new one from the layout from which that costs
+least. A value that only stands for another, such as the result of a sharding constraint, has the layouts of the other.
+Reshards without users are erased in the end.
+
+A plan may let several copies of a layout follow each other, each made anew for some of the uses and freed after them.
+Such a copy starts from the layout in which the value is made, and waits for what its users take (`copies.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.lowering.analysis.free_values import free_values
+from sdy_jax.lowering.analysis.fusion import fuses
+from sdy_jax.lowering.emission.names import collective_attributes
+from sdy_jax.lowering.emission.wire_bytes import sent_by_step
+from sdy_jax.lowering.insert.copies import Copies
+from sdy_jax.lowering.insert.rematerialization import (
+    Rematerialization,
+    RematerializationFacts,
+    computed_of_parts,
+    rematerialization,
+)
+from sdy_jax.lowering.interface.report import CollectiveRecord, Moved, PartitionReport
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.reshard.lines import Lines, along_lines
+from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan
+from sdy_jax.lowering.targets.tiles import last_cut
+from sdy_jax.op_rules.dataflow import edges_of
+from sdy_jax.propagation.edge_shardings import state_body_arguments
+from sdy_jax.representation.attributes import attribute_from_text, sharding_to_attribute, shardings_to_attribute
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.rule import OpShardingRule
+from sdy_jax.representation.sdy_collectives import BY_STRIPS, REDUCING
+from sdy_jax.representation.sharding import TensorSharding
+
+ReshardPlanner = Callable[[Value, TensorSharding, TensorSharding], ReshardPlan]
+
+
+class MaterializedLayout(NamedTuple):
+    """A sharding in which a value is materialized, and the MLIR value of that layout."""
+
+    sharding: TensorSharding
+    mlir: ir.Value
+
+
+class MaterializedLayouts:
+    """The materialized layouts of a program's values.
+
+    `placed`: the sharding in which users expect each value. A value that is not tracked here exists in that one only.
+    `rounded`: those that are rounded before they are moved.
+    `keeps_declared`: values are moved, and not rematerialized, unless every device can compute them. `keeps_whole`: the
+    devices' compiler keeps all of a value of which a part is taken.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        placed: Mapping[Value, TensorSharding],
+        plan: ReshardPlanner,
+        rule_of: Callable[[Op], OpShardingRule | None],
+        mesh: Mesh,
+        costs: CostModel,
+        report: PartitionReport,
+        rounded: frozenset[Value] = frozenset(),
+        keeps_declared: bool = False,
+        keeps_whole: bool = False,
+        lines: Lines = MappingProxyType({}),
+    ):
+        self._keeps_declared, self._keeps_whole = keeps_declared, keeps_whole
+        self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
+        self._rounded, self._lines = rounded, lines
+        self._known = RematerializationFacts(
+            self.origin, self.is_free, placed.__getitem__, rule_of, self._cost, self._is_there, mesh, costs
+        )
+        self._origins: dict[Value, Value] = {}
+        self._free = free_values(graph)
+        self._by_layout: dict[Value, dict[object, MaterializedLayout]] = {}
+        self._by_copy: dict[tuple[Value, int], dict[object, MaterializedLayout]] = {}
+        self.tracked: set[Value] = set()
+        """The values that may exist in other layouts than the one in which users expect them."""
+        self._spare: list[tuple[ir.Operation, CollectiveRecord | None]] = []
+        """Ops to erase if they end up without users: collectives, rematerialized ops, and the originals of these."""
+        self._inside: dict[int, list[CollectiveRecord]] = {}
+        """What ops send themselves, which is dropped with them; by identity, as an op's hash is that of its content."""
+        self._made: dict[ir.Operation, CollectiveRecord | None] = {}
+        """The collectives (with their records) and the rematerialized ops (with None)."""
+        self._erased: set[int] = set()
+        self.copies = Copies()
+        self._user: Op | None = None
+        """The op that a value is taken for."""
+
+    def track(self, value: Value, sharding: TensorSharding, mlir: ir.Value) -> None:
+        """Tracks a value whose layout is not the one users expect, or whose MLIR value is not its op's own result."""
+        self._by_layout[value] = {sharding.layout: MaterializedLayout(sharding, mlir)}
+        self.tracked.add(value)
+
+    def alias(self, value: Value, other: Value) -> None:
+        """Tracks a value as an alias of another one, whose layouts it shares."""
+        self._origins[value] = self.origin(other)
+        self.tracked.add(value)
+
+    def take(self, value: Value, target: TensorSharding, user: Op) -> ir.Value:
+        """The MLIR value in the target sharding, materialized by a reshard or rematerialization where there is none."""
+        origin = self.origin(value)
+        if value.shape is None:
+            return origin.mlir
+        copy = self.copies.number(origin, user)
+        if not copy and value not in self.tracked and self._placed[value].same_layout_as(target):
+            return value.mlir
+        outer, self._user = self._user, user
+        found = self._taken(value, target, user, copy, for_itself=outer is None)
+        self._user = outer
+        return found
+
+    def _taken(self, value: Value, target: TensorSharding, user: Op, copy: int, for_itself: bool) -> ir.Value:
+        """`take`, for the user itself or for an op that is computed again for it, before the loop that it is in."""
+        origin, layouts = self.origin(value), self._materialized(value)
+        if target.layout not in layouts:
+            if self._has_to_be_reduced_first(value, target):
+                self.take(value, self._placed[value], user)
+            # In the block of the value, before the op that contains the user: loop invariants are resharded once.
+            before = _ancestor_in(origin, user)
+            may_run_again = not self._keeps_declared or self.is_free(value)
+            plan = self._run_again(origin, target) if may_run_again else None
+            if plan is not None:
+                layouts[target.layout] = MaterializedLayout(target, self._rematerialized(plan, target, before))
+            elif copy and self._as_made(origin).sharding.same_layout_as(target):
+                return self._as_made(origin).mlir
+            elif for_itself and before is not user and not copy and fuses(user) and self._is_cut(value, target):
+                return self._behind(value, target, user, user)
+            else:
+                self.moved(value, target, before, user)
+        return layouts[target.layout].mlir
+
+    def _run_again(self, value: Value, target: TensorSharding) -> Rematerialization | None:
+        found = rematerialization(value, target, self._known)
+        return found or (computed_of_parts(value, target, self._known) if self._keeps_whole else None)
+
+    def moved(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
+        """The MLIR value behind the collectives, inserted here, that bring a value to the target sharding: for all
+        users that follow."""
+        found = self._behind(value, target, before, cause)
+        self._materialized(value)[target.layout] = MaterializedLayout(target, found)
+        return found
+
+    def _is_cut(self, value: Value, target: TensorSharding) -> bool:
+        """Whether nothing but shards of what a device has brings a value to a sharding: a loop that reads parts of an
+        array reads parts of its shards instead, where they are cut inside. Before the loop they would be copied."""
+        nearest = self._nearest(value, target).sharding
+        return all(step.kind == "all_slice" for step in self._steps(value, nearest, target))
+
+    def _behind(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
+        origin = self.origin(value)
+        nearest, producer = self._nearest(value, target), origin.defining_op
+        again = self._copy(origin) > 1
+        self.state(origin)
+        if nearest.sharding.unreduced_axes and producer is not None:
+            cause = producer
+        current, before_step = nearest.mlir, nearest.sharding
+        for step in self._steps(value, nearest.sharding, target):
+            reduction = step.reduction if step.op.kind in REDUCING else ""
+            cut = last_cut(
+                value.shape or (), before_step.shard_counts(self._mesh), step.result.shard_counts(self._mesh)
+            )
+            sent = sent_by_step(step, value, self._mesh)
+            moved = Moved(step.op.summary, step.result, sent, reduction, cut, value in self._rounded)
+            before_step = step.result
+            record = self._report.add(moved, value, before, cause, again=again)
+            current = create_collective(step, current, cause.mlir.location, ir.InsertionPoint(before.mlir))
+            self._spare.append((current.owner, record))
+            self._made[current.owner.operation] = record
+        return current
+
+    def _steps(self, value: Value, source: TensorSharding, target: TensorSharding) -> Iterator[Collective]:
+        """The steps of a reshard, as they run."""
+        shape, before = value.shape or (), source
+        for step in self._plan(value, source, target).steps:
+            yield from along_lines(step, before, shape, value.itemsize, self._lines, self._mesh)
+            before = step.result
+
+    def keep(self, op: Op, record: CollectiveRecord) -> None:
+        """Records a collective that the program holds itself and that stays in its place."""
+        self.state(self.origin(op.operands[0]))
+        self._spare.append((op.mlir, record))
+
+    def keep_inside(self, op: Op, record: CollectiveRecord) -> None:
+        """Records a collective that an op performs itself."""
+        self._inside.setdefault(id(op.mlir), []).append(record)
+
+    def of(self, value: Value) -> tuple[TensorSharding, ...]:
+        """The shardings from which a tracked value can be resharded."""
+        return tuple([layout.sharding for layout in self._usable(value)])
+
+    def is_free(self, value: Value) -> bool:
+        """Whether every device can compute a value in any sharding without communication."""
+        return self.origin(value) in self._free
+
+    def state(self, value: Value) -> None:
+        """Writes a value's sharding to the module if it has none: the dialect requires one on collectives' operands."""
+        sharding, value = self._placed[value], _owner(value)
+        producer = value.defining_op
+        if value.sharding is None and (producer is None or producer.attribute("out_shardings") is None):
+            self._graph.set_sharding(value, sharding)
+        if isinstance(value.owner, Block):
+            state_body_arguments(self._graph, value.owner.parent, self._placed.__getitem__)
+
+    def sweep(self) -> None:
+        """Erases ops without users: those rematerialized for all of their users, and reshards made for them."""
+        dropped = []
+        for op, record in reversed(self._spare):
+            if id(op) in self._erased or any(True for result in op.results for _ in result.uses):
+                continue
+            self._erased.add(id(op))
+            self._made.pop(op, None)
+            dropped += self._inside.pop(id(op), [])
+            op.erase()
+            if record is not None:
+                dropped.append(record)
+        self._report.drop(dropped)
+
+    @property
+    def inserted(self) -> dict[ir.Operation, CollectiveRecord]:
+        """The collectives that were inserted and are there, but for those that the program holds itself."""
+        return {op: record for op, record in self._made.items() if record is not None}
+
+    def is_erased(self, op: Op) -> bool:
+        return id(op.mlir) in self._erased
+
+    def records_behind(self, value: ir.Value) -> list[CollectiveRecord]:
+        """The collectives that produced a value, including those before a rematerialized op."""
+        owner = value.owner
+        if isinstance(owner, ir.Block) or (owner := owner.operation) not in self._made:
+            return []
+        found = [record for operand in owner.operands for record in self.records_behind(operand)]
+        record = self._made[owner]
+        return found if record is None else [*found, record]
+
+    def origin(self, value: Value) -> Value:
+        """The value that another one is an alias of; else itself."""
+        return self._origins.get(value, value)
+
+    def _materialized(self, value: Value) -> dict[object, MaterializedLayout]:
+        """The layouts that there are for the present user; of a copy, those of no other."""
+        origin = self.origin(value)
+        if origin not in self._by_layout:
+            self.track(origin, self._placed[origin], origin.mlir)
+        copy = self._copy(origin)
+        return self._by_copy.setdefault((origin, copy), {}) if copy else self._by_layout[origin]
+
+    def _copy(self, origin: Value) -> int:
+        return self.copies.number(origin, self._user) if self._user is not None else 0
+
+    def _as_made(self, origin: Value) -> MaterializedLayout:
+        """The layout in which a value is made."""
+        return next(iter(self._by_layout[origin].values()))
+
+    def _nearest(self, value: Value, target: TensorSharding) -> MaterializedLayout:
+        """The materialized layout from which the target costs least."""
+        layouts = self._usable(value, target)
+        nearest = min(layouts, key=lambda layout: self._plan(value, layout.sharding, target).cost)
+        origin = self.origin(value)
+        copy = self._copy(origin)
+        if self._user is None or not self.copies.waits(copy) or nearest is not self._as_made(origin):
+            return nearest
+        self.state(origin)
+        start = self.copies.start(origin, copy, *nearest[::-1], _ancestor_in(origin, self._user))
+        if start.owner.operation not in self._made:
+            self._spare.append((start.owner.operation, None))
+            self._made[start.owner.operation] = None
+        return MaterializedLayout(nearest.sharding, start)
+
+    def _usable(self, value: Value, target: TensorSharding | None = None) -> list[MaterializedLayout]:
+        """The layouts to reshard from: unreduced ones only where there are no others. A later copy of what an op makes
+        is not what the op made."""
+        layouts, origin = list(self._materialized(value).values()), self.origin(value)
+        copy, made = self._copy(origin), self._as_made(origin)
+        if copy and not (copy > 1 and target is not None and made.sharding.same_layout_as(target)):
+            layouts.append(made)
+        return [layout for layout in layouts if not layout.sharding.unreduced_axes] or layouts
+
+    def _cost(self, value: Value, target: TensorSharding) -> float:
+        """The cost of materializing a value in a sharding."""
+        if target.layout in self._materialized(value):
+            return 0.0
+        layouts = self._usable(value, target)
+        return min([self._plan(value, layout.sharding, target).cost for layout in layouts], default=math.inf)
+
+    def _is_there(self, value: Value, target: TensorSharding) -> bool:
+        return target.layout in self._materialized(value)
+
+    def _has_to_be_reduced_first(self, value: Value, target: TensorSharding) -> bool:
+        """Whether a value that exists unreduced only is to be reduced to its placed sharding, once for all users."""
+        placed = self._placed[value]
+        if placed.unreduced_axes or placed.same_layout_as(target) or len(value.uses) == 1:
+            return False
+        return all(layout.sharding.unreduced_axes for layout in self._materialized(value).values())
+
+    def _rematerialized(self, plan: Rematerialization, target: TensorSharding, before: Op) -> ir.Value:
+        user = self._user or before
+        operands = [self.take(v, s, user) for v, s in zip(plan.op.operands, plan.operands, strict=False)]
+        clone = plan.op.mlir.clone(ir.InsertionPoint(before.mlir)).operation
+        for index, operand in enumerate(operands):
+            clone.operands[index] = operand
+        clone.attributes["sdy.sharding"] = shardings_to_attribute((target,), clone.context)
+        self._spare += [(clone, None), (plan.op.mlir, None)]
+        self._made[clone] = None
+        return clone.results[0]
+
+
+def create_collective(step: Collective, operand: ir.Value, location: ir.Location, ip: ir.InsertionPoint) -> ir.Value:
+    """Creates the sdy op of one step of a reshard."""
+    context = operand.context
+    attributes = {name: attribute_from_text(text, context) for name, text in collective_attributes(step).items()}
+    attributes["sharding" if step.kind == BY_STRIPS else "out_sharding"] = sharding_to_attribute(step.result, context)
+    op = ir.Operation.create(
+        f"sdy.{step.kind}", results=[operand.type], operands=[operand], attributes=attributes, loc=location, ip=ip
+    )
+    return op.results[0]
+
+
+def _owner(value: Value) -> Value:
+    """The value whose sharding attribute is that of `value`: for a region argument, the owner of its data-flow edge."""
+    if not isinstance(value.owner, Block):
+        return value
+    return next((edge.owner for edge in edges_of(value.owner.parent) if value in edge.targets), value)
+
+
+def _ancestor_in(value: Value, op: Op) -> Op:
+    """The op in the block of `value` that is, or contains, `op`."""
+    return op.ancestor_in(value.owner if isinstance(value.owner, Block) else value.owner.block)

@@ -1,0 +1,164 @@
+"""Notes on ops that could not be sharded like their operands: the value, the bytes that move for it, and the remedy.
+
+Such ops are collected during partitioning. The notes are written at the end, from the collectives that are in the
+program then: a value may come from a layout that was materialized already, or have been rematerialized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sdy_jax.ir.graph import Op, Value
+from sdy_jax.lowering.insert.placement import Placement
+from sdy_jax.lowering.interface.report import CollectiveRecord, PartitionReport
+from sdy_jax.lowering.proposal.decision import Decision
+from sdy_jax.lowering.strategies.registry import WHOLE, strategies_of
+from sdy_jax.representation.axes import overlaps
+from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
+from sdy_jax.representation.sharding import TensorSharding
+from sdy_jax.representation.type_text import bytes_text, listed_axes, type_text
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """An operand, by its index and name, with dimensions that are split and along which the op cannot be.
+
+    `sharding` is what it is sharded like where the op does not ask for anything else.
+    """
+
+    op: Op
+    index: int
+    name: str
+    dims: tuple[int, ...]
+    sharding: TensorSharding
+    decision: Decision
+
+    @property
+    def value(self) -> Value:
+        return self.op.operands[self.index]
+
+    @property
+    def axes(self) -> tuple[AxisRef, ...]:
+        return tuple(axis for dim in self.dims for axis in self.sharding.axes[dim])
+
+    @property
+    def needed(self) -> TensorSharding:
+        """The sharding in which the op takes the operand."""
+        return self.decision.shardings[self.index]
+
+
+@dataclass(slots=True)
+class Unsplit:
+    """The ops of one program that could not be sharded like their operands."""
+
+    placement: Placement
+    report: PartitionReport
+    mesh: Mesh
+    _operands: list[_Operand] = field(default_factory=list)
+    _unruled: list[tuple[Op, list[str]]] = field(default_factory=list)
+
+    def add(self, op: Op, decision: Decision) -> None:
+        """Collects the sharded dimensions of an op's operands along which the op cannot be sharded."""
+        gathered = set(decision.choice.gathered)
+        for index, (value, mapping) in enumerate(zip(op.operands, decision.rule.operand_mappings, strict=True)):
+            sharding = self.placement[value]
+            pairs = enumerate(zip(sharding.axes, mapping, strict=True))
+            dims = tuple(dim for dim, (axes, factors) in pairs if axes and gathered.intersection(factors))
+            if dims:
+                self._operands.append(_Operand(op, index, self.report.name(value), dims, sharding, decision))
+
+    def add_unruled(self, op: Op) -> None:
+        """Collects an op without a sharding rule."""
+        self._unruled.append((op, [self.report.name(value) for value in op.operands]))
+
+    def report_notes(self) -> None:
+        """Reports the collected ops, after the program was partitioned."""
+        for operand in self._operands:
+            if not self.placement.is_erased(operand.op):
+                self.report.note(operand.op, self._operand(operand))
+        for op, names in self._unruled:
+            self.report.note(op, self._without_rule(op, names))
+
+    def _without_rule(self, op: Op, names: Sequence[str]) -> str:
+        records = [self.placement.records_behind(operand) for operand in op.mlir.operands]
+        moved = [f"{name} is gathered: {_sent(r)}" for name, r in zip(names, records, strict=True) if r]
+        return "".join(
+            (
+                "has no sharding rule, so every device computes all of it",
+                *(f"; {text}" for text in moved),
+                ". To fix, if it can be split: state how, by sdy.with_sharding_rule, or run it in jax.shard_map",
+            )
+        )
+
+    def _operand(self, found: _Operand) -> str:
+        type_ = type_text(found.value.dtype, found.value.shape, found.sharding)
+        dims = f"dim{'s' * (len(found.dims) > 1)} {' and '.join(map(str, found.dims))}"
+        whole = WHOLE.get(found.op.key)
+        if whole is not None:
+            return f"{whole.reason}: {found.name}, {type_}; {self._move(found)}. To send less, {whole.remedy}"
+        texts = [f"cannot be split along {dims} of {found.name}, {type_}", self._move(found)]
+        same = [axis for axis in found.axes if not _uses(found.decision.shardings, axis)]
+        if same:
+            texts.append(f"all devices along {listed_axes(same)} compute the same")
+        return "; ".join(texts) + self._advice(found)
+
+    def _move(self, found: _Operand) -> str:
+        records = self.placement.records_behind(found.op.mlir.operands[found.index])
+        if not records:
+            return "every device makes it whole by itself, and nothing is sent"
+        dims = enumerate(found.needed.axes)
+        taken = [d for d, axes in dims if d not in found.dims and _overlap(axes, found.axes)]
+        what = f"dim {taken[0]} is split over {listed_axes(found.axes)} instead" if taken else "it is gathered"
+        return f"{what}: {_sent(records)}"
+
+    def _advice(self, found: _Operand) -> str:
+        if len(found.dims) > 1:
+            return ""
+        for dim in self._splittable(found):
+            axes = list(found.sharding.axes)
+            axes[found.dims[0]], axes[dim] = (), self._together(found, dim)
+            return f". To avoid it, split dim {dim} from the start{_spec(axes)}"
+        return "; no other dimension of it can take the axes"
+
+    def _splittable(self, found: _Operand) -> list[int]:
+        """The dimensions that could take the axes: those that they move to first."""
+        rule, shape = found.decision.rule, found.value.shape or ()
+        factors = frozenset[int]().union(*(s.splittable for s in strategies_of(found.op, rule) if s.rule is None))
+        dims = [
+            dim
+            for dim, (n, of_dim) in enumerate(zip(shape, rule.operand_mappings[found.index], strict=True))
+            if dim not in found.dims and of_dim and of_dim[0] in factors
+            if not n % axes_size(self._together(found, dim), self.mesh)
+        ]
+        return sorted(dims, key=lambda dim: not _overlap(found.needed.axes[dim], found.axes))
+
+    def _together(self, found: _Operand, dim: int) -> tuple[AxisRef, ...]:
+        """The axes of another dimension and those that it could take."""
+        needed = found.needed.axes[dim]
+        return needed if _overlap(needed, found.axes) else (*found.sharding.axes[dim], *found.axes)
+
+
+def _sent(records: Sequence[CollectiveRecord]) -> str:
+    """`all_gather, 1.5 KiB per device`."""
+    kinds = " and ".join(dict.fromkeys(record.kind for record in records))
+    return f"{kinds}, {bytes_text(sum(record.wire_bytes * record.times for record in records))} per device"
+
+
+def _overlap(some: Iterable[AxisRef], others: Sequence[AxisRef]) -> bool:
+    return any(overlaps(a, b) for a in some for b in others)
+
+
+def _uses(shardings: Iterable[TensorSharding], axis: AxisRef) -> bool:
+    return any(_overlap((*axes, *s.unreduced_axes), [axis]) for s in shardings for axes in (*s.axes, ()))
+
+
+def _spec(axes: Sequence[Sequence[AxisRef]]) -> str:
+    """`, as P(None, 'data')`; nothing where a PartitionSpec cannot say it."""
+    if any(axis.sub_axis for of_dim in axes for axis in of_dim):
+        return ""
+    entries = [tuple(axis.name for axis in of_dim) for of_dim in axes]
+    while entries and not entries[-1]:
+        entries.pop()
+    texts = [repr(entry[0]) if len(entry) == 1 else repr(entry or None) for entry in entries]
+    return f", as P({', '.join(texts)})"

@@ -1,0 +1,57 @@
+"""What a program is planned with, which stays the same for all walks over all its forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.targets.target import Target
+from sdy_jax.op_rules import RuleBook
+
+_USABLE = 0.9
+"""The share of a device's memory that programs are planned for: estimates are no better."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """What planning is given beside the program.
+
+    Attributes:
+        mesh_name: the mesh of the program.
+        costs: what collectives and computing cost.
+        rules: those that propagation used, so that none is computed twice.
+        policy: what the user decided.
+        target: the devices for which it is planned.
+        inputs: what the user calls the arguments of the main function.
+    """
+
+    mesh_name: str
+    costs: CostModel
+    rules: RuleBook = field(default_factory=RuleBook)
+    policy: Policy = field(default_factory=Policy)
+    target: Target = field(default_factory=Target)
+    inputs: Sequence[str] = ()
+
+    @property
+    def available(self) -> float:
+        """As `available`."""
+        return available(self.policy, self.target)
+
+    @property
+    def limit(self) -> float:
+        """As `limit`."""
+        return limit(self.policy, self.target)
+
+
+def available(policy: Policy, target: Target) -> float:
+    """The bytes that a device has for the program: those that the user states, else its own; 0 where neither is
+    known."""
+    return policy.memory or target.memory
+
+
+def limit(policy: Policy, target: Target) -> float:
+    """The bytes that a plan may hold on a device; infinite where nothing is known."""
+    return policy.memory or _USABLE * target.memory or math.inf

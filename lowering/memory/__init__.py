@@ -1,0 +1,1 @@
+"""What a device holds while it runs a partitioned program."""

@@ -1,0 +1,278 @@
+"""From a program and the walk over it to the planner's model.
+
+Every op with a rule is a node with all ways to run its kind; ops that leave no choice, constraints and the border are
+nodes with one way. Each data-flow edge is a node that takes its sources and makes its targets in one layout, so what a
+loop carries is chosen with the trip count on its inner side. Values that every device can compute have no price.
+Source: spec of the planner, sections 2 to 7.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from sdy_jax.ir.graph import Block, Graph, Op, Value
+from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
+from sdy_jax.ir.statements import group_of
+from sdy_jax.lowering.analysis.critical_path import Critical
+from sdy_jax.lowering.analysis.free_values import free_values
+from sdy_jax.lowering.analysis.rounding import held_rounded, rounded_values, sums_of
+from sdy_jax.lowering.analysis.trip_counts import trips
+from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.model.constraint_candidates import StatedWays
+from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.layout_table import LayoutTable, Prices, ValueClass
+from sdy_jax.lowering.model.op_nodes import Ways
+from sdy_jax.lowering.model.planning_problem import FREE, ModelledProgram, Part
+from sdy_jax.lowering.model.program_model import Port, ProgramModel
+from sdy_jax.lowering.proposal.decision import Decision
+from sdy_jax.lowering.proposal.free_border import FreeBorder, FreeEnd
+from sdy_jax.lowering.proposal.proposal import Walked
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
+from sdy_jax.op_rules.dataflow import EdgeKind, edges_of, is_data_flow
+from sdy_jax.op_rules.predicates import is_elementwise
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.sharding import TensorSharding
+
+_MORE_WORK = 0.02
+"""The share of the walk's operations that a program may perform more, where those that are no products cost next to
+nothing: a model of time charges what they read and write."""
+
+_MOST_USERS, _WIDENING = 16, 4
+"""What is made anew for each user has at most so many, and is that many times as large as what it is made of, or as
+large where that is an argument."""
+
+
+def modelled(
+    graph: Graph,
+    walked: Walked,
+    table: LayoutTable,
+    atoms: tuple[AxisRef, ...],
+    costs: CostModel,
+    prices: Prices,
+    policy: Policy,
+    border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
+) -> ModelledProgram:
+    """The model of a program, of which a copy was walked.
+
+    Args:
+        graph, walked: the program, and what the walk decided.
+        table, atoms: of the program's mesh: its layouts, and its axes, cut where the walk cut them.
+        costs, prices: of work and what is sent, and of reshards and bytes that are held.
+        policy: which dimensions are padded.
+        border: the arguments and results that may have any layout.
+    """
+    program = ModelledProgram(graph, walked, table, atoms, ProgramModel(prices))
+    _Builder(program, costs, policy.uneven == "pad", border).read()
+    if costs.flop and not (costs.memory or costs.repeat_work):
+        program.most_operations = (1 + _MORE_WORK) * program.model.operations(program.start)
+    return program
+
+
+class _Builder:
+    """Adds nodes and values in program order."""
+
+    def __init__(self, program: ModelledProgram, costs: CostModel, pads: bool, border: FreeBorder):
+        self._border = border
+        self._program, self._walked, self._model = program, program.walked, program.model
+        self._costs, self._pads = costs, pads
+        self._rounded = rounded_values(program.graph, costs)
+        self._held_rounded = held_rounded(program.graph, self._rounded) if self._model.prices.arrays.rounds else ()
+        self._alone = Critical.of_products(program.graph).between if costs.combines else frozenset()
+        self._ways: dict[tuple[AxisRef, ...], Ways] = {}
+        self._made_twice: dict[tuple[int, tuple[int, ...]], tuple[list[Way], list[Way]]] = {}
+        self._free_values = free_values(program.graph)
+        self._stated, self._ties = StatedWays(program.table, pads), dict[int, int]()
+        self._free = program.atoms
+        """The atoms that are not manual here."""
+        self._here, self._last = program.graph.main.blocks[0], 0
+
+    def read(self) -> None:
+        main = self._program.graph.main.blocks[0]
+        for argument, sharding in zip(main.arguments, self._walked.arguments, strict=True):
+            if argument.shape is None:
+                continue
+            if argument.index in self._border.carried:
+                self._new_value(argument, 1.0)
+            elif argument.index in self._border.arguments:
+                self._free_end(main, argument.index, None)
+            else:
+                self._fixed(None, [argument], [sharding], 1.0)
+        self._block(main, 1.0)
+        self._here = main
+        for argument_index, result in self._border.carried.items():
+            self._free_end(main, argument_index, result)
+        for result in sorted(self._border.results - set(self._border.carried.values())):
+            self._free_end(main, None, result)
+        stated = [index for index in range(len(self._walked.results)) if index not in self._border.results]
+        slots = [(main.terminator, index) for index in stated]
+        self._add([self._only_way([self._walked.results[index] for index in stated])], 1.0, slots, [])
+
+    def _free_end(self, main: Block, argument: int | None, result: int | None) -> None:
+        """Adds an argument that may have any layout, a result, or both as one that comes back as it went in."""
+        slots = [] if result is None else [(main.terminator, result)]
+        makes = [] if argument is None else [main.arguments[argument]]
+        taken = [] if result is None else [self._walked.results[result]]
+        made = [] if argument is None else [self._walked.arguments[argument]]
+        value = makes[0] if makes else main.terminator.operands[slots[0][1]]
+        if argument is not None and result is None:
+            self._new_value(value, 1.0)
+        ways = self._stated.of_border(value.shape or (), [*taken, *made], self._program.atoms)
+        self._program.free_ends.append(FreeEnd(self._add(ways, 1.0, slots, makes), argument, result))
+
+    def _block(self, block: Block, times: float) -> None:
+        for op in block.ops[:-1]:
+            number = self._last = self._program.numbers[op]
+            self._here = block
+            if is_data_flow(op):
+                self._data_flow(op, times)
+            elif number in self._walked.passed:
+                self._program.values[op.results[0]] = self._program.number(op.operands[0])
+            elif number in self._walked.fixed and is_forwarding(op):
+                self._constraint(op, self._walked.fixed[number][-1], times)
+            elif number in self._walked.fixed:
+                self._fixed(op, op.results, self._walked.fixed[number], times)
+            elif number in self._walked.decided:
+                self._decide(op, self._walked.decided[number], times)
+
+    def _data_flow(self, op: Op, times: float) -> None:
+        edges, walked, first = edges_of(op), self._walked.edges[self._program.numbers[op]], len(self._model.nodes)
+        for target in (target for edge in edges for target in edge.targets):
+            inside = isinstance(target.owner, Block)
+            self._new_value(target, times * _trips(op) if inside else times)
+        outside, manual = self._free, manual_axes(op)
+        self._free = tuple([atom for atom in outside if atom.name not in manual])
+        for block in op.blocks:
+            self._block(block, times * _trips(op))
+        assert op.block is not None
+        self._here, self._free = op.block, outside
+        for index, (edge, taken) in enumerate(zip(edges, walked, strict=True)):
+            ways = self._stated.of_edge(op, edge, taken, self._free)
+            node = self._program.edges[self._program.numbers[op], index] = self._add(
+                ways, times, edge.slots, edge.targets
+            )
+            if op.name in COMPUTATIONS and edge.kind is EdgeKind.RESULT:
+                self._program.made_outside.add(node)
+        self._program.extents[op] = first, len(self._model.nodes)
+
+    def _constraint(self, op: Op, own: TensorSharding, times: float) -> None:
+        """Adds an op that states a layout of its operand. Its users may take the value from before it, as the walk
+        does, but from the one layout of a group, and from one that is unreduced on demand."""
+        (result,), group = op.results, group_of(op)
+        if group is not None:
+            self._new_value(result, times)
+            ways, makes, tie = self._stated.of_member(op, own, self._free), [result], self._tie(group, result)
+        elif own.unreduced_axes:
+            self._new_value(result, times)
+            ways, makes, tie = self._stated.of_constraint(op, own, self._free, makes=True), [result], None
+        else:
+            self._program.values[result] = self._program.taken(op, 0)
+            ways, makes, tie = self._stated.of_constraint(op, own, self._free, makes=False), [], None
+        self._program.constraints[self._program.numbers[op]] = self._add(ways, times, _slots(op), makes, tie=tie)
+
+    def _tie(self, group: int, member: Value) -> int:
+        """The number of what ties the members of a group: in which layout it is costs nothing, that it has one does."""
+        if group not in self._ties:
+            self._ties[group] = self._model.add_value(ValueClass(member.shape or (), 0.0), 1.0)
+        return self._ties[group]
+
+    def _decide(self, op: Op, decision: Decision, times: float) -> None:
+        if self._free_values.issuperset(op.results):
+            self._program.values.update(dict.fromkeys(op.results, FREE))
+            return
+        ways, slots = self._ways_here().of(op, decision), _slots(op)
+        for use in reversed(op.results[0].uses if _is_made_anew(op) else []):
+            self._new_value(op.results[0], times)
+            self._program.made_anew[use] = self._program.values[op.results[0]]
+            self._program.decided[self._program.numbers[op]] = self._add(ways, times, slots, op.results, [use[0]])
+        if op.results[0] in self._program.values:
+            return
+        for result in op.results:
+            self._new_value(result, times)
+        self._program.decided[self._program.numbers[op]] = self._add(ways, times, slots, op.results)
+
+    def _ways_here(self) -> Ways:
+        if self._free not in self._ways:
+            self._ways[self._free] = Ways(self._program.table, self._free, self._costs, self._pads)
+        return self._ways[self._free]
+
+    def _fixed(self, op: Op | None, makes: Sequence[Value], shardings: Sequence[TensorSharding], times: float) -> None:
+        """Adds an op, or an argument, that takes and makes values in these layouts and no others."""
+        for value in makes:
+            self._new_value(value, times)
+        cost = self._ways_here().sent(op, shardings) if op is not None else 0.0
+        self._add([self._only_way(shardings, cost)], times, _slots(op) if op is not None else [], makes)
+
+    def _only_way(self, shardings: Sequence[TensorSharding], cost: float = 0.0) -> Way:
+        return Way(tuple(map(self._program.table.number, shardings)), cost, 0.0)
+
+    def _add(
+        self,
+        ways: list[Way],
+        times: float,
+        slots: Sequence[tuple[Op, int]],
+        makes: Sequence[Value],
+        users: Sequence[Op] = (),
+        tie: int | None = None,
+    ) -> int:
+        """Adds a node that takes the operands at some slots, for other users than their ops if so said, and makes
+        values; a member of a group, if it has a tie."""
+        taken_for = tuple(users) or tuple(op for op, _ in slots)
+        self._program.parts.append(Part(tuple(slots), taken_for, tuple(makes), self._here, self._last))
+        takes = [self._program.taken(op, i) for op, i in slots]
+        made = [self._program.values[value] for value in makes]
+        if apart := [value for value in makes if value in self._program.unrounded]:
+            made += [self._program.unrounded[value] for value in apart]
+            ways = self._twice(ways, tuple(len(slots) + makes.index(value) for value in apart))
+        if tie is None:
+            node = self._model.add_node(ways, times, takes, made)
+        else:
+            node = self._model.add_member(ways, times, takes, made, tie)
+        for slot, (op, i) in enumerate(slots):
+            if takes[slot] == FREE:
+                self._program.free_uses.setdefault(op.operands[i], []).append(Port(node, slot))
+        return node
+
+    def _new_value(self, value: Value, times: float) -> None:
+        if value.shape is None:
+            self._program.values[value] = FREE
+            return
+        shape = ValueClass(value.shape, value.itemsize, value in self._alone, value in self._rounded)
+        self._program.values[value] = number = self._model.add_value(shape, times)
+        self._model.values[number].is_held_rounded = value in self._held_rounded
+        if shape.is_rounded and sums_of(value):
+            whole = shape._replace(is_rounded=False)
+            self._program.unrounded[value] = self._model.add_value(whole, times)
+
+    def _twice(self, ways: list[Way], slots: tuple[int, ...]) -> list[Way]:
+        """Ways that make what they make at some slots twice; one list for all nodes with the same ways."""
+        key = id(ways), slots
+        if key not in self._made_twice:
+            twice = [way._replace(layouts=(*way.layouts, *(way.layouts[n] for n in slots))) for way in ways]
+            self._made_twice[key] = ways, twice  # with the list itself, so that no other one gets its id
+        return self._made_twice[key][1]
+
+
+def _slots(op: Op) -> list[tuple[Op, int]]:
+    return [(op, index) for index in range(len(op.operands))]
+
+
+def _is_made_anew(op: Op) -> bool:
+    """Whether an op had better run for each of its users alone than have its result moved: it widens what it takes, or
+    only turns an argument around. What it makes smaller, as a weight that is rounded, is sent once for all users."""
+    if len(op.results) != 1 or len(op.operands) != 1 or not 2 <= len(op.results[0].uses) <= _MOST_USERS:
+        return False
+    operand, result = op.operands[0], op.results[0]
+    if op.name not in REMATERIALIZABLE and not is_elementwise(op):
+        return False
+    given = isinstance(operand.owner, Block) and operand.owner.parent.name == "func.func"
+    return _bytes(result) >= (1 if given else _WIDENING) * _bytes(operand)
+
+
+def _bytes(value: Value) -> float:
+    return math.prod(value.shape or ()) * value.itemsize
+
+
+def _trips(op: Op) -> int:
+    return trips(op) if op.name == "stablehlo.while" else 1

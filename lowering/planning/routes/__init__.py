@@ -1,5 +1,0 @@
-"""What reshards cost between all layouts of a tensor at once: shortest paths over single collectives."""
-
-from sdy_jax.lowering.planning.routes.prices import RoutePrices
-
-__all__ = ["RoutePrices"]

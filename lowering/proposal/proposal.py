@@ -1,0 +1,93 @@
+"""What a walk over a program decided: the layouts in which each op takes and makes its values.
+
+It is the proposal from which a whole program is planned, and what a planned walk follows. Ops are known by their number
+in the graph, which a copy of the module shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, combinations, pairwise
+from typing import NamedTuple
+
+from sdy_jax.lowering.proposal.decision import Decision, Shardings
+from sdy_jax.lowering.reshard.major_parts import with_cuts
+from sdy_jax.representation.axes import overlaps
+from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
+from sdy_jax.representation.sharding import TensorSharding
+
+
+class WalkedEdge(NamedTuple):
+    """A data-flow edge: the layout in which values flow in and the one in which they come out."""
+
+    sources: TensorSharding
+    targets: TensorSharding
+
+
+@dataclass(slots=True)
+class Walked:
+    """The decisions of a walk.
+
+    `decided`: of ops with a rule. `fixed`: of ops that leave no choice, the layouts of operands, then of results.
+    `passed`: the ops whose result is their operand, in whatever layout. `edges`: of data-flow ops, one entry per edge.
+    `arguments`, `results`: the border.
+    """
+
+    decided: dict[int, Decision] = field(default_factory=dict)
+    fixed: dict[int, Shardings] = field(default_factory=dict)
+    passed: set[int] = field(default_factory=set)
+    edges: dict[int, list[WalkedEdge]] = field(default_factory=dict)
+    arguments: list[TensorSharding] = field(default_factory=list)
+    results: list[TensorSharding] = field(default_factory=list)
+
+    def shardings_of(self, number: int) -> Shardings:
+        """The layouts of an op's operands, then of its results; of one with a say in them, in either table."""
+        return self.decided[number].shardings if number in self.decided else self.fixed[number]
+
+    def atoms(self, mesh: Mesh, major_parts: Mapping[str, int]) -> tuple[AxisRef, ...]:
+        """The mesh axes in mesh order, cut where the walk cut them, and behind parts that have rates of their own."""
+        edges = {axis.name: {1, axis.size} for axis in mesh.axes if axis.size > 1}
+        for sharding in self._shardings():
+            for axis in chain(*sharding.axes, sharding.unreduced_axes):
+                if axis.name in edges:
+                    edges[axis.name].update((axis.pre_size, axis.next_pre_size(mesh)))
+        return tuple(
+            [
+                AxisRef.canonical(name, low, high // low, mesh)
+                for name, cuts in with_cuts(edges, major_parts).items()
+                for low, high in pairwise(sorted(cuts))
+            ]
+        )
+
+    def inverted(self, atoms: Sequence[AxisRef]) -> frozenset[tuple[AxisRef, AxisRef]]:
+        """The pairs of atoms that follow each other in a dimension, but not in mesh order, somewhere, or that would
+        where an argument is cut further: as an expert's weights, of which each device may take a part."""
+        place = {atom: number for number, atom in enumerate(atoms)}
+        walked = (axes for sharding in self._shardings() for axes in sharding.axes)
+        lists = dict.fromkeys(axes for axes in (*walked, *self._cut_further(atoms)) if len(axes) > 1)
+        return frozenset(
+            (a, b)
+            for axes in lists
+            for first, second in combinations(axes, 2)
+            for a in atoms
+            for b in atoms
+            if overlaps(a, first) and overlaps(b, second) and place[a] > place[b]
+        )
+
+    def _cut_further(self, atoms: Sequence[AxisRef]) -> Iterator[Axes]:
+        """The axes of arguments' dimensions, each followed by an atom along which the argument is whole; not of
+        vectors, which are small."""
+        for sharding in dict.fromkeys(argument for argument in self.arguments if argument.rank > 1):
+            used = (*chain(*sharding.axes), *sharding.unreduced_axes)
+            free = [atom for atom in atoms if not any(overlaps(atom, axis) for axis in used)]
+            yield from ((*axes, atom) for axes in sharding.axes if axes for atom in free)
+
+    def _shardings(self) -> Iterable[TensorSharding]:
+        """All layouts of the walk, each once."""
+        decided = (decision.shardings for decision in self.decided.values())
+        return dict.fromkeys(
+            chain(
+                self.arguments, self.results, *decided, *self.fixed.values(), *chain.from_iterable(self.edges.values())
+            )
+        )

@@ -1,0 +1,1 @@
+"""What runs beside what: rings, collectives one trip ahead, buckets, the order of ops, and what compilers hide."""

@@ -1,0 +1,126 @@
+"""Small collectives of one kind, group of devices and element type run as one, in buckets.
+
+    %1 = sdy.all_gather %w1          %1 = sdy.all_gather %w1 {sdy_jax.bucket = 0}
+    %2 = dot %x, %1                  %3 = sdy.all_gather %w2 {sdy_jax.bucket = 0}
+    %3 = sdy.all_gather %w2    ->    %2 = dot %x, %1
+    %4 = dot %2, %3                  %4 = dot %2, %3
+
+A step over a program whose collectives are all there. Members of a bucket follow each other in one block, none waits
+for another, and each has its place after what makes its operand and before its first user; ops that only compute
+element by element, or on few bytes, go with them. What makes values larger is bucketed in the order of its first
+users and runs as late as it may, all else in the order of its operands and as early as it may: so a bucket holds
+neighbours, and adds no more than its own bytes to what is live. Nothing moves across loops, branches, effects and
+collectives that the program holds itself.
+Source: spec of the planner, section 15.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Graph, Op
+from sdy_jax.ir.operations import copied, replace_contents
+from sdy_jax.lowering.interface.report import CollectiveRecord, PartitionReport
+from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.lowering.memory.peak import peak_of
+from sdy_jax.lowering.schedule.bucket_members import BucketSize, Candidates
+from sdy_jax.lowering.schedule.bucket_order import BlockOrder
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sdy_collectives import BUCKET, PACKED
+
+_SHARE_OF_MEMORY = 1 / 8
+"""The share of what a device holds that a bucket's blocks may have."""
+
+_BLOCKS = 4
+"""The bytes of the blocks of a bucket of stated size, over what it sends: none has more."""
+
+_STACKS = 1 / 64
+"""The share of what a device holds by which stacks that nobody asked for may add to it."""
+
+_TRIED = (1, 1 / 4, 1 / 16)
+"""Parts of a bucket's size that are tried until the program keeps within its memory."""
+
+
+def combine_collectives(
+    module: ir.Operation,
+    inserted: Mapping[ir.Operation, CollectiveRecord],
+    report: PartitionReport,
+    mesh: Mesh,
+    setting: Setting,
+) -> None:
+    """Forms buckets in a partitioned module, in place, such that it keeps within the memory that there is.
+
+    Args:
+        module: a `builtin.module` whose collectives are all there.
+        inserted: those that the partitioner made.
+        report: where each bucket becomes one record.
+        mesh: the program's.
+        setting: what collectives cost, which says how large buckets are; whether they are combined, and what a device
+            may hold.
+    """
+    combining, target = setting.policy.combine, setting.target
+    if not combining.kinds:
+        return
+    graph = Graph(module)
+    records = {n: inserted[op.mlir] for n, op in enumerate(graph.ops) if op.mlir in inserted}
+    if len(records) < 2:
+        return
+    before = peak_of(graph, target)
+    peak, live = before.total, {id(op): held + before.total - before.bytes for op, held in before.at}
+    held = _SHARE_OF_MEMORY * peak if combining.sent is None else _BLOCKS * combining.sent
+    added = _STACKS * peak if combining.stacked and combining.sent is None else math.inf
+    for smaller in _TRIED:
+        copy = Graph(copied(module))
+        size = BucketSize(setting.costs, combining, held * smaller)
+        limit = max(min(peak + min(size.held, added), setting.limit), peak)
+        room = {copy.ops[n]: limit - live[id(op.mlir)] for n, op in enumerate(graph.ops) if id(op.mlir) in live}
+        buckets = combine(copy, {copy.ops[n]: record for n, record in records.items()}, mesh, size, room)
+        if not buckets:
+            return
+        if peak_of(Graph(copy.module), target).total <= limit:
+            replace_contents(module, copy.module)
+            report.combine(buckets)
+            return
+
+
+Buckets = list[list[CollectiveRecord]]
+
+
+def combine(
+    graph: Graph,
+    records: Mapping[Op, CollectiveRecord],
+    mesh: Mesh,
+    size: BucketSize,
+    room: Mapping[Op, float],
+) -> Buckets:
+    """Forms buckets in a partitioned module, in place.
+
+    Args:
+        graph: that of the module; its blocks keep their order of ops, the module's changes.
+        records: of the collectives that may move.
+        mesh: the program's.
+        size: that of buckets.
+        room: the bytes that may be live beside what is while an op runs.
+
+    Returns:
+        The records of each bucket's members, by the bucket's number.
+    """
+    candidates = Candidates(graph, records, mesh, size.combining.stacked)
+    found: Buckets = []
+    for block in dict.fromkeys(op.block for op in records):
+        assert block is not None
+        for bucket in BlockOrder(block, candidates, size, mesh, room).buckets():
+            for member in bucket:
+                attributes = member.op.mlir.attributes
+                attributes[BUCKET] = ir.IntegerAttr.get(_integers(graph.context), len(found))
+                if size.packs(member.record):
+                    attributes[PACKED] = ir.UnitAttr.get(graph.context)
+            found.append([member.record for member in bucket])
+    return found
+
+
+def _integers(context: ir.Context) -> ir.Type:
+    return ir.IntegerType.get_signless(64, context)

@@ -1,0 +1,93 @@
+"""Which collectives inside of loops run one trip ahead (`emission/prefetching.py`).
+
+A layer that a loop gathers for each trip, because there is no memory for all of them, makes the trip wait where nothing
+comes before its first use. Where the cost model knows time, such a gather runs while the trip before computes, if a
+device may hold one more layer.
+Source: spec of the planner, section 15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Graph, Op
+from sdy_jax.lowering.analysis.trip_counts import trip_count
+from sdy_jax.lowering.emission.prefetching import ahead
+from sdy_jax.lowering.interface.report import CollectiveRecord, PartitionReport
+from sdy_jax.lowering.memory.peak import peak_of
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.schedule.marks import Hiding
+from sdy_jax.lowering.schedule.work_times import WorkTimes
+from sdy_jax.lowering.targets.target import Target
+from sdy_jax.representation.mesh import Mesh
+from sdy_jax.representation.sdy_collectives import PREFETCHED
+
+_FEWEST = 3
+"""Trips from which on a loop is worth it: its body is compiled twice."""
+
+
+def prefetch(
+    module: ir.Operation,
+    inserted: Mapping[ir.Operation, CollectiveRecord],
+    report: PartitionReport,
+    mesh: Mesh,
+    costs: CostModel,
+    limit: float,
+    target: Target,
+) -> dict[ir.Operation, CollectiveRecord]:
+    """Marks the gathers of a partitioned module that run one trip ahead, and says so in their records.
+
+    Args:
+        module: a `builtin.module` whose collectives are all there.
+        inserted: those that the partitioner made.
+        report: where their records are.
+        mesh: the program's.
+        costs: what decides.
+        limit: the bytes that a device may hold.
+        target: the devices.
+
+    Returns:
+        `inserted` without those that are marked.
+    """
+    hiding = Hiding(inserted)
+    if costs.unit != "seconds":
+        return hiding.others
+    graph = Graph(module)
+    held = peak_of(graph, target).total
+    for op, count, hidden, size in _exposed(graph, inserted, mesh, costs):
+        if held + size > limit:
+            continue
+        held += size
+        hiding.hide(op.mlir, hidden, is_ahead=True)
+        integers = ir.IntegerType.get_signless(64, graph.context)
+        op.mlir.attributes[PREFETCHED] = ir.IntegerAttr.get(integers, count)
+    return hiding.reported(report)
+
+
+def _exposed(
+    graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], mesh: Mesh, costs: CostModel
+) -> Iterator[tuple[Op, int, float, float]]:
+    """The gathers in loops for which a trip waits: the number of trips, how much of that time the products of a trip
+    could hide, and the bytes of the result."""
+    times = WorkTimes(graph, costs)
+    for loop in [op for op in graph.ops if op.name == "stablehlo.while"]:
+        count = trip_count(loop)
+        if count is None or count < _FEWEST:
+            continue
+        body = loop.blocks[1]
+        left = sum(times.of(op) for op in body.ops)
+        computed, sent = 0.0, 0.0
+        for op in body.ops[:-1]:
+            record = inserted.get(op.mlir)
+            if record is None or op.name != "sdy.all_gather" or ahead(body, [op]) is None:
+                computed += times.of(op)
+                continue
+            taken = record.costs(costs).sending_time(record.kind, record.axes, mesh, record.wire_bytes)
+            hidden = min(sent + taken - computed, taken, left)
+            if hidden > 0:
+                left -= hidden
+                yield op, count, hidden, times.bytes(op.results[0])
+            else:
+                sent += taken

@@ -1,0 +1,185 @@
+"""Which products run as rings with the collectives around them (`collectives/rings.py`).
+
+    %1 = sdy.all_gather [{"x"}, {}] %a       {sdy_jax.ring}
+    %2 = stablehlo.dot_general %1, %w
+
+A product alone that takes what is gathered along one dimension, or alone makes what is scattered along one, may take as
+long as the slower of both instead of their sum. That is done where it takes less time by the cost model, which has to
+know time. What is gathered of arguments waits for no product, no product waits for gradients that are scattered, and
+both are left to the compiler's scheduler. Layouts are chosen before and do not depend on it: else all that is hidden
+would be free.
+Source: spec of the planner, section 15.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.lowering.analysis.critical_path import Critical
+from sdy_jax.lowering.emission.emit import value_shardings
+from sdy_jax.lowering.interface.report import CollectiveRecord, PartitionReport
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.schedule.marks import Hiding
+from sdy_jax.lowering.schedule.work_times import WorkTimes
+from sdy_jax.op_rules.op_attributes import dot_dimension_numbers
+from sdy_jax.representation.attributes import reduction_from_attributes
+from sdy_jax.representation.mesh import Axes, Mesh, axes_size
+from sdy_jax.representation.sdy_collectives import RING, collective_from_attributes
+from sdy_jax.representation.sharding import TensorSharding
+
+_LARGEST = 32
+"""Devices up to which a ring is made: each is a product of its own in the program."""
+
+_LEAST_SAVING = 0.1
+"""The share of the collective's time that a ring has to save: the estimate is no better than that."""
+
+_DOT = "stablehlo.dot_general"
+
+
+class _Pair(NamedTuple):
+    """A collective along one dimension, of an operand of a product or of its result, and that dimension."""
+
+    collective: Op
+    product: Op
+    dim: int
+    axes: Axes
+
+    @property
+    def marked(self) -> list[Op]:
+        """The ops that are marked: the product, too, where it is scattered, since it comes first."""
+        return [self.collective, self.product] if self.collective.name == "sdy.reduce_scatter" else [self.collective]
+
+
+def form_rings(
+    module: ir.Operation,
+    inserted: Mapping[ir.Operation, CollectiveRecord],
+    report: PartitionReport,
+    mesh: Mesh,
+    costs: CostModel,
+) -> dict[ir.Operation, CollectiveRecord]:
+    """Marks products and collectives of a partitioned module that run as rings, and says so in their records.
+
+    Args:
+        module: a `builtin.module` whose collectives are all there.
+        inserted: those that the partitioner made.
+        report: where their records are.
+        mesh: the program's.
+        costs: what decides.
+
+    Returns:
+        `inserted` without the collectives that run as rings.
+    """
+    hiding = Hiding(inserted)
+    if costs.unit != "seconds":
+        return hiding.others
+    graph = Graph(module)
+    times, busy = _Times(graph, mesh, costs), set[Op]()
+    for pair in _pairs(graph, inserted, mesh):
+        saved = times.saved(pair)
+        if pair.product in busy or saved < _LEAST_SAVING * times.of_collective(pair):
+            continue
+        busy.add(pair.product)
+        hiding.hide(pair.collective.mlir, saved)
+        for op in pair.marked:
+            op.mlir.attributes[RING] = ir.UnitAttr.get(graph.context)
+    return hiding.reported(report)
+
+
+def _pairs(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], mesh: Mesh) -> Iterator[_Pair]:
+    """The collectives that could run as rings with products, in program order."""
+    shardings = value_shardings(graph)
+    critical = Critical(graph, (op for op in graph.ops if op.name == _DOT))
+    for op in graph.ops:
+        if op.mlir not in inserted or op.name not in ("sdy.all_gather", "sdy.reduce_scatter"):
+            continue
+        found = _along_one_dimension(op)
+        if found is None or not _is_even(op, found[0], shardings, mesh):
+            continue
+        if op.name == "sdy.all_gather":
+            product = _only_user(op.results[0])
+            if product is not None and _is_plain(product, shardings, mesh) and op.operands[0] in critical.after:
+                yield _Pair(op, product, *found)
+        else:
+            product = op.operands[0].defining_op
+            if product is None or _only_user(product.results[0]) is not op:
+                continue
+            if op.results[0] not in critical.before:
+                continue
+            if _adds(op) and _is_plain(product, shardings, mesh) and _is_free(product, found[0]):
+                yield _Pair(op, product, *found)
+
+
+def _only_user(value: Value) -> Op | None:
+    """The op that alone takes a value, if it runs as often as the one that makes it: not in a loop or branch behind."""
+    user, maker = value.only_user, value.defining_op
+    return user if user is not None and maker is not None and user.block is maker.block else None
+
+
+def _along_one_dimension(op: Op) -> tuple[int, Axes] | None:
+    lists = collective_from_attributes(op.name, op.attributes).axes
+    split = [(dim, axes) for dim, axes in enumerate(lists) if axes]
+    return split[0] if len(split) == 1 else None
+
+
+def _is_even(op: Op, dim: int, shardings: Mapping[Value, TensorSharding], mesh: Mesh) -> bool:
+    """Whether the blocks are equal, before and after, on the program's own mesh."""
+    both = [shardings.get(value) for value in (op.operands[0], op.results[0])]
+    shape = op.results[0].shape
+    if shape is None or any(sharding is None for sharding in both):
+        return False
+    counts = [sharding.shard_counts(mesh)[dim] for sharding in both if sharding is not None]
+    own = both[1].mesh if both[1] is not None else None
+    return shape[dim] > 0 and all(shape[dim] % count == 0 for count in counts) and isinstance(own, str)
+
+
+def _is_plain(op: Op, shardings: Mapping[Value, TensorSharding], mesh: Mesh) -> bool:
+    """Whether an op is a product of numbers of one type, in which no padding is contracted."""
+    if op.name != _DOT or "algorithm" in op.attributes:
+        return False
+    types, (lhs, *_) = {value.dtype for value in (*op.operands, *op.results)}, op.operands
+    if len(types) != 1 or types == {"i1"} or lhs.shape is None:
+        return False
+    counts = shardings[lhs].shard_counts(mesh) if lhs in shardings else (1,) * lhs.rank
+    return all(lhs.shape[dim] % counts[dim] == 0 for dim in dot_dimension_numbers(op).lhs_contracting)
+
+
+def _is_free(product: Op, dim: int) -> bool:
+    """Whether a dimension of a product's result is one of an operand alone."""
+    return dim >= len(dot_dimension_numbers(product).lhs_batching)
+
+
+def _adds(op: Op) -> bool:
+    return reduction_from_attributes(op.attributes) == "sum"
+
+
+class _Times(WorkTimes):
+    """How long products and collectives take, one after the other and in a ring."""
+
+    def __init__(self, graph: Graph, mesh: Mesh, costs: CostModel):
+        super().__init__(graph, costs)
+        self._mesh = mesh
+
+    def of_collective(self, pair: _Pair) -> float:
+        kind = pair.collective.name.removeprefix("sdy.")
+        before, after = (self.bytes(v) for v in (pair.collective.operands[0], pair.collective.results[0]))
+        wire = self._costs.wire_bytes(kind, axes_size(pair.axes, self._mesh), before, after)
+        return self._costs.sending_time(kind, pair.axes, self._mesh, wire)
+
+    def saved(self, pair: _Pair) -> float:
+        """The time that a ring saves; less than nothing where it takes longer."""
+        count = axes_size(pair.axes, self._mesh)
+        if count > _LARGEST:
+            return -math.inf
+        work, touched = self.operations(pair.product), self.touched(pair.product)
+        whole = self._costs.work_time(work, sum(touched))
+        # Every step reads what does not travel once more; what is added up is written once more.
+        travels = min(map(self.bytes, (pair.collective.operands[0], pair.collective.results[0])))
+        step = self._costs.work_time(work / count, max(touched) + 2 * travels)
+        hop = self._costs.rate("collective_permute", tuple(pair.axes), self._mesh)
+        ring = (hop.fixed + hop.per_byte * travels) * (count - 1)
+        return self.of_collective(pair) + whole - (step + max(ring, step * (count - 1)))

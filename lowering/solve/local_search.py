@@ -1,0 +1,142 @@
+"""Local improvement: each node alone gets the way with which the program costs least, given those of the others.
+
+What a value costs depends on the layouts in which it is taken, not on how many users take it in each. So these are
+counted, and a way is priced by the layouts that are left without its node: a scalar that all layers take has thousands
+of users.
+Source: spec of the planner, section 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.program_model import Chosen, ModelValue, Node, ProgramModel
+from sdy_jax.lowering.solve.moves import Move
+
+_ROUNDS = 10
+"""Rounds of local improvement."""
+
+LEAST = 1e-9
+"""The share of the program's cost below which nothing is changed."""
+
+
+def improved_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move]) -> Chosen:
+    """The best of the ways of each node that some move allows, given the others, until nothing changes."""
+    search = _LocalSearch(model, chosen, nearby)
+    waiting: Iterable[int] = range(len(model.nodes))
+    for _ in range(_ROUNDS):
+        changed = [node for node in waiting if search.improve(node)]
+        waiting = sorted({other for node in changed for other in model.neighbours(node)})
+        if not changed:
+            break
+    return search.chosen
+
+
+class _Beside(NamedTuple):
+    """A value that a node takes or makes, as all other nodes leave it: `taken`: the layouts in which these take it;
+    `made`: that in which one of them makes it. `slots`: those of the node that take it; `maker`: the one that makes it.
+    """
+
+    value: ModelValue
+    taken: frozenset[int]
+    made: int
+    slots: tuple[int, ...]
+    maker: int | None
+
+    def paid(self, model: ProgramModel, layouts: Sequence[int]) -> float:
+        """What the value costs if the node has these layouts."""
+        made = self.made if self.maker is None else layouts[self.maker]
+        wanted = self.taken.union([layouts[slot] for slot in self.slots]) - {made}
+        return self.value.times * model.spread(self.value.shape, made, wanted) if wanted else 0.0
+
+
+class _LocalSearch:
+    """A choice that changes node by node. Invariant: `_taken` counts per value, of those that were asked for, the uses
+    in each layout under it."""
+
+    def __init__(self, model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move]) -> None:
+        self._model, self._nearby, self.chosen = model, nearby, list(chosen)
+        self._least = LEAST * model.cost(self.chosen)
+        self._near: dict[tuple[int, int], list[int]] = {}
+        self._taken: dict[int, dict[int, int]] = {}
+
+    def improve(self, number: int) -> bool:
+        """Gives a node its best way; whether that is another one."""
+        node, before, others = self._model.nodes[number], self.chosen[number], self._others(number)
+        if not others:
+            return False
+        cost = self._held_cost(number) if self._model.holding_costs else self._cost(node, before)
+        best, limit = before, cost(before) - self._least
+        for way in others:
+            if node.times * node.ways[way].cost < limit and (paid := cost(way)) < limit:
+                best, limit = way, paid
+        if best == before:
+            return False
+        self._choose(number, best)
+        return True
+
+    def _others(self, number: int) -> list[int]:
+        ways, now = self._model.nodes[number].ways, self.chosen[number]
+        key = id(ways), now
+        if key not in self._near:
+            self._near[key] = sorted({way for move in self._nearby for way in move.others(ways, now)})
+        return self._near[key]
+
+    def _choose(self, number: int, way: int) -> None:
+        node, before = self._model.nodes[number], self._model.nodes[number].ways[self.chosen[number]]
+        for slot, value in enumerate(node.values[: node.takes]):
+            if value in self._taken:
+                counts, layout = self._taken[value], node.ways[way].layouts[slot]
+                counts[before.layouts[slot]] -= 1
+                counts[layout] = counts.get(layout, 0) + 1
+        self.chosen[number] = way
+
+    def _cost(self, node: Node, now: int) -> Callable[[int], float]:
+        """What a node and the values around it cost with each of its ways, where holding costs nothing."""
+        numbers = [number for number in dict.fromkeys(node.values) if number >= 0]
+        beside = [found for number in numbers if (found := self._beside(node, node.ways[now], number))]
+
+        def cost(way: int) -> float:
+            layouts = node.ways[way].layouts
+            return node.times * node.ways[way].cost + sum([found.paid(self._model, layouts) for found in beside])
+
+        return cost
+
+    def _beside(self, node: Node, now: Way, number: int) -> _Beside | None:
+        """A value around a node; None if it costs nothing."""
+        value = self._model.values[number]
+        if value.maker is None or not value.uses:
+            return None
+        slots = tuple([slot for slot, taken in enumerate(node.values[: node.takes]) if taken == number])
+        maker = value.maker.slot if self._model.nodes[value.maker.node] is node else None
+        taken = self._taken_beside(number, [now.layouts[slot] for slot in slots])
+        return _Beside(value, taken, self._model.layout(self.chosen, value.maker), slots, maker)
+
+    def _taken_beside(self, number: int, own: Sequence[int]) -> frozenset[int]:
+        """The layouts in which a value is taken beside these uses."""
+        return frozenset([layout for layout, count in self._counts(number).items() if count > own.count(layout)])
+
+    def _counts(self, number: int) -> dict[int, int]:
+        if number not in self._taken:
+            uses = self._model.values[number].uses
+            counts = self._taken[number] = {}
+            for use in uses:
+                layout = self._model.layout(self.chosen, use)
+                counts[layout] = counts.get(layout, 0) + 1
+        return self._taken[number]
+
+    def _held_cost(self, number: int) -> Callable[[int], float]:
+        """As `_cost`, where holding has a price: it depends on when each use is."""
+        model, node = self._model, self._model.nodes[number]
+        values = [model.values[value] for value in dict.fromkeys(node.values) if value >= 0]
+
+        def cost(way: int) -> float:
+            chosen = self.chosen[number]
+            self.chosen[number] = way
+            paid = node.times * node.ways[way].cost + sum([model.value_cost(value, self.chosen) for value in values])
+            self.chosen[number] = chosen
+            return paid
+
+        return cost

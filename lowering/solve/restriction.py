@@ -1,0 +1,250 @@
+"""The problem that a move leaves: each node has a few ways, and the solver chooses for all at once.
+
+A value that several nodes take has a *home*, a layout through which it goes to them: so that what is shared is paid for
+once, though the solver knows pairs only. Holding a value is charged to its home, or to its maker where it has none.
+Where holding has a price, the uses of an argument fall into *phases*, between which holding costs most: each has a home
+of its own, which takes the value from the home before, held in between, or anew from where it is made.
+Source: spec of the planner, sections 4, 9 and 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdy_jax.lowering.model.layout_table import ValueClass
+from sdy_jax.lowering.model.program_model import Chosen, ModelValue, Port, ProgramModel
+from sdy_jax.lowering.solve.columns import Column, different
+from sdy_jax.lowering.solve.moves import Move
+from sdy_jax.lowering.solve.solver import Ports, Problem, solve
+
+Costs = NDArray[np.float64]
+
+_LITTLE = 1e-3
+"""The share of a choice's cost below which it does not matter what other choices may save. Moves from a choice that was
+so close took a sixth of the planning of an LSTM's step on 2 x 4, and found nothing (2026-11)."""
+
+_MOST_PHASES = 3
+"""Phases of a value's uses: forward, backward, update."""
+
+
+class _Home(NamedTuple):
+    """The home of a value for some of its uses: its number in the problem, its candidates, and the first and the last
+    node for which it is there, where that has a price."""
+
+    number: int
+    layouts: list[int]
+    uses: list[Port]
+    begin: int
+    end: int
+
+
+class Solved(NamedTuple):
+    """A choice. `is_least`: by the solver's model no other one costs much less."""
+
+    choice: Chosen
+    is_least: bool
+
+
+class RestrictedProgram:
+    """A program in which each node may only have the ways that a move leaves it, and its own."""
+
+    def __init__(self, model: ProgramModel, now: Sequence[int], move: Move):
+        self._model, self._now = model, now
+        self._kept: dict[tuple[int, int], list[int]] = {}
+        self._columns: dict[tuple[int, int], Column] = {}
+        self._matrices: dict[object, Costs] = {}
+        self._allowed = [self._allowed_ways(node, move) for node in range(len(model.nodes))]
+        self._uses = [self._different_uses(value) for value in model.values]
+        self._learn_prices()
+
+    def solved(self) -> Solved:
+        """The best choice that the solver finds: no worse than the present one, as far as it sees."""
+        costs, start = list[Costs](), list[int]()
+        numbers, homes = list[int](), dict[int, list[_Home]]()
+        for node in range(len(self._model.nodes)):
+            numbers.append(len(costs))
+            costs.append(self._node_costs(node))
+            start.append(0)
+            for made in self._model.nodes[node].made:
+                homes[made] = self._homes(self._model.values[made], self._uses[made], len(costs))
+                for home in homes[made]:
+                    costs.append(self._home_costs(self._model.values[made], home))
+                    start.append(home.layouts.index(self._model.layout(self._now, self._maker(made))))
+        problem = Problem(costs)
+        for made, uses in enumerate(self._uses):
+            if uses:
+                self._add_edges(problem, numbers, made, homes[made])
+        _settle(problem, start, sorted(set(range(len(costs))).difference(numbers)))
+        solution = solve(problem, start)
+        chosen = [solution.choice[number] for number in numbers]
+        choice = [allowed[index] for allowed, index in zip(self._allowed, chosen, strict=True)]
+        return Solved(choice, solution.is_within(_LITTLE))
+
+    # Ways and layouts.
+
+    def _allowed_ways(self, node: int, move: Move) -> list[int]:
+        ways, now = self._model.nodes[node].ways, self._now[node]
+        key = id(ways), now
+        if key not in self._kept:
+            self._kept[key] = [now, *move.others(ways, now)]
+        return self._kept[key]
+
+    def _column(self, port: Port) -> Column:
+        allowed, ways = self._allowed[port.node], self._model.nodes[port.node].ways
+        key = id(allowed), port.slot
+        if key not in self._columns:
+            self._columns[key] = Column.of(ways, allowed, port.slot)
+        return self._columns[key]
+
+    def _different_uses(self, value: ModelValue) -> list[Port]:
+        """The places where a value is taken; none where nobody makes it."""
+        return different(value.uses if value.maker is not None else (), self._column)
+
+    def _maker(self, made: int) -> Port:
+        return self._maker_of(self._model.values[made])
+
+    def _maker_of(self, value: ModelValue) -> Port:
+        assert value.maker is not None
+        return value.maker
+
+    def _layouts_around(self, value: ModelValue) -> list[int]:
+        assert value.maker is not None
+        return sorted({layout for port in (value.maker, *value.uses) for layout in self._column(port).layouts})
+
+    # Costs.
+
+    def _learn_prices(self) -> None:
+        """Prices all reshards that may occur, class by class: at once they cost little more than one by one."""
+        found: dict[ValueClass, dict[int, None]] = {}
+        for value, uses in zip(self._model.values, self._uses, strict=True):
+            if uses:
+                found.setdefault(value.shape, {}).update(dict.fromkeys(self._layouts_around(value)))
+        for of, layouts in found.items():
+            self._model.prices.learn(of, layouts)
+
+    def _homes(self, value: ModelValue, uses: list[Port], number: int) -> list[_Home]:
+        """The homes of a value, one per phase, numbered from here; none for a value with a single use."""
+        if len(uses) < 2:
+            return []
+        layouts = self._layouts_around(value)
+        if not self._model.holding_costs:
+            return [_Home(number, layouts, uses, 0, 0)]
+        places = {use: place for place, use in enumerate(value.uses)}
+        needed = [value.needed[places[use]] for use in uses]
+        phases = [list(range(len(uses)))]
+        if value.is_at_hand and len(self._column(self._maker_of(value)).layouts) == 1:
+            phases = _phases(needed, self._model.holding)
+        ends = [[needed[i] for i in phase] for phase in phases]
+        return [
+            _Home(number + n, layouts, [uses[i] for i in phase], min(b for b, _ in found), max(e for _, e in found))
+            for n, (phase, found) in enumerate(zip(phases, ends, strict=True))
+        ]
+
+    def _held(self, value: ModelValue, layouts: Sequence[int], begin: int, end: int) -> Costs:
+        """What it costs to hold a value in each of some layouts from one node to another."""
+        price = self._model.holding(begin, end)
+        return price * np.array([self._model.bytes_of(value, n) for n in layouts])
+
+    def _node_costs(self, number: int) -> Costs:
+        """The costs of a node's ways."""
+        node = self._model.nodes[number]
+        return node.times * np.array([node.ways[way].cost for way in self._allowed[number]])
+
+    def _held_until(self, value: ModelValue, made: Sequence[int], use: Port, taken: Sequence[int]) -> Costs:
+        """What it costs to hold a value until its only use, from each of some layouts in which it is made to each in
+        which it is taken, in the smaller of both."""
+        if value.is_at_hand or not self._model.holding_costs:
+            return np.zeros((len(made), len(taken)))
+        begin, _ = value.needed[value.uses.index(use)]
+        ends = (self._held(value, layouts, value.born, begin) for layouts in (made, taken))
+        return np.minimum.outer(*ends)
+
+    def _home_costs(self, value: ModelValue, home: _Home) -> Costs:
+        """What it costs to hold a value of several users in each layout."""
+        if not self._model.holding_costs:
+            return np.zeros(len(home.layouts))
+        costs = self._held(value, home.layouts, home.begin if value.is_at_hand else value.born, home.end)
+        return np.where(np.isin(home.layouts, self._at_hand(value)), 0.0, costs)
+
+    def _at_hand(self, value: ModelValue) -> list[int]:
+        """The layouts in which a value takes no memory of its own."""
+        return self._column(self._maker_of(value)).layouts if value.is_at_hand else []
+
+    def _matrix(self, of: ValueClass, sources: list[int], targets: list[int]) -> Costs:
+        key = of, tuple(sources), tuple(targets)
+        if key not in self._matrices:
+            self._matrices[key] = self._model.prices.matrix(of, sources, targets)
+        return self._matrices[key]
+
+    def _prices_to(self, value: ModelValue, sources: list[int], use: Port, targets: list[int]) -> Costs:
+        """The prices of bringing a value to a use, and of holding what is brought there as long as that takes."""
+        prices = self._matrix(value.shape, sources, targets)
+        if not self._model.holding_costs:
+            return prices
+        begin, end = value.needed[value.uses.index(use)]
+        moved = np.not_equal.outer(sources, targets)
+        return prices + moved * self._held(value, targets, begin, end) / value.times
+
+    def _add_edges(self, problem: Problem, numbers: list[int], made: int, homes: list[_Home]) -> None:
+        """Adds the reshards of a value: from its maker to its only use, or to its home and from there to all uses."""
+        value, maker = self._model.values[made], self._maker(made)
+        sources, rows = self._column(maker)
+        if not homes:
+            (use,) = self._uses[made]
+            targets, columns = self._column(use)
+            direct = self._prices_to(value, sources, use, targets)
+            direct = direct + self._held_until(value, sources, use, targets) / value.times
+            problem.add(numbers[maker.node], numbers[use.node], Ports(rows, columns, direct, value.times))
+            return
+        every = np.arange(len(homes[0].layouts))
+        to_home = Ports(rows, every, self._matrix(value.shape, sources, homes[0].layouts), value.times)
+        problem.add(numbers[maker.node], homes[0].number, to_home)
+        for home, following in pairwise(homes):
+            onward = Ports(every, every, self._onward(value, home, following), value.times)
+            problem.add(home.number, following.number, onward)
+        for home in homes:
+            for use in home.uses:
+                targets, columns = self._column(use)
+                prices = self._prices_to(value, home.layouts, use, targets)
+                if len(sources) == 1:  # what is always made in one layout may go to each user from there
+                    prices = np.minimum(prices, self._prices_to(value, sources, use, targets))
+                problem.add(home.number, numbers[use.node], Ports(every, columns, prices, value.times))
+
+    def _onward(self, value: ModelValue, home: _Home, following: _Home) -> Costs:
+        """The prices from a home to that of the next phase: held in between, or made again from where it is at hand."""
+        layouts, at_hand = home.layouts, self._at_hand(value)
+        held = self._held(value, layouts, home.end + 1, following.begin - 1) / value.times
+        held = np.where(np.isin(layouts, at_hand), 0.0, held)
+        kept = self._matrix(value.shape, layouts, layouts) + held[:, None]
+        return np.minimum(kept, self._matrix(value.shape, at_hand, layouts))
+
+
+def _phases(needed: Sequence[tuple[int, int]], holding: Callable[[int, int], float]) -> list[list[int]]:
+    """The indices of uses in order of time, cut where it costs most to hold a value between them."""
+    order = sorted(range(len(needed)), key=needed.__getitem__)
+    ends = list(accumulate([needed[i][1] for i in order], max))
+    gaps = [holding(end + 1, needed[i][0] - 1) for end, i in zip(ends, order[1:], strict=False)]
+    widest = sorted(range(len(gaps)), key=lambda n: -gaps[n])[: _MOST_PHASES - 1]
+    cuts = [0, *sorted(n + 1 for n in widest if gaps[n] > 0), len(order)]
+    return [order[a:b] for a, b in pairwise(cuts)]
+
+
+def _settle(problem: Problem, start: list[int], homes: Sequence[int]) -> None:
+    """Gives each home, in place, the candidate that costs least beside those of its neighbours."""
+    edges: dict[int, list[tuple[int, Ports]]] = {home: [] for home in homes}
+    for edge in problem.edges:
+        if edge.first in edges:
+            edges[edge.first].append((edge.second, edge.ports))
+        if edge.second in edges:
+            edges[edge.second].append((edge.first, edge.ports.turned))
+    for home, around in edges.items():
+        costs = problem.costs[home]
+        for other, (rows, cols, prices, weight) in around:
+            costs = costs + weight * prices[rows, cols[start[other]]]
+        if costs.min() < costs[start[home]]:
+            start[home] = int(costs.argmin())

@@ -1,0 +1,171 @@
+"""The graph under contraction: vectors per node, tables per edge, and what has to be decided when all else is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sdy_jax.lowering.solve.solver.problem import Costs, Edge, Problem
+from sdy_jax.lowering.solve.solver.tables import IMPOSSIBLE, Choices, Content, Pool, Table, Vector
+
+
+class Kept(NamedTuple):
+    """A node lost candidates: undone by counting from all of them again."""
+
+    node: int
+    kept: Choices
+
+
+class Best(NamedTuple):
+    """A node's candidate is the cheapest beside those of its neighbours, the first on ties."""
+
+    node: int
+    own: Vector
+    tables: tuple[tuple[int, Table], ...]
+
+
+class Beside(NamedTuple):
+    """As `Best`, where neighbours count together: `arrays` have an axis for each node in their scope."""
+
+    node: int
+    own: Vector
+    arrays: tuple[tuple[tuple[int, ...], Costs], ...]
+
+
+Step = Kept | Best | Beside
+
+
+class Graph:
+    """A problem in whole units of cost, with normalised vectors and tables.
+
+    Invariant: `constant` plus the vectors and tables of what is left is, at its optimum, the problem's optimum; `steps`
+    in reverse order lead from a choice for what is left to one for all nodes, at equal cost.
+    """
+
+    def __init__(self, pool: Pool):
+        self.pool = pool
+        self.constant = 0.0
+        self.vectors: list[Vector] = []
+        self.tables: list[dict[int, Table]] = []
+        self.left: list[bool] = []
+        self.steps: list[Step] = []
+
+    def add_node(self, vector: Vector, least: float) -> None:
+        """Adds a node with these normalised costs, from which `least` was subtracted."""
+        self.vectors.append(vector)
+        self.tables.append({})
+        self.left.append(True)
+        self.constant += least
+
+    def neighbours(self, node: int) -> list[int]:
+        return sorted(self.tables[node])
+
+    def add_cost(self, node: int, vector: Vector) -> None:
+        if vector.is_zero:
+            return
+        self.vectors[node], least = self.pool.total(self.vectors[node], vector)
+        self.constant += least
+
+    def add_edge(self, i: int, j: int, table: Table) -> None:
+        """Adds a table with the candidates of i in rows."""
+        if j in self.tables[i]:
+            table = self.pool.joined(self.tables[i][j], table)
+        self.set_edge(i, j, table)
+
+    def set_edge(self, i: int, j: int, table: Table) -> None:
+        rows, cols, rest = self.pool.split(table)
+        self.add_cost(i, rows)
+        self.add_cost(j, cols)
+        if rest is not None:
+            self.tables[i][j], self.tables[j][i] = rest, self.pool.turned(rest)
+        elif j in self.tables[i]:
+            del self.tables[i][j], self.tables[j][i]
+
+    def keep(self, node: int, kept: Choices) -> None:
+        """Drops the other candidates of a node."""
+        self.steps.append(Kept(node, kept))
+        vector, least = self.pool.normal(self.pool.picked(self.vectors[node], kept).values)
+        self.vectors[node] = vector
+        self.constant += least
+        for other in self.neighbours(node):
+            self.set_edge(node, other, self.pool.rows_of(self.tables[node][other], kept))
+
+    def remove(self, node: int) -> None:
+        for other in self.neighbours(node):
+            del self.tables[other][node]
+        self.tables[node] = {}
+        self.left[node] = False
+
+    def remaining(self) -> list[int]:
+        return [node for node, left in enumerate(self.left) if left]
+
+    def undone(self, choice: dict[int, int]) -> dict[int, int]:
+        """A choice for all nodes, from one for those that are left."""
+        chosen = dict(choice)
+        for step in reversed(self.steps):
+            match step:
+                case Kept(node, kept):
+                    chosen[node] = int(kept.indices[chosen[node]])
+                case Best(node, own, tables):
+                    costs = sum((table.column(chosen[other]) for other, table in tables), own.values)
+                    chosen[node] = int(np.argmin(costs))
+                case Beside(node, own, arrays):
+                    parts = (array[_index(scope, node, chosen)] for scope, array in arrays)
+                    chosen[node] = int(np.argmin(sum(parts, own.values)))
+        return chosen
+
+
+def _index(scope: Sequence[int], node: int, chosen: dict[int, int]) -> tuple[int | slice, ...]:
+    return tuple([slice(None) if other == node else chosen[other] for other in scope])
+
+
+def graph_of(problem: Problem, unit: float, most: float, order: Sequence[Choices]) -> tuple[Graph, float]:
+    """The graph of a problem, and by how much rounding may have raised costs, in units.
+
+    Args:
+        problem: the problem.
+        unit: what costs are rounded to multiples of.
+        most: costs above are impossible.
+        order: per node its candidates, in the order in which ties are broken.
+    """
+    loader = _Loader(unit, most)
+    graph = Graph(loader.pool)
+    for values, candidates in zip(problem.costs, order, strict=True):
+        graph.add_node(*loader.vector(values, candidates))
+    for edge in problem.edges:
+        table = loader.table(edge, order[edge.first], order[edge.second])
+        graph.add_edge(edge.first, edge.second, table)
+    return graph, loader.raised
+
+
+class _Loader:
+    """Rounds costs, equal ones once. `raised`: by how much that may have raised a choice's cost, in units."""
+
+    def __init__(self, unit: float, most: float):
+        self.pool, self.raised = Pool(), 0.0
+        self._unit, self._most = unit, most
+
+    def vector(self, values: Costs, candidates: Choices) -> tuple[Vector, float]:
+        rounded, raised = self._rounded(values)
+        self.raised += raised
+        key = ("loaded", values.tobytes(), candidates)
+        return self.pool.once(key, lambda: self.pool.normal(rounded[candidates.indices]))
+
+    def table(self, edge: Edge, first: Choices, second: Choices) -> Table:
+        rows, cols, prices, weight = edge.ports
+        rounded, raised = self._rounded(prices, weight)
+        self.raised += raised
+        key = ("loaded", id(rounded), rows.tobytes(), cols.tobytes(), first, second)
+        return self.pool.once(key, lambda: self.pool.table(rounded, rows[first.indices], cols[second.indices]))
+
+    def _rounded(self, values: Costs, weight: float = 1.0) -> tuple[Costs, float]:
+        key = ("rounded", Content(values), weight)
+        return self.pool.once(key, lambda: self._round(values * weight))
+
+    def _round(self, values: Costs) -> tuple[Costs, float]:
+        possible = np.isfinite(values) & (values <= self._most)
+        units = np.where(possible, values / self._unit, 0.0)
+        whole = np.rint(units)
+        return np.where(possible, whole, IMPOSSIBLE), float((whole - units).max(initial=0.0))

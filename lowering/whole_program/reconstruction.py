@@ -1,0 +1,131 @@
+"""A planned program looked at again, to say why it was planned so: its model, the choice, and what numbers mean.
+
+Planning keeps nothing but the choice, a number per node. The walk that proposed is deterministic, so the model is built
+once more when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from jax.extend.mlir import ir
+
+from sdy_jax.errors import InternalError
+from sdy_jax.ir.graph import Graph, Op, Value
+from sdy_jax.ir.operations import copied
+from sdy_jax.lowering.insert.partitioner import Partitioner
+from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.lowering.model.enumeration import Openness, Way, layouts_of_shape
+from sdy_jax.lowering.model.program_model import Chosen, Port
+from sdy_jax.lowering.prepare.preparation import prepared
+from sdy_jax.lowering.solve.moves import everything, moves_of
+from sdy_jax.lowering.whole_program.walks import modelled
+from sdy_jax.representation.sharding import TensorSharding
+
+
+class Reconsidered:
+    """The model of a planned program, and its values by number.
+
+    Args:
+        module: what was partitioned, which is rewritten.
+        chosen: `LayoutChoice.chosen`.
+        setting: what it was planned with.
+    """
+
+    def __init__(self, module: ir.Operation, chosen: Sequence[int], setting: Setting):
+        self._module = module  # handles of ops do not keep the module alive
+        self.graph = prepared(module, setting)
+        walker = Partitioner(Graph(copied(self.graph.module)), setting)
+        walker.run()
+        self._meshes, self.costs = walker.placement.meshes, setting.costs
+        self.program = modelled(
+            self.graph, walker, walker.walked.atoms(self._meshes.base, walker.costs.major_parts), setting.policy
+        )
+        self.model, self.start = self.program.model, self.program.start
+        self.chosen: Chosen = list(chosen) or list(self.start)
+        if len(self.chosen) != len(self.start):
+            raise InternalError(f"a choice for {len(chosen)} nodes, of a program that has {len(self.start)}")
+        self.moves = moves_of(self.program.table, self.program.atoms) or [everything()]
+        self.values = dict(self._numbered())
+
+    def _numbered(self) -> Iterator[tuple[int, Value]]:
+        """The values by number. Values that only state another layout share their operand's."""
+        for node, part in reversed(list(zip(self.model.nodes, self.program.parts, strict=True))):
+            made = node.values[node.takes :]
+            both = zip(made, part.makes, strict=False)  # the tie of a group is no value of the program
+            yield from ((number, value) for number, value in both if number >= 0)
+
+    def op(self, node: int) -> Op | None:
+        """The op of a node; None for an argument."""
+        return self.program.parts[node].op
+
+    def made(self, number: int, choice: Sequence[int]) -> TensorSharding:
+        """The layout in which a choice makes a value."""
+        maker = self.model.values[number].maker
+        assert maker is not None
+        return self._layout(choice, maker)
+
+    def taken(self, number: int, choice: Sequence[int]) -> list[TensorSharding]:
+        """The layouts in which the users of a value take it, in order."""
+        return [self._layout(choice, use) for use in self.model.values[number].uses]
+
+    def _layout(self, choice: Sequence[int], port: Port) -> TensorSharding:
+        return self.program.table.shardings[self.model.layout(choice, port)]
+
+    def collectives(self, number: int, choice: Sequence[int]) -> list[str]:
+        """The kinds of collectives that bring a value to its users."""
+        (shape, itemsize, _, is_rounded), made = self.model.values[number].shape, self.made(number, choice)
+        costs = self.costs.of_rounded if is_rounded else self.costs
+        plans = [
+            self._meshes.plan(shape, itemsize, made, target, costs)
+            for target in dict.fromkeys(self.taken(number, choice))
+            if not target.same_layout_as(made)
+        ]
+        return list(dict.fromkeys(step.kind for plan in plans for step in plan.steps if step.wire_bytes))
+
+    @contextmanager
+    def freed(self, ways: Mapping[int, Sequence[Way]]) -> Iterator[None]:
+        """Nodes may meanwhile have further ways."""
+        stated = {node: self.model.nodes[node].ways for node in ways}
+        for node, others in ways.items():
+            self.model.nodes[node].ways = [*stated[node], *others]
+        try:
+            yield
+        finally:
+            for node, own in stated.items():
+                self.model.nodes[node].ways = own
+
+    def constraint_ways(self, nodes: Iterable[int]) -> dict[int, list[Way]]:
+        """The ways of constraints if they could have any layout."""
+        found = {}
+        for node in nodes:
+            slots = range(len(self.model.nodes[node].values))
+            found[node] = [self._stating(node, layout, slots) for layout in self._layouts(node, 0)]
+        return found
+
+    def result_ways(self, index: int) -> dict[int, list[Way]]:
+        """The ways of the program's end if one result could have any layout."""
+        node = len(self.model.nodes) - 1
+        return {node: [self._stating(node, layout, (index,)) for layout in self._layouts(node, index)]}
+
+    def result_cost(self, index: int) -> float:
+        """What it costs to bring a result to its layout, if nobody else took it there."""
+        node = len(self.model.nodes) - 1
+        number = self.model.nodes[node].values[index]
+        if number < 0:
+            return 0.0
+        value = self.model.values[number]
+        assert value.maker is not None
+        made, taken = (self.model.layout(self.chosen, port) for port in (value.maker, Port(node, index)))
+        return value.times * self.model.prices.cost(value.shape, made, taken)
+
+    def _layouts(self, node: int, slot: int) -> list[int]:
+        shape = self.model.values[self.model.nodes[node].values[slot]].shape.shape
+        stated, (atoms, table) = Openness.of_rank(len(shape)), (self.program.atoms, self.program.table)
+        return list(layouts_of_shape(shape, atoms, table, stated, summed=False, pads=False))
+
+    def _stating(self, node: int, layout: int, slots: Collection[int]) -> Way:
+        """The present way of a node, with a layout at some slots."""
+        now = self.model.nodes[node].ways[self.chosen[node]].layouts
+        return Way(tuple(layout if slot in slots else known for slot, known in enumerate(now)), 0.0, 0.0)

@@ -1,0 +1,186 @@
+"""The walks over copies of a program, of which the first one proposes and others follow plans.
+
+Source: spec of the planner, sections 9, 12 and 13.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+from sdy_jax.ir.graph import Graph
+from sdy_jax.ir.operations import copied, main_function
+from sdy_jax.ir.stored_shardings import set_function_shardings
+from sdy_jax.lowering.insert.partitioner import Partitioner
+from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.lowering.model import model_builder
+from sdy_jax.lowering.model.layout_table import LayoutTable, Prices
+from sdy_jax.lowering.model.planning_problem import ModelledProgram
+from sdy_jax.lowering.proposal.free_border import FreeBorder
+from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
+from sdy_jax.lowering.reshard.cost import CostModel
+from sdy_jax.lowering.solve.choices import Choices
+from sdy_jax.lowering.whole_program.memory_errors import border_too_large, too_large
+from sdy_jax.lowering.whole_program.memory_search import PRICES, Room, Walk, best_choice, tried
+from sdy_jax.representation.mesh import AxisRef
+from sdy_jax.representation.sharding import TensorSharding
+
+_LEAST_GAIN = 0.005
+"""The share of what the proposal sends that a plan has to save in all: a reader looks for few differences, each with
+its reason."""
+
+_TOLERATED = 0.01
+"""The share of what the proposal holds that a plan may hold more, on devices whose memory is not known: the estimate is
+no better than that."""
+
+_HOLDING = 0.04
+"""The share of a program's cost that it is worth to hold nothing instead of all that a device has. Weights of an 8B
+model that are gathered once before a loop of 32 layers, instead of in each trip, save a hundredth of the time on 256
+chips of v5e, and hold twice of what such a chip has (2026-11)."""
+
+_MOST_ATOMS = 4
+"""Axes, or parts of axes, up to which a program is planned: each more makes about five times as many layouts."""
+
+
+class ProgramWalks:
+    """The walks over copies of a prepared program; the first one proposes.
+
+    Args:
+        graph: the program.
+        setting: what it is planned with.
+        border: the arguments and results that may have any layout.
+        known: what a program costs that is known to fit; dearer ones need not be found.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        setting: Setting,
+        border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
+        known: float = math.inf,
+    ):
+        self.graph, self.setting, self._border, self._known = graph, setting, border, known
+        self.costs, self.policy = setting.costs, setting.policy
+        self.proposed = self._walk(None)
+        self.mesh = self.proposed.walker.mesh
+        self._atoms = self.proposed.walker.walked.atoms(self.mesh, self.costs.major_parts)
+
+    def of(self, graph: Graph) -> ProgramWalks:
+        """The walks over another form of the program."""
+        return ProgramWalks(graph, self.setting, self._border)
+
+    def _walk(self, plan: LayoutPlan | None) -> Walk:
+        copy = copied(self.graph.module)
+        if plan is not None:
+            main = main_function(copy)
+            set_function_shardings(main, "arg_attrs", plan.border.arguments)
+            set_function_shardings(main, "res_attrs", plan.border.results)
+        walker = Partitioner(Graph(copy), self.setting, plan)
+        return Walk(walker, walker.run(), self.setting.target)
+
+    @cached_property
+    def limit(self) -> float:
+        """The bytes that a device may hold."""
+        if self.setting.available:
+            return self.setting.limit
+        return (1 + _TOLERATED) * self.proposed.peak.total
+
+    def saved(self, walk: Walk) -> float:
+        """What a walk saves of what the proposal costs, and holds."""
+        proposed = self.proposed
+        byte = self.room.byte(min(walk.cost, proposed.cost))
+        return proposed.cost - walk.cost + byte * (proposed.peak.total - walk.peak.total)
+
+    @cached_property
+    def room(self) -> Room:
+        """What the program may hold, and send."""
+        return Room(self.limit, self.setting.target.memory, _HOLDING, self.costs.unit == "seconds", self._known)
+
+    @property
+    def can_be_planned(self) -> bool:
+        """Whether the program is on few enough axes."""
+        return len(self._atoms) <= _MOST_ATOMS
+
+    @cached_property
+    def least_gain(self) -> float:
+        """What a plan has to save."""
+        return _LEAST_GAIN * self.proposed.walker.sending_time()
+
+    @property
+    def _latency(self) -> float:
+        """That of a gather along an axis, the slowest one."""
+        axes = [AxisRef(axis.name) for axis in self.mesh.axes if axis.size > 1]
+        return max([self.costs.rate("all_gather", (axis,), self.mesh).fixed for axis in axes], default=0.0)
+
+    def found(self, prices: int = PRICES) -> list[Walk]:
+        """All walks that were tried, the proposal first, which is alone where it sends nothing and fits.
+
+        Args:
+            prices: of holding, that are tried at most where the cheapest one does not fit.
+
+        Raises:
+            MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
+        """
+        walked, peak = self.proposed.walker.walked, self.proposed.peak
+        if self.policy.memory is not None and peak.border > self.limit:
+            raise border_too_large(self.graph, walked, peak.total, self.setting.inputs, self.mesh, self.limit)
+        must_plan = self.proposed.sends or not self.room.fits(self.proposed)
+        return self.planned(prices) if must_plan else [self.proposed]
+
+    def planned(self, prices: int = PRICES) -> list[Walk]:
+        """The walks by plans that were tried, the proposal first. Where the model promises little it is alone."""
+        if not self.can_be_planned:
+            return [self.proposed]
+        program = modelled(self.graph, self.proposed.walker, self._atoms, self.policy, self._border)
+        choices = Choices(program, self.policy.effort or math.inf)
+        best = best_choice(choices, self._latency)
+        if self.room.fits(self.proposed) and program.saved(best) < self.least_gain:
+            return [self.proposed]
+        return tried(choices, best, self.proposed, self.room, self._walk, prices)
+
+    def fitting(self, walks: Sequence[Walk]) -> list[Walk]:
+        """Those that keep within the limit, and send no more bytes than the proposal where that does, by a model of
+        time; if there are none, and the limit is what devices have, the one that holds least.
+
+        Raises:
+            MemoryLimitError: there are none, and the limit is stated.
+        """
+        found = self.allowed(walks)
+        if found:
+            return found
+        least = min(walks, key=lambda walk: walk.peak.total)
+        if self.policy.memory is not None:
+            raise too_large(least.peak, self.limit)
+        return [least]
+
+    def allowed(self, walks: Sequence[Walk]) -> list[Walk]:
+        """Those that keep within the limit, and send no more than they may; perhaps none."""
+        return [walk for walk in walks if self.room.allows(walk, self.proposed)]
+
+    def best(self, fitting: Sequence[Walk]) -> Walk:
+        """The best of the walks that fit; the proposal, where no other one saves enough."""
+        best = self.room.best(fitting)
+        return self.proposed if self.proposed in fitting and self.saved(best) < self.least_gain else best
+
+
+def modelled(
+    graph: Graph,
+    proposed: Partitioner,
+    atoms: tuple[AxisRef, ...],
+    policy: Policy,
+    border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
+) -> ModelledProgram:
+    """The model of a program of which a copy was walked; `graph` is that of the program itself, `atoms` the parts of
+    mesh axes that the walk knows, `border` what may have any layout."""
+    meshes = proposed.placement.meshes
+
+    def price(
+        costs: CostModel, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding
+    ) -> float:
+        return meshes.plan(shape, itemsize, source, target, costs).cost
+
+    table = LayoutTable(meshes.base_name, meshes.base, proposed.walked.inverted(atoms))
+    prices = Prices(table, proposed.costs, price, proposed.target.arrays)
+    return model_builder.modelled(graph, proposed.walked, table, atoms, proposed.costs, prices, policy, border)
