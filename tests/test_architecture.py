@@ -43,7 +43,8 @@ ROOMS = {
     "lowering.candidates": "representation ir op_rules lowering.reshard lowering.strategies lowering.analysis",
     "lowering.proposal": "representation lowering.reshard lowering.candidates",
     "lowering.prepare": (
-        "representation ir lowering.strips lowering.emission lowering.strategies lowering.analysis lowering.interface"
+        "representation ir lowering.strips lowering.emission lowering.strategies lowering.analysis "
+        "lowering.interface"
     ),
     "lowering.memory": "representation ir op_rules lowering.targets lowering.strategies lowering.analysis",
     "lowering.schedule": (

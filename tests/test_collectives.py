@@ -437,7 +437,7 @@ def test_collectives_that_tpus_lack_are_made_of_moves(dtype, monkeypatch):
         taken.append(x.dtype)
         return tpu(x)
 
-    monkeypatch.setattr(lax_collectives.lax, "platform_dependent", as_on_tpus)
+    monkeypatch.setattr(jax.lax, "platform_dependent", as_on_tpus)
     with jax.enable_x64(True):
         test_all_reduce_combines_the_terms_of_a_group(dtype)
         test_reduce_scatter_is_all_reduce_then_all_slice(dtype, REFINED)

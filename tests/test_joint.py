@@ -5,7 +5,7 @@ import pytest
 from test_strips import FILL, run, split
 
 from sdy_jax.lowering.strips.joint_fetch import joint_fetch
-from sdy_jax.lowering.strips.strips import Source
+from sdy_jax.lowering.strips.strip_plan import Source
 from sdy_jax.lowering.strips.wants import Piece
 
 

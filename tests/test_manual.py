@@ -14,7 +14,7 @@ from sharding_dump import parse
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.collectives import lax_collectives
-from sdy_jax.lowering.collectives.lax_collectives import permutation_pairs
+from sdy_jax.lowering.collectives.data_movement import permutation_pairs
 from sdy_jax.lowering.collectives.replica_groups import axes_of_groups, groups_of_axes, spans
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.insert.partitioner import partition

@@ -10,8 +10,8 @@ from partitioned_ops import CUBE, LINE, PLANE
 from test_whole_program import Program
 
 import sdy_jax as sdy
-from sdy_jax.lowering.whole_program.memory_search import best_choice
 from sdy_jax.lowering.whole_program.plan_reader import plan_of
+from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 
 pytestmark = pytest.mark.filterwarnings("ignore::sdy_jax.plan.warn.PartitionWarning")

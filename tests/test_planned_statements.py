@@ -13,8 +13,8 @@ from test_whole_program import Program, shapes
 import sdy_jax as sdy
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.model import constraint_candidates
-from sdy_jax.lowering.whole_program.memory_search import best_choice
 from sdy_jax.lowering.whole_program.plan_reader import plan_of
+from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.testing import assert_same
 
 U = P.UNCONSTRAINED

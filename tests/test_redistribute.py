@@ -12,10 +12,9 @@ import pytest
 
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.redistribute import fetch, redistribute, reversed_, sliced
-from sdy_jax.lowering.strips.strips import Source
+from sdy_jax.lowering.strips.strip_plan import Source
 from sdy_jax.lowering.strips.wants import (
     Piece,
-    Window,
     block_length,
     concatenate_plan,
     joined_plan,
@@ -23,8 +22,8 @@ from sdy_jax.lowering.strips.wants import (
     reverse_plan,
     roll_plan,
     slice_plan,
-    window_reads,
 )
+from sdy_jax.lowering.strips.window_reads import Window, window_reads
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh, block_indices

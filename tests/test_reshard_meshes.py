@@ -13,7 +13,7 @@ from sdy_oracle import run_passes
 from test_resharding import mesh_of, random_sharding, sharding
 from test_resharding_oracle import wire_bytes
 
-from sdy_jax.lowering.reshard import planner as resharding
+from sdy_jax.lowering.reshard import solution as resharding
 from sdy_jax.lowering.reshard.across_meshes import plan_across
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from reshard_simulator import Simulator
 
-from sdy_jax.lowering.reshard import planner as resharding
+from sdy_jax.lowering.reshard import solution as resharding
 from sdy_jax.lowering.reshard.bound import least_time
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.planner import plan_reshard
@@ -279,7 +279,7 @@ def test_searches_are_made_of_few_parts(shape, mesh, source, target, most, monke
     parts, search = [], resharding.search
     monkeypatch.setattr(resharding, "search", lambda p, known: parts.append(len(p.sizes)) or search(p, known))
     shape, mesh, target = tuple(map(int, shape.split("x"))), mesh_of(mesh), sharding(target)
-    resharding._solve.cache_clear()
+    resharding.solved.cache_clear()
     plan = plan_reshard(shape, 2, sharding(source), target, mesh)
     assert plan.steps[-1].result == target
     assert parts and max(parts) <= most

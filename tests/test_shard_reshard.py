@@ -14,7 +14,7 @@ import shard_model as model
 from shard_devices import run_stacked
 
 import sdy_jax as sdy
-from sdy_jax.lowering.collectives.lax_collectives import permutation_pairs
+from sdy_jax.lowering.collectives.data_movement import permutation_pairs
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh

@@ -11,24 +11,22 @@ import numpy as np
 import pytest
 
 from sdy_jax.errors import InternalError
-from sdy_jax.lowering.strips.strips import Source, Want, edge_colours, plan_strips
+from sdy_jax.lowering.strips.rounds import edge_colours
+from sdy_jax.lowering.strips.strip_plan import Source, Want
+from sdy_jax.lowering.strips.strips import plan_strips
 from sdy_jax.lowering.strips.wants import (
     Level,
     Piece,
-    Window,
     block_length,
     concatenate_plan,
-    contracted_reads,
     joined_plan,
     relayout_plan,
     reshape_plan,
     reverse_plan,
     roll_plan,
-    scattered_reads,
     slice_plan,
-    window_plan,
-    window_reads,
 )
+from sdy_jax.lowering.strips.window_reads import Window, contracted_reads, scattered_reads, window_plan, window_reads
 
 FILL = -7.0
 SHARDS = (2, 3, 4, 8)

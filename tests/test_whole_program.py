@@ -32,10 +32,12 @@ from sdy_jax.lowering.targets.target import Target
 from sdy_jax.lowering.targets.tpu import TPU
 from sdy_jax.lowering.whole_program import memory_search, walks
 from sdy_jax.lowering.whole_program.held_copies import HeldCopy, UseOfCopy
-from sdy_jax.lowering.whole_program.memory_search import Room, best_choice, tried
+from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
+from sdy_jax.lowering.whole_program.memory_search import programs_tried
 from sdy_jax.lowering.whole_program.plan_reader import plan_of
 from sdy_jax.lowering.whole_program.use_times import place_uses
 from sdy_jax.lowering.whole_program.walks import modelled
+from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.testing import assert_same
@@ -360,8 +362,11 @@ class Tried:
         self.choices = SimpleNamespace(program=self.program, improved=improved, left=9.0)
 
     def found(self, limit, memory=0.0, holding=0.0, saves_bytes=False):
-        best, room = best_choice(self.choices), Room(limit, memory, holding, saves_bytes)
-        return [(walk.cost, walk.peak.total) for walk in tried(self.choices, best, self.walk((0, {})), room, self.walk)]
+        best, room = best_choice(self.choices), MemoryBudget(limit, memory, holding, saves_bytes)
+        return [
+            (walk.cost, walk.peak.total)
+            for walk in programs_tried(self.choices, best, self.walk((0, {})), room, self.walk)
+        ]
 
     def walk(self, plan):
         """Ops 0 and 9 hold nothing; what is made again is freed between ops 2 and 7."""
@@ -389,16 +394,16 @@ class Tried:
 
 
 def test_no_price_is_tried_where_the_best_choice_fits(monkeypatch):
-    tried = Tried(monkeypatch, [(10, 5), (4, 5), (4, 5)])
-    assert tried.found(limit=5) == [(10, 5), (4, 5)] and tried.prices == [0]
-    assert not tried.placed
+    programs_tried = Tried(monkeypatch, [(10, 5), (4, 5), (4, 5)])
+    assert programs_tried.found(limit=5) == [(10, 5), (4, 5)] and programs_tried.prices == [0]
+    assert not programs_tried.placed
 
 
 def test_prices_rise_until_it_fits_and_then_fall_a_little(monkeypatch):
-    tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 5), (5.5, 6), (5.6, 5)], order=[1, 1, 2, 3])
-    assert tried.found(limit=5)[-1] == (5.6, 5)
-    assert tried.placed == [tried.program]
-    first, *rest = tried.prices[1:]
+    programs_tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 5), (5.5, 6), (5.6, 5)], order=[1, 1, 2, 3])
+    assert programs_tried.found(limit=5)[-1] == (5.6, 5)
+    assert programs_tried.placed == [programs_tried.program]
+    first, *rest = programs_tried.prices[1:]
     of_nothing, of_something = 16 * first, 64 * first
     between = math.sqrt(of_nothing * of_something)
     assert rest == [of_nothing, of_something, between, pytest.approx(math.sqrt(between * of_something))]
@@ -406,44 +411,44 @@ def test_prices_rise_until_it_fits_and_then_fall_a_little(monkeypatch):
 
 def test_walks_that_will_not_be_chosen_are_forgotten(monkeypatch):
     """Neither the proposal, nor what costs least of what fits, nor what holds least."""
-    tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 4), (5.5, 6), (5.6, 5)])
-    tried.found(limit=5)
-    assert set(tried.forgotten) == {(4, 9), (5, 8), (5.5, 6)}
+    programs_tried = Tried(monkeypatch, [(10, 5), (4, 9), (5, 8), (6, 4), (5.5, 6), (5.6, 5)])
+    programs_tried.found(limit=5)
+    assert set(programs_tried.forgotten) == {(4, 9), (5, 8), (5.5, 6)}
 
 
 def test_work_is_cheaper_until_nothing_is_sent_to_save_it_that_the_proposal_does_not_send(monkeypatch):
-    tried = Tried(monkeypatch, [(10, 5), (4, 5), (5, 5), (6, 5)])
-    tried.talkative = (1, 2)
-    assert tried.found(limit=5, saves_bytes=True)[-1] == (6, 5)
-    assert tried.prices[1:] == [("work", 1 / 4), 0, ("work", 1 / 16), 0]
+    programs_tried = Tried(monkeypatch, [(10, 5), (4, 5), (5, 5), (6, 5)])
+    programs_tried.talkative = (1, 2)
+    assert programs_tried.found(limit=5, saves_bytes=True)[-1] == (6, 5)
+    assert programs_tried.prices[1:] == [("work", 1 / 4), 0, ("work", 1 / 16), 0]
     assert len(Tried(monkeypatch, [(10, 5), (4, 5), (5, 5)]).found(limit=5)) == 2
 
 
 def test_walks_that_may_be_chosen_are_kept_beside_cheaper_ones_that_may_not_and_larger_ones(monkeypatch):
     """Which one is best depends on what holding is worth, and that on what the cheapest of all costs."""
-    tried = Tried(monkeypatch, [(10, 5), (4, 5), (6, 5), (6.2, 4), (6.4, 4.5)])
-    tried.talkative = (1,)
-    tried.found(limit=9, memory=10, holding=0.1, saves_bytes=True)
-    assert set(tried.forgotten) == {(4, 5)}
+    programs_tried = Tried(monkeypatch, [(10, 5), (4, 5), (6, 5), (6.2, 4), (6.4, 4.5)])
+    programs_tried.talkative = (1,)
+    programs_tried.found(limit=9, memory=10, holding=0.1, saves_bytes=True)
+    assert set(programs_tried.forgotten) == {(4, 5)}
 
 
 def test_holding_has_its_small_price_where_a_program_that_fits_fills_a_device(monkeypatch):
-    tried = Tried(monkeypatch, [(10, 5), (4, 5), (4.1, 3), (4.1, 3)])
-    assert tried.found(limit=9, memory=10, holding=1.25)[-1] == (4.1, 3)
+    programs_tried = Tried(monkeypatch, [(10, 5), (4, 5), (4.1, 3), (4.1, 3)])
+    assert programs_tried.found(limit=9, memory=10, holding=1.25)[-1] == (4.1, 3)
     worth = 1.25 * 4 / 10  # at the eight moments at which most is held, half of it at two others
-    assert tried.prices[1:] == [worth / 9, worth / 8, 8 * worth / 8, 64 * worth / 8]
+    assert programs_tried.prices[1:] == [worth / 9, worth / 8, 8 * worth / 8, 64 * worth / 8]
     assert Tried(monkeypatch, [(10, 5), (4, 2), (4.1, 1)]).found(limit=9, memory=10, holding=1.25)[-1] == (4, 2)
 
 
 def test_nothing_is_tried_beyond_what_costs_more_than_a_proposal_that_fits(monkeypatch):
-    tried = Tried(monkeypatch, [(10, 5), (4, 9), (11, 8), (12, 5)])
-    assert len(tried.found(limit=5)) == 3
+    programs_tried = Tried(monkeypatch, [(10, 5), (4, 9), (11, 8), (12, 5)])
+    assert len(programs_tried.found(limit=5)) == 3
     assert Tried(monkeypatch, [(10, 6), (4, 9), (11, 8), (12, 5)]).found(limit=5)[-1] == (12, 5)
 
 
 def test_a_proposal_that_nothing_saves_beside_is_left_where_it_does_not_fit(monkeypatch):
-    tried = Tried(monkeypatch, [(4, 9), (4, 9), (5, 5)])
-    assert tried.found(limit=5)[-1] == (5, 5) and tried.prices[1] > 0
+    programs_tried = Tried(monkeypatch, [(4, 9), (4, 9), (5, 5)])
+    assert programs_tried.found(limit=5)[-1] == (5, 5) and programs_tried.prices[1] > 0
 
 
 def copy_used_at(first, last, size):
@@ -459,9 +464,9 @@ def test_copies_are_made_again_before_holding_has_a_price(monkeypatch):
 
 
 def test_prices_are_given_up_where_nothing_holds_less(monkeypatch):
-    tried = Tried(monkeypatch, [(10, 9), (4, 9), *[(5 + n, 9) for n in range(9)]])
-    tried.found(limit=5)
-    assert len(tried.prices) == 1 + 3
+    programs_tried = Tried(monkeypatch, [(10, 9), (4, 9), *[(5 + n, 9) for n in range(9)]])
+    programs_tried.found(limit=5)
+    assert len(programs_tried.prices) == 1 + 3
 
 
 def nested(weights, x):
@@ -523,7 +528,7 @@ def test_a_plan_has_to_save_half_a_percent(monkeypatch):
 
 def test_gradients_are_reduced_at_once_where_updating_a_part_saves_next_to_nothing(monkeypatch):
     """Though biases of which there are many cost little on average; and nothing that the model proposes is walked."""
-    monkeypatch.setattr(walks, "tried", None)
+    monkeypatch.setattr(walks, "programs_tried", None)
 
     def function(layers, x):
         def loss(layers):
@@ -562,7 +567,7 @@ def test_the_walk_that_is_best_is_a_candidate(worth):
     walks = [
         SimpleNamespace(cost=cost, exposed=exposed, peak=SimpleNamespace(total=held)) for cost, exposed, held in figures
     ]
-    room = Room(limit=10, memory=10, holding=worth)
+    room = MemoryBudget(limit=10, memory=10, holding=worth)
     assert any(room.best(walks) is walk for walk in room.candidates(walks))
     assert len(room.candidates(walks)) == 2
 

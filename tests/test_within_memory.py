@@ -18,8 +18,7 @@ from sdy_jax.lowering.memory.peak import peak_of
 from sdy_jax.lowering.solve import choices
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.lowering.whole_program import memory_search
-from sdy_jax.lowering.whole_program.held_copies import HeldCopy, UseOfCopy
-from sdy_jax.lowering.whole_program.memory_search import _freed, _numbered
+from sdy_jax.lowering.whole_program.held_copies import HeldCopy, UseOfCopy, freed_gaps, numbered_uses
 from sdy_jax.lowering.whole_program.partition import partition
 from sdy_jax.plan.hlo import collectives_in_hlo
 from sdy_jax.testing import assert_same
@@ -232,15 +231,15 @@ def test_copies_are_freed_where_too_much_is_live():
     held = [copy(0, 1, 10, 0, 8), copy(1, 1, 10, 2, 6), copy(2, 5, 10, 1, 7), copy(3, 1, 10, 0, 2, 8)]
     over = np.zeros(10)
     over[4] = 15
-    assert _freed(held, over, set()) == {(0, 0), (3, 1)}
-    assert _freed(held, over, {(3, 1)}) == {(0, 0), (1, 0), (3, 1)}
-    assert _freed(held, np.zeros(10), set()) == set()
-    assert _freed(held, np.full(10, 100.0), set()) == {(0, 0), (1, 0), (2, 0), (3, 0), (3, 1)}
+    assert freed_gaps(held, over, set()) == {(0, 0), (3, 1)}
+    assert freed_gaps(held, over, {(3, 1)}) == {(0, 0), (1, 0), (3, 1)}
+    assert freed_gaps(held, np.zeros(10), set()) == set()
+    assert freed_gaps(held, np.full(10, 100.0), set()) == {(0, 0), (1, 0), (2, 0), (3, 0), (3, 1)}
 
 
 def test_uses_are_numbered_by_copy():
     held = [copy(0, 1, 10, 0, 3, 8), copy(1, 1, 10, 2, 6)]
-    assert dict(_numbered(held, {(0, 1)})) == {(None, 0, 0): 1, (None, 0, 3): 1, (None, 0, 8): 2}
+    assert dict(numbered_uses(held, {(0, 1)})) == {(None, 0, 0): 1, (None, 0, 3): 1, (None, 0, 8): 2}
 
 
 def test_effort_bounds_how_often_layouts_are_chosen(monkeypatch):

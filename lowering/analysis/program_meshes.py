@@ -17,7 +17,8 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import manual_axes
 from sdy_jax.lowering.reshard.across_meshes import plan_across
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.planner import ReshardPlan, plan_reshard
+from sdy_jax.lowering.reshard.plan import ReshardPlan
+from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.lowering.strategies.registry import cuts_no_axes
 from sdy_jax.representation.attributes import shardings_from_attribute
 from sdy_jax.representation.axes import sort_and_merge

@@ -14,7 +14,7 @@ from sdy_jax.lowering.analysis.fusion import can_fuse, is_constant
 from sdy_jax.lowering.blocking.groups import Group, Growth
 from sdy_jax.lowering.blocking.separation import Sizes
 from sdy_jax.lowering.blocking.spans import Cut, RuleOf, Span, spans_of
-from sdy_jax.lowering.memory.peak import HeldBuffer, live_at
+from sdy_jax.lowering.memory.buffers import HeldBuffer, live_at
 from sdy_jax.lowering.targets.compiler import Fusion
 from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding

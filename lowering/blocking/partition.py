@@ -15,7 +15,8 @@ from sdy_jax.lowering.blocking.groups import Growth
 from sdy_jax.lowering.blocking.loops import run_in_parts
 from sdy_jax.lowering.blocking.separation import Sizes, tell_apart
 from sdy_jax.lowering.blocking.spans import Cut, RuleOf
-from sdy_jax.lowering.interface.report import InParts, PartitionReport
+from sdy_jax.lowering.interface.outcomes import InParts
+from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.prepare.dead_code import erase_dead_code
 from sdy_jax.lowering.prepare.preparation import PREPARED, prepared

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdy_jax.lowering.collectives.lax_collectives import permuted
+from sdy_jax.lowering.collectives.data_movement import permuted
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh
 

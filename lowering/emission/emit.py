@@ -20,7 +20,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.extensions import load_extensions
 from sdy_jax.ir.graph import Block, Graph, Op, Value
-from sdy_jax.lowering.collectives.lax_collectives import collective_permute
+from sdy_jax.lowering.collectives.data_movement import collective_permute
 from sdy_jax.lowering.emission import re_emission
 from sdy_jax.lowering.emission.border_layout import as_at_border, laid_out_as_arrays
 from sdy_jax.lowering.emission.local_op import EMITTERS, LocalOp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sdy_jax.lowering.reshard.planner import Collective
+from sdy_jax.lowering.reshard.plan import Collective
 from sdy_jax.representation.attributes import reduction_attributes
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sdy_collectives import REDUCING

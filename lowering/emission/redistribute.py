@@ -30,8 +30,10 @@ from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.names import scope_name
 from sdy_jax.lowering.strips.relayout import change
-from sdy_jax.lowering.strips.strips import StripPlan, Strips, single
-from sdy_jax.lowering.strips.wants import Reads, Slice
+from sdy_jax.lowering.strips.strip_plan import StripPlan, Strips
+from sdy_jax.lowering.strips.strips import single
+from sdy_jax.lowering.strips.wants import Slice
+from sdy_jax.lowering.strips.window_reads import Reads
 from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.runtime.mesh import RefinedMesh
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sdy_jax.ir.graph import Value
-from sdy_jax.lowering.collectives.lax_collectives import has_native_all_reduce, permutation_pairs
+from sdy_jax.lowering.collectives.data_movement import permutation_pairs
+from sdy_jax.lowering.collectives.reductions import has_native_all_reduce
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
-from sdy_jax.lowering.reshard.planner import Collective
+from sdy_jax.lowering.reshard.plan import Collective
 from sdy_jax.lowering.targets.rates import wire_bytes
 from sdy_jax.representation.mesh import Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding

@@ -29,10 +29,11 @@ from sdy_jax.lowering.insert.rematerialization import (
     computed_of_parts,
     rematerialization,
 )
-from sdy_jax.lowering.interface.report import CollectiveRecord, Moved, PartitionReport
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord, Moved
+from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.lines import Lines, along_lines
-from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan
+from sdy_jax.lowering.reshard.plan import Collective, ReshardPlan
 from sdy_jax.lowering.targets.tiles import last_cut
 from sdy_jax.op_rules.dataflow import edges_of
 from sdy_jax.propagation.edge_shardings import state_body_arguments

@@ -33,7 +33,8 @@ from sdy_jax.lowering.insert.early_reductions import reduce_early
 from sdy_jax.lowering.insert.placement import Placement
 from sdy_jax.lowering.insert.replication_notes import Unsplit
 from sdy_jax.lowering.insert.user_collectives import as_written, is_reduction, is_written_collective
-from sdy_jax.lowering.interface.report import Moved, PartitionReport
+from sdy_jax.lowering.interface.collective_record import Moved
+from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.prepare.folds import fold_settled
 from sdy_jax.lowering.prepare.preparation import prepared

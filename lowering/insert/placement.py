@@ -18,12 +18,13 @@ from sdy_jax.lowering.analysis.factors import block_prefix, dividing_prefix
 from sdy_jax.lowering.analysis.program_meshes import ProgramMeshes
 from sdy_jax.lowering.analysis.rounding import rounded_values
 from sdy_jax.lowering.insert.materialized_layouts import MaterializedLayouts
-from sdy_jax.lowering.interface.report import CollectiveRecord, PartitionReport
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
+from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.uneven_notes import uneven
 from sdy_jax.lowering.proposal.layout_plan import PlannedUse
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.reshard.lines import Lines
-from sdy_jax.lowering.reshard.planner import ReshardPlan
+from sdy_jax.lowering.reshard.plan import ReshardPlan
 from sdy_jax.representation.mesh import Axes, Mesh
 from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding

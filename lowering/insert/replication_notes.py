@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.insert.placement import Placement
-from sdy_jax.lowering.interface.report import CollectiveRecord, PartitionReport
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
+from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.strategies.registry import WHOLE, strategies_of
 from sdy_jax.representation.axes import overlaps

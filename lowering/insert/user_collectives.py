@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.emission.wire_bytes import sent_by_step
-from sdy_jax.lowering.interface.report import Moved
-from sdy_jax.lowering.reshard.planner import Collective
-from sdy_jax.lowering.reshard.problem import padded_block
+from sdy_jax.lowering.interface.collective_record import Moved
+from sdy_jax.lowering.reshard.plan import Collective
+from sdy_jax.lowering.reshard.states import padded_block
 from sdy_jax.lowering.targets.rates import wire_bytes
 from sdy_jax.lowering.targets.tiles import last_cut
 from sdy_jax.representation.attributes import reduction_from_attributes

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.ir.statements import group_of, stated_for
-from sdy_jax.lowering.interface.report import ChangedLayout
+from sdy_jax.lowering.interface.outcomes import ChangedLayout
 from sdy_jax.lowering.model.enumeration import Openness, Way, layouts_of_shape
 from sdy_jax.lowering.model.layout_table import LayoutTable
 from sdy_jax.lowering.model.op_nodes import is_inexact

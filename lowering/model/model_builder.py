@@ -22,9 +22,10 @@ from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.model.constraint_candidates import StatedWays
 from sdy_jax.lowering.model.enumeration import Way
 from sdy_jax.lowering.model.layout_table import LayoutTable, Prices, ValueClass
+from sdy_jax.lowering.model.nodes import Port
 from sdy_jax.lowering.model.op_nodes import Ways
 from sdy_jax.lowering.model.planning_problem import FREE, ModelledProgram, Part
-from sdy_jax.lowering.model.program_model import Port, ProgramModel
+from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.proposal.free_border import FreeBorder, FreeEnd
 from sdy_jax.lowering.proposal.proposal import Walked

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.analysis.fusion import is_sum
 from sdy_jax.lowering.model.layout_table import LayoutTable
-from sdy_jax.lowering.model.program_model import Chosen, Port, ProgramModel
+from sdy_jax.lowering.model.nodes import Chosen, Port
+from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.proposal.free_border import FreeEnd
 from sdy_jax.lowering.proposal.proposal import Walked
 from sdy_jax.representation.mesh import AxisRef

@@ -10,73 +10,13 @@ Source: spec of the planner, sections 1, 4 and 9.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from sdy_jax.lowering.model.enumeration import Way
 from sdy_jax.lowering.model.layout_table import Prices, ValueClass
-
-Chosen = list[int]
-"""Per node, the number of the chosen way."""
-
-
-Layouts = Sequence[tuple[int, ...]] | Mapping[int, tuple[int, ...]]
-"""By node, the layouts of its slots."""
-
-
-class Port(NamedTuple):
-    """A node's slot: the position of a value in its ways' layouts."""
-
-    node: int
-    slot: int
-
-
-@dataclass(slots=True)
-class Node:
-    """An op, an edge of control flow, or the border: `ways` in the order in which ties are decided, and how often it
-    runs. `values`: per slot, the number of its value; -1 where a slot costs nothing in any layout. The first `takes`
-    slots are those of values that it takes."""
-
-    ways: list[Way]
-    times: float
-    values: list[int]
-    takes: int
-
-    @property
-    def made(self) -> list[int]:
-        """The numbers of the values that the node makes."""
-        return [value for value in self.values[self.takes :] if value >= 0]
-
-
-@dataclass(slots=True)
-class ModelValue:
-    """A value: its class, how often it is made, where it is made and taken.
-
-    Where holding has a price, or copies are made again, `place_uses` has said the rest:
-    `born`: the node from which on it is there. `needed`: per use, the first and the last node for which it must be.
-    `is_at_hand`: it takes no memory of its own in the layout in which it is made: it is an argument, or its users
-    compute it. `is_held_rounded`: a device holds it, and its copies, as products alone take it.
-    """
-
-    shape: ValueClass
-    times: float
-    maker: Port | None = None
-    uses: list[Port] = field(default_factory=list)
-    born: int = 0
-    needed: list[tuple[int, int]] = field(default_factory=list)
-    is_at_hand: bool = False
-    is_held_rounded: bool = False
-
-
-class CopyInLayout(NamedTuple):
-    """A copy of a value in another layout: its uses in order of time, its bytes on a device, and what it costs to make
-    it again."""
-
-    uses: list[Port]
-    bytes: float
-    cost: float
+from sdy_jax.lowering.model.nodes import CopyInLayout, Layouts, ModelValue, Node, Port
 
 
 def _uses_of_copies(value: ModelValue, made: int, taken: Sequence[int]) -> dict[int, list[int]]:

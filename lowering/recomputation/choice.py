@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.interface.report import Recomputed
+from sdy_jax.lowering.interface.outcomes import Recomputed
 from sdy_jax.lowering.prepare.dead_code import erase_dead_code
 from sdy_jax.lowering.recomputation.loop_stacks import without_unread
 from sdy_jax.lowering.recomputation.segment_prices import PricedSegment

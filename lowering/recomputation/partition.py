@@ -11,12 +11,13 @@ from itertools import chain
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.locations import is_computed_again
 from sdy_jax.ir.operations import copied
-from sdy_jax.lowering.interface.report import InParts, Recomputed
+from sdy_jax.lowering.interface.outcomes import InParts, Recomputed
 from sdy_jax.lowering.recomputation.choice import price_that_saves, recomputed
 from sdy_jax.lowering.recomputation.forward_loops import forward_loops
 from sdy_jax.lowering.recomputation.segment_prices import Mark, priced_loops, priced_segments
 from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
-from sdy_jax.lowering.whole_program.memory_search import PRICES, Walk
+from sdy_jax.lowering.whole_program.memory_search import PRICES
+from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 from sdy_jax.lowering.whole_program.walks import ProgramWalks
 
 _TRIES = 3
@@ -48,17 +49,17 @@ class Program:
         return replace(self, prices=PRICES)
 
     @cached_property
-    def found(self) -> list[Walk]:
+    def found(self) -> list[PartitionedProgram]:
         """The walks."""
         return self.walks.found(self.prices)
 
     @property
-    def least(self) -> Walk:
+    def least(self) -> PartitionedProgram:
         """The walk that holds least."""
         return min(self.found, key=lambda walk: walk.peak.total)
 
     @property
-    def cheapest(self) -> Walk:
+    def cheapest(self) -> PartitionedProgram:
         """The walk that costs least, whether it fits or not."""
         return min(self.found, key=lambda walk: walk.cost)
 
@@ -72,7 +73,7 @@ class Program:
         return bool(self.walks.allowed(self.found))
 
     @property
-    def best(self) -> Walk:
+    def best(self) -> PartitionedProgram:
         """The best walk of those that fit; if there is none, that which holds least."""
         allowed = self.walks.allowed(self.found)
         return self.walks.best(allowed) if allowed else self.least

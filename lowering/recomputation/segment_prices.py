@@ -9,7 +9,7 @@ from functools import cached_property
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.locations import place_of
 from sdy_jax.lowering.analysis.fusion import moves
-from sdy_jax.lowering.interface.report import NotHeld, RanAgain
+from sdy_jax.lowering.interface.outcomes import NotHeld, RanAgain
 from sdy_jax.lowering.recomputation.forward_loops import ForwardLoop, forward_loops
 from sdy_jax.lowering.recomputation.min_cut import ops_to_run_again
 from sdy_jax.lowering.recomputation.segments import Segment, can_run_again

@@ -14,7 +14,7 @@ from sdy_jax.lowering.analysis.trip_counts import executions
 from sdy_jax.lowering.candidates.op_kinds import operations_done
 from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.targets.family import Arrays
-from sdy_jax.lowering.whole_program.memory_search import Walk
+from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 from sdy_jax.op_rules.dataflow import edges_of
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -28,7 +28,7 @@ class WalkPrices:
         arrays: how arrays lie on a device.
     """
 
-    def __init__(self, graph: Graph, walk: Walk, arrays: Arrays):
+    def __init__(self, graph: Graph, walk: PartitionedProgram, arrays: Arrays):
         self._graph, self._walk, self._walker = graph, walk, walk.walker
         self._arrays = arrays
         self._number = {op: number for number, op in enumerate(graph.ops)}

@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.planner import Collective, ReshardPlan, plan_reshard
+from sdy_jax.lowering.reshard.plan import Collective, ReshardPlan
+from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import SdyCollective
 from sdy_jax.representation.sharding import TensorSharding

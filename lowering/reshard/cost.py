@@ -5,7 +5,6 @@ With the default model (no latency, bandwidth 1) time equals wire bytes. Source:
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,20 +13,18 @@ from pathlib import Path
 
 import jax
 
-from sdy_jax.errors import SdyError
+from sdy_jax.lowering.reshard.machine_costs import axes_over_network, measured_fields, published_fields
 from sdy_jax.lowering.reshard.major_parts import cut as cut_at
 from sdy_jax.lowering.reshard.major_parts import major_parts, part_name
+from sdy_jax.lowering.reshard.per_axis import PerAxis, numbers_of, of_axis
 from sdy_jax.lowering.targets.calibration import Calibration, Sizes, calibrated, default_path
 from sdy_jax.lowering.targets.rates import TABLE, Link, Rate, rate, wire_bytes
-from sdy_jax.lowering.targets.registry import family_of_machine, family_of_platform, machines
+from sdy_jax.lowering.targets.registry import family_of_platform, machines
 from sdy_jax.lowering.targets.target import family_of, machine_of
 from sdy_jax.lowering.targets.tiles import Copies, LastCut
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.named import AnyMesh
-from sdy_jax.runtime.devices import device_kind, network_axes, platform_of
-
-PerAxis = float | Mapping[str, float] | tuple[tuple[str, float], ...]
-"""One number for every mesh axis, or one by axis name."""
+from sdy_jax.runtime.devices import device_kind, platform_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +97,8 @@ class CostModel:
         if not isinstance(self.copies, Copies):
             object.__setattr__(self, "copies", Copies(self.copies))
         object.__setattr__(self, "combines", tuple(sorted(set(self.combines))))
-        is_free = not any([*_numbers(self.latency), *_numbers(self.start), *self._copies])
-        rates = {self.moved, *_numbers(self.bandwidth)}
+        is_free = not any([*numbers_of(self.latency), *numbers_of(self.start), *self._copies])
+        rates = {self.moved, *numbers_of(self.bandwidth)}
         object.__setattr__(self, "is_default", is_free and not self.torus and rates <= {1.0})
 
     @classmethod
@@ -122,7 +119,7 @@ class CostModel:
         name = machine_of(mesh)
         if name:
             links = machines()[name].links
-            slow = (part_name(axis, size) if size else axis for axis, size in _network_axes(mesh, name).items())
+            slow = (part_name(axis, size) if size else axis for axis, size in axes_over_network(mesh, name).items())
             return cls.of_machine(name, mesh.axis_names, dict.fromkeys(slow, links.network.bandwidth))
         family, platform = family_of(mesh), platform_of(mesh)
         is_known = family.name == platform and not family.machines  # nothing is published of any
@@ -146,26 +143,7 @@ class CostModel:
         >>> CostModel.of_machine("h100", ["data", "model"], {"data": 25e9}).bandwidth_of("data")
         25000000000.0
         """
-        known = machines()
-        if name not in known:
-            raise SdyError(f"no machine is called {name!r}; known are {', '.join(known)}. Or give CostModel your own")
-        chip, links, slow, axes = known[name].chip, known[name].links, dict(bandwidth or {}), tuple(axes)
-        family = family_of_machine(name)
-        return cls(
-            dict.fromkeys(axes, links.latency) | dict.fromkeys(slow, links.network.latency),
-            2 / chip.flops,
-            dict.fromkeys(axes, links.bandwidth) | slow,
-            start=links.start,
-            memory=1 / chip.memory,
-            launch=chip.launch,
-            product_launch=chip.product_launch,
-            copies=family.arrays.copies(1 / chip.memory, chip.launch),
-            combines=tuple(family.compiler.collectives.combines),
-            torus=tuple(axis for axis in axes if links.is_torus and axis not in slow),
-            rounds=family.arrays.moved,
-            machine=name,
-            origin=f"{name}, by its published rates",
-        )
+        return cls(**published_fields(name, tuple(axes), bandwidth or {}))
 
     @classmethod
     def calibrate(
@@ -194,28 +172,12 @@ class CostModel:
 
     def with_rates(self, found: Calibration, mesh: AnyMesh, origin: str) -> CostModel:
         """The model of a mesh with rates that were measured there in the place of its own, and nothing else."""
-        family = family_of(mesh)
-        over_network = _network_axes(mesh, self.machine) if self.torus else {}
-        torus = tuple(axis for axis in self.torus if axis not in over_network)
-        copies = family.arrays.copies(found.memory, found.launch)
-        return replace(
-            self,
-            latency={name: axis.latency * (2 if name in torus else 1) for name, axis in found.axes.items()},
-            flop=found.flop,
-            bandwidth={name: axis.bandwidth for name, axis in found.axes.items()},
-            start={name: axis.start for name, axis in found.axes.items()},
-            memory=found.memory,
-            launch=found.launch,
-            copies=copies._replace(sent=0.0),  # those of all kinds are a part of what was measured
-            combines=tuple(family.compiler.collectives.combines),
-            torus=torus,
-            origin=origin,
-        )
+        return replace(self, **measured_fields(found, mesh, self.machine, self.torus), origin=origin)
 
     @property
     def unit(self) -> str:
         """The unit of all times: "seconds" where bandwidths are given, else "bytes"."""
-        return "seconds" if any(value != 1.0 for value in _numbers(self.bandwidth)) else "bytes"
+        return "seconds" if any(value != 1.0 for value in numbers_of(self.bandwidth)) else "bytes"
 
     def wire_bytes(self, kind: str, group: int, bytes_in: float, bytes_out: float) -> float:
         """Bytes that each device sends, from the local bytes before and after a collective over `group` devices.
@@ -277,7 +239,7 @@ class CostModel:
         name, size, end = axis.name, axis.size(mesh), axis.next_pre_size(mesh)
         major = self.major_parts.get(name, 1)
         whole, rates = (major, part_name(name, major)) if end <= major else (mesh.sizes[name], name)
-        latency, start = _of(self.latency, rates, _of(self.latency, name)), _of(self.start, name)
+        latency, start = of_axis(self.latency, rates, of_axis(self.latency, name)), of_axis(self.start, name)
         hop = whole // end * latency
         return Link(size, self.bandwidth_of(rates), hop, start, rates in self.torus, self._copies, self.moved)
 
@@ -302,7 +264,7 @@ class CostModel:
 
     def bandwidth_of(self, axis: str) -> float:
         """Bytes per second along a mesh axis."""
-        return _of(self.bandwidth, axis, 1.0) if self.bandwidth else 1.0
+        return of_axis(self.bandwidth, axis, 1.0) if self.bandwidth else 1.0
 
     def slow_axes(self, mesh: Mesh) -> frozenset[str]:
         """The axes of a mesh along which devices send much less than along its fastest one, as between slices."""
@@ -312,18 +274,6 @@ class CostModel:
 
 _SLOW = 4
 """How many times as fast the fastest axis has to be: the networks in `MACHINES` take 9 to 29 times as long as links."""
-
-
-def _network_axes(mesh: AnyMesh, machine: str) -> dict[str, int]:
-    return network_axes(mesh, joins_hosts=machines()[machine].links.joins_hosts)
-
-
-def _of(given: PerAxis, axis: str, default: float = 0.0) -> float:
-    return given if isinstance(given, (int, float)) else dict(given).get(axis, default)
-
-
-def _numbers(given: PerAxis) -> Sequence[float]:
-    return [given] if isinstance(given, (int, float)) else list(dict(given).values())
 
 
 @lru_cache(maxsize=1 << 12)
@@ -340,8 +290,3 @@ def _of_rounded(model: CostModel) -> CostModel:
 @lru_cache(maxsize=64)
 def _major_parts(bandwidth: tuple[tuple[str, float], ...]) -> Mapping[str, int]:
     return major_parts(name for name, _ in bandwidth)
-
-
-def same_cost(a: float, b: float) -> bool:
-    """Equal up to the rounding of sums."""
-    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)

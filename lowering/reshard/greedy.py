@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from sdy_jax.lowering.reshard.problem import ReshardProblem, ReshardStep, State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.problem import ReshardProblem
+from sdy_jax.lowering.reshard.states import ReshardStep, State, atoms_of, mask_of
 from sdy_jax.lowering.strips.relayout import Atoms
 
 Lists = list[list[int]]

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from sdy_jax.lowering.reshard.planner import Collective
+from sdy_jax.lowering.reshard.plan import Collective
 from sdy_jax.representation.axes import merge_neighbours, set_difference
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh, axes_size
 from sdy_jax.representation.sharding import TensorSharding

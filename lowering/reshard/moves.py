@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from sdy_jax.lowering.reshard.problem import ReshardProblem, ReshardStep, State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.problem import ReshardProblem
+from sdy_jax.lowering.reshard.states import ReshardStep, State, atoms_of, mask_of
 from sdy_jax.lowering.strips.relayout import Atoms
 from sdy_jax.representation.sdy_collectives import BY_STRIPS
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from sdy_jax.lowering.reshard.moves import moves_from, moves_into
-from sdy_jax.lowering.reshard.problem import FREE, MERGEABLE, Price, ReshardProblem, ReshardStep, State
+from sdy_jax.lowering.reshard.problem import ReshardProblem
+from sdy_jax.lowering.reshard.states import FREE, MERGEABLE, Price, ReshardStep, State
 
 PermuteKey = tuple[tuple[int, ...], int]
 """Shard counts per dimension, and the unreduced set: what a permute keeps."""

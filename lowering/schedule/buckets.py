@@ -23,7 +23,8 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import copied, replace_contents
-from sdy_jax.lowering.interface.report import CollectiveRecord, PartitionReport
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
+from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.memory.peak import peak_of
 from sdy_jax.lowering.schedule.bucket_members import BucketSize, Candidates

@@ -12,7 +12,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.analysis.critical_path import Critical
-from sdy_jax.lowering.interface.report import CollectiveRecord
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.mesh import Mesh
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.operations import pre_order
-from sdy_jax.lowering.interface.report import CollectiveRecord, PartitionReport
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
+from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.representation.sdy_collectives import BUCKET, PACKED, PREFETCHED, RING
 
 

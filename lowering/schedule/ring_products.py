@@ -22,7 +22,8 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.analysis.critical_path import Critical
 from sdy_jax.lowering.emission.emit import value_shardings
-from sdy_jax.lowering.interface.report import CollectiveRecord, PartitionReport
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
+from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.schedule.marks import Hiding
 from sdy_jax.lowering.schedule.work_times import WorkTimes

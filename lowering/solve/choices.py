@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from sdy_jax.lowering.model.nodes import Chosen
 from sdy_jax.lowering.model.planning_problem import ModelledProgram
-from sdy_jax.lowering.model.program_model import Chosen
 from sdy_jax.lowering.solve.improvement import improved
 
 

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from sdy_jax.lowering.model.enumeration import Way
-from sdy_jax.lowering.model.program_model import Chosen, Node, ProgramModel
+from sdy_jax.lowering.model.nodes import Chosen, Node
+from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.certificate import changed
 from sdy_jax.lowering.solve.moves import Move
 

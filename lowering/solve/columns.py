@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdy_jax.lowering.model.enumeration import Way
-from sdy_jax.lowering.model.program_model import Port
+from sdy_jax.lowering.model.nodes import Port
 
 
 class Column(NamedTuple):

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from itertools import cycle
 
 from sdy_jax.lowering.model.layout_table import LayoutTable
-from sdy_jax.lowering.model.program_model import Chosen, ProgramModel
+from sdy_jax.lowering.model.nodes import Chosen
+from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.local_search import LEAST, improved_locally
 from sdy_jax.lowering.solve.moves import Move, everything, moves_of
 from sdy_jax.lowering.solve.restriction import RestrictedProgram, Solved

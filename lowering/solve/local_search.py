@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from sdy_jax.lowering.model.enumeration import Way
-from sdy_jax.lowering.model.program_model import Chosen, ModelValue, Node, ProgramModel
+from sdy_jax.lowering.model.nodes import Chosen, ModelValue, Node
+from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.moves import Move
 
 _ROUNDS = 10

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdy_jax.lowering.model.layout_table import ValueClass
-from sdy_jax.lowering.model.program_model import Chosen, ModelValue, Port, ProgramModel
+from sdy_jax.lowering.model.nodes import Chosen, ModelValue, Port
+from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.columns import Column, different
 from sdy_jax.lowering.solve.moves import Move
 from sdy_jax.lowering.solve.solver import Ports, Problem, solve

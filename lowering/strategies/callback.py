@@ -11,7 +11,7 @@ from jax import lax
 
 from sdy_jax.ir.custom_ops import CALLBACK, CALLBACK_ON_BLOCKS, INSPECTED, Callback, function_of
 from sdy_jax.ir.graph import Op, Value
-from sdy_jax.lowering.collectives.lax_collectives import all_reduce
+from sdy_jax.lowering.collectives.reductions import all_reduce
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.wire_bytes import all_reduce_bytes
 from sdy_jax.lowering.strategies.manual import manual_axes_around

@@ -36,7 +36,7 @@ from sdy_jax.lowering.strategies.split_window import (
     read_by_windows,
     whole_window,
 )
-from sdy_jax.lowering.strips.wants import Window
+from sdy_jax.lowering.strips.window_reads import Window
 from sdy_jax.op_rules.op_attributes import (
     ConvolutionDimensionNumbers,
     convolution_dimension_numbers,

@@ -26,7 +26,7 @@ from sdy_jax.lowering.emission.wire_bytes import all_reduce_bytes
 from sdy_jax.lowering.strategies.monoids import reduction_kind
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
 from sdy_jax.lowering.strategies.shards import block_shape, factors_of_dims, offset
-from sdy_jax.lowering.strips.wants import Window
+from sdy_jax.lowering.strips.window_reads import Window
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.rule import OpShardingRule
 

@@ -24,7 +24,7 @@ from sdy_jax.lowering.emission.redistribute import redistribute
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy, pass_through_factors, strategies
 from sdy_jax.lowering.strategies.shards import block_shape
 from sdy_jax.lowering.strips.joint_fetch import Fetch, Pieces, joint_fetch
-from sdy_jax.lowering.strips.strips import Source
+from sdy_jax.lowering.strips.strip_plan import Source
 from sdy_jax.lowering.strips.wants import Piece
 from sdy_jax.op_rules.slicing import PIECES
 from sdy_jax.representation.mesh import axes_size

@@ -33,7 +33,7 @@ from sdy_jax.lowering.strategies.registry import (
     strategies,
 )
 from sdy_jax.lowering.strategies.shards import block_shape
-from sdy_jax.lowering.strips.strips import block_length
+from sdy_jax.lowering.strips.strip_plan import block_length
 from sdy_jax.lowering.strips.wants import Level, reshape_plan
 from sdy_jax.representation.mesh import Axes, axes_size
 from sdy_jax.representation.rule import OpShardingRule, TensorMapping

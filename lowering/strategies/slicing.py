@@ -28,8 +28,9 @@ from sdy_jax.lowering.strategies.registry import (
     strategies,
 )
 from sdy_jax.lowering.strategies.shards import block_shape, factors_of_dims, resized_factors
-from sdy_jax.lowering.strips.strips import StripPlan
-from sdy_jax.lowering.strips.wants import Reads, Slice, Window, reverse_plan, slice_plan, window_reads
+from sdy_jax.lowering.strips.strip_plan import StripPlan
+from sdy_jax.lowering.strips.wants import Slice, reverse_plan, slice_plan
+from sdy_jax.lowering.strips.window_reads import Reads, Window, window_reads
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule
 

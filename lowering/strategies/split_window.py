@@ -17,8 +17,8 @@ from sdy_jax.lowering.emission.local_op import LocalOp
 from sdy_jax.lowering.emission.redistribute import Axes, cut, fetch, redistribute
 from sdy_jax.lowering.strategies.registry import Inside, Shards
 from sdy_jax.lowering.strategies.shards import block_shape
-from sdy_jax.lowering.strips.strips import StripPlan
-from sdy_jax.lowering.strips.wants import Reads, Window, contracted_reads, window_reads
+from sdy_jax.lowering.strips.strip_plan import StripPlan
+from sdy_jax.lowering.strips.window_reads import Reads, Window, contracted_reads, window_reads
 from sdy_jax.op_rules.op_attributes import WindowDimension
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import TensorMapping

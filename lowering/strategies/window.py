@@ -33,8 +33,8 @@ from sdy_jax.lowering.strategies.split_window import (
     read_by_windows,
     whole_window,
 )
-from sdy_jax.lowering.strips.strips import StripPlan
-from sdy_jax.lowering.strips.wants import Scattered, Window, scattered_reads
+from sdy_jax.lowering.strips.strip_plan import StripPlan
+from sdy_jax.lowering.strips.window_reads import Scattered, Window, scattered_reads
 from sdy_jax.op_rules.op_attributes import padding, window
 from sdy_jax.representation.mesh import axes_size
 from sdy_jax.representation.rule import OpShardingRule

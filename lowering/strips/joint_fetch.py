@@ -18,7 +18,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from sdy_jax.lowering.strips.strips import Source, StripPlan, Want, Wants, block_length, plan_strips
+from sdy_jax.lowering.strips.strip_plan import Source, StripPlan, Want, Wants, block_length
+from sdy_jax.lowering.strips.strips import plan_strips
 from sdy_jax.lowering.strips.wants import Piece, joined_wants
 
 Pieces = tuple[Piece, ...]

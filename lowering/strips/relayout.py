@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from sdy_jax.lowering.strips.strips import Source, StripPlan, Want, block_length, plan_strips
+from sdy_jax.lowering.strips.strip_plan import Source, StripPlan, Want, block_length
+from sdy_jax.lowering.strips.strips import plan_strips
 from sdy_jax.representation.verify_collectives import leads_to_blocks
 
 Atoms = tuple[int, ...]

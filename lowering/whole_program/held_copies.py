@@ -5,14 +5,16 @@ Source: spec of the planner, section 9.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from sdy_jax.ir.graph import Value
+from sdy_jax.lowering.model.nodes import Chosen, CopyInLayout, ModelValue
 from sdy_jax.lowering.model.planning_problem import FREE, ModelledProgram
-from sdy_jax.lowering.model.program_model import Chosen, CopyInLayout, ModelValue
 from sdy_jax.lowering.proposal.layout_plan import PlannedUse
+from sdy_jax.lowering.whole_program.partitioned_program import PerOp
 
 
 class UseOfCopy(NamedTuple):
@@ -83,3 +85,35 @@ def _copies_made_anew(
         uses = [known.uses[0] for known in each]
         if len(uses) > 1:
             yield _held_copy(program, value, CopyInLayout(uses, model.bytes_of(each[0], taken), cost))
+
+
+def freed_gaps(held: Sequence[HeldCopy], over: PerOp, freed: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The gaps of copies, by copy and use, in which they are freed, and more of them, so that nowhere more is live than
+    may be, if possible: at the worst moment first, what costs least per byte, and is not needed for longest."""
+    found, over = set(freed), over.copy()
+    gaps = {
+        (n, i): (begin, end)
+        for n, copy in enumerate(held)
+        for i, (begin, end) in enumerate(copy.gaps())
+        if begin < end and copy.bytes and copy.cost < math.inf and (n, i) not in freed
+    }
+    order = sorted(gaps, key=lambda gap: (held[gap[0]].cost / held[gap[0]].bytes, gaps[gap][0] - gaps[gap][1], gap))
+    while over.max(initial=0.0) > 0:
+        worst = over.argmax().item()
+        gap = next((gap for gap in order if gap not in found and gaps[gap][0] <= worst < gaps[gap][1]), None)
+        if gap is None:
+            over[worst] = 0.0
+            continue
+        found.add(gap)
+        over[slice(*gaps[gap])] -= held[gap[0]].bytes
+    return found
+
+
+def numbered_uses(held: Sequence[HeldCopy], freed: set[tuple[int, int]]) -> Iterator[tuple[PlannedUse, int]]:
+    """Which copy serves each use, counted from 1, of the values of which some are made again."""
+    for n, copy in enumerate(held):
+        if any((n, i) in freed for i in range(len(copy.uses))):
+            number = 1
+            for i, use in enumerate(copy.uses):
+                yield use.planned, number
+                number += (n, i) in freed

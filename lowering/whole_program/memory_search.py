@@ -9,50 +9,23 @@ Source: spec of the planner, section 9.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.insert.partitioner import Partitioner
-from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.lowering.memory.peak import Peak, peak_of
+from sdy_jax.lowering.model.nodes import Chosen
 from sdy_jax.lowering.model.planning_problem import ModelledProgram
-from sdy_jax.lowering.model.program_model import Chosen
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan, PlannedUse
-from sdy_jax.lowering.schedule.hidden_time import hidden_by_work
 from sdy_jax.lowering.solve.choices import Choices
-from sdy_jax.lowering.targets.target import Target
-from sdy_jax.lowering.whole_program.held_copies import HeldCopy, held_copies
+from sdy_jax.lowering.whole_program.held_copies import freed_gaps, held_copies, numbered_uses
+from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
+from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram, PerOp
 from sdy_jax.lowering.whole_program.plan_reader import plan_of
 from sdy_jax.lowering.whole_program.use_times import place_uses
 
-_LEAST_SAVING = 1e-5
-"""The share of the program's cost that a reshard has to save to be worth its collective."""
-
-_WORTH = 1 / 16
-"""The share of what the proposal's reshards cost on average that another one has to save: each is time to compile, and
-latency that a model of bytes does not know. Without it a transformer's step with replicated weights on 2 x 4 has 94
-collectives, with it 77 for 0.6 percent more cost. Half as much would have the data-parallel step of twelve flax layers
-compile for 1.4 as long, with 226 instead of 200 collectives for 1 percent less (2026-11)."""
-
-_LATENCIES = 0.25
-"""The latencies that it has to save at most, where the model knows them. The proposal for an 8B model on 256 chips
-moves whole activations, 0.1 s each on average; a sixteenth of that for each gather of a layer had stacks gathered
-before the loops, which held twice of what a chip has (2026-11)."""
-
 PRICES = 8
 """Prices of holding that are tried."""
-
-_TRIES = 8
-"""Prices of work that are tried."""
-
-_DEARER = 4.0
-"""By how much the price of work rises from try to try."""
 
 _STEEPER = 16.0
 """By how much the price of holding rises while it changes nothing. Of an 8B model on 256 chips all layers are gathered
@@ -80,23 +53,11 @@ _SAVING = (1.0, 1.0, 8.0, 64.0)
 hide what is sent instead. An 8B model on 64 H100s that gathers weights in each trip, not before the loop, takes 0.92 of
 the time by the model, which then counts what is hidden, and holds 8.3 GiB instead of 28.5 (2026-11)."""
 
-_HIDDEN = 0.6
-"""What the time of collectives counts that run beside other work: they take a part of the memory's rate and of the
-units, others may be on the links, and a compiler may not hide what the model says it does. Where nothing is held for
-it, twice the bytes have to save a good deal: BERT on 8 H100s sends 1.1 GiB in 42 ms by the model, or 2.25 in 38
-(2026-11)."""
-
-_COMPARED = 2
-"""How often its small price holding has where walks are compared. A step that holds 48 of 60 GiB for 4 percent of the
-time, as hidden collectives count, beside one that holds 11, is not worth it (2026-11)."""
-
 _CHEAPER = 4.0
 """By how much the price of work falls from try to try, where its savings are paid for with bytes."""
 
 _CHEAPENED = 3
 """Prices of work that are tried there."""
-
-_SAME = 1 + 1e-9
 
 _FREED = 2
 """How often more copies are freed, where what was freed before was not enough."""
@@ -108,149 +69,25 @@ _EVERYWHERE = 0.5
 """The share of the price at the worst moment that holding has at all others. Without it whole activations of a 70B
 model were gathered at moments that nobody had priced (2026-11)."""
 
-PerOp = NDArray[np.float64]
-"""A number per op of the program before it is walked."""
+
+FollowPlan = Callable[[LayoutPlan], PartitionedProgram]
 
 
-@dataclass(eq=False)
-class Walk:
-    """A walk over a copy of the program, and what it inserted; the devices for which it is. One that will not be
-    chosen may be forgotten: its figures stay, its copy of the program goes."""
-
-    walker: Partitioner
-    report: PartitionReport
-    target: Target
-
-    @cached_property
-    def cost(self) -> float:
-        """What collectives and each device's own work cost."""
-        return self.walker.cost()
-
-    @cached_property
-    def exposed(self) -> float:
-        """What it costs but for most of the time of the collectives that the compiler hides by itself."""
-        walker = self.walker
-        if walker.costs.unit != "seconds":
-            return self.cost
-        inserted = walker.placement.inserted
-        hidden = hidden_by_work(walker.graph.module, inserted, walker.mesh, walker.costs, self.target.compiler)
-        return self.cost - (1 - _HIDDEN) * hidden
-
-    @cached_property
-    def peak(self) -> Peak:
-        """What a device holds at most."""
-        return peak_of(Graph(self.walker.graph.module), self.target)
-
-    @property
-    def sends(self) -> bool:
-        """Whether anything is sent that the program does not send itself."""
-        return any(record.wire_bytes and record.origin == "partitioner" for record in self.report.collectives)
-
-    @cached_property
-    def sending(self) -> float:
-        """What collectives cost."""
-        return self.walker.sending_time()
-
-    @cached_property
-    def sent(self) -> float:
-        """The bytes that a device sends."""
-        return sum([record.wire_bytes * record.estimated_times for record in self.report.collectives])
-
-    def sends_more_than(self, other: Walk) -> bool:
-        """Whether a device sends more bytes than by another walk."""
-        return self.sent > other.sent * _SAME
-
-    def forget(self) -> None:
-        """Keeps what it costs and holds, and lets the copy of the program go."""
-        if hasattr(self, "walker"):
-            _ = self.cost, self.exposed, self.sending, self.sent, self.live
-            self.peak = replace(self.peak, live=(), at=())
-            del self.walker, self.report
-
-    @cached_property
-    def live(self) -> PerOp:
-        """The bytes that are live while an op runs, or what was inserted before it, arguments and results included."""
-        found, most = np.zeros(len(self.walker.number)), 0.0
-        numbers = self.walker.remaining
-        for op, live in self.peak.at:
-            most = max(most, live)
-            if op in numbers:
-                found[numbers[op]], most = max(found[numbers[op]], most), 0.0
-        return found + self.peak.border
-
-
-Walked = Callable[[LayoutPlan], Walk]
-
-
-def best_choice(choices: Choices, latency: float = 0.0) -> Chosen:
-    """The best choice that was found, if holding costs nothing; of those that do not do too much work, at a price of
-    work that rises where the best one does. `latency`: that of a collective; 0 where that is not known."""
-    program = choices.program
-    model, start = program.model, program.start
-    worth = max(_LEAST_SAVING * model.cost(start), _WORTH * model.mean_reshard(start))
-    model.charge_each_reshard(min(worth, _LATENCIES * latency or math.inf))
-    for number in range(1, _TRIES + 1):
-        found = choices.improved(start)
-        if model.operations(found) <= program.most_operations:
-            return found
-        model.price_work(_DEARER**number)
-    return start
-
-
-class Room(NamedTuple):
-    """What a program may hold.
-
-    `limit`: bytes per device. `memory`: of these a device has; 0 where that is not known. `holding`: the share of a
-    program's cost that it is worth to hold nothing instead of all of it. `saves_bytes`: it may send no more than the
-    proposal, where that fits: a model of time says what it saves by that, but not what it costs others on the links.
-    `known`: what a program costs that is known to fit.
-    """
-
-    limit: float
-    memory: float
-    holding: float
-    saves_bytes: bool = False
-    known: float = math.inf
-
-    def byte(self, cost: float) -> float:
-        """What it is worth not to hold a byte, in a program of this cost: a little, and always, where the memory of
-        devices is known."""
-        return self.holding * cost / self.memory if self.memory else 0.0
-
-    def fits(self, walk: Walk) -> bool:
-        """Whether a walk keeps within the limit."""
-        return walk.peak.total <= self.limit
-
-    def allows(self, walk: Walk, proposed: Walk) -> bool:
-        """Whether a walk may be chosen, beside the proposal: it fits, and sends no more than may be."""
-        if not self.fits(walk):
-            return False
-        return not (self.saves_bytes and self.fits(proposed) and walk.sends_more_than(proposed))
-
-    def best(self, walks: Sequence[Walk]) -> Walk:
-        """The walk that costs least beside what is hidden, with a little for what it holds."""
-        byte = _COMPARED * self.byte(min(walk.cost for walk in walks))
-        return min(walks, key=lambda walk: (walk.exposed + byte * walk.peak.total, walk.cost))
-
-    def candidates(self, walks: Sequence[Walk]) -> list[Walk]:
-        """Those of which one is the best, whatever a byte is worth: of no other one is less exposed and held."""
-        found = list[Walk]()
-        for walk in sorted(walks, key=lambda walk: (walk.exposed, walk.cost)):
-            if not found or (self.memory and walk.peak.total < found[-1].peak.total):
-                found.append(walk)
-        return found
-
-
-def tried(
-    choices: Choices, best: Chosen, proposed: Walk, room: Room, walked: Walked, tries: int = PRICES
-) -> list[Walk]:
+def programs_tried(
+    choices: Choices,
+    best: Chosen,
+    proposed: PartitionedProgram,
+    room: MemoryBudget,
+    walked: FollowPlan,
+    tries: int = PRICES,
+) -> list[PartitionedProgram]:
     """The walks by the best choice and, where it does not fit, with copies made again, and at rising prices of holding
     until one fits, and then a little below. A walk that does not fit and costs more than one that does ends it: those
     that hold less cost more. Where it fits, but sends more bytes than the proposal to save work, walks at falling
     prices of work if it may not; and where it holds much of a device's memory, walks by what is best if holding has its
     small price.
     """
-    search = _Search(choices, proposed, room, walked)
+    search = _MemorySearch(choices, proposed, room, walked)
     walk = search.follow(best)
     if not room.fits(walk):
         search.raise_prices(best, walk, tries)
@@ -262,13 +99,13 @@ def tried(
     return list(search.known.values())
 
 
-class _Search:
+class _MemorySearch:
     """The walks that were made, by choice and copies."""
 
-    def __init__(self, choices: Choices, proposed: Walk, room: Room, walked: Walked):
+    def __init__(self, choices: Choices, proposed: PartitionedProgram, room: MemoryBudget, walked: FollowPlan):
         self._choices, self._program = choices, choices.program
         self._proposed, self._room, self._walked = proposed, room, walked
-        self.known: dict[object, Walk] = {tuple(self._program.start): proposed}
+        self.known: dict[object, PartitionedProgram] = {tuple(self._program.start): proposed}
 
     @cached_property
     def _timed(self) -> ModelledProgram:
@@ -276,7 +113,7 @@ class _Search:
         place_uses(self._program, self._proposed.target.compiler.fusion)
         return self._program
 
-    def follow(self, chosen: Chosen) -> Walk:
+    def follow(self, chosen: Chosen) -> PartitionedProgram:
         """The walk by a choice; with copies made again, if it does not fit and enough of them can be freed."""
         walk = self._with_copies(chosen, {})
         if self._room.fits(walk):
@@ -284,16 +121,16 @@ class _Search:
         held = held_copies(self._timed, chosen)
         freed = set[tuple[int, int]]()
         for _ in range(_FREED if held else 0):
-            more = _freed(held, walk.live - self._room.limit, freed)
+            more = freed_gaps(held, walk.live - self._room.limit, freed)
             if more == freed:
                 break
             freed = more
-            walk = self._with_copies(chosen, dict(_numbered(held, freed)))
+            walk = self._with_copies(chosen, dict(numbered_uses(held, freed)))
             if self._room.fits(walk):
                 break
         return walk
 
-    def _with_copies(self, chosen: Chosen, copies: dict[PlannedUse, int]) -> Walk:
+    def _with_copies(self, chosen: Chosen, copies: dict[PlannedUse, int]) -> PartitionedProgram:
         key = (*chosen, *copies.items())
         if key not in self.known:
             self._forget()
@@ -324,7 +161,7 @@ class _Search:
         """The least that a walk holds."""
         return min(walk.peak.total for walk in self.known.values())
 
-    def raise_prices(self, best: Chosen, walk: Walk, tries: int) -> None:
+    def raise_prices(self, best: Chosen, walk: PartitionedProgram, tries: int) -> None:
         """Tries choices at so many rising prices of holding, at most."""
         program, chosen = self._timed, best
         prices = self._first_prices(walk)
@@ -349,7 +186,7 @@ class _Search:
             steep = _STEEPER if len(self.known) == known else _STEEP
             prices = self._raised(prices, walk, steep) if high is None else _between(low, high)
 
-    def send_less(self, best: Chosen, walk: Walk) -> tuple[Chosen, Walk]:
+    def send_less(self, best: Chosen, walk: PartitionedProgram) -> tuple[Chosen, PartitionedProgram]:
         """The choice at the highest price of work with which no more bytes are sent than by the proposal, and its walk;
         the last one that was tried, if there is none."""
         program, chosen = self._program, best
@@ -361,7 +198,7 @@ class _Search:
                 break
         return chosen, walk
 
-    def save(self, best: Chosen, walk: Walk) -> None:
+    def save(self, best: Chosen, walk: PartitionedProgram) -> None:
         """Tries choices at prices of holding a byte at the moments at which most is held."""
         program, chosen, prices = self._timed, best, np.zeros(1)
         byte = self._room.byte(min(known.cost for known in self.known.values()))
@@ -373,20 +210,20 @@ class _Search:
                 chosen = self._choices.improved(chosen)
                 walk = self.follow(chosen)
 
-    def _first_prices(self, walk: Walk) -> PerOp:
+    def _first_prices(self, walk: PartitionedProgram) -> PerOp:
         """The prices of holding at which what is live at all tight moments costs half as much as sending it does."""
         tight, walker = self._tight(walk), self._proposed.walker
         slowest = min([walker.costs.bandwidth_of(axis.name) for axis in walker.mesh.axes], default=1.0)
         return tight / (tight.sum() * slowest) / 2
 
-    def _tight(self, walk: Walk) -> PerOp:
+    def _tight(self, walk: PartitionedProgram) -> PerOp:
         """Per op, 1 where most is live, and less the less is, but a share of that everywhere."""
         live, beside = walk.live, walk.peak.border
         least = beside + _NEARLY * max(self._room.limit - beside, 0.0)
         over = np.maximum(live - least, 0.0)
         return np.maximum(over / over.max(), _EVERYWHERE) if over.any() else (live == live.max()).astype(float)
 
-    def _raised(self, prices: PerOp, walk: Walk, steep: float) -> PerOp:
+    def _raised(self, prices: PerOp, walk: PartitionedProgram, steep: float) -> PerOp:
         """Prices that are so many times as high at the moments at which more is held than may be."""
         tight = self._tight(walk)
         return np.where(tight > 0, np.maximum(prices, prices.max() * tight) * steep, prices)
@@ -395,38 +232,3 @@ class _Search:
 def _between(low: PerOp, high: PerOp) -> PerOp:
     """Prices between those at which a program does not fit and those at which it does."""
     return np.where(low > 0, np.sqrt(low * high), high / _STEEP)
-
-
-# Copies.
-
-
-def _freed(held: Sequence[HeldCopy], over: PerOp, freed: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """The gaps of copies, by copy and use, in which they are freed, and more of them, so that nowhere more is live than
-    may be, if possible: at the worst moment first, what costs least per byte, and is not needed for longest."""
-    found, over = set(freed), over.copy()
-    gaps = {
-        (n, i): (begin, end)
-        for n, copy in enumerate(held)
-        for i, (begin, end) in enumerate(copy.gaps())
-        if begin < end and copy.bytes and copy.cost < math.inf and (n, i) not in freed
-    }
-    order = sorted(gaps, key=lambda gap: (held[gap[0]].cost / held[gap[0]].bytes, gaps[gap][0] - gaps[gap][1], gap))
-    while over.max(initial=0.0) > 0:
-        worst = over.argmax().item()
-        gap = next((gap for gap in order if gap not in found and gaps[gap][0] <= worst < gaps[gap][1]), None)
-        if gap is None:
-            over[worst] = 0.0
-            continue
-        found.add(gap)
-        over[slice(*gaps[gap])] -= held[gap[0]].bytes
-    return found
-
-
-def _numbered(held: Sequence[HeldCopy], freed: set[tuple[int, int]]) -> Iterator[tuple[PlannedUse, int]]:
-    """Which copy serves each use, counted from 1, of the values of which some are made again."""
-    for n, copy in enumerate(held):
-        if any((n, i) in freed for i in range(len(copy.uses))):
-            number = 1
-            for i, use in enumerate(copy.uses):
-                yield use.planned, number
-                number += (n, i) in freed

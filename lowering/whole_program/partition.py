@@ -18,7 +18,9 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import replace_contents
 from sdy_jax.lowering.insert.partitioner import Partitioner
-from sdy_jax.lowering.interface.report import ChangedLayout, CollectiveRecord, LayoutChoice, PartitionReport
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
+from sdy_jax.lowering.interface.outcomes import ChangedLayout, LayoutChoice
+from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.model.constraint_candidates import changed_statements
 from sdy_jax.lowering.prepare.preparation import prepared
@@ -28,7 +30,7 @@ from sdy_jax.lowering.schedule.hidden_time import hidden_by_work
 from sdy_jax.lowering.schedule.marks import erase_marks
 from sdy_jax.lowering.schedule.prefetching import prefetch
 from sdy_jax.lowering.schedule.ring_products import form_rings
-from sdy_jax.lowering.whole_program.memory_search import Walk
+from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 from sdy_jax.lowering.whole_program.walks import ProgramWalks
 
 
@@ -48,7 +50,7 @@ def partition(module: ir.Operation, setting: Setting) -> PartitionReport:
     return _combined(module, walker, walker.placement.inserted, setting)
 
 
-def finished(module: ir.Operation, walks: ProgramWalks, fitting: Sequence[Walk]) -> PartitionReport:
+def finished(module: ir.Operation, walks: ProgramWalks, fitting: Sequence[PartitionedProgram]) -> PartitionReport:
     """Rewrites a module as the best of some walks says, with collectives beside what hides them."""
     best, costs = walks.best(fitting), walks.costs
     if walks.can_be_planned:
@@ -99,7 +101,7 @@ def best_border(module: ir.Operation, setting: Setting, border: FreeBorder, know
     )
 
 
-def _choice(graph: Graph, best: Walk, proposed: Walk) -> LayoutChoice:
+def _choice(graph: Graph, best: PartitionedProgram, proposed: PartitionedProgram) -> LayoutChoice:
     plan, changed = best.walker.plan, tuple(_changed(graph, best.walker, proposed.walker))
     sent = best.walker.sending_time(), proposed.walker.sending_time()
     written = best.walker.sending_time(("user",))

@@ -13,8 +13,8 @@ from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.candidates.op_problem import PlannedOp
 from sdy_jax.lowering.insert.user_collectives import is_written_collective
 from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.nodes import Chosen
 from sdy_jax.lowering.model.planning_problem import FREE, ModelledProgram
-from sdy_jax.lowering.model.program_model import Chosen
 from sdy_jax.lowering.proposal.free_border import BorderLayouts
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan, PlannedUse
 from sdy_jax.op_rules.dataflow import is_data_flow

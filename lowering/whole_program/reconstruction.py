@@ -17,7 +17,7 @@ from sdy_jax.ir.operations import copied
 from sdy_jax.lowering.insert.partitioner import Partitioner
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.model.enumeration import Openness, Way, layouts_of_shape
-from sdy_jax.lowering.model.program_model import Chosen, Port
+from sdy_jax.lowering.model.nodes import Chosen, Port
 from sdy_jax.lowering.prepare.preparation import prepared
 from sdy_jax.lowering.solve.moves import everything, moves_of
 from sdy_jax.lowering.whole_program.walks import modelled

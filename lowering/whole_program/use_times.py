@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.lowering.analysis.fusion import can_fuse, is_constant
+from sdy_jax.lowering.model.nodes import ModelValue
 from sdy_jax.lowering.model.planning_problem import FREE, ModelledProgram
-from sdy_jax.lowering.model.program_model import ModelValue
 from sdy_jax.lowering.targets.compiler import Fusion
 
 

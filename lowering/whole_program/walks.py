@@ -22,8 +22,11 @@ from sdy_jax.lowering.proposal.free_border import FreeBorder
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.solve.choices import Choices
+from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
 from sdy_jax.lowering.whole_program.memory_errors import border_too_large, too_large
-from sdy_jax.lowering.whole_program.memory_search import PRICES, Room, Walk, best_choice, tried
+from sdy_jax.lowering.whole_program.memory_search import PRICES, programs_tried
+from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
+from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 
@@ -71,14 +74,14 @@ class ProgramWalks:
         """The walks over another form of the program."""
         return ProgramWalks(graph, self.setting, self._border)
 
-    def _walk(self, plan: LayoutPlan | None) -> Walk:
+    def _walk(self, plan: LayoutPlan | None) -> PartitionedProgram:
         copy = copied(self.graph.module)
         if plan is not None:
             main = main_function(copy)
             set_function_shardings(main, "arg_attrs", plan.border.arguments)
             set_function_shardings(main, "res_attrs", plan.border.results)
         walker = Partitioner(Graph(copy), self.setting, plan)
-        return Walk(walker, walker.run(), self.setting.target)
+        return PartitionedProgram(walker, walker.run(), self.setting.target)
 
     @cached_property
     def limit(self) -> float:
@@ -87,16 +90,16 @@ class ProgramWalks:
             return self.setting.limit
         return (1 + _TOLERATED) * self.proposed.peak.total
 
-    def saved(self, walk: Walk) -> float:
+    def saved(self, walk: PartitionedProgram) -> float:
         """What a walk saves of what the proposal costs, and holds."""
         proposed = self.proposed
         byte = self.room.byte(min(walk.cost, proposed.cost))
         return proposed.cost - walk.cost + byte * (proposed.peak.total - walk.peak.total)
 
     @cached_property
-    def room(self) -> Room:
+    def room(self) -> MemoryBudget:
         """What the program may hold, and send."""
-        return Room(self.limit, self.setting.target.memory, _HOLDING, self.costs.unit == "seconds", self._known)
+        return MemoryBudget(self.limit, self.setting.target.memory, _HOLDING, self.costs.unit == "seconds", self._known)
 
     @property
     def can_be_planned(self) -> bool:
@@ -114,7 +117,7 @@ class ProgramWalks:
         axes = [AxisRef(axis.name) for axis in self.mesh.axes if axis.size > 1]
         return max([self.costs.rate("all_gather", (axis,), self.mesh).fixed for axis in axes], default=0.0)
 
-    def found(self, prices: int = PRICES) -> list[Walk]:
+    def found(self, prices: int = PRICES) -> list[PartitionedProgram]:
         """All walks that were tried, the proposal first, which is alone where it sends nothing and fits.
 
         Args:
@@ -129,7 +132,7 @@ class ProgramWalks:
         must_plan = self.proposed.sends or not self.room.fits(self.proposed)
         return self.planned(prices) if must_plan else [self.proposed]
 
-    def planned(self, prices: int = PRICES) -> list[Walk]:
+    def planned(self, prices: int = PRICES) -> list[PartitionedProgram]:
         """The walks by plans that were tried, the proposal first. Where the model promises little it is alone."""
         if not self.can_be_planned:
             return [self.proposed]
@@ -138,9 +141,9 @@ class ProgramWalks:
         best = best_choice(choices, self._latency)
         if self.room.fits(self.proposed) and program.saved(best) < self.least_gain:
             return [self.proposed]
-        return tried(choices, best, self.proposed, self.room, self._walk, prices)
+        return programs_tried(choices, best, self.proposed, self.room, self._walk, prices)
 
-    def fitting(self, walks: Sequence[Walk]) -> list[Walk]:
+    def fitting(self, walks: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
         """Those that keep within the limit, and send no more bytes than the proposal where that does, by a model of
         time; if there are none, and the limit is what devices have, the one that holds least.
 
@@ -155,11 +158,11 @@ class ProgramWalks:
             raise too_large(least.peak, self.limit)
         return [least]
 
-    def allowed(self, walks: Sequence[Walk]) -> list[Walk]:
+    def allowed(self, walks: Sequence[PartitionedProgram]) -> list[PartitionedProgram]:
         """Those that keep within the limit, and send no more than they may; perhaps none."""
         return [walk for walk in walks if self.room.allows(walk, self.proposed)]
 
-    def best(self, fitting: Sequence[Walk]) -> Walk:
+    def best(self, fitting: Sequence[PartitionedProgram]) -> PartitionedProgram:
         """The best of the walks that fit; the proposal, where no other one saves enough."""
         best = self.room.best(fitting)
         return self.proposed if self.proposed in fitting and self.saved(best) < self.least_gain else best

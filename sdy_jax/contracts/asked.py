@@ -5,7 +5,7 @@ from __future__ import annotations
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import main_function
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.lowering.interface.report import CollectiveRecord
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.op_rules.elementwise_table import ELEMENTWISE
 from sdy_jax.plan.plan import Plan
 

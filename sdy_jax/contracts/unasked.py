@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sdy_jax.contracts.asked import Asked
 from sdy_jax.ir.graph import Op
 from sdy_jax.ir.locations import has_strict_regions, place_of, strict_axes
-from sdy_jax.lowering.interface.report import CollectiveRecord
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.plan.annotation_origins import spec_text
 from sdy_jax.plan.plan import Plan
 from sdy_jax.plan.recording.record import linked_collectives

@@ -14,7 +14,7 @@ from sdy_jax.fixes.change import Change, constrained, constraints_in, stated, wi
 from sdy_jax.ir.graph import Graph, Op, Value, itemsize
 from sdy_jax.ir.locations import place_of, source_line
 from sdy_jax.ir.stored_shardings import sharding_of
-from sdy_jax.lowering.interface.report import ChangedLayout
+from sdy_jax.lowering.interface.outcomes import ChangedLayout
 from sdy_jax.plan.annotation_origins import spec_text
 from sdy_jax.plan.layout_reasons import RESULTS
 from sdy_jax.plan.plan import Plan

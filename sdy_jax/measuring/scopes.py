@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sdy_jax.lowering.emission.names import scope_name
-from sdy_jax.lowering.interface.report import CollectiveRecord
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.plan.hlo_module import WIRE_BYTES
 
 _MODULE = re.compile(r"HloModule ([^\s,]+)")

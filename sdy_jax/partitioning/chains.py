@@ -21,7 +21,8 @@ from sdy_jax.ir.stored_shardings import mesh_of, set_sharding, sharding_of
 from sdy_jax.lowering.insert.materialized_layouts import create_collective
 from sdy_jax.lowering.reshard.across_meshes import plan_across
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.planner import ReshardPlan, plan_reshard
+from sdy_jax.lowering.reshard.plan import ReshardPlan
+from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.passes.constraints import current_sharding
 from sdy_jax.representation.attributes import reduction_from_attributes
 from sdy_jax.representation.axes import set_difference, sort_and_merge

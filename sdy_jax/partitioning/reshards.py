@@ -14,7 +14,7 @@ from sdy_jax.lowering.insert.partitioner import partition
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.planner import Collective
+from sdy_jax.lowering.reshard.plan import Collective
 from sdy_jax.partitioning.chains import RESHARD, Chain, chains, closed
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.propagation.edge_shardings import edge_shardings

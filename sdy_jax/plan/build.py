@@ -19,8 +19,8 @@ from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import copied, function_type, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
 from sdy_jax.lowering.blocking.partition import partition
+from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.policy import Policy
-from sdy_jax.lowering.interface.report import Note
 from sdy_jax.lowering.interface.setting import Setting, limit
 from sdy_jax.lowering.interface.uneven_notes import uneven
 from sdy_jax.lowering.proposal.free_border import FreeBorder

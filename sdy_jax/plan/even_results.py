@@ -16,7 +16,7 @@ from sdy_jax.annotate.program import Program
 from sdy_jax.ir.graph import shape_and_dtype
 from sdy_jax.ir.operations import main_function, returned_by
 from sdy_jax.ir.stored_shardings import function_shardings, set_function_shardings
-from sdy_jax.lowering.interface.report import Note
+from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.representation.mesh import AxisRef, Mesh, axes_size
 from sdy_jax.representation.named import has_sub_axes
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding

@@ -12,8 +12,10 @@ from jax.extend.mlir import ir
 from sdy_jax.annotate.program import Program
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.graph import Graph
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
+from sdy_jax.lowering.interface.notes import Note
+from sdy_jax.lowering.interface.outcomes import InParts, LayoutChoice, Recomputed
 from sdy_jax.lowering.interface.policy import Policy
-from sdy_jax.lowering.interface.report import CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.automatic_layouts import AutomaticLayouts

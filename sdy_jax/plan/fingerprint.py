@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 
-from sdy_jax.lowering.interface.report import CollectiveRecord
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.representation.axes import braces
 from sdy_jax.representation.mesh import Mesh
 

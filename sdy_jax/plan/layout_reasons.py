@@ -18,7 +18,9 @@ from sdy_jax.ir.graph import Value
 from sdy_jax.ir.locations import place_of, short_source
 from sdy_jax.ir.operations import CONSTRAINTS, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.lowering.interface.report import LayoutChoice, Note, PartitionReport, is_input
+from sdy_jax.lowering.interface.notes import Note
+from sdy_jax.lowering.interface.outcomes import LayoutChoice
+from sdy_jax.lowering.interface.report import PartitionReport, is_input
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.model.enumeration import Way
 from sdy_jax.lowering.reshard.cost import CostModel

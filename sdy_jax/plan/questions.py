@@ -14,7 +14,9 @@ from jax.sharding import PartitionSpec
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.extensions import extension
 from sdy_jax.ir.locations import short_source
-from sdy_jax.lowering.interface.report import CollectiveRecord, InParts, Note, NotHeld
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
+from sdy_jax.lowering.interface.notes import Note
+from sdy_jax.lowering.interface.outcomes import InParts, NotHeld
 from sdy_jax.plan.checkpoint_names import checkpoint_names
 from sdy_jax.plan.facts import PlanFacts
 from sdy_jax.plan.layout_reason import LayoutReason

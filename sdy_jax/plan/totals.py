@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sdy_jax.lowering.interface.report import CollectiveRecord
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.hidden_frames import users_stack_level
-from sdy_jax.lowering.interface.report import Note
+from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.representation.type_text import bytes_text
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.ir.stored_shardings import function_shardings
-from sdy_jax.lowering.interface.report import InParts, Note, NotHeld
+from sdy_jax.lowering.interface.notes import Note
+from sdy_jax.lowering.interface.outcomes import InParts, NotHeld
 from sdy_jax.plan.annotation_origins import Annotations
 from sdy_jax.plan.checkpoint_names import Marks
 from sdy_jax.plan.derived_types import Derivation, DerivedTypes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sdy_jax.errors import SdyError
 from sdy_jax.ir.locations import is_line, short_source
-from sdy_jax.lowering.interface.report import CollectiveRecord
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.plan.why import Why
 from sdy_jax.plan_record.border import RecordedTensor
 from sdy_jax.plan_record.program import RecordedCollective

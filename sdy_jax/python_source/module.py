@@ -16,7 +16,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.graph import Value as GlobalValue
 from sdy_jax.ir.operations import main_function
 from sdy_jax.ir.stored_shardings import entries_of
-from sdy_jax.lowering.interface.report import CollectiveRecord
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.python_source import printers  # noqa: F401  (fills the registry)
 from sdy_jax.python_source.blocks import INDENT, BlockWriter
 from sdy_jax.python_source.border import Signature, result_text, signature_of

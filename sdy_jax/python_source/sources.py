@@ -12,7 +12,7 @@ import numpy as np
 from sdy_jax.ir.locations import place_of
 from sdy_jax.lowering.emission.emit import NotedOp
 from sdy_jax.lowering.emission.jaxpr_collectives import collective_kind
-from sdy_jax.lowering.interface.report import CollectiveRecord
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.targets.rates import wire_bytes
 from sdy_jax.python_source.expressions import Expr
 from sdy_jax.python_source.names import Names

@@ -8,7 +8,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import pre_order
-from sdy_jax.lowering.interface.report import Note
+from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.shard.passes.mesh_shards import LAYOUT
 from sdy_jax.shard.stated_blocks import OFFSETS, held_ops, stated_blocks
 from sdy_jax.text.kinds import GAP

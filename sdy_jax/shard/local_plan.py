@@ -20,7 +20,8 @@ from sdy_jax.errors import UnsupportedError
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.lowering.emission.emit import NotedOp, noted_index, noting_ops
-from sdy_jax.lowering.interface.report import Branch, CollectiveRecord, Moved, PartitionReport
+from sdy_jax.lowering.interface.collective_record import Branch, CollectiveRecord, Moved
+from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.strategies.registry import sent_by
 from sdy_jax.passes.inline_calls import inline_calls
 from sdy_jax.plan.boundary import BoundaryValue

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.problem import State, atoms_of, mask_of
 from sdy_jax.lowering.reshard.routes.outside import Steps, shortened
 from sdy_jax.lowering.reshard.routes.paths import Ends, Matrix, shortest
 from sdy_jax.lowering.reshard.routes.space import Lanes, Rates, Space, is_small, space_of, used
+from sdy_jax.lowering.reshard.states import State, atoms_of, mask_of
 from sdy_jax.lowering.targets.rates import Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.targets.tiles import LastCut
 from sdy_jax.representation.mesh import Axes, AxisRef, Mesh

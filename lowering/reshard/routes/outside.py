@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sdy_jax.lowering.reshard.problem import State
 from sdy_jax.lowering.reshard.routes.space import Changes, Rates, Space, Step, steps, used
+from sdy_jax.lowering.reshard.states import State
 
 _BACK = {
     "all_gather": "all_slice",

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdy_jax.lowering.reshard.moves import MAX_PARAMS
-from sdy_jax.lowering.reshard.problem import State, atoms_of, mask_of
+from sdy_jax.lowering.reshard.states import State, atoms_of, mask_of
 from sdy_jax.lowering.strips.relayout import Atoms
 from sdy_jax.lowering.targets.rates import IN_A_BUCKET, Link, Rate, rate, wire_bytes
 from sdy_jax.lowering.targets.tiles import LastCut

@@ -12,8 +12,10 @@ import jax
 
 from sdy_jax.ir.graph import Op, itemsize
 from sdy_jax.ir.locations import short_source
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
+from sdy_jax.lowering.interface.notes import Note
+from sdy_jax.lowering.interface.outcomes import ChangedLayout, InParts, LayoutChoice, Recomputed
 from sdy_jax.lowering.interface.policy import Policy
-from sdy_jax.lowering.interface.report import ChangedLayout, CollectiveRecord, InParts, LayoutChoice, Note, Recomputed
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.plan.border_specs import pasted
 from sdy_jax.plan.layout_reasons import RESULTS

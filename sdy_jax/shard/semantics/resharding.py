@@ -18,7 +18,8 @@ from jax import lax
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.lowering.collectives import lax_collectives
-from sdy_jax.lowering.reshard.planner import Collective, plan_reshard
+from sdy_jax.lowering.reshard.plan import Collective
+from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
