@@ -41,10 +41,9 @@ ROOMS = {
         "representation ir op_rules lowering.targets lowering.reshard lowering.collectives lowering.analysis"
     ),
     "lowering.candidates": "representation ir op_rules lowering.reshard lowering.strategies lowering.analysis",
-    "lowering.proposal": "representation lowering.reshard lowering.candidates",
+    "lowering.proposal": "representation ir lowering.reshard lowering.analysis lowering.interface lowering.candidates",
     "lowering.prepare": (
-        "representation ir lowering.strips lowering.emission lowering.strategies lowering.analysis "
-        "lowering.interface"
+        "representation ir lowering.strips lowering.emission lowering.strategies lowering.analysis lowering.interface"
     ),
     "lowering.memory": "representation ir op_rules lowering.targets lowering.strategies lowering.analysis",
     "lowering.schedule": (
@@ -63,7 +62,7 @@ ROOMS = {
     ),
     "lowering.solve": "errors representation lowering.model",
     "lowering.whole_program": (
-        "errors representation ir op_rules lowering.targets lowering.reshard lowering.analysis lowering.interface "
+        "errors representation ir op_rules lowering.targets lowering.analysis lowering.interface "
         "lowering.candidates lowering.proposal lowering.prepare lowering.memory lowering.schedule lowering.insert "
         "lowering.model lowering.solve"
     ),

@@ -22,21 +22,22 @@ import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
 from sdy_jax.lowering.insert.partitioner import Partitioner
-from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting
+from sdy_jax.lowering.model.model_builder import planning_problem
 from sdy_jax.lowering.prepare.preparation import prepared
 from sdy_jax.lowering.reshard.step_counts import steps_between
+from sdy_jax.lowering.solve.choices import Choices
 from sdy_jax.lowering.targets.compiler import Fusion
 from sdy_jax.lowering.targets.cpu import CPU
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.lowering.targets.tpu import TPU
-from sdy_jax.lowering.whole_program import memory_search, walks
+from sdy_jax.lowering.whole_program import layout_search, memory_search
 from sdy_jax.lowering.whole_program.held_copies import HeldCopy, UseOfCopy
 from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
 from sdy_jax.lowering.whole_program.memory_search import programs_tried
+from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 from sdy_jax.lowering.whole_program.plan_reader import plan_of
 from sdy_jax.lowering.whole_program.use_times import place_uses
-from sdy_jax.lowering.whole_program.walks import modelled
 from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
@@ -54,21 +55,20 @@ class Program:
         with module.context, ir.Location.unknown(module.context):
             self.setting = Setting(plan.program.mesh_name, self.costs, target=target)
             self.graph = prepared(module, self.setting)
-            self.walk = self.walked()
-            atoms = self.walk.walked.atoms(self.walk.placement.meshes.base, {})
-            self.modelled = modelled(self.graph, self.walk, atoms, Policy())
+            self.proposed = self.walked()
+            self.proposal = self.proposed.proposal
+            atoms = self.proposal.layouts.atoms(self.proposal.mesh, {})
+            self.modelled = planning_problem(self.graph, self.proposal, self.setting, atoms)
         self.model = self.modelled.model
 
     def walked(self, plan=None):
         copy = Graph(self.graph.module.clone().operation)
-        partitioner = Partitioner(copy, self.setting, plan)
-        partitioner.run()
-        return partitioner
+        return PartitionedProgram(Partitioner(copy, self.setting, plan).run(), self.setting, plan)
 
     def walked_by_plan(self):
         module = self.graph.module
         with module.context, ir.Location.unknown(module.context):
-            return self.walked(plan_of(self.modelled, best_choice(self.modelled)))
+            return self.walked(plan_of(self.modelled, best_choice(Choices(self.modelled))))
 
     def walked_by_its_own_choices(self):
         module = self.graph.module
@@ -147,7 +147,7 @@ PROGRAMS = {
 def test_the_walk_s_own_choices_emit_no_more_than_it_did(name):
     function, args, in_shardings, mesh = PROGRAMS[name]
     program = Program(function, args, mesh, in_shardings)
-    assert program.walked_by_its_own_choices().cost() <= program.walk.cost()
+    assert program.walked_by_its_own_choices().cost <= program.proposed.cost
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -155,9 +155,9 @@ def test_what_is_planned_is_emitted(name):
     """Up to what every device computes from constants, which the model leaves out, and what each reshard is charged."""
     function, args, in_shardings, mesh = PROGRAMS[name]
     program = Program(function, args, mesh, in_shardings)
-    chosen, emitted = best_choice(program.modelled), program.walked_by_plan()
+    chosen, emitted = best_choice(Choices(program.modelled)), program.walked_by_plan()
     program.model.charge_each_reshard(0.0)
-    assert emitted.cost() == pytest.approx(program.model.cost(chosen), rel=0.03)
+    assert emitted.cost == pytest.approx(program.model.cost(chosen), rel=0.03)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -378,7 +378,6 @@ class Tried:
         for copy in self.copies:
             live[3:7] -= copy.bytes * (copies.get(copy.uses[1].planned, 1) - 1)
         peak = SimpleNamespace(total=live.max(), border=0.0)
-        walker = SimpleNamespace(costs=sdy.CostModel(), mesh=SimpleNamespace(axes=()))
         cost += again
         return SimpleNamespace(
             cost=cost,
@@ -388,8 +387,8 @@ class Tried:
             peak=peak,
             live=live,
             forget=lambda: self.forgotten.append((cost, held)),
-            walker=walker,
-            target=Target(),
+            setting=SimpleNamespace(costs=sdy.CostModel(), target=Target()),
+            proposal=SimpleNamespace(mesh=SimpleNamespace(axes=())),
         )
 
 
@@ -511,7 +510,7 @@ def test_a_sum_is_held_in_the_smaller_layout_until_it_is_taken_and_constants_are
 
 def test_a_program_that_sends_nothing_as_proposed_is_not_planned(monkeypatch):
     """Though devices along an axis that nobody named compute the same."""
-    monkeypatch.setattr(walks, "modelled", None)
+    monkeypatch.setattr(layout_search, "planning_problem", None)
     weights, batch = np.ones((64, 16), np.float32), np.ones((32, 64), np.float32)
     for spec in (P(), P("x")):
         plan = assert_same(lambda x, w: jnp.tanh(x @ w), batch, weights, mesh=PLANE, in_shardings=(spec, P()))
@@ -521,14 +520,14 @@ def test_a_program_that_sends_nothing_as_proposed_is_not_planned(monkeypatch):
 def test_a_plan_has_to_save_half_a_percent(monkeypatch):
     f = sdy.partition(step, mesh=LINE, in_shardings=(P("x"), P("x"), P("x")))
     assert f.plan([LAYER] * 2, *BATCH).layouts.changed
-    monkeypatch.setattr(walks, "_LEAST_GAIN", 1.1)
+    monkeypatch.setattr(layout_search, "_LEAST_GAIN", 1.1)
     g = sdy.partition(step, mesh=LINE, in_shardings=(P("x"), P("x"), P("x")))
     assert not g.plan([LAYER] * 2, *BATCH).layouts.changed
 
 
 def test_gradients_are_reduced_at_once_where_updating_a_part_saves_next_to_nothing(monkeypatch):
     """Though biases of which there are many cost little on average; and nothing that the model proposes is walked."""
-    monkeypatch.setattr(walks, "programs_tried", None)
+    monkeypatch.setattr(layout_search, "programs_tried", None)
 
     def function(layers, x):
         def loss(layers):
@@ -583,7 +582,7 @@ def test_holding_counts_the_bytes_that_are_live(family):
     args = shapes((64, 128), (128, 24), (24, 72))
     given = {"costs": sdy.CostModel.of_platform(family.name), "target": Target(family)}
     program = Program(function, args, LINE, (P("x"), P(), P()), (P("x"), P("x")), **given)
-    walked = Graph(program.walk.graph.module)
+    walked = Graph(program.proposal.module)
     assert [op.name for op in walked.ops] == [op.name for op in program.graph.ops]  # nothing moves
     sizes = LocalBytes(walked, family.arrays)
     for op, after in zip(program.graph.ops, walked.ops, strict=True):

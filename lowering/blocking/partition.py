@@ -24,9 +24,9 @@ from sdy_jax.lowering.recomputation.partition import FEW, Program, best_program
 from sdy_jax.lowering.recomputation.segment_prices import Mark
 from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
 from sdy_jax.lowering.schedule.marks import erase_marks
+from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
 from sdy_jax.lowering.whole_program.partition import finished
 from sdy_jax.lowering.whole_program.partition import partition as partition_as_written
-from sdy_jax.lowering.whole_program.walks import ProgramWalks
 from sdy_jax.op_rules import RuleBook
 
 _TRIES = 4
@@ -63,7 +63,7 @@ def partition(module: ir.Operation, setting: Setting, named: Collection[Mark] = 
     if setting.policy.layouts != "global" or not setting.available:
         return partition_as_written(module, setting)
     erase_marks(module)
-    walks = ProgramWalks(prepared(module, setting), setting)
+    walks = LayoutSearch(prepared(module, setting), setting)
     program = _best(walks, named)
     fitting = program.walks.fitting(program.found)
     before = None if program.what is None and not program.blocked else _stage(program.walks.graph)
@@ -72,7 +72,7 @@ def partition(module: ir.Operation, setting: Setting, named: Collection[Mark] = 
     return report
 
 
-def _best(walks: ProgramWalks, named: Collection[Mark]) -> Program:
+def _best(walks: LayoutSearch, named: Collection[Mark]) -> Program:
     """The best form of a program, the first that fits of these: with something that is computed again; in parts; in
     parts, with something that is computed again; and of that, more in parts, as its layouts are others."""
     written = Program(walks, prices=FEW)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.analysis.fusion import UPDATES, computes
-from sdy_jax.lowering.insert.user_collectives import is_written_collective
+from sdy_jax.lowering.insert.user_collectives import is_user_collective
 from sdy_jax.lowering.strategies.monoids import is_identity
 from sdy_jax.lowering.strategies.registry import PART_BY_PART, is_forwarding, pass_through_factors, strategies_of
 from sdy_jax.representation.rule import OpShardingRule
@@ -59,7 +59,7 @@ class Split(NamedTuple):
 
 def split_along(op: Op, rule: OpShardingRule | None, tensor: int, span: Span) -> Split | None:
     """How an op runs on parts of the span of one of its tensors, operands first; None if it cannot."""
-    if is_forwarding(op) and not is_written_collective(op) and len(op.operands) == len(op.results) == 1:
+    if is_forwarding(op) and not is_user_collective(op) and len(op.operands) == len(op.results) == 1:
         return Split((span,), (span,))  # it says how a value lies
     found = _within_factor(rule, tensor, span) if rule is not None and op.name in PART_BY_PART else None
     if found is None or rule is None:

@@ -68,6 +68,12 @@ def launch_time(kind: Kind, costs: CostModel) -> float:
     return costs.product_launch if kind.multiplies else costs.launch
 
 
+def own_time(kind: Kind, shardings: Sequence[TensorSharding], costs: CostModel, mesh: Mesh) -> float:
+    """The time of one execution of an op that has its tensors in these shardings, but for what it sends."""
+    own = work_time(kind, operations_done(kind, shardings, mesh), shardings, costs, mesh)
+    return own + launch_time(kind, costs)
+
+
 class Kinds:
     """The kinds of a program's ops; without `halo_exchange`, dimensions are whole along which ops would need elements
     of other shards. `touches`: what an op reads from memory and writes to it; None where that has no price."""

@@ -28,7 +28,7 @@ _DEPTH = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Stacks:
+class CarriedStacks:
     """What is known for the decision: the shardings of values, the rules of ops, and the mesh."""
 
     shardings: Mapping[Value, TensorSharding]

@@ -16,7 +16,7 @@ _DRAWS = "stablehlo.rng"
 """Gives other numbers each time."""
 
 
-class Twins:
+class CommonSubexpressions:
     """The ops of a program that were visited, by what they take. `origin`: the value that another is an alias of."""
 
     def __init__(self, origin: Callable[[Value], Value]):

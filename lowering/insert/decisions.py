@@ -13,12 +13,11 @@ from sdy_jax.lowering.candidates.choice import choose, gathered_factors
 from sdy_jax.lowering.candidates.op_kinds import Kind, Kinds
 from sdy_jax.lowering.candidates.op_problem import Choice, OpProblem, PlannedOp, Tensor
 from sdy_jax.lowering.insert.placement import Placement, has_one_user
-from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.proposal.decision import Decision, Shardings
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.linearity import carries
 from sdy_jax.lowering.targets.target import Target
-from sdy_jax.op_rules import RuleBook
 from sdy_jax.representation.sharding import TensorSharding
 
 _NONE: frozenset[int] = frozenset()
@@ -29,9 +28,10 @@ _UNREDUCED = attrgetter("unreduced_axes")
 class Decisions:
     """The decisions for the ops of one program."""
 
-    def __init__(self, placement: Placement, rules: RuleBook, costs: CostModel, policy: Policy, target: Target):
+    def __init__(self, placement: Placement, setting: Setting):
         self._placement, self._meshes = placement, placement.meshes
-        self._costs, self._kinds = costs, Kinds(rules, policy.halo_exchange, _touches(costs, target))
+        costs, rules = setting.costs, setting.rules.without_overrides()
+        self._costs, self._kinds = costs, Kinds(rules, setting.policy.halo_exchange, _touches(costs, setting.target))
         self._made: dict[object, Decision] = {}
 
     def of(self, op: Op, planned: PlannedOp | None = None) -> Decision | None:

@@ -11,8 +11,7 @@ Such a copy starts from the layout in which the value is made, and waits for wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from jax.extend.mlir import ir
@@ -20,30 +19,20 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.analysis.free_values import free_values
 from sdy_jax.lowering.analysis.fusion import fuses
-from sdy_jax.lowering.emission.names import collective_attributes
-from sdy_jax.lowering.emission.wire_bytes import sent_by_step
 from sdy_jax.lowering.insert.copies import Copies
+from sdy_jax.lowering.insert.inserted_ops import InsertedOps, create_collective
 from sdy_jax.lowering.insert.rematerialization import (
     Rematerialization,
     RematerializationFacts,
     computed_of_parts,
     rematerialization,
 )
-from sdy_jax.lowering.interface.collective_record import CollectiveRecord, Moved
-from sdy_jax.lowering.interface.report import PartitionReport
-from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.lines import Lines, along_lines
-from sdy_jax.lowering.reshard.plan import Collective, ReshardPlan
-from sdy_jax.lowering.targets.tiles import last_cut
+from sdy_jax.lowering.insert.reshards import Reshards
+from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.op_rules.dataflow import edges_of
 from sdy_jax.propagation.edge_shardings import state_body_arguments
-from sdy_jax.representation.attributes import attribute_from_text, sharding_to_attribute, shardings_to_attribute
-from sdy_jax.representation.mesh import Mesh
-from sdy_jax.representation.rule import OpShardingRule
-from sdy_jax.representation.sdy_collectives import BY_STRIPS, REDUCING
+from sdy_jax.representation.attributes import shardings_to_attribute
 from sdy_jax.representation.sharding import TensorSharding
-
-ReshardPlanner = Callable[[Value, TensorSharding, TensorSharding], ReshardPlan]
 
 
 class MaterializedLayout(NamedTuple):
@@ -56,45 +45,33 @@ class MaterializedLayout(NamedTuple):
 class MaterializedLayouts:
     """The materialized layouts of a program's values.
 
-    `placed`: the sharding in which users expect each value. A value that is not tracked here exists in that one only.
-    `rounded`: those that are rounded before they are moved.
-    `keeps_declared`: values are moved, and not rematerialized, unless every device can compute them. `keeps_whole`: the
-    devices' compiler keeps all of a value of which a part is taken.
+    Args:
+        graph: the program.
+        placed: the sharding in which users expect each value. A value that is not tracked here exists in that one only.
+        reshards: how values are brought from one sharding to another.
+        ops: where inserted ops are recorded.
+        setting: what the program is planned with.
     """
 
     def __init__(
         self,
         graph: Graph,
         placed: Mapping[Value, TensorSharding],
-        plan: ReshardPlanner,
-        rule_of: Callable[[Op], OpShardingRule | None],
-        mesh: Mesh,
-        costs: CostModel,
-        report: PartitionReport,
-        rounded: frozenset[Value] = frozenset(),
-        keeps_declared: bool = False,
-        keeps_whole: bool = False,
-        lines: Lines = MappingProxyType({}),
+        reshards: Reshards,
+        ops: InsertedOps,
+        setting: Setting,
     ):
-        self._keeps_declared, self._keeps_whole = keeps_declared, keeps_whole
-        self._graph, self._placed, self._plan, self._report, self._mesh = graph, placed, plan, report, mesh
-        self._rounded, self._lines = rounded, lines
-        self._known = RematerializationFacts(
-            self.origin, self.is_free, placed.__getitem__, rule_of, self._cost, self._is_there, mesh, costs
-        )
+        self._graph, self._placed, self._reshards, self._ops = graph, placed, reshards, ops
+        self._keeps_declared = setting.policy.keeps_declared
+        self._keeps_whole = setting.target.compiler.order.keeps_whole
+        rule_of, mesh = setting.rules.without_overrides().rule_of, reshards.meshes.base
+        self._known = RematerializationFacts(self, placed, rule_of, mesh, setting.costs)
         self._origins: dict[Value, Value] = {}
         self._free = free_values(graph)
         self._by_layout: dict[Value, dict[object, MaterializedLayout]] = {}
         self._by_copy: dict[tuple[Value, int], dict[object, MaterializedLayout]] = {}
         self.tracked: set[Value] = set()
         """The values that may exist in other layouts than the one in which users expect them."""
-        self._spare: list[tuple[ir.Operation, CollectiveRecord | None]] = []
-        """Ops to erase if they end up without users: collectives, rematerialized ops, and the originals of these."""
-        self._inside: dict[int, list[CollectiveRecord]] = {}
-        """What ops send themselves, which is dropped with them; by identity, as an op's hash is that of its content."""
-        self._made: dict[ir.Operation, CollectiveRecord | None] = {}
-        """The collectives (with their records) and the rematerialized ops (with None)."""
-        self._erased: set[int] = set()
         self.copies = Copies()
         self._user: Op | None = None
         """The op that a value is taken for."""
@@ -157,7 +134,7 @@ class MaterializedLayouts:
         """Whether nothing but shards of what a device has brings a value to a sharding: a loop that reads parts of an
         array reads parts of its shards instead, where they are cut inside. Before the loop they would be copied."""
         nearest = self._nearest(value, target).sharding
-        return all(step.kind == "all_slice" for step in self._steps(value, nearest, target))
+        return all(step.kind == "all_slice" for step in self._reshards.steps(value, nearest, target))
 
     def _behind(self, value: Value, target: TensorSharding, before: Op, cause: Op) -> ir.Value:
         origin = self.origin(value)
@@ -166,36 +143,12 @@ class MaterializedLayouts:
         self.state(origin)
         if nearest.sharding.unreduced_axes and producer is not None:
             cause = producer
-        current, before_step = nearest.mlir, nearest.sharding
-        for step in self._steps(value, nearest.sharding, target):
-            reduction = step.reduction if step.op.kind in REDUCING else ""
-            cut = last_cut(
-                value.shape or (), before_step.shard_counts(self._mesh), step.result.shard_counts(self._mesh)
-            )
-            sent = sent_by_step(step, value, self._mesh)
-            moved = Moved(step.op.summary, step.result, sent, reduction, cut, value in self._rounded)
-            before_step = step.result
-            record = self._report.add(moved, value, before, cause, again=again)
-            current = create_collective(step, current, cause.mlir.location, ir.InsertionPoint(before.mlir))
-            self._spare.append((current.owner, record))
-            self._made[current.owner.operation] = record
+        current, point = nearest.mlir, ir.InsertionPoint(before.mlir)
+        for step, moved in self._reshards.moves(value, nearest.sharding, target):
+            record = self._ops.record(moved, value, before, cause, again)
+            current = create_collective(step, current, cause.mlir.location, point)
+            self._ops.add(current.owner, record)
         return current
-
-    def _steps(self, value: Value, source: TensorSharding, target: TensorSharding) -> Iterator[Collective]:
-        """The steps of a reshard, as they run."""
-        shape, before = value.shape or (), source
-        for step in self._plan(value, source, target).steps:
-            yield from along_lines(step, before, shape, value.itemsize, self._lines, self._mesh)
-            before = step.result
-
-    def keep(self, op: Op, record: CollectiveRecord) -> None:
-        """Records a collective that the program holds itself and that stays in its place."""
-        self.state(self.origin(op.operands[0]))
-        self._spare.append((op.mlir, record))
-
-    def keep_inside(self, op: Op, record: CollectiveRecord) -> None:
-        """Records a collective that an op performs itself."""
-        self._inside.setdefault(id(op.mlir), []).append(record)
 
     def of(self, value: Value) -> tuple[TensorSharding, ...]:
         """The shardings from which a tracked value can be resharded."""
@@ -213,37 +166,6 @@ class MaterializedLayouts:
             self._graph.set_sharding(value, sharding)
         if isinstance(value.owner, Block):
             state_body_arguments(self._graph, value.owner.parent, self._placed.__getitem__)
-
-    def sweep(self) -> None:
-        """Erases ops without users: those rematerialized for all of their users, and reshards made for them."""
-        dropped = []
-        for op, record in reversed(self._spare):
-            if id(op) in self._erased or any(True for result in op.results for _ in result.uses):
-                continue
-            self._erased.add(id(op))
-            self._made.pop(op, None)
-            dropped += self._inside.pop(id(op), [])
-            op.erase()
-            if record is not None:
-                dropped.append(record)
-        self._report.drop(dropped)
-
-    @property
-    def inserted(self) -> dict[ir.Operation, CollectiveRecord]:
-        """The collectives that were inserted and are there, but for those that the program holds itself."""
-        return {op: record for op, record in self._made.items() if record is not None}
-
-    def is_erased(self, op: Op) -> bool:
-        return id(op.mlir) in self._erased
-
-    def records_behind(self, value: ir.Value) -> list[CollectiveRecord]:
-        """The collectives that produced a value, including those before a rematerialized op."""
-        owner = value.owner
-        if isinstance(owner, ir.Block) or (owner := owner.operation) not in self._made:
-            return []
-        found = [record for operand in owner.operands for record in self.records_behind(operand)]
-        record = self._made[owner]
-        return found if record is None else [*found, record]
 
     def origin(self, value: Value) -> Value:
         """The value that another one is an alias of; else itself."""
@@ -267,16 +189,15 @@ class MaterializedLayouts:
     def _nearest(self, value: Value, target: TensorSharding) -> MaterializedLayout:
         """The materialized layout from which the target costs least."""
         layouts = self._usable(value, target)
-        nearest = min(layouts, key=lambda layout: self._plan(value, layout.sharding, target).cost)
+        nearest = min(layouts, key=lambda layout: self._reshards.plan(value, layout.sharding, target).cost)
         origin = self.origin(value)
         copy = self._copy(origin)
         if self._user is None or not self.copies.waits(copy) or nearest is not self._as_made(origin):
             return nearest
         self.state(origin)
         start = self.copies.start(origin, copy, *nearest[::-1], _ancestor_in(origin, self._user))
-        if start.owner.operation not in self._made:
-            self._spare.append((start.owner.operation, None))
-            self._made[start.owner.operation] = None
+        if start.owner.operation not in self._ops:
+            self._ops.add(start.owner.operation)
         return MaterializedLayout(nearest.sharding, start)
 
     def _usable(self, value: Value, target: TensorSharding | None = None) -> list[MaterializedLayout]:
@@ -288,14 +209,15 @@ class MaterializedLayouts:
             layouts.append(made)
         return [layout for layout in layouts if not layout.sharding.unreduced_axes] or layouts
 
-    def _cost(self, value: Value, target: TensorSharding) -> float:
+    def cost(self, value: Value, target: TensorSharding) -> float:
         """The cost of materializing a value in a sharding."""
         if target.layout in self._materialized(value):
             return 0.0
         layouts = self._usable(value, target)
-        return min([self._plan(value, layout.sharding, target).cost for layout in layouts], default=math.inf)
+        return min([self._reshards.plan(value, layout.sharding, target).cost for layout in layouts], default=math.inf)
 
-    def _is_there(self, value: Value, target: TensorSharding) -> bool:
+    def is_there(self, value: Value, target: TensorSharding) -> bool:
+        """Whether a value is materialized in a sharding."""
         return target.layout in self._materialized(value)
 
     def _has_to_be_reduced_first(self, value: Value, target: TensorSharding) -> bool:
@@ -312,20 +234,9 @@ class MaterializedLayouts:
         for index, operand in enumerate(operands):
             clone.operands[index] = operand
         clone.attributes["sdy.sharding"] = shardings_to_attribute((target,), clone.context)
-        self._spare += [(clone, None), (plan.op.mlir, None)]
-        self._made[clone] = None
+        self._ops.add(clone)
+        self._ops.may_erase(plan.op.mlir)
         return clone.results[0]
-
-
-def create_collective(step: Collective, operand: ir.Value, location: ir.Location, ip: ir.InsertionPoint) -> ir.Value:
-    """Creates the sdy op of one step of a reshard."""
-    context = operand.context
-    attributes = {name: attribute_from_text(text, context) for name, text in collective_attributes(step).items()}
-    attributes["sharding" if step.kind == BY_STRIPS else "out_sharding"] = sharding_to_attribute(step.result, context)
-    op = ir.Operation.create(
-        f"sdy.{step.kind}", results=[operand.type], operands=[operand], attributes=attributes, loc=location, ip=ip
-    )
-    return op.results[0]
 
 
 def _owner(value: Value) -> Value:

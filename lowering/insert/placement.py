@@ -8,25 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-
-from jax.extend.mlir import ir
 
 from sdy_jax.errors import ShardingError
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.analysis.factors import block_prefix, dividing_prefix
 from sdy_jax.lowering.analysis.program_meshes import ProgramMeshes
-from sdy_jax.lowering.analysis.rounding import rounded_values
+from sdy_jax.lowering.insert.inserted_ops import InsertedOps
 from sdy_jax.lowering.insert.materialized_layouts import MaterializedLayouts
+from sdy_jax.lowering.insert.reshards import Reshards
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.report import PartitionReport
+from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.interface.uneven_notes import uneven
 from sdy_jax.lowering.proposal.layout_plan import PlannedUse
-from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.reshard.lines import Lines
-from sdy_jax.lowering.reshard.plan import ReshardPlan
 from sdy_jax.representation.mesh import Axes, Mesh
-from sdy_jax.representation.rule import OpShardingRule
 from sdy_jax.representation.sharding import DimensionSharding, TensorSharding
 
 Cut = Callable[[int, Axes, Mesh], Axes]
@@ -38,42 +33,20 @@ Stated = Callable[[Value, TensorSharding | None], TensorSharding]
 class Placement:
     """The sharding in which users expect each value of a program, and the reshards that bring it there."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        mesh_name: str,
-        costs: CostModel,
-        rule_of: Callable[[Op], OpShardingRule | None],
-        report: PartitionReport,
-        uneven: str = "pad",
-        keeps_declared: bool = False,
-        keeps_whole: bool = False,
-        lines: Lines = MappingProxyType({}),
-    ):
-        self._uneven = uneven
-        self.keeps_declared = keeps_declared
+    def __init__(self, graph: Graph, setting: Setting, report: PartitionReport):
+        self._uneven = setting.policy.uneven
+        self.keeps_declared = setting.policy.keeps_declared
         """Each value is brought to its declared sharding right where it is made, and exists in no other before."""
-        self.meshes = ProgramMeshes(graph, mesh_name)
-        self._graph, self._costs, self._report = graph, costs, report
-        self._mesh_name, self._mesh = mesh_name, self.meshes.base
-        self._rounded = rounded_values(graph, costs)
+        self.meshes = ProgramMeshes(graph, setting.mesh_name)
+        self.ops = InsertedOps(report)
+        self._graph, self._report = graph, report
+        self._mesh_name, self._mesh = setting.mesh_name, self.meshes.base
         self._placed: dict[Value, TensorSharding] = {}
         self._declared: dict[Value, TensorSharding] = {}
         self._stated: dict[object, tuple[TensorSharding, TensorSharding, str | None]] = {}
         self._replicated: dict[int, TensorSharding] = {}
-        self._layouts = MaterializedLayouts(
-            graph,
-            self._placed,
-            self._plan,
-            rule_of,
-            self._mesh,
-            costs,
-            report,
-            self._rounded,
-            keeps_declared,
-            keeps_whole,
-            lines,
-        )
+        reshards = Reshards.of(graph, self.meshes, setting)
+        self._layouts = MaterializedLayouts(graph, self._placed, reshards, self.ops, setting)
 
     def __getitem__(self, value: Value) -> TensorSharding:
         return self._placed[value]
@@ -217,11 +190,8 @@ class Placement:
 
     def keep(self, op: Op, record: CollectiveRecord) -> None:
         """Keeps a collective that the program holds itself, unless its result has no users in the end."""
-        self._layouts.keep(op, record)
-
-    def keep_inside(self, op: Op, record: CollectiveRecord) -> None:
-        """Keeps a collective that an op performs itself, as long as the op is there."""
-        self._layouts.keep_inside(op, record)
+        self._layouts.state(self._layouts.origin(op.operands[0]))
+        self.ops.may_erase(op.mlir, record)
 
     def settle(self, op: Op, result: Value, produced: TensorSharding, following: Op) -> None:
         """Records the sharding in which an op produces a result.
@@ -249,27 +219,6 @@ class Placement:
     def follow_copies(self, planned: Mapping[PlannedUse, int], all_wait: bool) -> None:
         """Lets uses take the copies that are planned."""
         self._layouts.copies.follow(self._graph, planned, all_wait)
-
-    def sweep(self) -> None:
-        """Erases collectives and rematerialized ops that have no users in the end."""
-        self._layouts.sweep()
-
-    def records_behind(self, value: ir.Value) -> list[CollectiveRecord]:
-        """The collectives that produced a value as its user takes it."""
-        return self._layouts.records_behind(value)
-
-    @property
-    def inserted(self) -> dict[ir.Operation, CollectiveRecord]:
-        """The collectives that were inserted and are there."""
-        return self._layouts.inserted
-
-    def is_erased(self, op: Op) -> bool:
-        """Whether an op was erased because nothing used it."""
-        return self._layouts.is_erased(op)
-
-    def _plan(self, value: Value, source: TensorSharding, target: TensorSharding) -> ReshardPlan:
-        costs = self._costs.of_rounded if value in self._rounded else self._costs
-        return self.meshes.plan(value.shape or (), value.itemsize, source, target, costs)
 
 
 def has_one_user(op: Op, result: Value) -> bool:

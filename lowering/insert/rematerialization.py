@@ -23,9 +23,9 @@ Source: spec of the partitioner, section 2.9.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.analysis.factors import Assignment, are_apart, dimension_axes, factor_axes, is_contiguous
@@ -46,18 +46,30 @@ _CHEAP = frozenset(("stablehlo.gather",))
 """The ops that may run again for a part beside those that may anyway: they read little more than they make."""
 
 
+class KnownLayouts(Protocol):
+    """What is known of a program's values meanwhile."""
+
+    def origin(self, value: Value) -> Value:
+        """The value that another is an alias of."""
+
+    def is_free(self, value: Value) -> bool:
+        """Whether a value depends on no input."""
+
+    def cost(self, value: Value, target: TensorSharding) -> float:
+        """The cost of a value in a sharding."""
+
+    def is_there(self, value: Value, target: TensorSharding) -> bool:
+        """Whether it is there in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RematerializationFacts:
-    """Facts for the search: the value that another is an alias of, whether it depends on no input, the sharding in
-    which users expect a value, an op's rule, the cost of a value in a sharding and whether it is there in it, the mesh,
+    """Facts for the search: what is known of values, the sharding in which users expect each, an op's rule, the mesh,
     and the cost model."""
 
-    origin: Callable[[Value], Value]
-    is_free: Callable[[Value], bool]
-    placed: Callable[[Value], TensorSharding]
+    values: KnownLayouts
+    placed: Mapping[Value, TensorSharding]
     rule_of: Callable[[Op], OpShardingRule | None]
-    cost: Callable[[Value, TensorSharding], float]
-    is_there: Callable[[Value, TensorSharding], bool]
     mesh: Mesh
     costs: CostModel
 
@@ -97,7 +109,7 @@ class _Parts:
         self._known: dict[object, _Part | None] = {}
 
     def of(self, value: Value, target: TensorSharding, depth: int = _MAX_PARTS) -> _Part | None:
-        value = self._facts.origin(value)
+        value = self._facts.values.origin(value)
         key = value, target.layout
         if key not in self._known:
             self._known[key] = self._found(value, target, depth)
@@ -107,7 +119,7 @@ class _Parts:
         needed, op, sliced = _parts_needed(value, target, self._facts), value.defining_op, frozenset[Value]()
         if op is None or not needed or not depth:
             return None
-        for operand, sharding in zip(map(self._facts.origin, op.operands), needed, strict=True):
+        for operand, sharding in zip(map(self._facts.values.origin, op.operands), needed, strict=True):
             found = self._sliced(operand, sharding, _bytes(value), depth - 1)
             if found is None:
                 return None
@@ -118,8 +130,8 @@ class _Parts:
 
     def _sliced(self, operand: Value, sharding: TensorSharding, size: float, depth: int) -> frozenset[Value] | None:
         """Of what slices are taken for a part of an operand; None where that is not there without sending."""
-        is_free = not self._facts.cost(operand, sharding)
-        if self._facts.is_there(operand, sharding) or (is_free and _SMALL * _bytes(operand) <= size):
+        is_free = not self._facts.values.cost(operand, sharding)
+        if self._facts.values.is_there(operand, sharding) or (is_free and _SMALL * _bytes(operand) <= size):
             return frozenset()
         found = self.of(operand, sharding, depth)
         if found is not None:
@@ -131,9 +143,9 @@ def _parts_needed(value: Value, target: TensorSharding, facts: Rematerialization
     """The parts of its operands of which a value's op would compute what a slice takes of the value; none where it
     may not run again."""
     op = value.defining_op
-    if op is None or op.blocks or len(op.results) != 1 or facts.cost(value, target):
+    if op is None or op.blocks or len(op.results) != 1 or facts.values.cost(value, target):
         return ()
-    if target.unreduced_axes or facts.placed(value).unreduced_axes:
+    if target.unreduced_axes or facts.placed[value].unreduced_axes:
         return ()
     return _operand_shardings(op, target, facts, _CHEAP) or ()
 
@@ -146,9 +158,9 @@ def _cheapest(
     value: Value, target: TensorSharding, facts: RematerializationFacts, depth: int
 ) -> tuple[float, Rematerialization | None]:
     """The least cost of a value in a sharding, and the rematerialization with that cost; None: a reshard."""
-    value = facts.origin(value)
-    source = facts.placed(value)
-    moved = facts.cost(value, target)
+    value = facts.values.origin(value)
+    source = facts.placed[value]
+    moved = facts.values.cost(value, target)
     if not moved or not depth or source.unreduced_axes or target.unreduced_axes:
         return moved, None
     made = _by_producer(value, target, facts, depth, moved)
@@ -166,7 +178,9 @@ def _by_producer(
     if needed is None:
         return None
     items = math.prod(target.local_shape(value.shape or (), facts.mesh))
-    is_read_again = depth < MAX_CHAIN or facts.is_free(value)  # it is a part of what reads it, as masks and iotas are
+    is_read_again = depth < MAX_CHAIN or facts.values.is_free(
+        value
+    )  # it is a part of what reads it, as masks and iotas are
     written = 0.0 if is_read_again else value.itemsize * items
     cost = facts.costs.work_time(items, written)
     for operand, sharding in zip(op.operands, needed, strict=True):

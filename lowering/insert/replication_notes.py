@@ -50,7 +50,7 @@ class _Operand:
 
 
 @dataclass(slots=True)
-class Unsplit:
+class ReplicationNotes:
     """The ops of one program that could not be sharded like their operands."""
 
     placement: Placement
@@ -76,13 +76,13 @@ class Unsplit:
     def report_notes(self) -> None:
         """Reports the collected ops, after the program was partitioned."""
         for operand in self._operands:
-            if not self.placement.is_erased(operand.op):
+            if not self.placement.ops.is_erased(operand.op):
                 self.report.note(operand.op, self._operand(operand))
         for op, names in self._unruled:
             self.report.note(op, self._without_rule(op, names))
 
     def _without_rule(self, op: Op, names: Sequence[str]) -> str:
-        records = [self.placement.records_behind(operand) for operand in op.mlir.operands]
+        records = [self.placement.ops.records_behind(operand) for operand in op.mlir.operands]
         moved = [f"{name} is gathered: {_sent(r)}" for name, r in zip(names, records, strict=True) if r]
         return "".join(
             (
@@ -105,7 +105,7 @@ class Unsplit:
         return "; ".join(texts) + self._advice(found)
 
     def _move(self, found: _Operand) -> str:
-        records = self.placement.records_behind(found.op.mlir.operands[found.index])
+        records = self.placement.ops.records_behind(found.op.mlir.operands[found.index])
         if not records:
             return "every device makes it whole by itself, and nothing is sent"
         dims = enumerate(found.needed.axes)

@@ -36,7 +36,7 @@ from sdy_jax.representation.verify_collectives import leads_to_blocks, verify_co
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class UserCollective:
     """A user's collective as it runs: the collective, the sharding of its operand, and that of its result."""
 
     collective: SdyCollective
@@ -60,7 +60,7 @@ class Written:
         return Moved(collective.summary, self.target, sent_by_step(step, value, mesh), reduction, last)
 
 
-def is_written_collective(op: Op) -> bool:
+def is_user_collective(op: Op) -> bool:
     """Whether the op is one of the sdy collectives."""
     return op.name in COLLECTIVE_OPS
 
@@ -70,7 +70,9 @@ def is_reduction(op: Op) -> bool:
     return op.name in REDUCING_OPS
 
 
-def as_written(op: Op, sources: Iterable[TensorSharding], target: TensorSharding, mesh: Mesh) -> Written | None:
+def user_collective(
+    op: Op, sources: Iterable[TensorSharding], target: TensorSharding, mesh: Mesh
+) -> UserCollective | None:
     """A collective with the stated result `target`, from the first of `sources` that it fits; None if it fits none."""
     collective = _without_size_one(collective_from_attributes(op.name, op.attributes), mesh)
     if not collective.all_axes and collective.kind != "collective_permute":
@@ -79,7 +81,7 @@ def as_written(op: Op, sources: Iterable[TensorSharding], target: TensorSharding
     for source in sources:
         for each in (collective, _restated(collective, source, target, mesh)):
             if _leads(each, combines, source, target, mesh) and _joins_blocks(op.results[0], source, target, mesh):
-                return Written(each, source, target)
+                return UserCollective(each, source, target)
     return None
 
 

@@ -73,3 +73,8 @@ class Policy:
     effort: int | None = None
     halo_exchange: bool = True
     combine: Combining = Combining()
+
+    @property
+    def keeps_declared(self) -> bool:
+        """Whether each value is brought to its propagated sharding right where it is made."""
+        return self.layouts == "propagated"

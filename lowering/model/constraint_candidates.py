@@ -14,7 +14,7 @@ from sdy_jax.lowering.interface.outcomes import ChangedLayout
 from sdy_jax.lowering.model.enumeration import Openness, Way, layouts_of_shape
 from sdy_jax.lowering.model.layout_table import LayoutTable
 from sdy_jax.lowering.model.op_nodes import is_inexact
-from sdy_jax.lowering.proposal.proposal import Walked, WalkedEdge
+from sdy_jax.lowering.proposal.proposal import EdgeLayouts, ProposedLayouts
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.dataflow import DataFlowEdge, EdgeKind, accumulator
 from sdy_jax.representation.manual_axes import erase_manual_axes
@@ -54,7 +54,7 @@ class StatedWays:
         own = tuple(map(self._table.number, ends))
         return self._ways(dict.fromkeys([own, *((n,) * len(ends) for n in every)]))
 
-    def of_edge(self, op: Op, edge: DataFlowEdge, walked: WalkedEdge, atoms: Atoms) -> list[Way]:
+    def of_edge(self, op: Op, edge: DataFlowEdge, walked: EdgeLayouts, atoms: Atoms) -> list[Way]:
         """The ways of a data-flow edge of an op, in layouts that are alike outside and inside of it."""
         stated, sides = stated_for(edge.owner), (len(edge.sources), len(edge.targets))
         if op.name in COMPUTATIONS:
@@ -73,7 +73,7 @@ class StatedWays:
         return self._known[key]
 
     def _ends(
-        self, op: Op, edge: DataFlowEdge, walked: WalkedEdge, stated: TensorSharding | None, atoms: Atoms
+        self, op: Op, edge: DataFlowEdge, walked: EdgeLayouts, stated: TensorSharding | None, atoms: Atoms
     ) -> Iterator[tuple[int, int]]:
         """The layouts of sources and of targets at the border of a computation; manual axes stay where they are."""
         manual, inward = manual_axes(op), edge.kind is EdgeKind.BODY_ARGUMENT
@@ -121,7 +121,7 @@ class StatedWays:
         return Openness(fixed, is_open, kept, own.unreduced_axes, own.reduction)
 
 
-def changed_statements(graph: Graph, chosen: Walked, proposed: Walked) -> Iterator[ChangedLayout]:
+def changed_statements(graph: Graph, chosen: ProposedLayouts, proposed: ProposedLayouts) -> Iterator[ChangedLayout]:
     """The constraints with open dimensions, and the members of groups, that have other layouts in one walk than in
     another."""
     for number in sorted(chosen.fixed.keys() & proposed.fixed.keys()):

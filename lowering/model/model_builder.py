@@ -18,17 +18,17 @@ from sdy_jax.lowering.analysis.critical_path import Critical
 from sdy_jax.lowering.analysis.free_values import free_values
 from sdy_jax.lowering.analysis.rounding import held_rounded, rounded_values, sums_of
 from sdy_jax.lowering.analysis.trip_counts import trips
-from sdy_jax.lowering.interface.policy import Policy
+from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.model.constraint_candidates import StatedWays
 from sdy_jax.lowering.model.enumeration import Way
 from sdy_jax.lowering.model.layout_table import LayoutTable, Prices, ValueClass
 from sdy_jax.lowering.model.nodes import Port
 from sdy_jax.lowering.model.op_nodes import Ways
-from sdy_jax.lowering.model.planning_problem import FREE, ModelledProgram, Part
+from sdy_jax.lowering.model.planning_problem import FREE, Part, PlanningProblem
 from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.proposal.free_border import FreeBorder, FreeEnd
-from sdy_jax.lowering.proposal.proposal import Walked
+from sdy_jax.lowering.proposal.proposal import Proposal
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import REMATERIALIZABLE, is_forwarding
 from sdy_jax.op_rules.dataflow import EdgeKind, edges_of, is_data_flow
@@ -45,27 +45,32 @@ _MOST_USERS, _WIDENING = 16, 4
 large where that is an argument."""
 
 
-def modelled(
+def planning_problem(
     graph: Graph,
-    walked: Walked,
-    table: LayoutTable,
+    proposal: Proposal,
+    setting: Setting,
     atoms: tuple[AxisRef, ...],
-    costs: CostModel,
-    prices: Prices,
-    policy: Policy,
     border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
-) -> ModelledProgram:
-    """The model of a program, of which a copy was walked.
+) -> PlanningProblem:
+    """The planning problem of a program.
 
     Args:
-        graph, walked: the program, and what the walk decided.
-        table, atoms: of the program's mesh: its layouts, and its axes, cut where the walk cut them.
-        costs, prices: of work and what is sent, and of reshards and bytes that are held.
-        policy: which dimensions are padded.
+        graph, proposal: the program, and what a partitioner made of a copy of it.
+        setting: what it is planned with.
+        atoms: the axes of its mesh, cut where the proposal cut them.
         border: the arguments and results that may have any layout.
     """
-    program = ModelledProgram(graph, walked, table, atoms, ProgramModel(prices))
-    _Builder(program, costs, policy.uneven == "pad", border).read()
+    costs, meshes = setting.costs, proposal.meshes
+
+    def price(
+        costs: CostModel, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding
+    ) -> float:
+        return meshes.plan(shape, itemsize, source, target, costs).cost
+
+    table = LayoutTable(meshes.base_name, meshes.base, proposal.layouts.inverted(atoms))
+    model = ProgramModel(Prices(table, costs, price, setting.target.arrays))
+    program = PlanningProblem(graph, proposal.layouts, table, atoms, model)
+    _Builder(program, costs, setting.policy.uneven == "pad", border).read()
     if costs.flop and not (costs.memory or costs.repeat_work):
         program.most_operations = (1 + _MORE_WORK) * program.model.operations(program.start)
     return program
@@ -74,9 +79,9 @@ def modelled(
 class _Builder:
     """Adds nodes and values in program order."""
 
-    def __init__(self, program: ModelledProgram, costs: CostModel, pads: bool, border: FreeBorder):
+    def __init__(self, program: PlanningProblem, costs: CostModel, pads: bool, border: FreeBorder):
         self._border = border
-        self._program, self._walked, self._model = program, program.walked, program.model
+        self._program, self._proposed, self._model = program, program.proposed, program.model
         self._costs, self._pads = costs, pads
         self._rounded = rounded_values(program.graph, costs)
         self._held_rounded = held_rounded(program.graph, self._rounded) if self._model.prices.arrays.rounds else ()
@@ -91,7 +96,7 @@ class _Builder:
 
     def read(self) -> None:
         main = self._program.graph.main.blocks[0]
-        for argument, sharding in zip(main.arguments, self._walked.arguments, strict=True):
+        for argument, sharding in zip(main.arguments, self._proposed.arguments, strict=True):
             if argument.shape is None:
                 continue
             if argument.index in self._border.carried:
@@ -106,16 +111,16 @@ class _Builder:
             self._free_end(main, argument_index, result)
         for result in sorted(self._border.results - set(self._border.carried.values())):
             self._free_end(main, None, result)
-        stated = [index for index in range(len(self._walked.results)) if index not in self._border.results]
+        stated = [index for index in range(len(self._proposed.results)) if index not in self._border.results]
         slots = [(main.terminator, index) for index in stated]
-        self._add([self._only_way([self._walked.results[index] for index in stated])], 1.0, slots, [])
+        self._add([self._only_way([self._proposed.results[index] for index in stated])], 1.0, slots, [])
 
     def _free_end(self, main: Block, argument: int | None, result: int | None) -> None:
         """Adds an argument that may have any layout, a result, or both as one that comes back as it went in."""
         slots = [] if result is None else [(main.terminator, result)]
         makes = [] if argument is None else [main.arguments[argument]]
-        taken = [] if result is None else [self._walked.results[result]]
-        made = [] if argument is None else [self._walked.arguments[argument]]
+        taken = [] if result is None else [self._proposed.results[result]]
+        made = [] if argument is None else [self._proposed.arguments[argument]]
         value = makes[0] if makes else main.terminator.operands[slots[0][1]]
         if argument is not None and result is None:
             self._new_value(value, 1.0)
@@ -128,17 +133,17 @@ class _Builder:
             self._here = block
             if is_data_flow(op):
                 self._data_flow(op, times)
-            elif number in self._walked.passed:
+            elif number in self._proposed.passed:
                 self._program.values[op.results[0]] = self._program.number(op.operands[0])
-            elif number in self._walked.fixed and is_forwarding(op):
-                self._constraint(op, self._walked.fixed[number][-1], times)
-            elif number in self._walked.fixed:
-                self._fixed(op, op.results, self._walked.fixed[number], times)
-            elif number in self._walked.decided:
-                self._decide(op, self._walked.decided[number], times)
+            elif number in self._proposed.fixed and is_forwarding(op):
+                self._constraint(op, self._proposed.fixed[number][-1], times)
+            elif number in self._proposed.fixed:
+                self._fixed(op, op.results, self._proposed.fixed[number], times)
+            elif number in self._proposed.decided:
+                self._decide(op, self._proposed.decided[number], times)
 
     def _data_flow(self, op: Op, times: float) -> None:
-        edges, walked, first = edges_of(op), self._walked.edges[self._program.numbers[op]], len(self._model.nodes)
+        edges, walked, first = edges_of(op), self._proposed.edges[self._program.numbers[op]], len(self._model.nodes)
         for target in (target for edge in edges for target in edge.targets):
             inside = isinstance(target.owner, Block)
             self._new_value(target, times * _trips(op) if inside else times)

@@ -16,7 +16,7 @@ from sdy_jax.lowering.model.layout_table import LayoutTable
 from sdy_jax.lowering.model.nodes import Chosen, Port
 from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.proposal.free_border import FreeEnd
-from sdy_jax.lowering.proposal.proposal import Walked
+from sdy_jax.lowering.proposal.proposal import ProposedLayouts
 from sdy_jax.representation.mesh import AxisRef
 
 FREE = -1
@@ -43,8 +43,8 @@ class Part(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class ModelledProgram:
-    """A program, the walk over it, and the planner's model of both.
+class PlanningProblem:
+    """A program, the layouts that were proposed for it, and the planner's model of both.
 
     `atoms`: the parts of mesh axes that are somewhere in a layout. `parts`: per node, what it stands for. `values`: the
     numbers of values, `FREE` where one has no price; `made_anew`: per use of what is made for each user alone, the
@@ -58,7 +58,7 @@ class ModelledProgram:
     """
 
     graph: Graph
-    walked: Walked
+    proposed: ProposedLayouts
     table: LayoutTable
     atoms: tuple[AxisRef, ...]
     model: ProgramModel

@@ -16,16 +16,16 @@ result or of the argument, and the number of the op that uses it."""
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan:
-    """What a walk is to follow: how ops run, per result of an op the layout in which several users expect it, the
-    layouts of data-flow edges, and which copy of a value serves a use, where copies are freed and made again. `chosen`:
-    the choice in the model of the program that says so.
-    `written`: from which layout of its operand a collective of the user's runs. `border`: the layouts of arguments and
+    """What a walk is to follow: how ops run, the layouts of data-flow edges, and which copy of a value serves a use,
+    where copies are freed and made again. `shared`: per result of an op, the layout in which several users expect it.
+    `chosen`: the choice in the model of the program that says so.
+    `user_collectives`: from which layout of its operand each of them runs. `border`: the layouts of arguments and
     results that may have any."""
 
     ops: Mapping[int, PlannedOp]
-    homes: Mapping[tuple[int, int], TensorSharding]
+    shared: Mapping[tuple[int, int], TensorSharding]
     edges: Mapping[int, list[TensorSharding]]
     copies: Mapping[PlannedUse, int] = field(default_factory=dict)
     chosen: tuple[int, ...] = ()
-    written: Mapping[int, TensorSharding] = field(default_factory=dict)
+    user_collectives: Mapping[int, TensorSharding] = field(default_factory=dict)
     border: BorderLayouts = BorderLayouts()  # noqa: RUF009 - immutable

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, combinations, pairwise
 from typing import NamedTuple
 
+from jax.extend.mlir import ir
+
+from sdy_jax.ir.graph import Graph, Op
+from sdy_jax.lowering.analysis.program_meshes import ProgramMeshes
+from sdy_jax.lowering.interface.collective_record import CollectiveRecord
+from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.proposal.decision import Decision, Shardings
 from sdy_jax.lowering.reshard.major_parts import with_cuts
 from sdy_jax.representation.axes import overlaps
@@ -18,7 +25,7 @@ from sdy_jax.representation.mesh import Axes, AxisRef, Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
 
-class WalkedEdge(NamedTuple):
+class EdgeLayouts(NamedTuple):
     """A data-flow edge: the layout in which values flow in and the one in which they come out."""
 
     sources: TensorSharding
@@ -26,8 +33,8 @@ class WalkedEdge(NamedTuple):
 
 
 @dataclass(slots=True)
-class Walked:
-    """The decisions of a walk.
+class ProposedLayouts:
+    """The layouts in which each op takes and makes its values, by the number of the op in the graph.
 
     `decided`: of ops with a rule. `fixed`: of ops that leave no choice, the layouts of operands, then of results.
     `passed`: the ops whose result is their operand, in whatever layout. `edges`: of data-flow ops, one entry per edge.
@@ -37,7 +44,7 @@ class Walked:
     decided: dict[int, Decision] = field(default_factory=dict)
     fixed: dict[int, Shardings] = field(default_factory=dict)
     passed: set[int] = field(default_factory=set)
-    edges: dict[int, list[WalkedEdge]] = field(default_factory=dict)
+    edges: dict[int, list[EdgeLayouts]] = field(default_factory=dict)
     arguments: list[TensorSharding] = field(default_factory=list)
     results: list[TensorSharding] = field(default_factory=list)
 
@@ -91,3 +98,46 @@ class Walked:
                 self.arguments, self.results, *decided, *self.fixed.values(), *chain.from_iterable(self.edges.values())
             )
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """What a partitioner made of a program, from which the whole program is planned.
+
+    Attributes:
+        graph: the program before it was rewritten; its module is what became of it.
+        meshes: the program's meshes.
+        layouts: those of all ops, edges, arguments and results.
+        report: what was inserted and noted.
+        inserted: the collectives in the module that the partitioner made, with their records.
+        erased: the ops of the graph that the module does not have any more.
+    """
+
+    graph: Graph
+    meshes: ProgramMeshes
+    layouts: ProposedLayouts
+    report: PartitionReport
+    inserted: Mapping[ir.Operation, CollectiveRecord]
+    erased: frozenset[Op]
+
+    @property
+    def module(self) -> ir.Operation:
+        """The partitioned program."""
+        return self.graph.module
+
+    @property
+    def mesh(self) -> Mesh:
+        """The base mesh of the program."""
+        return self.meshes.base
+
+    @cached_property
+    def remaining(self) -> dict[ir.Operation, int]:
+        """The numbers of the ops of the graph that are in the module."""
+        numbers, found = {op: n for n, op in enumerate(self.graph.ops)}, dict[ir.Operation, int]()
+        waiting = list(self.graph.functions.values())
+        while waiting:
+            op = waiting.pop()
+            if op not in self.erased:
+                found[op.mlir] = numbers[op]
+                waiting += [inner for block in op.blocks for inner in block.ops]
+        return found

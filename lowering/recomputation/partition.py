@@ -16,9 +16,9 @@ from sdy_jax.lowering.recomputation.choice import price_that_saves, recomputed
 from sdy_jax.lowering.recomputation.forward_loops import forward_loops
 from sdy_jax.lowering.recomputation.segment_prices import Mark, priced_loops, priced_segments
 from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
+from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
 from sdy_jax.lowering.whole_program.memory_search import PRICES
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
-from sdy_jax.lowering.whole_program.walks import ProgramWalks
 
 _TRIES = 3
 """Programs that hold less and less that are planned, at most."""
@@ -38,7 +38,7 @@ class Program:
     """A program with the walks that were tried at so many prices of holding, what it computes again, and what in
     parts."""
 
-    walks: ProgramWalks
+    walks: LayoutSearch
     what: Recomputed | None = None
     prices: int = PRICES
     blocked: tuple[InParts, ...] = ()
@@ -159,7 +159,7 @@ def _prices(written: Program, copy: Graph) -> WalkPrices:
     return WalkPrices(copy, written.least, written.walks.setting.target.arrays)
 
 
-def _searched(walks: ProgramWalks, what: Recomputed) -> Program:
+def _searched(walks: LayoutSearch, what: Recomputed) -> Program:
     """A program, with walks at all prices where few of them nearly have it fit."""
     quick = Program(walks, what, FEW)
     is_near = quick.too_much <= _NEAR * walks.limit

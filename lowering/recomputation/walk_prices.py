@@ -11,7 +11,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.custom_ops import AFTER
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.analysis.trip_counts import executions
-from sdy_jax.lowering.candidates.op_kinds import operations_done
+from sdy_jax.lowering.candidates.op_kinds import operations_done, own_time
 from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.targets.family import Arrays
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
@@ -29,7 +29,7 @@ class WalkPrices:
     """
 
     def __init__(self, graph: Graph, walk: PartitionedProgram, arrays: Arrays):
-        self._graph, self._walk, self._walker = graph, walk, walk.walker
+        self._graph, self._walk, self._proposal = graph, walk, walk.proposal
         self._arrays = arrays
         self._number = {op: number for number, op in enumerate(graph.ops)}
 
@@ -60,7 +60,7 @@ class WalkPrices:
 
     def bytes_at_peak(self, ops: Collection[Op]) -> float:
         """The bytes on a device that are live at the peak and come from some ops of the program, moved or not."""
-        numbers, wanted = self._walker.remaining, {self._number[op] for op in ops}
+        numbers, wanted = self._proposal.remaining, {self._number[op] for op in ops}
         makers = ((_maker(live.value), live.bytes) for live in self._walk.peak.live)
         return sum([size for op, size in makers if op is not None and numbers.get(op.mlir) in wanted])
 
@@ -72,29 +72,32 @@ class WalkPrices:
     def _bytes(self, value: Value, sharding: TensorSharding | None) -> float:
         if value.shape is None:
             return math.inf
-        shape = value.shape if sharding is None else sharding.local_shape(value.shape, self._walker.mesh)
+        shape = value.shape if sharding is None else sharding.local_shape(value.shape, self._proposal.mesh)
         return self._arrays.bytes(shape, value.itemsize)
 
     def _decision(self, op: Op) -> Decision | None:
-        return self._walker.walked.decided.get(self._number[op])
+        return self._proposal.layouts.decided.get(self._number[op])
 
     def _work(self, op: Op) -> float:
         decision = self._decision(op)
-        own = 0.0 if decision is None else self._walker.work_of(decision) * executions(op).estimate
+        own = 0.0 if decision is None else self._own_time(decision) * executions(op).estimate
         return own or self._operations(op)
+
+    def _own_time(self, decision: Decision) -> float:
+        return own_time(decision.kind, decision.shardings, self._walk.setting.costs, self._proposal.mesh)
 
     def _operations(self, op: Op) -> float:
         decision = self._decision(op)
         if decision is None:
             return 0.0
-        return operations_done(decision.kind, decision.shardings, self._walker.mesh) * executions(op).estimate
+        return operations_done(decision.kind, decision.shardings, self._proposal.mesh) * executions(op).estimate
 
     @cached_property
     def _sent(self) -> dict[ir.Location, float]:
         """The time of what is sent in all executions, by the location of the op that caused it."""
         found = dict[ir.Location, float]()
-        costs, mesh = self._walker.costs, self._walker.mesh
-        for record in self._walker.report.collectives:
+        costs, mesh = self._walk.setting.costs, self._proposal.mesh
+        for record in self._proposal.report.collectives:
             time = record.sending_time(costs, mesh) * record.estimated_times
             found[record.location] = found.get(record.location, 0.0) + time
         return found
@@ -109,19 +112,19 @@ class WalkPrices:
         return found
 
     def _made(self, op: Op, known: dict[Value, TensorSharding]) -> Iterator[TensorSharding]:
-        walked, number = self._walker.walked, self._number[op]
+        layouts, number = self._proposal.layouts, self._number[op]
         count = len(op.operands)
-        if number in walked.decided:
-            yield from walked.decided[number].shardings[count:]
-        elif number in walked.fixed:
-            yield from walked.fixed[number][count:]
-        elif number in walked.passed and op.operands[0] in known:
+        if number in layouts.decided:
+            yield from layouts.decided[number].shardings[count:]
+        elif number in layouts.fixed:
+            yield from layouts.fixed[number][count:]
+        elif number in layouts.passed and op.operands[0] in known:
             yield known[op.operands[0]]
 
     def _carried(self, op: Op) -> Iterator[tuple[Value, TensorSharding]]:
-        edges = self._walker.walked.edges.get(self._number[op])
-        for edge, walked in zip(edges_of(op), edges or (), strict=False):
-            yield from ((value, walked.targets) for value in edge.targets)
+        edges = self._proposal.layouts.edges.get(self._number[op])
+        for edge, carried in zip(edges_of(op), edges or (), strict=False):
+            yield from ((value, carried.targets) for value in edge.targets)
 
 
 def _maker(value: Value) -> Op | None:

@@ -17,7 +17,7 @@ from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.mesh import Mesh
 
 
-class SentTimes:
+class CollectiveTimes:
     """The times of a program's collectives.
 
     Args:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from sdy_jax.lowering.model.nodes import Chosen
-from sdy_jax.lowering.model.planning_problem import ModelledProgram
+from sdy_jax.lowering.model.planning_problem import PlanningProblem
 from sdy_jax.lowering.solve.improvement import improved
 
 
 class Choices:
     """Makes choices for a planning problem; `left` is how many may still be made."""
 
-    def __init__(self, program: ModelledProgram, left: float = math.inf):
+    def __init__(self, program: PlanningProblem, left: float = math.inf):
         self.program, self.left = program, left
 
     def improved(self, start: Chosen) -> Chosen:

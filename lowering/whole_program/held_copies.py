@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sdy_jax.ir.graph import Value
 from sdy_jax.lowering.model.nodes import Chosen, CopyInLayout, ModelValue
-from sdy_jax.lowering.model.planning_problem import FREE, ModelledProgram
+from sdy_jax.lowering.model.planning_problem import FREE, PlanningProblem
 from sdy_jax.lowering.proposal.layout_plan import PlannedUse
 from sdy_jax.lowering.whole_program.partitioned_program import PerOp
 
@@ -42,7 +42,7 @@ class HeldCopy(NamedTuple):
             yield end + 1, following.begin
 
 
-def held_copies(program: ModelledProgram, chosen: Chosen) -> list[HeldCopy]:
+def held_copies(program: PlanningProblem, chosen: Chosen) -> list[HeldCopy]:
     """The copies of values in other layouts that several ops use, and that could be made again for each."""
     anew = dict[Value, list[int]]()
     for (op, index), number in program.made_anew.items():
@@ -57,7 +57,7 @@ def held_copies(program: ModelledProgram, chosen: Chosen) -> list[HeldCopy]:
     return found
 
 
-def _held_copy(program: ModelledProgram, value: Value, copy: CopyInLayout) -> HeldCopy:
+def _held_copy(program: PlanningProblem, value: Value, copy: CopyInLayout) -> HeldCopy:
     maker, uses, parts = value.defining_op, list[UseOfCopy](), program.parts
     for port in copy.uses:
         user = program.numbers[parts[port.node].users[port.slot]]
@@ -69,7 +69,7 @@ def _held_copy(program: ModelledProgram, value: Value, copy: CopyInLayout) -> He
 
 
 def _copies_made_anew(
-    program: ModelledProgram, value: Value, numbers: Sequence[int], chosen: Chosen
+    program: PlanningProblem, value: Value, numbers: Sequence[int], chosen: Chosen
 ) -> Iterator[HeldCopy]:
     """The copies of what is made anew for each use; those that are made and taken alike are one."""
     model, found = program.model, dict[tuple[int, int], list[ModelValue]]()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from sdy_jax.errors import MemoryLimitError
 from sdy_jax.ir.graph import Graph, Value
 from sdy_jax.lowering.memory.peak import Peak
-from sdy_jax.lowering.proposal.proposal import Walked
+from sdy_jax.lowering.proposal.proposal import ProposedLayouts
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import bytes_text
@@ -32,19 +32,19 @@ def too_large(peak: Peak, limit: float) -> MemoryLimitError:
 
 
 def border_too_large(
-    graph: Graph, walked: Walked, held: float, inputs: Sequence[str], mesh: Mesh, limit: float
+    graph: Graph, layouts: ProposedLayouts, held: float, inputs: Sequence[str], mesh: Mesh, limit: float
 ) -> MemoryLimitError:
     """The error for a program whose arguments and results alone hold more than the limit.
 
     Args:
-        graph, walked: the program, and the layouts of its border.
+        graph, layouts: the program, and its layouts.
         held: the bytes that it holds per device in all.
         inputs: what the user calls the arguments.
         mesh: the mesh of the layouts.
         limit: bytes per device.
     """
-    arguments = dict(_sizes(inputs or _numbered("argument", graph.arguments), graph.arguments, walked.arguments, mesh))
-    results = dict(_sizes(_numbered("result", graph.outputs), graph.outputs, walked.results, mesh))
+    arguments = dict(_sizes(inputs or _numbered("argument", graph.arguments), graph.arguments, layouts.arguments, mesh))
+    results = dict(_sizes(_numbered("result", graph.outputs), graph.outputs, layouts.results, mesh))
     both = sorted({**arguments, **results}.items(), key=lambda item: -item[1])[:_LISTED]
     error = MemoryLimitError(
         f"memory={bytes_text(limit)} is not enough: arguments take {bytes_text(sum(arguments.values()))} and results "

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from sdy_jax.lowering.model.nodes import Chosen
-from sdy_jax.lowering.model.planning_problem import ModelledProgram
+from sdy_jax.lowering.model.planning_problem import PlanningProblem
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan, PlannedUse
 from sdy_jax.lowering.solve.choices import Choices
 from sdy_jax.lowering.whole_program.held_copies import freed_gaps, held_copies, numbered_uses
@@ -108,9 +108,9 @@ class _MemorySearch:
         self.known: dict[object, PartitionedProgram] = {tuple(self._program.start): proposed}
 
     @cached_property
-    def _timed(self) -> ModelledProgram:
+    def _timed(self) -> PlanningProblem:
         """The program, whose model knows when values are needed. Most programs fit, and nobody asks."""
-        place_uses(self._program, self._proposed.target.compiler.fusion)
+        place_uses(self._program, self._proposed.setting.target.compiler.fusion)
         return self._program
 
     def follow(self, chosen: Chosen) -> PartitionedProgram:
@@ -212,8 +212,8 @@ class _MemorySearch:
 
     def _first_prices(self, walk: PartitionedProgram) -> PerOp:
         """The prices of holding at which what is live at all tight moments costs half as much as sending it does."""
-        tight, walker = self._tight(walk), self._proposed.walker
-        slowest = min([walker.costs.bandwidth_of(axis.name) for axis in walker.mesh.axes], default=1.0)
+        tight, costs = self._tight(walk), self._proposed.setting.costs
+        slowest = min([costs.bandwidth_of(axis.name) for axis in self._proposed.proposal.mesh.axes], default=1.0)
         return tight / (tight.sum() * slowest) / 2
 
     def _tight(self, walk: PartitionedProgram) -> PerOp:

@@ -25,13 +25,14 @@ from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.model.constraint_candidates import changed_statements
 from sdy_jax.lowering.prepare.preparation import prepared
 from sdy_jax.lowering.proposal.free_border import BorderLayouts, FreeBorder
+from sdy_jax.lowering.proposal.proposal import Proposal, ProposedLayouts
 from sdy_jax.lowering.schedule.buckets import combine_collectives
 from sdy_jax.lowering.schedule.hidden_time import hidden_by_work
 from sdy_jax.lowering.schedule.marks import erase_marks
 from sdy_jax.lowering.schedule.prefetching import prefetch
 from sdy_jax.lowering.schedule.ring_products import form_rings
+from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
-from sdy_jax.lowering.whole_program.walks import ProgramWalks
 
 
 def partition(module: ir.Operation, setting: Setting) -> PartitionReport:
@@ -43,38 +44,37 @@ def partition(module: ir.Operation, setting: Setting) -> PartitionReport:
     erase_marks(module)
     graph = prepared(module, setting)
     if setting.policy.layouts == "global":
-        walks = ProgramWalks(graph, setting)
+        walks = LayoutSearch(graph, setting)
         return finished(module, walks, walks.fitting(walks.found()))
-    walker = Partitioner(graph, setting)
-    walker.run()
-    return _combined(module, walker, walker.placement.inserted, setting)
+    proposal = Partitioner(graph, setting).run()
+    return _combined(module, proposal, dict(proposal.inserted), setting)
 
 
-def finished(module: ir.Operation, walks: ProgramWalks, fitting: Sequence[PartitionedProgram]) -> PartitionReport:
+def finished(module: ir.Operation, walks: LayoutSearch, fitting: Sequence[PartitionedProgram]) -> PartitionReport:
     """Rewrites a module as the best of some walks says, with collectives beside what hides them."""
     best, costs = walks.best(fitting), walks.costs
+    proposal, made, report = best.proposal, best.proposal.module, best.proposal.report
     if walks.can_be_planned:
-        best.report.layouts = _choice(walks.graph, best, walks.proposed)
-    made, inserted = best.walker.graph.module, best.walker.placement.inserted
-    inserted = prefetch(made, inserted, best.report, walks.mesh, costs, walks.limit, walks.setting.target)
-    movable = form_rings(made, inserted, best.report, walks.mesh, costs)
-    return _combined(module, best.walker, movable, walks.setting)
+        report.layouts = _choice(walks.graph, best, walks.proposed)
+    inserted = prefetch(made, proposal.inserted, report, walks.mesh, costs, walks.limit, walks.setting.target)
+    movable = form_rings(made, inserted, report, walks.mesh, costs)
+    return _combined(module, proposal, movable, walks.setting)
 
 
 def _combined(
     module: ir.Operation,
-    walker: Partitioner,
+    proposal: Proposal,
     movable: dict[ir.Operation, CollectiveRecord],
     setting: Setting,
 ) -> PartitionReport:
     """Forms buckets of the collectives that nothing hides, and puts the program into its module."""
-    costs, made = setting.costs, walker.graph.module
+    costs, made, report, mesh = setting.costs, proposal.module, proposal.report, proposal.mesh
     if costs.unit == "seconds":
-        walker.report.hidden = hidden_by_work(made, movable, walker.mesh, costs, setting.target.compiler)
-    combine_collectives(made, movable, walker.report, walker.mesh, setting)
+        report.hidden = hidden_by_work(made, movable, mesh, costs, setting.target.compiler)
+    combine_collectives(made, movable, report, mesh, setting)
     if made is not module:
         replace_contents(module, made)
-    return walker.report
+    return report
 
 
 def best_border(module: ir.Operation, setting: Setting, border: FreeBorder, known: float = math.inf) -> BorderLayouts:
@@ -91,28 +91,28 @@ def best_border(module: ir.Operation, setting: Setting, border: FreeBorder, know
     """
     if not setting.available:
         setting = replace(setting, policy=replace(setting.policy, memory=math.inf))
-    walks = ProgramWalks(prepared(module, setting), setting, border, known)
+    walks = LayoutSearch(prepared(module, setting), setting, border, known)
     best = walks.room.best(walks.fitting(walks.planned()))
-    if best.walker.plan is not None:
-        return best.walker.plan.border
-    walked = best.walker.walked
+    if best.plan is not None:
+        return best.plan.border
+    layouts = best.proposal.layouts
     return BorderLayouts(
-        {n: walked.arguments[n] for n in border.arguments}, {n: walked.results[n] for n in border.results}
+        {n: layouts.arguments[n] for n in border.arguments}, {n: layouts.results[n] for n in border.results}
     )
 
 
 def _choice(graph: Graph, best: PartitionedProgram, proposed: PartitionedProgram) -> LayoutChoice:
-    plan, changed = best.walker.plan, tuple(_changed(graph, best.walker, proposed.walker))
-    sent = best.walker.sending_time(), proposed.walker.sending_time()
-    written = best.walker.sending_time(("user",))
-    return LayoutChoice(best.cost, proposed.cost, changed, *sent, plan.chosen if plan is not None else (), written)
+    plan, changed = best.plan, tuple(_changed(graph, best.proposal.layouts, proposed.proposal.layouts))
+    chosen = plan.chosen if plan is not None else ()
+    sent, written = (best.sending, proposed.sending), best.sending_of(("user",))
+    return LayoutChoice(best.cost, proposed.cost, changed, *sent, chosen, written)
 
 
-def _changed(graph: Graph, chosen: Partitioner, proposed: Partitioner) -> Iterator[ChangedLayout]:
-    """The results that one walk makes in other layouts than another."""
-    yield from changed_statements(graph, chosen.walked, proposed.walked)
-    for number, decision in chosen.walked.decided.items():
-        op, before = graph.ops[number], proposed.walked.shardings_of(number)
+def _changed(graph: Graph, chosen: ProposedLayouts, proposed: ProposedLayouts) -> Iterator[ChangedLayout]:
+    """The results that are made in other layouts than proposed."""
+    yield from changed_statements(graph, chosen, proposed)
+    for number, decision in chosen.decided.items():
+        op, before = graph.ops[number], proposed.shardings_of(number)
         count = len(op.operands)
         for value, new, old in zip(op.results, decision.shardings[count:], before[count:], strict=True):
             if not new.same_layout_as(old) and value.shape:

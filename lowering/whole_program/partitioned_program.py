@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.insert.partitioner import Partitioner
-from sdy_jax.lowering.interface.report import PartitionReport
+from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.memory.peak import Peak, peak_of
+from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
+from sdy_jax.lowering.proposal.proposal import Proposal
+from sdy_jax.lowering.schedule.collective_times import CollectiveTimes
 from sdy_jax.lowering.schedule.hidden_time import hidden_by_work
-from sdy_jax.lowering.targets.target import Target
 
 _HIDDEN = 0.6
 """What the time of collectives counts that run beside other work: they take a part of the memory's rate and of the
@@ -29,64 +31,74 @@ PerOp = NDArray[np.float64]
 
 @dataclass(eq=False)
 class PartitionedProgram:
-    """A walk over a copy of the program, and what it inserted; the devices for which it is. One that will not be
-    chosen may be forgotten: its figures stay, its copy of the program goes."""
+    """A copy of the program as a partitioner left it, by a plan where there was one, with what it was planned with. One
+    that will not be chosen may be forgotten: its figures stay, its copy of the program goes."""
 
-    walker: Partitioner
-    report: PartitionReport
-    target: Target
+    proposal: Proposal
+    setting: Setting
+    plan: LayoutPlan | None = None
 
     @cached_property
     def cost(self) -> float:
         """What collectives and each device's own work cost."""
-        return self.walker.cost()
+        return self.proposal.report.work + self.sending
 
     @cached_property
     def exposed(self) -> float:
         """What it costs but for most of the time of the collectives that the compiler hides by itself."""
-        walker = self.walker
-        if walker.costs.unit != "seconds":
+        costs, compiler = self.setting.costs, self.setting.target.compiler
+        if costs.unit != "seconds":
             return self.cost
-        inserted = walker.placement.inserted
-        hidden = hidden_by_work(walker.graph.module, inserted, walker.mesh, walker.costs, self.target.compiler)
+        hidden = hidden_by_work(self.proposal.module, self.proposal.inserted, self.proposal.mesh, costs, compiler)
         return self.cost - (1 - _HIDDEN) * hidden
 
     @cached_property
     def peak(self) -> Peak:
         """What a device holds at most."""
-        return peak_of(Graph(self.walker.graph.module), self.target)
+        return peak_of(Graph(self.proposal.module), self.setting.target)
 
     @property
     def sends(self) -> bool:
         """Whether anything is sent that the program does not send itself."""
-        return any(record.wire_bytes and record.origin == "partitioner" for record in self.report.collectives)
+        records = self.proposal.report.collectives
+        return any(record.wire_bytes and record.origin == "partitioner" for record in records)
 
     @cached_property
     def sending(self) -> float:
-        """What collectives cost."""
-        return self.walker.sending_time()
+        """What collectives cost: those that were inserted, and those that the program holds itself."""
+        return self.sending_of(("partitioner", "user"))
+
+    def sending_of(self, origins: Collection[str]) -> float:
+        """What the collectives of some origins cost."""
+        records = self.proposal.report.collectives
+        return self._times.of(record for record in records if record.origin in origins)
+
+    @cached_property
+    def _times(self) -> CollectiveTimes:
+        proposal = self.proposal
+        return CollectiveTimes(proposal.module, proposal.inserted, self.setting.costs, proposal.mesh)
 
     @cached_property
     def sent(self) -> float:
         """The bytes that a device sends."""
-        return sum([record.wire_bytes * record.estimated_times for record in self.report.collectives])
+        return sum([record.wire_bytes * record.estimated_times for record in self.proposal.report.collectives])
 
     def sends_more_than(self, other: PartitionedProgram) -> bool:
-        """Whether a device sends more bytes than by another walk."""
+        """Whether a device sends more bytes than by another plan."""
         return self.sent > other.sent * _SAME
 
     def forget(self) -> None:
         """Keeps what it costs and holds, and lets the copy of the program go."""
-        if hasattr(self, "walker"):
+        if hasattr(self, "proposal"):
             _ = self.cost, self.exposed, self.sending, self.sent, self.live
             self.peak = replace(self.peak, live=(), at=())
-            del self.walker, self.report
+            del self.proposal, self._times
 
     @cached_property
     def live(self) -> PerOp:
         """The bytes that are live while an op runs, or what was inserted before it, arguments and results included."""
-        found, most = np.zeros(len(self.walker.number)), 0.0
-        numbers = self.walker.remaining
+        found, most = np.zeros(len(self.proposal.graph.ops)), 0.0
+        numbers = self.proposal.remaining
         for op, live in self.peak.at:
             most = max(most, live)
             if op in numbers:

@@ -11,17 +11,17 @@ from itertools import chain
 from sdy_jax.ir.graph import Value
 from sdy_jax.ir.operations import COMPUTATIONS
 from sdy_jax.lowering.candidates.op_problem import PlannedOp
-from sdy_jax.lowering.insert.user_collectives import is_written_collective
+from sdy_jax.lowering.insert.user_collectives import is_user_collective
 from sdy_jax.lowering.model.enumeration import Way
 from sdy_jax.lowering.model.nodes import Chosen
-from sdy_jax.lowering.model.planning_problem import FREE, ModelledProgram
+from sdy_jax.lowering.model.planning_problem import FREE, PlanningProblem
 from sdy_jax.lowering.proposal.free_border import BorderLayouts
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan, PlannedUse
 from sdy_jax.op_rules.dataflow import is_data_flow
 from sdy_jax.representation.sharding import TensorSharding
 
 
-def plan_of(program: ModelledProgram, chosen: Chosen, copies: Mapping[PlannedUse, int] | None = None) -> LayoutPlan:
+def plan_of(program: PlanningProblem, chosen: Chosen, copies: Mapping[PlannedUse, int] | None = None) -> LayoutPlan:
     """What a walk has to do to run a program so; `copies` as in the plan."""
     reader = _Reader(program, chosen)
     homes = dict(chain(reader.stated(), reader.homes()))
@@ -32,7 +32,7 @@ def plan_of(program: ModelledProgram, chosen: Chosen, copies: Mapping[PlannedUse
 class _Reader:
     """What a choice says of a program."""
 
-    def __init__(self, program: ModelledProgram, chosen: Chosen):
+    def __init__(self, program: PlanningProblem, chosen: Chosen):
         self._program, self._model, self._chosen = program, program.model, chosen
         self._shardings = program.table.shardings
 
@@ -40,7 +40,7 @@ class _Reader:
         """How ops run."""
         found = dict[int, PlannedOp]()
         for number, node in self._program.decided.items():
-            way, decision = self._way(node), self._program.walked.decided[number]
+            way, decision = self._way(node), self._program.proposed.decided[number]
             taken = tuple([self._shardings[layout] for layout in way.layouts[: len(decision.shardings)]])
             found[number] = PlannedOp(taken, way.inside, way.strategy, decision.choice.gathered)
         return found
@@ -60,8 +60,8 @@ class _Reader:
 
     def written(self) -> Iterator[tuple[int, TensorSharding]]:
         """The layouts of operands of the user's collectives, which run as they do in the walk."""
-        for number, shardings in self._program.walked.fixed.items():
-            if is_written_collective(self._program.graph.ops[number]):
+        for number, shardings in self._program.proposed.fixed.items():
+            if is_user_collective(self._program.graph.ops[number]):
                 yield number, shardings[0]
 
     def border(self) -> BorderLayouts:
@@ -82,7 +82,7 @@ class _Reader:
 
     def homes(self) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
         """Per result of an op the layout in which several users expect it."""
-        numbers, decided = self._program.numbers, self._program.walked.decided
+        numbers, decided = self._program.numbers, self._program.proposed.decided
         for value, number in self._program.values.items():
             op = value.defining_op
             if op is None or op.name in COMPUTATIONS or not (numbers[op] in decided or is_data_flow(op)):

@@ -8,11 +8,11 @@ from __future__ import annotations
 from sdy_jax.ir.graph import Block, Op, Value
 from sdy_jax.lowering.analysis.fusion import can_fuse, is_constant
 from sdy_jax.lowering.model.nodes import ModelValue
-from sdy_jax.lowering.model.planning_problem import FREE, ModelledProgram
+from sdy_jax.lowering.model.planning_problem import FREE, PlanningProblem
 from sdy_jax.lowering.targets.compiler import Fusion
 
 
-def place_uses(program: ModelledProgram, fusion: Fusion) -> None:
+def place_uses(program: PlanningProblem, fusion: Fusion) -> None:
     """Says of each use from which node to which the value is needed for it: all of a loop, if the use is inside; what
     is fused reads its operands when its users run. `fusion`: what users compute."""
     main, returned = program.graph.main.blocks[0], frozenset(program.graph.outputs)
@@ -49,7 +49,7 @@ def _is_fused(op: Op, fusion: Fusion) -> bool:
     return can_fuse(op, fusion) and all(user.block is op.block for user, _ in op.results[0].uses)
 
 
-def _born(program: ModelledProgram, value: Value, known: ModelValue) -> int:
+def _born(program: PlanningProblem, value: Value, known: ModelValue) -> int:
     """The node from which on a value is there: what a loop carries, from the first node inside."""
     block = value.owner
     if block is program.graph.main.blocks[0]:
@@ -60,7 +60,7 @@ def _born(program: ModelledProgram, value: Value, known: ModelValue) -> int:
 
 
 def _needed(
-    program: ModelledProgram, node: int, extent: tuple[int, int], home: Block | None, born: int
+    program: PlanningProblem, node: int, extent: tuple[int, int], home: Block | None, born: int
 ) -> tuple[int, int]:
     """From when to when what a node takes is needed, which it reads between two nodes of its own block; a loop reads
     what it carries on after its body has made it."""

@@ -9,7 +9,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import module_meshes, pre_order
 from sdy_jax.ir.stored_shardings import mesh_of
-from sdy_jax.lowering.insert.materialized_layouts import create_collective
+from sdy_jax.lowering.insert.inserted_ops import create_collective
 from sdy_jax.lowering.insert.partitioner import partition
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting

@@ -1,4 +1,4 @@
-"""The walks over copies of a program, of which the first one proposes and others follow plans.
+"""The search for the layouts of a program: copies of it are partitioned, the first as it is proposed, others by plans.
 
 Source: spec of the planner, sections 9, 12 and 13.
 """
@@ -13,14 +13,10 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import copied, main_function
 from sdy_jax.ir.stored_shardings import set_function_shardings
 from sdy_jax.lowering.insert.partitioner import Partitioner
-from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.model import model_builder
-from sdy_jax.lowering.model.layout_table import LayoutTable, Prices
-from sdy_jax.lowering.model.planning_problem import ModelledProgram
+from sdy_jax.lowering.model.model_builder import planning_problem
 from sdy_jax.lowering.proposal.free_border import FreeBorder
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
-from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.solve.choices import Choices
 from sdy_jax.lowering.whole_program.memory_budget import MemoryBudget
 from sdy_jax.lowering.whole_program.memory_errors import border_too_large, too_large
@@ -28,7 +24,6 @@ from sdy_jax.lowering.whole_program.memory_search import PRICES, programs_tried
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.representation.mesh import AxisRef
-from sdy_jax.representation.sharding import TensorSharding
 
 _LEAST_GAIN = 0.005
 """The share of what the proposal sends that a plan has to save in all: a reader looks for few differences, each with
@@ -47,7 +42,7 @@ _MOST_ATOMS = 4
 """Axes, or parts of axes, up to which a program is planned: each more makes about five times as many layouts."""
 
 
-class ProgramWalks:
+class LayoutSearch:
     """The walks over copies of a prepared program; the first one proposes.
 
     Args:
@@ -67,12 +62,13 @@ class ProgramWalks:
         self.graph, self.setting, self._border, self._known = graph, setting, border, known
         self.costs, self.policy = setting.costs, setting.policy
         self.proposed = self._walk(None)
-        self.mesh = self.proposed.walker.mesh
-        self._atoms = self.proposed.walker.walked.atoms(self.mesh, self.costs.major_parts)
+        proposal = self.proposed.proposal
+        self.mesh = proposal.mesh
+        self._atoms = proposal.layouts.atoms(self.mesh, self.costs.major_parts)
 
-    def of(self, graph: Graph) -> ProgramWalks:
+    def of(self, graph: Graph) -> LayoutSearch:
         """The walks over another form of the program."""
-        return ProgramWalks(graph, self.setting, self._border)
+        return LayoutSearch(graph, self.setting, self._border)
 
     def _walk(self, plan: LayoutPlan | None) -> PartitionedProgram:
         copy = copied(self.graph.module)
@@ -80,8 +76,7 @@ class ProgramWalks:
             main = main_function(copy)
             set_function_shardings(main, "arg_attrs", plan.border.arguments)
             set_function_shardings(main, "res_attrs", plan.border.results)
-        walker = Partitioner(Graph(copy), self.setting, plan)
-        return PartitionedProgram(walker, walker.run(), self.setting.target)
+        return PartitionedProgram(Partitioner(Graph(copy), self.setting, plan).run(), self.setting, plan)
 
     @cached_property
     def limit(self) -> float:
@@ -109,7 +104,7 @@ class ProgramWalks:
     @cached_property
     def least_gain(self) -> float:
         """What a plan has to save."""
-        return _LEAST_GAIN * self.proposed.walker.sending_time()
+        return _LEAST_GAIN * self.proposed.sending
 
     @property
     def _latency(self) -> float:
@@ -126,9 +121,9 @@ class ProgramWalks:
         Raises:
             MemoryLimitError: arguments and results alone, where they are stated, hold more than what is stated.
         """
-        walked, peak = self.proposed.walker.walked, self.proposed.peak
+        layouts, peak = self.proposed.proposal.layouts, self.proposed.peak
         if self.policy.memory is not None and peak.border > self.limit:
-            raise border_too_large(self.graph, walked, peak.total, self.setting.inputs, self.mesh, self.limit)
+            raise border_too_large(self.graph, layouts, peak.total, self.setting.inputs, self.mesh, self.limit)
         must_plan = self.proposed.sends or not self.room.fits(self.proposed)
         return self.planned(prices) if must_plan else [self.proposed]
 
@@ -136,7 +131,7 @@ class ProgramWalks:
         """The walks by plans that were tried, the proposal first. Where the model promises little it is alone."""
         if not self.can_be_planned:
             return [self.proposed]
-        program = modelled(self.graph, self.proposed.walker, self._atoms, self.policy, self._border)
+        program = planning_problem(self.graph, self.proposed.proposal, self.setting, self._atoms, self._border)
         choices = Choices(program, self.policy.effort or math.inf)
         best = best_choice(choices, self._latency)
         if self.room.fits(self.proposed) and program.saved(best) < self.least_gain:
@@ -166,24 +161,3 @@ class ProgramWalks:
         """The best of the walks that fit; the proposal, where no other one saves enough."""
         best = self.room.best(fitting)
         return self.proposed if self.proposed in fitting and self.saved(best) < self.least_gain else best
-
-
-def modelled(
-    graph: Graph,
-    proposed: Partitioner,
-    atoms: tuple[AxisRef, ...],
-    policy: Policy,
-    border: FreeBorder = FreeBorder(),  # noqa: B008 - immutable
-) -> ModelledProgram:
-    """The model of a program of which a copy was walked; `graph` is that of the program itself, `atoms` the parts of
-    mesh axes that the walk knows, `border` what may have any layout."""
-    meshes = proposed.placement.meshes
-
-    def price(
-        costs: CostModel, shape: tuple[int, ...], itemsize: float, source: TensorSharding, target: TensorSharding
-    ) -> float:
-        return meshes.plan(shape, itemsize, source, target, costs).cost
-
-    table = LayoutTable(meshes.base_name, meshes.base, proposed.walked.inverted(atoms))
-    prices = Prices(table, proposed.costs, price, proposed.target.arrays)
-    return model_builder.modelled(graph, proposed.walked, table, atoms, proposed.costs, prices, policy, border)
