@@ -12,7 +12,7 @@ from sdy_jax.lowering.model.program_model import ProgramModel
 
 
 def by_trying_everything(model: ProgramModel) -> float:
-    return min(map(model.cost, itertools.product(*(range(len(node.ways)) for node in model.nodes))))
+    return min(map(model.cost, itertools.product(*(range(len(node.candidates)) for node in model.nodes))))
 
 
 class Wanted(NamedTuple):
@@ -29,9 +29,9 @@ def least_cost(model: ProgramModel, enough: float) -> float:
     states: dict[tuple[tuple[int, Wanted], ...], float] = {(): 0.0}
     for number, node in enumerate(model.nodes):
         found: dict[tuple[tuple[int, Wanted], ...], float] = {}
-        for (state, paid), way in itertools.product(states.items(), node.ways):
-            cost, values = paid + node.times * way.cost, dict(state)
-            for slot, (value, layout) in enumerate(zip(node.values, way.layouts, strict=True)):
+        for (state, paid), candidate in itertools.product(states.items(), node.candidates):
+            cost, values = paid + node.times * candidate.cost, dict(state)
+            for slot, (value, layout) in enumerate(zip(node.values, candidate.layouts, strict=True)):
                 if value in last:
                     new = slot >= node.takes
                     values[value] = Wanted(layout, frozenset()) if new else with_layout(values[value], layout)
@@ -46,7 +46,7 @@ def least_cost(model: ProgramModel, enough: float) -> float:
 
 
 def least_of(node) -> float:
-    return node.times * min(way.cost for way in node.ways)
+    return node.times * min(candidate.cost for candidate in node.candidates)
 
 
 def with_layout(wanted: Wanted, layout: int) -> Wanted:
@@ -59,6 +59,6 @@ def paid_for(model: ProgramModel, number: int, wanted: Wanted) -> float:
 
 
 def at_least(model: ProgramModel, number: int, wanted: Wanted) -> float:
-    """The dearest layout alone: a way leads there, whatever else is made."""
+    """The dearest layout alone: reshards lead there, whatever else is made."""
     value = model.values[number]
     return value.times * max((model.prices.cost(value.shape, wanted.made, n) for n in wanted.taken), default=0.0)

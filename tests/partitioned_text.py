@@ -19,7 +19,7 @@ from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.targets.target import Target
-from sdy_jax.lowering.whole_program.partition import partition
+from sdy_jax.lowering.whole_program.partition import partition_whole
 from sdy_jax.passes import run_pipeline
 from sdy_jax.passes.pipelines import PLAN_EXPORT, plan_import
 from sdy_jax.passes.propagate import user_priority_propagate
@@ -55,7 +55,7 @@ def partition_report(
         run_pipeline(module.operation, plan_import())
         user_priority_propagate(module.operation)
         run_pipeline(module.operation, PLAN_EXPORT)
-        return partition(module.operation, Setting("mesh", costs, policy=policy, target=target))
+        return partition_whole(module.operation, Setting("mesh", costs, policy=policy, target=target))
 
 
 def run_partitioned(module: ir.Module, arguments: Sequence[Any], forms: Forms = Forms()) -> list[jax.Array]:  # noqa: B008

@@ -9,7 +9,7 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from sdy_jax.lowering.candidates import tensor_views
-from sdy_jax.lowering.insert.partitioner import partition
+from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 
@@ -87,7 +87,7 @@ def test_the_cheapest_collectives_are_inserted(case):
     op, a, b, out, kinds, wire_bytes = case
     with mlir.make_ir_context() as context:
         module = ir.Module.parse(module_text(op, a, b, out), context)
-        report = partition(module.operation, Setting("mesh", CostModel()))
+        report = partition_locally(module.operation, Setting("mesh", CostModel()))
         assert module.operation.verify()
     found = [c.kind for c in report.collectives]
     assert sum(c.wire_bytes for c in report.collectives) <= wire_bytes
@@ -99,7 +99,7 @@ def test_what_is_not_priced_would_not_be_chosen(case, monkeypatch):
     def partitioned():
         with mlir.make_ir_context() as context:
             module = ir.Module.parse(module_text(*case[:4]), context)
-            partition(module.operation, Setting("mesh", CostModel()))
+            partition_locally(module.operation, Setting("mesh", CostModel()))
             return str(module)
 
     chosen = partitioned()
@@ -122,7 +122,7 @@ TWO_USERS = """
 def test_an_op_runs_in_the_layout_in_which_its_operand_is_materialized():
     """The factorization is split along batches, whatever is expected of its result: a slice of that is gathered."""
     with mlir.make_ir_context() as context:
-        report = partition(ir.Module.parse(TWO_USERS, context).operation, Setting("mesh", CostModel()))
+        report = partition_locally(ir.Module.parse(TWO_USERS, context).operation, Setting("mesh", CostModel()))
     assert [(c.kind, c.wire_bytes) for c in report.collectives] == [("all_gather", 1536)]
 
 
@@ -140,5 +140,5 @@ def test_an_op_runs_as_all_around_it_agree():
     """Rows of the result could be made and gathered for half of the bytes, but whether its users want them gathered is a
     question for the whole program."""
     with mlir.make_ir_context() as context:
-        report = partition(ir.Module.parse(AGREED, context).operation, Setting("mesh", CostModel()))
+        report = partition_locally(ir.Module.parse(AGREED, context).operation, Setting("mesh", CostModel()))
     assert [(c.kind, c.wire_bytes) for c in report.collectives] == [("all_reduce", 2 * 7 / 8 * 256 * 256 * 4)]

@@ -63,7 +63,7 @@ def drawn_program(seed, ops, name="line"):
 
 def solved(model, start):
     """The solver's bound as it is, which may not be above what was found, but for rounding."""
-    return _Exact(model, start, {n: range(len(node.ways)) for n, node in enumerate(model.nodes)}).solved()[1]
+    return _Exact(model, start, {n: range(len(node.candidates)) for n, node in enumerate(model.nodes)}).solved()[1]
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.enumeration import Candidate
 from sdy_jax.lowering.model.layout_table import ValueClass
 from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.local_search import LEAST, improved_locally
@@ -39,16 +39,16 @@ def random_model(rng, nodes):
         takes = [shared, *rng.choices(values, k=2)] if number else []
         makes = [shared] if not number else [model.add_value(SHAPE, rng.choice([1.0, 3.0]))]
         slots = len(takes) + len(makes)
-        ways = [Way(tuple(rng.choices(range(LAYOUTS), k=slots)), rng.randint(0, 5), 0.0) for _ in range(5)]
-        model.add_node(ways, 1.0, takes, makes)
+        candidates = [Candidate(tuple(rng.choices(range(LAYOUTS), k=slots)), rng.randint(0, 5), 0.0) for _ in range(5)]
+        model.add_node(candidates, 1.0, takes, makes)
         values += makes if number else []
     for value in model.values:
         value.needed = [(use.node, use.node) for use in value.uses]
     return model
 
 
-def with_way(chosen, node, way):
-    return [way if number == node else now for number, now in enumerate(chosen)]
+def with_candidate(chosen, node, candidate):
+    return [candidate if number == node else now for number, now in enumerate(chosen)]
 
 
 @pytest.mark.parametrize("holding", [False, True])
@@ -63,14 +63,14 @@ def test_no_node_alone_can_do_better(seed, holding):
     least = model.cost(found)
     assert least <= model.cost(start)
     for node in range(len(model.nodes)):
-        others = [model.cost(with_way(found, node, way)) for way in range(5)]
+        others = [model.cost(with_candidate(found, node, candidate)) for candidate in range(5)]
         assert min(others) >= least - LEAST * model.cost(start)
 
 
-def test_nodes_keep_to_the_ways_that_a_move_allows():
+def test_nodes_keep_to_the_candidates_that_a_move_allows():
     rng = random.Random(0)
     model = random_model(rng, nodes=12)
     start = [rng.randrange(5) for _ in model.nodes]
     found = improved_locally(model, start, [Move(lambda layouts: lambda now: layouts[:, -1:] == layouts[now, -1])])
     for node, before, now in zip(model.nodes, start, found, strict=True):
-        assert node.ways[before].layouts[-1] == node.ways[now].layouts[-1]
+        assert node.candidates[before].layouts[-1] == node.candidates[now].layouts[-1]

@@ -17,7 +17,7 @@ from sdy_jax.lowering.collectives import lax_collectives
 from sdy_jax.lowering.collectives.data_movement import permutation_pairs
 from sdy_jax.lowering.collectives.replica_groups import axes_of_groups, groups_of_axes, spans
 from sdy_jax.lowering.emission.emit import local_function, used_axes
-from sdy_jax.lowering.insert.partitioner import partition
+from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.manual import apart_along
@@ -499,7 +499,7 @@ def planned(text):
     run_pipeline(module.operation, plan_import())
     user_priority_propagate(module.operation)
     run_pipeline(module.operation, PLAN_EXPORT)
-    report = partition(module.operation, Setting("mesh", CostModel()))
+    report = partition_locally(module.operation, Setting("mesh", CostModel()))
     assert module.operation.verify()
     return module, report
 
@@ -511,7 +511,7 @@ def run_text(text, *arguments):
 
 def run_partitioned(module, *arguments):
     """What a module that no pass has seen returns, partitioned as it is."""
-    partition(module.operation, Setting("mesh", CostModel()))
+    partition_locally(module.operation, Setting("mesh", CostModel()))
     return run(module, *arguments)
 
 
@@ -783,7 +783,7 @@ def test_marks_without_a_sharding_cost_nothing():
       return %1 : tensor<8x16xf32>
     }"""
     module = parse(TEXT_MESH + text)
-    assert not partition(module.operation, Setting("mesh", CostModel())).collectives
+    assert not partition_locally(module.operation, Setting("mesh", CostModel())).collectives
     assert "sharding_group" not in str(module) and "propagation_barrier" not in str(module)
     np.testing.assert_array_equal(run(module, X)[0], X)
 
@@ -810,7 +810,7 @@ def test_a_call_that_was_not_inlined_is_computed_replicated_and_named():
       return %0 : tensor<8x16xf32>
     }"""
     module = parse(TEXT_MESH + text)
-    report = partition(module.operation, Setting("mesh", CostModel()))
+    report = partition_locally(module.operation, Setting("mesh", CostModel()))
     (note,) = report.notes
     assert note.op == "func.call"
     assert note.message.startswith(

@@ -22,7 +22,7 @@ import sdy_jax as sdy
 from sdy_jax.errors import SdyError, ShardingError, UnsupportedError
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.analysis.verifier import verify_partitioned
-from sdy_jax.lowering.insert.partitioner import partition
+from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.mesh import AxisRef, Mesh
@@ -260,7 +260,7 @@ def test_a_value_on_a_single_device_is_computed_by_all_and_the_plan_says_so():
 def notes_of(text: str) -> list[str]:
     module = parse(text)
     with module.context:
-        return [note.message for note in partition(module.operation, Setting("mesh", CostModel())).notes]
+        return [note.message for note in partition_locally(module.operation, Setting("mesh", CostModel())).notes]
 
 
 def test_what_is_lost_is_noted():

@@ -10,6 +10,7 @@ from partitioned_ops import CUBE, LINE, PLANE
 from test_whole_program import Program
 
 import sdy_jax as sdy
+from sdy_jax.lowering.solve.choices import Choices
 from sdy_jax.lowering.whole_program.plan_reader import plan_of
 from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.plan.hlo import collectives_in_hlo, totals
@@ -39,9 +40,9 @@ def checked(function, args, mesh, in_shardings, out_shardings=None, bypassed=Fal
     compiled = totals(collectives_in_hlo(whole.lower(*args).compile().as_text()))
     assert sum(each.total_wire_bytes for each in plan.collectives) == compiled.wire_bytes
     program = Program(function, args, mesh, in_shardings, out_shardings)
-    emitted = program.walked_by_plan().cost()
-    assert emitted <= program.walk.cost() * (1 + 1e-9)
-    choice = best_choice(program.modelled)
+    emitted = program.walked_by_plan().cost
+    assert emitted <= program.proposed.cost * (1 + 1e-9)
+    choice = best_choice(Choices(program.modelled))
     program.model.charge_each_reshard(0.0)  # what a reshard has to save is in no program, nor is a price of work
     program.model.price_work(1.0)
     modelled = program.model.cost(choice)
@@ -272,7 +273,7 @@ def test_partial_sums_that_all_users_take_are_not_reduced_before():
     assert whole <= 16  # one number is reduced
     program = Program(function, *args)
     product = next(n for n, op in enumerate(program.graph.ops) if op.name == "stablehlo.dot_general")
-    assert plan_of(program.modelled, best_choice(program.modelled)).homes[product, 0].unreduced_axes
+    assert plan_of(program.modelled, best_choice(Choices(program.modelled))).shared[product, 0].unreduced_axes
 
 
 def test_a_weight_that_is_rounded_for_two_users_is_gathered_once():

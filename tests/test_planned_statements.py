@@ -13,6 +13,7 @@ from test_whole_program import Program, shapes
 import sdy_jax as sdy
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.model import constraint_candidates
+from sdy_jax.lowering.solve.choices import Choices
 from sdy_jax.lowering.whole_program.plan_reader import plan_of
 from sdy_jax.lowering.whole_program.work_prices import best_choice
 from sdy_jax.testing import assert_same
@@ -39,7 +40,7 @@ class Chosen(Program):
 
     def __init__(self, function, args, mesh, in_shardings, out_shardings=None):
         super().__init__(function, args, mesh, in_shardings, out_shardings)
-        self.choice = best_choice(self.modelled)
+        self.choice = best_choice(Choices(self.modelled))
 
     @property
     def cost(self):
@@ -51,16 +52,19 @@ class Chosen(Program):
         """Per constraint that is left after export, the layouts that it may have, the chosen one first."""
         shardings = self.modelled.table.shardings
         for node in self.modelled.constraints.values():
-            ways = self.model.nodes[node].ways
-            chosen = ways[self.choice[node]]
-            yield [str(shardings[way.layouts[0]]) for way in (chosen, *(way for way in ways if way != chosen))]
+            candidates = self.model.nodes[node].candidates
+            chosen = candidates[self.choice[node]]
+            yield [
+                str(shardings[candidate.layouts[0]])
+                for candidate in (chosen, *(candidate for candidate in candidates if candidate != chosen))
+            ]
 
     def layouts(self, name):
         """Per op of a name, the chosen layouts of its operands and results."""
         for number, node in self.modelled.decided.items():
             if self.graph.ops[number].name == name:
-                way = self.model.nodes[node].ways[self.choice[node]]
-                yield [str(self.modelled.table.shardings[layout]) for layout in way.layouts]
+                candidate = self.model.nodes[node].candidates[self.choice[node]]
+                yield [str(self.modelled.table.shardings[layout]) for layout in candidate.layouts]
 
 
 # Constraints.

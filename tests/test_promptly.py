@@ -15,7 +15,7 @@ import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.emission.local_op import EMITTERS
 from sdy_jax.lowering.schedule import gradient_order
-from sdy_jax.lowering.schedule.gradient_order import compute_promptly
+from sdy_jax.lowering.schedule.gradient_order import order_gradients
 from sdy_jax.lowering.targets.family import Arrays
 from sdy_jax.testing import assert_same
 
@@ -60,7 +60,7 @@ def waits(body, results, width=8, rows=96, weight="", memory=0.0):
         return {", ".join("%" + name for name in results)} : {types}
         }}"""
     module = parse(text.replace("8x8xf32", f"{width}x{width}xf32").replace("96x8xf32", f"{rows}x{width}xf32"))
-    compute_promptly(module.operation, memory, ROUNDED)
+    order_gradients(module.operation, memory, ROUNDED)
     assert module.operation.verify()
     return [op for op in Graph(module.operation).ops if op.key == "sdy_jax.after"]
 

@@ -14,7 +14,7 @@ from test_promptly import late  # noqa: F401 - a fixture
 import sdy_jax as sdy
 from sdy_jax.ir.graph import Graph
 from sdy_jax.lowering.schedule import gradient_order
-from sdy_jax.lowering.schedule.gradient_order import compute_promptly
+from sdy_jax.lowering.schedule.gradient_order import order_gradients
 from sdy_jax.lowering.targets.family import Arrays
 
 SQUARE, WHOLE = "tensor<16x16xf32>", "<@mesh, [{}, {}]>"
@@ -48,7 +48,7 @@ def prompt(program, results):
         {chr(10).join(map(written, program))}
         return {", ".join("%" + name for name in results)} : {types}
         }}""")
-    compute_promptly(module.operation, arrays=Arrays(rounded=2))
+    order_gradients(module.operation, arrays=Arrays(rounded=2))
     assert module.operation.verify()
     return [kind_of(op) for op in Graph(module.operation).main.blocks[0].ops]
 

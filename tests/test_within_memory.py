@@ -19,7 +19,7 @@ from sdy_jax.lowering.solve import choices
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.lowering.whole_program import memory_search
 from sdy_jax.lowering.whole_program.held_copies import HeldCopy, UseOfCopy, freed_gaps, numbered_uses
-from sdy_jax.lowering.whole_program.partition import partition
+from sdy_jax.lowering.whole_program.partition import partition_whole
 from sdy_jax.plan.hlo import collectives_in_hlo
 from sdy_jax.testing import assert_same
 
@@ -192,7 +192,7 @@ def test_a_device_s_memory_is_the_limit_where_it_is_known():
         """The bytes that are sent, and the peak."""
         module, name = propagated.stages["propagated"].clone().operation, propagated.program.mesh_name
         with module.context, ir.Location.unknown(module.context):
-            report = partition(
+            report = partition_whole(
                 module,
                 Setting(
                     name, sdy.CostModel.of_platform("cpu"), policy=Policy(layouts=layouts), target=Target(memory=memory)

@@ -13,7 +13,7 @@ from sdy_jax.lowering.analysis.fusion import is_product
 from sdy_jax.op_rules.dataflow import edges_of, is_data_flow
 
 
-class Critical:
+class CriticalPath:
     """The values of a program that depend on a product (`after`), and those on which one depends (`before`)."""
 
     def __init__(self, graph: Graph, products: Iterable[Op]):
@@ -26,7 +26,7 @@ class Critical:
         self.before = _reached((value for op in products for value in op.operands), back)
 
     @classmethod
-    def of_products(cls, graph: Graph) -> Critical:
+    def of_products(cls, graph: Graph) -> CriticalPath:
         """As of all products and convolutions."""
         return cls(graph, filter(is_product, graph.ops))
 

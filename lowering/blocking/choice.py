@@ -33,7 +33,7 @@ _ALIKE = 1.25
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class BlockingCandidate:
     """A group that could run in parts of a factor.
 
     Attributes:
@@ -60,7 +60,7 @@ class Candidate:
         return Cut(self.shards, parts) if parts > 1 else None
 
 
-class Candidates:
+class BlockingCandidates:
     """Those of a program.
 
     Args:
@@ -79,10 +79,10 @@ class Candidates:
         self._number = {op: number for number, op in enumerate(graph.ops)}
         self._seen = set[Op]()
 
-    def above(self, size: float) -> list[Candidate]:
+    def above(self, size: float) -> list[BlockingCandidate]:
         """The groups whose own values take more than so many bytes while too much is live, in order; no two of a block
         in one stretch."""
-        found, used, self._seen = list[Candidate](), set[Op](), set[Op]()
+        found, used, self._seen = list[BlockingCandidate](), set[Op](), set[Op]()
         for value, held in self._largest:
             if held * _TOGETHER < size:
                 break
@@ -98,13 +98,13 @@ class Candidates:
         values = [value for op in self._graph.ops if _may_be_large(op) for value in op.results if value.shape]
         return sorted(((value, self._prices.bytes_of(value)) for value in values), key=lambda pair: -pair[1])
 
-    def _best(self, value: Value, used: set[Op], size: float) -> Candidate | None:
+    def _best(self, value: Value, used: set[Op], size: float) -> BlockingCandidate | None:
         """The best way to hold no more than so much of a value and what is connected with it."""
         around = list(self._around(value, used))
         most = max([each.inside for each in around], default=0.0)
         return min(around, key=lambda each: _rank(each, most, size), default=None)
 
-    def _around(self, value: Value, used: set[Op]) -> Iterator[Candidate]:
+    def _around(self, value: Value, used: set[Op]) -> Iterator[BlockingCandidate]:
         if value.owner in used or value.owner in self._seen:
             return
         for span in spans_of(value):
@@ -124,11 +124,11 @@ class Candidates:
         taken = (each for each in made if each not in self._growth.nothing)
         return any(size(each) >= least for each in chain(left, taken))
 
-    def _candidate(self, group: Group, value: Value, span: Span, shards: int) -> Candidate:
+    def _candidate(self, group: Group, value: Value, span: Span, shards: int) -> BlockingCandidate:
         size = self._prices.bytes_of
         whole = sum([size(each) for each, at in dict.fromkeys(group.taken) if at is None])
         reduced = sum([2 * size(each) for each in group.left if not group.span_of(each)])
-        return Candidate(group, value, span, shards, self._live(group), whole + reduced)
+        return BlockingCandidate(group, value, span, shards, self._live(group), whole + reduced)
 
     def _shards(self, group: Group) -> int | None:
         """In how many blocks the factor may lie on devices; None where it is split otherwise somewhere."""
@@ -182,7 +182,7 @@ def _may_be_large(op: Op) -> bool:
     return not op.blocks and not is_constant(op) and op.block is not None
 
 
-def _rank(candidate: Candidate, most: float, size: float) -> tuple[float, float]:
+def _rank(candidate: BlockingCandidate, most: float, size: float) -> tuple[float, float]:
     """What is less is better: what is held of large values, of so many bytes in all, if so much may be, about; then
     what is moved for it."""
     cut = candidate.cut(size)

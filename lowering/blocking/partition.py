@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import copied
-from sdy_jax.lowering.blocking.choice import Candidate, Candidates
+from sdy_jax.lowering.blocking.choice import BlockingCandidate, BlockingCandidates
 from sdy_jax.lowering.blocking.groups import Growth
 from sdy_jax.lowering.blocking.loops import run_in_parts
 from sdy_jax.lowering.blocking.separation import Sizes, tell_apart
@@ -21,12 +21,12 @@ from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.prepare.dead_code import erase_dead_code
 from sdy_jax.lowering.prepare.preparation import PREPARED, prepared
 from sdy_jax.lowering.recomputation.partition import FEW, Program, best_program
+from sdy_jax.lowering.recomputation.program_prices import ProgramPrices
 from sdy_jax.lowering.recomputation.segment_prices import Mark
-from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
 from sdy_jax.lowering.schedule.marks import erase_marks
 from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
 from sdy_jax.lowering.whole_program.partition import finished
-from sdy_jax.lowering.whole_program.partition import partition as partition_as_written
+from sdy_jax.lowering.whole_program.partition import partition_whole as partition_as_written
 from sdy_jax.op_rules import RuleBook
 
 _TRIES = 4
@@ -51,7 +51,7 @@ _LEAST = 1 / 64
 
 
 def partition(module: ir.Operation, setting: Setting, named: Collection[Mark] = ()) -> PartitionReport:
-    """As `whole_program.partition`. Where the cheapest program does not fit, values that are held between a forward and
+    """As `partition_whole`. Where the cheapest program does not fit, values that are held between a forward and
     a backward pass are computed again, and where that does not suffice, the largest values are made part by part.
 
     Args:
@@ -129,17 +129,17 @@ def _in_parts(program: Program) -> Iterator[Program]:
         size = min(size / 2, size - _MORE * less.too_much)
 
 
-def _candidates(program: Program, rule_of: RuleOf) -> tuple[Graph, Candidates]:
+def _candidates(program: Program, rule_of: RuleOf) -> tuple[Graph, BlockingCandidates]:
     """A copy of a program, in which groups share no large values, and what of it could run in parts."""
     walks, graph = program.walks, Graph(copied(program.walks.graph.module))
     target = walks.setting.target
-    prices = WalkPrices(graph, program.least, target.arrays)
+    prices = ProgramPrices(graph, program.least, target.arrays)
     origins = tell_apart(graph, Growth(rule_of, prices.bytes_of), _SHARED * max(program.too_much, 0.0))
     sizes, graph = Sizes(graph, prices, origins), Graph(graph.module) if origins else graph
-    return graph, Candidates(graph, sizes, walks.mesh, rule_of, target.compiler.fusion, walks.limit)
+    return graph, BlockingCandidates(graph, sizes, walks.mesh, rule_of, target.compiler.fusion, walks.limit)
 
 
-def _in_report(candidate: Candidate, cut: Cut) -> InParts:
+def _in_report(candidate: BlockingCandidate, cut: Cut) -> InParts:
     value, dim = candidate.value, candidate.span.dim
     assert value.defining_op is not None and value.shape is not None
     return InParts(value.dtype, value.shape, dim, cut.parts, candidate.inside, value.defining_op.mlir.location)

@@ -17,7 +17,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.lowering.blocking.groups import Group, Growth
 from sdy_jax.lowering.blocking.spans import spans_of
-from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
+from sdy_jax.lowering.recomputation.program_prices import ProgramPrices
 from sdy_jax.representation.sharding import TensorSharding
 
 
@@ -29,7 +29,7 @@ class Sizes:
         origins: the ops of which others are clones.
     """
 
-    def __init__(self, graph: Graph, prices: WalkPrices, origins: Mapping[ir.Operation, Op]):
+    def __init__(self, graph: Graph, prices: ProgramPrices, origins: Mapping[ir.Operation, Op]):
         self._prices, self._known = prices, dict[ir.Value, Value]()
         self._ops = {op.mlir: op for op in graph.ops}
         for op in graph.ops:

@@ -18,13 +18,13 @@ from operator import itemgetter
 
 from sdy_jax.lowering.analysis.factors import Assignment, are_apart, dividing_factors
 from sdy_jax.lowering.candidates.assignments import agreed_assignment, factor_lists, materialized_lists
-from sdy_jax.lowering.candidates.op_candidates import BoundedCandidate, Candidates
-from sdy_jax.lowering.candidates.op_problem import Candidate, Choice, InsideCollective, OpProblem, Tensor
+from sdy_jax.lowering.candidates.candidate_prices import BoundedCandidate, CandidatePrices
+from sdy_jax.lowering.candidates.op_problem import Choice, InsideCollective, OpProblem, Tensor
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import mesh_order
 from sdy_jax.representation.mesh import Axes, axes_size
 
-__all__ = ["Candidate", "Choice", "InsideCollective", "OpProblem", "Tensor", "choose"]
+__all__ = ["Choice", "InsideCollective", "OpProblem", "Tensor", "choose"]
 
 Key = tuple[float, int, bool, int, tuple[object, ...]]
 """The order of candidates: by cost, collectives, early reduction, less parallel work, then a unique encoding."""
@@ -54,7 +54,7 @@ def gathered_factors(problem: OpProblem, strategy: Strategy) -> tuple[int, ...]:
 def _best(problem: OpProblem) -> Priced:
     problem, *others = _by_rule(problem)
     lists = factor_lists(problem)
-    best = _cheapest_candidate(problem, Candidates(problem, materialized_lists(problem)), agreed_assignment(lists))
+    best = _cheapest_candidate(problem, CandidatePrices(problem, materialized_lists(problem)), agreed_assignment(lists))
     if not best[0][1]:
         return best
     return min([best, *itertools.chain.from_iterable(map(_by_own_rule, others))], key=itemgetter(0))
@@ -77,7 +77,9 @@ def _by_own_rule(problem: OpProblem) -> list[Priced]:
     sending = {f for strategy in problem.strategies for inside in strategy.inside for f in inside.factors}
     if not any(axes for f in sending for axes in lists[f]):
         return []
-    return [_cheapest_candidate(problem, Candidates(problem, materialized_lists(problem)), agreed_assignment(lists))]
+    return [
+        _cheapest_candidate(problem, CandidatePrices(problem, materialized_lists(problem)), agreed_assignment(lists))
+    ]
 
 
 def _is_settled(problem: OpProblem) -> bool:
@@ -113,7 +115,7 @@ def _runs_apart(problem: OpProblem, strategy: Strategy, split: Mapping[int, Axes
     return divides and are_apart([a for axes in split.values() for a in axes])
 
 
-def _cheapest_candidate(problem: OpProblem, candidates: Candidates, agreed: Assignment | None) -> Priced:
+def _cheapest_candidate(problem: OpProblem, candidates: CandidatePrices, agreed: Assignment | None) -> Priced:
     """The cheapest candidate; the assignment on which all tensors agree, where nothing has to move, or the op computes
     what it makes: whether all around it had better be split otherwise is a question for the whole program."""
     together = _cheapest(problem, candidates.with_assignment(agreed)) if agreed is not None else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from sdy_jax.ir.graph import Op
 from sdy_jax.lowering.analysis.factors import factor_axes
 from sdy_jax.lowering.analysis.fusion import Touched
-from sdy_jax.lowering.candidates.op_candidates import operations_in_shards, touched_bytes
+from sdy_jax.lowering.candidates.candidate_prices import operations_in_shards, touched_bytes
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import Strategy, strategies_of
 from sdy_jax.op_rules import RuleBook

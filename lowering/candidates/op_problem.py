@@ -45,7 +45,7 @@ class InsideCollective:
     is_exact: bool = False
 
 
-class Candidate(NamedTuple):
+class StrategyAssignment(NamedTuple):
     """A candidate: a strategy with axes for each factor; along the axes `partial`, carried operands stay unreduced."""
 
     strategy: Strategy
@@ -54,22 +54,17 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The chosen candidate, and its shardings: those required of operands, then those produced for results."""
+    """How an op runs: the shardings required of operands, then those produced for results.
+
+    `gathered`: factors along which operands are sharded and the op cannot run sharded, so that their axes are gathered.
+    `inside`: the collectives that the op performs itself. `strategy`: that of a choice for the whole program, if it is
+    not the one that was chosen for the op alone.
+    """
 
     shardings: tuple[TensorSharding, ...]
     gathered: tuple[int, ...] = ()
-    """Factors along which operands are sharded and the op cannot run sharded, so that their axes are gathered."""
     inside: tuple[InsideCollective, ...] = ()
-
-
-class PlannedOp(NamedTuple):
-    """How an op is to run: the layouts of operands, then results, what its strategy sends, and the
-    strategy; None where a walk chose it, whose `gathered` then holds."""
-
-    shardings: tuple[TensorSharding, ...]
-    inside: tuple[InsideCollective, ...]
-    strategy: Strategy | None
-    gathered: tuple[int, ...] = ()
+    strategy: Strategy | None = None
 
 
 class OpProblem(NamedTuple):

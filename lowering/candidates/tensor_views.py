@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from sdy_jax.lowering.analysis.factors import digits, dimension_axes, joined_axes
-from sdy_jax.lowering.candidates.op_problem import Candidate, OpProblem
+from sdy_jax.lowering.candidates.op_problem import OpProblem, StrategyAssignment
 from sdy_jax.lowering.reshard.bound import AnyLayout, AxisLayout, fastest, least_time, missing_bytes, shares
 from sdy_jax.lowering.reshard.planner import plan_reshard
 from sdy_jax.lowering.strategies.registry import Strategy
@@ -132,15 +132,15 @@ class TensorView:
         left = sort_and_merge([*self._partial, *summed], mesh) if summed else self._partial
         return dimension_axes(assignment, self._mapping, mesh), left, self._kind if left else "sum"
 
-    def sharding(self, candidate: Candidate) -> TensorSharding:
+    def sharding(self, candidate: StrategyAssignment) -> TensorSharding:
         """The sharding of the tensor inside the op: the one required of an operand, or produced for a result."""
         return TensorSharding.closed(self._problem.mesh_name, *self._layout(candidate.assignment))
 
-    def wanted(self, candidate: Candidate, bound: float | None) -> TensorSharding:
+    def wanted(self, candidate: StrategyAssignment, bound: float | None) -> TensorSharding:
         """As `sharding`; the object given around the op itself where a `bound` of None says that the two are equal."""
         return self.around[0] if bound is None and len(self.around) == 1 else self.sharding(candidate)
 
-    def reshard(self, candidate: Candidate) -> tuple[float, int]:
+    def reshard(self, candidate: StrategyAssignment) -> tuple[float, int]:
         """The cost of the reshard between the op's layout and the sharding around it, and the number of collectives."""
         tensor, problem = self._tensor, self._problem
         inside, plans = self.sharding(candidate), []

@@ -33,7 +33,7 @@ from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.runtime.mesh import RefinedMesh
 
 
-class Member(NamedTuple):
+class PackedCollective(NamedTuple):
     """A collective of several: its operand, what it says, and the shardings between which it runs."""
 
     x: jax.Array
@@ -53,7 +53,7 @@ class _Packing(NamedTuple):
     """
 
     cut: Callable[[SdyCollective], AxesOfDims]
-    run: Callable[[jax.Array, Member, Axes, str, RefinedMesh], jax.Array]
+    run: Callable[[jax.Array, PackedCollective, Axes, str, RefinedMesh], jax.Array]
     joined: Callable[[SdyCollective], AxesOfDims]
 
 
@@ -65,19 +65,19 @@ def _nowhere(said: SdyCollective) -> AxesOfDims:
     return {}
 
 
-def _gather(rows: jax.Array, first: Member, axes: Axes, reduction: str, mesh: RefinedMesh) -> jax.Array:
+def _gather(rows: jax.Array, first: PackedCollective, axes: Axes, reduction: str, mesh: RefinedMesh) -> jax.Array:
     return lax_collectives.all_gather(rows, [axes, ()], mesh)
 
 
-def _scatter(rows: jax.Array, first: Member, axes: Axes, reduction: str, mesh: RefinedMesh) -> jax.Array:
+def _scatter(rows: jax.Array, first: PackedCollective, axes: Axes, reduction: str, mesh: RefinedMesh) -> jax.Array:
     return lax_collectives.reduce_scatter(rows, [axes, ()], reduction, mesh)
 
 
-def _exchange(rows: jax.Array, first: Member, axes: Axes, reduction: str, mesh: RefinedMesh) -> jax.Array:
+def _exchange(rows: jax.Array, first: PackedCollective, axes: Axes, reduction: str, mesh: RefinedMesh) -> jax.Array:
     return lax_collectives.all_to_all(rows, [(axes, 0, 0)], mesh)
 
 
-def _permute(rows: jax.Array, first: Member, axes: Axes, reduction: str, mesh: RefinedMesh) -> jax.Array:
+def _permute(rows: jax.Array, first: PackedCollective, axes: Axes, reduction: str, mesh: RefinedMesh) -> jax.Array:
     return lax_collectives.collective_permute(rows, first.source, first.target, mesh)
 
 
@@ -96,7 +96,9 @@ PACKABLE = frozenset(_PACKINGS)
 """The kinds whose operands can be copied side by side."""
 
 
-def run_together(members: Sequence[Member], reduction: str, mesh: RefinedMesh, packs: bool) -> list[jax.Array]:
+def run_together(
+    members: Sequence[PackedCollective], reduction: str, mesh: RefinedMesh, packs: bool
+) -> list[jax.Array]:
     """What the collectives make of their operands, which have the block that they need, padding included.
 
     All are of one kind over the same devices, and their operands of one element type; permutes have the same pairs.
@@ -125,7 +127,7 @@ def stacks(said: SdyCollective) -> bool:
     return sum(map(bool, said.lists)) <= 1
 
 
-def _run_stacked(members: Sequence[Member], reduction: str, mesh: RefinedMesh) -> list[jax.Array]:
+def _run_stacked(members: Sequence[PackedCollective], reduction: str, mesh: RefinedMesh) -> list[jax.Array]:
     first, stack = members[0], lax.concatenate([m.x[None] for m in members], 0)
     if first.said.kind == "collective_permute":
         found = lax_collectives.collective_permute(stack, first.source, first.target, mesh)

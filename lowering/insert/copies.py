@@ -24,7 +24,7 @@ from sdy_jax.lowering.schedule.after_ops import create_after
 from sdy_jax.representation.sharding import TensorSharding
 
 
-class Copies:
+class PlannedCopies:
     """The copies of a program's values, as planned."""
 
     def __init__(self) -> None:

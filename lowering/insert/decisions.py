@@ -11,7 +11,7 @@ from sdy_jax.lowering.analysis.fusion import Touched, Touches
 from sdy_jax.lowering.analysis.trip_counts import times_as_often
 from sdy_jax.lowering.candidates.choice import choose, gathered_factors
 from sdy_jax.lowering.candidates.op_kinds import Kind, Kinds
-from sdy_jax.lowering.candidates.op_problem import Choice, OpProblem, PlannedOp, Tensor
+from sdy_jax.lowering.candidates.op_problem import Choice, OpProblem, Tensor
 from sdy_jax.lowering.insert.placement import Placement, has_one_user
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.proposal.decision import Decision, Shardings
@@ -34,7 +34,7 @@ class Decisions:
         self._costs, self._kinds = costs, Kinds(rules, setting.policy.halo_exchange, _touches(costs, setting.target))
         self._made: dict[object, Decision] = {}
 
-    def of(self, op: Op, planned: PlannedOp | None = None) -> Decision | None:
+    def of(self, op: Op, planned: Choice | None = None) -> Decision | None:
         """The decision for an op whose operands have been placed, as planned where it is; None where it has no rule."""
         kind = self._kinds.of(op)
         if kind is None:
@@ -55,7 +55,7 @@ class Decisions:
             made = self._made[key] = self._decided(op, kind, around, carried, executions, materialized, free)
         return made
 
-    def _as_planned(self, kind: Kind, around: Shardings, planned: PlannedOp) -> Decision:
+    def _as_planned(self, kind: Kind, around: Shardings, planned: Choice) -> Decision:
         gathered, strategy = planned.gathered, planned.strategy
         if strategy is not None and strategy.rule is None:
             tensors = [Tensor(*shaped, s) for shaped, s in zip(kind.tensors, around, strict=True)]

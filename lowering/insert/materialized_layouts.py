@@ -19,7 +19,7 @@ from jax.extend.mlir import ir
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.lowering.analysis.free_values import free_values
 from sdy_jax.lowering.analysis.fusion import fuses
-from sdy_jax.lowering.insert.copies import Copies
+from sdy_jax.lowering.insert.copies import PlannedCopies
 from sdy_jax.lowering.insert.inserted_ops import InsertedOps, create_collective
 from sdy_jax.lowering.insert.rematerialization import (
     Rematerialization,
@@ -72,7 +72,7 @@ class MaterializedLayouts:
         self._by_copy: dict[tuple[Value, int], dict[object, MaterializedLayout]] = {}
         self.tracked: set[Value] = set()
         """The values that may exist in other layouts than the one in which users expect them."""
-        self.copies = Copies()
+        self.copies = PlannedCopies()
         self._user: Op | None = None
         """The op that a value is taken for."""
 

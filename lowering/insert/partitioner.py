@@ -40,7 +40,7 @@ from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.proposal.layout_plan import LayoutPlan
 from sdy_jax.lowering.proposal.proposal import EdgeLayouts, Proposal, ProposedLayouts
 from sdy_jax.lowering.schedule.after_ops import tie
-from sdy_jax.lowering.schedule.gradient_order import compute_promptly
+from sdy_jax.lowering.schedule.gradient_order import order_gradients
 from sdy_jax.lowering.strategies.registry import Taken, is_forwarding, rejection, taken_by
 from sdy_jax.op_rules import has_no_rule_silently
 from sdy_jax.op_rules.dataflow import is_data_flow
@@ -49,7 +49,7 @@ from sdy_jax.representation.attributes import attribute_from_text
 from sdy_jax.representation.sharding import TensorSharding
 
 
-def partition(module: ir.Operation, setting: Setting) -> PartitionReport:
+def partition_locally(module: ir.Operation, setting: Setting) -> PartitionReport:
     """Rewrites a propagated module in place.
 
     Args:
@@ -110,7 +110,7 @@ class Partitioner:
         setting = self._setting
         if setting.target.compiler.order.runs_late:
             memory = setting.limit if setting.available else 0.0
-            compute_promptly(self.graph.module, memory, setting.target.arrays)
+            order_gradients(self.graph.module, memory, setting.target.arrays)
 
     def _proposal(self) -> Proposal:
         erased = {op for op in self.graph.ops if self._placement.ops.is_erased(op)}

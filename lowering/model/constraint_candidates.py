@@ -11,9 +11,9 @@ from sdy_jax.ir.graph import Graph, Op
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.ir.statements import group_of, stated_for
 from sdy_jax.lowering.interface.outcomes import ChangedLayout
-from sdy_jax.lowering.model.enumeration import Openness, Way, layouts_of_shape
+from sdy_jax.lowering.model.enumeration import Candidate, Openness, layouts_of_shape
 from sdy_jax.lowering.model.layout_table import LayoutTable
-from sdy_jax.lowering.model.op_nodes import is_inexact
+from sdy_jax.lowering.model.op_candidates import is_inexact
 from sdy_jax.lowering.proposal.proposal import EdgeLayouts, ProposedLayouts
 from sdy_jax.lowering.strategies.registry import is_forwarding
 from sdy_jax.op_rules.dataflow import DataFlowEdge, EdgeKind, accumulator
@@ -25,51 +25,51 @@ from sdy_jax.representation.sharding import TensorSharding
 Atoms = Sequence[AxisRef]
 
 
-class StatedWays:
-    """The ways of what only states layouts: the walk's own first, then all others that what is stated allows."""
+class ConstraintCandidates:
+    """The candidates of what only states layouts: the walk's own first, then all others that what is stated allows."""
 
     def __init__(self, table: LayoutTable, pads: bool):
         self._table, self._pads = table, pads
-        self._known: dict[tuple[tuple[int, ...], ...], list[Way]] = {}
+        self._known: dict[tuple[tuple[int, ...], ...], list[Candidate]] = {}
 
-    def of_constraint(self, op: Op, own: TensorSharding, atoms: Atoms, makes: bool) -> list[Way]:
-        """The ways of an op that states a layout of its operand, and may make a value in it: closed dimensions stay,
-        open ones may be split further. A barrier to propagation states nothing."""
+    def of_constraint(self, op: Op, own: TensorSharding, atoms: Atoms, makes: bool) -> list[Candidate]:
+        """The candidates of an op that states a layout of its operand, and may make a value in it: closed dimensions
+        stay, open ones may be split further. A barrier to propagation states nothing."""
         (result,) = op.results
         nothing = op.name == "sdy.propagation_barrier" and not own.unreduced_axes
         stated = Openness.of_rank(result.rank) if nothing else self._openness(own, stated_for(result))
         found = self._layouts(result.shape or (), own, stated, atoms)
-        return self._ways((layout,) * (1 + makes) for layout in found)
+        return self._candidates((layout,) * (1 + makes) for layout in found)
 
-    def of_member(self, op: Op, own: TensorSharding, atoms: Atoms) -> list[Way]:
-        """The ways of a member of a group; the third slot is what ties it to the others."""
+    def of_member(self, op: Op, own: TensorSharding, atoms: Atoms) -> list[Candidate]:
+        """The candidates of a member of a group; the third slot is what ties it to the others."""
         shape = op.results[0].shape or ()
-        return self._ways((n, n, n) for n in self._layouts(shape, own, Openness.of_rank(len(shape)), atoms))
+        return self._candidates((n, n, n) for n in self._layouts(shape, own, Openness.of_rank(len(shape)), atoms))
 
-    def of_border(self, shape: Sequence[int], ends: Sequence[TensorSharding], atoms: Atoms) -> list[Way]:
-        """The ways of an argument or a result that may have any layout of jax's arrays, or of both where it is carried
-        from one to the other, in layouts that are alike at both ends."""
+    def of_border(self, shape: Sequence[int], ends: Sequence[TensorSharding], atoms: Atoms) -> list[Candidate]:
+        """The candidates of an argument or a result that may have any layout of jax's arrays, or of both where it is
+        carried from one to the other, in layouts that are alike at both ends."""
         layouts = self._layouts(shape, ends[0], Openness.of_rank(len(shape)), atoms, evenly=True)
         every = (layout for layout in layouts if not has_sub_axes(self._table.shardings[layout]))
         own = tuple(map(self._table.number, ends))
-        return self._ways(dict.fromkeys([own, *((n,) * len(ends) for n in every)]))
+        return self._candidates(dict.fromkeys([own, *((n,) * len(ends) for n in every)]))
 
-    def of_edge(self, op: Op, edge: DataFlowEdge, walked: EdgeLayouts, atoms: Atoms) -> list[Way]:
-        """The ways of a data-flow edge of an op, in layouts that are alike outside and inside of it."""
+    def of_edge(self, op: Op, edge: DataFlowEdge, walked: EdgeLayouts, atoms: Atoms) -> list[Candidate]:
+        """The candidates of a data-flow edge of an op, in layouts that are alike outside and inside of it."""
         stated, sides = stated_for(edge.owner), (len(edge.sources), len(edge.targets))
         if op.name in COMPUTATIONS:
-            return self._ways(_at_ends(ends, sides) for ends in self._ends(op, edge, walked, stated, atoms))
+            return self._candidates(_at_ends(ends, sides) for ends in self._ends(op, edge, walked, stated, atoms))
         own = self._table.number(walked.sources), self._table.number(walked.targets)
         open_ones = Openness.of_rank(edge.owner.rank) if stated is None else self._openness(walked.sources, stated)
         summed = stated is None and accumulator(edge) is not None and is_inexact(edge.owner)
         every = self._layouts(edge.owner.shape or (), walked.sources, open_ones, atoms, summed)
-        return self._ways(_at_ends(ends, sides) for ends in dict.fromkeys([own, *((n, n) for n in every)]))
+        return self._candidates(_at_ends(ends, sides) for ends in dict.fromkeys([own, *((n, n) for n in every)]))
 
-    def _ways(self, layouts: Iterable[tuple[int, ...]]) -> list[Way]:
-        """Ways of these layouts, which cost nothing themselves; one list for all that have the same."""
+    def _candidates(self, layouts: Iterable[tuple[int, ...]]) -> list[Candidate]:
+        """Candidates of these layouts, which cost nothing themselves; one list for all that have the same."""
         key = tuple(layouts)
         if key not in self._known:
-            self._known[key] = [Way(each, 0.0, 0.0) for each in key]
+            self._known[key] = [Candidate(each, 0.0, 0.0) for each in key]
         return self._known[key]
 
     def _ends(

@@ -1,7 +1,7 @@
-"""Every way to run ops of one kind: each strategy with each atom of the mesh somewhere.
+"""Every candidate to run ops of one kind: each strategy with each atom of the mesh somewhere.
 
 An atom is nowhere, splits a factor, or is *carried*: operands that must be so together stay unreduced along it, and so
-do the results. Ways with equal layouts are one, the cheapest.
+do the results. Candidates with equal layouts are one, the cheapest.
 Source: spec of the planner, sections 2 and 3.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sdy_jax.lowering.analysis.factors import Assignment, canonical, dividing_factors, is_contiguous, joined_axes
-from sdy_jax.lowering.candidates.op_candidates import inside_collectives, operations_per_device, work_time
-from sdy_jax.lowering.candidates.op_problem import Candidate, InsideCollective, OpProblem
+from sdy_jax.lowering.candidates.candidate_prices import inside_collectives, operations_per_device, work_time
+from sdy_jax.lowering.candidates.op_problem import InsideCollective, OpProblem, StrategyAssignment
 from sdy_jax.lowering.model.layout_table import LayoutTable
 from sdy_jax.lowering.strategies.registry import Strategy
 from sdy_jax.representation.axes import overlaps, sort_and_merge
@@ -21,13 +21,13 @@ from sdy_jax.representation.mesh import Axes, AxisRef, axes_size
 from sdy_jax.representation.sdy_collectives import MOVING
 
 _CARRIED = -1
-_NOWHERE = -2
+_UNUSED = -2
 _MOST_PADDING = 1 / 8
 """The share of a dimension up to which it may be padded where nobody asked for it."""
 
 
-class Way(NamedTuple):
-    """A way to run an op: the numbers of the layouts of operands, then results; its time; the operations that one
+class Candidate(NamedTuple):
+    """A candidate to run an op: the numbers of the layouts of operands, then results; its time; the operations that one
     device performs; what its strategy sends; the strategy; and of its time, that of a device's own work."""
 
     layouts: tuple[int, ...]
@@ -38,10 +38,10 @@ class Way(NamedTuple):
     work: float = 0.0
 
 
-def every_way(
+def every_candidate(
     problem: OpProblem, atoms: Sequence[AxisRef], carried: Sequence[frozenset[int]], table: LayoutTable, pads: bool
-) -> list[Way]:
-    """The ways to run an op: those with the least work come first, then those that split more.
+) -> list[Candidate]:
+    """The candidates to run an op: those with the least work come first, then those that split more.
 
     Args:
         problem: the op; its shardings do not matter.
@@ -50,14 +50,14 @@ def every_way(
         table: numbers layouts.
         pads: whether dimensions may be split by axes that do not divide them.
     """
-    found: dict[tuple[int, ...], Way] = {}
+    found: dict[tuple[int, ...], Candidate] = {}
     for strategy in problem.strategies:
         own = problem if strategy.rule is None else problem._replace(rule=strategy.rule)
         for together in (frozenset[int](), *carried):
-            for way in _OfStrategy(own, strategy, together, table, pads).ways(atoms):
-                if way.layouts not in found or way.cost < found[way.layouts].cost:
-                    found[way.layouts] = way
-    return sorted(found.values(), key=lambda way: way.operations)
+            for candidate in _OfStrategy(own, strategy, together, table, pads).candidates(atoms):
+                if candidate.layouts not in found or candidate.cost < found[candidate.layouts].cost:
+                    found[candidate.layouts] = candidate
+    return sorted(found.values(), key=lambda candidate: candidate.operations)
 
 
 class Openness(NamedTuple):
@@ -87,9 +87,9 @@ def layouts_of_shape(
     mesh = table.mesh
     free = [atom for atom in atoms if not any(overlaps(atom, axis) for axis in stated.kept)]
     dims = [dim for dim, is_open in enumerate(stated.is_open) if is_open]
-    for placed in itertools.product([_NOWHERE, *dims, *([_CARRIED] if summed else [])], repeat=len(free)):
+    for placed in itertools.product([_UNUSED, *dims, *([_CARRIED] if summed else [])], repeat=len(free)):
         by_place = {p: [a for a, at in zip(free, placed, strict=True) if at == p] for p in dict.fromkeys(placed)}
-        by_place.pop(_NOWHERE, None)
+        by_place.pop(_UNUSED, None)
         terms = (*stated.unreduced, *by_place.pop(_CARRIED, ()))
         unreduced = sort_and_merge(terms, mesh) if terms else ()
         lists = [_continued(led, tuple(by_place.get(dim, ())), table) for dim, led in enumerate(stated.fixed)]
@@ -110,7 +110,7 @@ def _divides(size: int, shards: int, pads: bool) -> bool:
 
 
 class _OfStrategy:
-    """The ways of one strategy, with one set of operands that may stay unreduced."""
+    """The candidates of one strategy, with one set of operands that may stay unreduced."""
 
     def __init__(self, problem: OpProblem, strategy: Strategy, carried: frozenset[int], table: LayoutTable, pads: bool):
         self._problem, self._strategy, self._carried, self._table = problem, strategy, carried, table
@@ -124,9 +124,9 @@ class _OfStrategy:
             whole = strategy.partial.union(*(inside.factors for inside in strategy.inside))
         self._splittable = [f for f in sorted(strategy.splittable - whole) if rule.factor_sizes[f] > 1]
 
-    def ways(self, atoms: Sequence[AxisRef]) -> Iterator[Way]:
-        places = [[_NOWHERE, *self._fitting(atom), *([_CARRIED] if self._carried else [])] for atom in atoms]
-        for placed in sorted(itertools.product(*places), key=lambda p: p.count(_NOWHERE)):
+    def candidates(self, atoms: Sequence[AxisRef]) -> Iterator[Candidate]:
+        places = [[_UNUSED, *self._fitting(atom), *([_CARRIED] if self._carried else [])] for atom in atoms]
+        for placed in sorted(itertools.product(*places), key=lambda p: p.count(_UNUSED)):
             if self._carried and _CARRIED not in placed:
                 continue
             yield from self._placed(atoms, placed)
@@ -138,12 +138,12 @@ class _OfStrategy:
         size, shards = self._problem.rule.factor_sizes[factor], axes_size(axes, self._problem.mesh)
         return _divides(size, shards, factor not in self._even)
 
-    def _placed(self, atoms: Sequence[AxisRef], placed: Sequence[int]) -> Iterator[Way]:
-        """The ways with each atom at its place: those of a factor in each order that dimensions may have."""
+    def _placed(self, atoms: Sequence[AxisRef], placed: Sequence[int]) -> Iterator[Candidate]:
+        """The candidates with each atom at its place: those of a factor in each order that dimensions may have."""
         by_factor: dict[int, list[AxisRef]] = {}
         for atom, place in zip(atoms, placed, strict=True):
             by_factor.setdefault(place, []).append(atom)
-        by_factor.pop(_NOWHERE, None)
+        by_factor.pop(_UNUSED, None)
         carried = self._table.orders(tuple(by_factor.pop(_CARRIED, ())))[0]
         lists = [self._table.orders(tuple(found)) for found in by_factor.values()]
         if not all(self._fits(factor, axes[0]) for factor, axes in zip(by_factor, lists, strict=True)):
@@ -154,17 +154,17 @@ class _OfStrategy:
             if not self._problem.rule.joint_factors or is_contiguous(
                 assignment, self._problem.rule, self._problem.mesh
             ):
-                yield self._way(assignment, carried)
+                yield self._candidate(assignment, carried)
 
-    def _way(self, assignment: Assignment, carried: Axes) -> Way:
+    def _candidate(self, assignment: Assignment, carried: Axes) -> Candidate:
         problem, strategy = self._problem, self._strategy
-        candidate = Candidate(strategy, assignment, carried)
+        candidate = StrategyAssignment(strategy, assignment, carried)
         operations, inside = operations_per_device(problem, candidate), inside_collectives(problem, candidate)
         # Terms that are written pass op by op only: with that price, plans for all of GPT's step with FSDP weights took
         # 1.18 of the time by XLA's estimate for v5e (2026-11).
         work = work_time(problem, candidate._replace(partial=()), operations)
         cost = work + sum(c.time for c in inside)
-        return Way(self._layouts(assignment, carried), cost, operations, inside, strategy, work)
+        return Candidate(self._layouts(assignment, carried), cost, operations, inside, strategy, work)
 
     def _layouts(self, assignment: Assignment, carried: Axes) -> tuple[int, ...]:
         problem, strategy = self._problem, self._strategy

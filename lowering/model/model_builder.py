@@ -1,8 +1,9 @@
 """From a program and the walk over it to the planner's model.
 
-Every op with a rule is a node with all ways to run its kind; ops that leave no choice, constraints and the border are
-nodes with one way. Each data-flow edge is a node that takes its sources and makes its targets in one layout, so what a
-loop carries is chosen with the trip count on its inner side. Values that every device can compute have no price.
+Every op with a rule is a node with all candidates to run its kind; ops that leave no choice, constraints and the border
+are nodes with one candidate. Each data-flow edge is a node that takes its sources and makes its targets in one layout,
+so what a loop carries is chosen with the trip count on its inner side. Values that every device can compute have no
+price.
 Source: spec of the planner, sections 2 to 7.
 """
 
@@ -14,16 +15,16 @@ from collections.abc import Sequence
 from sdy_jax.ir.graph import Block, Graph, Op, Value
 from sdy_jax.ir.operations import COMPUTATIONS, manual_axes
 from sdy_jax.ir.statements import group_of
-from sdy_jax.lowering.analysis.critical_path import Critical
+from sdy_jax.lowering.analysis.critical_path import CriticalPath
 from sdy_jax.lowering.analysis.free_values import free_values
 from sdy_jax.lowering.analysis.rounding import held_rounded, rounded_values, sums_of
 from sdy_jax.lowering.analysis.trip_counts import trips
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.model.constraint_candidates import StatedWays
-from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.constraint_candidates import ConstraintCandidates
+from sdy_jax.lowering.model.enumeration import Candidate
 from sdy_jax.lowering.model.layout_table import LayoutTable, Prices, ValueClass
 from sdy_jax.lowering.model.nodes import Port
-from sdy_jax.lowering.model.op_nodes import Ways
+from sdy_jax.lowering.model.op_candidates import OpCandidates
 from sdy_jax.lowering.model.planning_problem import FREE, Part, PlanningProblem
 from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.proposal.decision import Decision
@@ -85,11 +86,11 @@ class _Builder:
         self._costs, self._pads = costs, pads
         self._rounded = rounded_values(program.graph, costs)
         self._held_rounded = held_rounded(program.graph, self._rounded) if self._model.prices.arrays.rounds else ()
-        self._alone = Critical.of_products(program.graph).between if costs.combines else frozenset()
-        self._ways: dict[tuple[AxisRef, ...], Ways] = {}
-        self._made_twice: dict[tuple[int, tuple[int, ...]], tuple[list[Way], list[Way]]] = {}
+        self._alone = CriticalPath.of_products(program.graph).between if costs.combines else frozenset()
+        self._candidates: dict[tuple[AxisRef, ...], OpCandidates] = {}
+        self._made_twice: dict[tuple[int, tuple[int, ...]], tuple[list[Candidate], list[Candidate]]] = {}
         self._free_values = free_values(program.graph)
-        self._stated, self._ties = StatedWays(program.table, pads), dict[int, int]()
+        self._stated, self._ties = ConstraintCandidates(program.table, pads), dict[int, int]()
         self._free = program.atoms
         """The atoms that are not manual here."""
         self._here, self._last = program.graph.main.blocks[0], 0
@@ -113,7 +114,7 @@ class _Builder:
             self._free_end(main, None, result)
         stated = [index for index in range(len(self._proposed.results)) if index not in self._border.results]
         slots = [(main.terminator, index) for index in stated]
-        self._add([self._only_way([self._proposed.results[index] for index in stated])], 1.0, slots, [])
+        self._add([self._only_candidate([self._proposed.results[index] for index in stated])], 1.0, slots, [])
 
     def _free_end(self, main: Block, argument: int | None, result: int | None) -> None:
         """Adds an argument that may have any layout, a result, or both as one that comes back as it went in."""
@@ -124,8 +125,8 @@ class _Builder:
         value = makes[0] if makes else main.terminator.operands[slots[0][1]]
         if argument is not None and result is None:
             self._new_value(value, 1.0)
-        ways = self._stated.of_border(value.shape or (), [*taken, *made], self._program.atoms)
-        self._program.free_ends.append(FreeEnd(self._add(ways, 1.0, slots, makes), argument, result))
+        candidates = self._stated.of_border(value.shape or (), [*taken, *made], self._program.atoms)
+        self._program.free_ends.append(FreeEnd(self._add(candidates, 1.0, slots, makes), argument, result))
 
     def _block(self, block: Block, times: float) -> None:
         for op in block.ops[:-1]:
@@ -154,9 +155,9 @@ class _Builder:
         assert op.block is not None
         self._here, self._free = op.block, outside
         for index, (edge, taken) in enumerate(zip(edges, walked, strict=True)):
-            ways = self._stated.of_edge(op, edge, taken, self._free)
+            candidates = self._stated.of_edge(op, edge, taken, self._free)
             node = self._program.edges[self._program.numbers[op], index] = self._add(
-                ways, times, edge.slots, edge.targets
+                candidates, times, edge.slots, edge.targets
             )
             if op.name in COMPUTATIONS and edge.kind is EdgeKind.RESULT:
                 self._program.made_outside.add(node)
@@ -168,14 +169,14 @@ class _Builder:
         (result,), group = op.results, group_of(op)
         if group is not None:
             self._new_value(result, times)
-            ways, makes, tie = self._stated.of_member(op, own, self._free), [result], self._tie(group, result)
+            candidates, makes, tie = self._stated.of_member(op, own, self._free), [result], self._tie(group, result)
         elif own.unreduced_axes:
             self._new_value(result, times)
-            ways, makes, tie = self._stated.of_constraint(op, own, self._free, makes=True), [result], None
+            candidates, makes, tie = self._stated.of_constraint(op, own, self._free, makes=True), [result], None
         else:
             self._program.values[result] = self._program.taken(op, 0)
-            ways, makes, tie = self._stated.of_constraint(op, own, self._free, makes=False), [], None
-        self._program.constraints[self._program.numbers[op]] = self._add(ways, times, _slots(op), makes, tie=tie)
+            candidates, makes, tie = self._stated.of_constraint(op, own, self._free, makes=False), [], None
+        self._program.constraints[self._program.numbers[op]] = self._add(candidates, times, _slots(op), makes, tie=tie)
 
     def _tie(self, group: int, member: Value) -> int:
         """The number of what ties the members of a group: in which layout it is costs nothing, that it has one does."""
@@ -187,35 +188,35 @@ class _Builder:
         if self._free_values.issuperset(op.results):
             self._program.values.update(dict.fromkeys(op.results, FREE))
             return
-        ways, slots = self._ways_here().of(op, decision), _slots(op)
+        candidates, slots = self._candidates_here().of(op, decision), _slots(op)
         for use in reversed(op.results[0].uses if _is_made_anew(op) else []):
             self._new_value(op.results[0], times)
             self._program.made_anew[use] = self._program.values[op.results[0]]
-            self._program.decided[self._program.numbers[op]] = self._add(ways, times, slots, op.results, [use[0]])
+            self._program.decided[self._program.numbers[op]] = self._add(candidates, times, slots, op.results, [use[0]])
         if op.results[0] in self._program.values:
             return
         for result in op.results:
             self._new_value(result, times)
-        self._program.decided[self._program.numbers[op]] = self._add(ways, times, slots, op.results)
+        self._program.decided[self._program.numbers[op]] = self._add(candidates, times, slots, op.results)
 
-    def _ways_here(self) -> Ways:
-        if self._free not in self._ways:
-            self._ways[self._free] = Ways(self._program.table, self._free, self._costs, self._pads)
-        return self._ways[self._free]
+    def _candidates_here(self) -> OpCandidates:
+        if self._free not in self._candidates:
+            self._candidates[self._free] = OpCandidates(self._program.table, self._free, self._costs, self._pads)
+        return self._candidates[self._free]
 
     def _fixed(self, op: Op | None, makes: Sequence[Value], shardings: Sequence[TensorSharding], times: float) -> None:
         """Adds an op, or an argument, that takes and makes values in these layouts and no others."""
         for value in makes:
             self._new_value(value, times)
-        cost = self._ways_here().sent(op, shardings) if op is not None else 0.0
-        self._add([self._only_way(shardings, cost)], times, _slots(op) if op is not None else [], makes)
+        cost = self._candidates_here().sent(op, shardings) if op is not None else 0.0
+        self._add([self._only_candidate(shardings, cost)], times, _slots(op) if op is not None else [], makes)
 
-    def _only_way(self, shardings: Sequence[TensorSharding], cost: float = 0.0) -> Way:
-        return Way(tuple(map(self._program.table.number, shardings)), cost, 0.0)
+    def _only_candidate(self, shardings: Sequence[TensorSharding], cost: float = 0.0) -> Candidate:
+        return Candidate(tuple(map(self._program.table.number, shardings)), cost, 0.0)
 
     def _add(
         self,
-        ways: list[Way],
+        candidates: list[Candidate],
         times: float,
         slots: Sequence[tuple[Op, int]],
         makes: Sequence[Value],
@@ -230,11 +231,11 @@ class _Builder:
         made = [self._program.values[value] for value in makes]
         if apart := [value for value in makes if value in self._program.unrounded]:
             made += [self._program.unrounded[value] for value in apart]
-            ways = self._twice(ways, tuple(len(slots) + makes.index(value) for value in apart))
+            candidates = self._twice(candidates, tuple(len(slots) + makes.index(value) for value in apart))
         if tie is None:
-            node = self._model.add_node(ways, times, takes, made)
+            node = self._model.add_node(candidates, times, takes, made)
         else:
-            node = self._model.add_member(ways, times, takes, made, tie)
+            node = self._model.add_member(candidates, times, takes, made, tie)
         for slot, (op, i) in enumerate(slots):
             if takes[slot] == FREE:
                 self._program.free_uses.setdefault(op.operands[i], []).append(Port(node, slot))
@@ -251,12 +252,15 @@ class _Builder:
             whole = shape._replace(is_rounded=False)
             self._program.unrounded[value] = self._model.add_value(whole, times)
 
-    def _twice(self, ways: list[Way], slots: tuple[int, ...]) -> list[Way]:
-        """Ways that make what they make at some slots twice; one list for all nodes with the same ways."""
-        key = id(ways), slots
+    def _twice(self, candidates: list[Candidate], slots: tuple[int, ...]) -> list[Candidate]:
+        """Candidates that make what they make at some slots twice; one list for all nodes with the same candidates."""
+        key = id(candidates), slots
         if key not in self._made_twice:
-            twice = [way._replace(layouts=(*way.layouts, *(way.layouts[n] for n in slots))) for way in ways]
-            self._made_twice[key] = ways, twice  # with the list itself, so that no other one gets its id
+            twice = [
+                candidate._replace(layouts=(*candidate.layouts, *(candidate.layouts[n] for n in slots)))
+                for candidate in candidates
+            ]
+            self._made_twice[key] = candidates, twice  # with the list itself, so that no other one gets its id
         return self._made_twice[key][1]
 
 

@@ -1,6 +1,6 @@
 """The nodes and values of a program's model.
 
-A node takes values (*ports*) in the layouts of its way and makes values in others.
+A node takes values (*ports*) in the layouts of its candidate and makes values in others.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.enumeration import Candidate
 from sdy_jax.lowering.model.layout_table import ValueClass
 
 Chosen = list[int]
-"""Per node, the number of the chosen way."""
+"""Per node, the number of the chosen candidate."""
 
 
 Layouts = Sequence[tuple[int, ...]] | Mapping[int, tuple[int, ...]]
@@ -21,7 +21,7 @@ Layouts = Sequence[tuple[int, ...]] | Mapping[int, tuple[int, ...]]
 
 
 class Port(NamedTuple):
-    """A node's slot: the position of a value in its ways' layouts."""
+    """A node's slot: the position of a value in its candidates' layouts."""
 
     node: int
     slot: int
@@ -29,11 +29,11 @@ class Port(NamedTuple):
 
 @dataclass(slots=True)
 class Node:
-    """An op, an edge of control flow, or the border: `ways` in the order in which ties are decided, and how often it
-    runs. `values`: per slot, the number of its value; -1 where a slot costs nothing in any layout. The first `takes`
+    """An op, an edge of control flow, or the border: `candidates` in the order in which ties are decided, and how often
+    it runs. `values`: per slot, the number of its value; -1 where a slot costs nothing in any layout. The first `takes`
     slots are those of values that it takes."""
 
-    ways: list[Way]
+    candidates: list[Candidate]
     times: float
     values: list[int]
     takes: int

@@ -121,5 +121,11 @@ class PlanningProblem:
         always = model.holding(0, len(model.nodes) - 1) if model.holding_costs else 0.0
         sizes = [model.values[number].shape for number in node.values if number >= 0]
         if sizes:
-            held = ([model.prices.local_bytes(sizes[0], layout) for layout in way.layouts] for way in node.ways)
-            node.ways = [way._replace(cost=always * sum(each)) for way, each in zip(node.ways, held, strict=True)]
+            held = (
+                [model.prices.local_bytes(sizes[0], layout) for layout in candidate.layouts]
+                for candidate in node.candidates
+            )
+            node.candidates = [
+                candidate._replace(cost=always * sum(each))
+                for candidate, each in zip(node.candidates, held, strict=True)
+            ]

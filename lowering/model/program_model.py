@@ -1,9 +1,10 @@
-"""A program as the planner of layouts sees it: nodes that choose among ways, and values that lead from node to node.
+"""A program as the planner of layouts sees it: nodes that choose among candidates, values, prices.
 
-A node takes values (*ports*) in the layouts of its way and makes values in others. What the program costs is the sum
-of the ways' own costs and, per value, of the cheapest set of reshards that leads from the layout in which it is made to
-all those in which it is taken: a layout is paid for once, whoever takes it. Where holding has a price, what a reshard
-made may be given up between two uses and made again for the second, from the layout in which the value was made.
+A node takes values (*ports*) in the layouts of its candidate and makes values in others. What the program costs is the
+sum of the candidates' own costs and, per value, of the cheapest set of reshards that leads from the layout in which it
+is made to all those in which it is taken: a layout is paid for once, whoever takes it. Where holding has a price, what
+a reshard made may be given up between two uses and made again for the second, from the layout in which the value was
+made.
 Source: spec of the planner, sections 1, 4 and 9.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.enumeration import Candidate
 from sdy_jax.lowering.model.layout_table import Prices, ValueClass
 from sdy_jax.lowering.model.nodes import CopyInLayout, Layouts, ModelValue, Node, Port
 
@@ -52,10 +53,10 @@ class ProgramModel:
         self.values.append(ModelValue(shape, times))
         return len(self.values) - 1
 
-    def add_node(self, ways: list[Way], times: float, takes: Sequence[int], makes: Sequence[int]) -> int:
-        """Adds a node that takes and makes these values, in the order of its ways' layouts."""
+    def add_node(self, candidates: list[Candidate], times: float, takes: Sequence[int], makes: Sequence[int]) -> int:
+        """Adds a node that takes and makes these values, in the order of its candidates' layouts."""
         number = len(self.nodes)
-        self.nodes.append(Node(ways, times, [*takes, *makes], len(takes)))
+        self.nodes.append(Node(candidates, times, [*takes, *makes], len(takes)))
         for slot, value in enumerate(takes):
             if value >= 0:
                 self.values[value].uses.append(Port(number, slot))
@@ -64,14 +65,16 @@ class ProgramModel:
                 self.values[value].maker = Port(number, slot)
         return number
 
-    def add_member(self, ways: list[Way], times: float, takes: Sequence[int], makes: Sequence[int], tie: int) -> int:
+    def add_member(
+        self, candidates: list[Candidate], times: float, takes: Sequence[int], makes: Sequence[int], tie: int
+    ) -> int:
         """Adds a node that takes and makes these values, and then the tie, which the first node with it makes."""
         tied, number = self.values[tie], len(self.nodes)
         if tied.maker is None:
             tied.born = number
-            return self.add_node(ways, times, takes, [*makes, tie])
+            return self.add_node(candidates, times, takes, [*makes, tie])
         tied.needed.append((number, number))
-        return self.add_node(ways, times, [*takes, tie], makes)
+        return self.add_node(candidates, times, [*takes, tie], makes)
 
     def charge_each_reshard(self, least: float) -> None:
         """Adds to the price of every reshard that sends anything, for each of its collectives."""
@@ -81,15 +84,18 @@ class ProgramModel:
     def price_work(self, price: float) -> None:
         """Sets the price of work, as a multiple of what the cost model says."""
         dearer, self._work_price = price / self._work_price, price
-        known: dict[int, list[Way]] = {}
+        known: dict[int, list[Candidate]] = {}
         for node in self.nodes:
-            ways = node.ways
-            if id(ways) not in known:
-                paid = [way.work * (dearer - 1) for way in ways]
-                dear = [way._replace(cost=way.cost + n, work=way.work + n) for way, n in zip(ways, paid, strict=True)]
-                known[id(ways)] = dear if any(paid) else ways
+            candidates = node.candidates
+            if id(candidates) not in known:
+                paid = [candidate.work * (dearer - 1) for candidate in candidates]
+                dear = [
+                    candidate._replace(cost=candidate.cost + n, work=candidate.work + n)
+                    for candidate, n in zip(candidates, paid, strict=True)
+                ]
+                known[id(candidates)] = dear if any(paid) else candidates
         for node in self.nodes:
-            node.ways = known[id(node.ways)]
+            node.candidates = known[id(node.candidates)]
 
     def charge_holding(self, prices: Sequence[float]) -> None:
         """Sets what it costs to hold a byte at each node; nothing if there are no prices."""
@@ -115,25 +121,25 @@ class ProgramModel:
 
     def layout(self, chosen: Sequence[int], port: Port) -> int:
         """The layout of a port under a choice."""
-        return self.nodes[port.node].ways[chosen[port.node]].layouts[port.slot]
+        return self.nodes[port.node].candidates[chosen[port.node]].layouts[port.slot]
 
     def cost(self, chosen: Sequence[int]) -> float:
         """What the program costs under a choice."""
-        ways = [node.ways[way] for node, way in zip(self.nodes, chosen, strict=True)]
-        own = sum([node.times * way.cost for node, way in zip(self.nodes, ways, strict=True)])
-        layouts = [way.layouts for way in ways]
+        candidates = [node.candidates[candidate] for node, candidate in zip(self.nodes, chosen, strict=True)]
+        own = sum([node.times * candidate.cost for node, candidate in zip(self.nodes, candidates, strict=True)])
+        layouts = [candidate.layouts for candidate in candidates]
         return own + sum([self._paid(value, layouts) for value in self.values])
 
     def operations(self, chosen: Sequence[int]) -> float:
         """The operations that one device performs under a choice."""
-        return sum([node.times * node.ways[c].operations for node, c in zip(self.nodes, chosen, strict=True)])
+        return sum([node.times * node.candidates[c].operations for node, c in zip(self.nodes, chosen, strict=True)])
 
     def value_cost(self, value: ModelValue, chosen: Sequence[int]) -> float:
         """What it costs to bring a value from where it is made to where it is taken, and to hold it in between."""
         if value.maker is None:
             return 0.0
         nodes = dict.fromkeys([value.maker.node, *(use.node for use in value.uses)])
-        return self._paid(value, {node: self.nodes[node].ways[chosen[node]].layouts for node in nodes})
+        return self._paid(value, {node: self.nodes[node].candidates[chosen[node]].layouts for node in nodes})
 
     def _paid(self, value: ModelValue, layouts: Layouts) -> float:
         """As `value_cost`, with the layouts of nodes."""

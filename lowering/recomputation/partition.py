@@ -14,8 +14,8 @@ from sdy_jax.ir.operations import copied
 from sdy_jax.lowering.interface.outcomes import InParts, Recomputed
 from sdy_jax.lowering.recomputation.choice import price_that_saves, recomputed
 from sdy_jax.lowering.recomputation.forward_loops import forward_loops
+from sdy_jax.lowering.recomputation.program_prices import ProgramPrices
 from sdy_jax.lowering.recomputation.segment_prices import Mark, priced_loops, priced_segments
-from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
 from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
 from sdy_jax.lowering.whole_program.memory_search import PRICES
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
@@ -155,8 +155,8 @@ def _again(
     return recomputed(copy, segments, price_that_saves(segments, saving))
 
 
-def _prices(written: Program, copy: Graph) -> WalkPrices:
-    return WalkPrices(copy, written.least, written.walks.setting.target.arrays)
+def _prices(written: Program, copy: Graph) -> ProgramPrices:
+    return ProgramPrices(copy, written.least, written.walks.setting.target.arrays)
 
 
 def _searched(walks: LayoutSearch, what: Recomputed) -> Program:

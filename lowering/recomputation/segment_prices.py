@@ -12,10 +12,10 @@ from sdy_jax.lowering.analysis.fusion import moves
 from sdy_jax.lowering.interface.outcomes import NotHeld, RanAgain
 from sdy_jax.lowering.recomputation.forward_loops import ForwardLoop, forward_loops
 from sdy_jax.lowering.recomputation.min_cut import ops_to_run_again
+from sdy_jax.lowering.recomputation.program_prices import ProgramPrices
 from sdy_jax.lowering.recomputation.segments import Segment, can_run_again
 from sdy_jax.lowering.recomputation.stretches import Stretch
 from sdy_jax.lowering.recomputation.trip_reruns import run_trips_again
-from sdy_jax.lowering.recomputation.walk_prices import WalkPrices
 from sdy_jax.representation.type_text import type_text
 
 Mark = tuple[str, str]
@@ -41,7 +41,7 @@ class PricedSegment:
     def __init__(
         self,
         segment: Segment,
-        prices: WalkPrices,
+        prices: ProgramPrices,
         now: float,
         entries: int,
         may_run: Callable[[Op], bool],
@@ -85,7 +85,7 @@ class PricedSegment:
 
 
 def priced_segments(
-    graph: Graph, prices: WalkPrices, mesh_name: str, kept: Collection[Mark], in_parts: bool
+    graph: Graph, prices: ProgramPrices, mesh_name: str, kept: Collection[Mark], in_parts: bool
 ) -> Iterator[PricedSegment]:
     """The segments of a program of which ops could run again, in the order in which they can be rewritten.
 
@@ -103,7 +103,9 @@ def priced_segments(
     yield from priced_loops(loops, prices, kept)
 
 
-def priced_loops(loops: Iterable[ForwardLoop], prices: WalkPrices, kept: Collection[Mark]) -> Iterator[PricedSegment]:
+def priced_loops(
+    loops: Iterable[ForwardLoop], prices: ProgramPrices, kept: Collection[Mark]
+) -> Iterator[PricedSegment]:
     """Those of them that are bodies of loops."""
     for forward in loops:
         yield _of_loop(forward, prices, kept)
@@ -118,7 +120,7 @@ def _is_kept(op: Op, kept: Collection[Mark]) -> bool:
 
 
 def _of_stretch(
-    stretch: Stretch, prices: WalkPrices, loops: Collection[ForwardLoop], kept: Collection[Mark], in_parts: bool
+    stretch: Stretch, prices: ProgramPrices, loops: Collection[ForwardLoop], kept: Collection[Mark], in_parts: bool
 ) -> PricedSegment:
     apart = {op for forward in loops for op in (forward.loop, *map(stretch.op_around, forward.reads))}
     segment = stretch.segment(lambda value: 0.0 if value.owner in apart else prices.bytes_of(value), in_parts)
@@ -137,7 +139,7 @@ def _of_stretch(
     return PricedSegment(segment, prices, now, 1, may_run, gone, run)
 
 
-def _of_loop(forward: ForwardLoop, prices: WalkPrices, kept: Collection[Mark]) -> PricedSegment:
+def _of_loop(forward: ForwardLoop, prices: ProgramPrices, kept: Collection[Mark]) -> PricedSegment:
     sizes = dict[Value, float]()
     for stack in forward.stacks:
         size = forward.trips * prices.taken_bytes(stack.update, 1)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sharding import TensorSharding
 
-_NOWHERE, _UNREDUCED = -1, -2
+_ABSENT, _UNREDUCED = -1, -2
 
 
 def steps_between(layouts: Sequence[TensorSharding], mesh: Mesh) -> NDArray[np.int64]:
@@ -25,7 +25,7 @@ def steps_between(layouts: Sequence[TensorSharding], mesh: Mesh) -> NDArray[np.i
     places = np.array([[_place(layout, axis.name) for axis in mesh.axes] for layout in layouts])
     source, target = places[:, None, :], places[None, :, :]
     reduced = (source == _UNREDUCED) & (target != _UNREDUCED)
-    gathered = (source >= 0) & (target == _NOWHERE)
+    gathered = (source >= 0) & (target == _ABSENT)
     moved = (source >= 0) & (target >= 0) & (source != target)
     return np.maximum(1, sum(kind.any(axis=2).astype(np.int64) for kind in (reduced, gathered, moved)))
 
@@ -33,5 +33,5 @@ def steps_between(layouts: Sequence[TensorSharding], mesh: Mesh) -> NDArray[np.i
 def _place(layout: TensorSharding, name: str) -> int:
     """The dimension that an axis splits, or the first that a part of it does."""
     lists = [*layout.axes, layout.unreduced_axes]
-    found = next((place for place, axes in enumerate(lists) if any(axis.name == name for axis in axes)), _NOWHERE)
+    found = next((place for place, axes in enumerate(lists) if any(axis.name == name for axis in axes)), _ABSENT)
     return _UNREDUCED if found == len(layout.axes) else found

@@ -68,7 +68,7 @@ class BucketSize(NamedTuple):
         """Whether the operands of such collectives are copied side by side."""
         return record.kind in self.combining.packed
 
-    def gains(self, member: Member, mesh: Mesh) -> bool:
+    def gains(self, member: BucketMember, mesh: Mesh) -> bool:
         """Whether a bucket with a collective saves more of its latency than it takes to read and write copies of its
         blocks; what is taken from a stack needs none, but where it is in another layout."""
         record = member.record
@@ -88,7 +88,7 @@ def _axes(record: CollectiveRecord, mesh: Mesh) -> Axes:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class BucketMember:
     """A collective that may run with others of its `key`; its result `is_relaid` where arrays lie in tiles."""
 
     op: Op
@@ -108,7 +108,7 @@ class Member:
         return self.after > self.before
 
 
-class Candidates:
+class BucketCandidates:
     """The collectives of a program that may run with others; of the `stacked` kinds with those of their shape."""
 
     def __init__(
@@ -122,13 +122,13 @@ class Candidates:
         self._stacked = stacked
         self._shardings = value_shardings(graph)
 
-    def of(self, block: Block) -> Iterator[Member]:
+    def of(self, block: Block) -> Iterator[BucketMember]:
         for op in block.ops:
             record = self._records.get(op)
             key = self._key(op, record) if record is not None and record.wire_bytes else None
             if record is not None and key is not None:
                 before, after = map(self._bytes.of, (op.operands[0], op.results[0]))
-                yield Member(op, record, key, before, after, self._is_relaid(op))
+                yield BucketMember(op, record, key, before, after, self._is_relaid(op))
 
     def is_barrier(self, op: Op) -> bool:
         """Whether nothing may move from one side of an op to the other."""

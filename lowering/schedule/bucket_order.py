@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from sdy_jax.ir.graph import Block, Op
-from sdy_jax.lowering.schedule.bucket_members import BucketSize, Candidates, Member
+from sdy_jax.lowering.schedule.bucket_members import BucketCandidates, BucketMember, BucketSize
 from sdy_jax.representation.mesh import Mesh
 
 _SMALL = 1 / 64
@@ -19,9 +19,11 @@ runs. GPT's step with FSDP weights on eight CPU devices took 1.29 of its memory 
 class BlockOrder:
     """The ops of a block in an order that changes as buckets are formed."""
 
-    def __init__(self, block: Block, candidates: Candidates, size: BucketSize, mesh: Mesh, room: Mapping[Op, float]):
+    def __init__(
+        self, block: Block, candidates: BucketCandidates, size: BucketSize, mesh: Mesh, room: Mapping[Op, float]
+    ):
         self._block, self._size, self._mesh, self._room = block, size, mesh, dict(room)
-        self._waiting: dict[object, list[Member]] = {}
+        self._waiting: dict[object, list[BucketMember]] = {}
         for member in candidates.of(block):
             if size.gains(member, mesh):
                 is_small = size.packs(member.record) and member.held <= _SMALL * size.held
@@ -42,7 +44,7 @@ class BlockOrder:
                     user = user.parent
                 yield user
 
-    def buckets(self) -> list[list[Member]]:
+    def buckets(self) -> list[list[BucketMember]]:
         """Forms the block's buckets, and orders the module's ops accordingly."""
         found = []
         for waiting in self._waiting.values():
@@ -102,14 +104,14 @@ class BlockOrder:
         """The ops of the block that make what an op takes."""
         return (v.owner for v in op.operands if isinstance(v.owner, Op) and v.owner.block is self._block)
 
-    def _rank(self, member: Member) -> tuple[int, int]:
+    def _rank(self, member: BucketMember) -> tuple[int, int]:
         """The order in which members are taken: as they can run last where they make more of less, else first."""
         place = self._high(member.op) if member.grows else self._low(member.op)
         return place, self._position[member.op]
 
     # Buckets.
 
-    def _filled(self, waiting: Sequence[Member]) -> tuple[list[Member], int]:
+    def _filled(self, waiting: Sequence[BucketMember]) -> tuple[list[BucketMember], int]:
         """The first of those that wait, and all that can run with it; and before which op they are to run."""
         first, *others = waiting
         bucket, low, high = [first], self._low(first.op), self._high(first.op)
@@ -126,16 +128,16 @@ class BlockOrder:
                     low, high = lower, higher
         return bucket, high if first.grows else low + 1
 
-    def _has_room(self, held: float, place: int, bucket: Sequence[Member]) -> bool:
+    def _has_room(self, held: float, place: int, bucket: Sequence[BucketMember]) -> bool:
         """Whether there is room for a bucket from when it runs to when its last member would have run, or from when its
         first member would have run."""
         return all(self._room.get(op, math.inf) >= held for op in self._spanned(place, bucket))
 
-    def _spanned(self, place: int, bucket: Sequence[Member]) -> list[Op]:
+    def _spanned(self, place: int, bucket: Sequence[BucketMember]) -> list[Op]:
         ends = [place, *(self._position[member.op] for member in bucket)]
         return self._order[min(ends) : max(ends) + 1]
 
-    def _is_independent(self, member: Member, bucket: Sequence[Member]) -> bool:
+    def _is_independent(self, member: BucketMember, bucket: Sequence[BucketMember]) -> bool:
         behind = self._closure(member.op, self._makers)
         return not any(m.op in behind or member.op in self._closure(m.op, self._makers) for m in bucket)
 
@@ -148,7 +150,7 @@ class BlockOrder:
             waiting += [other for other in new if self._moves[other]]
         return found
 
-    def _place(self, bucket: Sequence[Member], place: int) -> None:
+    def _place(self, bucket: Sequence[BucketMember], place: int) -> None:
         """Moves a bucket right before the op at a place, with what has to run before and after it."""
         members = [member.op for member in bucket]
         makers = set().union(*(self._closure(op, self._makers) for op in members))

@@ -27,7 +27,7 @@ from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.memory.peak import peak_of
-from sdy_jax.lowering.schedule.bucket_members import BucketSize, Candidates
+from sdy_jax.lowering.schedule.bucket_members import BucketCandidates, BucketSize
 from sdy_jax.lowering.schedule.bucket_order import BlockOrder
 from sdy_jax.representation.mesh import Mesh
 from sdy_jax.representation.sdy_collectives import BUCKET, PACKED
@@ -109,7 +109,7 @@ def combine(
     Returns:
         The records of each bucket's members, by the bucket's number.
     """
-    candidates = Candidates(graph, records, mesh, size.combining.stacked)
+    candidates = BucketCandidates(graph, records, mesh, size.combining.stacked)
     found: Buckets = []
     for block in dict.fromkeys(op.block for op in records):
         assert block is not None

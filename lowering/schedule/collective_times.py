@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph
-from sdy_jax.lowering.analysis.critical_path import Critical
+from sdy_jax.lowering.analysis.critical_path import CriticalPath
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.representation.mesh import Mesh
@@ -63,6 +63,6 @@ class CollectiveTimes:
 
 def _movable(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord]) -> frozenset[int]:
     """The identities of the records of collectives that no products are between."""
-    between = Critical.of_products(graph).between
+    between = CriticalPath.of_products(graph).between
     ops = (op for op in graph.ops if op.mlir in inserted and between.isdisjoint(op.results))
     return frozenset(id(inserted[op.mlir]) for op in ops)

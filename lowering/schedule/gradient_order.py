@@ -25,7 +25,7 @@ from dataclasses import replace
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.lowering.analysis.critical_path import Critical
+from sdy_jax.lowering.analysis.critical_path import CriticalPath
 from sdy_jax.lowering.analysis.fusion import computes, is_product, moves
 from sdy_jax.lowering.analysis.local_bytes import LocalBytes
 from sdy_jax.lowering.schedule.after_ops import create_after
@@ -42,7 +42,7 @@ _LEAST = 2.0**17
 in a transformer with activations of 32 KiB ten of these were a twentieth of the time (libtpu 0.0.52, 2026-11)."""
 
 
-def compute_promptly(module: ir.Operation, memory: float = 0.0, arrays: Arrays = Arrays()) -> None:  # noqa: B008 - immutable
+def order_gradients(module: ir.Operation, memory: float = 0.0, arrays: Arrays = Arrays()) -> None:  # noqa: B008 - immutable
     """Lets products of the main function's own block wait for what is to be computed before them.
 
     Args:
@@ -75,7 +75,7 @@ class _Order:
     def __init__(self, graph: Graph, memory: float, arrays: Arrays):
         self._has_room = _bytes_of_all(graph) <= memory
         self._sizes, self._ops = LocalBytes(graph, replace(arrays, tiles=None)), graph.main.blocks[0].ops
-        self._critical = Critical(graph, (op for op in self._ops if is_product(op) or is_data_flow(op)))
+        self._critical = CriticalPath(graph, (op for op in self._ops if is_product(op) or is_data_flow(op)))
         read = [v for op in self._ops if computes(op) for v in op.operands if v.defining_op is not None]
         self._largest = max(map(self._sizes.of, read), default=0.0)
 

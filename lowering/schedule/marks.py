@@ -22,7 +22,7 @@ def erase_marks(module: ir.Operation) -> None:
                 del attributes[mark]
 
 
-class Hiding:
+class HiddenCollectives:
     """The collectives of a program that run while something is computed. `others` are those that do not."""
 
     def __init__(self, inserted: Mapping[ir.Operation, CollectiveRecord]):

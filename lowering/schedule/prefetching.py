@@ -19,7 +19,7 @@ from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.memory.peak import peak_of
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.schedule.marks import Hiding
+from sdy_jax.lowering.schedule.marks import HiddenCollectives
 from sdy_jax.lowering.schedule.work_times import WorkTimes
 from sdy_jax.lowering.targets.target import Target
 from sdy_jax.representation.mesh import Mesh
@@ -52,7 +52,7 @@ def prefetch(
     Returns:
         `inserted` without those that are marked.
     """
-    hiding = Hiding(inserted)
+    hiding = HiddenCollectives(inserted)
     if costs.unit != "seconds":
         return hiding.others
     graph = Graph(module)

@@ -20,12 +20,12 @@ from typing import NamedTuple
 from jax.extend.mlir import ir
 
 from sdy_jax.ir.graph import Graph, Op, Value
-from sdy_jax.lowering.analysis.critical_path import Critical
+from sdy_jax.lowering.analysis.critical_path import CriticalPath
 from sdy_jax.lowering.emission.emit import value_shardings
 from sdy_jax.lowering.interface.collective_record import CollectiveRecord
 from sdy_jax.lowering.interface.report import PartitionReport
 from sdy_jax.lowering.reshard.cost import CostModel
-from sdy_jax.lowering.schedule.marks import Hiding
+from sdy_jax.lowering.schedule.marks import HiddenCollectives
 from sdy_jax.lowering.schedule.work_times import WorkTimes
 from sdy_jax.op_rules.op_attributes import dot_dimension_numbers
 from sdy_jax.representation.attributes import reduction_from_attributes
@@ -75,7 +75,7 @@ def form_rings(
     Returns:
         `inserted` without the collectives that run as rings.
     """
-    hiding = Hiding(inserted)
+    hiding = HiddenCollectives(inserted)
     if costs.unit != "seconds":
         return hiding.others
     graph = Graph(module)
@@ -94,7 +94,7 @@ def form_rings(
 def _pairs(graph: Graph, inserted: Mapping[ir.Operation, CollectiveRecord], mesh: Mesh) -> Iterator[_Pair]:
     """The collectives that could run as rings with products, in program order."""
     shardings = value_shardings(graph)
-    critical = Critical(graph, (op for op in graph.ops if op.name == _DOT))
+    critical = CriticalPath(graph, (op for op in graph.ops if op.name == _DOT))
     for op in graph.ops:
         if op.mlir not in inserted or op.name not in ("sdy.all_gather", "sdy.reduce_scatter"):
             continue

@@ -26,7 +26,7 @@ from sdy_jax.lowering.solve.solver import Ports, Problem, solve
 Costs = NDArray[np.float64]
 
 Allowed = Mapping[int, Sequence[int]]
-"""Per node that may change, the ways that it may have, the present one among them."""
+"""Per node that may change, the candidates that it may have, the present one among them."""
 
 MOST_SUPPLIES = 400
 """Sets of layouts of one value up to which all sets of a size are listed. One axis has at most some dozen; two have
@@ -43,7 +43,9 @@ class Certificate(NamedTuple):
 
 def certified(model: ProgramModel, chosen: Sequence[int]) -> Certificate:
     """The best choice that was found, no dearer than the given one, with a bound for all; holding has no price here."""
-    choice, bound = _Exact(model, chosen, {n: range(len(node.ways)) for n, node in enumerate(model.nodes)}).solved()
+    choice, bound = _Exact(
+        model, chosen, {n: range(len(node.candidates)) for n, node in enumerate(model.nodes)}
+    ).solved()
     choice = _cheaper(model, chosen, choice)
     cost = model.cost(choice)
     return Certificate(choice, cost, min(cost, bound))
@@ -95,9 +97,12 @@ class _Exact:
     def solved(self) -> tuple[Chosen, float]:
         """The solver's choice for all nodes, and its bound for the part."""
         own, start = list[Costs](), list[int]()
-        for node, ways in self._allowed.items():
-            own.append(self._model.nodes[node].times * np.array([self._model.nodes[node].ways[w].cost for w in ways]))
-            start.append(list(ways).index(self._chosen[node]))
+        for node, candidates in self._allowed.items():
+            own.append(
+                self._model.nodes[node].times
+                * np.array([self._model.nodes[node].candidates[w].cost for w in candidates])
+            )
+            start.append(list(candidates).index(self._chosen[node]))
         used = [(value, different(value.uses, self._column)) for value in self._values]
         shared = [(value, uses, self._supplies_of(value, uses)) for value, uses in used if len(uses) > 1]
         problem = Problem([*own, *(np.zeros(len(supplies.reached)) for *_, supplies in shared)])
@@ -108,15 +113,15 @@ class _Exact:
             self._add_supply(problem, number, value, uses, supplies)
             start.append(self._present_supply(value, uses, supplies))
         solution, choice = solve(problem, start), list(self._chosen)
-        for (node, ways), way in zip(self._allowed.items(), solution.choice, strict=False):
-            choice[node] = ways[way]
+        for (node, candidates), candidate in zip(self._allowed.items(), solution.choice, strict=False):
+            choice[node] = candidates[candidate]
         return choice, solution.bound
 
     def _column(self, port: Port) -> Column:
-        ways, allowed = self._model.nodes[port.node].ways, self._allowed[port.node]
-        key = id(ways), len(ways) if isinstance(allowed, range) else tuple(allowed), port.slot
+        candidates, allowed = self._model.nodes[port.node].candidates, self._allowed[port.node]
+        key = id(candidates), len(candidates) if isinstance(allowed, range) else tuple(allowed), port.slot
         if key not in self._columns:
-            self._columns[key] = Column.of(ways, allowed, port.slot)
+            self._columns[key] = Column.of(candidates, allowed, port.slot)
         return self._columns[key]
 
     def _add_reshard(self, problem: Problem, value: ModelValue, use: Port) -> None:

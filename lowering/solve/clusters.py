@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.enumeration import Candidate
 from sdy_jax.lowering.model.nodes import Chosen, Node
 from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.certificate import changed
@@ -57,7 +57,7 @@ def clusters(model: ProgramModel, start: Sequence[int], chosen: Sequence[int]) -
 
 
 def _alike(node: Node, one: int, other: int) -> bool:
-    return one == other or node.ways[one].layouts == node.ways[other].layouts
+    return one == other or node.candidates[one].layouts == node.candidates[other].layouts
 
 
 def _joined(model: ProgramModel, start: Sequence[int], chosen: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -90,7 +90,7 @@ def improved_near(model: ProgramModel, chosen: Sequence[int], near: Collection[i
     """The best choice that was found if only some nodes may change, each as the moves allow."""
     best = list(chosen)
     for move in moves:
-        kept = {node: (best[node], *move.others(model.nodes[node].ways, best[node])) for node in near}
+        kept = {node: (best[node], *move.others(model.nodes[node].candidates, best[node])) for node in near}
         best = changed(model, best, kept)
     return best
 
@@ -110,7 +110,7 @@ def compared(model: ProgramModel, one: Sequence[int], other: Sequence[int]) -> l
     found, values = list[Term](), dict[int, None]()
     for number, node in enumerate(model.nodes):
         if one[number] != other[number]:
-            found += _own_terms(number, node, node.ways[one[number]], node.ways[other[number]])
+            found += _own_terms(number, node, node.candidates[one[number]], node.candidates[other[number]])
             values.update(dict.fromkeys(value for value in node.values if value >= 0))
     for number in values:
         value = model.values[number]
@@ -119,7 +119,7 @@ def compared(model: ProgramModel, one: Sequence[int], other: Sequence[int]) -> l
     return sorted((term for term in found if term.change), key=lambda term: (-abs(term.change), term.node))
 
 
-def _own_terms(number: int, node: Node, one: Way, other: Way) -> Iterator[Term]:
+def _own_terms(number: int, node: Node, one: Candidate, other: Candidate) -> Iterator[Term]:
     sent = sum(c.time for c in other.inside) - sum(c.time for c in one.inside)
     yield Term(node.times * sent, number)
     work = node.times * (other.cost - one.cost - sent)

@@ -1,9 +1,9 @@
 """Better choices for a whole program, from given ones.
 
-All ways are left to all nodes, and the solver chooses for all at once. Where it cannot prove that nothing costs much
-less, *moves* from the same start are tried, too: each leaves every node a few of its ways, those that differ in one
-atom only, or those that keep all atoms together. All ways once more after them found nothing in seven of seven solves
-of an LSTM's step on 2 x 4 (2026-11). In the end each node is tried alone on the true cost.
+All candidates are left to all nodes, and the solver chooses for all at once. Where it cannot prove that nothing costs
+much less, *moves* from the same start are tried, too: each leaves every node a few of its candidates, those that differ
+in one atom only, or those that keep all atoms together. All candidates once more after them found nothing in seven of
+seven solves of an LSTM's step on 2 x 4 (2026-11). In the end each node is tried alone on the true cost.
 Source: spec of the planner, sections 4 and 12.
 """
 
@@ -24,7 +24,7 @@ _MOST_MOVES = 12
 """Moves that are tried."""
 
 _MOST_AT_ONCE = 600
-"""Ways of a node up to which all ways are left to all nodes: those of three axes, but not of four."""
+"""Candidates of a node up to which all candidates are left to all nodes: those of three axes, but not of four."""
 
 
 def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atoms: Sequence[AxisRef]) -> Chosen:
@@ -40,9 +40,9 @@ def improved(model: ProgramModel, start: Sequence[int], table: LayoutTable, atom
 
 
 def _all_at_once(model: ProgramModel, start: Sequence[int]) -> Solved:
-    """What the solver chooses from all ways of all nodes, if these are few enough and that costs less; else the
+    """What the solver chooses from all candidates of all nodes, if these are few enough and that costs less; else the
     start."""
-    if max(len(node.ways) for node in model.nodes) > _MOST_AT_ONCE:
+    if max(len(node.candidates) for node in model.nodes) > _MOST_AT_ONCE:
         return Solved(list(start), is_least=False)
     found = RestrictedProgram(model, start, everything()).solved()
     return found if _is_cheaper(model, found.choice, start) else found._replace(choice=list(start))

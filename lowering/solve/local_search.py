@@ -1,8 +1,8 @@
-"""Local improvement: each node alone gets the way with which the program costs least, given those of the others.
+"""Local improvement: each node alone gets the candidate with which the program costs least, given those of the others.
 
 What a value costs depends on the layouts in which it is taken, not on how many users take it in each. So these are
-counted, and a way is priced by the layouts that are left without its node: a scalar that all layers take has thousands
-of users.
+counted, and a candidate is priced by the layouts that are left without its node: a scalar that all layers take has
+thousands of users.
 Source: spec of the planner, section 12.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.enumeration import Candidate
 from sdy_jax.lowering.model.nodes import Chosen, ModelValue, Node
 from sdy_jax.lowering.model.program_model import ProgramModel
 from sdy_jax.lowering.solve.moves import Move
@@ -24,7 +24,7 @@ LEAST = 1e-9
 
 
 def improved_locally(model: ProgramModel, chosen: Sequence[int], nearby: Sequence[Move]) -> Chosen:
-    """The best of the ways of each node that some move allows, given the others, until nothing changes."""
+    """The best of the candidates of each node that some move allows, given the others, until nothing changes."""
     search = _LocalSearch(model, chosen, nearby)
     waiting: Iterable[int] = range(len(model.nodes))
     for _ in range(_ROUNDS):
@@ -64,48 +64,50 @@ class _LocalSearch:
         self._taken: dict[int, dict[int, int]] = {}
 
     def improve(self, number: int) -> bool:
-        """Gives a node its best way; whether that is another one."""
+        """Gives a node its best candidate; whether that is another one."""
         node, before, others = self._model.nodes[number], self.chosen[number], self._others(number)
         if not others:
             return False
         cost = self._held_cost(number) if self._model.holding_costs else self._cost(node, before)
         best, limit = before, cost(before) - self._least
-        for way in others:
-            if node.times * node.ways[way].cost < limit and (paid := cost(way)) < limit:
-                best, limit = way, paid
+        for candidate in others:
+            if node.times * node.candidates[candidate].cost < limit and (paid := cost(candidate)) < limit:
+                best, limit = candidate, paid
         if best == before:
             return False
         self._choose(number, best)
         return True
 
     def _others(self, number: int) -> list[int]:
-        ways, now = self._model.nodes[number].ways, self.chosen[number]
-        key = id(ways), now
+        candidates, now = self._model.nodes[number].candidates, self.chosen[number]
+        key = id(candidates), now
         if key not in self._near:
-            self._near[key] = sorted({way for move in self._nearby for way in move.others(ways, now)})
+            self._near[key] = sorted({candidate for move in self._nearby for candidate in move.others(candidates, now)})
         return self._near[key]
 
-    def _choose(self, number: int, way: int) -> None:
-        node, before = self._model.nodes[number], self._model.nodes[number].ways[self.chosen[number]]
+    def _choose(self, number: int, candidate: int) -> None:
+        node, before = self._model.nodes[number], self._model.nodes[number].candidates[self.chosen[number]]
         for slot, value in enumerate(node.values[: node.takes]):
             if value in self._taken:
-                counts, layout = self._taken[value], node.ways[way].layouts[slot]
+                counts, layout = self._taken[value], node.candidates[candidate].layouts[slot]
                 counts[before.layouts[slot]] -= 1
                 counts[layout] = counts.get(layout, 0) + 1
-        self.chosen[number] = way
+        self.chosen[number] = candidate
 
     def _cost(self, node: Node, now: int) -> Callable[[int], float]:
-        """What a node and the values around it cost with each of its ways, where holding costs nothing."""
+        """What a node and the values around it cost with each of its candidates, where holding costs nothing."""
         numbers = [number for number in dict.fromkeys(node.values) if number >= 0]
-        beside = [found for number in numbers if (found := self._beside(node, node.ways[now], number))]
+        beside = [found for number in numbers if (found := self._beside(node, node.candidates[now], number))]
 
-        def cost(way: int) -> float:
-            layouts = node.ways[way].layouts
-            return node.times * node.ways[way].cost + sum([found.paid(self._model, layouts) for found in beside])
+        def cost(candidate: int) -> float:
+            layouts = node.candidates[candidate].layouts
+            return node.times * node.candidates[candidate].cost + sum(
+                [found.paid(self._model, layouts) for found in beside]
+            )
 
         return cost
 
-    def _beside(self, node: Node, now: Way, number: int) -> _Beside | None:
+    def _beside(self, node: Node, now: Candidate, number: int) -> _Beside | None:
         """A value around a node; None if it costs nothing."""
         value = self._model.values[number]
         if value.maker is None or not value.uses:
@@ -133,10 +135,12 @@ class _LocalSearch:
         model, node = self._model, self._model.nodes[number]
         values = [model.values[value] for value in dict.fromkeys(node.values) if value >= 0]
 
-        def cost(way: int) -> float:
+        def cost(candidate: int) -> float:
             chosen = self.chosen[number]
-            self.chosen[number] = way
-            paid = node.times * node.ways[way].cost + sum([model.value_cost(value, self.chosen) for value in values])
+            self.chosen[number] = candidate
+            paid = node.times * node.candidates[candidate].cost + sum(
+                [model.value_cost(value, self.chosen) for value in values]
+            )
             self.chosen[number] = chosen
             return paid
 

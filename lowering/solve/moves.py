@@ -1,4 +1,4 @@
-"""Moves: the ways that each node may take instead of the one it has, if not all of them.
+"""Moves: the candidates that each node may take instead of the one it has, if not all of them.
 
 Source: spec of the planner, section 4.
 """
@@ -10,51 +10,55 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.enumeration import Candidate
 from sdy_jax.lowering.model.layout_table import LayoutTable
 from sdy_jax.representation.axes import overlaps
 from sdy_jax.representation.mesh import AxisRef
 
 Layouts = NDArray[np.generic]
-"""The numbers of layouts, or what is said of each, by way and slot."""
+"""The numbers of layouts, or what is said of each, by candidate and slot."""
 
 Allowed = Callable[[int], Layouts]
-"""Per way and slot, whether a node may have it that has the way of this index: it may have those all of whose slots say
-so."""
+"""Per candidate and slot, whether a node may have it that has the candidate of this index: it may have those all of
+whose slots say so."""
 
 
 class Move:
-    """What a move allows; remembered, as many nodes share their ways.
+    """What a move allows; remembered, as many nodes share their candidates.
 
     Args:
-        allowed: of the layouts of ways, what a node with one of them may have.
+        allowed: of the layouts of candidates, what a node with one of them may have.
     """
 
     def __init__(self, allowed: Callable[[Layouts], Allowed]):
         self._allowed = allowed
-        self._of_ways: dict[int, tuple[Sequence[Way], Allowed]] = {}
+        self._of_candidates: dict[int, tuple[Sequence[Candidate], Allowed]] = {}
         self._others: dict[tuple[int, int], list[int]] = {}
 
-    def others(self, ways: Sequence[Way], now: int) -> list[int]:
-        """The other ways that a node may take that has one of them."""
-        key = id(ways), now
+    def others(self, candidates: Sequence[Candidate], now: int) -> list[int]:
+        """The other candidates that a node may take that has one of them."""
+        key = id(candidates), now
         if key not in self._others:
-            if id(ways) not in self._of_ways:
-                layouts = np.array([way.layouts for way in ways], dtype=np.intp).reshape(len(ways), -1)
-                self._of_ways[id(ways)] = ways, self._allowed(layouts)
-            slots = self._of_ways[id(ways)][1](now)
-            self._others[key] = [way for way in np.flatnonzero(slots.all(axis=1)).tolist() if way != now]
+            if id(candidates) not in self._of_candidates:
+                layouts = np.array([candidate.layouts for candidate in candidates], dtype=np.intp).reshape(
+                    len(candidates), -1
+                )
+                self._of_candidates[id(candidates)] = candidates, self._allowed(layouts)
+            slots = self._of_candidates[id(candidates)][1](now)
+            self._others[key] = [
+                candidate for candidate in np.flatnonzero(slots.all(axis=1)).tolist() if candidate != now
+            ]
         return self._others[key]
 
 
 def everything() -> Move:
-    """The move that leaves every node all ways."""
+    """The move that leaves every node all candidates."""
     return Move(lambda layouts: lambda now: np.ones_like(layouts))
 
 
 def moves_of(table: LayoutTable, atoms: Sequence[AxisRef]) -> list[Move]:
-    """The moves that leave each node a few ways of many: those that keep all atoms together, and per atom those that
-    differ in this one only; none along one atom, where nodes have few."""
+    """The moves that leave each node a few candidates of many: those that keep all atoms together, and per atom those
+    that differ in this one only; none along one atom, where nodes have few."""
     if len(atoms) < 2:
         return []
 

@@ -1,9 +1,10 @@
-"""The problem that a move leaves: each node has a few ways, and the solver chooses for all at once.
+"""The problem that a move leaves: each node has a few candidates, and the solver chooses for all at once.
 
-A value that several nodes take has a *home*, a layout through which it goes to them: so that what is shared is paid for
-once, though the solver knows pairs only. Holding a value is charged to its home, or to its maker where it has none.
-Where holding has a price, the uses of an argument fall into *phases*, between which holding costs most: each has a home
-of its own, which takes the value from the home before, held in between, or anew from where it is made.
+A value that several nodes take has a *shared layout*, through which it goes to them: so that what is shared is paid for
+once, though the solver knows pairs only. Holding a value is charged to its shared layout, or to its maker where it has
+none. Where holding has a price, the uses of an argument fall into *phases*, between which holding costs most: each has
+a shared layout of its own, which takes the value from the shared layout before, held in between, or anew from where it
+is made.
 Source: spec of the planner, sections 4, 9 and 12.
 """
 
@@ -33,9 +34,9 @@ _MOST_PHASES = 3
 """Phases of a value's uses: forward, backward, update."""
 
 
-class _Home(NamedTuple):
-    """The home of a value for some of its uses: its number in the problem, its candidates, and the first and the last
-    node for which it is there, where that has a price."""
+class _SharedLayout(NamedTuple):
+    """The shared layout of a value for some of its uses: its number in the problem, its candidates, and the first and
+    the last node for which it is there, where that has a price."""
 
     number: int
     layouts: list[int]
@@ -52,54 +53,54 @@ class Solved(NamedTuple):
 
 
 class RestrictedProgram:
-    """A program in which each node may only have the ways that a move leaves it, and its own."""
+    """A program in which each node may only have the candidates that a move leaves it, and its own."""
 
     def __init__(self, model: ProgramModel, now: Sequence[int], move: Move):
         self._model, self._now = model, now
         self._kept: dict[tuple[int, int], list[int]] = {}
         self._columns: dict[tuple[int, int], Column] = {}
         self._matrices: dict[object, Costs] = {}
-        self._allowed = [self._allowed_ways(node, move) for node in range(len(model.nodes))]
+        self._allowed = [self._allowed_candidates(node, move) for node in range(len(model.nodes))]
         self._uses = [self._different_uses(value) for value in model.values]
         self._learn_prices()
 
     def solved(self) -> Solved:
         """The best choice that the solver finds: no worse than the present one, as far as it sees."""
         costs, start = list[Costs](), list[int]()
-        numbers, homes = list[int](), dict[int, list[_Home]]()
+        numbers, all_shared = list[int](), dict[int, list[_SharedLayout]]()
         for node in range(len(self._model.nodes)):
             numbers.append(len(costs))
             costs.append(self._node_costs(node))
             start.append(0)
             for made in self._model.nodes[node].made:
-                homes[made] = self._homes(self._model.values[made], self._uses[made], len(costs))
-                for home in homes[made]:
-                    costs.append(self._home_costs(self._model.values[made], home))
-                    start.append(home.layouts.index(self._model.layout(self._now, self._maker(made))))
+                all_shared[made] = self._shared_layouts(self._model.values[made], self._uses[made], len(costs))
+                for shared in all_shared[made]:
+                    costs.append(self._shared_costs(self._model.values[made], shared))
+                    start.append(shared.layouts.index(self._model.layout(self._now, self._maker(made))))
         problem = Problem(costs)
         for made, uses in enumerate(self._uses):
             if uses:
-                self._add_edges(problem, numbers, made, homes[made])
+                self._add_edges(problem, numbers, made, all_shared[made])
         _settle(problem, start, sorted(set(range(len(costs))).difference(numbers)))
         solution = solve(problem, start)
         chosen = [solution.choice[number] for number in numbers]
         choice = [allowed[index] for allowed, index in zip(self._allowed, chosen, strict=True)]
         return Solved(choice, solution.is_within(_LITTLE))
 
-    # Ways and layouts.
+    # Candidates and layouts.
 
-    def _allowed_ways(self, node: int, move: Move) -> list[int]:
-        ways, now = self._model.nodes[node].ways, self._now[node]
-        key = id(ways), now
+    def _allowed_candidates(self, node: int, move: Move) -> list[int]:
+        candidates, now = self._model.nodes[node].candidates, self._now[node]
+        key = id(candidates), now
         if key not in self._kept:
-            self._kept[key] = [now, *move.others(ways, now)]
+            self._kept[key] = [now, *move.others(candidates, now)]
         return self._kept[key]
 
     def _column(self, port: Port) -> Column:
-        allowed, ways = self._allowed[port.node], self._model.nodes[port.node].ways
+        allowed, candidates = self._allowed[port.node], self._model.nodes[port.node].candidates
         key = id(allowed), port.slot
         if key not in self._columns:
-            self._columns[key] = Column.of(ways, allowed, port.slot)
+            self._columns[key] = Column.of(candidates, allowed, port.slot)
         return self._columns[key]
 
     def _different_uses(self, value: ModelValue) -> list[Port]:
@@ -128,13 +129,13 @@ class RestrictedProgram:
         for of, layouts in found.items():
             self._model.prices.learn(of, layouts)
 
-    def _homes(self, value: ModelValue, uses: list[Port], number: int) -> list[_Home]:
-        """The homes of a value, one per phase, numbered from here; none for a value with a single use."""
+    def _shared_layouts(self, value: ModelValue, uses: list[Port], number: int) -> list[_SharedLayout]:
+        """The shared layouts of a value, one per phase, numbered from here; none for a value with a single use."""
         if len(uses) < 2:
             return []
         layouts = self._layouts_around(value)
         if not self._model.holding_costs:
-            return [_Home(number, layouts, uses, 0, 0)]
+            return [_SharedLayout(number, layouts, uses, 0, 0)]
         places = {use: place for place, use in enumerate(value.uses)}
         needed = [value.needed[places[use]] for use in uses]
         phases = [list(range(len(uses)))]
@@ -142,7 +143,9 @@ class RestrictedProgram:
             phases = _phases(needed, self._model.holding)
         ends = [[needed[i] for i in phase] for phase in phases]
         return [
-            _Home(number + n, layouts, [uses[i] for i in phase], min(b for b, _ in found), max(e for _, e in found))
+            _SharedLayout(
+                number + n, layouts, [uses[i] for i in phase], min(b for b, _ in found), max(e for _, e in found)
+            )
             for n, (phase, found) in enumerate(zip(phases, ends, strict=True))
         ]
 
@@ -152,9 +155,9 @@ class RestrictedProgram:
         return price * np.array([self._model.bytes_of(value, n) for n in layouts])
 
     def _node_costs(self, number: int) -> Costs:
-        """The costs of a node's ways."""
+        """The costs of a node's candidates."""
         node = self._model.nodes[number]
-        return node.times * np.array([node.ways[way].cost for way in self._allowed[number]])
+        return node.times * np.array([node.candidates[candidate].cost for candidate in self._allowed[number]])
 
     def _held_until(self, value: ModelValue, made: Sequence[int], use: Port, taken: Sequence[int]) -> Costs:
         """What it costs to hold a value until its only use, from each of some layouts in which it is made to each in
@@ -165,12 +168,12 @@ class RestrictedProgram:
         ends = (self._held(value, layouts, value.born, begin) for layouts in (made, taken))
         return np.minimum.outer(*ends)
 
-    def _home_costs(self, value: ModelValue, home: _Home) -> Costs:
+    def _shared_costs(self, value: ModelValue, shared: _SharedLayout) -> Costs:
         """What it costs to hold a value of several users in each layout."""
         if not self._model.holding_costs:
-            return np.zeros(len(home.layouts))
-        costs = self._held(value, home.layouts, home.begin if value.is_at_hand else value.born, home.end)
-        return np.where(np.isin(home.layouts, self._at_hand(value)), 0.0, costs)
+            return np.zeros(len(shared.layouts))
+        costs = self._held(value, shared.layouts, shared.begin if value.is_at_hand else value.born, shared.end)
+        return np.where(np.isin(shared.layouts, self._at_hand(value)), 0.0, costs)
 
     def _at_hand(self, value: ModelValue) -> list[int]:
         """The layouts in which a value takes no memory of its own."""
@@ -191,35 +194,37 @@ class RestrictedProgram:
         moved = np.not_equal.outer(sources, targets)
         return prices + moved * self._held(value, targets, begin, end) / value.times
 
-    def _add_edges(self, problem: Problem, numbers: list[int], made: int, homes: list[_Home]) -> None:
-        """Adds the reshards of a value: from its maker to its only use, or to its home and from there to all uses."""
+    def _add_edges(self, problem: Problem, numbers: list[int], made: int, all_shared: list[_SharedLayout]) -> None:
+        """Adds the reshards of a value: from its maker to its only use, or to its shared layout and from there to all
+        uses."""
         value, maker = self._model.values[made], self._maker(made)
         sources, rows = self._column(maker)
-        if not homes:
+        if not all_shared:
             (use,) = self._uses[made]
             targets, columns = self._column(use)
             direct = self._prices_to(value, sources, use, targets)
             direct = direct + self._held_until(value, sources, use, targets) / value.times
             problem.add(numbers[maker.node], numbers[use.node], Ports(rows, columns, direct, value.times))
             return
-        every = np.arange(len(homes[0].layouts))
-        to_home = Ports(rows, every, self._matrix(value.shape, sources, homes[0].layouts), value.times)
-        problem.add(numbers[maker.node], homes[0].number, to_home)
-        for home, following in pairwise(homes):
-            onward = Ports(every, every, self._onward(value, home, following), value.times)
-            problem.add(home.number, following.number, onward)
-        for home in homes:
-            for use in home.uses:
+        every = np.arange(len(all_shared[0].layouts))
+        to_shared = Ports(rows, every, self._matrix(value.shape, sources, all_shared[0].layouts), value.times)
+        problem.add(numbers[maker.node], all_shared[0].number, to_shared)
+        for shared, following in pairwise(all_shared):
+            onward = Ports(every, every, self._onward(value, shared, following), value.times)
+            problem.add(shared.number, following.number, onward)
+        for shared in all_shared:
+            for use in shared.uses:
                 targets, columns = self._column(use)
-                prices = self._prices_to(value, home.layouts, use, targets)
+                prices = self._prices_to(value, shared.layouts, use, targets)
                 if len(sources) == 1:  # what is always made in one layout may go to each user from there
                     prices = np.minimum(prices, self._prices_to(value, sources, use, targets))
-                problem.add(home.number, numbers[use.node], Ports(every, columns, prices, value.times))
+                problem.add(shared.number, numbers[use.node], Ports(every, columns, prices, value.times))
 
-    def _onward(self, value: ModelValue, home: _Home, following: _Home) -> Costs:
-        """The prices from a home to that of the next phase: held in between, or made again from where it is at hand."""
-        layouts, at_hand = home.layouts, self._at_hand(value)
-        held = self._held(value, layouts, home.end + 1, following.begin - 1) / value.times
+    def _onward(self, value: ModelValue, shared: _SharedLayout, following: _SharedLayout) -> Costs:
+        """The prices from a shared layout to that of the next phase: held in between, or made again from where it is at
+        hand."""
+        layouts, at_hand = shared.layouts, self._at_hand(value)
+        held = self._held(value, layouts, shared.end + 1, following.begin - 1) / value.times
         held = np.where(np.isin(layouts, at_hand), 0.0, held)
         kept = self._matrix(value.shape, layouts, layouts) + held[:, None]
         return np.minimum(kept, self._matrix(value.shape, at_hand, layouts))
@@ -235,17 +240,17 @@ def _phases(needed: Sequence[tuple[int, int]], holding: Callable[[int, int], flo
     return [order[a:b] for a, b in pairwise(cuts)]
 
 
-def _settle(problem: Problem, start: list[int], homes: Sequence[int]) -> None:
-    """Gives each home, in place, the candidate that costs least beside those of its neighbours."""
-    edges: dict[int, list[tuple[int, Ports]]] = {home: [] for home in homes}
+def _settle(problem: Problem, start: list[int], all_shared: Sequence[int]) -> None:
+    """Gives each shared layout, in place, the candidate that costs least beside those of its neighbours."""
+    edges: dict[int, list[tuple[int, Ports]]] = {shared: [] for shared in all_shared}
     for edge in problem.edges:
         if edge.first in edges:
             edges[edge.first].append((edge.second, edge.ports))
         if edge.second in edges:
             edges[edge.second].append((edge.first, edge.ports.turned))
-    for home, around in edges.items():
-        costs = problem.costs[home]
+    for shared, around in edges.items():
+        costs = problem.costs[shared]
         for other, (rows, cols, prices, weight) in around:
             costs = costs + weight * prices[rows, cols[start[other]]]
-        if costs.min() < costs[start[home]]:
-            start[home] = int(costs.argmin())
+        if costs.min() < costs[start[shared]]:
+            start[shared] = int(costs.argmin())

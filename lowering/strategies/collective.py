@@ -11,7 +11,7 @@ import jax
 from jax import lax
 
 from sdy_jax.lowering.collectives import lax_collectives
-from sdy_jax.lowering.collectives.packing import Member, run_together
+from sdy_jax.lowering.collectives.packing import PackedCollective, run_together
 from sdy_jax.lowering.collectives.rings import Gathered, Product, Ring
 from sdy_jax.lowering.emission.local_op import LocalOp, emitter
 from sdy_jax.lowering.emission.redistribute import relaid
@@ -83,7 +83,7 @@ def _bucket(members: Sequence[LocalOp], operands: Sequence[jax.Array]) -> list[j
     """Collectives that run as one."""
     reduction, packs = reduction_from_attributes(members[0].op.attributes), PACKED in members[0].op.attributes
     pairs = list(zip(members, operands, strict=True))
-    given = [Member(_padded(local, x), _said(local), *_ends(local)) for local, x in pairs]
+    given = [PackedCollective(_padded(local, x), _said(local), *_ends(local)) for local, x in pairs]
     found = run_together(given, reduction, members[0].mesh, packs)
     return [_trimmed(local, x) for local, x in zip(members, found, strict=True)]
 

@@ -80,7 +80,7 @@ def _copies_made_anew(
     for (made, taken), each in found.items():
         maker = each[0].maker
         assert maker is not None
-        own = model.nodes[maker.node].ways[chosen[maker.node]].cost
+        own = model.nodes[maker.node].candidates[chosen[maker.node]].cost
         cost = each[0].times * (own + model.prices.cost(each[0].shape, made, taken))
         uses = [known.uses[0] for known in each]
         if len(uses) > 1:

@@ -35,8 +35,8 @@ from sdy_jax.lowering.whole_program.layout_search import LayoutSearch
 from sdy_jax.lowering.whole_program.partitioned_program import PartitionedProgram
 
 
-def partition(module: ir.Operation, setting: Setting) -> PartitionReport:
-    """As `partitioner.partition`, with the layouts of the whole program chosen together where the policy says so.
+def partition_whole(module: ir.Operation, setting: Setting) -> PartitionReport:
+    """As `partition_locally`, with the layouts of the whole program chosen together where the policy says so.
 
     Raises:
         MemoryLimitError: no program was found that keeps within the memory that the policy states.
@@ -82,7 +82,7 @@ def best_border(module: ir.Operation, setting: Setting, border: FreeBorder, know
 
     Args:
         module: a propagated module, from whose border the search starts. It is rewritten.
-        setting: as for `partition`; there is no limit of memory but the policy's, and that of the device.
+        setting: as for `partition_whole`; there is no limit of memory but the policy's, and that of the device.
         border: what is free.
         known: what a program costs that is known to fit; dearer ones need not be found.
 

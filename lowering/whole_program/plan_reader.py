@@ -10,9 +10,9 @@ from itertools import chain
 
 from sdy_jax.ir.graph import Value
 from sdy_jax.ir.operations import COMPUTATIONS
-from sdy_jax.lowering.candidates.op_problem import PlannedOp
+from sdy_jax.lowering.candidates.op_problem import Choice
 from sdy_jax.lowering.insert.user_collectives import is_user_collective
-from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.enumeration import Candidate
 from sdy_jax.lowering.model.nodes import Chosen
 from sdy_jax.lowering.model.planning_problem import FREE, PlanningProblem
 from sdy_jax.lowering.proposal.free_border import BorderLayouts
@@ -24,9 +24,9 @@ from sdy_jax.representation.sharding import TensorSharding
 def plan_of(program: PlanningProblem, chosen: Chosen, copies: Mapping[PlannedUse, int] | None = None) -> LayoutPlan:
     """What a walk has to do to run a program so; `copies` as in the plan."""
     reader = _Reader(program, chosen)
-    homes = dict(chain(reader.stated(), reader.homes()))
-    written, border = dict(reader.written()), reader.border()
-    return LayoutPlan(reader.ops(), homes, reader.edges(), copies or {}, tuple(chosen), written, border)
+    shared = dict(chain(reader.stated(), reader.shared()))
+    collectives, border = dict(reader.user_collectives()), reader.border()
+    return LayoutPlan(reader.ops(), shared, reader.edges(), copies or {}, tuple(chosen), collectives, border)
 
 
 class _Reader:
@@ -36,29 +36,29 @@ class _Reader:
         self._program, self._model, self._chosen = program, program.model, chosen
         self._shardings = program.table.shardings
 
-    def ops(self) -> dict[int, PlannedOp]:
+    def ops(self) -> dict[int, Choice]:
         """How ops run."""
-        found = dict[int, PlannedOp]()
+        found = dict[int, Choice]()
         for number, node in self._program.decided.items():
-            way, decision = self._way(node), self._program.proposed.decided[number]
-            taken = tuple([self._shardings[layout] for layout in way.layouts[: len(decision.shardings)]])
-            found[number] = PlannedOp(taken, way.inside, way.strategy, decision.choice.gathered)
+            candidate, decision = self._candidate(node), self._program.proposed.decided[number]
+            taken = tuple([self._shardings[layout] for layout in candidate.layouts[: len(decision.shardings)]])
+            found[number] = Choice(taken, decision.choice.gathered, candidate.inside, candidate.strategy)
         return found
 
-    def _way(self, node: int) -> Way:
-        return self._model.nodes[node].ways[self._chosen[node]]
+    def _candidate(self, node: int) -> Candidate:
+        return self._model.nodes[node].candidates[self._chosen[node]]
 
     def edges(self) -> dict[int, list[TensorSharding]]:
         """The layouts of data-flow edges, per op."""
         found = dict[int, list[TensorSharding]]()
         for (number, _), node in self._program.edges.items():
-            layouts = self._way(node).layouts
+            layouts = self._candidate(node).layouts
             found.setdefault(number, []).append(
                 self._shardings[layouts[-1 if node in self._program.made_outside else 0]]
             )
         return found
 
-    def written(self) -> Iterator[tuple[int, TensorSharding]]:
+    def user_collectives(self) -> Iterator[tuple[int, TensorSharding]]:
         """The layouts of operands of the user's collectives, which run as they do in the walk."""
         for number, shardings in self._program.proposed.fixed.items():
             if is_user_collective(self._program.graph.ops[number]):
@@ -68,7 +68,7 @@ class _Reader:
         """The layouts of arguments and results that may have any."""
         arguments, results = dict[int, TensorSharding](), dict[int, TensorSharding]()
         for node, argument, result in self._program.free_ends:
-            layouts = self._way(node).layouts
+            layouts = self._candidate(node).layouts
             if argument is not None:
                 arguments[argument] = self._shardings[layouts[-1]]
             if result is not None:
@@ -78,26 +78,26 @@ class _Reader:
     def stated(self) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
         """The layouts of constraints."""
         for number, node in self._program.constraints.items():
-            yield (number, 0), self._shardings[self._way(node).layouts[0]]
+            yield (number, 0), self._shardings[self._candidate(node).layouts[0]]
 
-    def homes(self) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
+    def shared(self) -> Iterator[tuple[tuple[int, int], TensorSharding]]:
         """Per result of an op the layout in which several users expect it."""
         numbers, decided = self._program.numbers, self._program.proposed.decided
         for value, number in self._program.values.items():
             op = value.defining_op
             if op is None or op.name in COMPUTATIONS or not (numbers[op] in decided or is_data_flow(op)):
                 continue
-            home = self._home(number) if number != FREE else self._home_of_free(value)
-            if home is not None:
-                yield (numbers[op], value.index), home
+            layout = self._shared(number) if number != FREE else self._shared_of_free(value)
+            if layout is not None:
+                yield (numbers[op], value.index), layout
 
-    def _home_of_free(self, value: Value) -> TensorSharding | None:
+    def _shared_of_free(self, value: Value) -> TensorSharding | None:
         """The layout in which most users take what every device can compute."""
         taken = [self._model.layout(self._chosen, port) for port in self._program.free_uses.get(value, ())]
         whole = [layout for layout in taken if not self._shardings[layout].unreduced_axes]
         return self._shardings[max(whole, key=whole.count)] if whole else None
 
-    def _home(self, number: int) -> TensorSharding:
+    def _shared(self, number: int) -> TensorSharding:
         """The layout in which several users of a value expect it: the one in which it is made or, if that is unreduced,
         the one through which it goes to them most cheaply."""
         value, shardings = self._model.values[number], self._shardings

@@ -16,7 +16,7 @@ from sdy_jax.ir.graph import Graph, Op, Value
 from sdy_jax.ir.operations import copied
 from sdy_jax.lowering.insert.partitioner import Partitioner
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.model.enumeration import Openness, Way, layouts_of_shape
+from sdy_jax.lowering.model.enumeration import Candidate, Openness, layouts_of_shape
 from sdy_jax.lowering.model.model_builder import planning_problem
 from sdy_jax.lowering.model.nodes import Chosen, Port
 from sdy_jax.lowering.prepare.preparation import prepared
@@ -83,27 +83,27 @@ class Reconsidered:
         return list(dict.fromkeys(step.kind for plan in plans for step in plan.steps if step.wire_bytes))
 
     @contextmanager
-    def freed(self, ways: Mapping[int, Sequence[Way]]) -> Iterator[None]:
-        """Nodes may meanwhile have further ways."""
-        stated = {node: self.model.nodes[node].ways for node in ways}
-        for node, others in ways.items():
-            self.model.nodes[node].ways = [*stated[node], *others]
+    def freed(self, candidates: Mapping[int, Sequence[Candidate]]) -> Iterator[None]:
+        """Nodes may meanwhile have further candidates."""
+        stated = {node: self.model.nodes[node].candidates for node in candidates}
+        for node, others in candidates.items():
+            self.model.nodes[node].candidates = [*stated[node], *others]
         try:
             yield
         finally:
             for node, own in stated.items():
-                self.model.nodes[node].ways = own
+                self.model.nodes[node].candidates = own
 
-    def constraint_ways(self, nodes: Iterable[int]) -> dict[int, list[Way]]:
-        """The ways of constraints if they could have any layout."""
+    def constraint_candidates(self, nodes: Iterable[int]) -> dict[int, list[Candidate]]:
+        """The candidates of constraints if they could have any layout."""
         found = {}
         for node in nodes:
             slots = range(len(self.model.nodes[node].values))
             found[node] = [self._stating(node, layout, slots) for layout in self._layouts(node, 0)]
         return found
 
-    def result_ways(self, index: int) -> dict[int, list[Way]]:
-        """The ways of the program's end if one result could have any layout."""
+    def result_candidates(self, index: int) -> dict[int, list[Candidate]]:
+        """The candidates of the program's end if one result could have any layout."""
         node = len(self.model.nodes) - 1
         return {node: [self._stating(node, layout, (index,)) for layout in self._layouts(node, index)]}
 
@@ -123,7 +123,7 @@ class Reconsidered:
         stated, (atoms, table) = Openness.of_rank(len(shape)), (self.program.atoms, self.program.table)
         return list(layouts_of_shape(shape, atoms, table, stated, summed=False, pads=False))
 
-    def _stating(self, node: int, layout: int, slots: Collection[int]) -> Way:
-        """The present way of a node, with a layout at some slots."""
-        now = self.model.nodes[node].ways[self.chosen[node]].layouts
-        return Way(tuple(layout if slot in slots else known for slot, known in enumerate(now)), 0.0, 0.0)
+    def _stating(self, node: int, layout: int, slots: Collection[int]) -> Candidate:
+        """The present candidate of a node, with a layout at some slots."""
+        now = self.model.nodes[node].candidates[self.chosen[node]].layouts
+        return Candidate(tuple(layout if slot in slots else known for slot, known in enumerate(now)), 0.0, 0.0)

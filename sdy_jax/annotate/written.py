@@ -35,7 +35,7 @@ from sdy_jax.representation.types import explicit_axes
 
 _CONSTRAINT = "sdy.sharding_constraint"
 _MARK = "sdy.written"
-_NOWHERE = jax.sharding.AbstractMesh((), ())
+_EMPTY_MESH = jax.sharding.AbstractMesh((), ())
 _OPTIONAL = ("out_sharding", "sharding")
 """The parameters of equations that hold what the user stated, or None."""
 
@@ -72,7 +72,7 @@ def _is_stated(eqn: Any) -> bool:
 
 def _mesh(aval: Any) -> AnyMesh:
     sharding = getattr(aval, "sharding", None)
-    return sharding.mesh if isinstance(sharding, jax.sharding.NamedSharding) else _NOWHERE
+    return sharding.mesh if isinstance(sharding, jax.sharding.NamedSharding) else _EMPTY_MESH
 
 
 @emission(written_p)

@@ -26,7 +26,7 @@ from sdy_jax.ir.stored_shardings import SIDES, function_shardings, set_function_
 from sdy_jax.jax_internals import listed_replica_groups
 from sdy_jax.lowering.emission.emit import local_function, used_axes
 from sdy_jax.lowering.emission.re_emission import numpy_dtype
-from sdy_jax.lowering.insert.partitioner import partition
+from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.partitioning.numbering import number_devices
@@ -72,7 +72,7 @@ def convert_global_to_local(
     mesh = module_meshes(module)[base]
     check_numbering(base, mesh)
     inline_calls(module)
-    partition(module, Setting(base, CostModel()))
+    partition_locally(module, Setting(base, CostModel()))
     main = main_function(module)
     _put_border_on(main, base)
     _replace_functions(module, _lowered(module, mesh))

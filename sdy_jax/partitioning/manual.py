@@ -24,7 +24,7 @@ from sdy_jax.ir.operations import (
     terminator_of,
 )
 from sdy_jax.lowering.emission.emit import local_function_of_ops, used_axes, value_shardings
-from sdy_jax.lowering.insert.partitioner import partition
+from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -126,7 +126,7 @@ def _partition(module: ir.Operation, policy: Policy = _POLICY) -> None:
     base = base_mesh(module)
     if base is not None:
         inline_calls(module)
-        partition(module, Setting(base, CostModel(), policy=policy))
+        partition_locally(module, Setting(base, CostModel(), policy=policy))
 
 
 def _number_devices(module: ir.Operation, partition_count: str, replica_count: str) -> None:

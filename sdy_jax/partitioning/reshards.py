@@ -10,7 +10,7 @@ from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.operations import module_meshes, pre_order
 from sdy_jax.ir.stored_shardings import mesh_of
 from sdy_jax.lowering.insert.inserted_ops import create_collective
-from sdy_jax.lowering.insert.partitioner import partition
+from sdy_jax.lowering.insert.partitioner import partition_locally
 from sdy_jax.lowering.interface.policy import Policy
 from sdy_jax.lowering.interface.setting import Setting
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -47,7 +47,7 @@ def partition_into_reshards(module: ir.Operation, policy: Policy = _POLICY) -> N
     for op in pre_order(module):
         if op.name in COLLECTIVE_OPS:
             op.attributes[_WRITTEN] = ir.UnitAttr.get(module.context)
-    partition(module, Setting(base, CostModel(), policy=policy))
+    partition_locally(module, Setting(base, CostModel(), policy=policy))
     for chain in chains(module, _is_made, _is_made):
         _write_as_reshard(chain)
     for op in pre_order(module):

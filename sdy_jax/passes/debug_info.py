@@ -19,7 +19,7 @@ from sdy_jax.ir.stored_shardings import SIDES, entries_of, set_entries
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import History, gained
 from sdy_jax.propagation.record import Event, FunctionResult, RecordedStep
-from sdy_jax.propagation.value_ids import EDGES, NOWHERE, ValueIds
+from sdy_jax.propagation.value_ids import EDGES, NO_VALUE, ValueIds
 from sdy_jax.representation.attributes import (
     propagation_edges_to_attribute,
     sharding_from_attribute,
@@ -262,7 +262,7 @@ class Origins:
                 self._file(self._value_ids.of(value), self._given[value_id], f"output: {i}")
 
     def _file(self, value_id: int, sharding: TensorSharding | None, origin: str) -> None:
-        if value_id == NOWHERE or sharding is None:
+        if value_id == NO_VALUE or sharding is None:
             return
         for dimension in sharding.dimensions:
             for axis in dimension.axes:
@@ -339,7 +339,7 @@ class Origins:
     def _attribute(self, value: Value, own: str, op: Op) -> ir.Attribute | None:
         """A value's origins; `own` is the name of the place where they are written."""
         known = self._known.get(self._value_ids.of(value))
-        if not known or self._value_ids.of(value) == NOWHERE:
+        if not known or self._value_ids.of(value) == NO_VALUE:
             return None
         context = op.mlir.context
         entries = {

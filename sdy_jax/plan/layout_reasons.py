@@ -22,7 +22,7 @@ from sdy_jax.lowering.interface.notes import Note
 from sdy_jax.lowering.interface.outcomes import LayoutChoice
 from sdy_jax.lowering.interface.report import PartitionReport, is_input
 from sdy_jax.lowering.interface.setting import Setting
-from sdy_jax.lowering.model.enumeration import Way
+from sdy_jax.lowering.model.enumeration import Candidate
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.solve.certificate import Certificate, certified
 from sdy_jax.lowering.solve.clusters import Term, around, clusters, compared, improved_near, set_back
@@ -114,8 +114,11 @@ class LayoutReasons:
     @property
     def _work(self) -> float:
         """The time of each device's own work, as the model knows it."""
-        ways = [(node.times, node.ways[way]) for node, way in zip(self.seen.model.nodes, self.seen.chosen, strict=True)]
-        return sum(times * way.work for times, way in ways)
+        candidates = [
+            (node.times, node.candidates[candidate])
+            for node, candidate in zip(self.seen.model.nodes, self.seen.chosen, strict=True)
+        ]
+        return sum(times * candidate.work for times, candidate in candidates)
 
     def of(self, marks: Collection[Mark]) -> Iterator[LayoutReason]:
         """The reasons for the layouts of the values with these marks: one per cluster, those with most of the values
@@ -263,10 +266,12 @@ class LayoutReasons:
         if costs.repeat_work:
             return ""
         free = self._modelled(replace(costs, repeat_work=True), ())
-        if all(len(a.ways) == len(b.ways) for a, b in zip(model.nodes, free.model.nodes, strict=True)):
+        if all(len(a.candidates) == len(b.candidates) for a, b in zip(model.nodes, free.model.nodes, strict=True)):
             return self._repeating_in_all()
         kept = [
-            next(i for i, way in enumerate(after.ways) if way.layouts == before.ways[now].layouts)
+            next(
+                i for i, candidate in enumerate(after.candidates) if candidate.layouts == before.candidates[now].layouts
+            )
             for before, after, now in zip(model.nodes, free.model.nodes, capped.choice, strict=True)
         ]
         best = certified(free.model, kept)
@@ -306,11 +311,11 @@ class LayoutReasons:
         least = _DEAR * cost + max(0.0, cost - self._work + self._choice.written - self._choice.sent)
         for nodes in by_line.values():
             subject = "the constraint costs" if len(nodes) == 1 else f"the {len(nodes)} constraints cost"
-            price = self._stated_price(seen.constraint_ways(nodes), least)
+            price = self._stated_price(seen.constraint_candidates(nodes), least)
             if price:
                 yield self._note("sharding_constraint", nodes[0], f"{subject} {price}")
         for index, name in self._stated_results:
-            if seen.result_cost(index) > least and (price := self._stated_price(seen.result_ways(index), least)):
+            if seen.result_cost(index) > least and (price := self._stated_price(seen.result_candidates(index), least)):
                 yield self._note(RESULTS, len(seen.model.nodes) - 1, f"that of `{name}` costs {price}")
 
     def _note(self, what: str, node: int, message: str) -> Note:
@@ -327,15 +332,15 @@ class LayoutReasons:
             if sharding is not None:
                 yield index, name
 
-    def _stated_price(self, ways: Mapping[int, Sequence[Way]], least: float) -> str:
-        """What is saved if nodes have further ways, if that is more than the least; beside what is saved around them
-        anyhow."""
-        seen, near = self.seen, around(self.seen.model, ways, _NEAR_CONSTRAINTS)
-        with seen.freed(ways):
-            before, best = seen.chosen, improved_near(seen.model, seen.chosen, {*ways, *near}, seen.moves)
+    def _stated_price(self, candidates: Mapping[int, Sequence[Candidate]], least: float) -> str:
+        """What is saved if nodes have further candidates, if that is more than the least; beside what is saved around
+        them anyhow."""
+        seen, near = self.seen, around(self.seen.model, candidates, _NEAR_CONSTRAINTS)
+        with seen.freed(candidates):
+            before, best = seen.chosen, improved_near(seen.model, seen.chosen, {*candidates, *near}, seen.moves)
             if seen.model.cost(before) - seen.model.cost(best) > least and len(seen.moves) > 1:
                 before = improved_near(seen.model, seen.chosen, near, seen.moves)
-                best = improved_near(seen.model, before, {*ways, *near}, seen.moves)
+                best = improved_near(seen.model, before, {*candidates, *near}, seen.moves)
             saved, paid = self._difference(best, before)
         if saved.cost - paid.cost <= least:
             return ""

@@ -22,7 +22,7 @@ from sdy_jax.passes.pipelines import PLAN_EXPORT
 from sdy_jax.plan.checkpoint_names import Marks
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.record import FunctionResult
-from sdy_jax.propagation.value_ids import NOWHERE
+from sdy_jax.propagation.value_ids import NO_VALUE
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import type_text
 
@@ -168,7 +168,7 @@ class Naming:
                 values += [(v, own, nowhere) for v, own in zip(block.arguments, inside.arguments, strict=True)]
             for value, own, at in values:
                 value_id = self._engine.value_ids.of(own)
-                if value_id != NOWHERE:
+                if value_id != NO_VALUE:
                     name = value.mlir.get_name(state)
                     label = f"{name}, {self.describe(value_id)}"
                     found.append(Named(name, at.line, value_id, self.final(value_id), label, at.library))

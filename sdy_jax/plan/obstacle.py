@@ -10,7 +10,7 @@ from sdy_jax.plan.naming import Naming
 from sdy_jax.propagation.blockers import Blockage, Blockers, Reason
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.history import axis_at
-from sdy_jax.propagation.value_ids import NOWHERE
+from sdy_jax.propagation.value_ids import NO_VALUE
 from sdy_jax.propagation.worklist import WorklistEntry
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.type_text import axis_name
@@ -77,7 +77,7 @@ class ObstacleTexts:
         name, size = axis_name(candidate), self.blockers.rule(block.entry).factor_sizes[block.factor]
         axes = ", ".join(f"'{axis_name(a)}'" for a in block.axes)
         value_id = block.entry.value_ids[block.at]
-        dim = f"dim {block.dim} of {self.naming.type_of(value_id)}" if value_id != NOWHERE else f"dim {block.dim}"
+        dim = f"dim {block.dim} of {self.naming.type_of(value_id)}" if value_id != NO_VALUE else f"dim {block.dim}"
         first = f"'{name}' has to come first, and " if candidate.name != axis.name else ""
         texts = {
             Reason.MESHES: f"it lies on another mesh, {self._mesh(value_id)}",
@@ -106,7 +106,7 @@ class ObstacleTexts:
     def _because(self, block: Blockage) -> Iterator[str]:
         """The annotation from which the axes in the way come."""
         value_id = block.entry.value_ids[block.at]
-        if value_id == NOWHERE:
+        if value_id == NO_VALUE:
             return
         if block.axes and block.reason in (Reason.FACTOR_CONFLICT, Reason.USED, Reason.OVERFLOW):
             held = axis_at(self.engine.sharding(value_id), block.dim, block.axes[0])

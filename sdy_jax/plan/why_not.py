@@ -16,7 +16,7 @@ from sdy_jax.plan.naming import Named
 from sdy_jax.plan.obstacle import Obstacle, ObstacleTexts
 from sdy_jax.propagation.blockers import Blockage
 from sdy_jax.propagation.history import axis_at, has_axis
-from sdy_jax.propagation.value_ids import NOWHERE
+from sdy_jax.propagation.value_ids import NO_VALUE
 from sdy_jax.representation.axes import contains
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
@@ -220,7 +220,7 @@ class Obstacles:
         for entry in self._blockers.entries.get(value_id, ()):
             for target in (t for t, p in enumerate(entry.value_ids) if p == value_id):
                 for _, tensor, there in self._blockers.neighbours(entry, target, dim):
-                    if entry.value_ids[tensor] != NOWHERE:
+                    if entry.value_ids[tensor] != NO_VALUE:
                         yield entry.value_ids[tensor], there
         for peer in self._engine.peers.get(value_id, ()):
             yield peer, dim

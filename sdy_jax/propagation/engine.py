@@ -18,7 +18,7 @@ from sdy_jax.propagation.liveness import Liveness
 from sdy_jax.propagation.priorities import LEVELS, NEITHER_WAY, WITHOUT_LEVELS, Directions
 from sdy_jax.propagation.record import Event
 from sdy_jax.propagation.solver import FACTOR_STRATEGIES, NO_SHARDING, FactorStrategy, Solver, Updates
-from sdy_jax.propagation.value_ids import NOWHERE, ValueIds
+from sdy_jax.propagation.value_ids import NO_VALUE, ValueIds
 from sdy_jax.propagation.worklist import EntryFactory, WorklistEntry
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
@@ -230,7 +230,7 @@ class Engine:
         changed = []
         for tensor, new in updates:
             value_id = entry.value_ids[tensor]
-            if value_id == NOWHERE:
+            if value_id == NO_VALUE:
                 continue
             self._store(value_id, self.stored(entry, new) if tensor == len(entry.value_ids) - 1 else new)
             changed.append(value_id)
@@ -268,7 +268,7 @@ class Engine:
         for number, entry in enumerate(self._all):
             for value_id in entry.value_ids if entry is not None else ():
                 readers[value_id].append(number)
-        readers[NOWHERE] = []
+        readers[NO_VALUE] = []
         return readers
 
     def _unshared_results(self) -> dict[int, list[tuple[int, int]]]:

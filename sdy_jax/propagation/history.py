@@ -9,7 +9,7 @@ from functools import cached_property
 from sdy_jax.propagation.engine import Engine
 from sdy_jax.propagation.record import Event, RecordedStep, Spread
 from sdy_jax.propagation.solver import dim_of
-from sdy_jax.propagation.value_ids import NOWHERE
+from sdy_jax.propagation.value_ids import NO_VALUE
 from sdy_jax.representation.axes import contains, overlaps
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
@@ -70,7 +70,7 @@ class History:
         written = []
         for tensor, new in solver.solve(*question):
             sharding = shardings[self.engine.stored(entry, new) if tensor == last else new]
-            if entry.value_ids[tensor] != NOWHERE and sharding is not None:
+            if entry.value_ids[tensor] != NO_VALUE and sharding is not None:
                 written.append((tensor, sharding))
         before = tuple(shardings[n] for n in tensors)
         return RecordedStep(number, entry, level, priority, rule, before, self._known[question], tuple(written))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from sdy_jax.ir.graph import Graph
 from sdy_jax.ir.stored_shardings import mesh_of
 from sdy_jax.propagation.engine import Engine
-from sdy_jax.propagation.value_ids import NOWHERE, ValueIds
+from sdy_jax.propagation.value_ids import NO_VALUE, ValueIds
 from sdy_jax.representation.axes import sort_axes
 from sdy_jax.representation.mesh import AxisRef, Mesh
 from sdy_jax.representation.sharding import CLOSED, TensorSharding
@@ -57,7 +57,7 @@ def _ids_in_order(graph: Graph, value_ids: ValueIds) -> list[int]:
         found += [value_ids.of(a) for a in function.blocks[0].arguments]
         found += value_ids.results[name]
         found += [value_ids.of(v) for op in function.walk() for v in op.results]
-    return [value_id for value_id in dict.fromkeys(found) if value_id != NOWHERE]
+    return [value_id for value_id in dict.fromkeys(found) if value_id != NO_VALUE]
 
 
 def first_turn(sharding: TensorSharding, mesh: Mesh) -> TensorSharding:

@@ -16,7 +16,7 @@ from sdy_jax.op_rules.dataflow import FUNC_EDGE, DataFlowEdge, edges_of, edges_o
 from sdy_jax.propagation.record import FunctionResult, ShardedValue
 from sdy_jax.representation.sharding import TensorSharding
 
-NOWHERE = 0
+NO_VALUE = 0
 EDGE = "sdy.data_flow_edge"
 EDGES = (EDGE, FUNC_EDGE)
 
@@ -85,11 +85,11 @@ class ValueIds:
 
     def of(self, value: Value) -> int:
         """The value id of a value."""
-        return self._of_value.get(value, NOWHERE)
+        return self._of_value.get(value, NO_VALUE)
 
     def of_all(self, values: Sequence[Value]) -> tuple[int, ...]:
         known = self._of_value.get
-        return tuple([known(v, NOWHERE) for v in values])
+        return tuple([known(v, NO_VALUE) for v in values])
 
     def read(self) -> list[TensorSharding | None]:
         """The sharding of each value id, from the graph."""

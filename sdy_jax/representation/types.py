@@ -14,7 +14,7 @@ from sdy_jax.representation.mesh import AxisRef, axes_size
 from sdy_jax.representation.named import AnyMesh, from_named_sharding, mesh_from_jax, unreduced_arguments
 from sdy_jax.representation.sharding import TensorSharding
 
-_NOWHERE = jax.sharding.AbstractMesh((), ())
+_EMPTY_MESH = jax.sharding.AbstractMesh((), ())
 
 
 def explicit_axes(mesh: AnyMesh) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def on_devices_of(type_: NamedSharding, mesh: AnyMesh) -> NamedSharding:
 def in_type(x: Any, type_: NamedSharding | None, mesh: AnyMesh) -> Any:
     """A value in another type on a mesh; None is the type of a value on no mesh, which any one may have."""
     own = jax.typeof(x).sharding
-    if type_ is None or own == type_ or own.mesh not in (mesh.abstract_mesh, _NOWHERE):
+    if type_ is None or own == type_ or own.mesh not in (mesh.abstract_mesh, _EMPTY_MESH):
         return x
     return jax.sharding.reshard(x, type_)
 

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Iterable
 
 from sdy_jax.lowering.solve.solver.dominance import undominated
-from sdy_jax.lowering.solve.solver.graph import Best, Graph
+from sdy_jax.lowering.solve.solver.graph import Best, CostGraph
 from sdy_jax.lowering.solve.solver.problem import Indices
 
 ELIMINATED = 2
 """Nodes with at most that many neighbours are minimised out: no table with more than two dimensions arises."""
 
 
-def contract(graph: Graph, nodes: Iterable[int], most: float = math.inf) -> None:
+def contract(graph: CostGraph, nodes: Iterable[int], most: float = math.inf) -> None:
     """Removes nodes and candidates, each step keeping an optimum, until no step applies.
 
     Nodes with few neighbours are minimised out first. Of others the candidates that are never needed go, where these
@@ -31,7 +31,7 @@ def contract(graph: Graph, nodes: Iterable[int], most: float = math.inf) -> None
 class _Worklist:
     """Nodes to look at, in order of arrival; those with few neighbours first."""
 
-    def __init__(self, graph: Graph, nodes: Iterable[int]):
+    def __init__(self, graph: CostGraph, nodes: Iterable[int]):
         self._graph, self._waiting = graph, [False] * len(graph.vectors)
         self._few: deque[int] = deque()
         self._many: deque[int] = deque()
@@ -54,7 +54,7 @@ class _Worklist:
         return None
 
 
-def _eliminate(graph: Graph, node: int) -> list[int]:
+def _eliminate(graph: CostGraph, node: int) -> list[int]:
     others, pool, own = graph.neighbours(node), graph.pool, graph.vectors[node]
     tables = [graph.tables[node][other] for other in others]
     graph.steps.append(Best(node, own, tuple(zip(others, tables, strict=True))))
@@ -67,7 +67,7 @@ def _eliminate(graph: Graph, node: int) -> list[int]:
     return others
 
 
-def _reduce(graph: Graph, node: int) -> list[int]:
+def _reduce(graph: CostGraph, node: int) -> list[int]:
     others, pool, own = graph.neighbours(node), graph.pool, graph.vectors[node]
     tables = [graph.tables[node][other] for other in others]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdy_jax.lowering.solve.solver.graph import Beside, Graph, Step
+from sdy_jax.lowering.solve.solver.graph import Beside, CostGraph, Step
 from sdy_jax.lowering.solve.solver.problem import Costs
 from sdy_jax.lowering.solve.solver.tables import IMPOSSIBLE, LIMIT, Content, Vector, parts
 
@@ -25,7 +25,7 @@ class Order(NamedTuple):
     largest: int
 
 
-def elimination_order(graph: Graph, limit: int) -> Order:
+def elimination_order(graph: CostGraph, limit: int) -> Order:
     """The order by least table first, ties by node number; it ends where the least table is above the limit."""
     around = {node: set(graph.tables[node]) for node in graph.remaining()}
     sizes = [len(vector) for vector in graph.vectors]
@@ -66,7 +66,7 @@ class _Array:
         self.values = values
 
 
-def eliminate(graph: Graph, nodes: Sequence[int]) -> bool:
+def eliminate(graph: CostGraph, nodes: Sequence[int]) -> bool:
     """Minimises out all nodes in this order; False, and the graph as it was, where the tables are too many."""
     elimination = _Elimination(graph)
     for node in nodes:
@@ -83,7 +83,7 @@ def eliminate(graph: Graph, nodes: Sequence[int]) -> bool:
 class _Elimination:
     """Factors by node; a factor is listed with each node of its scope. `entries`: of all different factors so far."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: CostGraph):
         self._pool, self._vectors = graph.pool, dict(enumerate(graph.vectors))
         self.steps: list[Step] = []
         self.constant, self.entries = 0.0, 0

@@ -37,7 +37,7 @@ class Beside(NamedTuple):
 Step = Kept | Best | Beside
 
 
-class Graph:
+class CostGraph:
     """A problem in whole units of cost, with normalised vectors and tables.
 
     Invariant: `constant` plus the vectors and tables of what is left is, at its optimum, the problem's optimum; `steps`
@@ -121,7 +121,7 @@ def _index(scope: Sequence[int], node: int, chosen: dict[int, int]) -> tuple[int
     return tuple([slice(None) if other == node else chosen[other] for other in scope])
 
 
-def graph_of(problem: Problem, unit: float, most: float, order: Sequence[Choices]) -> tuple[Graph, float]:
+def graph_of(problem: Problem, unit: float, most: float, order: Sequence[Choices]) -> tuple[CostGraph, float]:
     """The graph of a problem, and by how much rounding may have raised costs, in units.
 
     Args:
@@ -131,7 +131,7 @@ def graph_of(problem: Problem, unit: float, most: float, order: Sequence[Choices
         order: per node its candidates, in the order in which ties are broken.
     """
     loader = _Loader(unit, most)
-    graph = Graph(loader.pool)
+    graph = CostGraph(loader.pool)
     for values, candidates in zip(problem.costs, order, strict=True):
         graph.add_node(*loader.vector(values, candidates))
     for edge in problem.edges:

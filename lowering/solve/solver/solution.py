@@ -11,7 +11,7 @@ import numpy as np
 
 from sdy_jax.lowering.solve.solver.contraction import contract
 from sdy_jax.lowering.solve.solver.elimination import eliminate, elimination_order
-from sdy_jax.lowering.solve.solver.graph import Graph, graph_of
+from sdy_jax.lowering.solve.solver.graph import CostGraph, graph_of
 from sdy_jax.lowering.solve.solver.problem import Costs, Problem, restricted
 from sdy_jax.lowering.solve.solver.tables import LIMIT, Choices
 from sdy_jax.lowering.solve.solver.trws import GAP, pass_messages
@@ -110,7 +110,7 @@ def _solve(
     return Solution(found, cost, min(cost, (bound - raised) * unit if bound < LIMIT else math.inf))
 
 
-def _solved(graph: Graph, most: float, largest_table: int, rounds: int) -> tuple[dict[int, int], float]:
+def _solved(graph: CostGraph, most: float, largest_table: int, rounds: int) -> tuple[dict[int, int], float]:
     """A choice for all nodes and a bound, in units; `most` is what is known to suffice."""
     if _solved_exactly(graph, range(len(graph.vectors)), largest_table, FEW_CANDIDATES):
         return graph.undone({}), graph.constant
@@ -130,7 +130,7 @@ def _solved(graph: Graph, most: float, largest_table: int, rounds: int) -> tuple
     return choice, bound
 
 
-def _solved_exactly(graph: Graph, nodes: Sequence[int], largest_table: int, most: float = math.inf) -> bool:
+def _solved_exactly(graph: CostGraph, nodes: Sequence[int], largest_table: int, most: float = math.inf) -> bool:
     """Contracts a graph, with `most` as in `contract`, and eliminates what is left; False where that takes too large
     tables."""
     contract(graph, nodes, most)

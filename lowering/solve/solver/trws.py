@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdy_jax.lowering.solve.solver.graph import Graph
+from sdy_jax.lowering.solve.solver.graph import CostGraph
 from sdy_jax.lowering.solve.solver.problem import Costs, Indices
 from sdy_jax.lowering.solve.solver.tables import IMPOSSIBLE, LIMIT, Pool, Table, least_per_port
 
@@ -127,7 +127,7 @@ class _Node:
             link.back.table, link.back.before = pool.turned(link.table), link.back.before[indices]
 
 
-def pass_messages(graph: Graph, rounds: int, most: float) -> Decoded:
+def pass_messages(graph: CostGraph, rounds: int, most: float) -> Decoded:
     """At most so many rounds, forward and backward over the nodes that are left in their order. Candidates that occur
     only in choices above `most`, or above the best one, are dropped; where few are left, that ends it."""
     passing, number = _Passing(graph, most), 0
@@ -141,7 +141,7 @@ def pass_messages(graph: Graph, rounds: int, most: float) -> Decoded:
 class _Passing:
     """The nodes with their messages, and what was found so far, without the graph's constant."""
 
-    def __init__(self, graph: Graph, most: float):
+    def __init__(self, graph: CostGraph, most: float):
         self._graph, self._most, self._nodes = graph, most - graph.constant, _nodes(graph)
         self._size = sum(len(node.costs) for node in self._nodes)
         self._choice, self._cost = dict[int, int](), math.inf
@@ -208,7 +208,7 @@ class _Passing:
                 link.back = None
 
 
-def _nodes(graph: Graph) -> list[_Node]:
+def _nodes(graph: CostGraph) -> list[_Node]:
     found: dict[int, _Node] = {}
     for number in graph.remaining():
         costs = graph.vectors[number].values
@@ -222,7 +222,7 @@ def _nodes(graph: Graph) -> list[_Node]:
     return list(found.values())
 
 
-def _link(graph: Graph, number: int, other: int) -> _Link:
+def _link(graph: CostGraph, number: int, other: int) -> _Link:
     nothing = np.zeros(len(graph.vectors[other]))
     return _Link(other, graph.tables[number][other], nothing, nothing)
 

@@ -16,7 +16,7 @@ from sdy_jax.plan.why import Explanation
 from sdy_jax.plan_record.propagation import RecordedPropagation, RecordedSpread, RecordedStart
 from sdy_jax.propagation.history import Write, has_axis
 from sdy_jax.propagation.record import FunctionResult
-from sdy_jax.propagation.value_ids import NOWHERE, ValueIds
+from sdy_jax.propagation.value_ids import NO_VALUE, ValueIds
 from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 from sdy_jax.representation.type_text import axis_name
@@ -128,7 +128,7 @@ def _names(explanation: Explanation, ops: OpRecords, inputs: Sequence[str]) -> d
         for value in op.results:
             found = left.get(key_of(op, value))
             name = (found.popleft() if len(found) > 1 else found[0]) if found else _gone(op, names, ids)
-            if name and ids.of(value) != NOWHERE:
+            if name and ids.of(value) != NO_VALUE:
                 names.setdefault(ids.of(value), name)
     return names
 

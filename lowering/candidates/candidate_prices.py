@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sdy_jax.lowering.analysis.factors import Assignment, is_contiguous
 from sdy_jax.lowering.analysis.fusion import Touched
 from sdy_jax.lowering.candidates.assignments import Space, considered_lists, spaces
-from sdy_jax.lowering.candidates.op_problem import Candidate, InsideCollective, OpProblem
+from sdy_jax.lowering.candidates.op_problem import InsideCollective, OpProblem, StrategyAssignment
 from sdy_jax.lowering.candidates.tensor_views import NumberedLists, Numbers, TensorView, views
 from sdy_jax.lowering.reshard.cost import CostModel
 from sdy_jax.lowering.strategies.registry import Inside, Shards, Strategy
@@ -32,7 +32,7 @@ class BoundedCandidate(NamedTuple):
     a lower bound for its reshard, None where none is needed. `least`: the sum of all these.
     """
 
-    candidate: Candidate
+    candidate: StrategyAssignment
     work: float
     inside: tuple[InsideCollective, ...]
     tensors: list[TensorView]
@@ -45,7 +45,7 @@ class BoundedCandidate(NamedTuple):
         return tuple([tensor.wanted(self.candidate, bound) for tensor, bound in both])
 
 
-class Candidates:
+class CandidatePrices:
     """The candidates for one op: every strategy, with carried operands reduced before the op or left unreduced."""
 
     def __init__(self, problem: OpProblem, found: Space):
@@ -126,7 +126,7 @@ class _Mode:
     def candidate(self, numbers: Numbers) -> BoundedCandidate:
         """The candidate with these lists, one per factor."""
         problem = self._problem
-        candidate = Candidate(self._strategy, tuple(self._lists.assignment(numbers)), self._partial)
+        candidate = StrategyAssignment(self._strategy, tuple(self._lists.assignment(numbers)), self._partial)
         work, inside = (
             work_time(problem, candidate, operations_per_device(problem, candidate)),
             inside_collectives(problem, candidate),
@@ -150,13 +150,13 @@ class _Mode:
         return [numbers for numbers, _ in found]
 
 
-def operations_per_device(problem: OpProblem, candidate: Candidate) -> float:
+def operations_per_device(problem: OpProblem, candidate: StrategyAssignment) -> float:
     """The number of operations that one device performs."""
     shards = tuple([axes_size(axes, problem.mesh) for axes in candidate.assignment])
     return operations_in_shards(candidate.strategy, problem.rule, shards)
 
 
-def work_time(problem: OpProblem, candidate: Candidate, operations: float) -> float:
+def work_time(problem: OpProblem, candidate: StrategyAssignment, operations: float) -> float:
     """The time of one device's own work, which are so many operations."""
     count = len(problem.rule.operand_mappings)
     writes = range(count, len(problem.tensors)) if candidate.partial and problem.costs.memory else ()
@@ -193,7 +193,7 @@ def operations_in_shards(strategy: Strategy, rule: OpShardingRule, shards: Shard
     return math.prod([-(-rule.factor_sizes[f] // shards[f]) for f in shared])
 
 
-def inside_collectives(problem: OpProblem, candidate: Candidate) -> tuple[InsideCollective, ...]:
+def inside_collectives(problem: OpProblem, candidate: StrategyAssignment) -> tuple[InsideCollective, ...]:
     """The collectives that the emitter will run by itself."""
     mesh, assignment = problem.mesh, candidate.assignment
     shards = tuple([axes_size(axes, mesh) for axes in assignment]) if candidate.strategy.inside else ()

@@ -1,4 +1,4 @@
-"""The ways to run the ops of a program, the one that a walk chose first.
+"""The candidates to run the ops of a program, the one that a walk chose first.
 
 Source: spec of the planner, section 2.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from sdy_jax.ir.graph import Op, Value
 from sdy_jax.lowering.candidates.op_kinds import Kind, operations_done, work_time
 from sdy_jax.lowering.candidates.op_problem import OpProblem, Tensor
-from sdy_jax.lowering.model.enumeration import Way, every_way
+from sdy_jax.lowering.model.enumeration import Candidate, every_candidate
 from sdy_jax.lowering.model.layout_table import LayoutTable
 from sdy_jax.lowering.proposal.decision import Decision
 from sdy_jax.lowering.reshard.cost import CostModel
@@ -20,29 +20,29 @@ from sdy_jax.representation.mesh import AxisRef
 from sdy_jax.representation.sharding import TensorSharding
 
 _PADDED_WORK = 1.02
-"""The work that a way may do with its padding, beside that of the walk's way. 197 tokens over eight devices are 1.015;
-work that is repeated is twice as much or more."""
+"""The work that a candidate may do with its padding, beside that of the proposal. 197 tokens over eight devices are
+1.015; work that is repeated is twice as much or more."""
 
 
-class Ways:
-    """The ways of ops; those of one kind share a list."""
+class OpCandidates:
+    """The candidates of ops; those of one kind share a list."""
 
     def __init__(self, table: LayoutTable, atoms: Sequence[AxisRef], costs: CostModel, pads: bool):
         self._table, self._atoms, self._costs, self._pads = table, atoms, costs, pads
         self._mesh_name, self._mesh = table.mesh_name, table.mesh
-        self._ways: dict[object, list[Way]] = {}
+        self._candidates: dict[object, list[Candidate]] = {}
 
-    def of(self, op: Op, decision: Decision) -> list[Way]:
-        """The ways of an op, the walk's own first; only that may be on another mesh."""
+    def of(self, op: Op, decision: Decision) -> list[Candidate]:
+        """The candidates of an op, the walk's own first; only that may be on another mesh."""
         kind, layouts = decision.kind, tuple(map(self._table.number, decision.shardings))
         carried = tuple(self._carried(op))
         sends = op.signature if op.name in SENT else None
         key = kind, layouts, decision.choice.inside, carried, sends
-        if key not in self._ways:
-            own = self._own_way(kind, decision, layouts)
-            found = _ordered(own, self._every_way(kind, carried), kind.multiplies and not self._costs.repeat_work)
-            self._ways[key] = [self._with_sent(op, way) for way in found] if sends else found
-        return self._ways[key]
+        if key not in self._candidates:
+            own = self._own_candidate(kind, decision, layouts)
+            found = _ordered(own, self._every_candidate(kind, carried), kind.multiplies and not self._costs.repeat_work)
+            self._candidates[key] = [self._with_sent(op, candidate) for candidate in found] if sends else found
+        return self._candidates[key]
 
     def sent(self, op: Op, shardings: Sequence[TensorSharding]) -> float:
         """The time of the collectives that an op is by itself, with its tensors in these shardings."""
@@ -53,15 +53,15 @@ class Ways:
             if op.results[sent.result].uses
         )
 
-    def _with_sent(self, op: Op, way: Way) -> Way:
-        shardings = [self._table.shardings[layout] for layout in way.layouts]
-        return way._replace(cost=way.cost + self.sent(op, shardings))
+    def _with_sent(self, op: Op, candidate: Candidate) -> Candidate:
+        shardings = [self._table.shardings[layout] for layout in candidate.layouts]
+        return candidate._replace(cost=candidate.cost + self.sent(op, shardings))
 
-    def _every_way(self, kind: Kind, carried: tuple[frozenset[int], ...]) -> list[Way]:
+    def _every_candidate(self, kind: Kind, carried: tuple[frozenset[int], ...]) -> list[Candidate]:
         key = kind, carried
-        if key not in self._ways:
-            self._ways[key] = every_way(self._problem(kind), self._atoms, carried, self._table, self._pads)
-        return self._ways[key]
+        if key not in self._candidates:
+            self._candidates[key] = every_candidate(self._problem(kind), self._atoms, carried, self._table, self._pads)
+        return self._candidates[key]
 
     def _problem(self, kind: Kind) -> OpProblem:
         whole = [TensorSharding.replicated(self._mesh_name, len(shape)) for shape, _ in kind.tensors]
@@ -69,11 +69,11 @@ class Ways:
         problem = OpProblem(kind.rule, kind.strategies, tensors, self._mesh_name, self._mesh, self._costs)
         return problem._replace(touched=kind.touched)
 
-    def _own_way(self, kind: Kind, decision: Decision, layouts: tuple[int, ...]) -> Way:
+    def _own_candidate(self, kind: Kind, decision: Decision, layouts: tuple[int, ...]) -> Candidate:
         inside = decision.choice.inside
         operations = operations_done(kind, decision.shardings, self._mesh)
         work = work_time(kind, operations, decision.shardings, self._costs, self._mesh)
-        return Way(layouts, work + sum(c.time for c in inside), operations, inside, work=work)
+        return Candidate(layouts, work + sum(c.time for c in inside), operations, inside, work=work)
 
     def _carried(self, op: Op) -> Iterator[frozenset[int]]:
         """The sets of operands that may be partial sums together, so that the results are."""
@@ -83,14 +83,14 @@ class Ways:
         yield from dict.fromkeys(found for found in sets if found)
 
 
-def _ordered(own: Way, every: Sequence[Way], capped: bool) -> list[Way]:
-    """The walk's way first; without those that do more work than it, for ops whose work may not be repeated: padding
-    may add a little."""
-    alike = next((way for way in every if way.layouts == own.layouts), own)
+def _ordered(own: Candidate, every: Sequence[Candidate], capped: bool) -> list[Candidate]:
+    """The walk's candidate first; without those that do more work than it, for ops whose work may not be repeated:
+    padding may add a little."""
+    alike = next((candidate for candidate in every if candidate.layouts == own.layouts), own)
     first = alike if alike.cost < own.cost else own
     most = max(first.operations, own.operations)
-    others = (way for way in every if way.layouts != own.layouts)
-    return [first, *(way for way in others if not capped or way.operations <= most * _PADDED_WORK)]
+    others = (candidate for candidate in every if candidate.layouts != own.layouts)
+    return [first, *(candidate for candidate in others if not capped or candidate.operations <= most * _PADDED_WORK)]
 
 
 def is_inexact(value: Value) -> bool:

@@ -19,7 +19,7 @@ from sdy_jax.op_rules.dataflow import edges_of
 from sdy_jax.representation.sharding import TensorSharding
 
 
-class WalkPrices:
+class ProgramPrices:
     """Times and bytes of a program's ops and values.
 
     Args:
